@@ -1,0 +1,111 @@
+"""What can go wrong, as one tree under `JobQueueError`.
+
+The class docstring is the default message; attributes carry the evidence:
+
+>>> raise SchemaError(found=None, needed=1)
+Traceback (most recent call last):
+...
+sa_jobqueue.errors.SchemaError: the job queue's schema is missing; version 1 is needed: run `sa-jobqueue migrate`
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AutocommitError",
+    "ConfigurationError",
+    "DatabaseUnavailable",
+    "EmbeddedUnavailable",
+    "HandlerTimeout",
+    "JobQueueError",
+    "LostClaim",
+    "OptionError",
+    "PayloadError",
+    "SchemaError",
+    "SessionUnavailable",
+    "StatusError",
+    "TaskError",
+    "UnknownTask",
+]
+
+
+class JobQueueError(Exception):
+    """The job queue could not do what was asked."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or type(self).__doc__ or type(self).__name__)
+
+
+class ConfigurationError(JobQueueError):
+    """A setting is wrong."""
+
+
+class DatabaseUnavailable(JobQueueError):
+    """The database does not answer."""
+
+
+class EmbeddedUnavailable(JobQueueError):
+    """The embedded PostgreSQL cannot be used."""
+
+
+class SchemaError(JobQueueError):
+    """The job queue's schema in the database is missing, too old or too new.
+
+    `found` is the version there (None: no schema at all), `needed` the one this release works with.
+    """
+
+    def __init__(self, *, found: int | None, needed: int, schema: str = "sa_jobqueue") -> None:
+        self.found, self.needed, self.schema = found, needed, schema
+        option = "" if schema == "sa_jobqueue" else f" --schema {schema}"
+        if found is None:
+            message = f"the job queue's schema is missing; version {needed} is needed: run `sa-jobqueue migrate{option}`"
+        elif found < needed:
+            message = (
+                f"the job queue's schema {schema!r} has version {found}; version {needed} is needed: "
+                f"run `sa-jobqueue migrate{option}`"
+            )
+        else:
+            message = (
+                f"the job queue's schema {schema!r} has version {found}, which is newer than this release knows "
+                f"({needed}): upgrade the package sa-jobqueue"
+            )
+        super().__init__(message)
+
+
+class AutocommitError(ConfigurationError):
+    """The engine is in AUTOCOMMIT mode; the worker needs transactions. Give it an engine without that setting."""
+
+
+class TaskError(JobQueueError):
+    """A task is declared in a way that cannot work."""
+
+
+class UnknownTask(JobQueueError):
+    """No task of this name is registered."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"no task named {name!r} is registered here: import the module that declares it")
+
+
+class OptionError(JobQueueError, ValueError):
+    """An option of a job (queue, priority, run_at, max_attempts, ...) has a value that cannot be stored."""
+
+
+class PayloadError(JobQueueError, ValueError):
+    """The arguments of a job do not fit its handler, or cannot be stored as JSON."""
+
+
+class StatusError(JobQueueError):
+    """A job's status is changed by a statement, never by hand."""
+
+
+class SessionUnavailable(JobQueueError):
+    """`ctx.session` cannot be opened."""
+
+
+class LostClaim(JobQueueError):
+    """This claim is no longer valid: another worker has the job, or it was ended. Nothing was written."""
+
+
+class HandlerTimeout(JobQueueError):
+    """The handler took longer than its task's timeout."""

@@ -1,0 +1,134 @@
+"""What can come of running a job.
+
+A handler says `Retry`, `Snooze`, `Cancel` or `Discard` by returning it, which commits what it wrote through
+`ctx.session`, or by raising it, which rolls that back:
+
+>>> def charge(order_id: int) -> Snooze | None:
+...     return Snooze(30)
+>>> charge(1).seconds
+30.0
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeAlias
+
+__all__ = ["Cancel", "Discard", "ErrorEntry", "Outcome", "Retry", "Snooze"]
+
+#: Seconds, or a timedelta.
+Duration: TypeAlias = float | timedelta
+
+#: The longest delay that is accepted, in seconds: 100 years, well inside what a timestamptz holds.
+MAX_DELAY = 100 * 365.25 * 86_400
+
+
+def seconds_of(duration: Duration, *, what: str) -> float:
+    """`duration` as seconds, at least 0 and at most 100 years; ValueError otherwise, naming `what`."""
+    if isinstance(duration, timedelta):
+        seconds = duration.total_seconds()
+    elif isinstance(duration, (int, float)) and not isinstance(duration, bool):
+        seconds = float(duration)
+    else:
+        raise TypeError(f"{what} must be seconds or a timedelta, not {duration!r}")
+    if not 0 <= seconds <= MAX_DELAY:  # NaN fails this too
+        raise ValueError(f"{what} must be between 0 seconds and 100 years, not {duration!r}")
+    return seconds
+
+
+class Signal(Exception):
+    """An outcome that a handler may return or raise."""
+
+
+class Retry(Signal):
+    """Run the job again; this attempt counts. `after`: seconds or timedelta, by default what the policy says."""
+
+    def __init__(self, after: Duration | None = None, *, reason: str = "") -> None:
+        super().__init__(reason or "the handler asked for a retry")
+        self.reason = str(self.args[0])
+        self.seconds = None if after is None else seconds_of(after, what="Retry(after=...)")
+
+
+class Snooze(Signal):
+    """Run the job again after `delay` (seconds or timedelta); no attempt is spent."""
+
+    def __init__(self, delay: Duration) -> None:
+        self.seconds = seconds_of(delay, what="Snooze(...)")
+        super().__init__(f"snoozed for {self.seconds:g} s")
+
+
+class Cancel(Signal):
+    """End the job as `cancelled`, with a reason."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "the handler cancelled the job")
+        self.reason = str(self.args[0])
+
+
+class Discard(Signal):
+    """End the job as `failed` at once, with a reason, whatever attempts are left."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "the handler discarded the job")
+        self.reason = str(self.args[0])
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorEntry:
+    """One failed attempt as it is kept in `Job.errors`: cleaned and cut, see `retry.describe`."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The handler returned. `result` is JSON text, when the task records it."""
+
+    result: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The handler raised (or timed out). `exception` is for the retry policy, `error` for the record."""
+
+    exception: BaseException
+    error: ErrorEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Undecodable:
+    """The arguments do not fit the handler: ends as `failed`, retryable by an operator after a fix."""
+
+    error: ErrorEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Given back unstarted or on shutdown; no attempt is spent. `seconds`: wait this long before the next claim."""
+
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rescued:
+    """The lease expired. `retry`: whether the task may be run again (`rescue=True`)."""
+
+    error: ErrorEntry
+    retry: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The handler was stopped because a cancel was asked for."""
+
+    error: ErrorEntry | None = None
+
+
+Outcome: TypeAlias = (
+    Completed | Failed | Undecodable | Released | Rescued | Cancelled | Retry | Snooze | Cancel | Discard
+)
+"""Everything that `lifecycle.decide` takes."""
+
