@@ -1,0 +1,218 @@
+"""The state machine of a job, in one place.
+
+`TRANSITIONS` is the table that everybody asks: statements build their `WHERE status IN (...)` from it, the diagram in
+the docs is tested against it. `decide` says what a claimed job becomes after an outcome. It is pure: no clock, no SQL,
+and randomness is an argument.
+
+>>> from sa_jobqueue.outcomes import Completed
+>>> decide(Claim(id=1, claims=1, attempt=1, max_attempts=10), Completed(), Rules(), random=0.5).status
+<JobStatus.COMPLETED: 'completed'>
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .outcomes import (
+    Cancel,
+    Cancelled,
+    Completed,
+    Discard,
+    ErrorEntry,
+    Failed,
+    Outcome,
+    Released,
+    Rescued,
+    Retry,
+    Snooze,
+    Undecodable,
+)
+from .retry import RetryPolicy, next_delay
+
+__all__ = ["FINISHED", "LIVE", "TRANSITIONS", "Change", "Claim", "Event", "JobStatus", "Rules", "decide", "sources"]
+
+
+class JobStatus(StrEnum):
+    """Where a job is in its life. "Scheduled" and "retrying" are readings of `queued`, not states."""
+
+    QUEUED = "queued"
+    BLOCKED = "blocked"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Event(StrEnum):
+    """What can happen to a job."""
+
+    CLAIM = "claim"  # a worker takes it
+    COMPLETE = "complete"  # the handler returned
+    RETRY = "retry"  # the attempt failed, attempts are left
+    SNOOZE = "snooze"  # the handler asked for later
+    RELEASE = "release"  # the worker gives it back unstarted or unfinished
+    RESCUE = "rescue"  # its worker died; it goes back
+    FAIL = "fail"  # attempts or rescues exhausted, or the handler discarded it
+    CANCEL = "cancel"  # an operator or the handler cancelled it
+    DISCARD = "discard"  # an operator gives it up
+    UNBLOCK = "unblock"  # what it waited for is done
+    REQUEUE = "requeue"  # an operator retries it
+
+
+_S = JobStatus
+
+#: (status, event) -> the status after it. What is not here cannot happen.
+TRANSITIONS: dict[tuple[JobStatus, Event], JobStatus] = {
+    (_S.BLOCKED, Event.UNBLOCK): _S.QUEUED,
+    (_S.BLOCKED, Event.CANCEL): _S.CANCELLED,
+    (_S.BLOCKED, Event.DISCARD): _S.FAILED,
+    (_S.QUEUED, Event.CLAIM): _S.RUNNING,
+    (_S.QUEUED, Event.CANCEL): _S.CANCELLED,
+    (_S.QUEUED, Event.DISCARD): _S.FAILED,
+    (_S.QUEUED, Event.REQUEUE): _S.QUEUED,
+    (_S.RUNNING, Event.COMPLETE): _S.COMPLETED,
+    (_S.RUNNING, Event.RETRY): _S.QUEUED,
+    (_S.RUNNING, Event.SNOOZE): _S.QUEUED,
+    (_S.RUNNING, Event.RELEASE): _S.QUEUED,
+    (_S.RUNNING, Event.RESCUE): _S.QUEUED,
+    (_S.RUNNING, Event.FAIL): _S.FAILED,
+    (_S.RUNNING, Event.CANCEL): _S.CANCELLED,
+    (_S.COMPLETED, Event.REQUEUE): _S.QUEUED,
+    (_S.FAILED, Event.REQUEUE): _S.QUEUED,
+    (_S.CANCELLED, Event.REQUEUE): _S.QUEUED,
+}
+
+LIVE = frozenset({_S.QUEUED, _S.BLOCKED, _S.RUNNING})
+FINISHED = frozenset({_S.COMPLETED, _S.FAILED, _S.CANCELLED})
+
+
+def sources(event: Event) -> tuple[JobStatus, ...]:
+    """The statuses in which `event` can happen, in the order of the life cycle."""
+    return tuple(status for status in JobStatus if (status, event) in TRANSITIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a claim saw of its job: enough to decide and to fence. `attempt` already counts this claim."""
+
+    id: int
+    claims: int
+    attempt: int
+    max_attempts: int
+    rescues: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a task lays down about its jobs. Durations in seconds; None means for ever."""
+
+    policy: RetryPolicy = field(default_factory=RetryPolicy)
+    retain: float | None = 7 * 86_400.0
+    retain_failed: float | None = 30 * 86_400.0
+    max_rescues: int = 5
+    rescue: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A fenced write: job `id` goes from `running` to `status`, if its `claims` are still these.
+
+    `if_cancelled` is the status to take if a cancel was asked for meanwhile. `delay` is the time until the next
+    claim and `retain` the time until the row may be deleted, both in seconds from the database's now; `retain` 0 on
+    a completion deletes the row at once, None keeps it. `attempt` and `rescues` are added to the counters.
+    `expired`: only if the lease has run out, looked at again in the write itself.
+    """
+
+    id: int
+    claims: int
+    event: Event
+    status: JobStatus
+    if_cancelled: JobStatus
+    delay: float = 0.0
+    attempt: int = 0
+    rescues: int = 0
+    error: ErrorEntry | None = None
+    result: str | None = None
+    retain: float | None = None
+    expired: bool = False
+
+
+def decide(claim: Claim, outcome: Outcome, rules: Rules, *, random: float) -> Change:
+    """What `claim`'s job becomes after `outcome`. `random`: uniform in [0, 1), for the jitter."""
+    match outcome:
+        case Completed(result):
+            return _end(claim, Event.COMPLETE, rules.retain, result=result)
+        case Snooze():
+            return _again(claim, Event.SNOOZE, rules, outcome.seconds, attempt=-1)
+        case Released(seconds):
+            return _again(claim, Event.RELEASE, rules, seconds, attempt=-1)
+        case Cancelled(error):
+            return _end(claim, Event.CANCEL, rules.retain, error=error)
+        case Cancel():
+            return _end(claim, Event.CANCEL, rules.retain, error=ErrorEntry("Cancel", outcome.reason))
+        case Discard():
+            return _end(claim, Event.FAIL, rules.retain_failed, error=ErrorEntry("Discard", outcome.reason))
+        case Undecodable(error):
+            return _end(claim, Event.FAIL, rules.retain_failed, error=error)
+        case Rescued(error, retry):
+            return _rescue(claim, error, retry and rules.rescue, rules)
+        case Retry():
+            error = ErrorEntry("Retry", outcome.reason)
+            delay = outcome.seconds if outcome.seconds is not None else rules.policy.backoff(claim.attempt, random)
+            return _retry(claim, error, delay, rules)
+        case Failed(exception, error):
+            return _retry(claim, error, next_delay(rules.policy, exception, claim.attempt, random), rules)
+
+
+def _retry(claim: Claim, error: ErrorEntry, delay: float | None, rules: Rules) -> Change:
+    if delay is None or claim.attempt >= claim.max_attempts:
+        return _end(claim, Event.FAIL, rules.retain_failed, error=error)
+    return _again(claim, Event.RETRY, rules, delay, error=error)
+
+
+def _rescue(claim: Claim, error: ErrorEntry, retry: bool, rules: Rules) -> Change:
+    """A crash is not an attempt: it is given back, and counted against a bound of its own."""
+    if not retry:
+        return _end(claim, Event.FAIL, rules.retain_failed, error=error, rescues=1, expired=True)
+    if claim.rescues + 1 >= rules.max_rescues:
+        died = ErrorEntry(error.type, f"its worker died {claim.rescues + 1} times; {error.message}")
+        return _end(claim, Event.FAIL, rules.retain_failed, error=died, rescues=1, expired=True)
+    return _again(claim, Event.RESCUE, rules, 0.0, error=error, attempt=-1, rescues=1, expired=True)
+
+
+def _end(
+    claim: Claim,
+    event: Event,
+    retain: float | None,
+    *,
+    error: ErrorEntry | None = None,
+    result: str | None = None,
+    rescues: int = 0,
+    expired: bool = False,
+) -> Change:
+    """A change into a final state; a cancel that was asked for meanwhile has nothing left to stop."""
+    status = TRANSITIONS[_S.RUNNING, event]
+    return Change(
+        claim.id, claim.claims, event, status, status,
+        rescues=rescues, error=error, result=result, retain=retain, expired=expired,
+    )  # fmt: skip
+
+
+def _again(
+    claim: Claim,
+    event: Event,
+    rules: Rules,
+    delay: float,
+    *,
+    error: ErrorEntry | None = None,
+    attempt: int = 0,
+    rescues: int = 0,
+    expired: bool = False,
+) -> Change:
+    """A change back to the queue, unless a cancel was asked for meanwhile."""
+    status = TRANSITIONS[_S.RUNNING, event]
+    return Change(
+        claim.id, claim.claims, event, status, TRANSITIONS[_S.RUNNING, Event.CANCEL], delay=delay,
+        attempt=attempt, rescues=rescues, error=error, retain=rules.retain, expired=expired,
+    )  # fmt: skip

@@ -1,0 +1,288 @@
+"""The tables: `Job` and its companions, as SQLAlchemy 2 declarative classes.
+
+`select(Job)` is the query API; jobs are ordinary rows:
+
+>>> from sqlalchemy import select
+>>> late = select(Job).where(Job.queue == "mail", Job.is_retrying)
+
+They live in the schema `sa_jobqueue`; `schema_translate_map={"sa_jobqueue": "other"}` moves them and nothing else.
+The tables are made by `sa_jobqueue.migrations`, which is frozen per version; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ColumnElement,
+    Connection,
+    DateTime,
+    Dialect,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    Text,
+    TypeDecorator,
+    and_,
+    event,
+    func,
+    literal_column,
+    text,
+    type_coerce,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.ext.hybrid import hybrid_property
+from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, mapped_column, validates
+from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.elements import BindParameter
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeEngine
+
+from .errors import OptionError, StatusError
+from .lifecycle import FINISHED, LIVE, JobStatus
+
+__all__ = ["SCHEMA", "Base", "Job", "SchemaVersion", "WorkerRow", "status_in", "status_literal"]
+
+#: The schema the models name; `schema_translate_map` gives it another name.
+SCHEMA = "sa_jobqueue"
+
+
+class StatusText(TypeDecorator[JobStatus]):
+    """A status: text in the table (a CHECK holds the list), `JobStatus` in Python."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: JobStatus | str | None, dialect: Dialect) -> str | None:
+        return None if value is None else JobStatus(value).value
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> JobStatus | None:
+        return None if value is None else JobStatus(value)
+
+
+class _DueText(TypeDecorator[Any]):
+    """How a due time travels: "+90.000000 seconds" or an absolute time, as text."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | timedelta | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        if isinstance(value, timedelta):
+            # Seconds alone: in an interval a day is 23 hours when the session's zone changes to summer time.
+            return f"+{value.total_seconds():.6f} seconds"
+        if value.tzinfo is None:
+            raise OptionError(f"run_at must have a time zone, not the naive {value!r}: use datetime.now(UTC) or the like")
+        return value.astimezone(UTC).isoformat()
+
+
+class _due_at(FunctionElement[datetime]):
+    """The schema's function `due_at(text)`, under the schema that the tables have at the moment."""
+
+    type = DateTime(timezone=True)
+    inherit_cache = True
+
+
+@compiles(_due_at)
+def _compile_due_at(element: _due_at, compiler: SQLCompiler, **options: Any) -> str:
+    function = compiler.preparer.format_table(Job.__table__, name="due_at")  # type: ignore[arg-type]
+    return f"{function}({compiler.process(element.clauses, **options)})"
+
+
+class DueTime(TypeDecorator[datetime]):
+    """A timestamptz that takes a `timedelta` too: that long after the database's now.
+
+    So 1,000 jobs, delayed and not, are one INSERT: the value is always one parameter of one type (an expression on
+    the attribute would make every row a statement of its own). A function in the schema tells the two kinds apart,
+    because SQLAlchemy's batches allow a parameter once per column (asyncpg fails otherwise; seen on 2.1.9).
+    """
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def bind_expression(self, bindvalue: BindParameter[Any]) -> ColumnElement[Any]:
+        return _due_at(type_coerce(bindvalue, _DueText()))
+
+    def coerce_compared_value(self, op: Any, value: Any) -> TypeEngine[Any]:
+        return DateTime(timezone=True)
+
+
+class Base(DeclarativeBase):
+    """The registry of the queue's own tables, apart from the application's."""
+
+    metadata = MetaData(schema=SCHEMA)
+    type_annotation_map = {
+        datetime: DateTime(timezone=True),
+        str: Text(),
+    }
+
+
+def status_literal(status: JobStatus) -> ColumnElement[JobStatus]:
+    """`status` written into the SQL: a generic plan cannot prove that a parameter implies a partial index."""
+    return literal_column(f"'{status.value}'", StatusText())
+
+
+def status_in(column: Any, statuses: Any) -> ColumnElement[bool]:
+    """`column IN (...)` over literals, in the order of the life cycle."""
+    wanted = [status for status in JobStatus if status in statuses]
+    if len(wanted) == 1:
+        return column == status_literal(wanted[0])
+    return column.in_([status_literal(status) for status in wanted])
+
+
+class Job(Base):
+    """One job. Made by `enqueue()`, changed by statements; users read it."""
+
+    __tablename__ = "job"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
+    run_at: Mapped[datetime] = mapped_column(DueTime, server_default=func.now(), default=timedelta(0))
+    """When it is due. A retry or a snooze moves it."""
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    claimed_at: Mapped[datetime | None]
+    lease_expires_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    purge_at: Mapped[datetime | None]
+    """When the row may be deleted; None: never."""
+    cancel_requested_at: Mapped[datetime | None]
+    claims: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    """How often it was claimed: the fence. Never shrinks."""
+    priority: Mapped[int] = mapped_column(SmallInteger, server_default=text("4"))
+    """0 to 9, higher first."""
+    attempt: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    max_attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("10"))
+    rescues: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    status: Mapped[JobStatus] = mapped_column(StatusText, server_default=text("'queued'"))
+    queue: Mapped[str] = mapped_column(server_default=text("'default'"))
+    task: Mapped[str]
+    args: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'::jsonb"))
+    meta: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'::jsonb"))
+    """Tags, trace context: whatever the producer wants to travel along."""
+    worker: Mapped[str | None]
+    """The worker process that holds it, or held it last."""
+    errors: Mapped[list[dict[str, Any]]] = mapped_column(JSONB, server_default=text("'[]'::jsonb"))
+    """One entry per failed attempt or rescue: at, attempt, type, message, traceback."""
+    result: Mapped[Any | None] = mapped_column(JSONB(none_as_null=True))
+
+    @validates("status")
+    def _refuse_status(self, key: str, value: object) -> object:
+        raise StatusError(
+            f"job.status is not set by hand (to {value!r}): session.execute(cancel_jobs(Job.id == ...)), "
+            "retry_jobs(...) or discard_jobs(...) from sa_jobqueue.statements change it, in this same transaction"
+        )
+
+    @hybrid_property
+    def is_scheduled(self) -> bool:
+        """Queued for a later time."""
+        return self.status == JobStatus.QUEUED and self.run_at > datetime.now(UTC)
+
+    @is_scheduled.inplace.expression
+    @classmethod
+    def _is_scheduled(cls) -> ColumnElement[bool]:
+        return and_(cls.status == status_literal(JobStatus.QUEUED), cls.run_at > func.now())
+
+    @hybrid_property
+    def is_retrying(self) -> bool:
+        """Queued again after a failed attempt."""
+        return self.status == JobStatus.QUEUED and self.attempt > 0
+
+    @is_retrying.inplace.expression
+    @classmethod
+    def _is_retrying(cls) -> ColumnElement[bool]:
+        return and_(cls.status == status_literal(JobStatus.QUEUED), cls.attempt > 0)
+
+    @hybrid_property
+    def is_live(self) -> bool:
+        """Not at its end yet: queued, blocked or running."""
+        return self.status in LIVE
+
+    @is_live.inplace.expression
+    @classmethod
+    def _is_live(cls) -> ColumnElement[bool]:
+        return status_in(cls.status, LIVE)
+
+    @hybrid_property
+    def is_finished(self) -> bool:
+        """Completed, failed or cancelled."""
+        return self.status in FINISHED
+
+    @is_finished.inplace.expression
+    @classmethod
+    def _is_finished(cls) -> ColumnElement[bool]:
+        return status_in(cls.status, FINISHED)
+
+    def __init__(self, **columns: Any) -> None:
+        super().__init__(**columns)
+        set_committed_value(self, "status", JobStatus.QUEUED)  # what the INSERT's default will make it
+
+    def __repr__(self) -> str:
+        state = self.__dict__
+        return f"<Job {state.get('id')} {state.get('task')!r} in {state.get('queue')!r}: {state.get('status')}>"
+
+    __table_args__ = (
+        CheckConstraint(
+            "status IN ('queued', 'blocked', 'running', 'completed', 'failed', 'cancelled')", name="job_status_check"
+        ),
+        CheckConstraint("priority BETWEEN 0 AND 9", name="job_priority_check"),
+        CheckConstraint("max_attempts >= 1", name="job_max_attempts_check"),
+        CheckConstraint("char_length(queue) BETWEEN 1 AND 200", name="job_queue_check"),
+        CheckConstraint("char_length(task) BETWEEN 1 AND 200", name="job_task_check"),
+        Index("job_claim_idx", "queue", "priority", "run_at", "id", postgresql_where=text("status = 'queued'")),
+        Index("job_running_idx", "id", postgresql_where=text("status = 'running'")),
+        Index("job_purge_idx", "purge_at", postgresql_where=text("purge_at IS NOT NULL")),
+        {
+            "postgresql_with": {
+                # Room for an update on the same page; renewals of a lease stay HOT.
+                "fillfactor": "85",
+                # A queue's dead rows come by traffic, not by size: no scale factor.
+                "autovacuum_vacuum_scale_factor": "0",
+                "autovacuum_vacuum_threshold": "5000",
+                "autovacuum_vacuum_insert_scale_factor": "0",
+                "autovacuum_vacuum_insert_threshold": "50000",
+                "autovacuum_analyze_scale_factor": "0",
+                "autovacuum_analyze_threshold": "20000",
+            }
+        },
+    )
+
+
+class WorkerRow(Base):
+    """One worker process that is, or was until `seen_at`, alive."""
+
+    __tablename__ = "worker"
+
+    id: Mapped[uuid.UUID] = mapped_column(UUID(as_uuid=True), primary_key=True)
+    """New at each start; never a reusable host name."""
+    host: Mapped[str]
+    pid: Mapped[int] = mapped_column(Integer)
+    queues: Mapped[list[str]] = mapped_column(ARRAY(Text))
+    concurrency: Mapped[int] = mapped_column(Integer)
+    version: Mapped[str]
+    """The release of sa_jobqueue it runs."""
+    started_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class SchemaVersion(Base):
+    """The versions of the schema that were applied; the highest is the current one."""
+
+    __tablename__ = "schema_version"
+
+    version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    applied_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+@event.listens_for(Job, "after_insert")
+def _resolve_delay(mapper: Mapper[Job], connection: Connection, job: Job) -> None:
+    """After the INSERT a delay has become a time; both are counted from the transaction's now()."""
+    if isinstance(job.run_at, timedelta):
+        set_committed_value(job, "run_at", job.created_at + job.run_at)

@@ -1,0 +1,112 @@
+"""How long to wait before the next attempt, and how a failed attempt is described.
+
+>>> RetryPolicy(base=10, factor=2, jitter=0).backoff(attempt=3, random=0.5)
+40.0
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .outcomes import MAX_DELAY, Duration, ErrorEntry, seconds_of
+
+__all__ = ["MAX_ERRORS", "MAX_MESSAGE", "MAX_TRACEBACK", "RetryPolicy", "describe", "next_delay"]
+
+logger = logging.getLogger(__name__)
+
+#: Entries kept in `Job.errors`; the oldest go first. With the two lengths below a job's errors stay under 250 kB.
+MAX_ERRORS = 20
+#: Characters kept of an exception's message.
+MAX_MESSAGE = 2_000
+#: Characters kept of a traceback: its end, where the reason is.
+MAX_TRACEBACK = 8_000
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+DelayRule: TypeAlias = Callable[[BaseException, int], Duration | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Exponential backoff with jitter: `base * factor ** (attempt - 1)`, at most `cap`, times 1 ± `jitter`.
+
+    `base` and `cap` are seconds or timedeltas; `jitter` is a share between 0 and 1.
+    `no_retry`: exception classes that end the job as failed at once.
+    `delay`: a function of one's own, `(exception, attempt) -> seconds, timedelta or None`; None means no more
+    attempts. It takes the place of the formula; `no_retry` and the job's `max_attempts` hold all the same.
+    """
+
+    base: Duration = 15.0
+    factor: float = 2.0
+    cap: Duration = 3_600.0 * 6
+    jitter: float = 0.1
+    no_retry: tuple[type[BaseException], ...] = ()
+    delay: DelayRule | None = None
+
+    def __post_init__(self) -> None:
+        seconds_of(self.base, what="RetryPolicy.base")
+        seconds_of(self.cap, what="RetryPolicy.cap")
+        if not (math.isfinite(self.factor) and self.factor >= 1):
+            raise ValueError(f"RetryPolicy.factor must be at least 1, not {self.factor!r}")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"RetryPolicy.jitter must be between 0 and 1, not {self.jitter!r}")
+        for rule in self.no_retry:
+            if not (isinstance(rule, type) and issubclass(rule, BaseException)):
+                raise ValueError(f"RetryPolicy.no_retry holds exception classes, not {rule!r}")
+
+    def backoff(self, attempt: int, random: float) -> float:
+        """Seconds to wait after attempt number `attempt` (1 is the first). `random`: uniform in [0, 1)."""
+        base, cap = seconds_of(self.base, what="base"), seconds_of(self.cap, what="cap")
+        try:
+            raw = base * self.factor ** max(attempt - 1, 0)
+        except OverflowError:
+            raw = cap
+        return min(min(raw, cap) * (1 + self.jitter * (2 * random - 1)), MAX_DELAY)
+
+
+def next_delay(policy: RetryPolicy, exception: BaseException, attempt: int, random: float) -> float | None:
+    """Seconds until the next attempt after `exception`, or None for no more attempts."""
+    if isinstance(exception, policy.no_retry):
+        return None
+    if policy.delay is None:
+        return policy.backoff(attempt, random)
+    try:
+        own = policy.delay(exception, attempt)
+        return None if own is None else seconds_of(own, what="what RetryPolicy.delay returned")
+    except Exception:
+        logger.exception("RetryPolicy.delay failed; the formula is used instead", extra={"attempt": attempt})
+        return policy.backoff(attempt, random)
+
+
+def describe(exception: BaseException) -> ErrorEntry:
+    """`exception` as it is kept: type, message and traceback, cleaned of what PostgreSQL cannot store, and cut."""
+    kind = type(exception)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        message = str(exception)
+    except Exception as error:
+        message = f"<str() of the exception failed: {type(error).__name__}>"
+    try:
+        trace = "".join(traceback.format_exception(exception))
+    except Exception:
+        trace = ""
+    return ErrorEntry(clean(name)[:200], _head(clean(message), MAX_MESSAGE), _tail(clean(trace), MAX_TRACEBACK))
+
+
+def clean(text: str) -> str:
+    """`text` without NUL and lone surrogates, which PostgreSQL cannot store; both become U+FFFD."""
+    return _UNSTORABLE.sub("\ufffd", text)
+
+
+def _head(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _tail(text: str, length: int) -> str:
+    return text if len(text) <= length else "…" + text[-(length - 1) :]
