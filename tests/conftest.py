@@ -1,0 +1,175 @@
+"""What every test may ask for: a database of its own, a fast shared one, and engines and sessions on either.
+
+`database_url` is a fresh clone of the migrated template, for this test alone. `shared_database_url` is this worker's
+database, emptied before the test: faster, and right wherever a test does not change the schema. `engine`, `async_engine`,
+`session` and `async_session` are on `database_url` where the test (or a fixture it uses) names that, else on the shared one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from tests.support import keeper
+from tests.support.databases import Databases, connect, empty
+
+CHOICE = pytest.StashKey[keeper.Choice]()
+KEEPER = pytest.StashKey["subprocess.Popen[str]"]()
+FOLDER = pytest.StashKey[Path]()
+RUN = pytest.StashKey[str]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("sa_jobqueue")
+    group.addoption(
+        "--pg",
+        type=int,
+        metavar="VERSION",
+        help="run on this PostgreSQL: 18 or 16 (embedded), or any that Debian's packages have installed (15)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the keeper in the controller; a worker is told where it is."""
+    if (given := getattr(config, "workerinput", None)) is not None:
+        config.stash[FOLDER], config.stash[RUN] = Path(given["keeper_folder"]), given["keeper_run"]
+        return
+    try:
+        choice = keeper.choose(config.getoption("--pg"), os.environ.get("SA_JOBQUEUE_TEST_URL"))
+    except keeper.Unavailable as error:
+        raise pytest.UsageError(str(error)) from None
+    run = f"sajq_{secrets.token_hex(4)}"
+    # In /tmp itself, for a socket's path must be short, and open to the user who runs the server for root.
+    folder = Path(tempfile.mkdtemp(prefix=f"{run}-", dir="/tmp"))
+    folder.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.keeper"],
+        cwd=config.rootpath,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(json.dumps({"folder": str(folder), "run": run, **asdict(choice)}), file=process.stdin, flush=True)
+    if process.stdout.readline() != "listening\n":
+        raise pytest.UsageError("the keeper of the database server did not start; its error is above")
+    config.stash[CHOICE], config.stash[KEEPER] = choice, process
+    config.stash[FOLDER], config.stash[RUN] = folder, run
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the keeper, and with it the server."""
+    process = config.stash.get(KEEPER, None)
+    if process is not None:
+        process.communicate(timeout=120)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:  # type: ignore[no-untyped-def]  # pytest-xdist's
+    node.workerinput["keeper_folder"] = str(node.config.stash[FOLDER])
+    node.workerinput["keeper_run"] = node.config.stash[RUN]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"database server: {config.stash[CHOICE]}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if said := keeper.notice(config.stash[FOLDER]):
+        terminalreporter.line(f"database server: {said}", yellow=True)
+
+
+@pytest.fixture(scope="session")
+def databases(pytestconfig: pytest.Config) -> Databases:
+    """The run's databases, on its server; the first test that asks starts it."""
+    try:
+        url = keeper.ask(pytestconfig.stash[FOLDER])
+    except keeper.Unavailable as error:
+        pytest.exit(str(error), returncode=4)
+    return Databases(url, pytestconfig.stash[RUN])
+
+
+@pytest.fixture
+def database_url(databases: Databases) -> Iterator[str]:
+    """The URL of a migrated database for this test alone."""
+    name = databases.new_name()
+    yield databases.create(name)
+    databases.drop(name)
+
+
+@pytest.fixture
+def empty_database_url(databases: Databases) -> Iterator[str]:
+    """The URL of a database for this test alone, without our schema."""
+    name = databases.new_name()
+    yield databases.create(name, template="template1")
+    databases.drop(name)
+
+
+@pytest.fixture(scope="session")
+def _shared_database(databases: Databases) -> Iterator[tuple[str, psycopg.Connection]]:
+    name = databases.new_name()
+    url = databases.create(name)
+    with connect(url) as connection:
+        yield url, connection
+    databases.drop(name)
+
+
+@pytest.fixture
+def shared_database_url(_shared_database: tuple[str, psycopg.Connection]) -> str:
+    """The URL of this worker's migrated database, emptied for this test."""
+    url, connection = _shared_database
+    empty(connection)
+    return url
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of the database that the test asked for: `database_url` where it is named, else the shared one."""
+    name = "database_url" if "database_url" in request.fixturenames else "shared_database_url"
+    value: str = request.getfixturevalue(name)
+    return value
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    """An engine (psycopg) on the test's database."""
+    engine = create_engine(url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+async def async_engine(url: str) -> AsyncIterator[AsyncEngine]:
+    """An async engine (psycopg) on the test's database."""
+    engine = create_async_engine(url)
+    yield engine
+    await engine.dispose()
+
+
+@pytest.fixture
+def session(engine: Engine) -> Iterator[Session]:
+    """A Session on the test's database; what it has not committed is rolled back."""
+    with Session(engine) as session:
+        yield session
+
+
+@pytest.fixture
+async def async_session(async_engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
+    """An AsyncSession on the test's database; what it has not committed is rolled back."""
+    async with AsyncSession(async_engine) as session:
+        yield session

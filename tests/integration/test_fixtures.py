@@ -1,0 +1,73 @@
+"""The fixtures that all database tests stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from tests.support.databases import Databases, driver_url
+
+
+@pytest.fixture
+def another_url(databases: Databases) -> Iterator[str]:
+    name = databases.new_name()
+    yield databases.create(name)
+    databases.drop(name)
+
+
+def tables(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.scalars(text("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")))
+
+
+def test_every_test_has_a_database_of_its_own(database_url: str, another_url: str, engine: Engine) -> None:
+    """What one test writes, no other sees."""
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE mine ()"))
+    other = create_engine(another_url)
+
+    assert engine.url.database in database_url
+    assert tables(engine) == ["mine"]
+    assert tables(other) == []
+    other.dispose()
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_the_shared_database_is_emptied_before_each_test(engine: Engine, turn: int) -> None:
+    """A table of the test before is gone, and so are its rows, its schemas and its forgotten connections."""
+    assert tables(engine) == []
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE forgotten ()"))
+        connection.execute(text("CREATE SCHEMA forgotten"))
+
+
+def test_a_session_is_on_the_same_database_as_the_engine(session: Session, engine: Engine) -> None:
+    """A test may mix them."""
+    assert session.scalar(text("SELECT current_database()")) == engine.url.database
+
+
+async def test_an_async_session_too(async_session: AsyncSession, async_engine: AsyncEngine) -> None:
+    """A test may mix them."""
+    assert await async_session.scalar(text("SELECT current_database()")) == async_engine.url.database
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
+def test_other_drivers_reach_the_same_database(url: str, driver: str) -> None:
+    """`driver_url` speaks each driver's dialect."""
+    engine = create_engine(driver_url(url, driver))
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT current_database()")) == engine.url.database
+    engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_async_drivers_reach_the_same_database(url: str, driver: str) -> None:
+    """`driver_url` speaks each driver's dialect."""
+    engine = create_async_engine(driver_url(url, driver))
+    async with engine.connect() as connection:
+        assert await connection.scalar(text("SELECT current_database()")) == engine.url.database
+    await engine.dispose()
