@@ -90,7 +90,7 @@ UP = (
         due text;
     BEGIN
         FOR due IN SELECT DISTINCT queue FROM inserted WHERE status = 'queued' AND run_at <= now() LOOP
-            IF pg_sequence_last_value(format('%I.gate_%s', TG_TABLE_SCHEMA, hashtext(due) & 15)::regclass) >= clock
+            IF pg_sequence_last_value((quote_ident(TG_TABLE_SCHEMA) || '.gate_' || (hashtext(due) & 15))::regclass) >= clock
             THEN
                 PERFORM pg_notify('sa_jobqueue_' || TG_RELID, due);
             END IF;

@@ -1,0 +1,135 @@
+"""What a handler is given: the claimed job, and a context that shows it and opens a session on first use.
+
+>>> from sa_jobqueue import JobContext, task
+>>> @task
+... def greet(ctx: JobContext, name: str) -> None:
+...     ctx.logger.info("hello %s, attempt %d of %d", name, ctx.attempt, ctx.max_attempts)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+__all__ = ["AsyncJobContext", "ClaimedJob", "JobContext"]
+
+logger = logging.getLogger("sa_jobqueue.job")
+
+S = TypeVar("S", Session, AsyncSession)
+
+
+class ClaimedJob(NamedTuple):
+    """A job as its claim returned it, in the order of the claim's RETURNING."""
+
+    id: int
+    claims: int
+    queue: str
+    task: str
+    priority: int
+    run_at: datetime
+    attempt: int
+    max_attempts: int
+    rescues: int
+    args: str | None
+    """JSON text; None when it is larger than the claim's limit and has to be fetched by itself."""
+    meta: str
+    """JSON text."""
+    created_at: datetime
+
+
+class _Logger(logging.LoggerAdapter[logging.Logger]):
+    """Adds the job's fields to each record, beside what the call itself gives as `extra`."""
+
+    def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
+        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
+        return msg, kwargs
+
+
+class _Context(Generic[S]):
+    """The part that both contexts share. `open_session` and `is_stopping` belong to the executor."""
+
+    __slots__ = ("_is_stopping", "_job", "_logger", "_open_session", "_session")
+
+    def __init__(self, job: ClaimedJob, open_session: Callable[[], S], is_stopping: Callable[[], bool]) -> None:
+        self._job = job
+        self._open_session = open_session
+        self._is_stopping = is_stopping
+        self._session: S | None = None
+        self._logger: logging.LoggerAdapter[logging.Logger] | None = None
+
+    @property
+    def job_id(self) -> int:
+        """`Job.id`."""
+        return self._job.id
+
+    @property
+    def task(self) -> str:
+        """The name under which the job was enqueued (an alias, perhaps)."""
+        return self._job.task
+
+    @property
+    def queue(self) -> str:
+        """The queue it came from."""
+        return self._job.queue
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is; the first is 1."""
+        return self._job.attempt
+
+    @property
+    def max_attempts(self) -> int:
+        """After this many failed attempts the job is `failed`."""
+        return self._job.max_attempts
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What the producer gave along: tags, trace context."""
+        found = json.loads(self._job.meta)
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """When the row was inserted, by the database's clock."""
+        return self._job.created_at
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger whose records carry job_id, task, queue and attempt."""
+        if self._logger is None:
+            job = self._job
+            fields = {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}
+            self._logger = _Logger(logger, fields)
+        return self._logger
+
+    @property
+    def cancelled(self) -> bool:
+        """True once this run should stop: a cancel was asked for, it timed out, its lease is lost, or the worker
+        leaves. A long sync handler looks here from time to time and returns."""
+        return self._is_stopping()
+
+    @property
+    def session(self) -> S:
+        """A session in a transaction that the worker owns, opened on first use. What is written through it commits
+        together with the job's completion, or not at all; `commit()` on it publishes nothing early."""
+        if self._session is None:
+            self._session = self._open_session()
+        return self._session
+
+
+class JobContext(_Context[Session]):
+    """The context of a `def` handler; `session` is a `sqlalchemy.orm.Session`."""
+
+    __slots__ = ()
+
+
+class AsyncJobContext(_Context[AsyncSession]):
+    """The context of an `async def` handler; `session` is a `sqlalchemy.ext.asyncio.AsyncSession`."""
+
+    __slots__ = ()

@@ -1,0 +1,238 @@
+"""The I/O edge: what the worker does to the database, as functions of a `sqlalchemy.Connection`, written once.
+
+They run in whatever transaction the connection is in, and never commit. Statements are built once per mapped class.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, Text, cast, delete, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import IntegrityError
+
+from .context import ClaimedJob
+from .lifecycle import Change, Claim
+from .models import Job, WorkerRow
+from .statements.admin import held_by, postpone_purge, prune_jobs, release_jobs
+from .statements.apply import apply_changes, apply_parameters
+from .statements.claim import Slot, claim_jobs, claim_parameters
+from .statements.gates import channel_of, open_gates
+from .statements.leases import cancel_requests, expired_leases, renew_leases
+
+__all__ = [
+    "Answer",
+    "Expired",
+    "Renewal",
+    "apply",
+    "beat",
+    "cancelled_among",
+    "channel",
+    "claim",
+    "enrol",
+    "expired",
+    "fetch_args",
+    "leave",
+    "listen_for",
+    "prune",
+    "release_unknown",
+    "renew",
+]
+
+logger = logging.getLogger(__name__)
+
+
+class Answer(StrEnum):
+    """What a fenced write says of each row."""
+
+    APPLIED = "applied"
+    LOST = "lost"
+    LOCKED = "locked"
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What a renewal says: the ids whose claim is lost, those locked just now, those asked to cancel."""
+
+    lost: frozenset[int]
+    locked: frozenset[int]
+    cancel_requested: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A running job whose lease has run out."""
+
+    claim: Claim
+    task: str
+    queue: str
+    worker: str | None
+
+
+@lru_cache
+def _claim_statement(job: type[Job]) -> Any:
+    return claim_jobs(worker="", queues={}, lease=0, job=job)
+
+
+@lru_cache
+def _apply_statement(job: type[Job], skip_locked: bool) -> Any:
+    return apply_changes([], skip_locked=skip_locked, job=job)
+
+
+@lru_cache
+def _renew_statement(job: type[Job]) -> Any:
+    return renew_leases(ids=[], claims=[], lease=0, job=job)
+
+
+@lru_cache
+def _expired_statement(job: type[Job]) -> Any:
+    return expired_leases(job=job)
+
+
+@lru_cache
+def _cancelled_statement(job: type[Job]) -> Any:
+    return cancel_requests(ids=[], claims=[], job=job)
+
+
+def claim(
+    connection: Connection,
+    *,
+    worker: str,
+    queues: Mapping[str, int],
+    lease: float,
+    after: Mapping[Slot, tuple[datetime, int]] | None = None,
+    job: type[Job] = Job,
+) -> list[ClaimedJob]:
+    """Claim at most `queues[name]` due jobs of each queue for `lease` seconds, in the order to run them."""
+    parameters = claim_parameters(worker=worker, queues=queues, lease=lease, after=after)
+    found = connection.execute(_claim_statement(job), parameters)
+    jobs = [ClaimedJob._make(row) for row in found]
+    jobs.sort(key=lambda claimed: (-claimed.priority, claimed.run_at, claimed.id))
+    return jobs
+
+
+def apply(
+    connection: Connection, changes: Sequence[Change], *, skip_locked: bool = True, job: type[Job] = Job
+) -> dict[int, Answer]:
+    """Write `changes`, each behind its fence. Returns the answer for each job id."""
+    if not changes:
+        return {}
+    found = connection.execute(_apply_statement(job, skip_locked), apply_parameters(changes))
+    return {id: Answer(answer) for id, _, answer in found}
+
+
+def renew(connection: Connection, held: Mapping[int, int], *, lease: float, job: type[Job] = Job) -> Renewal:
+    """Let the leases of `held` (id -> claims) end `lease` seconds from now."""
+    parameters = {"lease_ids": list(held), "lease_claims": list(held.values()), "lease_seconds": lease}
+    answers = connection.execute(_renew_statement(job), parameters).all()
+    return Renewal(
+        lost=frozenset(row.id for row in answers if row.answer == Answer.LOST),
+        locked=frozenset(row.id for row in answers if row.answer == Answer.LOCKED),
+        cancel_requested=frozenset(row.id for row in answers if row.cancel_requested),
+    )
+
+
+def cancelled_among(connection: Connection, held: Mapping[int, int], *, job: type[Job] = Job) -> frozenset[int]:
+    """The ids among `held` (id -> claims) for which a cancel was asked for."""
+    parameters = {"lease_ids": list(held), "lease_claims": list(held.values())}
+    return frozenset(connection.scalars(_cancelled_statement(job), parameters))
+
+
+def expired(connection: Connection, *, after: int = 0, limit: int = 100, job: type[Job] = Job) -> list[Expired]:
+    """A page of running jobs whose lease has run out, by id from `after` (exclusive) on."""
+    found = connection.execute(_expired_statement(job), {"after_id": after, "page": limit})
+    return [
+        Expired(
+            Claim(row.id, row.claims, row.attempt, row.max_attempts, row.rescues), row.task, row.queue, row.worker
+        )
+        for row in found
+    ]  # fmt: skip
+
+
+def release_unknown(connection: Connection, *, worker: str, known: Collection[int], job: type[Job] = Job) -> list[int]:
+    """Give back the running jobs that bear this worker's id and that it does not know of: a commit's answer was lost."""
+    return list(connection.scalars(release_jobs(held_by(worker, but=list(known), job=job), job=job)))
+
+
+def fetch_args(connection: Connection, id: int, *, job: type[Job] = Job) -> str | None:
+    """One job's arguments as JSON text; None if the row is gone."""
+    columns = job.__table__.c
+    text: str | None = connection.scalar(select(cast(columns.args, Text)).where(columns.id == id))
+    return text
+
+
+def prune(connection: Connection, *, limit: int = 1_000, job: type[Job] = Job) -> int:
+    """Delete at most `limit` jobs whose time to be kept is over; how many were done.
+
+    A row that a foreign key of the application's needs stays: it is looked at again after a day, and is said once.
+    """
+    try:
+        with connection.begin_nested():
+            return len(connection.scalars(prune_jobs(limit=limit, job=job)).all())
+    except IntegrityError as error:
+        if limit > 1:
+            done, size = 0, max(limit // 10, 1)
+            for _ in range(10 if limit > 10 else limit):
+                part = prune(connection, limit=size, job=job)
+                done += part
+                if part < size:
+                    break
+            return done
+        columns = job.__table__.c
+        first = (
+            select(columns.id).where(columns.purge_at <= func.now()).order_by(columns.purge_at, columns.id).limit(1)
+        )  # fmt: skip
+        kept = connection.scalars(
+            postpone_purge(columns.id == first.scalar_subquery(), by=timedelta(days=1), job=job)
+        ).all()
+        logger.warning("jobs %s cannot be deleted; they stay for another day: %s", kept, error.orig)
+        return len(kept)
+
+
+def listen_for(connection: Connection, queues: Sequence[str], *, seconds: float, job: type[Job] = Job) -> None:
+    """Ask to be woken for `queues` during the next `seconds`."""
+    schema = connection.schema_for_object(job.__table__) or "public"  # type: ignore[arg-type]
+    connection.execute(open_gates(queues=queues, seconds=seconds, schema=schema))
+
+
+def channel(connection: Connection, *, job: type[Job] = Job) -> str:
+    """The channel on which wake-ups come."""
+    preparer = connection.dialect.identifier_preparer
+    schema = connection.schema_for_object(job.__table__) or "public"  # type: ignore[arg-type]
+    table = f"{preparer.quote_identifier(schema)}.{preparer.quote_identifier(job.__tablename__)}"
+    return str(connection.scalar(channel_of(table=table)))
+
+
+def enrol(
+    connection: Connection,
+    worker: uuid.UUID,
+    *,
+    host: str,
+    pid: int,
+    queues: Sequence[str],
+    concurrency: int,
+    version: str,
+) -> None:
+    """Write this worker process down; also after its row was pruned while it was away."""
+    values = dict(id=worker, host=host, pid=pid, queues=list(queues), concurrency=concurrency, version=version)
+    statement = insert(WorkerRow).values(values)
+    connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_={"seen_at": func.now()}))
+
+
+def beat(connection: Connection, worker: uuid.UUID, *, forget_after: timedelta) -> bool:
+    """Say that this worker is alive, and forget those not seen for `forget_after`. False: our own row is gone."""
+    alive = update(WorkerRow).where(WorkerRow.id == worker).values(seen_at=func.now())
+    connection.execute(delete(WorkerRow).where(WorkerRow.seen_at < func.now() - forget_after, WorkerRow.id != worker))
+    return connection.execute(alive).rowcount == 1
+
+
+def leave(connection: Connection, worker: uuid.UUID) -> None:
+    """Strike this worker off."""
+    connection.execute(delete(WorkerRow).where(WorkerRow.id == worker))

@@ -1,0 +1,31 @@
+"""The SQL of the queue, as Core expressions: builders take keywords and return an executable, they see no connection.
+
+>>> from sqlalchemy.dialects import postgresql
+>>> statement = claim_jobs(worker="mine", queues={"mail": 10}, lease=60)
+>>> "FOR NO KEY UPDATE SKIP LOCKED" in str(statement.compile(dialect=postgresql.dialect()))
+True
+
+Every builder takes the mapped class as `job=Job`. Every status in them is a literal, for a generic plan cannot prove
+that a parameter implies the predicate of a partial index; every batch is arrays, so that the text does not grow.
+"""
+
+from .admin import cancel_jobs, discard_jobs, prune_jobs, release_jobs, retry_jobs
+from .apply import apply_changes
+from .claim import claim_jobs
+from .counts import count_jobs
+from .insert import insert_jobs
+from .leases import expired_leases, renew_leases
+
+__all__ = [
+    "apply_changes",
+    "cancel_jobs",
+    "claim_jobs",
+    "count_jobs",
+    "discard_jobs",
+    "expired_leases",
+    "insert_jobs",
+    "prune_jobs",
+    "release_jobs",
+    "renew_leases",
+    "retry_jobs",
+]

@@ -1,0 +1,74 @@
+"""Pieces that the builders share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    CTE,
+    ColumnElement,
+    DateTime,
+    Float,
+    FromClause,
+    Interval,
+    Table,
+    bindparam,
+    column,
+    func,
+    literal_column,
+    select,
+    type_coerce,
+)
+from sqlalchemy.sql.selectable import TableValuedAlias
+from sqlalchemy.types import TypeEngine
+
+from ..models import Job
+
+__all__ = ["array", "in_seconds", "lock_in_order", "members", "rows", "table_of"]
+
+_SECOND = literal_column("interval '1 second'", Interval)
+
+
+def table_of(job: type[Job]) -> Table:
+    """The table behind the mapped class."""
+    table: FromClause = job.__table__
+    assert isinstance(table, Table)
+    return table
+
+
+def array(name: str, values: Sequence[Any], of: TypeEngine[Any]) -> ColumnElement[Any]:
+    """An array parameter: the statement's text stays the same however many values there are."""
+    return bindparam(name, list(values), ARRAY(of), expanding=False)
+
+
+def rows(alias: str, /, **columns: ColumnElement[Any]) -> TableValuedAlias:
+    """`unnest(a, b, ...) AS alias(x, y, ...)`: the arrays side by side, as rows."""
+    shapes = [column(key, values.type.item_type) for key, values in columns.items()]  # type: ignore[attr-defined]
+    return func.unnest(*columns.values()).table_valued(*shapes, name=alias).render_derived(name=alias)
+
+
+def members(of: ColumnElement[Any], query: Any) -> ColumnElement[bool]:
+    """`of = ANY (ARRAY (SELECT ...))`: evaluated once, and looked up by index whatever the planner believes."""
+    return of == func.any(func.array(query.scalar_subquery()), type_=of.type)
+
+
+def in_seconds(seconds: ColumnElement[Any] | float, *, name: str | None = None) -> ColumnElement[Any]:
+    """The database's now() and `seconds` more."""
+    amount = bindparam(name, seconds, Float) if name is not None else seconds
+    return type_coerce(func.now() + amount * _SECOND, DateTime(timezone=True))
+
+
+
+def lock_in_order(table: Table, *where: ColumnElement[bool], skip_locked: bool = True) -> CTE:
+    """The ids that match, locked by this statement, lowest first: two batches over the same rows cannot deadlock,
+    and a row that an operator has locked does not hold up its neighbours."""
+    return (
+        select(table.c.id)
+        .where(*where)
+        .order_by(table.c.id)
+        .with_for_update(key_share=True, skip_locked=skip_locked)
+        .cte("locked")
+        .prefix_with("MATERIALIZED")
+    )

@@ -1,0 +1,179 @@
+"""What an operator does to jobs. Each is a statement, so it joins the caller's transaction:
+
+>>> from sa_jobqueue import Job
+>>> statement = cancel_jobs(Job.queue == "mail", Job.is_scheduled)
+
+The criteria are those of `select(Job).where(...)`. A statement touches only jobs in a state that the life cycle allows
+it for, and returns the ids it touched. Rows are locked in the order of their ids, so two operators cannot deadlock.
+Job objects that are already loaded keep what they show until they are refreshed (`synchronize_session=False`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    DateTime,
+    Integer,
+    Text,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    literal_column,
+    not_,
+    null,
+    select,
+    type_coerce,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.sql.dml import ReturningDelete, ReturningUpdate
+
+from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
+from ..models import Job, StatusText, status_in, status_literal
+from ..outcomes import Duration, seconds_of
+from ..retry import clean
+from ._parts import array, in_seconds, lock_in_order, members, table_of
+from .apply import append_error
+
+__all__ = ["cancel_jobs", "discard_jobs", "prune_jobs", "release_jobs", "retry_jobs"]
+
+Criterion = ColumnElement[bool]
+
+_UNSYNCHRONIZED = {"synchronize_session": False}
+
+
+def cancel_jobs(*where: Criterion, job: type[Job] = Job) -> ReturningUpdate[tuple[int]]:
+    """Cancel jobs: one that waits is cancelled, one that runs is asked to stop, and is cancelled unless it completes.
+
+    It is one UPDATE, so it holds against a claim at the same moment.
+    """
+    columns = table_of(job).c
+    waiting = not_(status_in(columns.status, [JobStatus.RUNNING]))
+    cancelled = TRANSITIONS[JobStatus.QUEUED, Event.CANCEL]
+    return _update(job, Event.CANCEL, where).values(
+        status=type_coerce(case((waiting, status_literal(cancelled)), else_=columns.status), StatusText()),
+        finished_at=case((waiting, func.now())),
+        purge_at=case((waiting, _kept_for(Rules().retain))),
+        cancel_requested_at=func.coalesce(columns.cancel_requested_at, func.now()),
+    )
+
+
+def retry_jobs(*where: Criterion, job: type[Job] = Job) -> ReturningUpdate[tuple[int]]:
+    """Run jobs again, now, whatever end they came to, with all their attempts before them; `errors` is kept.
+
+    A job that waits for a later time (scheduled, or retrying) becomes due now and keeps its count of attempts.
+    """
+    columns = table_of(job).c
+    finished = status_in(columns.status, FINISHED)
+    return _update(job, Event.REQUEUE, where).values(
+        status=status_literal(TRANSITIONS[JobStatus.FAILED, Event.REQUEUE]),
+        run_at=func.least(columns.run_at, func.now()),
+        attempt=case((finished, literal_column("0")), else_=columns.attempt),
+        rescues=literal_column("0"),
+        finished_at=null(),
+        purge_at=null(),
+        cancel_requested_at=null(),
+        lease_expires_at=null(),
+        result=null(),
+    )
+
+
+def discard_jobs(*where: Criterion, reason: str = "discarded by an operator", job: type[Job] = Job) -> ReturningUpdate[tuple[int]]:
+    """Give up jobs that wait: they end as `failed`, with `reason` in `errors`. A running job is not touched: cancel it."""
+    table = table_of(job)
+    entry = func.jsonb_build_object(
+        literal_column("'type'"), literal_column("'Discard'"),
+        literal_column("'message'"), bindparam("reason", clean(reason), Text),
+        literal_column("'traceback'"), literal_column("''"),
+        type_=JSONB,
+    )  # fmt: skip
+    return _update(job, Event.DISCARD, where).values(
+        status=status_literal(TRANSITIONS[JobStatus.QUEUED, Event.DISCARD]),
+        finished_at=func.now(),
+        purge_at=_kept_for(Rules().retain_failed),
+        errors=append_error(table, entry),
+    )
+
+
+def release_jobs(*where: Criterion, delay: Duration = 0, job: type[Job] = Job) -> ReturningUpdate[tuple[int]]:
+    """Give running jobs back to the queue, to be claimed again after `delay`; no attempt is spent.
+
+    Their workers, if they still work on them, lose them at once. One that was asked to cancel ends as cancelled.
+    """
+    columns = table_of(job).c
+    asked = columns.cancel_requested_at.is_not(None)
+    back, cancelled = TRANSITIONS[JobStatus.RUNNING, Event.RELEASE], TRANSITIONS[JobStatus.RUNNING, Event.CANCEL]
+    later = in_seconds(seconds_of(delay, what="release_jobs(delay=...)"), name="delay_seconds")
+    return _update(job, Event.RELEASE, where).values(
+        status=type_coerce(case((asked, status_literal(cancelled)), else_=status_literal(back)), StatusText()),
+        run_at=case((asked, columns.run_at), else_=later),
+        attempt=func.greatest(columns.attempt - literal_column("1"), literal_column("0")),
+        finished_at=case((asked, func.now())),
+        purge_at=case((asked, _kept_for(Rules().retain))),
+        lease_expires_at=null(),
+    )
+
+
+def held_by(worker: str, *, but: Sequence[int], job: type[Job] = Job) -> Criterion:
+    """The running jobs that bear this worker's id, without the ids `but`."""
+    columns = table_of(job).c
+    kept = array("kept_ids", but, BigInteger())
+    return and_(columns.worker == bindparam("of_worker", worker, Text), columns.id != func.all(kept))
+
+
+def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> ReturningDelete[tuple[int]]:
+    """Delete at most `limit` finished jobs: those that match, or without criteria those whose time to be kept is over.
+
+    Rows that somebody has locked are left for the next time. A row that a foreign key of the application's still
+    needs makes the statement fail, as any DELETE would.
+    """
+    table = table_of(job)
+    columns = table.c
+    chosen = (
+        select(columns.id)
+        .where(status_in(columns.status, FINISHED), *(where or [columns.purge_at <= func.now()]))
+        .order_by(*([] if where else [columns.purge_at]), columns.id)
+        .limit(bindparam("page", limit, Integer))
+        .with_for_update(skip_locked=True)
+        .cte("chosen")
+        .prefix_with("MATERIALIZED")
+    )
+    return (
+        delete(job)
+        .where(members(columns.id, select(chosen.c.id)))
+        .returning(columns.id)
+        .execution_options(**_UNSYNCHRONIZED)
+    )
+
+
+def postpone_purge(*where: Criterion, by: timedelta, job: type[Job] = Job) -> ReturningUpdate[tuple[int]]:
+    """Look at finished jobs that could not be deleted again after `by`."""
+    later = in_seconds(by.total_seconds(), name="delay_seconds")
+    columns = table_of(job).c
+    return update(job).where(*where).values(purge_at=later).returning(columns.id).execution_options(**_UNSYNCHRONIZED)
+
+
+def _update(job: type[Job], event: Event, where: Sequence[Criterion]) -> Any:
+    """An UPDATE of the jobs that match and are in a state `event` is allowed in; looked at again under the lock."""
+    if not where:
+        raise ValueError(f"say which jobs: {event.value}_jobs(Job.queue == 'mail'), or (true(),) for all of them")
+    columns = table_of(job).c
+    allowed = status_in(columns.status, sources(event))
+    locked = lock_in_order(table_of(job), allowed, *where, skip_locked=False)
+    return (
+        update(job)
+        .where(members(columns.id, select(locked.c.id)), allowed)
+        .returning(columns.id)
+        .execution_options(**_UNSYNCHRONIZED)
+    )
+
+
+def _kept_for(seconds: float | None) -> ColumnElement[Any]:
+    return null() if seconds is None else type_coerce(in_seconds(literal_column(str(seconds))), DateTime(timezone=True))

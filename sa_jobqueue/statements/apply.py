@@ -1,0 +1,155 @@
+"""Applying outcomes: a batch of fenced writes in one statement, with an answer for each row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Float,
+    Integer,
+    Select,
+    SmallInteger,
+    Text,
+    and_,
+    case,
+    cast,
+    delete,
+    exists,
+    func,
+    literal_column,
+    not_,
+    null,
+    or_,
+    select,
+    type_coerce,
+    union_all,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from ..lifecycle import FINISHED, Change, Event, JobStatus, sources
+from ..models import Job, StatusText, status_in, status_literal
+from ..retry import MAX_ERRORS
+from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
+
+__all__ = ["append_error", "apply_changes", "apply_parameters"]
+
+
+def apply_parameters(changes: Sequence[Change]) -> dict[str, Any]:
+    """The parameters of `apply_changes`, by name, for a statement that was built once and is executed often."""
+    return {
+        "change_ids": [change.id for change in changes],
+        "change_claims": [change.claims for change in changes],
+        "change_status": [change.status.value for change in changes],
+        "change_if_cancelled": [change.if_cancelled.value for change in changes],
+        "change_delay": [change.delay for change in changes],
+        "change_attempt": [change.attempt for change in changes],
+        "change_rescues": [change.rescues for change in changes],
+        "change_error": [_error_json(change) for change in changes],
+        "change_result": [change.result for change in changes],
+        "change_retain": [change.retain for change in changes],
+        "change_expired": [change.expired for change in changes],
+    }
+
+
+def _error_json(change: Change) -> str | None:
+    if change.error is None:
+        return None
+    error = change.error
+    return json.dumps({"type": error.type, "message": error.message, "traceback": error.traceback})
+
+
+def apply_changes(
+    changes: Sequence[Change], *, skip_locked: bool = True, job: type[Job] = Job
+) -> Select[tuple[int, int, str]]:
+    """Write what claimed jobs became, each only if its claim is still valid.
+
+    `skip_locked`: do not wait for a row that somebody has locked just now. Durations count from the database's now().
+
+    Returns a row per change: id, claims, answer. The answer is "applied"; "lost": the claim is no longer valid, or,
+    for a rescue, the lease was renewed; or "locked": try again.
+    """
+    given = apply_parameters(changes)
+    table = table_of(job)
+    columns = table.c
+    ids = array("change_ids", given["change_ids"], BigInteger())
+    change = rows(
+        "change",
+        id=ids,
+        claims=array("change_claims", given["change_claims"], Integer()),
+        status=array("change_status", given["change_status"], Text()),
+        if_cancelled=array("change_if_cancelled", given["change_if_cancelled"], Text()),
+        delay=array("change_delay", given["change_delay"], Float(53)),
+        attempt=array("change_attempt", given["change_attempt"], SmallInteger()),
+        rescues=array("change_rescues", given["change_rescues"], SmallInteger()),
+        error=array("change_error", given["change_error"], Text()),
+        result=array("change_result", given["change_result"], Text()),
+        retain=array("change_retain", given["change_retain"], Float(53)),
+        expired=array("change_expired", given["change_expired"], Boolean()),
+    )
+    running = status_in(columns.status, sources(Event.COMPLETE))
+    locked = lock_in_order(table, columns.id == func.any(ids), running, skip_locked=skip_locked)
+    fence = and_(
+        columns.id == change.c.id,
+        columns.claims == change.c.claims,
+        running,
+        # A renewal does not change the fence, so a rescue looks at the lease again, in the write.
+        or_(
+            not_(change.c.expired), columns.lease_expires_at.is_(None), columns.lease_expires_at <= func.now()
+        ),
+    )  # fmt: skip
+    mine = and_(members(columns.id, select(locked.c.id)), fence)
+    leaves = and_(change.c.status == status_literal(JobStatus.COMPLETED), change.c.retain == literal_column("0"))
+    status = case((columns.cancel_requested_at.is_(None), change.c.status), else_=change.c.if_cancelled)
+    finished = status_in(status, FINISHED)
+    deleted = delete(table).where(mine, leaves).returning(columns.id).cte("deleted")
+    updated = (
+        update(table)
+        .where(mine, not_(func.coalesce(leaves, literal_column("false"))))
+        .values(
+            status=type_coerce(status, StatusText()),
+            run_at=case((finished, columns.run_at), else_=in_seconds(change.c.delay)),
+            finished_at=case((finished, func.now())),
+            purge_at=case((finished, in_seconds(change.c.retain))),
+            lease_expires_at=null(),
+            attempt=func.greatest(columns.attempt + change.c.attempt, literal_column("0")),
+            rescues=func.least(columns.rescues + change.c.rescues, literal_column("32767")),
+            errors=case(
+                (change.c.error.is_(None), columns.errors),
+                else_=append_error(table, cast(change.c.error, JSONB)),
+            ),
+            result=cast(change.c.result, JSONB),
+        )
+        .returning(columns.id)
+        .cte("updated")
+    )
+    done = union_all(select(deleted.c.id), select(updated.c.id)).subquery("done")
+    return (
+        select(
+            change.c.id,
+            change.c.claims,
+            case(
+                (done.c.id.is_not(None), literal_column("'applied'")),
+                (exists().where(fence).correlate(change), literal_column("'locked'")),
+                else_=literal_column("'lost'"),
+            ).label("answer"),
+        )
+        .select_from(change.outerjoin(done, done.c.id == change.c.id))
+        .add_cte(locked)
+    )
+
+
+def append_error(table: Any, entry: Any) -> Any:
+    """The column `errors` with `entry` (jsonb) at its end, stamped with the time and attempt; the oldest gives way."""
+    errors = table.c.errors
+    stamp = func.jsonb_build_object(literal_column("'at'"), func.now(), literal_column("'attempt'"), table.c.attempt)
+    kept = case(
+        (func.jsonb_typeof(errors) != literal_column("'array'"), literal_column("'[]'::jsonb")),
+        (func.jsonb_array_length(errors) >= literal_column(str(MAX_ERRORS)), errors.op("-")(literal_column("0"))),
+        else_=errors,
+    )
+    return kept.op("||", return_type=JSONB())(func.jsonb_build_array(entry.op("||", return_type=JSONB())(stamp)))

@@ -1,0 +1,160 @@
+"""Claiming: one statement picks due jobs, locks them, takes them and hands them over.
+
+The picking walks slots. A slot is one (queue, priority), read in the order of the index, so that neither future jobs
+at a higher priority nor other queues are walked over; a plain `ORDER BY priority DESC, run_at` over several queues
+has to sort them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    DateTime,
+    Integer,
+    SmallInteger,
+    Text,
+    bindparam,
+    case,
+    cast,
+    func,
+    literal_column,
+    select,
+    true,
+    tuple_,
+    update,
+)
+from sqlalchemy.sql.dml import ReturningUpdate
+
+from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
+from ..models import Job, status_in, status_literal
+from ._parts import array, in_seconds, members, rows, table_of
+
+__all__ = ["PRIORITIES", "Slot", "claim_jobs", "claim_parameters"]
+
+#: The priorities, the order in which they are served.
+PRIORITIES = tuple(range(9, -1, -1))
+
+#: (queue, priority)
+Slot: TypeAlias = tuple[str, int]
+
+
+def claim_parameters(
+    *,
+    worker: str,
+    queues: Mapping[str, int],
+    lease: float,
+    after: Mapping[Slot, tuple[datetime, int]] | None = None,
+) -> dict[str, Any]:
+    """The parameters of `claim_jobs`, by name, for a statement that was built once and is executed often."""
+    slots = [(queue, level) for queue, free in queues.items() if free > 0 for level in PRIORITIES]
+    points = [after.get(slot) for slot in slots] if after else [None] * len(slots)
+    return {
+        "by_worker": worker,
+        "lease_seconds": lease,
+        "queue_names": list(queues),
+        "queue_free": list(queues.values()),
+        "slot_queues": [queue for queue, _ in slots],
+        "slot_levels": [level for _, level in slots],
+        "slot_times": [point[0].isoformat() if point else "-infinity" for point in points],
+        "slot_ids": [point[1] if point else 0 for point in points],
+    }
+
+
+def claim_jobs(
+    *,
+    worker: str,
+    queues: Mapping[str, int],
+    lease: float,
+    after: Mapping[Slot, tuple[datetime, int]] | None = None,
+    args_limit: int = 65_536,
+    job: type[Job] = Job,
+) -> ReturningUpdate[Any]:
+    """Claim due jobs: at most `queues[name]` of each queue, higher priority first, then earlier `run_at`, then `id`.
+
+    `worker`: who holds them from now on. `lease`: seconds until others may rescue them. `after`: resume points,
+    by (queue, priority) the (run_at, id) of a row behind which to begin; jobs at or before it are not seen.
+    `args_limit`: arguments larger than this (bytes as stored) come back as NULL.
+
+    Returns the columns of `sa_jobqueue.context.ClaimedJob`, in no particular order.
+    """
+    given = claim_parameters(worker=worker, queues=queues, lease=lease, after=after)
+    table = table_of(job)
+    columns = table.c
+    queue = rows(
+        "queue",
+        name=array("queue_names", given["queue_names"], Text()),
+        free=array("queue_free", given["queue_free"], Integer()),
+    )
+    times = cast(array("slot_times", given["slot_times"], Text()), ARRAY(DateTime(timezone=True)))
+    slot = rows(
+        "slot",
+        queue=array("slot_queues", given["slot_queues"], Text()),
+        level=array("slot_levels", given["slot_levels"], SmallInteger()),
+        at=times,
+        id=array("slot_ids", given["slot_ids"], BigInteger()),
+    )
+    due = (
+        select(columns.id)
+        .where(
+            columns.queue == slot.c.queue,
+            columns.priority == slot.c.level,
+            status_in(columns.status, sources(Event.CLAIM)),
+            columns.run_at <= func.now(),
+            tuple_(columns.run_at, columns.id) > tuple_(slot.c.at, slot.c.id),
+        )
+        .order_by(columns.run_at, columns.id)
+        .limit(queue.c.free)
+        # NO KEY: a user's row that references the job by foreign key must not hide it.
+        .with_for_update(key_share=True, skip_locked=True)
+        .correlate(queue, slot)
+        .lateral("due")
+    )
+    candidate = (
+        select(due.c.id)
+        .select_from(slot.join(due, true()))
+        .where(slot.c.queue == queue.c.name)
+        .limit(queue.c.free)
+        .correlate(queue)
+        .lateral("candidate")
+    )
+    # MATERIALIZED: without the fence the planner may evaluate the picking again and take more rows than LIMIT.
+    picked = (
+        select(candidate.c.id)
+        .select_from(queue.join(candidate, true()))
+        .cte("picked")
+        .prefix_with("MATERIALIZED")
+    )  # fmt: skip
+    return (
+        update(table)
+        .where(members(columns.id, select(picked.c.id)))
+        .values(
+            status=status_literal(TRANSITIONS[JobStatus.QUEUED, Event.CLAIM]),
+            claims=columns.claims + literal_column("1"),
+            # At the edge of smallint the counter stays, rather than failing the whole claim.
+            attempt=func.least(columns.attempt, literal_column("32766")) + literal_column("1"),
+            worker=bindparam("by_worker", worker, Text),
+            claimed_at=func.now(),
+            lease_expires_at=in_seconds(lease, name="lease_seconds"),
+        )
+        .returning(
+            columns.id,
+            columns.claims,
+            columns.queue,
+            columns.task,
+            columns.priority,
+            columns.run_at,
+            columns.attempt,
+            columns.max_attempts,
+            columns.rescues,
+            case(
+                (func.pg_column_size(columns.args) <= bindparam("args_limit", args_limit, Integer), cast(columns.args, Text))
+            ).label("args"),
+            cast(columns.meta, Text).label("meta"),
+            columns.created_at,
+        )
+    )

@@ -1,0 +1,48 @@
+"""Counting jobs, by queue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Float, Interval, Select, and_, func, literal_column, select, type_coerce
+
+from ..lifecycle import JobStatus
+from ..models import Job, status_literal
+from ._parts import table_of
+
+__all__ = ["count_jobs"]
+
+
+def count_jobs(*where: ColumnElement[bool], lately: float = 3_600.0, job: type[Job] = Job) -> Select[Any]:
+    """A row per queue, by name: queue, queued, due, oldest_due_age, blocked, running, completed, failed, cancelled.
+
+    `due` are the queued jobs whose time has come; `oldest_due_age` is how long, in seconds, the first of them has
+    waited. completed, failed and cancelled count the jobs that ended within the last `lately` seconds.
+    `where` narrows what is counted, as in `select(Job).where(...)`.
+    """
+    columns = table_of(job).c
+    status = columns.status
+
+    def having(*criteria: ColumnElement[bool]) -> ColumnElement[int]:
+        return func.count().filter(and_(*criteria))
+
+    recent = columns.finished_at >= func.now() - lately * literal_column("interval '1 second'", Interval)
+    due = and_(status == status_literal(JobStatus.QUEUED), columns.run_at <= func.now())
+    oldest = func.extract("epoch", func.now() - func.min(columns.run_at).filter(due))
+    return (
+        select(
+            columns.queue,
+            having(status == status_literal(JobStatus.QUEUED)).label("queued"),
+            having(due).label("due"),
+            type_coerce(oldest, Float).label("oldest_due_age"),
+            having(status == status_literal(JobStatus.BLOCKED)).label("blocked"),
+            having(status == status_literal(JobStatus.RUNNING)).label("running"),
+            *(
+                having(status == status_literal(end), recent).label(end.value)
+                for end in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED)
+            ),
+        )
+        .where(*where)
+        .group_by(columns.queue)
+        .order_by(columns.queue)
+    )

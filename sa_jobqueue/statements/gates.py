@@ -1,0 +1,34 @@
+"""Wake-up gates: asking to be told of new jobs.
+
+A gate is a sequence, used as a cell that belongs to no transaction: the milliseconds of the epoch until which some
+worker wants to be woken. The INSERT trigger reads it and is silent when the time is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import BigInteger, Float, Select, Text, bindparam, cast, func, literal_column, select
+from sqlalchemy.dialects.postgresql import REGCLASS
+
+from ._parts import array, rows
+
+__all__ = ["channel_of", "open_gates"]
+
+
+def open_gates(*, queues: Sequence[str], seconds: float, schema: str = "sa_jobqueue") -> Select[Any]:
+    """Ask to be woken for `queues` during the next `seconds`. Never shortens what another worker asked for."""
+    wanted = rows("wanted", queue=array("queue_names", queues, Text()))
+    number = func.hashtext(wanted.c.queue).op("&")(literal_column("15"))
+    name = func.concat(func.quote_ident(bindparam("in_schema", schema, Text)), literal_column("'.gate_'"), number)
+    gate = cast(name, REGCLASS)
+    clock = func.extract("epoch", func.clock_timestamp()) + bindparam("open_seconds", seconds, Float)
+    until = cast(clock * literal_column("1000"), BigInteger)
+    return select(func.setval(gate, func.greatest(until, func.pg_sequence_last_value(gate)))).select_from(wanted)
+
+
+def channel_of(*, table: str) -> Select[tuple[str]]:
+    """The channel on which a table's wake-ups come; `table` is its qualified, quoted name."""
+    oid = cast(cast(bindparam("of_table", table, Text), REGCLASS), BigInteger)
+    return select(func.concat(literal_column("'sa_jobqueue_'"), oid))
