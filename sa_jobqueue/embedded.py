@@ -15,6 +15,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import secrets
 import shlex
 import shutil
 import stat
@@ -300,9 +301,13 @@ class EmbeddedServer:
         draft.rename(target)
 
     def _make_cluster(self) -> None:
-        """Run `initdb` in a draft folder, so that a kill in its midst leaves nothing half made."""
-        draft = self.data.with_name("data.new")
-        shutil.rmtree(draft, ignore_errors=True)
+        """Run `initdb` in a draft folder, so that a kill in its midst leaves nothing half made.
+
+        Each draft has a name of its own: the `initdb` of a killed command goes on for a moment.
+        """
+        for abandoned in self.home.glob("draft-*"):
+            shutil.rmtree(abandoned, ignore_errors=True)
+        draft = self.home / f"draft-{secrets.token_hex(4)}"
         locale = ["--locale-provider=builtin", "--locale=C.UTF-8"] if self.version >= 17 else ["--no-locale"]
         options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", *locale]
         if self.settings.get("fsync") == "off":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -30,7 +30,7 @@ def test_every_test_has_a_database_of_its_own(database_url: str, another_url: st
         connection.execute(text("CREATE TABLE mine ()"))
     other = create_engine(another_url)
 
-    assert engine.url.database in database_url
+    assert engine.url == make_url(database_url)
     assert tables(engine) == ["mine"]
     assert tables(other) == []
     other.dispose()

@@ -85,7 +85,7 @@ def _migrate(url: str) -> None:
 def connect(url: str) -> psycopg.Connection:
     """Open a plain psycopg connection in autocommit from a SQLAlchemy URL."""
     parts = make_url(url).translate_connect_args(username="user", database="dbname") | dict(make_url(url).query)
-    return psycopg.connect(**parts, autocommit=True)  # type: ignore[arg-type]
+    return psycopg.connect(**parts, autocommit=True)
 
 
 def driver_url(url: str, driver: str) -> str:
