@@ -1,0 +1,112 @@
+"""Everything that a reviewer would check, each in an environment of its own.
+
+python -m nox -s demo                    the main job, on the running Python's own standard library
+python -m nox -s tests                   all tests; arguments go to pytest: python -m nox -s tests -- --pg=16 -k claim
+python -m nox -l                         the others
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.5"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["tests", "lint", "types"]
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+BESIDE_THE_PACKAGE = ["alembic", "docs", "tests", "CHANGELOG.md", "README.md", "noxfile.py", "pyproject.toml"]
+
+
+def install(session: nox.Session, *groups: str, project: tuple[str, ...] = ("-e", ".[embedded]")) -> None:
+    """Install the project and groups of its development dependencies in one go."""
+    session.install("-q", *project, *nox.project.dependency_groups(PYPROJECT, *groups))
+
+
+def in_parallel(session: nox.Session) -> list[str]:
+    """Return pytest's arguments for all processors, unless the caller says how many or asks for a debugger."""
+    said = {"-n", "--numprocesses", "--pdb", "--collect-only"}
+    if any(argument.split("=")[0] in said or argument.startswith("-n") for argument in session.posargs):
+        return []
+    return ["--numprocesses=auto", "--maxprocesses=8", "--dist=worksteal"]
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Install all that is needed and index a real code base; arguments go to `sa-jobqueue demo`."""
+    install(session)
+    session.run("sa-jobqueue", "demo", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run all tests and report the coverage of their branches."""
+    install(session, "test")
+    # A part of the tests covers a part of the code: only a full run has to reach the mark.
+    full = all(argument.startswith("--pg") for argument in session.posargs)
+    coverage = ["--cov", "--cov-report=term-missing:skip-covered"] if full else []
+    session.run("pytest", *in_parallel(session), *coverage, *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, format and that imports only go down."""
+    install(session, "lint")
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("lint-imports", "--no-cache")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types with both checkers, and what users' code would see of them."""
+    install(session, "types")
+    checked = ["sa_jobqueue", *(["tests/typing"] if Path("tests/typing").exists() else [])]
+    session.run("mypy", *checked)
+    session.run("pyright", *checked)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; a warning is an error, and nothing is fetched."""
+    install(session, "docs")
+    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html", *session.posargs)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Build the wheel and run the tests against it, away from the source tree."""
+    away = Path(session.create_tmp()).resolve()
+    shutil.rmtree(away)
+    away.mkdir()
+    session.install("-q", "build")
+    session.run("python", "-m", "build", "--wheel", "--outdir", str(away), ".", silent=True)
+    (built,) = away.glob("*.whl")
+    install(session, "test", project=(f"sa_jobqueue[embedded] @ {built.as_uri()}",))
+    session.install("-q", "--force-reinstall", "--no-deps", str(built))  # the version of a working copy does not change
+    for name in BESIDE_THE_PACKAGE:
+        source = Path(name)
+        if source.is_dir():
+            shutil.copytree(source, away / name, ignore=shutil.ignore_patterns("__pycache__", "_build"))
+        elif source.exists():
+            shutil.copy(source, away)
+    session.chdir(away)
+    session.run("python", "-c", "import sa_jobqueue, sys; sys.exit('site-packages' not in sa_jobqueue.__path__[0])")
+    session.run("pytest", *in_parallel(session), *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure speed; the figures are printed, not judged."""
+    install(session, "test")
+    session.run("python", "-m", "tests.benchmarks", *session.posargs)
+
+
+@nox.session(python=["3.11", "3.12", "3.13", "3.14"])
+def pythons(session: nox.Session) -> None:
+    """Run the tests on every supported Python that is here."""
+    install(session, "test")
+    session.run("pytest", *in_parallel(session), *session.posargs)
