@@ -86,7 +86,8 @@ def pytest_configure_node(node) -> None:  # type: ignore[no-untyped-def]  # pyte
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"database server: {config.stash[CHOICE]}"
+    choice = config.stash.get(CHOICE, None)
+    return f"database server: {choice}" if choice else ""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
