@@ -81,7 +81,8 @@ UP = (
         for gate in range(GATES)
     ),
     # Silent unless somebody waits: a NOTIFY makes the commit take a lock that all notifying commits share.
-    # SECURITY DEFINER: who may insert a job need not be able to read the gates.
+    # SECURITY DEFINER: who may insert a job need not be able to read the gates. A gate that is missing is closed: the
+    # trigger never raises inside a caller's INSERT.
     """
     CREATE FUNCTION {schema}.job_wake() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp AS $body$
@@ -90,7 +91,8 @@ UP = (
         due text;
     BEGIN
         FOR due IN SELECT DISTINCT queue FROM inserted WHERE status = 'queued' AND run_at <= now() LOOP
-            IF pg_sequence_last_value((quote_ident(TG_TABLE_SCHEMA) || '.gate_' || (hashtext(due) & 15))::regclass) >= clock
+            IF pg_sequence_last_value(to_regclass(quote_ident(TG_TABLE_SCHEMA) || '.gate_' || (hashtext(due) & 15)))
+                >= clock
             THEN
                 PERFORM pg_notify('sa_jobqueue_' || TG_RELID, due);
             END IF;
@@ -99,6 +101,9 @@ UP = (
     END
     $body$
     """,
+    # Nobody else hangs it on a table of their own, whose types and casts it would then run with its owner's rights. To
+    # insert a job needs no right to execute it.
+    "REVOKE ALL ON FUNCTION {schema}.job_wake() FROM PUBLIC",
     """
     CREATE TRIGGER job_wake AFTER INSERT ON {schema}.job REFERENCING NEW TABLE AS inserted
     FOR EACH STATEMENT EXECUTE FUNCTION {schema}.job_wake()

@@ -1,0 +1,227 @@
+"""Runs the steps: through an Alembic revision's `op`, on a database of which only the URL is known, or as a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import URL, Connection, Engine, Executable, NullPool, create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from sa_jobqueue.errors import ConfigurationError, JobQueueError, SchemaError
+from sa_jobqueue.urls import database_url
+
+from .steps import CURRENT, DEFAULT_SCHEMA, downgrades, preparation, quote, upgrades
+
+__all__ = [
+    "MigrationOperations",
+    "check_schema",
+    "create_schema",
+    "current_version",
+    "downgrade",
+    "downgrade_database",
+    "sql",
+    "upgrade",
+    "upgrade_database",
+]
+
+
+class MigrationOperations(Protocol):
+    """What is used of Alembic's `op`: the module `alembic.op`, or an `Operations`."""
+
+    def get_context(self) -> MigrationContext: ...
+
+    def execute(self, sqltext: Executable | str, /) -> None: ...
+
+
+def upgrade(op: MigrationOperations, to: int | None = None, *, schema: str | None = None) -> None:
+    """Bring the schema up to version `to` (default: this release's), from inside an Alembic revision.
+
+    It joins the revision's transaction and works offline (`--sql`) too. If the schema is there or newer, nothing is done.
+    While another migration of the same schema runs, it waits: `lock_timeout` where the session sets one, else a minute.
+
+    Args:
+        op: `alembic.op`, or an `Operations` of one's own.
+        to: The version; write it out in a revision, so that the revision keeps its meaning.
+        schema: The schema's name. Default: what the connection's `schema_translate_map` makes of `sa_jobqueue`. Offline
+            there is no connection: a name of one's own has to be said here.
+
+    Raises:
+        ConfigurationError: There is no such version, or the database is not PostgreSQL.
+        JobQueueError: The role may not do it, or something is in the way; the message says which.
+    """
+    _run(op, upgrades(CURRENT if to is None else to, _schema_of(op, schema)), _schema_of(op, schema))
+
+
+def downgrade(op: MigrationOperations, to: int = 0, *, schema: str | None = None) -> None:
+    """Bring the schema down to version `to`, with all jobs at 0, from inside an Alembic revision.
+
+    At 0 the schema itself goes as well, unless something that is not ours is in it (Alembic's version table, say) or the
+    role could not make it again. Arguments and errors are those of `upgrade`.
+    """
+    _run(op, downgrades(to, _schema_of(op, schema)), _schema_of(op, schema))
+
+
+def create_schema(op: MigrationOperations, *, schema: str | None = None) -> None:
+    """Make the schema, still empty, and keep other migrations of it out until the transaction ends.
+
+    For an `env.py` that has Alembic's version table in this schema: Alembic makes its table before it runs a revision.
+    """
+    _run(op, [preparation(_schema_of(op, schema))], _schema_of(op, schema))
+
+
+def upgrade_database(
+    target: Engine | Connection | URL | str, to: int | None = None, *, schema: str | None = None
+) -> int:
+    """Bring the schema up to version `to` (default: this release's), without an Alembic history; return its version.
+
+    On an `Engine` or a URL it commits; on a `Connection` it joins the caller's transaction. Under asyncio:
+    `await connection.run_sync(upgrade_database)`. Arguments and errors are those of `upgrade`.
+    """
+    return _on_database(target, schema, lambda op, name: upgrade(op, to, schema=name))
+
+
+def downgrade_database(target: Engine | Connection | URL | str, to: int = 0, *, schema: str | None = None) -> int:
+    """Bring the schema down to version `to`, with all jobs at 0; return its version. See `upgrade_database`."""
+    return _on_database(target, schema, lambda op, name: downgrade(op, to, schema=name))
+
+
+def sql(to: int | None = None, *, schema: str = DEFAULT_SCHEMA) -> str:
+    """Return the script that brings the schema up to version `to`, for `psql`. It may be run on any older version."""
+    steps = upgrades(CURRENT if to is None else to, schema)
+    return "\n\n".join(f"{statement};" for statement in ("BEGIN", *steps, "COMMIT")) + "\n"
+
+
+def current_version(connection: Connection, schema: str | None = None) -> int | None:
+    """Return the schema's version in the database, or None where it is missing.
+
+    Raises `JobQueueError` if the role may not look.
+    """
+    name = _translated(connection, schema)
+    table = f"{quote(name)}.schema_version"
+    with _plain_errors(name):
+        if connection.scalar(text("SELECT to_regclass(:table)"), {"table": table}) is None:
+            return None
+        version: int | None = connection.scalar(_verbatim(f"SELECT max(version) FROM {table}"))  # noqa: S608  # quoted
+        return version
+
+
+def check_schema(connection: Connection, schema: str | None = None) -> None:
+    """Raise `SchemaError` where the schema is missing or older than this release needs.
+
+    A newer one is accepted: an upgrade first adds, so that the previous release goes on while a deployment rolls.
+    """
+    name = _translated(connection, schema)
+    found = current_version(connection, name)
+    if found is None or found < CURRENT:
+        raise SchemaError(found=found, needed=CURRENT, schema=name)
+
+
+def _run(op: MigrationOperations, steps: Sequence[str], schema: str) -> None:
+    context = op.get_context()
+    if context.dialect.name != "postgresql":
+        raise ConfigurationError(
+            f"the job queue lives in PostgreSQL, and this is a migration of {context.dialect.name}"
+        )
+    for step in steps:
+        if context.as_sql:
+            # As it is: compiled, a percent sign would be doubled for a driver that is not there.
+            context.impl.static_output(f"{step};")
+        else:
+            with _plain_errors(schema):
+                op.execute(_verbatim(step))
+
+
+def _on_database(
+    target: Engine | Connection | URL | str, schema: str | None, migrate: Callable[[Operations, str], None]
+) -> int:
+    with _connection(target) as connection:
+        name = _translated(connection, schema)
+        migrate(Operations(MigrationContext.configure(connection)), name)
+        return current_version(connection, name) or 0
+
+
+@contextmanager
+def _connection(target: Engine | Connection | URL | str) -> Generator[Connection]:
+    match target:
+        case Connection():
+            yield target
+        case Engine():
+            # READ COMMITTED: what another migration did while this one waited is to be seen.
+            with target.connect().execution_options(isolation_level="READ COMMITTED") as connection:
+                yield connection
+                connection.commit()
+        case _:
+            engine = create_engine(database_url(target), poolclass=NullPool)
+            with _connection(engine) as connection:
+                yield connection
+
+
+def _schema_of(op: MigrationOperations, schema: str | None) -> str:
+    context = op.get_context()
+    if context.as_sql or context.connection is None:
+        return schema or DEFAULT_SCHEMA
+    return _translated(context.connection, schema)
+
+
+def _translated(connection: Connection, schema: str | None) -> str:
+    """The schema's name: `schema`, or what this connection makes of ours."""
+    if schema is not None:
+        return schema
+    names: dict[str | None, str | None] = connection.get_execution_options().get("schema_translate_map") or {}
+    name = names.get(DEFAULT_SCHEMA, DEFAULT_SCHEMA)
+    return name or str(connection.dialect.default_schema_name)
+
+
+def _verbatim(statement: str) -> Executable:
+    """`statement` as it stands: a colon starts no parameter."""
+    return text(statement.replace(":", r"\:"))
+
+
+#: SQLSTATE -> what it means for somebody who migrates.
+_REASONS: Final = {
+    "42501": "the role may not do it: run it as the owner of the schema, or GRANT CREATE ON DATABASE, or CREATE and "
+    "USAGE ON SCHEMA, to this role",
+    "55P03": "another migration is at work, or a table is in use; it waited as long as `lock_timeout` allows and changed "
+    "nothing: run it again",
+    **dict.fromkeys(
+        ("42P07", "42710", "42723"),  # a table, index or sequence; a trigger; a function
+        "something of this name is there that no migration made: move it away, or choose another schema",
+    ),
+    "55000": "downgrade with the release that upgraded it",
+}
+
+
+@contextmanager
+def _plain_errors(schema: str) -> Generator[None]:
+    """Say in one line what is expected to go wrong at times; let the rest pass."""
+    try:
+        yield
+    except DBAPIError as error:
+        if (reason := _REASONS.get(_sqlstate(error.orig))) is None:
+            raise
+        raise JobQueueError(f"the job queue's schema {schema!r}: {_primary_message(error.orig)}: {reason}") from error
+
+
+def _sqlstate(error: Any) -> str:
+    """The SQLSTATE, wherever this driver keeps it."""
+    if fields := _pg8000_fields(error):
+        return fields.get("C", "")
+    return str(getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or "")
+
+
+def _primary_message(error: Any) -> str:
+    if fields := _pg8000_fields(error):
+        return fields.get("M", "")
+    return (str(error).splitlines() or [""])[0]
+
+
+def _pg8000_fields(error: Any) -> dict[str, str]:
+    match getattr(error, "args", ()):
+        case [{"C": _} as fields]:
+            return dict(fields)
+        case _:
+            return {}

@@ -1,0 +1,162 @@
+"""The SQL of each step between two versions: pure text, the same online and for `--sql`.
+
+A step is one `DO` statement that locks, looks at `schema_version` and does its work or nothing. So it is atomic on an
+AUTOCOMMIT connection too, and a script made offline may be run twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import textwrap
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from sa_jobqueue.errors import ConfigurationError
+
+from . import v01
+
+__all__ = ["CURRENT", "DEFAULT_SCHEMA", "VERSIONS", "downgrades", "preparation", "quote", "upgrades"]
+
+
+class Version(Protocol):
+    """A frozen version: the statements up to it from the one before, and back. `{schema}` is the quoted schema."""
+
+    @property
+    def UP(self) -> tuple[str, ...]: ...  # noqa: N802
+    @property
+    def DOWN(self) -> tuple[str, ...]: ...  # noqa: N802
+
+
+DEFAULT_SCHEMA: Final = "sa_jobqueue"
+
+#: Every version there was.
+VERSIONS: Mapping[int, Version] = MappingProxyType({1: v01})
+
+#: The version this release works with.
+CURRENT: Final = 1
+
+#: How long to wait for another migration, which harms nobody, and for a table, behind which all its users queue up.
+#: Both give way to a `lock_timeout` that the session has set.
+_MIGRATION_PATIENCE = "60s"
+_TABLE_PATIENCE = "10s"
+
+_TAG = "$migration$"
+
+
+def _if(condition: str, statements: Iterable[str]) -> str:
+    return f"IF {condition} THEN\n{_body(statements)}END IF"
+
+
+def _body(statements: Iterable[str]) -> str:
+    return "".join(textwrap.indent(textwrap.dedent(part).strip(), "    ") + ";\n" for part in statements)
+
+
+# An existing schema is not made again: even IF NOT EXISTS asks for the right to make one.
+_SCHEMA = _if("to_regnamespace({name}) IS NULL", ["CREATE SCHEMA {schema}"])
+
+_VERSION_TABLE = _if(
+    "to_regclass({name} || '.schema_version') IS NULL",
+    [
+        """
+        CREATE TABLE {schema}.schema_version (
+            version integer NOT NULL,
+            applied_at timestamptz NOT NULL DEFAULT now(),
+            CONSTRAINT schema_version_pkey PRIMARY KEY (version)
+        )
+        """
+    ],
+)
+
+
+_NO_VERSION_TABLE = "DROP TABLE {schema}.schema_version"
+
+_TOO_NEW = "RAISE object_not_in_prerequisite_state USING MESSAGE = 'it is newer than this release knows'"
+
+
+def upgrades(to: int, schema: str) -> list[str]:
+    """Return the statements that bring any older database up to version `to`."""
+    if not 1 <= to <= CURRENT:
+        raise ConfigurationError(f"there is no version {to!r} to upgrade to: this release knows 1 to {CURRENT}")
+    return [_upgrade(version, schema) for version in range(1, to + 1)]
+
+
+def downgrades(to: int, schema: str) -> list[str]:
+    """Return the statements that bring a database down to version `to`; 0 removes everything."""
+    if not 0 <= to <= CURRENT:
+        raise ConfigurationError(f"there is no version {to!r} to downgrade to: this release knows 0 to {CURRENT}")
+    steps = [_downgrade(version, schema) for version in range(CURRENT, to, -1)]
+    return [*steps, _removal(schema)] if to == 0 else steps
+
+
+def preparation(schema: str) -> str:
+    """Return the statement that makes the schema alone, and keeps others out until the transaction ends."""
+    return _block(schema, [_SCHEMA])
+
+
+def quote(schema: str) -> str:
+    """Return `schema` as a quoted identifier, or raise `ConfigurationError` if it cannot be a schema's name."""
+    if not schema or "\0" in schema or _TAG in schema or len(schema.encode()) > 63:
+        raise ConfigurationError(f"{schema!r} cannot be the name of a schema: expected 1 to 63 bytes, without NUL")
+    return '"' + schema.replace('"', '""') + '"'
+
+
+def _upgrade(version: int, schema: str) -> str:
+    work = (*VERSIONS[version].UP, "INSERT INTO {schema}.schema_version (version) VALUES ({version})")
+    missing = "NOT EXISTS (SELECT FROM {schema}.schema_version WHERE version >= {version})"
+    return _block(schema, [_SCHEMA, _VERSION_TABLE, _if(missing, work)], version)
+
+
+def _downgrade(version: int, schema: str) -> str:
+    newer = _if("EXISTS (SELECT FROM {schema}.schema_version WHERE version > {version})", [_TOO_NEW])
+    forget = "DELETE FROM {schema}.schema_version WHERE version = {version}" if version > 1 else _NO_VERSION_TABLE
+    work = (*VERSIONS[version].DOWN, forget)
+    there = _if("EXISTS (SELECT FROM {schema}.schema_version WHERE version = {version})", work)
+    return _block(schema, [_if("to_regclass({name} || '.schema_version') IS NOT NULL", [newer, there])], version)
+
+
+def _removal(schema: str) -> str:
+    """Drop the schema too if nothing else is in it, if it is ours to drop, and if we could make it again."""
+    drop = textwrap.dedent(
+        """
+        BEGIN
+            DROP SCHEMA {schema};
+        EXCEPTION WHEN dependent_objects_still_exist OR insufficient_privilege THEN
+            NULL;
+        END
+        """
+    )
+    condition = (
+        "to_regnamespace({name}) IS NOT NULL AND {name} <> '\"public\"' "
+        "AND has_database_privilege(current_database(), 'CREATE')"
+    )
+    return _block(schema, [_if(condition, [drop])])
+
+
+def _block(schema: str, statements: Iterable[str], version: int = 0) -> str:
+    """Wrap `statements` in a `DO` with the lock; the caller's settings are as before when it is done."""
+    quoted = quote(schema)
+    frame = (
+        # Nothing in the caller's search_path stands in for a built-in function or operator.
+        "SET LOCAL search_path = pg_catalog, pg_temp",
+        _if("caller_lock_timeout = '0'", [f"SET LOCAL lock_timeout = '{_MIGRATION_PATIENCE}'"]),
+        f"PERFORM pg_advisory_xact_lock({_lock_key(schema)})",
+        _if("caller_lock_timeout = '0'", [f"SET LOCAL lock_timeout = '{_TABLE_PATIENCE}'"]),
+        *statements,
+        "PERFORM set_config('lock_timeout', caller_lock_timeout, true)",
+        "PERFORM set_config('search_path', caller_search_path, true)",
+    )
+    body = _body(frame).format(schema=quoted, name="'" + quoted.replace("'", "''") + "'", version=version)
+    return (
+        f"DO {_TAG}\n"
+        "DECLARE\n"
+        "    caller_lock_timeout text := pg_catalog.current_setting('lock_timeout');\n"
+        "    caller_search_path text := pg_catalog.current_setting('search_path');\n"
+        f"BEGIN\n{body}END\n{_TAG}"
+    )
+
+
+def _lock_key(schema: str) -> int:
+    """Return the advisory lock that stands for migrating `schema` in this database."""
+    digest = hashlib.sha256(f"sa_jobqueue.migrations:{schema}".encode()).digest()
+    return int.from_bytes(digest[:8], signed=True)

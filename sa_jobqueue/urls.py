@@ -1,0 +1,57 @@
+"""Database URLs: what people write, made into what psycopg 3 takes, and shown without passwords.
+
+>>> database_url("postgres://shop:secret@db.example/shop")
+postgresql+psycopg://shop:***@db.example/shop
+>>> mask_passwords("cannot reach postgresql://shop:secret@db.example/shop")
+'cannot reach postgresql://shop:***@db.example/shop'
+"""
+
+from __future__ import annotations
+
+import re
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from .errors import ConfigurationError
+
+__all__ = ["database_url", "mask_passwords"]
+
+#: What means psycopg 3. SQLAlchemy 2.0 would take a bare `postgresql` for psycopg2, and knows no `postgres`.
+_PSYCOPG = frozenset({"postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg_async"})
+
+_IN_URL = re.compile(r"(://[^\s:/@]*:)(?:\S*|[^@\n]*)@")
+_IN_PAIR = re.compile(r"((?:password|passwd)\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)", re.IGNORECASE)
+
+
+def database_url(text: str | URL) -> URL:
+    """Return the SQLAlchemy URL for psycopg 3 that `text` means.
+
+    `postgresql://` and `postgres://` are taken for `postgresql+psycopg://`, on every version of SQLAlchemy.
+
+    Raises `ConfigurationError` for anything else: another database, another driver, no URL at all. The message shows
+    what was given, without its password, and what is expected.
+    """
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        raise _refused(text, "is not a database URL") from None  # SQLAlchemy's message may hold the password
+    if url.drivername not in _PSYCOPG:
+        backend, _, driver = url.drivername.partition("+")
+        if driver and backend in _PSYCOPG:
+            raise _refused(text, f"names the driver {driver}; commands and workers use psycopg 3")
+        raise _refused(text, "is not a PostgreSQL URL")
+    return url.set(drivername="postgresql+psycopg")
+
+
+def mask_passwords(text: str) -> str:
+    """Return `text` with `***` for each password in a URL (`//user:…@`, `?password=…`) or a `password=…` pair."""
+    return _IN_PAIR.sub(r"\1***", _IN_URL.sub(r"\1***@", text))
+
+
+def _refused(text: str | URL, reason: str) -> ConfigurationError:
+    # A URL that cannot be read: whatever stands before its last @ may be the password.
+    shown = str(text) if isinstance(text, URL) else re.sub(r"(://[^:/@]*:).*@", r"\1***@", text, flags=re.DOTALL)
+    return ConfigurationError(
+        f"{mask_passwords(shown)!r} {reason}: expected postgresql://user:password@host:port/database"
+    )
