@@ -122,11 +122,15 @@ def start(choice: Choice, folder: Path) -> Started:
 
 
 def _start_container(image: str) -> Started:
-    from testcontainers.postgres import PostgresContainer
+    from testcontainers.community.postgres import PostgresContainer
 
     settings = " ".join(f"-c {name}={value}" for name, value in TEST_SETTINGS.items())
     container = PostgresContainer(image, driver="psycopg").with_command(f"postgres {settings}")
-    container.start()
+    try:
+        container.start()
+    except Exception:
+        container.stop()
+        raise
     return Started(container.get_connection_url(), container.stop)
 
 
