@@ -12,6 +12,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -108,9 +109,13 @@ def test_the_server_outlives_the_kill_of_its_starter(server: EmbeddedServer) -> 
 
 def test_a_start_that_was_killed_midway_is_completed_by_the_next(server: EmbeddedServer) -> None:
     """A half-made cluster, copy or start is made anew; no lock stays behind."""
+
+    def found(evidence: str) -> bool:
+        return any(server.directory.glob(evidence))
+
     for evidence in ("programs/*", "18/draft-*", "18/draft-*/base", "18/data", "18/data/postmaster.pid"):
         with start_command(str(server.directory), command=USER) as starter:
-            wait_until(lambda evidence=evidence: list(server.directory.glob(evidence)))
+            wait_until(partial(found, evidence))
             starter.kill_group()
 
     assert ask(server.ensure_running(), "SELECT 1") == 1

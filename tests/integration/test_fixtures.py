@@ -37,6 +37,16 @@ def test_every_test_has_a_database_of_its_own(database_url: str, another_url: st
 
 
 @pytest.mark.parametrize("turn", [1, 2])
+def test_jobs_numbers_and_gates_of_the_test_before_are_gone(engine: Engine, turn: int) -> None:
+    """The shared database begins as the migrated template does: no rows, ids from 1, nobody waiting, the version kept."""
+    with engine.begin() as connection:
+        assert connection.scalar(text("INSERT INTO sa_jobqueue.job (task) VALUES ('x') RETURNING id")) == 1
+        assert connection.scalar(text("SELECT count(*) FROM sa_jobqueue.schema_version")) == 1
+        assert connection.scalar(text("SELECT is_called FROM sa_jobqueue.gate_3")) is False
+        connection.execute(text("SELECT setval('sa_jobqueue.gate_3', 99)"))
+
+
+@pytest.mark.parametrize("turn", [1, 2])
 def test_the_shared_database_is_emptied_before_each_test(engine: Engine, turn: int) -> None:
     """A table of the test before is gone, and so are its rows, its schemas and its forgotten connections."""
     assert tables(engine) == []

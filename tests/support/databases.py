@@ -15,6 +15,8 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import make_url
 
+from sa_jobqueue.migrations import upgrade_database
+
 SCHEMA = "sa_jobqueue"
 
 
@@ -36,7 +38,7 @@ class Databases:
             if name not in self.names():
                 draft = f"{name}_draft"
                 self._create(connection, draft, "template1")
-                _migrate(self.url(draft))
+                upgrade_database(self.url(draft), schema=SCHEMA)
                 connection.execute(
                     sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(sql.Identifier(draft))
                 )  # a clone needs a template that nobody uses
@@ -72,14 +74,6 @@ class Databases:
         connection.execute(
             sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
         )
-
-
-def _migrate(url: str) -> None:
-    try:
-        from sa_jobqueue.migrations import upgrade_database
-    except ImportError:
-        return
-    upgrade_database(url, schema=SCHEMA)
 
 
 def connect(url: str) -> psycopg.Connection:
@@ -122,7 +116,7 @@ def empty(connection: psycopg.Connection) -> None:
         )
     tables = connection.execute(
         "SELECT relname FROM pg_class "
-        "WHERE relnamespace = to_regnamespace(%s) AND relkind IN ('r', 'p') AND relname NOT LIKE '%%version%%'",
+        "WHERE relnamespace = to_regnamespace(%s) AND relkind IN ('r', 'p') AND relname <> 'schema_version'",
         [SCHEMA],
     ).fetchall()
     if tables:
