@@ -26,11 +26,11 @@ def include_name(
 
 
 def include_object(
-    object: Any,  # noqa: A002  # these are Alembic's names
-    name: str | None,  # noqa: ARG001
+    object: Any,
+    name: str | None,
     type_: str,
-    reflected: bool,  # noqa: ARG001
-    compare_to: Any,  # noqa: ARG001
+    reflected: bool,
+    compare_to: Any,
     *,
     schema: str = DEFAULT_SCHEMA,
 ) -> bool:

@@ -105,7 +105,7 @@ def current_version(connection: Connection, schema: str | None = None) -> int | 
     with _plain_errors(name):
         if connection.scalar(text("SELECT to_regclass(:table)"), {"table": table}) is None:
             return None
-        version: int | None = connection.scalar(_verbatim(f"SELECT max(version) FROM {table}"))  # noqa: S608  # quoted
+        version: int | None = connection.scalar(_verbatim(f"SELECT max(version) FROM {table}"))
         return version
 
 
