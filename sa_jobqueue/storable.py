@@ -1,0 +1,167 @@
+"""What JSON text in PostgreSQL can hold, and whether a value comes back from it as it was.
+
+>>> next(unstorable({"lines": [1.5, float("nan")]}))
+'lines[1]: nan is no number that JSON can hold: pass None, or a text'
+>>> same((1, 2), [1, 2])
+False
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, TypeGuard, cast
+
+from pydantic_core import PydanticSerializationError, from_json
+
+from .errors import PayloadError
+
+__all__ = ["as_jsonb", "checked_json", "refusal", "same", "shown", "unstorable", "unstorable_text"]
+
+#: Integers up to this many digits can be read back: Python's own limit for text.
+MAX_DIGITS = 4_300
+
+#: Levels of nesting that are looked through for what cannot be stored. The JSON reader itself stops at 200.
+MAX_DEPTH = 100
+
+#: Everything a JSON text must not hold shows up as one of these (or as an ordinary string: then we look closer).
+_SUSPECTS = ("NaN", "Infinity", "\\u0000")
+
+
+def unstorable_text(text: str) -> str | None:
+    """Why PostgreSQL cannot store `text`, if it cannot."""
+    if "\x00" in text:
+        return "holds a NUL character, which PostgreSQL cannot store"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "holds a lone surrogate, which is no Unicode text"
+    return None
+
+
+def unstorable(value: Any, path: str = "", depth: int = 0) -> Iterator[str]:
+    """What in `value` cannot be stored, each as "path: the reason"."""
+    at = f"{path}: " if path else ""
+    if isinstance(value, str):
+        if reason := unstorable_text(value):
+            yield f"{at}{shown(value)} {reason}"
+    elif isinstance(value, (float, Decimal)):
+        if not math.isfinite(value):
+            yield f"{at}{value!r} is no number that JSON can hold: pass None, or a text"
+    elif depth > MAX_DEPTH:
+        yield f"{at}nested more than {MAX_DEPTH} levels deep"
+    else:
+        yield from _unstorable_keys(value, at)
+        for step, one in _parts(value):
+            yield from unstorable(one, f"{path}{step}" if path else step.removeprefix("."), depth + 1)
+
+
+def _is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    return isinstance(value, Mapping)
+
+
+def _unstorable_keys(value: Any, at: str) -> Iterator[str]:
+    if _is_mapping(value):
+        for key in value:
+            if not isinstance(key, str):
+                yield f"{at}the key {shown(key)} is no string, and JSON has no other keys"
+            elif reason := unstorable_text(key):
+                yield f"{at}the key {shown(key)} {reason}"
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    """What `value` is made of, each with the step that leads there."""
+    if _is_mapping(value):
+        return [(f".{key}", one) for key, one in value.items()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [(f"[{index}]", one) for index, one in enumerate(cast(Collection[Any], value))]
+    return [(f".{name}", one) for name, one in _fields(value).items()]
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass or of a pydantic model."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    if hasattr(cast(Any, type(value)), "__pydantic_validator__"):
+        return dict(vars(value))
+    return {}
+
+
+def same(given: Any, back: Any) -> bool:
+    """Whether what came back is what was given: equal, and of the type or of one that it is derived from."""
+    try:
+        if given == back:
+            return isinstance(given, type(back))
+    except Exception:  # noqa: BLE001  # an __eq__ that answers with something else than a truth, as arrays do
+        return False
+    if isinstance(given, datetime) and isinstance(back, datetime):
+        # In an hour that the clocks repeat, == between two zones is false for equal times (PEP 495).
+        aware = given.tzinfo is not None and back.tzinfo is not None
+        return aware and given.astimezone(UTC) == back.astimezone(UTC)
+    if not isinstance(given, type(back)):
+        return False
+    # Made of parts that may differ for == and still be the same.
+    one, other = _by_key(given), _by_key(back)
+    return bool(one) and one.keys() == other.keys() and all(same(part, other[key]) for key, part in one.items())
+
+
+def _by_key(value: Any) -> dict[Any, Any]:
+    if _is_mapping(value):
+        return dict(value)
+    if isinstance(value, (list, tuple)):
+        return dict(enumerate(cast(Sequence[Any], value)))
+    return _fields(value)
+
+
+def as_jsonb(value: Any) -> Any:
+    """`value`, plain JSON, as jsonb gives it back: 1e+23 is then the integer 100000000000000000000000."""
+    if isinstance(value, float) and abs(value) >= 1e16:
+        return int(Decimal(repr(value)))
+    if isinstance(value, list):
+        return [as_jsonb(one) for one in cast(Sequence[Any], value)]
+    if _is_mapping(value):
+        return {key: as_jsonb(one) for key, one in value.items()}
+    return value
+
+
+def checked_json(data: bytes, *, what: str, item: str, limit: int) -> str:
+    """The JSON as text; PayloadError if it is larger than `limit` bytes or cannot be stored.
+
+    `what` begins the message, `item` stands before the name of a value in it.
+    """
+    if len(data) > limit:
+        raise PayloadError(
+            f"{what}: {len(data):,} bytes of JSON, more than the {limit:,} that are accepted: "
+            "store the data elsewhere and pass its key, or raise Registry.max_payload"
+        )
+    text = data.decode()
+    suspect = any(one in text for one in _SUSPECTS)
+    if suspect or len(text) > MAX_DIGITS:
+        try:
+            plain = from_json(text)
+        except ValueError as error:
+            raise PayloadError(f"{what}: cannot be read back from JSON: {error}") from error
+        if suspect and (found := next(unstorable(plain), None)):
+            raise PayloadError(f"{what}: {item}{found}")
+    return text
+
+
+def refusal(error: Exception, value: object, *, what: str, item: str) -> PayloadError:
+    """The PayloadError for `error`, which came while `value` was made into JSON."""
+    if found := next(unstorable(value), None):
+        return PayloadError(f"{what}: {item}{found}")
+    said = str(error).removeprefix("Error serializing to JSON: ")
+    kind = "" if isinstance(error, PydanticSerializationError) else f"{type(error).__name__}: "
+    return PayloadError(f"{what}: cannot be stored as JSON: {kind}{said}")
+
+
+def shown(value: object) -> str:
+    """`value` for a message: its repr, cut."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  # a repr of the user's
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 80 else f"{text[:60]}… ({type(value).__name__})"
