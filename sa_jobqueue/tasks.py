@@ -1,0 +1,483 @@
+"""Tasks: handlers with a name, and what holds for their jobs.
+
+>>> from datetime import timedelta
+>>> @task(queue="mail", max_attempts=5, name="shop.send_receipt")
+... def send_receipt(order_id: int) -> str:
+...     return f"receipt for {order_id}"
+>>> send_receipt(7)
+'receipt for 7'
+>>> send_receipt.options(priority=9, delay=timedelta(hours=1)).call(7)
+Call(task='shop.send_receipt', args='{"order_id":7}', queue='mail', priority=9, ...)
+
+A row can only name a task that is registered; nothing is imported by the name in a row.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, Self, TypeAlias, TypeVar, cast, overload
+
+from .context import AsyncJobContext, JobContext
+from .errors import JobQueueError, OptionError, PayloadError, TaskError
+from .lifecycle import Rules
+from .outcomes import Duration, seconds_of
+from .payload import MAX_PAYLOAD, Arguments, encode_plain, encode_result, load
+from .retry import RetryPolicy
+from .storable import unstorable_text
+
+__all__ = ["MAX_NAME", "AnyTask", "Call", "Options", "Registry", "Task", "TaskName", "default_registry", "task"]
+
+logger = logging.getLogger(__name__)
+
+#: Characters in the name of a task or of a queue.
+MAX_NAME = 200
+
+#: The largest `max_attempts`: the column is a smallint.
+MAX_ATTEMPTS = 32_767
+
+_DEFAULT_RETAIN = Rules().retain
+_DEFAULT_RETAIN_FAILED = Rules().retain_failed
+
+F = ParamSpec("F")
+"""The handler's parameters."""
+P = ParamSpec("P")
+"""The parameters that are enqueued: without the context."""
+R = TypeVar("R")
+"""What the handler returns; for an `async def` its coroutine."""
+
+
+class Call(NamedTuple):
+    """One job to be, checked and encoded: made by `Task.call`, taken by `enqueue_many`."""
+
+    task: str
+    args: str
+    """JSON text."""
+    queue: str
+    priority: int
+    max_attempts: int
+    run_at: datetime | timedelta
+    """A time with a zone, or how long after the database's now."""
+    meta: str
+    """JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What goes into the row beside name and arguments; every value was checked."""
+
+    queue: str = "default"
+    priority: int = 4
+    max_attempts: int = 10
+    run_at: datetime | timedelta = timedelta(0)
+    tags: tuple[str, ...] = ()
+    meta: str = "{}"
+    """JSON text, with the tags."""
+
+
+class _Enqueueable:
+    """What a task and a mere name have in common: options."""
+
+    name: str
+    _options: Options
+
+    def options(
+        self,
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        run_at: datetime | None = None,
+        delay: Duration | None = None,
+        max_attempts: int | None = None,
+        tags: Iterable[str] | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> Self:
+        """A copy with these options changed; the others stay as they are.
+
+        `queue`: 1 to 200 characters. `priority`: 0 to 9, higher first. `run_at`: a datetime with a time zone, or
+        `delay`: seconds or a timedelta, counted by the database from its now(). `max_attempts`: 1 to 32,767.
+        `meta`: plain JSON that travels along; takes the place of an earlier `meta`. `tags`: kept as `meta["tags"]`.
+
+        Raises OptionError for anything else.
+        """
+        changes: dict[str, Any] = {}
+        if queue is not None:
+            changes["queue"] = _checked_name(queue, "queue", OptionError)
+        if priority is not None:
+            changes["priority"] = _checked_int(priority, "priority", 0, 9, OptionError)
+        if max_attempts is not None:
+            changes["max_attempts"] = _checked_int(max_attempts, "max_attempts", 1, MAX_ATTEMPTS, OptionError)
+        if run_at is not None or delay is not None:
+            changes["run_at"] = _checked_due(run_at, delay)
+        if tags is not None or meta is not None:
+            changes |= _checked_meta(self._options, tags, meta)
+        changed = copy.copy(self)
+        changed._options = replace(self._options, **changes)  # noqa: SLF001  # our own copy
+        return changed
+
+    def _make_call(self, args: str) -> Call:
+        options = self._options
+        return Call(
+            self.name, args, options.queue, options.priority, options.max_attempts, options.run_at, options.meta
+        )  # fmt: skip
+
+
+class Task(_Enqueueable, Generic[F, P, R]):
+    """A handler that jobs can name. Calling it calls the handler; `enqueue(task, ...)` makes a job of it.
+
+    `Task[Concatenate[JobContext, P], P, R]` for a handler that takes a context first, `Task[P, P, R]` for the others.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[F, R],
+        *,
+        name: str,
+        aliases: tuple[str, ...],
+        options: Options,
+        rules: Rules,
+        timeout: float | None,
+        record: bool,
+        registry: Registry,
+    ) -> None:
+        self.handler = handler
+        self.name = name
+        self.aliases = aliases
+        self.rules = rules
+        """Retries, retention, rescue: what `lifecycle.decide` needs to know of the task."""
+        self.timeout = timeout
+        """Seconds that one attempt may take, or None."""
+        self.record = record
+        """Whether the return value is stored in `Job.result`."""
+        self.registry = registry
+        self.is_async = inspect.iscoroutinefunction(handler)
+        self._options = options
+        self._arguments = Arguments(handler, task=name)
+        self.decode = self._arguments.decode
+        """JSON text of a row -> (args, kwargs) for the handler, after its context; PayloadError if it does not fit."""
+        functools.update_wrapper(self, handler)
+
+    def __call__(self, /, *args: F.args, **kwargs: F.kwargs) -> R:
+        """Call the handler, here and now."""
+        return self.handler(*args, **kwargs)
+
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call:
+        """One job with these arguments, for `enqueue_many`. Raises PayloadError where they do not fit."""
+        return self._make_call(self._arguments.encode(args, kwargs, limit=self.registry.max_payload))
+
+    @property
+    def context(self) -> type[JobContext | AsyncJobContext] | None:
+        """The class of the context that the handler takes first; None if it takes none."""
+        return self._arguments.context
+
+    def resolve(self) -> None:
+        """Resolve the handler's annotations now, not at the first job; TaskError where that cannot be done."""
+        self._arguments.resolve()
+
+    def encode_result(self, value: object) -> str:
+        """What the handler returned as JSON text; PayloadError where it cannot be stored."""
+        return encode_result(value, task=self.name, limit=self.registry.max_payload)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name!r}>"
+
+
+class TaskName(_Enqueueable):
+    """A task known by name only, for producers that do not import the handlers.
+
+    >>> TaskName("shop.send_receipt").options(queue="mail").call(order_id=7).args
+    '{"order_id":7}'
+
+    The queue is "default" unless the options say otherwise: the name is all that is known here.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = _checked_name(name, "task name", OptionError)
+        self._options = Options()
+
+    def call(self, /, *args: Any, **kwargs: Any) -> Call:
+        """One job with these keyword arguments, which must be plain JSON. The worker checks them against the handler."""
+        if args:
+            raise PayloadError(f"task {self.name!r}: by name, a task takes keyword arguments only")
+        return self._make_call(
+            encode_plain(kwargs, what=f"task {self.name!r}", limit=default_registry.max_payload)
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"TaskName({self.name!r})"
+
+
+AnyTask: TypeAlias = Task[..., ..., Any]
+
+
+class Registry:
+    """The tasks by name and alias. `max_payload`: the most bytes of encoded arguments that its tasks accept."""
+
+    def __init__(self, *, max_payload: int = MAX_PAYLOAD) -> None:
+        self.max_payload = max_payload
+        self._tasks: dict[str, AnyTask] = {}
+        self.get: Callable[[str], AnyTask | None] = self._tasks.get
+        """The task of this name or alias, or None."""
+
+    def add(self, added: AnyTask) -> None:
+        """Register a task; TaskError if another handler has its name or one of its aliases.
+
+        The same function, declared again by a reload of its module, takes the place of the old one.
+        """
+        names = (added.name, *added.aliases)
+        replaced = [found for name in names if (found := self._tasks.get(name)) is not None]
+        for found in replaced:
+            if _origin(found) != _origin(added):
+                taken = next(name for name in names if self._tasks.get(name) is found)
+                raise TaskError(
+                    f"task name {taken!r} is taken by {_place(found)}; {_place(added)} needs another: "
+                    "@task(name=...), or another alias"
+                )
+            if _line(found) != _line(added):
+                logger.warning("task %r is declared again: %s, now %s", found.name, _place(found), _place(added))
+        for found in replaced:
+            for name in (found.name, *found.aliases):
+                self._tasks.pop(name, None)
+        self._tasks.update(dict.fromkeys(names, added))
+
+    def resolve(self) -> None:
+        """Resolve the annotations of all tasks; TaskError for the first where that cannot be done."""
+        for one in self:
+            one.resolve()
+
+    def __iter__(self) -> Iterator[AnyTask]:
+        """Each task once, in the order of declaration."""
+        return iter([one for name, one in self._tasks.items() if name == one.name])
+
+
+#: Where `@task` registers unless it is told otherwise.
+default_registry = Registry()
+
+
+class _Decorator(Protocol):
+    """`task(...)` with options: still typed by the handler it is given."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[JobContext, P], R], /
+    ) -> Task[Concatenate[JobContext, P], P, R]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[AsyncJobContext, P], R], /
+    ) -> Task[Concatenate[AsyncJobContext, P], P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[P, R], /) -> Task[P, P, R]: ...
+
+
+@overload
+def task(handler: Callable[Concatenate[JobContext, P], R], /) -> Task[Concatenate[JobContext, P], P, R]: ...
+@overload
+def task(handler: Callable[Concatenate[AsyncJobContext, P], R], /) -> Task[Concatenate[AsyncJobContext, P], P, R]: ...
+@overload
+def task(handler: Callable[P, R], /) -> Task[P, P, R]: ...
+@overload
+def task(
+    *,
+    name: str | None = None,
+    aliases: Iterable[str] = (),
+    queue: str = "default",
+    priority: int = 4,
+    max_attempts: int = 10,
+    retry: RetryPolicy | None = None,
+    timeout: Duration | None = None,
+    retain: Duration | None = _DEFAULT_RETAIN,
+    record: bool = False,
+    rescue: bool = True,
+    registry: Registry | None = None,
+) -> _Decorator: ...
+def task(
+    handler: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    aliases: Iterable[str] = (),
+    queue: str = "default",
+    priority: int = 4,
+    max_attempts: int = 10,
+    retry: RetryPolicy | None = None,
+    timeout: Duration | None = None,
+    retain: Duration | None = _DEFAULT_RETAIN,
+    record: bool = False,
+    rescue: bool = True,
+    registry: Registry | None = None,
+) -> Any:
+    """Make a task of a function, `def` or `async def`; `@task` or `@task(...)`.
+
+    A first parameter annotated `JobContext` (`AsyncJobContext` in an `async def`) is injected by the worker and is no
+    part of the arguments.
+
+    `name`: what the row says; by default "module.function". A script that is run as `__main__` is called by its file
+    (`python shop.py` gives "shop.function", as `--app shop` does), or by its module's name under `python -m`.
+    `aliases`: names under which older rows know it. `queue`, `priority`, `max_attempts`: what its jobs have unless
+    `Task.options` says otherwise. `retry`: when to try again. `timeout`: seconds or timedelta for one attempt.
+    `retain`: how long a finished job stays, in seconds or as a timedelta; 0: completed jobs are deleted at once,
+    None: for ever. Failed ones stay at least 30 days. `record`: store what the handler returns in `Job.result`.
+    `rescue`: False for a job that must not run twice when its worker died; it fails then. `registry`: where to
+    register; the default registry if None.
+
+    Raises TaskError for what cannot work, as far as it can be seen already; the annotations are resolved at the first
+    job or at the start of a worker.
+    """
+    options = Options(
+        queue=_checked_name(queue, "queue", TaskError),
+        priority=_checked_int(priority, "priority", 0, 9, TaskError),
+        max_attempts=_checked_int(max_attempts, "max_attempts", 1, MAX_ATTEMPTS, TaskError),
+    )
+    rules = _rules(retry, retain, rescue)
+    seconds = None if timeout is None else _checked_duration(timeout, "timeout", TaskError)
+    if seconds == 0:
+        raise TaskError("timeout must be more than 0 seconds; None is for no limit")
+    if isinstance(aliases, str):
+        raise TaskError(f"aliases must be a list of names, not the text {aliases!r}")
+    others = tuple(_checked_name(alias, "alias", TaskError) for alias in aliases)
+
+    def decorate(handler: Callable[F, R]) -> Task[F, Any, R]:
+        _check_handler(handler, name)
+        made: Task[F, Any, R] = Task(
+            handler,
+            name=_checked_name(_default_name(handler) if name is None else name, "task name", TaskError),
+            aliases=others,
+            options=options,
+            rules=rules,
+            timeout=seconds,
+            record=record,
+            registry=default_registry if registry is None else registry,
+        )
+        made.registry.add(made)
+        return made
+
+    return decorate if handler is None else decorate(handler)
+
+
+def _check_handler(handler: object, name: str | None) -> None:
+    """Refuse what cannot be a handler."""
+    shown = getattr(handler, "__qualname__", None) or repr(handler)
+    if not inspect.isfunction(handler):
+        raise TaskError(
+            f"a task is a function (def or async def), not {shown} of type {type(handler).__name__}: "
+            "write a function that calls it"
+        )
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise TaskError(f"{shown} is a generator, and nobody would run it to its end: return instead of yield")
+    if handler.__name__ == "<lambda>" and name is None:
+        raise TaskError("a lambda has no name that a row could carry: give it one, task(name=...)")
+    first = next(iter(inspect.unwrap(handler).__code__.co_varnames[: handler.__code__.co_argcount]), None)
+    owner = handler.__qualname__.rpartition(".")[0]
+    if owner and not owner.endswith("<locals>") and first in {"self", "cls"}:
+        raise TaskError(f"{shown} is a method, and a worker has no object to call it on: decorate a function")
+
+
+def _default_name(handler: Callable[..., Any]) -> str:
+    module = handler.__module__
+    if module in {"__main__", "__mp_main__"}:  # the latter: the same script, imported by a spawned child
+        known = getattr(inspect.unwrap(handler), "__globals__", {})
+        spec, file = known.get("__spec__"), known.get("__file__")
+        module = spec.name if spec is not None else Path(file).stem if file else module
+    return f"{module}.{handler.__qualname__}"
+
+
+def _rules(retry: object, retain: Duration | None, rescue: bool) -> Rules:
+    if retry is None:
+        retry = RetryPolicy()
+    if not isinstance(retry, RetryPolicy):
+        raise TaskError(f"retry must be a RetryPolicy, not {retry!r}")
+    seconds = None if retain is None else _checked_duration(retain, "retain", TaskError)
+    failed = _DEFAULT_RETAIN_FAILED
+    return Rules(
+        policy=retry,
+        retain=seconds,
+        # A failed job is evidence: it is not gone before the completed ones.
+        retain_failed=None if seconds is None or failed is None else max(seconds, failed),
+        rescue=rescue,
+    )
+
+
+def _checked_name(value: object, what: str, error: type[JobQueueError]) -> str:
+    if not isinstance(value, str):
+        raise error(f"{what} must be a text, not {value!r}")
+    if reason := unstorable_text(value):
+        raise error(f"{what} {value[:80]!r} {reason}")
+    if not 1 <= len(value) <= MAX_NAME:
+        raise error(f"{what} must have 1 to {MAX_NAME} characters, not {len(value)}: {value[:40]!r}")
+    return str(value)
+
+
+def _checked_int(value: object, what: str, low: int, high: int, error: type[JobQueueError]) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise error(f"{what} must be an integer from {low} to {high:,}, not {value!r}")
+    return value
+
+
+def _checked_duration(value: Duration, what: str, error: type[JobQueueError]) -> float:
+    try:
+        return seconds_of(value, what=what)
+    except (TypeError, ValueError, OverflowError) as reason:
+        raise error(str(reason)) from reason
+
+
+def _checked_due(run_at: datetime | None, delay: Duration | None) -> datetime | timedelta:
+    if delay is not None:
+        if run_at is not None:
+            raise OptionError("run_at and delay say the same thing twice: give one of them")
+        return timedelta(seconds=_checked_duration(delay, "delay", OptionError))
+    if not isinstance(run_at, datetime):
+        raise OptionError(f"run_at must be a datetime, not {run_at!r}; for a duration there is delay=")
+    if run_at.utcoffset() is None:
+        raise OptionError(f"run_at must have a time zone, not the naive {run_at!r}: use datetime.now(UTC) or the like")
+    try:
+        return run_at.astimezone(UTC)
+    except OverflowError:
+        raise OptionError(f"run_at is outside of the calendar in UTC: {run_at!r}") from None
+
+
+def _checked_meta(
+    old: Options, tags: Iterable[str] | None, meta: object
+) -> dict[str, Any]:  # fmt: skip
+    if tags is None:
+        labels = old.tags
+    elif isinstance(tags, str):
+        raise OptionError(f"tags must be a list of texts, not the text {tags!r}")
+    else:
+        labels = tuple(_checked_name(tag, "a tag", OptionError) for tag in tags)
+    entries: dict[str, Any]
+    if meta is None:
+        entries = {key: value for key, value in load(old.meta).items() if key != "tags"}
+    elif isinstance(meta, dict):
+        entries = dict(cast(dict[str, Any], meta))
+    else:
+        raise OptionError(f"meta must be a dict, not {meta!r}")
+    if "tags" in entries:
+        raise OptionError('meta["tags"] is where tags= is kept: give the tags there')
+    if labels:
+        entries["tags"] = list(labels)
+    try:
+        return {"tags": labels, "meta": encode_plain(entries, what="meta", item="")}
+    except PayloadError as error:
+        raise OptionError(str(error)) from error
+
+
+def _origin(one: AnyTask) -> tuple[str, str]:
+    """The same for the same function, also after a reload, and whether its file is run or imported."""
+    handler: Any = inspect.unwrap(one.handler)
+    return str(Path(handler.__code__.co_filename)), handler.__qualname__
+
+
+def _line(one: AnyTask) -> int:
+    handler: Any = inspect.unwrap(one.handler)
+    return int(handler.__code__.co_firstlineno)
+
+
+def _place(one: AnyTask) -> str:
+    file, name = _origin(one)
+    return f"{name} ({file}:{_line(one)})"
