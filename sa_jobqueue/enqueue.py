@@ -1,0 +1,69 @@
+"""Making jobs: pure functions that check, encode and return what the caller's own session writes.
+
+>>> job = enqueue("shop.send_receipt", order_id=7)
+>>> job.task, job.args
+('shop.send_receipt', {'order_id': 7})
+
+`session.add(job)` puts it into the transaction that is open there; nothing is written before. A refusal is raised
+before any SQL, so it leaves the session as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ParamSpec, TypeVar, overload
+
+from sqlalchemy import Executable
+
+from .errors import OptionError
+from .models import Job
+from .payload import load
+from .statements.insert import insert_jobs
+from .tasks import Call, Task, TaskName
+
+__all__ = ["Call", "enqueue", "enqueue_many"]
+
+F = ParamSpec("F")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def enqueue(task: Task[F, P, R], /, *args: P.args, **kwargs: P.kwargs) -> Job: ...
+@overload
+def enqueue(task: str | TaskName, /, **kwargs: Any) -> Job: ...
+def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
+    """A transient `Job` with these arguments, for `session.add`.
+
+    `task`: a `Task`, or a name for producers that do not import the handlers; then the arguments are keywords of
+    plain JSON, the queue is "default" (`TaskName(name).options(queue=...)` for another), and the worker checks them.
+
+    Raises PayloadError where the arguments do not fit the handler or cannot be stored, OptionError for a bad name,
+    TaskError where the handler's annotations cannot be resolved.
+    """
+    if isinstance(task, str):
+        task = TaskName(task)
+    elif not isinstance(task, (Task, TaskName)):
+        raise OptionError(f"enqueue() takes a task or its name, not {task!r}: decorate the function with @task")
+    call = task.call(*args, **kwargs)
+    return Job(
+        task=call.task,
+        args=load(call.args),
+        queue=call.queue,
+        priority=call.priority,
+        max_attempts=call.max_attempts,
+        run_at=call.run_at,
+        meta=load(call.meta),
+    )
+
+
+def enqueue_many(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
+    """One INSERT for all `calls` (see `Task.call`): `session.execute(enqueue_many(...))`, sync or async, ORM or Core.
+
+    Returns the ids, in the order of the calls. A delay counts from the database's now().
+    """
+    checked: list[Any] = list(calls)
+    for call in checked:
+        if not isinstance(call, Call):
+            raise OptionError(f"enqueue_many() takes calls, task.call(...), not {call!r}")
+    return insert_jobs(checked, job=job)
