@@ -26,7 +26,7 @@ from sa_jobqueue.errors import EmbeddedUnavailable
 TEST_SETTINGS = {
     "fsync": "off",
     "full_page_writes": "off",
-    "max_connections": "500",
+    "max_connections": "800",
     "max_prepared_transactions": "20",
     "max_wal_size": "4GB",
 }
