@@ -28,7 +28,7 @@ from .outcomes import (
     Snooze,
     Undecodable,
 )
-from .retry import RetryPolicy, next_delay
+from .retry import RetryPolicy, entry, next_delay
 
 __all__ = ["FINISHED", "LIVE", "TRANSITIONS", "Change", "Claim", "Event", "JobStatus", "Rules", "decide", "sources"]
 
@@ -141,8 +141,8 @@ class Change:
 def decide(claim: Claim, outcome: Outcome, rules: Rules, *, random: float) -> Change:
     """What `claim`'s job becomes after `outcome`. `random`: uniform in [0, 1), for the jitter."""
     match outcome:
-        case Completed(result):
-            return _end(claim, Event.COMPLETE, rules.retain, result=result)
+        case Completed(result, error):
+            return _end(claim, Event.COMPLETE, rules.retain, result=result, error=error)
         case Snooze():
             return _again(claim, Event.SNOOZE, rules, outcome.seconds, attempt=-1)
         case Released(seconds):
@@ -150,15 +150,15 @@ def decide(claim: Claim, outcome: Outcome, rules: Rules, *, random: float) -> Ch
         case Cancelled(error):
             return _end(claim, Event.CANCEL, rules.retain, error=error)
         case Cancel():
-            return _end(claim, Event.CANCEL, rules.retain, error=ErrorEntry("Cancel", outcome.reason))
+            return _end(claim, Event.CANCEL, rules.retain, error=entry("Cancel", outcome.reason))
         case Discard():
-            return _end(claim, Event.FAIL, rules.retain_failed, error=ErrorEntry("Discard", outcome.reason))
+            return _end(claim, Event.FAIL, rules.retain_failed, error=entry("Discard", outcome.reason))
         case Undecodable(error):
             return _end(claim, Event.FAIL, rules.retain_failed, error=error)
         case Rescued(error, retry):
             return _rescue(claim, error, retry and rules.rescue, rules)
         case Retry():
-            error = ErrorEntry("Retry", outcome.reason)
+            error = entry("Retry", outcome.reason)
             delay = outcome.seconds if outcome.seconds is not None else rules.policy.backoff(claim.attempt, random)
             return _retry(claim, error, delay, rules)
         case Failed(exception, error):
@@ -176,7 +176,7 @@ def _rescue(claim: Claim, error: ErrorEntry, retry: bool, rules: Rules) -> Chang
     if not retry:
         return _end(claim, Event.FAIL, rules.retain_failed, error=error, rescues=1, expired=True)
     if claim.rescues + 1 >= rules.max_rescues:
-        died = ErrorEntry(error.type, f"its worker died {claim.rescues + 1} times; {error.message}")
+        died = entry(error.type, f"its worker died {claim.rescues + 1} times; {error.message}", error.traceback)
         return _end(claim, Event.FAIL, rules.retain_failed, error=died, rescues=1, expired=True)
     return _again(claim, Event.RESCUE, rules, 0.0, error=error, attempt=-1, rescues=1, expired=True)
 

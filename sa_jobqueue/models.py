@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     CheckConstraint,
     ColumnElement,
@@ -239,20 +240,23 @@ class Job(Base):
         Index("job_claim_idx", "queue", "priority", "run_at", "id", postgresql_where=text("status = 'queued'")),
         Index("job_running_idx", "id", postgresql_where=text("status = 'running'")),
         Index("job_purge_idx", "purge_at", postgresql_where=text("purge_at IS NOT NULL")),
-        {
-            "postgresql_with": {
-                # Room for an update on the same page; renewals of a lease stay HOT.
-                "fillfactor": "85",
-                # A queue's dead rows come by traffic, not by size: no scale factor.
-                "autovacuum_vacuum_scale_factor": "0",
-                "autovacuum_vacuum_threshold": "5000",
-                "autovacuum_vacuum_insert_scale_factor": "0",
-                "autovacuum_vacuum_insert_threshold": "50000",
-                "autovacuum_analyze_scale_factor": "0",
-                "autovacuum_analyze_threshold": "20000",
-            }
-        },
     )
+
+
+# `postgresql_with` on a Table is new in SQLAlchemy 2.1; this is the same on 2.0.
+event.listen(
+    Job.__table__,
+    "after_create",
+    DDL(  # type: ignore[no-untyped-call]
+        "ALTER TABLE %(fullname)s SET ("
+        # Room for an update on the same page; renewals of a lease stay HOT.
+        "fillfactor = 85, "
+        # A queue's dead rows come by traffic, not by size: no scale factor.
+        "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, "
+        "autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 50000, "
+        "autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 20000)"
+    ),
+)
 
 
 class WorkerRow(Base):

@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Text, cast, delete, func, select, update
+from sqlalchemy import Connection, Text, cast, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 
@@ -32,13 +32,13 @@ __all__ = [
     "Expired",
     "Renewal",
     "apply",
-    "beat",
     "cancelled_among",
     "channel",
     "claim",
     "enrol",
     "expired",
     "fetch_args",
+    "forget_workers",
     "leave",
     "listen_for",
     "prune",
@@ -226,11 +226,10 @@ def enrol(
     connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_={"seen_at": func.now()}))
 
 
-def beat(connection: Connection, worker: uuid.UUID, *, forget_after: timedelta) -> bool:
-    """Say that this worker is alive, and forget those not seen for `forget_after`. False: our own row is gone."""
-    alive = update(WorkerRow).where(WorkerRow.id == worker).values(seen_at=func.now())
-    connection.execute(delete(WorkerRow).where(WorkerRow.seen_at < func.now() - forget_after, WorkerRow.id != worker))
-    return connection.execute(alive).rowcount == 1
+def forget_workers(connection: Connection, *, unseen_for: timedelta) -> int:
+    """Strike off the workers that have not been seen for so long; how many they were."""
+    seen = WorkerRow.seen_at
+    return connection.execute(delete(WorkerRow).where(seen < func.now() - unseen_for)).rowcount
 
 
 def leave(connection: Connection, worker: uuid.UUID) -> None:

@@ -11,9 +11,10 @@ A handler says `Retry`, `Snooze`, `Cancel` or `Discard` by returning it, which c
 
 from __future__ import annotations
 
+import copyreg
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 __all__ = ["Cancel", "Discard", "ErrorEntry", "Outcome", "Retry", "Snooze"]
 
@@ -29,16 +30,20 @@ def seconds_of(duration: Duration, *, what: str) -> float:
     if isinstance(duration, timedelta):
         seconds = duration.total_seconds()
     elif isinstance(duration, (int, float)) and not isinstance(duration, bool):
-        seconds = float(duration)
+        seconds = duration
     else:
         raise TypeError(f"{what} must be seconds or a timedelta, not {duration!r}")
     if not 0 <= seconds <= MAX_DELAY:  # NaN fails this too
         raise ValueError(f"{what} must be between 0 seconds and 100 years, not {duration!r}")
-    return seconds
+    return float(seconds)
 
 
 class Signal(Exception):
     """An outcome that a handler may return or raise."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As it is, not made again from its message: a handler's own process pool sends it through pickle.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class Retry(Signal):
@@ -88,6 +93,8 @@ class Completed:
     """The handler returned. `result` is JSON text, when the task records it."""
 
     result: str | None = None
+    error: ErrorEntry | None = None
+    """What stands in the record although the job is done: its result could not be stored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ from typing import Any, NotRequired, Unpack
 from uuid import UUID
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
-from pydantic_core import SchemaError, from_json, to_json
+from pydantic_core import SchemaError, SchemaSerializer, from_json, to_json
+from pydantic_core.core_schema import CoreConfig
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from .context import AsyncJobContext, JobContext
@@ -48,9 +49,9 @@ MAX_PAYLOAD = 1_048_576
 #: Types that come back as they were, without a look.
 _EXACT = frozenset({int, str, bool, float, NoneType, UUID, date})
 
-_CONFIG = ConfigDict(
-    strict=True, extra="forbid", ser_json_inf_nan="constants", ser_json_bytes="base64", val_json_bytes="base64"
-)
+_CONFIG = ConfigDict(strict=True, val_json_bytes="base64")
+#: For the serializer as a whole: it does not look into a TypedDict's own configuration.
+_OUT = CoreConfig(ser_json_inf_nan="constants", ser_json_bytes="base64")
 
 _Parameter = inspect.Parameter
 _POSITIONAL = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
@@ -311,7 +312,7 @@ def _plan(handler: Callable[..., Any], task: str) -> _Plan:
         rest=rest,
         validate_python=adapter.validator.validate_python,
         validate_json=adapter.validator.validate_json,
-        to_json=adapter.serializer.to_json,
+        to_json=SchemaSerializer(adapter.core_schema, _OUT).to_json,
         exact=rest is None and all(_exact(hints.get(name, Any)) for name in names if name != variable) and not variable,
         as_keywords=not only and variable is None and rest is None,
         names=names,

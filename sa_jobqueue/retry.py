@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from .outcomes import MAX_DELAY, Duration, ErrorEntry, seconds_of
 
-__all__ = ["MAX_ERRORS", "MAX_MESSAGE", "MAX_TRACEBACK", "RetryPolicy", "describe", "next_delay"]
+__all__ = ["MAX_ERRORS", "MAX_MESSAGE", "MAX_TRACEBACK", "RetryPolicy", "describe", "entry", "next_delay"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class RetryPolicy:
             raise ValueError(f"RetryPolicy.factor must be at least 1, not {self.factor!r}")
         if not 0 <= self.jitter <= 1:
             raise ValueError(f"RetryPolicy.jitter must be between 0 and 1, not {self.jitter!r}")
+        object.__setattr__(self, "no_retry", tuple(self.no_retry))  # a list would do for nobody but isinstance()
         for rule in self.no_retry:
             if not (isinstance(rule, type) and issubclass(rule, BaseException)):
                 raise ValueError(f"RetryPolicy.no_retry holds exception classes, not {rule!r}")
@@ -66,7 +67,7 @@ class RetryPolicy:
         try:
             raw = base * self.factor ** max(attempt - 1, 0)
         except OverflowError:
-            raw = cap
+            raw = cap if base else 0.0
         return min(min(raw, cap) * (1 + self.jitter * (2 * random - 1)), MAX_DELAY)
 
 
@@ -84,8 +85,11 @@ def next_delay(policy: RetryPolicy, exception: BaseException, attempt: int, rand
         return policy.backoff(attempt, random)
 
 
-def describe(exception: BaseException) -> ErrorEntry:
-    """`exception` as it is kept: type, message and traceback, cleaned of what PostgreSQL cannot store, and cut."""
+def describe(exception: BaseException, *, hide: str = "") -> ErrorEntry:
+    """`exception` as it is kept: type, message and traceback, cleaned of what PostgreSQL cannot store, and cut.
+
+    `hide`: the file whose frames are left out at the traceback's beginning; they say nothing about the handler.
+    """
     kind = type(exception)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     try:
@@ -93,10 +97,18 @@ def describe(exception: BaseException) -> ErrorEntry:
     except Exception as error:
         message = f"<str() of the exception failed: {type(error).__name__}>"
     try:
-        trace = "".join(traceback.format_exception(exception))
+        frames = exception.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename == hide:
+            frames = frames.tb_next
+        trace = "".join(traceback.format_exception(kind, exception, frames))
     except Exception:
         trace = ""
-    return ErrorEntry(clean(name)[:200], _head(clean(message), MAX_MESSAGE), _tail(clean(trace), MAX_TRACEBACK))
+    return entry(name, message, trace)
+
+
+def entry(type: str, message: str, traceback: str = "") -> ErrorEntry:
+    """An entry for `Job.errors` that can be stored: cut, and cleaned."""
+    return ErrorEntry(clean(type[:200]), clean(_head(message, MAX_MESSAGE)), clean(_tail(traceback, MAX_TRACEBACK)))
 
 
 def clean(text: str) -> str:

@@ -1,0 +1,48 @@
+"""A job queue that is part of a SQLAlchemy application: PostgreSQL runs the jobs that your own transactions enqueue.
+
+>>> from sqlalchemy.orm import Session
+>>> from sa_jobqueue import JobContext, enqueue, task
+>>> @task(queue="mail", max_attempts=5)
+... def send_receipt(ctx: JobContext, order_id: int) -> None:
+...     ctx.logger.info("receipt for order %d", order_id)
+>>> with Session() as session:
+...     session.add(enqueue(send_receipt, 7))  # commits with your own rows, or not at all
+"""
+
+from . import errors, statements
+from .context import AsyncJobContext, JobContext
+from .enqueue import enqueue, enqueue_many
+from .errors import JobQueueError
+from .lifecycle import JobStatus
+from .models import Job
+from .outcomes import Cancel, Discard, Retry, Snooze
+from .retry import RetryPolicy
+from .settings import WorkerSettings
+from .tasks import Call, Registry, Task, TaskName, task
+from .version import __version__
+from .worker import Worker
+
+__all__ = [
+    "AsyncJobContext",
+    "Call",
+    "Cancel",
+    "Discard",
+    "Job",
+    "JobContext",
+    "JobQueueError",
+    "JobStatus",
+    "Registry",
+    "Retry",
+    "RetryPolicy",
+    "Snooze",
+    "Task",
+    "TaskName",
+    "Worker",
+    "WorkerSettings",
+    "__version__",
+    "enqueue",
+    "enqueue_many",
+    "errors",
+    "statements",
+    "task",
+]

@@ -1,0 +1,50 @@
+"""What can be set about a worker, as one validated value made at the door; nothing below reads the environment."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from .errors import ConfigurationError
+
+__all__ = ["WorkerSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """How a worker goes about its work. Durations are in seconds."""
+
+    lease: float = 60.0
+    """How long a claim is valid without renewal; renewed every third of it. After a crash the job waits this long."""
+    poll: float = 1.0
+    """The longest time between two looks at an idle queue; a NOTIFY makes it sooner."""
+    grace: float = 30.0
+    """After the first signal, the time that running jobs have to finish."""
+    buffer: int = 1_000
+    """Most jobs per queue that may be claimed ahead of a free slot; how many are depends on how fast they finish."""
+    hoard: float = 2.0
+    """A claimed job that has not been started for this long goes back to the queue."""
+    unknown_delay: float = 15.0
+    """A job whose task this worker does not know goes back for this long."""
+    prune_every: float = 30.0
+    """How often jobs whose time to be kept is over are deleted."""
+    max_rescues: int = 5
+    """After this many deaths of its worker a job is failed."""
+    pooled: bool = False
+    """Behind a pooler in transaction mode: no setting of a session is relied on."""
+    session_idle_timeout: float | None = None
+    """The longest that a handler's transaction may sit idle; None: what the server says."""
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "lease": (0.5, 86_400), "poll": (0.01, 3_600), "grace": (0, 86_400), "buffer": (0, 100_000),
+            "hoard": (0.05, 86_400), "unknown_delay": (0, 86_400), "prune_every": (0.1, 86_400),
+            "max_rescues": (1, 1_000), "session_idle_timeout": (0.1, 86_400),
+        }  # fmt: skip
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in bounds or value is None:
+                continue
+            low, high = bounds[field.name]
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or not low <= value <= high:
+                raise ConfigurationError(f"{field.name} must be a number from {low} to {high}, not {value!r}")

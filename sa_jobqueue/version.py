@@ -1,0 +1,10 @@
+"""The release of this package."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["__version__"]
+
+try:
+    __version__ = version("sa_jobqueue")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0"

@@ -1,0 +1,8 @@
+"""The worker: claims jobs, runs their handlers, writes what came of them.
+
+`worker.Worker` is the front; the other modules are its services, each on its own.
+"""
+
+from .worker import Worker
+
+__all__ = ["Worker"]

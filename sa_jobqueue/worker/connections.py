@@ -1,0 +1,82 @@
+"""The worker's own connections: taken from an engine for good, set up for service, never shared with handlers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Engine, func, select
+
+from ..errors import AutocommitError, ConfigurationError
+
+__all__ = ["Connector", "hang_up"]
+
+logger = logging.getLogger(__name__)
+
+#: The planner, left alone, picks a sequential scan or a bitmap for a plan made on an empty table, and keeps it while
+#: 200,000 jobs arrive (150 ms a claim instead of 0.3); JIT compiles a 0.6 ms claim for 10 ms. PostgreSQL 15-18, 2026-11.
+_PLANNER = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_sort": "off", "jit": "off"}
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """Makes service connections on `engine`. `pooled`: settings are made anew in each transaction."""
+
+    engine: Engine
+    lease: float
+    pooled: bool = False
+    translate: Mapping[str | None, str | None] | None = None
+
+    def connect(self) -> Connection:
+        """A connection of our own, out of the pool for good; READ COMMITTED."""
+        connection = self.engine.connect()
+        try:
+            if connection.dialect.driver != "psycopg":
+                raise ConfigurationError(
+                    f"the worker drives psycopg 3, not {connection.dialect.driver!r}: give it an engine made from "
+                    "postgresql+psycopg://... (enqueueing works over any driver)"
+                )
+            if getattr(connection.connection.dbapi_connection, "autocommit", False):
+                raise AutocommitError
+            options: dict[str, Any] = {"isolation_level": "READ COMMITTED"}
+            if self.translate:
+                options["schema_translate_map"] = dict(self.translate)
+            connection = connection.execution_options(**options)
+            connection.detach()
+            if not self.pooled:
+                with connection.begin():
+                    self._set(connection, local=False)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def begin(self, connection: Connection) -> Any:
+        """Begin a service transaction, as a context manager."""
+        transaction = connection.begin()
+        if self.pooled:
+            self._set(connection, local=True)
+        return transaction
+
+    def _set(self, connection: Connection, *, local: bool) -> None:
+        # A host frozen between claim and commit would hold rows that everybody skips and no rescue sees: the server
+        # ends such a transaction before the lease would have ended.
+        limit = f"{max(int(self.lease * 1000), 500)}ms"
+        settings = {
+            **_PLANNER,
+            "statement_timeout": limit,
+            "idle_in_transaction_session_timeout": limit,
+            "application_name": "sa-jobqueue worker",
+        }
+        connection.execute(select(*(func.set_config(name, value, local) for name, value in settings.items())))
+
+
+def hang_up(connection: Connection) -> None:
+    """Close a service connection that may be broken, whatever state it is in."""
+    for close in (lambda: connection.connection.dbapi_connection.close(), connection.invalidate, connection.close):  # type: ignore[union-attr]
+        try:
+            close()
+        except Exception:
+            logger.debug("a broken connection did not close", exc_info=True)

@@ -1,0 +1,285 @@
+"""Running one job: arguments decoded, handler called, outcome decided, and, where the handler used `ctx.session`, its
+writes committed together with the job's completion.
+
+`run` is for threads and `run_async` for the event loop; they differ in how they call and wait, everything else is
+shared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any, TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+from ..context import AsyncJobContext, JobContext
+from ..errors import HandlerTimeout, PayloadError
+from ..lifecycle import Change, Rules, decide
+from ..models import Job
+from ..operations import Answer
+from ..outcomes import (
+    Cancel,
+    Cancelled,
+    Completed,
+    Discard,
+    ErrorEntry,
+    Failed,
+    Outcome,
+    Released,
+    Retry,
+    Snooze,
+    Undecodable,
+)
+from ..retry import describe
+from .flight import Flight, Stop
+from .unit import Unit
+
+__all__ = ["Executor", "Sessions"]
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+_SIGNALS = (Retry, Snooze, Cancel, Discard)
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Where handlers' sessions come from: the worker's engines, or the user's own sessionmakers."""
+
+    engine: Engine | None = None
+    async_engine: AsyncEngine | None = None
+    maker: sessionmaker[Session] | None = None
+    async_maker: async_sessionmaker[AsyncSession] | None = None
+    translate: Mapping[str | None, str | None] | None = None
+    idle_timeout: float | None = None
+    job: type[Job] = Job
+
+    def open(self) -> tuple[Session, Unit]:
+        """A session for a `def` handler, and the unit that it belongs to."""
+        session = Session() if self.maker is None else self.maker()
+        return session, self._unit(session, self.engine)
+
+    def open_async(self) -> tuple[AsyncSession, Unit]:
+        """The same for an `async def` handler; does no I/O."""
+        session = AsyncSession(expire_on_commit=False) if self.async_maker is None else self.async_maker()
+        engine = None if self.async_engine is None else self.async_engine.sync_engine
+        return session, self._unit(session.sync_session, engine)
+
+    def _unit(self, session: Session, engine: Engine | None) -> Unit:
+        return Unit(session, engine=engine, translate=self.translate, idle=self.idle_timeout, job=self.job)
+
+
+class _Run:
+    """One call of a handler: its context, and its session if it opens one."""
+
+    __slots__ = ("_sessions", "_settled", "async_session", "flight", "unit")
+
+    def __init__(self, flight: Flight, sessions: Sessions) -> None:
+        self.flight, self._sessions = flight, sessions
+        self.unit: Unit | None = None
+        self.async_session: AsyncSession | None = None
+        self._settled = False
+
+    def settle(self) -> bool:
+        """Whether the outcome of this run is the one that counts."""
+        self._settled = self._settled or self.flight.settle()
+        return self._settled
+
+    def close(self) -> None:
+        """Roll back what was not committed; a connection that is broken by now has done so itself."""
+        if self.unit is not None:
+            try:
+                self.unit.close()
+            except Exception:
+                logger.debug("a handler's session did not close", exc_info=True)
+
+    async def in_greenlet(self, work: Callable[[], R]) -> R:
+        """Do what is written for a `Session` with an `AsyncSession`."""
+        if self.async_session is None:
+            return work()
+        return await self.async_session.run_sync(lambda _: work())
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What to call the handler with; PayloadError if the stored arguments do not fit it."""
+        flight = self.flight
+        args, kwargs = flight.task.decode(flight.job.args or "")
+        flight.undecoded = False
+        if flight.task.context is None:
+            return args, kwargs
+        if flight.task.is_async:
+            return (AsyncJobContext(flight.job, self._open_async, flight.notice_stop), *args), kwargs
+        return (JobContext(flight.job, self._open, flight.notice_stop), *args), kwargs
+
+    def _open(self) -> Session:
+        session, self.unit = self._sessions.open()
+        return session
+
+    def _open_async(self) -> AsyncSession:
+        self.async_session, self.unit = self._sessions.open_async()
+        return self.async_session
+
+
+class Executor:
+    """Runs flights. `report(flight, change)` gets the change to write; None: nothing is left to write."""
+
+    def __init__(self, sessions: Sessions, report: Callable[[Flight, Change | None], None]) -> None:
+        self._sessions, self._report = sessions, report
+
+    def run(self, flight: Flight) -> None:
+        """Run a `def` handler, on the thread that calls."""
+        run = _Run(flight, self._sessions)
+        self._start(flight)
+        try:
+            args, kwargs = run.arguments()
+            change = self.decide(flight, self._returned(flight, flight.task.handler(*args, **kwargs)))
+            if change is None or run.unit is None or self._left_early(flight):
+                self._finish(run, change)
+            elif run.settle():
+                self._committed(flight, change, run.unit.complete(change))
+            else:
+                run.close()
+        except BaseException as error:
+            self._finish(run, self._raised(flight, error))
+
+    async def run_async(self, flight: Flight) -> None:
+        """Run an `async def` handler, on its event loop."""
+        run = _Run(flight, self._sessions)
+        self._start(flight)
+        flight.runner = asyncio.current_task()
+        try:
+            args, kwargs = run.arguments()
+            value = await self._await(flight, args, kwargs)
+            flight.runner = None  # from here on nobody may cancel: the outcome is about to be written
+            change = self.decide(flight, self._returned(flight, value))
+            if change is None or run.unit is None or self._left_early(flight):
+                await self._finish_async(run, change)
+            elif run.settle():
+                unit, completion = run.unit, change
+                self._committed(flight, change, await run.in_greenlet(lambda: unit.complete(completion)))
+            else:
+                await run.in_greenlet(run.close)
+        except BaseException as error:
+            flight.runner = None
+            ours = isinstance(error, asyncio.CancelledError) and flight.stop is not None
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and not ours and task is not None and task.cancelling():
+                await self._finish_async(run, self.decide(flight, Released()))
+                raise  # the loop itself is ending
+            if ours and task is not None:
+                task.uncancel()
+            await self._finish_async(run, self._raised(flight, error))
+
+    def decide(self, flight: Flight, outcome: Outcome | None) -> Change | None:
+        """The change that `outcome` means for this flight; None for None."""
+        if outcome is None:
+            return None
+        return decide(flight.claim, outcome, self._rules(flight), random=random.random())
+
+    def give_up(self, flight: Flight, outcome: Outcome) -> bool:
+        """End a flight without its handler: not started, timed out, or in the way of leaving. False: it has ended."""
+        if not flight.settle():
+            return False
+        self._report(flight, self.decide(flight, outcome))
+        return True
+
+    def _rules(self, flight: Flight) -> Rules:
+        return flight.task.rules
+
+    def _start(self, flight: Flight) -> None:
+        flight.started = monotonic()
+        if flight.task.timeout is not None:
+            flight.deadline = flight.started + flight.task.timeout
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("job %d starts", flight.job.id, extra=_fields(flight))
+
+    async def _await(self, flight: Flight, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        task = flight.task
+        if task.timeout is None:
+            return await task.handler(*args, **kwargs)
+        try:
+            async with asyncio.timeout(task.timeout) as limit:
+                return await task.handler(*args, **kwargs)
+        except TimeoutError as error:
+            if limit.expired():
+                raise timed_out(flight) from error
+            raise
+
+    def _returned(self, flight: Flight, value: Any) -> Outcome | None:
+        if flight.stop is not None and flight.noticed and not isinstance(value, _SIGNALS):
+            return self._stopped(flight)  # it looked at ctx.cancelled and left; it did not complete
+        if isinstance(value, _SIGNALS):
+            return value
+        if not flight.task.record:
+            return Completed()
+        try:
+            return Completed(flight.task.encode_result(value))
+        except PayloadError as error:
+            logger.warning("job %d: %s", flight.job.id, error, extra=_fields(flight))
+            return Completed(error=describe(error))
+
+    def _raised(self, flight: Flight, error: BaseException) -> Change | None:
+        return self.decide(flight, self._outcome_of(flight, error))
+
+    def _outcome_of(self, flight: Flight, error: BaseException) -> Outcome | None:
+        if isinstance(error, _SIGNALS):
+            return error
+        if flight.stop is Stop.LOST or flight.stop is Stop.SHUTDOWN:
+            return self._stopped(flight)
+        if flight.stop is Stop.CANCEL and isinstance(error, asyncio.CancelledError):
+            return self._stopped(flight)
+        if isinstance(error, PayloadError) and flight.undecoded:
+            return Undecodable(replace(describe(error), traceback=""))
+        entry = describe(error, hide=__file__)
+        logger.warning(
+            "job %d failed in attempt %d of %d: %s: %s",
+            flight.job.id, flight.job.attempt, flight.job.max_attempts, entry.type, entry.message,
+            extra=_fields(flight), exc_info=error if logger.isEnabledFor(logging.DEBUG) else None,
+        )  # fmt: skip
+        return Failed(error, entry)
+
+    def _stopped(self, flight: Flight) -> Outcome | None:
+        match flight.stop:
+            case Stop.CANCEL:
+                return Cancelled(ErrorEntry("Cancelled", "the run was stopped, as was asked for"))
+            case Stop.SHUTDOWN:
+                return Released()
+            case _:
+                return None
+
+    def _left_early(self, flight: Flight) -> bool:
+        """The handler saw that it should stop, and returned: what it wrote is not kept."""
+        return flight.stop is not None and flight.noticed
+
+    def _finish(self, run: _Run, change: Change | None) -> None:
+        run.close()
+        if run.settle():
+            self._report(run.flight, change)
+
+    async def _finish_async(self, run: _Run, change: Change | None) -> None:
+        await run.in_greenlet(run.close)
+        if run.settle():
+            self._report(run.flight, change)
+
+    def _committed(self, flight: Flight, change: Change | None, answer: Answer | None) -> None:
+        if answer is Answer.LOST:
+            logger.warning("job %d: its claim was lost; nothing it wrote was kept", flight.job.id, extra=_fields(flight))
+        self._report(flight, change if answer is None else None)
+
+
+def timed_out(flight: Flight) -> HandlerTimeout:
+    """The exception that stands for a timeout."""
+    return HandlerTimeout(f"{flight.task.name} took longer than its timeout of {flight.task.timeout:g} s")
+
+
+def _fields(flight: Flight) -> dict[str, Any]:
+    job = flight.job
+    return {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}
+

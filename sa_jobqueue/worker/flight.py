@@ -1,0 +1,120 @@
+"""A claimed job in this process, from the claim to the moment its outcome is written."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from enum import StrEnum
+from time import monotonic
+from typing import Any
+
+from ..context import ClaimedJob
+from ..lifecycle import Claim
+from ..tasks import Task
+
+__all__ = ["Flight", "Flights", "Stop"]
+
+
+class Stop(StrEnum):
+    """Why a run should stop before its end."""
+
+    CANCEL = "cancel"  # somebody asked for it
+    LOST = "lost"  # the claim is no longer valid
+    TIMEOUT = "timeout"  # it took too long
+    SHUTDOWN = "shutdown"  # the worker leaves
+
+
+class Flight:
+    """One claimed job. `stop` is set once, by whoever first wants it to end."""
+
+    __slots__ = ("_settled", "abandoned", "arrived", "deadline", "job", "noticed", "renewed", "runner", "started", "stop", "task", "undecoded")
+
+    def __init__(self, job: ClaimedJob, task: Task[Any, Any, Any]) -> None:
+        self.job = job
+        self.task = task
+        self.arrived = self.renewed = monotonic()
+        self.started: float | None = None
+        self.deadline: float | None = None
+        self.stop: Stop | None = None
+        self.runner: asyncio.Task[Any] | None = None
+        self.noticed = False
+        """The handler has looked at `ctx.cancelled` and seen True."""
+        self.undecoded = True
+        """The handler has not been called yet."""
+        self.abandoned = False
+        """It was given up while its thread still runs."""
+        self._settled = False
+
+    @property
+    def claim(self) -> Claim:
+        """What the life cycle wants to know of it."""
+        job = self.job
+        return Claim(job.id, job.claims, job.attempt, job.max_attempts, job.rescues)
+
+    def notice_stop(self) -> bool:
+        """Whether the handler should come to an end; remembers that it was told so."""
+        if self.stop is None:
+            return False
+        self.noticed = True
+        return True
+
+    def ask_to_stop(self, why: Stop) -> None:
+        """Tell the run to end; the first reason stays. Call it on the event loop for an async handler."""
+        if self.stop is None:
+            self.stop = why
+            if self.runner is not None:
+                self.runner.cancel()
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is an outcome."""
+        return self._settled
+
+    def settle(self) -> bool:
+        """True for the first caller only: one outcome per flight, whatever a thread still does after its timeout."""
+        first, self._settled = not self._settled, True
+        return first
+
+
+class Flights:
+    """Every claim that this process holds, by job id: what is to be renewed, and what a reconnect may not give back."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Flight] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Flight]:
+        with self._lock:
+            return iter(list(self._held.values()))
+
+    def add(self, flights: list[Flight]) -> None:
+        """Hold these claims."""
+        with self._lock:
+            self._held.update((flight.job.id, flight) for flight in flights)
+
+    def get(self, id: int) -> Flight | None:
+        """The flight of this job, if it is held."""
+        return self._held.get(id)
+
+    def drop(self, id: int, claims: int) -> bool:
+        """This claim has ended; False if it was not held. (A later claim of the same job may be held by now.)"""
+        with self._lock:
+            flight = self._held.get(id)
+            if flight is None or flight.job.claims != claims:
+                return False
+            del self._held[id]
+            return True
+
+    def unrenewed(self, seconds: float) -> list[Flight]:
+        """Those claimed or last renewed more than `seconds` ago."""
+        before = monotonic() - seconds
+        return [flight for flight in self if flight.renewed <= before]
+
+    def ids(self) -> list[int]:
+        """The ids of all of them."""
+        with self._lock:
+            return list(self._held)

@@ -1,0 +1,94 @@
+"""Hearing of new jobs: LISTEN on a connection of its own.
+
+A wake-up only makes things fast; polling is the truth. So the listener may come and go: it pings its connection,
+makes a new one when that is broken, and subscribes again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Connection, Engine
+
+from .. import operations
+from ..errors import ConfigurationError
+from ..models import Job
+from .connections import hang_up
+
+__all__ = ["Listener"]
+
+logger = logging.getLogger(__name__)
+
+#: A connection that has said nothing for so many seconds is asked whether it still lives.
+_PING = 15.0
+_RETRY_MOST = 10.0
+
+
+class Listener:
+    """Calls `heard(queue)` for each wake-up, and `heard(None)` after it (again) begins to listen."""
+
+    def __init__(self, engine: Engine, heard: Callable[[str | None], None], *, job: type[Job] = Job) -> None:
+        self._engine, self._heard, self._job = engine, heard, job
+        self._end = threading.Event()
+        self._raw: psycopg.Connection | None = None
+        self._thread = threading.Thread(target=self._loop, name="sa-jobqueue listener", daemon=True)
+        self.listening = False
+        """Whether wake-ups come just now."""
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def finish(self, timeout: float) -> None:
+        """End."""
+        self._end.set()
+        self._thread.join(timeout)
+
+    def _loop(self) -> None:
+        failures = 0
+        while not self._end.is_set():
+            connection: Connection | None = None
+            try:
+                connection = self._engine.connect()
+                raw = self._subscribe(connection)
+                if failures:
+                    logger.warning("listening again")
+                failures, self.listening = 0, True
+                self._heard(None)
+                self._listen(raw)
+            except Exception as error:
+                failures += 1
+                if failures == 1:
+                    logger.warning("not listening for wake-ups (%s); polling meanwhile", error)
+            finally:
+                self.listening = False
+                if connection is not None:
+                    hang_up(connection)
+            if failures:
+                self._end.wait(min(0.2 * 2 ** min(failures - 1, 10), _RETRY_MOST))
+
+    def _subscribe(self, connection: Connection) -> psycopg.Connection:
+        """Take the connection out of the pool for good, and LISTEN on it."""
+        channel = operations.channel(connection, job=self._job)
+        connection.commit()
+        connection.detach()
+        raw = connection.connection.dbapi_connection
+        if not isinstance(raw, psycopg.Connection):
+            raise ConfigurationError(f"listening needs psycopg 3, not {type(raw).__module__}")
+        raw.autocommit = True
+        raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        return raw
+
+    def _listen(self, raw: psycopg.Connection) -> None:
+        asked = monotonic()
+        while not self._end.is_set():
+            for notification in raw.notifies(timeout=1.0):
+                self._heard(notification.payload)
+            if monotonic() - asked > _PING:
+                raw.execute("SELECT 1")
+                asked = monotonic()

@@ -1,0 +1,237 @@
+"""What has to be done from time to time, on a thread and a connection of its own: renewing leases, hearing of cancels,
+ending what takes too long, rescuing what a dead worker held, deleting what was kept long enough, saying we are alive.
+
+There is no leader: every worker does it, and rows locked by another are skipped.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from time import monotonic
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from .. import operations
+from ..lifecycle import Rules, decide
+from ..models import Job
+from ..operations import Answer, Expired
+from ..outcomes import ErrorEntry, Failed, Rescued
+from ..retry import describe
+from ..settings import WorkerSettings
+from ..tasks import Registry
+from .connections import Connector, hang_up
+from .executor import Executor, timed_out
+from .flight import Flight, Flights, Stop
+from .lanes import Lane
+from .writer import OutcomeWriter
+
+__all__ = ["Maintenance"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at deadlines of sync handlers and at cancels that were asked for.
+_TICK = 0.25
+_CANCEL_CHECK = 1.0
+_PAGE = 100
+#: A worker that has not been seen for so long is struck off.
+_FORGET = timedelta(days=1)
+
+
+@dataclass(slots=True)
+class _Chore:
+    """Something to do every so often."""
+
+    every: float
+    do: Callable[[Connection], None]
+    at: float = 0.0
+
+
+class Maintenance:
+    """The chores of one worker process. `stop(flight, why)` asks a running handler to end."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        *,
+        flights: Flights,
+        lanes: dict[str, Lane],
+        registry: Registry,
+        executor: Executor,
+        alive: Callable[[Connection], None],
+        stop: Callable[[Flight, Stop], None],
+        settings: WorkerSettings,
+        job: type[Job] = Job,
+    ) -> None:
+        self._connector, self._flights, self._lanes = connector, flights, lanes
+        self._registry, self._executor = registry, executor
+        self._alive, self._stop, self._settings, self._job = alive, stop, settings, job
+        self._connection: Connection | None = None
+        self._healthy_since = 0.0
+        self._failures = 0
+        lease = settings.lease
+        self._chores = [
+            _Chore(lease / 6, self._renew),
+            _Chore(_CANCEL_CHECK, self._hear_cancels),
+            _Chore(max(min(lease / 4, 15.0), 0.25), self._rescue),
+            _Chore(settings.prune_every, self._prune, at=monotonic() + random.uniform(0, settings.prune_every)),
+            _Chore(max(min(lease / 3, 20.0), 1.0), self._say_alive),
+        ]
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="sa-jobqueue maintenance", daemon=True)
+        self.rescued = 0
+        """Jobs rescued so far."""
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def finish(self, timeout: float) -> None:
+        """End; waits at most `timeout` seconds for what is under way."""
+        self._end.set()
+        self._thread.join(timeout)
+
+    def _loop(self) -> None:
+        while not self._end.wait(self._pause()):
+            self._end_late_handlers()
+            try:
+                self._do_chores()
+                self._failures = 0
+            except Exception as error:
+                self._broken(error)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _pause(self) -> float:
+        if self._failures:
+            return min(0.1 * 2 ** min(self._failures - 1, 10), 5.0)
+        due = min(chore.at for chore in self._chores) - monotonic()
+        return max(min(due, _TICK if any(flight.deadline is not None for flight in self._flights) else due), 0.01)
+
+    def _do_chores(self) -> None:
+        for chore in self._chores:
+            if chore.at > monotonic() or self._end.is_set():
+                continue
+            if self._connection is None:
+                self._connection = self._connector.connect()
+                self._healthy_since = monotonic()
+            chore.do(self._connection)
+            chore.at = monotonic() + chore.every * random.uniform(0.9, 1.0)
+
+    def _broken(self, error: Exception) -> None:
+        self._failures += 1
+        broken, self._connection = self._connection, None
+        if broken is not None:
+            hang_up(broken)
+        if self._failures == 1 or self._failures % 20 == 0:
+            log: Any = logger.warning if isinstance(error, DBAPIError) else logger.exception
+            log("maintenance waits for the database (%s)", getattr(error, "orig", None) or error)
+
+    def _end_late_handlers(self) -> None:
+        """A sync handler cannot be stopped; its attempt is given up, and what it writes later is refused."""
+        now = monotonic()
+        for flight in self._flights:
+            if flight.deadline is not None and flight.deadline <= now and not flight.task.is_async:
+                flight.deadline = None
+                self._stop(flight, Stop.TIMEOUT)
+                error = timed_out(flight)
+                logger.warning("job %d: %s; its thread may still run", flight.job.id, error)
+                self._lanes[flight.job.queue].abandon(flight)
+                if not self._executor.give_up(flight, Failed(error, describe(error))):
+                    self._lanes[flight.job.queue].ended(flight)
+
+    def _renew(self, connection: Connection) -> None:
+        """Renew what was claimed or renewed more than a third of a lease ago."""
+        due = self._flights.unrenewed(self._settings.lease / 3)
+        if not due:
+            return
+        now = monotonic()
+        with self._connector.begin(connection):
+            renewal = operations.renew(
+                connection, {f.job.id: f.job.claims for f in due}, lease=self._settings.lease, job=self._job
+            )
+        for flight in due:
+            if flight.job.id in renewal.lost:
+                self._lose(flight)
+            elif flight.job.id not in renewal.locked:
+                flight.renewed = now
+            if flight.job.id in renewal.cancel_requested:
+                self._stop(flight, Stop.CANCEL)
+
+    def _lose(self, flight: Flight) -> None:
+        if self._flights.drop(flight.job.id, flight.job.claims):
+            logger.warning("job %d: its lease is lost; it is stopped, and nothing it writes is kept", flight.job.id)
+            self._stop(flight, Stop.LOST)
+
+    def _hear_cancels(self, connection: Connection) -> None:
+        """Ask for cancels of what has been running for a while, more often than leases are renewed."""
+        running = [f for f in self._flights if f.arrived <= monotonic() - _CANCEL_CHECK and f.stop is None]
+        if not running:
+            return
+        with self._connector.begin(connection):
+            asked = operations.cancelled_among(connection, {f.job.id: f.job.claims for f in running}, job=self._job)
+        for flight in running:
+            if flight.job.id in asked:
+                self._stop(flight, Stop.CANCEL)
+
+    def _say_alive(self, connection: Connection) -> None:
+        with self._connector.begin(connection):
+            self._alive(connection)
+            operations.forget_workers(connection, unseen_for=_FORGET)
+
+    def _rescue(self, connection: Connection) -> None:
+        """Rescue jobs whose lease has run out, in pages.
+
+        Not before this connection has been healthy for one lease: after an outage every lease looks expired at once.
+        """
+        if monotonic() - self._healthy_since < self._settings.lease:
+            return
+        after = 0
+        while not self._end.is_set():
+            with self._connector.begin(connection):
+                page = operations.expired(connection, after=after, limit=_PAGE, job=self._job)
+            if page:
+                self._write_rescues(connection, page)
+            if len(page) < _PAGE:
+                return
+            after = page[-1].claim.id
+
+    def _write_rescues(self, connection: Connection, page: list[Expired]) -> None:
+        by_id = {found.claim.id: found for found in page}
+        changes = [decide(f.claim, _rescued(f), self._rules(f), random=random.random()) for f in page]
+        writer = OutcomeWriter(lambda change, answer: self._note(by_id[change.id], answer), job=self._job)
+        writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
+
+    def _rules(self, found: Expired) -> Rules:
+        """A worker may rescue what it does not know: `rescue=False` is looked at again where the job would be run."""
+        task = self._registry.get(found.task)
+        return replace(task.rules if task is not None else Rules(), max_rescues=self._settings.max_rescues)
+
+    def _note(self, found: Expired, answer: Answer) -> None:
+        if answer is Answer.APPLIED:
+            self.rescued += 1
+            logger.warning(
+                "job %d rescued from worker %s, whose lease ran out", found.claim.id, found.worker,
+                extra={"job_id": found.claim.id, "task": found.task, "queue": found.queue},
+            )  # fmt: skip
+
+    def _prune(self, connection: Connection) -> None:
+        """Delete what was kept long enough, in pages, for at most as long as a pause between two prunings."""
+        until = monotonic() + self._settings.prune_every
+        while not self._end.is_set() and monotonic() < until:
+            with self._connector.begin(connection):
+                if operations.prune(connection, limit=1_000, job=self._job) < 1_000:
+                    return
+
+
+def _rescued(found: Expired) -> Rescued:
+    return Rescued(ErrorEntry("WorkerLost", f"the lease of worker {found.worker} ran out"))
+
+

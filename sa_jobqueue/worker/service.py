@@ -1,0 +1,243 @@
+"""The service thread: finishes and claims, on a connection of its own.
+
+Finish and claim share a transaction and its commit when there is both to do. Handlers run elsewhere, so a handler that
+blocks cannot hold this up. When the database is away, outcomes are kept, claiming stops, and after it is back what a
+broken commit may have claimed is given back.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from .. import operations
+from ..context import ClaimedJob
+from ..models import Job
+from ..settings import WorkerSettings
+from .connections import Connector, hang_up
+from .lanes import Lane
+from .writer import OutcomeWriter, is_data_fault
+
+__all__ = ["Service"]
+
+logger = logging.getLogger(__name__)
+
+#: Changes written in one statement at most.
+_BATCH = 1_000
+#: Seconds that a request for wake-ups holds; renewed while there is nothing to do.
+_GATE = 5.0
+#: The first wait after a queue was found empty; doubled up to `WorkerSettings.poll`.
+_FIRST_WAIT = 0.02
+
+
+class _Look:
+    """When a lane's queue is to be looked at again."""
+
+    __slots__ = ("at", "wait")
+
+    def __init__(self) -> None:
+        self.at, self.wait = 0.0, _FIRST_WAIT
+
+    def now(self) -> None:
+        self.at, self.wait = 0.0, _FIRST_WAIT
+
+    def later(self, most: float) -> None:
+        self.at = monotonic() + self.wait * random.uniform(0.8, 1.2)
+        self.wait = min(self.wait * 2, most)
+
+
+class Service:
+    """Claims into `lanes` and writes what `writer` holds. `take_in` gets the jobs that were claimed."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        *,
+        worker: str,
+        lanes: dict[str, Lane],
+        writer: OutcomeWriter,
+        take_in: Callable[[list[ClaimedJob]], None],
+        known: Callable[[], list[int]],
+        settings: WorkerSettings,
+        listening: Callable[[], bool],
+        idle: Callable[[], None] | None = None,
+        job: type[Job] = Job,
+    ) -> None:
+        self._connector, self._worker, self._lanes, self._writer = connector, worker, lanes, writer
+        self._take_in, self._known, self._settings, self._listening = take_in, known, settings, listening
+        self._idle = idle
+        self._job = job
+        self._looks = {name: _Look() for name in lanes}
+        self._wake = threading.Event()
+        self._claiming, self._ending = True, False
+        self._connection: Connection | None = None
+        self._gate_until = 0.0
+        self._failures = 0
+        self._thread = threading.Thread(target=self._loop, name="sa-jobqueue service", daemon=True)
+        self.claimed = 0
+        """Jobs claimed so far."""
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is something to write, or a slot has become free."""
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def look_at(self, queue: str | None) -> None:
+        """New jobs are said to be in this queue; None: perhaps in any."""
+        for name, look in self._looks.items():
+            if queue is None or name == queue:
+                look.now()
+        self._wake.set()
+
+    def stop_claiming(self) -> None:
+        """Claim no more; go on writing."""
+        self._claiming = False
+        self._wake.set()
+
+    def finish(self, timeout: float) -> bool:
+        """Write what is left and end; whether that was done within `timeout` seconds."""
+        self._claiming, self._ending = False, True
+        self._wake.set()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _loop(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                busy = self._round()
+                self._failures = 0
+            except Exception as error:
+                self._broken(error)
+                busy = False
+            if self._ending and not len(self._writer):
+                break
+            if not busy:
+                self._wake.wait(self._pause())
+        if self._connection is not None:
+            self._connection.close()
+
+    def _pause(self) -> float | None:
+        if self._failures:
+            return min(0.1 * 2 ** min(self._failures - 1, 10), 5.0) * random.uniform(0.8, 1.2)
+        times = [self._looks[name].at for name, lane in self._lanes.items() if self._claiming and lane.free() > 0]
+        if (locked := self._writer.next_at()) is not None:
+            times.append(locked)
+        return max(min(times) - monotonic(), 0.0) if times else 1.0
+
+    def _round(self) -> bool:
+        """One transaction: write what has ended, claim for what is free. False: there was nothing to do."""
+        connection = self._connection or self._connect()
+        for lane in self._lanes.values():
+            lane.measure()
+        changes = self._writer.take(_BATCH)
+        wanted = self._wanted()
+        if not changes and not wanted:
+            return False
+        jobs: list[ClaimedJob] = []
+        try:
+            with self._connector.begin(connection):
+                answers = operations.apply(connection, changes, job=self._job)
+                if wanted:
+                    jobs = operations.claim(
+                        connection, worker=self._worker, queues=wanted, lease=self._settings.lease, job=self._job
+                    )
+                    jobs = [self._with_args(connection, job) for job in jobs]
+        except BaseException as error:
+            if isinstance(error, DBAPIError) and is_data_fault(error) and changes:
+                self._writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
+                return True
+            self._writer.put_back(changes)
+            raise
+        self._writer.settle(changes, answers)
+        if wanted:
+            self._heed(connection, wanted, jobs)
+        return True
+
+    def _wanted(self) -> dict[str, int]:
+        """How many jobs to claim from each queue now."""
+        if not self._claiming:
+            return {}
+        now = monotonic()
+        return {
+            name: free
+            for name, lane in self._lanes.items()
+            if self._looks[name].at <= now and (free := lane.free()) > 0
+        }  # fmt: skip
+
+    def _heed(self, connection: Connection, wanted: dict[str, int], jobs: list[ClaimedJob]) -> None:
+        """After a claim: hand the jobs over, and decide when to look again."""
+        self.claimed += len(jobs)
+        if jobs:
+            self._take_in(jobs)
+        got: dict[str, int] = {}
+        for job in jobs:
+            got[job.queue] = got.get(job.queue, 0) + 1
+        short = [name for name, asked in wanted.items() if got.get(name, 0) < asked]
+        for name in wanted:
+            if name not in short:
+                self._looks[name].now()
+            elif got.get(name):
+                self._looks[name].wait = _FIRST_WAIT
+        if not short:
+            return
+        if self._listening() and self._gate_until < monotonic() + _GATE / 2:
+            # Ask to be woken, then look once more: what was committed in between told nobody.
+            with self._connector.begin(connection):
+                operations.listen_for(connection, list(self._lanes), seconds=_GATE, job=self._job)
+            self._gate_until = monotonic() + _GATE
+            return
+        if self._idle is not None and not jobs and len(short) == len(self._lanes) and not self._known():
+            self._idle()
+        for name in short:
+            self._looks[name].later(self._settings.poll)
+
+    def _with_args(self, connection: Connection, job: ClaimedJob) -> ClaimedJob:
+        """The job with its arguments; those larger than the claim's limit are fetched one by one."""
+        if job.args is not None:
+            return job
+        return job._replace(args=operations.fetch_args(connection, job.id, job=self._job))
+
+    def _connect(self) -> Connection:
+        connection = self._connector.connect()
+        if self._failures or self.claimed:
+            try:
+                self._recover(connection)
+            except BaseException:
+                connection.close()
+                raise
+            logger.warning("the database is back")
+        self._connection = connection
+        for look in self._looks.values():
+            look.now()
+        return connection
+
+    def _recover(self, connection: Connection) -> None:
+        """After a lost connection: a commit may have claimed jobs that we were never told of. Give them back."""
+        known = {*self._known(), *self._writer.ids()}
+        with self._connector.begin(connection):
+            released = operations.release_unknown(connection, worker=self._worker, known=known, job=self._job)
+        if released:
+            logger.warning("gave back %d jobs that a broken commit had claimed", len(released))
+
+    def _broken(self, error: Exception) -> None:
+        """The round failed: keep what is to be written, and begin anew on a fresh connection, after a while."""
+        self._failures += 1
+        broken, self._connection = self._connection, None
+        if broken is not None:
+            hang_up(broken)
+        if self._failures == 1 or self._failures % 20 == 0:
+            log: Any = logger.warning if isinstance(error, DBAPIError) else logger.exception
+            reason = getattr(error, "orig", None) or error
+            log("the database does not answer (%s); %d outcomes are kept; trying again", reason, len(self._writer))

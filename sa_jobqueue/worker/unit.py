@@ -1,0 +1,115 @@
+"""The transaction that a handler's session joins.
+
+It is opened when the session first asks for a connection, on the engine of the user's sessionmaker or the worker's.
+Everything here is synchronous code over a `Session`; an async handler's runs inside `AsyncSession.run_sync`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.orm import Session
+
+from .. import operations
+from ..errors import SessionUnavailable
+from ..lifecycle import Change
+from ..models import Job
+from ..operations import Answer
+
+__all__ = ["Unit"]
+
+
+class Unit:
+    """One handler's database work: its session, and the transaction that ends together with the job's completion."""
+
+    __slots__ = ("_engine", "_idle", "_job", "_original", "_translate", "connection", "session")
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        engine: Engine | None,
+        translate: Mapping[str | None, str | None] | None,
+        idle: float | None = None,
+        job: type[Job] = Job,
+    ) -> None:
+        # A session of the user's sessionmaker knows its engine, and perhaps other databases for some of its classes.
+        own = session.bind
+        self._engine = engine if own is None else own.engine
+        self._translate, self._idle, self._job = translate, idle, job
+        self.connection: Connection | None = None
+        self.session = session
+        self._original = session.get_bind
+        # "create_savepoint": the handler's own commit() and rollback() end a savepoint, never the worker's transaction.
+        session.join_transaction_mode = "create_savepoint"
+        session.get_bind = self._bind  # type: ignore[method-assign]
+
+    def _bind(self, *args: Any, **options: Any) -> Engine | Connection:
+        """Where the session's next statement goes: to our transaction, or, by the user's `binds`, to another database."""
+        try:
+            elsewhere = self._original(*args, **options)
+        except UnboundExecutionError:
+            elsewhere = None
+        if elsewhere is not None and elsewhere.engine is not self._engine:
+            return elsewhere
+        if self.connection is None:
+            self.connection = self._open()
+        return self.connection
+
+    def _open(self) -> Connection:
+        if self._engine is None:
+            raise SessionUnavailable(
+                "ctx.session needs an engine of the handler's kind: async handlers an AsyncEngine, def handlers an "
+                "Engine; give the worker one, Worker(engine, async_engine=...), or a URL"
+            )
+        connection = self._engine.connect()
+        try:
+            options: dict[str, Any] = {"isolation_level": "READ COMMITTED"}
+            if self._translate:
+                given = connection.get_execution_options().get("schema_translate_map") or {}
+                options["schema_translate_map"] = {**given, **self._translate}
+            connection = connection.execution_options(**options)
+            connection.begin()
+            if self._idle is not None:
+                value = f"{int(self._idle * 1000)}ms"
+                connection.execute(select(func.set_config("idle_in_transaction_session_timeout", value, True)))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def complete(self, change: Change) -> Answer | None:
+        """Commit what the handler wrote together with `change`, or, if the claim is no longer valid, nothing.
+
+        None: the session was never used, so there is nothing to commit and `change` is still to be written.
+        """
+        try:
+            if self.connection is None and not (self.session.new or self.session.dirty or self.session.deleted):
+                self.session.commit()
+                return None
+            self.session.flush()
+            if self.connection is None:
+                self.session.commit()  # all of it went to other databases
+                return None
+            connection = self.connection
+            answer = operations.apply(connection, [change], skip_locked=False, job=self._job)[change.id]
+            if answer is not Answer.APPLIED:
+                return Answer.LOST
+            self.session.commit()
+            connection.commit()
+            return answer
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Roll back what was not committed and give the connection back."""
+        try:
+            self.session.close()
+        finally:
+            if self.connection is not None:
+                connection, self.connection = self.connection, None
+                connection.close()
+

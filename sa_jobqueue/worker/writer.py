@@ -1,0 +1,136 @@
+"""Outcomes on their way to the database: kept until they are written, whatever happens to it meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from .. import operations
+from ..lifecycle import Change, Event, JobStatus
+from ..models import Job
+from ..operations import Answer
+from ..outcomes import ErrorEntry
+from ..retry import MAX_MESSAGE, clean
+
+__all__ = ["OutcomeWriter", "is_data_fault"]
+
+logger = logging.getLogger(__name__)
+
+#: A row that an operator has locked is tried again after this many seconds.
+_LOCKED_RETRY = 0.2
+#: A completed job that a foreign key keeps from being deleted at once stays this long before pruning tries.
+_UNDELETABLE_RETAIN = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    at: float
+    change: Change
+
+
+class OutcomeWriter:
+    """Collects changes from any thread; the service thread writes them in batches. `done` hears of each that ended."""
+
+    def __init__(self, done: Callable[[Change, Answer], None], *, job: type[Job] = Job) -> None:
+        self._pending: deque[Change] = deque()
+        self._locked: deque[_Later] = deque()
+        self._done = done
+        self._job = job
+
+    def __len__(self) -> int:
+        return len(self._pending) + len(self._locked)
+
+    def add(self, change: Change) -> None:
+        """A change to be written."""
+        self._pending.append(change)
+
+    def take(self, most: int) -> list[Change]:
+        """The next batch; at most one change of each job, for the answers go by id."""
+        now = monotonic()
+        while self._locked and self._locked[0].at <= now:
+            self._pending.append(self._locked.popleft().change)
+        batch: dict[int, Change] = {}
+        while self._pending and len(batch) < most:
+            change = self._pending.popleft()
+            if change.id in batch:
+                self._pending.appendleft(change)
+                break
+            batch[change.id] = change
+        return list(batch.values())
+
+    def put_back(self, changes: list[Change]) -> None:
+        """These were not written after all; they come first again."""
+        self._pending.extendleft(reversed(changes))
+
+    def next_at(self) -> float | None:
+        """When the next row that was locked is due, by the monotonic clock."""
+        return self._locked[0].at if self._locked else None
+
+    def ids(self) -> list[int]:
+        """The jobs whose changes are still to be written."""
+        return [change.id for change in self._pending] + [later.change.id for later in self._locked]
+
+    def settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:
+        """After the commit: what each row answered."""
+        for change in changes:
+            answer = answers.get(change.id, Answer.LOST)
+            if answer is Answer.LOCKED:
+                self._locked.append(_Later(monotonic() + _LOCKED_RETRY, change))
+            else:
+                self._done(change, answer)
+
+    def write_apart(self, begin: Callable[[], object], connection: Connection, changes: list[Change]) -> None:
+        """Write a batch that failed as a whole: halve it until the bad row is alone, and end that one with the reason.
+
+        Each part is a transaction of its own. Raises only what says that the database is away.
+        """
+        while changes:
+            try:
+                with begin():  # type: ignore[attr-defined]
+                    answers = operations.apply(connection, changes, job=self._job)
+            except DBAPIError as error:
+                if not is_data_fault(error):
+                    self.put_back(changes)
+                    raise
+                if len(changes) > 1:
+                    half = len(changes) // 2
+                    self.put_back(changes[half:])
+                    self.write_apart(begin, connection, changes[:half])
+                    changes = self.take(len(changes) - half)
+                    continue
+                if (mended := _mend(changes[0], error)) is None:
+                    logger.error("job %d: its outcome cannot be written: %s", changes[0].id, error.orig)
+                    self._done(changes[0], Answer.LOST)
+                    return
+                changes = [mended]
+            else:
+                self.settle(changes, answers)
+                return
+
+
+def _mend(change: Change, error: DBAPIError) -> Change | None:
+    """A change that can be written in place of one that cannot; None when that was it already."""
+    if isinstance(error, IntegrityError) and change.event is Event.COMPLETE and change.retain == 0:
+        return replace(change, retain=_UNDELETABLE_RETAIN)
+    reason = ErrorEntry("OutcomeNotWritten", clean(f"its outcome could not be written: {error.orig}")[:MAX_MESSAGE])
+    if change.error == reason:
+        return None
+    if change.error is not None and change.error.type == reason.type:
+        return None
+    logger.error("job %d: its outcome could not be written: %s", change.id, error.orig)
+    return replace(
+        change, event=Event.FAIL, status=JobStatus.FAILED, if_cancelled=JobStatus.FAILED,
+        error=reason, result=None, delay=0.0, retain=None,
+    )  # fmt: skip
+
+
+def is_data_fault(error: DBAPIError) -> bool:
+    """Whether the statement's values are to blame (SQLSTATE classes 22 and 23), not the server or the connection."""
+    state = getattr(error.orig, "sqlstate", None) or ""
+    return not error.connection_invalidated and state[:2] in ("22", "23")
