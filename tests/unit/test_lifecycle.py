@@ -1,0 +1,334 @@
+"""The state machine: what each outcome makes of a job, and what no sequence of them can do."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sa_jobqueue.lifecycle import (
+    FINISHED,
+    LIVE,
+    TRANSITIONS,
+    Change,
+    Claim,
+    Event,
+    JobStatus,
+    Rules,
+    decide,
+    sources,
+)
+from sa_jobqueue.outcomes import (
+    Cancel,
+    Cancelled,
+    Completed,
+    Discard,
+    ErrorEntry,
+    Failed,
+    Outcome,
+    Released,
+    Rescued,
+    Retry,
+    Snooze,
+    Undecodable,
+)
+from sa_jobqueue.retry import MAX_MESSAGE, RetryPolicy
+from tests.support.model import ModelJob
+from tests.support.outcomes import all_rules, rescues, run_outcomes
+
+ERROR = ErrorEntry("builtins.ValueError", "no", "trace")
+BOOM = Failed(ValueError("no"), ERROR)
+RULES = Rules(RetryPolicy(base=10, jitter=0), retain=70.0, retain_failed=300.0, max_rescues=3)
+QUEUED, RUNNING = JobStatus.QUEUED, JobStatus.RUNNING
+COMPLETED, FAILED, CANCELLED = JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED
+
+
+def claimed(attempt: int = 1, max_attempts: int = 3, rescues: int = 0) -> Claim:
+    return Claim(id=7, claims=4, attempt=attempt, max_attempts=max_attempts, rescues=rescues)
+
+
+def again(event: Event, **fields: object) -> Change:
+    return Change(7, 4, event, QUEUED, CANCELLED, retain=70.0, **fields)  # type: ignore[arg-type]
+
+
+def final(event: Event, status: JobStatus, **fields: object) -> Change:
+    return Change(7, 4, event, status, status, **fields)  # type: ignore[arg-type]
+
+
+CASES: dict[str, tuple[Claim, Outcome, Change]] = {
+    "a plain return completes": (claimed(), Completed(), final(Event.COMPLETE, COMPLETED, retain=70.0)),
+    "a recorded result is kept": (
+        claimed(), Completed("[1]"), final(Event.COMPLETE, COMPLETED, result="[1]", retain=70.0),
+    ),
+    "a result that cannot be stored leaves an error and completes": (
+        claimed(), Completed(error=ERROR), final(Event.COMPLETE, COMPLETED, error=ERROR, retain=70.0),
+    ),
+    "an exception retries after the policy's delay": (
+        claimed(2), BOOM, again(Event.RETRY, delay=20.0, error=ERROR),
+    ),
+    "the last attempt's exception fails the job": (
+        claimed(3), BOOM, final(Event.FAIL, FAILED, error=ERROR, retain=300.0),
+    ),
+    "an attempt beyond the last fails it too": (
+        claimed(4), BOOM, final(Event.FAIL, FAILED, error=ERROR, retain=300.0),
+    ),
+    "with a single attempt the first exception fails it": (
+        claimed(1, 1), BOOM, final(Event.FAIL, FAILED, error=ERROR, retain=300.0),
+    ),
+    "Retry without a time waits as the policy says": (
+        claimed(1), Retry(reason="busy"), again(Event.RETRY, delay=10.0, error=ErrorEntry("Retry", "busy")),
+    ),
+    "Retry with a time waits that long": (
+        claimed(1), Retry(timedelta(minutes=2)),
+        again(Event.RETRY, delay=120.0, error=ErrorEntry("Retry", "the handler asked for a retry")),
+    ),
+    "Retry after 0 seconds is not the policy's delay": (
+        claimed(1), Retry(0, reason="now"), again(Event.RETRY, delay=0.0, error=ErrorEntry("Retry", "now")),
+    ),
+    "Retry on the last attempt fails": (
+        claimed(3), Retry(5, reason="busy"),
+        final(Event.FAIL, FAILED, error=ErrorEntry("Retry", "busy"), retain=300.0),
+    ),
+    "Snooze gives the attempt back": (claimed(3), Snooze(30), again(Event.SNOOZE, delay=30.0, attempt=-1)),
+    "a release gives the attempt back": (claimed(1), Released(), again(Event.RELEASE, attempt=-1)),
+    "a release may wait": (claimed(1), Released(9.0), again(Event.RELEASE, delay=9.0, attempt=-1)),
+    "Cancel ends as cancelled": (
+        claimed(), Cancel("enough"), final(Event.CANCEL, CANCELLED, error=ErrorEntry("Cancel", "enough"), retain=70.0),
+    ),
+    "a run stopped by a cancel ends as cancelled": (
+        claimed(), Cancelled(), final(Event.CANCEL, CANCELLED, retain=70.0),
+    ),
+    "Discard ends as failed, attempts left or not": (
+        claimed(), Discard("bad"), final(Event.FAIL, FAILED, error=ErrorEntry("Discard", "bad"), retain=300.0),
+    ),
+    "arguments that do not fit end as failed": (
+        claimed(), Undecodable(ERROR), final(Event.FAIL, FAILED, error=ERROR, retain=300.0),
+    ),
+    "a rescue gives the attempt back and counts itself": (
+        claimed(3, rescues=1), Rescued(ERROR),
+        again(Event.RESCUE, error=ERROR, attempt=-1, rescues=1, expired=True),
+    ),
+    "the last rescue fails the job and says how often": (
+        claimed(1, rescues=2), Rescued(ErrorEntry("Rescued", "lease ran out")),
+        final(
+            Event.FAIL, FAILED, error=ErrorEntry("Rescued", "its worker died 3 times; lease ran out"),
+            rescues=1, expired=True, retain=300.0,
+        ),
+    ),
+    "a task that must not run twice fails when its worker dies": (
+        claimed(1), Rescued(ERROR, retry=False),
+        final(Event.FAIL, FAILED, error=ERROR, rescues=1, expired=True, retain=300.0),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("claim", "outcome", "change"), CASES.values(), ids=CASES.keys())
+def test_each_outcome_becomes_its_change(claim: Claim, outcome: Outcome, change: Change) -> None:
+    """`decide` is a table."""
+    assert decide(claim, outcome, RULES, random=0.5) == change
+
+
+def test_a_task_without_rescue_fails_when_its_worker_dies() -> None:
+    """`rescue=False` in the rules is enough."""
+    change = decide(claimed(), Rescued(ERROR, retry=True), Rules(rescue=False), random=0.5)
+
+    assert (change.status, change.expired) == (FAILED, True)
+
+
+def test_no_retry_ends_the_job_whatever_attempts_are_left() -> None:
+    """The rule of the exception's class comes first."""
+    rules = Rules(RetryPolicy(no_retry=(ValueError,)))
+
+    assert decide(claimed(1, 9), BOOM, rules, random=0.5).status is FAILED
+
+
+def test_jitter_moves_the_delay_by_the_random_number() -> None:
+    """Randomness is an argument."""
+    rules = Rules(RetryPolicy(base=10, jitter=0.5))
+
+    assert [decide(claimed(1), BOOM, rules, random=r).delay for r in (0.0, 0.5, 0.75)] == [5.0, 10.0, 12.5]
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [Cancel("a\x00b\ud800" + "x" * 9_999), Discard("\x00"), Retry(reason="\udfff"), Retry(reason="y" * 9_999)],
+)
+@pytest.mark.parametrize("attempt", [1, 3])
+def test_the_reason_of_a_signal_can_be_stored(outcome: Outcome, attempt: int) -> None:
+    """A handler's words are cleaned and cut as an exception's are: they must not break the batch they are written in."""
+    error = decide(claimed(attempt), outcome, RULES, random=0.5).error
+
+    assert error is not None
+    assert len(error.message) <= MAX_MESSAGE
+    assert "\x00" not in error.message
+    error.message.encode()
+
+
+def test_the_last_rescue_keeps_the_message_within_its_length() -> None:
+    """What is put before it is cut with it."""
+    error = decide(claimed(rescues=2), Rescued(ErrorEntry("Rescued", "x" * MAX_MESSAGE)), RULES, random=0.5).error
+
+    assert error is not None
+    assert len(error.message) <= MAX_MESSAGE
+
+
+# ---- the table
+
+
+def test_live_and_finished_part_the_statuses() -> None:
+    """Every status is one or the other."""
+    assert set(JobStatus) == LIVE | FINISHED
+    assert not LIVE & FINISHED
+
+
+def test_a_final_state_is_left_by_an_operators_retry_only() -> None:
+    """Nothing else starts there."""
+    assert {event for status, event in TRANSITIONS if status in FINISHED} == {Event.REQUEUE}
+
+
+def test_only_the_queue_is_claimed_and_only_a_claim_runs() -> None:
+    """Running is entered in one way."""
+    assert sources(Event.CLAIM) == (QUEUED,)
+    assert {event for (_, event), after in TRANSITIONS.items() if after is RUNNING} == {Event.CLAIM}
+
+
+def test_every_event_has_a_source_and_every_status_but_the_first_a_way_to_it() -> None:
+    """No word of the table is idle. `blocked` is where some jobs begin."""
+    assert all(sources(event) for event in Event)
+    assert {QUEUED, *TRANSITIONS.values()} == set(JobStatus) - {JobStatus.BLOCKED}
+
+
+def test_sources_come_in_the_order_of_the_life_cycle() -> None:
+    """Statements are built from them, and their text must not vary."""
+    assert sources(Event.CANCEL) == (QUEUED, JobStatus.BLOCKED, RUNNING)
+    assert sources(Event.REQUEUE) == (QUEUED, COMPLETED, FAILED, CANCELLED)
+
+
+# ---- properties
+
+claims = st.builds(
+    Claim,
+    id=st.integers(1, 2**63 - 1),
+    claims=st.integers(1, 2**31 - 1),
+    attempt=st.integers(1, 32_767),
+    max_attempts=st.integers(1, 32_767),
+    rescues=st.integers(0, 32_767),
+)
+
+
+@given(claims, st.one_of(run_outcomes, rescues), all_rules, st.floats(0, 1, exclude_max=True))
+def test_a_change_is_always_in_the_table(claim: Claim, outcome: Outcome, rules: Rules, random: float) -> None:
+    """From `running`, by its event, to its status; and by a cancel to the other one."""
+    change = decide(claim, outcome, rules, random=random)
+
+    assert TRANSITIONS[RUNNING, change.event] is change.status
+    assert (change.id, change.claims) == (claim.id, claim.claims)
+    if change.status in FINISHED:
+        assert change.if_cancelled is change.status
+        assert (change.delay, change.attempt) == (0, 0)
+    else:
+        assert change.if_cancelled is TRANSITIONS[RUNNING, Event.CANCEL]
+        assert change.result is None
+    assert math.isfinite(change.delay)
+    assert change.delay >= 0
+    assert change.expired == isinstance(outcome, Rescued)
+    assert change.retain in {rules.retain, rules.retain_failed}
+
+
+@given(claims, st.one_of(run_outcomes, rescues), all_rules)
+def test_no_change_retries_a_last_attempt(claim: Claim, outcome: Outcome, rules: Rules) -> None:
+    """What goes back without the attempt given back has attempts left."""
+    change = decide(claim, outcome, rules, random=0.5)
+
+    if change.status is QUEUED and change.attempt == 0:
+        assert claim.attempt < claim.max_attempts
+    if change.event is Event.RESCUE:
+        assert claim.rescues + 1 < rules.max_rescues
+
+
+class Life(RuleBasedStateMachine):
+    """A job in the hands of handlers, dying workers and operators."""
+
+    @initialize(max_attempts=st.integers(1, 4), rules=all_rules)
+    def enqueue(self, max_attempts: int, rules: Rules) -> None:
+        self.job = ModelJob(max_attempts, rules)
+        self.held: list[Claim] = []
+        self.asked = self.deleted = False
+        self.attempts = self.rescues = 0
+
+    @rule()
+    def claim(self) -> None:
+        held = self.job.claim()
+        if held is not None:
+            assert not self.asked, "it runs although a cancel was asked for"
+            self.held.append(held)
+            self.attempts += 1
+            assert held.attempt <= held.max_attempts
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), outcome=run_outcomes)
+    def end(self, data: st.DataObject, outcome: Outcome) -> None:
+        """Any claim ever taken reports, valid or not."""
+        self._end(data.draw(st.sampled_from(self.held)), outcome)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), outcome=rescues)
+    def rescue(self, data: st.DataObject, outcome: Outcome) -> None:
+        self._end(data.draw(st.sampled_from(self.held[-2:])), outcome)
+
+    def _end(self, claim: Claim, outcome: Outcome) -> None:
+        before = (self.job.status, self.job.claims)
+        valid = before == (RUNNING, claim.claims) and not self.job.deleted
+        change = self.job.end(claim, outcome)
+        if not valid:
+            assert (self.job.status, self.job.claims) == before
+            return
+        self.attempts += change.attempt
+        self.rescues += change.rescues
+        if self.asked:
+            assert self.job.status in FINISHED
+
+    @rule()
+    def time_passes(self) -> None:
+        self.job.time_passes()
+
+    @rule()
+    def cancel(self) -> None:
+        self.asked = self.job.cancel() or self.asked
+
+    @rule()
+    def discard(self) -> None:
+        self.job.discard()
+
+    @rule()
+    def release(self) -> None:
+        if self.job.release():
+            self.attempts -= 1
+
+    @rule()
+    def retry(self) -> None:
+        finished = self.job.status in FINISHED
+        if self.job.retry():
+            self.asked, self.rescues = False, 0
+            if finished:
+                self.attempts = 0
+
+    @invariant()
+    def bounds_hold(self) -> None:
+        assert 0 <= self.attempts == self.job.attempt <= self.job.max_attempts
+        assert self.rescues == self.job.rescues <= max(self.job.rules.max_rescues, 1)
+        assert all(step in TRANSITIONS for step in self.job.walked)
+        if self.asked and self.job.status is not RUNNING:
+            assert self.job.status in FINISHED
+
+    @invariant()
+    def final_states_are_left_by_a_retry_only(self) -> None:
+        assert all(event is Event.REQUEUE for status, event in self.job.walked if status in FINISHED)
+
+
+Life.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestLife = Life.TestCase

@@ -1,0 +1,353 @@
+"""How long to wait, and how a failure is described."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sa_jobqueue.outcomes import MAX_DELAY, ErrorEntry
+from sa_jobqueue.retry import MAX_MESSAGE, MAX_TRACEBACK, RetryPolicy, clean, describe, next_delay
+
+# ---- the formula
+
+
+@pytest.mark.parametrize(
+    ("attempt", "seconds"), [(0, 10), (1, 10), (2, 20), (3, 40), (4, 80), (5, 100), (6, 100), (32_767, 100)]
+)
+def test_the_delay_doubles_up_to_the_cap(attempt: int, seconds: float) -> None:
+    """`base * factor ** (attempt - 1)`, at most `cap`; no attempt is too large for the power."""
+    assert RetryPolicy(base=10, factor=2, cap=100, jitter=0).backoff(attempt, 0.9) == seconds
+
+
+def test_times_may_be_timedeltas() -> None:
+    """As everywhere."""
+    policy = RetryPolicy(base=timedelta(minutes=1), cap=timedelta(minutes=3), jitter=0)
+
+    assert [policy.backoff(n, 0) for n in (1, 2, 3)] == [60, 120, 180]
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 2_000, 32_767])
+def test_a_base_of_nothing_never_waits(attempt: int) -> None:
+    """Not even where the power overflows."""
+    assert RetryPolicy(base=0, factor=3).backoff(attempt, 0.99) == 0
+
+
+policies = st.builds(
+    RetryPolicy,
+    base=st.floats(0, MAX_DELAY),
+    factor=st.one_of(st.floats(1, 1e300), st.integers(1, 10)),
+    cap=st.floats(0, MAX_DELAY),
+    jitter=st.floats(0, 1),
+)
+
+
+@given(policies, st.integers(-5, 32_767), st.floats(0, 1, exclude_max=True))
+def test_the_delay_stays_within_the_cap_and_its_jitter(policy: RetryPolicy, attempt: int, random: float) -> None:
+    """`cap` bounds what is jittered, a century bounds everything."""
+    delay = policy.backoff(attempt, random)
+    plain = RetryPolicy(policy.base, policy.factor, policy.cap, jitter=0).backoff(attempt, 0)
+
+    assert 0 <= delay <= MAX_DELAY
+    assert plain <= policy.cap  # type: ignore[operator]
+    slack = 1 + 1e-9
+    assert plain * (1 - policy.jitter) / slack <= delay <= max(plain * (1 + policy.jitter), plain) * slack
+
+
+@given(policies, st.integers(1, 100))
+def test_the_delay_never_shrinks(policy: RetryPolicy, attempt: int) -> None:
+    """A later attempt waits as long or longer, for the same random number."""
+    assert policy.backoff(attempt, 0.5) <= policy.backoff(attempt + 1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"base": -1}, "base must be between"),
+        ({"cap": float("nan")}, "cap must be between"),
+        ({"base": "5"}, "base must be seconds"),
+        ({"factor": 0.5}, "factor must be at least 1"),
+        ({"factor": float("inf")}, "factor must be at least 1"),
+        ({"factor": float("nan")}, "factor must be at least 1"),
+        ({"jitter": -0.1}, "jitter must be between 0 and 1"),
+        ({"jitter": 1.1}, "jitter must be between 0 and 1"),
+        ({"jitter": float("nan")}, "jitter must be between 0 and 1"),
+        ({"no_retry": ("ValueError",)}, "no_retry holds exception classes"),
+        ({"no_retry": (int,)}, "no_retry holds exception classes"),
+        ({"no_retry": (ValueError("an instance"),)}, "no_retry holds exception classes"),
+    ],
+)
+def test_a_wrong_policy_is_refused_at_once(wrong: dict[str, object], said: str) -> None:
+    """Where it is written, not when the first job fails."""
+    with pytest.raises((ValueError, TypeError), match=said):
+        RetryPolicy(**wrong)  # type: ignore[arg-type]
+
+
+# ---- rules of one's own
+
+
+def test_no_retry_holds_for_subclasses() -> None:
+    """As `except` does."""
+    policy = RetryPolicy(no_retry=(LookupError, SystemExit), jitter=0)
+
+    assert next_delay(policy, KeyError("k"), 1, 0.5) is None
+    assert next_delay(policy, SystemExit(), 1, 0.5) is None
+    assert next_delay(policy, ValueError(), 1, 0.5) == 15
+
+
+def test_no_retry_may_be_any_sequence() -> None:
+    """A list is what people write."""
+    policy = RetryPolicy(no_retry=[ValueError])  # type: ignore[arg-type]
+
+    assert next_delay(policy, ValueError(), 1, 0.5) is None
+    assert hash(policy) == hash(RetryPolicy(no_retry=(ValueError,)))
+
+
+@pytest.mark.parametrize(("own", "seconds"), [(7, 7.0), (0, 0.0), (timedelta(minutes=1), 60.0), (None, None)])
+def test_a_function_of_ones_own_takes_the_place_of_the_formula(own: object, seconds: float | None) -> None:
+    """It is given the exception and the attempt; None means no more attempts. It is not jittered."""
+    seen = []
+
+    def delay(exception: BaseException, attempt: int) -> object:
+        seen.append((str(exception), attempt))
+        return own
+
+    assert next_delay(RetryPolicy(delay=delay), ValueError("no"), 3, 0.9) == seconds  # type: ignore[arg-type]
+    assert seen == [("no", 3)]
+
+
+def test_no_retry_comes_before_the_function() -> None:
+    """The function is not asked."""
+    policy = RetryPolicy(no_retry=(ValueError,), delay=lambda exception, attempt: 1)
+
+    assert next_delay(policy, ValueError(), 1, 0.5) is None
+
+
+@pytest.mark.parametrize("own", [-1, float("nan"), float("inf"), "soon", True, object(), timedelta(-1), 1e30, [1]])
+def test_a_function_that_returns_nonsense_is_replaced_by_the_formula(
+    own: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The job goes on, and the log says why."""
+    policy = RetryPolicy(base=5, jitter=0, delay=lambda exception, attempt: own)  # type: ignore[arg-type,return-value]
+
+    with caplog.at_level(logging.ERROR):
+        assert next_delay(policy, ValueError(), 2, 0.5) == 10
+    assert "RetryPolicy.delay failed" in caplog.text
+
+
+def test_a_function_that_raises_is_replaced_by_the_formula(caplog: pytest.LogCaptureFixture) -> None:
+    """A bug in it must not lose the outcome of a job."""
+
+    def delay(exception: BaseException, attempt: int) -> float:
+        raise ZeroDivisionError("my own fault")
+
+    assert next_delay(RetryPolicy(base=5, jitter=0, delay=delay), ValueError(), 1, 0.5) == 5
+    assert "my own fault" in caplog.text
+
+
+# ---- describing
+
+
+def caught(raising: object) -> ErrorEntry:
+    try:
+        raising()  # type: ignore[operator]
+    except BaseException as error:
+        return storable(describe(error))
+    raise AssertionError("nothing was raised")
+
+
+def storable(entry: ErrorEntry) -> ErrorEntry:
+    """What PostgreSQL asks of it."""
+    for text in (entry.type, entry.message, entry.traceback):
+        assert "\x00" not in text
+        text.encode()
+        assert "\\u0000" not in json.dumps(text)
+    assert len(entry.type) <= 200
+    assert len(entry.message) <= MAX_MESSAGE
+    assert len(entry.traceback) <= MAX_TRACEBACK
+    return entry
+
+
+def test_an_exception_is_its_type_message_and_traceback() -> None:
+    """What a person needs to find the place."""
+
+    def handler() -> None:
+        raise ValueError("no such order")
+
+    entry = caught(handler)
+
+    assert (entry.type, entry.message) == ("ValueError", "no such order")
+    assert entry.traceback.startswith("Traceback (most recent call last)")
+    assert entry.traceback.endswith("ValueError: no such order\n")
+    assert "in handler" in entry.traceback
+
+
+def test_the_type_is_qualified_outside_of_builtins() -> None:
+    """Two libraries may both have a `Timeout`."""
+    assert describe(json.JSONDecodeError("bad", "doc", 0)).type == "json.decoder.JSONDecodeError"
+
+
+@given(st.text(st.characters(codec=None), max_size=50).map(lambda text: text + "\x00\ud800\udfff"))
+def test_what_cannot_be_stored_is_replaced(message: str) -> None:
+    """NUL and lone surrogates become U+FFFD; everything else stays."""
+    entry = storable(describe(ValueError(message)))
+
+    assert entry.message == clean(message)
+    assert len(entry.message) == len(message)
+    kept = [c for c in message if c != "\x00" and not "\ud800" <= c <= "\udfff"]
+    assert [c for c in entry.message if c != "\ufffd"] == [c for c in kept if c != "\ufffd"]
+
+
+def test_a_long_message_keeps_its_beginning_and_a_long_traceback_its_end() -> None:
+    """The end of a traceback is where the reason is."""
+
+    def down(depth: int) -> None:
+        # Two functions in turn: Python folds only the same line repeated.
+        (up(depth - 1) if depth % 2 else down(depth - 1)) if depth else exec("raise ValueError('x' * 3_000 + 'end')")
+
+    def up(depth: int) -> None:
+        down(depth - 1) if depth > 0 else down(0)
+
+    entry = caught(lambda: down(60))
+
+    assert entry.message == "x" * (MAX_MESSAGE - 1) + "…"
+    assert entry.traceback.startswith("…")
+    assert entry.traceback.endswith("xend\n")
+    assert len(entry.traceback) == MAX_TRACEBACK
+
+
+def test_a_huge_message_is_no_trouble() -> None:
+    """50 MB that nobody will read, full of what cannot be stored."""
+    assert len(caught(lambda: exec("raise ValueError('\\x00' * 50_000_000)")).message) == MAX_MESSAGE
+
+
+def test_endless_recursion_is_described() -> None:
+    """Its traceback has a thousand frames."""
+
+    def recurse(depth: int) -> int:
+        return recurse(depth + 1) + 1
+
+    entry = caught(lambda: recurse(0))
+
+    assert entry.type == "RecursionError"
+    assert "recurse" in entry.traceback
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class NotText(Exception):
+    def __str__(self) -> str:
+        return 5  # type: ignore[return-value]  # noqa: PLE0307
+
+
+class Unrepresentable(Exception):
+    def __str__(self) -> str:
+        raise self
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("kind", [Silent, NotText, Unrepresentable])
+def test_an_exception_without_words_is_described(kind: type[Exception]) -> None:
+    """`__str__` is somebody's code and may fail."""
+
+    def handler() -> None:
+        raise kind
+
+    entry = caught(handler)
+
+    assert entry.type.endswith(kind.__name__)
+    assert entry.message.startswith("<str() of the exception failed: ")
+    assert "in handler" in entry.traceback
+
+
+def test_groups_causes_and_notes_are_in_the_traceback() -> None:
+    """Whatever Python itself would print."""
+
+    def handler() -> None:
+        one = ValueError("one")
+        one.add_note("a note\x00")
+        try:
+            raise KeyError("the cause")
+        except KeyError as cause:
+            raise ExceptionGroup("many", [one, ExceptionGroup("inner", [TypeError("two")])]) from cause
+
+    entry = caught(handler)
+
+    assert entry.type == "ExceptionGroup"
+    assert entry.message == "many (2 sub-exceptions)"
+    assert all(part in entry.traceback for part in ("one", "a note", "two", "the cause", "direct cause"))
+
+
+def test_a_wide_and_deep_group_is_described() -> None:
+    """Python cuts it, and so do we."""
+    group = ExceptionGroup("wide", [ValueError("x" * 100) for _ in range(5_000)])
+    for _ in range(500):
+        group = ExceptionGroup("deep", [group])
+
+    assert storable(describe(group)).type == "ExceptionGroup"
+
+
+def test_a_long_chain_and_a_circle_of_causes_are_described() -> None:
+    """Both are seen in libraries that keep their errors."""
+    first: Exception = ValueError("first")
+    error = first
+    for number in range(3_000):
+        another = ValueError(f"number {number}")
+        another.__cause__ = error
+        error = another
+    storable(describe(error))
+    first.__cause__ = error
+
+    assert storable(describe(error)).message == "number 2999"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SyntaxError("bad", ("file.py", 3, 2, "x = = 1\x00")),
+        SyntaxError("bad", ("file.py", None, None, None)),
+        SyntaxError(),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+        UnicodeEncodeError("utf-8", "\udfff", 0, 1, "surrogates"),
+        OSError(2, "gone", "a\x00b"),
+        KeyError("\x00"),
+        ValueError(),
+        ValueError(b"\x00", object()),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_odd_exceptions_are_described(error: BaseException) -> None:
+    """Their messages are made by code of their own."""
+    assert storable(describe(error)).type == type(error).__name__
+
+
+def test_a_syntax_error_with_wrong_attributes_is_described() -> None:
+    """Libraries set them to what they like; the traceback module trips over it."""
+    error = SyntaxError("bad")
+    error.lineno, error.offset, error.text = "three", "two", 7  # type: ignore[assignment]
+
+    assert storable(describe(error)).message.startswith(("bad", "<str() of"))
+
+
+def test_an_endless_class_name_is_cut() -> None:
+    """Classes are made by code, too."""
+    kind = type("N", (Exception,), {"__qualname__": "N\x00" * 5_000})
+
+    assert len(storable(describe(kind("x"))).type) == 200
+
+
+def test_a_class_without_a_module_is_described() -> None:
+    """`__module__` is an attribute like any other."""
+    kind = type("Lost", (Exception,), {"__module__": None})
+
+    assert storable(describe(kind("x"))).message == "x"
