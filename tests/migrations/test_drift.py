@@ -47,14 +47,18 @@ def test_the_models_and_the_migrations_agree(connection: Connection) -> None:
         ("ALTER TABLE sa_jobqueue.job RESET (fillfactor)", "table job"),
         ("ALTER TABLE sa_jobqueue.job DROP CONSTRAINT job_priority_check", "constraint job_priority_check"),
         (
-            "ALTER TABLE sa_jobqueue.job DROP CONSTRAINT job_priority_check, "
-            "ADD CONSTRAINT job_priority_check CHECK (priority BETWEEN 0 AND 8)",
+            """
+            ALTER TABLE sa_jobqueue.job DROP CONSTRAINT job_priority_check;
+            ALTER TABLE sa_jobqueue.job ADD CONSTRAINT job_priority_check CHECK (priority BETWEEN 0 AND 8)
+            """,
             "constraint job_priority_check",
         ),
         ("ALTER INDEX sa_jobqueue.job_claim_idx SET (fillfactor = 70)", "index job_claim_idx"),
         (
-            "DROP INDEX sa_jobqueue.job_running_idx; "
-            "CREATE INDEX job_running_idx ON sa_jobqueue.job (id) WHERE status = 'queued'",
+            """
+            DROP INDEX sa_jobqueue.job_running_idx;
+            CREATE INDEX job_running_idx ON sa_jobqueue.job (id) WHERE status = 'queued'
+            """,
             "index job_running_idx",
         ),
         ("CREATE TABLE sa_jobqueue.extra ()", "table extra"),

@@ -202,7 +202,7 @@ def test_without_the_right_to_create_a_schema_the_message_says_so(empty_engine: 
     """A GRANT is named, and the role's transaction made nothing."""
     with empty_engine.connect() as connection:
         connection.execute(text(f"SET ROLE {role}"))
-        with pytest.raises(JobQueueError, match="permission denied for database .*GRANT CREATE ON DATABASE"):
+        with pytest.raises(JobQueueError, match=r"permission denied for database .*GRANT CREATE ON DATABASE"):
             upgrade_database(connection)
     assert everything(empty_engine) == {}
 
@@ -220,7 +220,7 @@ def test_a_table_that_no_migration_made_is_not_taken_for_ours(empty_engine: Engi
     """Tables made by `create_all`, say: the message says that something is in the way."""
     with empty_engine.connect() as connection:
         connection.execute(text("CREATE SCHEMA sa_jobqueue; CREATE TABLE sa_jobqueue.job ()"))
-        with pytest.raises(JobQueueError, match='"job" already exists: .*no migration made'):
+        with pytest.raises(JobQueueError, match=r'"job" already exists: .*no migration made'):
             upgrade_database(connection)
 
 

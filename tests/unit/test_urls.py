@@ -1,0 +1,85 @@
+"""Database URLs: what is taken, what is refused, and that no password is shown."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import URL
+
+from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.urls import database_url, mask_passwords
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg_async"])
+def test_a_url_for_postgresql_means_psycopg_3(scheme: str) -> None:
+    """On every version of SQLAlchemy; the rest of the URL stays."""
+    url = database_url(f"{scheme}://me:p%40ss@db.example:6432/shop?sslmode=require")
+    assert url == URL.create("postgresql+psycopg", "me", "p@ss", "db.example", 6432, "shop", {"sslmode": "require"})
+
+
+def test_a_url_object_is_taken_too() -> None:
+    assert database_url(URL.create("postgresql", database="shop")).drivername == "postgresql+psycopg"
+
+
+def test_a_socket_folder_is_kept() -> None:
+    assert database_url("postgresql:///shop?host=/var/run/pg").query == {"host": "/var/run/pg"}
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("mysql://me:secret@db.example/shop", "is not a PostgreSQL URL"),
+        ("sqlite:///secret.db", "is not a PostgreSQL URL"),
+        ("postgresql+asyncpg://me:secret@db.example/shop", "names the driver asyncpg"),
+        ("postgresql+psycopg2://me:secret@db.example/shop", "names the driver psycopg2"),
+        ("host=db.example dbname=shop password=secret", "is not a database URL"),
+        ("host=db.example password = 'a secret' dbname=shop", "is not a database URL"),
+        ("postgresql://me:secret@db.example:port/shop", "is not a database URL"),
+        ("postgresql://me:se cr@et@db.example:port/shop", "is not a database URL"),
+        ("shop", "is not a database URL"),
+        ("", "is not a database URL"),
+    ],
+)
+def test_anything_else_is_refused_with_what_was_given_and_what_is_expected(given: str, reason: str) -> None:
+    """The password is not in the message, nor in an exception behind it."""
+    with pytest.raises(ConfigurationError, match=reason) as caught:
+        database_url(given)
+    message = str(caught.value)
+    assert "expected postgresql://user:password@host:port/database" in message
+    assert "\n" not in message
+    assert "secret@" not in message
+    assert "=secret" not in message
+    assert "a secret" not in message
+    assert "cr@et" not in message
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+def test_a_url_object_is_refused_without_its_password() -> None:
+    with pytest.raises(ConfigurationError, match=r"mysql://me:\*\*\*@db"):
+        database_url(URL.create("mysql", "me", "secret", "db"))
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("postgresql://me:pw@h/db", "postgresql://me:***@h/db"),
+        ("postgresql+psycopg://me:p:w/x?@h/db", "postgresql+psycopg://me:***@h/db"),
+        ("at postgresql://me:p@w@h/db, not at a@b", "at postgresql://me:***@h/db, not at a@b"),
+        ("postgresql://me:two words@h/db", "postgresql://me:***@h/db"),
+        ("postgresql:///db?password=pw&host=/tmp", "postgresql:///db?password=***&host=/tmp"),
+        ("host=h sslpassword=pw dbname=db", "host=h sslpassword=*** dbname=db"),
+        (r"PASSWORD = 'it\'s me' dbname=db", "PASSWORD = *** dbname=db"),
+        ("postgresql://me@h:5432/db is unreachable", "postgresql://me@h:5432/db is unreachable"),
+        ("no password here", "no password here"),
+    ],
+)
+def test_passwords_are_masked_in_any_text(text: str, masked: str) -> None:
+    assert mask_passwords(text) == masked
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
+def test_a_url_that_sqlalchemy_wrote_is_masked_whatever_the_password(password: str) -> None:
+    """Masked is what SQLAlchemy itself would show."""
+    url = URL.create("postgresql", "me", password, "h", 5432, "db")
+    assert mask_passwords(f"see {url.render_as_string(hide_password=False)} there") == f"see {url!r} there"
