@@ -58,7 +58,7 @@ class _Context(Generic[S]):
 
     def __init__(self, job: ClaimedJob, open_session: Callable[[], S], is_stopping: Callable[[], bool]) -> None:
         self._job = job
-        self._open_session = open_session
+        self._open_session: Callable[[], S] = open_session
         self._is_stopping = is_stopping
         self._session: S | None = None
         self._logger: logging.LoggerAdapter[logging.Logger] | None = None
@@ -110,14 +110,21 @@ class _Context(Generic[S]):
 
     @property
     def cancelled(self) -> bool:
-        """True once this run should stop: a cancel was asked for, it timed out, its lease is lost, or the worker
-        leaves. A long sync handler looks here from time to time and returns."""
+        """True once this run should stop: a cancel was asked for, it timed out, its lease is lost, or the
+        worker leaves. A long sync handler looks here from time to time.
+
+        A handler that has seen True and then returns has not completed: its writes roll back, and the job is
+        cancelled or given back, as was asked. What it returns explicitly (`Snooze`, `Cancel`, ...) counts as ever.
+        """
         return self._is_stopping()
 
     @property
     def session(self) -> S:
-        """A session in a transaction that the worker owns, opened on first use. What is written through it commits
-        together with the job's completion, or not at all; `commit()` on it publishes nothing early."""
+        """A session in a transaction that the worker owns, opened on first use.
+
+        What is written through it commits together with the job's completion, or not at all; `commit()` on it
+        publishes nothing early.
+        """
         if self._session is None:
             self._session = self._open_session()
         return self._session

@@ -57,7 +57,9 @@ class SchemaError(JobQueueError):
         self.found, self.needed, self.schema = found, needed, schema
         option = "" if schema == "sa_jobqueue" else f" --schema {schema}"
         if found is None:
-            message = f"the job queue's schema is missing; version {needed} is needed: run `sa-jobqueue migrate{option}`"
+            message = (
+                f"the job queue's schema is missing; version {needed} is needed: run `sa-jobqueue migrate{option}`"
+            )
         elif found < needed:
             message = (
                 f"the job queue's schema {schema!r} has version {found}; version {needed} is needed: "

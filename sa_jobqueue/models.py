@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import (
     DDL,
@@ -82,20 +82,22 @@ class _DueText(TypeDecorator[Any]):
             # Seconds alone: in an interval a day is 23 hours when the session's zone changes to summer time.
             return f"+{value.total_seconds():.6f} seconds"
         if value.tzinfo is None:
-            raise OptionError(f"run_at must have a time zone, not the naive {value!r}: use datetime.now(UTC) or the like")
+            raise OptionError(
+                f"run_at must have a time zone, not the naive {value!r}: use datetime.now(UTC) or the like"
+            )
         return value.astimezone(UTC).isoformat()
 
 
-class _due_at(FunctionElement[datetime]):
+class _DueAt(FunctionElement[datetime]):
     """The schema's function `due_at(text)`, under the schema that the tables have at the moment."""
 
     type = DateTime(timezone=True)
     inherit_cache = True
 
 
-@compiles(_due_at)
-def _compile_due_at(element: _due_at, compiler: SQLCompiler, **options: Any) -> str:
-    function = compiler.preparer.format_table(Job.__table__, name="due_at")  # type: ignore[arg-type]
+@compiles(_DueAt)
+def _compile_due_at(element: _DueAt, compiler: SQLCompiler, **options: Any) -> str:
+    function = compiler.preparer.format_table(Job.__table__, name="due_at")
     return f"{function}({compiler.process(element.clauses, **options)})"
 
 
@@ -111,7 +113,7 @@ class DueTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def bind_expression(self, bindvalue: BindParameter[Any]) -> ColumnElement[Any]:
-        return _due_at(type_coerce(bindvalue, _DueText()))
+        return _DueAt(type_coerce(bindvalue, _DueText()))
 
     def coerce_compared_value(self, op: Any, value: Any) -> TypeEngine[Any]:
         return DateTime(timezone=True)
@@ -121,7 +123,7 @@ class Base(DeclarativeBase):
     """The registry of the queue's own tables, apart from the application's."""
 
     metadata = MetaData(schema=SCHEMA)
-    type_annotation_map = {
+    type_annotation_map: ClassVar = {
         datetime: DateTime(timezone=True),
         str: Text(),
     }
@@ -136,8 +138,10 @@ def status_in(column: Any, statuses: Any) -> ColumnElement[bool]:
     """`column IN (...)` over literals, in the order of the life cycle."""
     wanted = [status for status in JobStatus if status in statuses]
     if len(wanted) == 1:
-        return column == status_literal(wanted[0])
-    return column.in_([status_literal(status) for status in wanted])
+        one: ColumnElement[bool] = column == status_literal(wanted[0])
+        return one
+    several: ColumnElement[bool] = column.in_([status_literal(status) for status in wanted])
+    return several
 
 
 class Job(Base):

@@ -125,7 +125,7 @@ def apply(
     if not changes:
         return {}
     found = connection.execute(_apply_statement(job, skip_locked), apply_parameters(changes))
-    return {id: Answer(answer) for id, _, answer in found}
+    return {row.id: Answer(row.answer) for row in found}
 
 
 def renew(connection: Connection, held: Mapping[int, int], *, lease: float, job: type[Job] = Job) -> Renewal:
@@ -179,7 +179,7 @@ def prune(connection: Connection, *, limit: int = 1_000, job: type[Job] = Job) -
     except IntegrityError as error:
         if limit > 1:
             done, size = 0, max(limit // 10, 1)
-            for _ in range(10 if limit > 10 else limit):
+            for _ in range(min(limit, 10)):
                 part = prune(connection, limit=size, job=job)
                 done += part
                 if part < size:
@@ -221,7 +221,10 @@ def enrol(
     version: str,
 ) -> None:
     """Write this worker process down; also after its row was pruned while it was away."""
-    values = dict(id=worker, host=host, pid=pid, queues=list(queues), concurrency=concurrency, version=version)
+    values = {
+        "id": worker, "host": host, "pid": pid, "queues": list(queues),
+        "concurrency": concurrency, "version": version,
+    }  # fmt: skip
     statement = insert(WorkerRow).values(values)
     connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_={"seen_at": func.now()}))
 

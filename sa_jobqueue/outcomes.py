@@ -138,4 +138,3 @@ Outcome: TypeAlias = (
     Completed | Failed | Undecodable | Released | Rescued | Cancelled | Retry | Snooze | Cancel | Discard
 )
 """Everything that `lifecycle.decide` takes."""
-

@@ -368,7 +368,7 @@ def _culprit(fields: dict[str, Any]) -> str | None:
     for name, hint in fields.items():
         try:
             TypeAdapter(hint.__args__[0] if typing.get_origin(hint) is NotRequired else hint)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is reported
+        except Exception as error:  # whatever it is, it is reported
             return f"the annotation of {name!r} cannot be checked: {str(error).splitlines()[0]}"
     return None
 

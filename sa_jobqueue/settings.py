@@ -46,5 +46,10 @@ class WorkerSettings:
             if field.name not in bounds or value is None:
                 continue
             low, high = bounds[field.name]
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or not low <= value <= high:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or math.isnan(value)
+                or not low <= value <= high
+            ):
                 raise ConfigurationError(f"{field.name} must be a number from {low} to {high}, not {value!r}")

@@ -95,7 +95,7 @@ def same(given: Any, back: Any) -> bool:
     try:
         if given == back:
             return isinstance(given, type(back))
-    except Exception:  # noqa: BLE001  # an __eq__ that answers with something else than a truth, as arrays do
+    except Exception:  # an __eq__ that answers with something else than a truth, as arrays do
         return False
     if isinstance(given, datetime) and isinstance(back, datetime):
         # In an hour that the clocks repeat, == between two zones is false for equal times (PEP 495).
@@ -162,6 +162,6 @@ def shown(value: object) -> str:
     """`value` for a message: its repr, cut."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001  # a repr of the user's
+    except Exception:  # a repr of the user's
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:60]}… ({type(value).__name__})"

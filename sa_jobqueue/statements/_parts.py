@@ -60,10 +60,10 @@ def in_seconds(seconds: ColumnElement[Any] | float, *, name: str | None = None) 
     return type_coerce(func.now() + amount * _SECOND, DateTime(timezone=True))
 
 
-
 def lock_in_order(table: Table, *where: ColumnElement[bool], skip_locked: bool = True) -> CTE:
     """The ids that match, locked by this statement, lowest first: two batches over the same rows cannot deadlock,
-    and a row that an operator has locked does not hold up its neighbours."""
+    and a row that an operator has locked does not hold up its neighbours.
+    """
     return (
         select(table.c.id)
         .where(*where)

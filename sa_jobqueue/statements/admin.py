@@ -85,7 +85,9 @@ def retry_jobs(*where: Criterion, job: type[Job] = Job) -> ReturningUpdate[tuple
     )
 
 
-def discard_jobs(*where: Criterion, reason: str = "discarded by an operator", job: type[Job] = Job) -> ReturningUpdate[tuple[int]]:
+def discard_jobs(
+    *where: Criterion, reason: str = "discarded by an operator", job: type[Job] = Job
+) -> ReturningUpdate[tuple[int]]:
     """Give up jobs that wait: they end as `failed`, with `reason` in `errors`. A running job is not touched: cancel it."""
     table = table_of(job)
     entry = func.jsonb_build_object(
@@ -160,7 +162,7 @@ def postpone_purge(*where: Criterion, by: timedelta, job: type[Job] = Job) -> Re
     return update(job).where(*where).values(purge_at=later).returning(columns.id).execution_options(**_UNSYNCHRONIZED)
 
 
-def _update(job: type[Job], event: Event, where: Sequence[Criterion]) -> Any:
+def _update(job: type[Job], event: Event, where: Sequence[Criterion]) -> ReturningUpdate[tuple[int]]:
     """An UPDATE of the jobs that match and are in a state `event` is allowed in; looked at again under the lock."""
     if not where:
         raise ValueError(f"say which jobs: {event.value}_jobs(Job.queue == 'mail'), or (true(),) for all of them")

@@ -152,7 +152,10 @@ def claim_jobs(
             columns.max_attempts,
             columns.rescues,
             case(
-                (func.pg_column_size(columns.args) <= bindparam("args_limit", args_limit, Integer), cast(columns.args, Text))
+                (
+                    func.pg_column_size(columns.args) <= bindparam("args_limit", args_limit, Integer),
+                    cast(columns.args, Text),
+                )
             ).label("args"),
             cast(columns.meta, Text).label("meta"),
             columns.created_at,

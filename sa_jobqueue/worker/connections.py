@@ -75,7 +75,9 @@ class Connector:
 
 def hang_up(connection: Connection) -> None:
     """Close a service connection that may be broken, whatever state it is in."""
-    for close in (lambda: connection.connection.dbapi_connection.close(), connection.invalidate, connection.close):  # type: ignore[union-attr]
+    raw: Any = connection.connection.dbapi_connection if not connection.closed and not connection.invalidated else None
+    closes = [connection.invalidate, connection.close]
+    for close in closes if raw is None else [raw.close, *closes]:
         try:
             close()
         except Exception:

@@ -204,8 +204,9 @@ class Executor:
         task = flight.task
         if task.timeout is None:
             return await task.handler(*args, **kwargs)
+        limit = asyncio.timeout(task.timeout)
         try:
-            async with asyncio.timeout(task.timeout) as limit:
+            async with limit:
                 return await task.handler(*args, **kwargs)
         except TimeoutError as error:
             if limit.expired():
@@ -270,7 +271,9 @@ class Executor:
 
     def _committed(self, flight: Flight, change: Change | None, answer: Answer | None) -> None:
         if answer is Answer.LOST:
-            logger.warning("job %d: its claim was lost; nothing it wrote was kept", flight.job.id, extra=_fields(flight))
+            logger.warning(
+                "job %d: its claim was lost; nothing it wrote was kept", flight.job.id, extra=_fields(flight)
+            )
         self._report(flight, change if answer is None else None)
 
 
@@ -282,4 +285,3 @@ def timed_out(flight: Flight) -> HandlerTimeout:
 def _fields(flight: Flight) -> dict[str, Any]:
     job = flight.job
     return {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}
-

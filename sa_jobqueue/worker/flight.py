@@ -28,7 +28,20 @@ class Stop(StrEnum):
 class Flight:
     """One claimed job. `stop` is set once, by whoever first wants it to end."""
 
-    __slots__ = ("_settled", "abandoned", "arrived", "deadline", "job", "noticed", "renewed", "runner", "started", "stop", "task", "undecoded")
+    __slots__ = (
+        "_settled",
+        "abandoned",
+        "arrived",
+        "deadline",
+        "job",
+        "noticed",
+        "renewed",
+        "runner",
+        "started",
+        "stop",
+        "task",
+        "undecoded",
+    )
 
     def __init__(self, job: ClaimedJob, task: Task[Any, Any, Any]) -> None:
         self.job = job

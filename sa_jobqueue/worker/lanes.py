@@ -88,7 +88,14 @@ class Lane:
         with self._lock:
             if self._closed:
                 return 0
-            return max(self.limit + int(self._buffer) - self._running - len(self._waiting[Kind.ASYNC]) - len(self._waiting[Kind.THREAD]), 0)
+            return max(
+                self.limit
+                + int(self._buffer)
+                - self._running
+                - len(self._waiting[Kind.ASYNC])
+                - len(self._waiting[Kind.THREAD]),
+                0,
+            )
 
     def measure(self) -> None:
         """Size the buffer: what ends in a twentieth of a second, some rounds of finish and claim."""

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 #: A connection that has said nothing for so many seconds is asked whether it still lives.
 _PING = 15.0
 _RETRY_MOST = 10.0
+#: How soon the thread sees that it is to end.
+_TURN = 0.25
 
 
 class Listener:
@@ -70,7 +72,7 @@ class Listener:
                 if connection is not None:
                     hang_up(connection)
             if failures:
-                self._end.wait(min(0.2 * 2 ** min(failures - 1, 10), _RETRY_MOST))
+                self._end.wait(min(0.2 * 2.0 ** min(failures - 1, 10), _RETRY_MOST))
 
     def _subscribe(self, connection: Connection) -> psycopg.Connection:
         """Take the connection out of the pool for good, and LISTEN on it."""
@@ -87,7 +89,7 @@ class Listener:
     def _listen(self, raw: psycopg.Connection) -> None:
         asked = monotonic()
         while not self._end.is_set():
-            for notification in raw.notifies(timeout=1.0):
+            for notification in raw.notifies(timeout=_TURN):
                 self._heard(notification.payload)
             if monotonic() - asked > _PING:
                 raw.execute("SELECT 1")

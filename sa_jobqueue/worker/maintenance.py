@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-
 from time import monotonic
 from typing import Any
 
@@ -111,7 +110,7 @@ class Maintenance:
 
     def _pause(self) -> float:
         if self._failures:
-            return min(0.1 * 2 ** min(self._failures - 1, 10), 5.0)
+            return min(0.1 * 2.0 ** min(self._failures - 1, 10), 5.0)
         due = min(chore.at for chore in self._chores) - monotonic()
         return max(min(due, _TICK if any(flight.deadline is not None for flight in self._flights) else due), 0.01)
 
@@ -233,5 +232,3 @@ class Maintenance:
 
 def _rescued(found: Expired) -> Rescued:
     return Rescued(ErrorEntry("WorkerLost", f"the lease of worker {found.worker} ran out"))
-
-

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from .executor import Executor
-
 from .lanes import Kind, Lane
 
 __all__ = ["Runners"]

@@ -130,7 +130,7 @@ class Service:
 
     def _pause(self) -> float | None:
         if self._failures:
-            return min(0.1 * 2 ** min(self._failures - 1, 10), 5.0) * random.uniform(0.8, 1.2)
+            return min(0.1 * 2.0 ** min(self._failures - 1, 10), 5.0) * random.uniform(0.8, 1.2)
         times = [self._looks[name].at for name, lane in self._lanes.items() if self._claiming and lane.free() > 0]
         if (locked := self._writer.next_at()) is not None:
             times.append(locked)

@@ -112,4 +112,3 @@ class Unit:
             if self.connection is not None:
                 connection, self.connection = self.connection, None
                 connection.close()
-

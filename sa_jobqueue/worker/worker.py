@@ -382,7 +382,11 @@ class Worker:
         if self.settings.pooled:
             connect_args["prepare_threshold"] = None
         # One connection per slot, so that no handler waits for another's; the service takes its own out of the pool.
-        return {"pool_size": max(self.concurrency, 1), "max_overflow": SERVICE_CONNECTIONS, "connect_args": connect_args}
+        return {
+            "pool_size": max(self.concurrency, 1),
+            "max_overflow": SERVICE_CONNECTIONS,
+            "connect_args": connect_args,
+        }
 
     def _make_engine(self, url: URL) -> Engine:
         engine = create_engine(url, **self._engine_options())
@@ -395,8 +399,8 @@ class Worker:
             with self.engine.connect() as connection:
                 if getattr(connection.connection.dbapi_connection, "autocommit", False):
                     raise AutocommitError
-                connection = connection.execution_options(schema_translate_map=self._translate)
-                check_schema(connection, schema=self._translate.get(SCHEMA) or SCHEMA)
+                translated = connection.execution_options(schema_translate_map=self._translate)
+                check_schema(translated, schema=self._translate.get(SCHEMA) or SCHEMA)
                 limit = int(connection.execute(text("SHOW max_connections")).scalar_one())
         except DBAPIError as error:
             raise DatabaseUnavailable(f"the database does not answer: {mask_passwords(str(error.orig))}") from error
@@ -439,7 +443,7 @@ def _checked_queues(queues: Mapping[str, int]) -> dict[str, int]:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed (extra `uvloop`), else asyncio's."""
+    """The loop of uvloop, where it is installed (extra `uvloop`), else asyncio's."""
     try:
         import uvloop
     except ImportError:
