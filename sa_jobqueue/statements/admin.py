@@ -18,6 +18,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     DateTime,
+    Executable,
     Integer,
     Text,
     and_,
@@ -33,7 +34,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.sql.dml import ReturningDelete, ReturningUpdate
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
 from ..models import Job, StatusText, status_in, status_literal
@@ -49,7 +50,7 @@ Criterion = ColumnElement[bool]
 _UNSYNCHRONIZED = {"synchronize_session": False}
 
 
-def cancel_jobs(*where: Criterion, job: type[Job] = Job) -> ReturningUpdate[tuple[int]]:
+def cancel_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
     """Cancel jobs: one that waits is cancelled, one that runs is asked to stop, and is cancelled unless it completes.
 
     It is one UPDATE, so it holds against a claim at the same moment.
@@ -65,7 +66,7 @@ def cancel_jobs(*where: Criterion, job: type[Job] = Job) -> ReturningUpdate[tupl
     )
 
 
-def retry_jobs(*where: Criterion, job: type[Job] = Job) -> ReturningUpdate[tuple[int]]:
+def retry_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
     """Run jobs again, now, whatever end they came to, with all their attempts before them; `errors` is kept.
 
     A job that waits for a later time (scheduled, or retrying) becomes due now and keeps its count of attempts.
@@ -85,9 +86,7 @@ def retry_jobs(*where: Criterion, job: type[Job] = Job) -> ReturningUpdate[tuple
     )
 
 
-def discard_jobs(
-    *where: Criterion, reason: str = "discarded by an operator", job: type[Job] = Job
-) -> ReturningUpdate[tuple[int]]:
+def discard_jobs(*where: Criterion, reason: str = "discarded by an operator", job: type[Job] = Job) -> Executable:
     """Give up jobs that wait: they end as `failed`, with `reason` in `errors`. A running job is not touched: cancel it."""
     table = table_of(job)
     entry = func.jsonb_build_object(
@@ -104,7 +103,7 @@ def discard_jobs(
     )
 
 
-def release_jobs(*where: Criterion, delay: Duration = 0, job: type[Job] = Job) -> ReturningUpdate[tuple[int]]:
+def release_jobs(*where: Criterion, delay: Duration = 0, job: type[Job] = Job) -> Executable:
     """Give running jobs back to the queue, to be claimed again after `delay`; no attempt is spent.
 
     Their workers, if they still work on them, lose them at once. One that was asked to cancel ends as cancelled.
@@ -130,7 +129,7 @@ def held_by(worker: str, *, but: Sequence[int], job: type[Job] = Job) -> Criteri
     return and_(columns.worker == bindparam("of_worker", worker, Text), columns.id != func.all(kept))
 
 
-def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> ReturningDelete[tuple[int]]:
+def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> Executable:
     """Delete at most `limit` finished jobs: those that match, or without criteria those whose time to be kept is over.
 
     Rows that somebody has locked are left for the next time. A row that a foreign key of the application's still
@@ -155,14 +154,14 @@ def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> R
     )
 
 
-def postpone_purge(*where: Criterion, by: timedelta, job: type[Job] = Job) -> ReturningUpdate[tuple[int]]:
+def postpone_purge(*where: Criterion, by: timedelta, job: type[Job] = Job) -> Executable:
     """Look at finished jobs that could not be deleted again after `by`."""
     later = in_seconds(by.total_seconds(), name="delay_seconds")
     columns = table_of(job).c
     return update(job).where(*where).values(purge_at=later).returning(columns.id).execution_options(**_UNSYNCHRONIZED)
 
 
-def _update(job: type[Job], event: Event, where: Sequence[Criterion]) -> ReturningUpdate[tuple[int]]:
+def _update(job: type[Job], event: Event, where: Sequence[Criterion]) -> ReturningUpdate[Any]:
     """An UPDATE of the jobs that match and are in a state `event` is allowed in; looked at again under the lock."""
     if not where:
         raise ValueError(f"say which jobs: {event.value}_jobs(Job.queue == 'mail'), or (true(),) for all of them")

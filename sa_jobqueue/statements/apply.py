@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    Executable,
     Float,
     Integer,
-    Select,
     SmallInteger,
     Text,
     and_,
@@ -63,9 +63,7 @@ def _error_json(change: Change) -> str | None:
     return json.dumps({"type": error.type, "message": error.message, "traceback": error.traceback})
 
 
-def apply_changes(
-    changes: Sequence[Change], *, skip_locked: bool = True, job: type[Job] = Job
-) -> Select[tuple[int, int, str]]:
+def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: type[Job] = Job) -> Executable:
     """Write what claimed jobs became, each only if its claim is still valid.
 
     `skip_locked`: do not wait for a row that somebody has locked just now. Durations count from the database's now().

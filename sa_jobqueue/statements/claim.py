@@ -15,6 +15,7 @@ from sqlalchemy import (
     ARRAY,
     BigInteger,
     DateTime,
+    Executable,
     Integer,
     SmallInteger,
     Text,
@@ -28,7 +29,6 @@ from sqlalchemy import (
     tuple_,
     update,
 )
-from sqlalchemy.sql.dml import ReturningUpdate
 
 from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
 from ..models import Job, status_in, status_literal
@@ -73,7 +73,7 @@ def claim_jobs(
     after: Mapping[Slot, tuple[datetime, int]] | None = None,
     args_limit: int = 65_536,
     job: type[Job] = Job,
-) -> ReturningUpdate[Any]:
+) -> Executable:
     """Claim due jobs: at most `queues[name]` of each queue, higher priority first, then earlier `run_at`, then `id`.
 
     `worker`: who holds them from now on. `lease`: seconds until others may rescue them. `after`: resume points,

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from sqlalchemy import ColumnElement, Float, Interval, Select, and_, func, literal_column, select, type_coerce
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    Float,
+    Interval,
+    and_,
+    func,
+    literal_column,
+    select,
+    type_coerce,
+)
 
 from ..lifecycle import JobStatus
 from ..models import Job, status_literal
@@ -13,7 +21,7 @@ from ._parts import table_of
 __all__ = ["count_jobs"]
 
 
-def count_jobs(*where: ColumnElement[bool], lately: float = 3_600.0, job: type[Job] = Job) -> Select[Any]:
+def count_jobs(*where: ColumnElement[bool], lately: float = 3_600.0, job: type[Job] = Job) -> Executable:
     """A row per queue, by name: queue, queued, due, oldest_due_age, blocked, running, completed, failed, cancelled.
 
     `due` are the queued jobs whose time has come; `oldest_due_age` is how long, in seconds, the first of them has

@@ -7,9 +7,8 @@ worker wants to be woken. The INSERT trigger reads it and is silent when the tim
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from sqlalchemy import BigInteger, Float, Select, Text, bindparam, cast, func, literal_column, select
+from sqlalchemy import BigInteger, Executable, Float, Text, bindparam, cast, func, literal_column, select
 from sqlalchemy.dialects.postgresql import REGCLASS
 
 from ._parts import array, rows
@@ -17,7 +16,7 @@ from ._parts import array, rows
 __all__ = ["channel_of", "open_gates"]
 
 
-def open_gates(*, queues: Sequence[str], seconds: float, schema: str = "sa_jobqueue") -> Select[Any]:
+def open_gates(*, queues: Sequence[str], seconds: float, schema: str = "sa_jobqueue") -> Executable:
     """Ask to be woken for `queues` during the next `seconds`. Never shortens what another worker asked for."""
     wanted = rows("wanted", queue=array("queue_names", queues, Text()))
     number = func.hashtext(wanted.c.queue).op("&")(literal_column("15"))
@@ -28,7 +27,7 @@ def open_gates(*, queues: Sequence[str], seconds: float, schema: str = "sa_jobqu
     return select(func.setval(gate, func.greatest(until, func.pg_sequence_last_value(gate)))).select_from(wanted)
 
 
-def channel_of(*, table: str) -> Select[tuple[str]]:
+def channel_of(*, table: str) -> Executable:
     """The channel on which a table's wake-ups come; `table` is its qualified, quoted name."""
     oid = cast(cast(bindparam("of_table", table, Text), REGCLASS), BigInteger)
     return select(func.concat(literal_column("'sa_jobqueue_'"), oid))

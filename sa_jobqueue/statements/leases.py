@@ -7,12 +7,11 @@ job that somebody else has claimed since.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Executable,
     Integer,
-    Select,
     and_,
     bindparam,
     case,
@@ -31,9 +30,7 @@ from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
 __all__ = ["expired_leases", "renew_leases"]
 
 
-def renew_leases(
-    *, ids: Sequence[int], claims: Sequence[int], lease: float, job: type[Job] = Job
-) -> Select[tuple[int, int, str, bool]]:
+def renew_leases(*, ids: Sequence[int], claims: Sequence[int], lease: float, job: type[Job] = Job) -> Executable:
     """Let the leases of these claims end `lease` seconds from now.
 
     Returns a row per claim: id, claims, answer, cancel_requested. The answer is "applied"; "lost": the claim is no
@@ -70,7 +67,7 @@ def renew_leases(
     )
 
 
-def expired_leases(*, after: int = 0, limit: int = 100, job: type[Job] = Job) -> Select[Any]:
+def expired_leases(*, after: int = 0, limit: int = 100, job: type[Job] = Job) -> Executable:
     """Running jobs whose lease has run out, by id, from `after` (exclusive) on, at most `limit`.
 
     Columns: id, claims, task, queue, attempt, max_attempts, rescues, worker.
@@ -97,7 +94,7 @@ def expired_leases(*, after: int = 0, limit: int = 100, job: type[Job] = Job) ->
     )
 
 
-def cancel_requests(*, ids: Sequence[int], claims: Sequence[int], job: type[Job] = Job) -> Select[tuple[int]]:
+def cancel_requests(*, ids: Sequence[int], claims: Sequence[int], job: type[Job] = Job) -> Executable:
     """The ids among these claims for which a cancel was asked for. Takes no lock."""
     columns = table_of(job).c
     held = rows(

@@ -116,7 +116,7 @@ class Worker:
         if listen:
             self._listener_engine = self.engine if listen_url is None else self._make_engine(database_url(listen_url))
         given: Mapping[Any, Any] = self.engine.get_execution_options().get("schema_translate_map") or {}
-        self._translate = {SCHEMA: schema} if schema is not None else dict(given)
+        self._translate: dict[str | None, str | None] = {SCHEMA: schema} if schema is not None else dict(given)
         self._sessions = Sessions(
             engine=self.engine,
             async_engine=async_engine,
