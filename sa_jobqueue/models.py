@@ -112,8 +112,8 @@ class DueTime(TypeDecorator[datetime]):
     impl = DateTime(timezone=True)
     cache_ok = True
 
-    def bind_expression(self, bindvalue: BindParameter[Any]) -> ColumnElement[Any]:
-        return _DueAt(type_coerce(bindvalue, _DueText()))
+    def bind_expression(self, bindparam: BindParameter[Any]) -> ColumnElement[Any]:
+        return _DueAt(type_coerce(bindparam, _DueText()))
 
     def coerce_compared_value(self, op: Any, value: Any) -> TypeEngine[Any]:
         return DateTime(timezone=True)
