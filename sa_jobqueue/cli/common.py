@@ -1,0 +1,306 @@
+"""What every command shares: its options, the way to the database, and how errors are said.
+
+    @command
+    def stats(config: Config, json: Json = False) -> None:
+        with transaction(config) as connection:
+            ...
+
+`command` makes a Typer command of a function: its first parameter, `config: Config`, becomes the common options, and an
+expected error becomes one line on stderr and exit code 2.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, get_type_hints
+
+import psycopg
+import typer
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from sa_jobqueue.embedded import embedded_url
+from sa_jobqueue.errors import ConfigurationError, JobQueueError
+from sa_jobqueue.migrations import check_schema
+from sa_jobqueue.models import SCHEMA
+from sa_jobqueue.tasks import Registry, default_registry
+from sa_jobqueue.urls import database_url, mask_passwords
+
+from .config import PREFIX, Config, LogLevel
+
+__all__ = [
+    "Config", "Json", "LogLevel", "command", "database", "fail", "load_registry", "one_line", "open_engine", "say_error",
+    "set_up_logging", "transaction",
+]  # fmt: skip
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+_DATABASE, _GENERAL = "Database", "General"
+
+#: The common options; `app` only where a command needs the tasks. A default from pyproject.toml may hold a password.
+_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "app": (
+        Annotated[
+            list[str],
+            typer.Option(
+                metavar="MODULE",
+                envvar=f"{PREFIX}APP",
+                help="Import this module, which declares the tasks; module:attribute names a Registry in it. "
+                "May be repeated, or a list with commas. The working directory is searched first.",
+                show_default=False,
+            ),
+        ],
+        [],
+    ),
+    "database_url": (
+        Annotated[
+            str | None,
+            typer.Option(
+                metavar="URL",
+                envvar=f"{PREFIX}DATABASE_URL",
+                help="postgresql://user:password@host:port/database. Without one: the embedded PostgreSQL.",
+                show_default=False,
+                rich_help_panel=_DATABASE,
+            ),
+        ],
+        None,
+    ),
+    "schema": (
+        Annotated[
+            str,
+            typer.Option(
+                metavar="NAME", envvar=f"{PREFIX}SCHEMA", help="The schema of the job tables.", rich_help_panel=_DATABASE
+            ),
+        ],
+        SCHEMA,
+    ),
+    "embedded_dir": (
+        Annotated[
+            Path | None,
+            typer.Option(
+                metavar="FOLDER",
+                envvar=f"{PREFIX}EMBEDDED_DIR",
+                help="The embedded PostgreSQL's folder. Without one: a folder of the user's.",
+                show_default=False,
+                rich_help_panel=_DATABASE,
+            ),
+        ],
+        None,
+    ),
+    "log_level": (
+        Annotated[
+            LogLevel,
+            typer.Option(envvar=f"{PREFIX}LOG_LEVEL", help="What is logged, on stderr.", rich_help_panel=_GENERAL),
+        ],
+        LogLevel.WARNING,
+    ),
+    "debug": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--debug", envvar=f"{PREFIX}DEBUG", help="Show tracebacks of errors.", rich_help_panel=_GENERAL
+            ),
+        ],
+        False,
+    ),
+}  # fmt: skip
+
+
+def command(
+    handler: Callable[..., None] | None = None, /, *, app: bool = False, log_level: LogLevel = LogLevel.WARNING
+) -> Any:
+    """Make a Typer command of `handler`, whose parameter `config: Config` stands for the common options.
+
+    `app`: it takes `--app` too. `log_level`: the default of `--log-level`. Errors become one line and exit code 2.
+    """
+    if handler is None:
+        return functools.partial(command, app=app, log_level=log_level)
+    hints = get_type_hints(handler, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(handler).parameters.items()
+        if name != "config"
+    ]  # fmt: skip
+    common = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=log_level if name == "log_level" else default
+        )
+        for name, (annotation, default) in _OPTIONS.items()
+        if name != "app" or app
+    ]  # fmt: skip
+
+    @functools.wraps(handler)
+    def run(**given: Any) -> None:
+        names: Sequence[str] = [parameter.name for parameter in common]
+        settings = {name: given.pop(name) for name in names}
+        settings["app"] = tuple(
+            part.strip() for one in settings.get("app", ()) for part in one.split(",") if part.strip()
+        )
+        config = Config(**settings)
+        with plain_errors(config.debug):
+            set_up_logging(config.log_level)
+            handler(config, **given)
+
+    signature = inspect.Signature([*own, *common])
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *common]}
+    return run
+
+
+# ---- the database
+
+
+def database(config: Config) -> URL:
+    """The database's URL: the one given, or the embedded server's, which is started where needed."""
+    if config.database_url is not None:
+        return database_url(config.database_url)
+    return database_url(embedded_url(directory=config.embedded_dir))
+
+
+def open_engine(config: Config, **options: Any) -> Engine:
+    """An engine that finds our tables in the schema that was asked for; it keeps no connection."""
+    arguments: dict[str, Any] = {"connect_timeout": 10, "application_name": "sa-jobqueue"}
+    engine = create_engine(database(config), poolclass=NullPool, connect_args=arguments, **options)
+    return engine.execution_options(schema_translate_map=config.translate) if config.translate else engine
+
+
+@contextmanager
+def transaction(config: Config) -> Generator[Connection]:
+    """A transaction on the database, after a look whether its schema is ours; committed at the end."""
+    with open_engine(config).begin() as connection:
+        check_schema(connection)
+        yield connection
+
+
+# ---- the application's tasks
+
+
+def load_registry(config: Config) -> Registry:
+    """Import the modules that `--app` names, and return the tasks they declare.
+
+    Raises ConfigurationError that names the module and the reason.
+    """
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    registries: list[Registry] = []
+    for name in config.app:
+        found = _registry(name)
+        if not any(found is one for one in registries):
+            registries.append(found)
+    if len(registries) <= 1:
+        return next(iter(registries), default_registry)
+    merged = Registry(max_payload=max(one.max_payload for one in registries))
+    for registry in registries:
+        for task in registry:
+            merged.add(task)
+    return merged
+
+
+def _registry(name: str) -> Registry:
+    module_name, _, attribute = name.partition(":")
+    module = _import(module_name)
+    if not attribute:
+        return default_registry
+    found: Any = getattr(module, attribute, None)
+    if not isinstance(found, Registry):
+        what = (
+            "has no such name" if not hasattr(module, attribute) else f"it is a {type(found).__name__}, not a Registry"
+        )
+        raise ConfigurationError(f"--app {name}: {attribute!r} in {module_name!r}: {what}")
+    return found
+
+
+def _import(name: str) -> Any:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigurationError(f"--app {name}: not the name of a module; expected dots, as in shop.tasks")
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # whatever the user's module does
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise ConfigurationError(
+                f"--app {name}: there is no module {error.name!r} (looked in {Path.cwd()} and on Python's path)"
+            ) from error
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigurationError(
+            f"--app {name}: importing it failed: {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
+        ) from error
+
+
+# ---- errors and logs
+
+
+@contextmanager
+def plain_errors(debug: bool = False) -> Generator[None]:
+    """Make one line on stderr and exit code 2 of what may be expected to go wrong; let the rest pass."""
+    try:
+        yield
+    except (JobQueueError, SQLAlchemyError, psycopg.Error) as error:
+        if debug:
+            sys.stderr.write(mask_passwords("".join(traceback.format_exception(error))))
+        say_error(_explained(error))
+        raise typer.Exit(2) from error
+
+
+def _explained(error: Exception) -> str:
+    match error:
+        case DBAPIError(orig=psycopg.OperationalError() as reason) if reason.sqlstate is None or reason.sqlstate[:2] in (
+            "08", "28", "3D", "53", "57",
+        ):  # fmt: skip
+            return f"the database does not answer: {reason}"
+        case DBAPIError(orig=reason):
+            return f"the database refused: {reason}"
+        case _:
+            return str(error)
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    """End the command with one line on stderr."""
+    say_error(message)
+    raise typer.Exit(code)
+
+
+def say_error(message: str) -> None:
+    """Write one line on stderr, without passwords."""
+    sys.stderr.write(f"error: {one_line(mask_passwords(message))}\n")
+
+
+def one_line(text: str) -> str:
+    """`text` with every run of white space, line ends included, as one space."""
+    return " ".join(text.split())
+
+
+class _Formatter(logging.Formatter):
+    """A log line, without passwords."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return mask_passwords(super().format(record))
+
+
+class _Handler(logging.StreamHandler[Any]):
+    """Writes to whatever stderr is at the moment."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def set_up_logging(level: LogLevel) -> None:
+    """Log on stderr from `level` up, in place of what an earlier call set up."""
+    root = logging.getLogger()
+    for handler in [one for one in root.handlers if isinstance(one, _Handler)]:
+        root.removeHandler(handler)
+    root.addHandler(_Handler())
+    root.setLevel(level.value.upper())

@@ -1,0 +1,116 @@
+"""What a command is told: options, then the environment (SA_JOBQUEUE_...), then [tool.sa_jobqueue] in pyproject.toml.
+
+    [tool.sa_jobqueue]
+    app = ["shop.tasks"]
+    schema = "jobs"
+
+The keys of that table are the names of the environment variables, without SA_JOBQUEUE_ and in lower case. The nearest
+pyproject.toml counts, from the working directory upwards.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, cast
+
+from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.models import SCHEMA
+
+__all__ = ["PREFIX", "Config", "LogLevel", "defaults_from_pyproject"]
+
+PREFIX = "SA_JOBQUEUE_"
+
+
+class LogLevel(StrEnum):
+    """How much is logged, on stderr."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What holds for a whole command; nothing below the commands reads the environment."""
+
+    database_url: str | None = field(default=None, repr=False)
+    """None: the embedded server."""
+    schema: str = SCHEMA
+    app: tuple[str, ...] = ()
+    """The modules that declare the tasks, or `module:attribute` for a Registry."""
+    embedded_dir: Path | None = None
+    """The embedded server's folder; None: the default one."""
+    debug: bool = False
+    log_level: LogLevel = LogLevel.WARNING
+
+    @property
+    def translate(self) -> dict[str | None, str | None]:
+        """The `schema_translate_map` that finds our tables; empty where they are in the usual schema."""
+        return {} if self.schema == SCHEMA else {SCHEMA: self.schema}
+
+
+def defaults_from_pyproject(root: Any, start: Path) -> dict[str, Any]:
+    """What the nearest pyproject.toml says, as the `default_map` of the command group `root`.
+
+    Raises ConfigurationError where the file cannot be read or says something that no command knows.
+    """
+    file = next((found for folder in (start, *start.parents) if (found := folder / "pyproject.toml").is_file()), None)
+    if file is None:
+        return {}
+    said = _table(file)
+    known = {_key(option) for option in _options(root)}
+    if unknown := [key for key in said if key not in known]:
+        raise ConfigurationError(
+            f"{file}: [tool.sa_jobqueue] has the unknown {'keys' if len(unknown) > 1 else 'key'} "
+            f"{', '.join(map(repr, unknown))}; known are {', '.join(sorted(known))}"
+        )
+    return _default_map(root, said, file)
+
+
+def _table(file: Path) -> dict[str, Any]:
+    try:
+        with open(file, "rb") as source:
+            content = tomllib.load(source)
+    except (OSError, ValueError) as error:  # a TOMLDecodeError is a ValueError
+        raise ConfigurationError(f"{file} cannot be read: {error}") from error
+    tools: Any = content.get("tool", {})
+    table: Any = tools.get("sa_jobqueue", {}) if isinstance(tools, dict) else {}
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{file}: tool.sa_jobqueue must be a table, not {table!r}")
+    return {key.replace("-", "_"): value for key, value in cast(dict[str, Any], table).items()}
+
+
+def _default_map(command: Any, said: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    if (subcommands := getattr(command, "commands", None)) is not None:
+        return {name: _default_map(subcommand, said, file) for name, subcommand in subcommands.items()}
+    return {
+        option.name: _value(option, said[_key(option)], file) for option in _options(command) if _key(option) in said
+    }
+
+
+def _value(option: Any, value: Any, file: Path) -> Any:
+    """A value as the option takes it: for one that may be repeated also a table, {mail = 10} for mail=10."""
+    key = _key(option)
+    if option.multiple:
+        if isinstance(value, dict):
+            return [f"{name}={part}" for name, part in cast(dict[str, Any], value).items()]
+        return value if isinstance(value, list) else [value]
+    if isinstance(value, (dict, list)):
+        raise ConfigurationError(f"{file}: {key} in [tool.sa_jobqueue] must be one value, not {value!r}")
+    return value
+
+
+def _options(command: Any) -> Iterator[Any]:
+    """The options, of a command or of all below a group, that have an environment variable of ours."""
+    for subcommand in getattr(command, "commands", {}).values():
+        yield from _options(subcommand)
+    yield from (option for option in command.params if str(option.envvar or "").startswith(PREFIX))
+
+
+def _key(option: Any) -> str:
+    return str(option.envvar).removeprefix(PREFIX).lower()
