@@ -49,7 +49,7 @@ def unstorable(value: Any, path: str = "", depth: int = 0) -> Iterator[str]:
         if reason := unstorable_text(value):
             yield f"{at}{shown(value)} {reason}"
     elif isinstance(value, (float, Decimal)):
-        if not math.isfinite(value):
+        if not (value.is_finite() if isinstance(value, Decimal) else math.isfinite(value)):
             yield f"{at}{value!r} is no number that JSON can hold: pass None, or a text"
     elif depth > MAX_DEPTH:
         yield f"{at}nested more than {MAX_DEPTH} levels deep"

@@ -134,6 +134,9 @@ class Task(_Enqueueable, Generic[F, P, R]):
     `Task[Concatenate[JobContext, P], P, R]` for a handler that takes a context first, `Task[P, P, R]` for the others.
     """
 
+    __name__: str
+    __qualname__: str
+
     def __init__(
         self,
         handler: Callable[F, R],

@@ -1,0 +1,108 @@
+"""What type checkers make of tasks: read by mypy and pyright (`test_typing.py`), never run.
+
+A line that must be an error carries an ignore comment for each checker; both report an ignore that is not needed
+(pyright by the configuration beside this file).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import assert_type
+
+from sqlalchemy import Executable
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from sa_jobqueue.context import AsyncJobContext, JobContext
+from sa_jobqueue.enqueue import enqueue, enqueue_many
+from sa_jobqueue.models import Job
+from sa_jobqueue.outcomes import Retry, Snooze
+from sa_jobqueue.tasks import AnyTask, Call, Registry, TaskName, task
+
+
+@task
+def plain(order_id: int, *, note: str = "") -> bool:
+    return note == str(order_id)
+
+
+@task(queue="mail", max_attempts=5, timeout=timedelta(minutes=1))
+def with_context(ctx: JobContext, order_id: int, *, note: str = "") -> Snooze | Retry | None:
+    assert_type(ctx.session, Session)
+    assert_type(ctx.job_id, int)
+    return Snooze(5)
+
+
+@task
+async def awaited(order_id: int) -> str:
+    return str(order_id)
+
+
+@task(record=True)
+async def awaited_with_context(ctx: AsyncJobContext, order_id: int) -> str:
+    assert_type(ctx.session, AsyncSession)
+    return str(order_id)
+
+
+@task(registry=Registry())
+def nothing() -> None: ...
+
+
+async def calls_are_typed(ctx: JobContext, async_ctx: AsyncJobContext) -> None:
+    """The task is called as the function."""
+    assert_type(plain(1, note="x"), bool)
+    assert_type(with_context(ctx, 1), Snooze | Retry | None)
+    assert_type(await awaited(1), str)
+    assert_type(await awaited_with_context(async_ctx, 1), str)
+
+    plain("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    plain()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    with_context(1)  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]
+    await awaited_with_context(ctx, 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def jobs_are_typed() -> None:
+    """Without the context, and checked."""
+    assert_type(enqueue(plain, 1, note="x"), Job)
+    assert_type(enqueue(with_context, 1, note="x"), Job)
+    assert_type(enqueue(awaited, order_id=1), Job)
+    assert_type(enqueue(awaited_with_context, 1), Job)
+    assert_type(enqueue(nothing), Job)
+    assert_type(enqueue("shop.mail", order_id=1, anything=["x"]), Job)
+    assert_type(enqueue(TaskName("shop.mail").options(queue="mail"), order_id=1), Job)
+
+    enqueue(plain, "1")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    enqueue(plain)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    enqueue(plain, 1, 2)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    enqueue(plain, 1, other=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    enqueue(with_context, None)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    enqueue(awaited_with_context, "1")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    enqueue(nothing, 1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    enqueue("shop.mail", 1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    enqueue(len, "x")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def options_keep_the_types() -> None:
+    later = with_context.options(delay=timedelta(hours=1), priority=9)
+    assert_type(enqueue(later, 1), Job)
+
+    enqueue(later, "1")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    with_context.options(priority="high")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with_context.options(order_id=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def bulk_is_typed() -> None:
+    assert_type(with_context.call(1, note="x"), Call)
+    assert_type(enqueue_many(plain.call(number) for number in range(3)), Executable)
+
+    with_context.call("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    plain.call(1, other=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    enqueue_many([enqueue(plain, 1)])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+
+
+def tasks_fit_where_any_task_is_wanted(registry: Registry) -> None:
+    every: list[AnyTask] = [plain, with_context, awaited, awaited_with_context, nothing]
+    for one in every:
+        registry.add(one)
+    assert_type(registry.get("x"), AnyTask | None)
+    assert_type(plain.is_async, bool)
+    assert_type(plain.timeout, float | None)

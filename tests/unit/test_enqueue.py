@@ -1,0 +1,134 @@
+"""Enqueueing without a database: the row that is made, the statement that is built."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.orm import object_session
+
+from sa_jobqueue.enqueue import Call, enqueue, enqueue_many
+from sa_jobqueue.errors import JobQueueError, OptionError, PayloadError
+from sa_jobqueue.lifecycle import JobStatus
+from sa_jobqueue.statements.insert import insert_jobs
+from sa_jobqueue.tasks import Registry, TaskName, task
+
+
+@task(registry=Registry(), queue="mail", priority=7, max_attempts=3)
+def send(order_id: int, tags: list[str] | None = None) -> None: ...
+
+
+def compiled(statement: Any) -> Any:
+    return statement.compile(dialect=postgresql.dialect())  # type: ignore[no-untyped-call]
+
+
+def test_a_job_has_what_the_task_says() -> None:
+    job = enqueue(send, 7, tags=["x"])
+
+    assert (job.task, job.queue, job.priority, job.max_attempts) == (send.name, "mail", 7, 3)
+    assert job.args == {"order_id": 7, "tags": ["x"]}
+    assert job.meta == {}
+    assert job.status is JobStatus.QUEUED
+    assert object_session(job) is None
+
+
+def test_a_job_has_what_the_options_say() -> None:
+    moment = datetime(2030, 1, 1, tzinfo=UTC)
+    job = enqueue(send.options(queue="slow", run_at=moment, meta={"a": [1]}), 7)
+
+    assert (job.queue, job.priority, job.run_at, job.meta) == ("slow", 7, moment, {"a": [1]})
+    assert enqueue(send.options(delay=5), 7).run_at == timedelta(seconds=5)
+
+
+def test_jobs_share_nothing() -> None:
+    """What one job's owner changes is not the other's."""
+    tags = ["x"]
+    task = send.options(meta={"a": [1]})
+    one, other = enqueue(task, 7, tags), enqueue(task, 7, tags)
+    one.args["tags"].append("y")
+    one.meta["a"].append(2)
+
+    assert tags == ["x"]
+    assert other.args == {"order_id": 7, "tags": ["x"]}
+    assert other.meta == {"a": [1]}
+
+
+def test_a_job_may_be_made_by_name() -> None:
+    job = enqueue("shop.mail", order_id=1)
+    slow = enqueue(TaskName("shop.mail").options(queue="slow"), order_id=1)
+
+    assert (job.task, job.queue, job.args) == ("shop.mail", "default", {"order_id": 1})
+    assert (slow.task, slow.queue, slow.args) == ("shop.mail", "slow", {"order_id": 1})
+
+
+def test_a_handlers_arguments_may_have_any_name() -> None:
+    """Also those of `enqueue` and `Task.call`."""
+
+    @task(registry=Registry())
+    def odd(task: int, self: int, args: int, calls: int) -> None: ...
+
+    assert enqueue(odd, 1, self=2, args=3, calls=4).args == {"task": 1, "self": 2, "args": 3, "calls": 4}
+    assert enqueue("odd", task=1, name=2, self=3).args == {"task": 1, "name": 2, "self": 3}
+
+
+@pytest.mark.parametrize("what", [None, 5, len, send.handler, send.call(1)], ids=lambda one: type(one).__name__)
+def test_only_a_task_or_a_name_can_be_enqueued(what: Any) -> None:
+    with pytest.raises(OptionError, match=r"decorate the function with @task"):
+        enqueue(what)
+
+
+@pytest.mark.parametrize("what", [enqueue(send, 1), send, None, ("a",) * 7], ids=lambda one: type(one).__name__)
+def test_only_calls_can_be_enqueued_in_bulk(what: Any) -> None:
+    with pytest.raises(OptionError, match=r"takes calls, task.call\(...\)"):
+        enqueue_many([what])
+
+
+def test_every_refusal_is_one_of_ours_and_a_value_error() -> None:
+    for attempt in (lambda: enqueue(send, None), lambda: enqueue("")):  # type: ignore[call-overload]
+        with pytest.raises(ValueError) as error:
+            attempt()
+        assert isinstance(error.value, (PayloadError, OptionError))
+        assert isinstance(error.value, JobQueueError)
+
+
+def test_the_statement_does_not_grow_with_the_batch() -> None:
+    """The same text and the same cache key for one call and for many."""
+    one: Any = enqueue_many([send.call(1)])
+    many: Any = enqueue_many([send.options(delay=number).call(1) for number in range(50)])
+
+    assert str(compiled(one)) == str(compiled(many))
+    assert one._generate_cache_key() == many._generate_cache_key()
+    assert one._generate_cache_key() is not None
+    assert [len(value) for value in compiled(many).params.values()] == [50] * 8
+
+
+def test_the_text_of_the_statement() -> None:
+    text = " ".join(str(compiled(insert_jobs([]))).split())
+
+    assert text == (
+        "INSERT INTO sa_jobqueue.job (task, args, queue, priority, max_attempts, run_at, meta) "
+        "SELECT call.task, CAST(call.args AS JSONB) AS args, call.queue, call.priority, call.max_attempts, "
+        "coalesce(call.time, now() + call.delay * interval '1 second') AS coalesce_1, CAST(call.meta AS JSONB) AS meta "
+        "FROM unnest(%(call_task)s::TEXT[], %(call_args)s::TEXT[], %(call_queue)s::TEXT[], "
+        "%(call_priority)s::SMALLINT[], %(call_max_attempts)s::SMALLINT[], "
+        "CAST(%(call_time)s::TEXT[] AS TIMESTAMP WITH TIME ZONE[]), %(call_delay)s::FLOAT(53)[], "
+        "%(call_meta)s::TEXT[]) AS call(task, args, queue, priority, max_attempts, time, delay, meta) "
+        "RETURNING sa_jobqueue.job.id"
+    )
+
+
+def test_calls_are_taken_from_any_iterable_once() -> None:
+    def calls() -> Any:
+        yield send.call(1)
+        yield TaskName("other").call(a=1)
+
+    assert compiled(enqueue_many(calls())).params["call_task"] == [send.name, "other"]
+
+
+def test_a_call_is_a_value() -> None:
+    assert send.call(1) == send.call(order_id=1)
+    assert isinstance(send.call(1), Call)
+    with pytest.raises(AttributeError):
+        send.call(1).queue = "x"  # type: ignore[misc]

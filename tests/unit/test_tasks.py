@@ -1,0 +1,478 @@
+"""Tasks: what a decorated function is, what is refused at once, and who is found under which name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import re
+import runpy
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sa_jobqueue.context import AsyncJobContext, JobContext
+from sa_jobqueue.errors import OptionError, PayloadError, TaskError
+from sa_jobqueue.lifecycle import Rules
+from sa_jobqueue.payload import load
+from sa_jobqueue.retry import RetryPolicy
+from sa_jobqueue.tasks import AnyTask, Call, Registry, TaskName, task
+
+if TYPE_CHECKING:
+    from decimal import Decimal as OnlyForTheChecker
+
+registry = Registry()
+
+
+@task(registry=registry)
+def add(one: int, two: int = 2) -> int:
+    """Add."""
+    return one + two
+
+
+@task(registry=registry)
+def with_context(ctx: JobContext, one: int) -> int:
+    return one
+
+
+@task(registry=registry)
+async def coroutine(ctx: AsyncJobContext, one: int) -> int:
+    return one
+
+
+@task(registry=registry)
+def later_known(value: Later) -> None: ...
+
+
+@dataclass
+class Later:
+    one: int
+
+
+@task(registry=registry)
+def checker_only(value: OnlyForTheChecker) -> None: ...
+
+
+@task(registry=registry)
+def returns_checker_only(value: int) -> OnlyForTheChecker:
+    raise NotImplementedError
+
+
+# ---- what a task is
+
+
+def test_a_task_is_called_as_the_function() -> None:
+    assert add(1) == 3
+    assert add(one=1, two=1) == 2
+    assert add.__name__ == "add"
+    assert add.__doc__ == "Add."
+    assert list(inspect.signature(add).parameters) == ["one", "two"]
+
+
+def test_names_are_qualified_by_the_module() -> None:
+    assert add.name == f"{__name__}.add"
+    assert registry.get(f"{__name__}.add") is add
+    assert registry.get("add") is None
+
+
+def test_the_context_is_no_part_of_the_arguments() -> None:
+    assert with_context.call(1).args == '{"one":1}'
+    assert with_context.context is JobContext
+    assert coroutine.call(1).args == '{"one":1}'
+    assert coroutine.context is AsyncJobContext
+    assert add.context is None
+
+
+def test_both_kinds_of_handler_are_told_apart() -> None:
+    assert coroutine.is_async
+    assert not add.is_async
+
+
+def test_annotations_are_resolved_at_the_first_use() -> None:
+    """`Later` is declared after the task."""
+    assert later_known.call(Later(1)).args == '{"value":{"one":1}}'
+
+
+def test_an_import_for_the_checker_only_is_said_at_the_first_use() -> None:
+    with pytest.raises(TaskError, match="'OnlyForTheChecker', cannot be resolved"):
+        checker_only.call(1)  # type: ignore[arg-type]
+    with pytest.raises(TaskError, match="'OnlyForTheChecker', cannot be resolved"):
+        checker_only.resolve()
+
+
+def test_the_return_annotation_need_not_resolve() -> None:
+    assert returns_checker_only.call(1).args == '{"value":1}'
+
+
+def test_a_context_imported_for_the_checker_only_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+        from __future__ import annotations
+        from typing import TYPE_CHECKING
+        from sa_jobqueue.tasks import task
+        if TYPE_CHECKING:
+            import sa_jobqueue.context
+            from sa_jobqueue.context import JobContext
+
+        @task(name="checker.one")
+        def one(ctx: JobContext, value: int) -> None: ...
+
+        @task(name="checker.two")
+        def two(ctx: sa_jobqueue.context.JobContext, value: int) -> None: ...
+    """
+    module = module_of(tmp_path, monkeypatch, "checker_module", source)
+
+    assert module.one.context is JobContext
+    assert module.two.context is JobContext
+    assert module.two.call(1).args == '{"value":1}'
+
+
+def test_rules_are_what_the_decorator_said() -> None:
+    policy = RetryPolicy(base=1)
+    own = Registry()
+
+    @task(
+        registry=own, retry=policy, retain=timedelta(days=60), rescue=False, timeout=timedelta(minutes=1), record=True
+    )
+    def strict() -> None: ...
+
+    @task(registry=own, retain=None)
+    def kept() -> None: ...
+
+    @task(registry=own, retain=0)
+    def gone() -> None: ...
+
+    assert add.rules == Rules()
+    assert strict.rules == Rules(policy, retain=60 * 86_400.0, retain_failed=60 * 86_400.0, rescue=False)
+    assert (strict.timeout, strict.record) == (60.0, True)
+    assert (kept.rules.retain, kept.rules.retain_failed) == (None, None)
+    assert (gone.rules.retain, gone.rules.retain_failed) == (0.0, Rules().retain_failed)
+
+
+# ---- what is refused at once
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def async_generator() -> Any:
+    yield 1
+
+
+class Handlers:
+    def method(self, one: int) -> None: ...
+
+    @staticmethod
+    def static(one: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        (generator, "is a generator"),
+        (async_generator, "is a generator"),
+        (Handlers, "a task is a function"),
+        (Handlers.method, "is a method"),
+        (Handlers().method, "a task is a function"),
+        (print, "a task is a function"),
+        (add, "a task is a function"),
+        (5, "a task is a function"),
+        (lambda: None, "a lambda has no name"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_what_cannot_be_a_handler_is_refused(handler: Any, said: str) -> None:
+    with pytest.raises(TaskError, match=said):
+        task(registry=Registry())(handler)
+
+
+def test_static_methods_and_named_lambdas_are_functions() -> None:
+    own = Registry()
+
+    assert task(registry=own)(Handlers.static).call(1).args == '{"one":1}'
+    assert task(name="mine", registry=own)(lambda: None).name == "mine"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": ""},
+        {"name": "x" * 201},
+        {"name": "a\x00b"},
+        {"name": "a\ud800"},
+        {"name": 5},
+        {"aliases": "name"},
+        {"aliases": [""]},
+        {"queue": ""},
+        {"queue": "x" * 201},
+        {"queue": None},
+        {"priority": 10},
+        {"priority": -1},
+        {"priority": True},
+        {"priority": 4.0},
+        {"max_attempts": 0},
+        {"max_attempts": 32_768},
+        {"max_attempts": "3"},
+        {"timeout": 0},
+        {"timeout": -1},
+        {"timeout": float("nan")},
+        {"timeout": "1"},
+        {"retain": -1},
+        {"retain": timedelta(days=-1)},
+        {"retry": 3},
+    ],
+    ids=lambda options: str(options)[:40],
+)
+def test_bad_options_are_refused_at_decoration(options: dict[str, Any]) -> None:
+    with pytest.raises(TaskError):
+        task(registry=Registry(), **options)(len_of)
+
+
+def len_of(text: str) -> int:
+    return len(text)
+
+
+def test_a_context_in_the_wrong_place_is_refused() -> None:
+    own = Registry()
+
+    @task(registry=own)
+    def second(one: int, ctx: JobContext) -> None: ...
+
+    @task(registry=own)
+    def keyword(*, ctx: JobContext) -> None: ...
+
+    @task(registry=own)
+    def sync(ctx: AsyncJobContext) -> None: ...
+
+    @task(registry=own)
+    async def coroutine(ctx: JobContext) -> None: ...
+
+    wrong: list[tuple[AnyTask, str]] = [
+        (second, "must be the first parameter"),
+        (keyword, "is given by position"),
+        (sync, "an `def` handler is given a JobContext, not a AsyncJobContext"),
+        (coroutine, "an `async def` handler is given a AsyncJobContext, not a JobContext"),
+    ]
+    for one, said in wrong:
+        with pytest.raises(TaskError, match=said):
+            one.resolve()
+    with pytest.raises(TaskError):
+        own.resolve()
+
+
+# ---- options
+
+
+def test_options_make_a_changed_copy() -> None:
+    moment = datetime(2030, 1, 1, tzinfo=timezone(timedelta(hours=2)))
+    changed = add.options(queue="mail", priority=0, max_attempts=1).options(run_at=moment)
+
+    assert changed.call(1) == Call(add.name, '{"one":1}', "mail", 0, 1, moment, "{}")
+    assert add.call(1) == Call(add.name, '{"one":1}', "default", 4, 10, timedelta(0), "{}")
+    assert changed(1) == 3
+    assert registry.get(add.name) is add
+
+
+def test_the_later_of_delay_and_run_at_holds() -> None:
+    moment = datetime(2030, 1, 1, tzinfo=UTC)
+
+    assert add.options(run_at=moment).options(delay=90).call(1).run_at == timedelta(seconds=90)
+    assert add.options(delay=timedelta(hours=1)).options(run_at=moment).call(1).run_at == moment
+
+
+def test_tags_are_kept_in_meta() -> None:
+    both = add.options(tags=["a", "b"], meta={"trace": {"id": 1}})
+
+    assert load(both.call(1).meta) == {"trace": {"id": 1}, "tags": ["a", "b"]}
+    assert load(both.options(tags=["c"]).call(1).meta) == {"trace": {"id": 1}, "tags": ["c"]}
+    assert load(both.options(meta={"x": 1}).call(1).meta) == {"x": 1, "tags": ["a", "b"]}
+    assert load(both.options(tags=[], meta={}).call(1).meta) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"run_at": datetime(2030, 1, 1)}, "must have a time zone, not the naive"),  # noqa: DTZ001
+        ({"run_at": timedelta(1)}, "for a duration there is delay="),
+        ({"run_at": datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))}, "outside of the calendar"),
+        ({"run_at": datetime.now(UTC), "delay": 1}, "give one of them"),
+        ({"delay": -1}, "between 0 seconds and 100 years"),
+        ({"delay": float("nan")}, "between 0 seconds and 100 years"),
+        ({"delay": True}, "seconds or a timedelta"),
+        ({"delay": timedelta.max}, "between 0 seconds and 100 years"),
+        ({"delay": 10**400}, "between 0 seconds and 100 years"),
+        ({"priority": 10}, "priority must be an integer from 0 to 9, not 10"),
+        ({"priority": True}, "priority must be an integer"),
+        ({"priority": 4.0}, "priority must be an integer"),
+        ({"max_attempts": 0}, "max_attempts must be an integer from 1 to 32,767, not 0"),
+        ({"max_attempts": 40_000}, "max_attempts"),
+        ({"queue": ""}, "queue must have 1 to 200 characters, not 0"),
+        ({"queue": "x" * 201}, "queue must have 1 to 200 characters, not 201"),
+        ({"queue": "\x00"}, "queue '\\\\x00' holds a NUL"),
+        ({"queue": "\udfff"}, "queue .* holds a lone surrogate"),
+        ({"tags": "ab"}, "tags must be a list of texts"),
+        ({"tags": [1]}, "a tag must be a text"),
+        ({"tags": [""]}, "a tag must have 1 to 200"),
+        ({"tags": ["\x00"]}, "a tag .* holds a NUL"),
+        ({"meta": []}, "meta must be a dict"),
+        ({"meta": {"tags": ["a"]}}, "is where tags= is kept"),
+        ({"meta": {1: 2}}, "meta: the key 1 is no string"),
+        ({"meta": {"a": (1,)}}, "meta: a: .* is not plain JSON"),
+        ({"meta": {"a": [float("nan")]}}, r"meta: a\[0\]: nan is no number"),
+        ({"meta": {"a": {"b": "\x00"}}}, "meta: a.b: .* holds a NUL"),
+        ({"meta": {"a": "x" * 2_000_000}}, "meta: 2,000,008 bytes"),
+    ],
+    ids=lambda one: "" if isinstance(one, dict) else None,
+)
+def test_bad_options_are_refused_before_any_sql(options: dict[str, Any], said: str) -> None:
+    for one in (add, TaskName("by.name")):
+        with pytest.raises(OptionError, match=said):
+            one.options(**options)
+
+
+@given(st.text(min_size=1, max_size=200))
+def test_any_storable_name_works_as_a_queue(name: str) -> None:
+    if "\x00" in name or re.search("[\ud800-\udfff]", name):
+        with pytest.raises(OptionError):
+            add.options(queue=name)
+    else:
+        assert add.options(queue=name).call(1).queue == name
+
+
+# ---- by name
+
+
+def test_a_name_takes_keywords_of_plain_json() -> None:
+    name = TaskName("shop.mail")
+
+    assert name.options(queue="mail").call(order_id=1) == Call(
+        "shop.mail", '{"order_id":1}', "mail", 4, 10, timedelta(0), "{}"
+    )
+    with pytest.raises(PayloadError, match="by name, a task takes keyword arguments only"):
+        name.call(1)
+    with pytest.raises(PayloadError, match=r"argument order_id: .* is not plain JSON"):
+        name.call(order_id=(1, 2))
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "\x00", "\ud800", 5, None])
+def test_a_bad_name_is_refused(name: Any) -> None:
+    with pytest.raises(OptionError, match="task name"):
+        TaskName(name)
+
+
+# ---- registries
+
+
+def test_aliases_find_the_task() -> None:
+    own = Registry()
+    made = task(name="new", aliases=["old", "older"], registry=own)(len_of)
+
+    assert own.get("new") is own.get("old") is own.get("older") is made
+    assert own.get("oldest") is None
+    assert list(own) == [made]
+
+
+def test_a_taken_name_is_refused_with_both_places() -> None:
+    own = Registry()
+    first = task(name="name", aliases=["alias"], registry=own)(len_of)
+
+    for options in ({"name": "name"}, {"name": "alias"}, {"name": "x", "aliases": ["name"]}):
+        with pytest.raises(TaskError, match=r"is taken by len_of \(.*test_tasks.py:\d+\); generator_free .* needs"):
+            task(registry=own, **options)(generator_free)
+    assert list(own) == [first]
+    assert own.get("x") is None
+
+
+def generator_free() -> None: ...
+
+
+def module_of(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str) -> Any:
+    (folder / f"{name}.py").write_text(textwrap.dedent(source))
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return importlib.import_module(name)
+
+
+SHOP = """
+    from sa_jobqueue.tasks import Registry, task
+    import sa_jobqueue.tasks
+    registry = sa_jobqueue.tasks.shop_registry
+
+    @task(registry=registry, aliases=["old"])
+    def send(order_id: int) -> None: ...
+"""
+
+
+def test_a_reload_takes_the_place_of_the_old_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = Registry()
+    monkeypatch.setattr("sa_jobqueue.tasks.shop_registry", own, raising=False)
+    module = module_of(tmp_path, monkeypatch, "reloaded_shop", SHOP)
+    first = module.send
+    importlib.reload(module)
+
+    assert first is not module.send
+    assert list(own) == [module.send]
+    assert own.get("old") is module.send
+    assert caplog.records == []
+
+
+def test_a_function_declared_twice_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Not refused, for a reload of an edited module looks the same."""
+    own = Registry()
+
+    def declare() -> list[AnyTask]:
+        @task(registry=own)
+        def one() -> None: ...
+
+        first = one
+
+        @task(registry=own)  # type: ignore[no-redef]
+        def one() -> None: ...
+
+        return [first, one]
+
+    with caplog.at_level(logging.WARNING):
+        _, second = declare()
+
+    assert list(own) == [second]
+    assert "is declared again" in caplog.text
+
+
+def test_a_script_is_named_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python shop.py` enqueues what `--app shop` runs; the script may be imported under its name as well."""
+    own = Registry()
+    monkeypatch.setattr("sa_jobqueue.tasks.shop_registry", own, raising=False)
+    script = tmp_path / "my_shop.py"
+    script.write_text(textwrap.dedent(SHOP))
+
+    for run_name in ("__main__", "__mp_main__"):
+        assert runpy.run_path(str(script), run_name=run_name)["send"].name == "my_shop.send"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert runpy.run_module("my_shop", run_name="__main__")["send"].name == "my_shop.send"
+    imported = module_of(tmp_path, monkeypatch, "my_shop", SHOP)
+    assert list(own) == [imported.send]
+    assert (
+        runpy.run_path(str(script), {"__file__": None, "__spec__": None}, "elsewhere")["send"].name == "elsewhere.send"
+    )
+
+
+def test_the_limit_of_the_registry_holds() -> None:
+    small = task(name="small", registry=Registry(max_payload=20))(len_of)
+
+    assert small.call("x" * 5)
+    with pytest.raises(PayloadError, match="more than the 20 that are accepted"):
+        small.call("x" * 20)
+    with pytest.raises(PayloadError, match="its result: 22 bytes"):
+        small.encode_result("x" * 20)
+    assert small.encode_result([1, None]) == "[1,null]"
