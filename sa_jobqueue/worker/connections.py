@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from sqlalchemy import Connection, Engine, func, select
 
 from ..errors import AutocommitError, ConfigurationError
 
-__all__ = ["Connector", "hang_up"]
+__all__ = ["WATCH_MARGIN", "Connector", "Watch", "hang_up"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +79,43 @@ class Connector:
             "application_name": "sa-jobqueue worker",
         }
         connection.execute(select(*(func.set_config(name, value, local) for name, value in settings.items())))
+
+
+#: Seconds that the client waits after the server should have ended a statement.
+WATCH_MARGIN = 5.0
+
+
+class Watch:
+    """A deadline of the client's: a service transaction that takes longer than `limit` seconds is cut off.
+
+    The server ends a statement after its timeout; what takes longer still waits on a socket behind which nobody is.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._busy: tuple[float, Connection] | None = None
+
+    @contextmanager
+    def over(self, connection: Connection) -> Iterator[None]:
+        """What happens inside is watched."""
+        self._busy = (monotonic(), connection)
+        try:
+            yield
+        finally:
+            self._busy = None
+
+    def check(self) -> None:
+        """Cut off what has taken too long; its thread gets an error, and makes a new connection."""
+        busy = self._busy
+        if busy is None or monotonic() - busy[0] < self._limit:
+            return
+        logger.warning("a service connection has been silent for %g s; it is cut off", self._limit)
+        try:
+            raw: Any = busy[1].connection.dbapi_connection
+            with socket.socket(fileno=os.dup(raw.pgconn.socket)) as stalled:
+                stalled.shutdown(socket.SHUT_RDWR)
+        except Exception:
+            logger.debug("it was broken already", exc_info=True)
 
 
 def hang_up(connection: Connection) -> None:

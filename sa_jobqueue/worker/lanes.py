@@ -44,9 +44,11 @@ class Lane:
         self.stuck = 0
         """Slots held by handlers that timed out and do not come back."""
 
-    def feed(self, flights: list[Flight]) -> None:
-        """Take claimed jobs in, and start runners for them as far as there are slots."""
+    def feed(self, flights: list[Flight]) -> list[Flight]:
+        """Take claimed jobs in, and start runners for them as far as there are slots; what is left if it is closed."""
         with self._lock:
+            if self._closed:
+                return flights
             starts = {Kind.ASYNC: 0, Kind.THREAD: 0}
             for flight in flights:
                 kind = Kind.ASYNC if flight.task.is_async else Kind.THREAD
@@ -57,6 +59,7 @@ class Lane:
         for kind, runners in starts.items():
             if runners:
                 self._start(self, kind, runners)
+        return []
 
     def next(self, kind: Kind) -> Flight | None:
         """The next job for a runner of this kind; None: the runner's slot was given up, or passed to the other kind."""

@@ -26,7 +26,7 @@ from ..outcomes import ErrorEntry, Failed, Rescued
 from ..retry import describe
 from ..settings import WorkerSettings
 from ..tasks import Registry
-from .connections import Connector, hang_up
+from .connections import WATCH_MARGIN, Connector, Watch, hang_up
 from .executor import Executor, timed_out
 from .flight import Flight, Flights, Stop
 from .lanes import Lane
@@ -85,6 +85,7 @@ class Maintenance:
         ]
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="sa-jobqueue maintenance", daemon=True)
+        self.watch = Watch(lease + settings.prune_every + WATCH_MARGIN)  # pruning may take several transactions
         self.rescued = 0
         """Jobs rescued so far."""
 
@@ -121,7 +122,8 @@ class Maintenance:
             if self._connection is None:
                 self._connection = self._connector.connect()
                 self._healthy_since = monotonic()
-            chore.do(self._connection)
+            with self.watch.over(self._connection):
+                chore.do(self._connection)
             chore.at = monotonic() + chore.every * random.uniform(0.9, 1.0)
 
     def _broken(self, error: Exception) -> None:

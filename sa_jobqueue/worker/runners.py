@@ -49,7 +49,8 @@ class Runners:
     async def _pull_async(self, lane: Lane) -> None:
         run, wake = self._executor.run_async, self._wake
         while (flight := lane.next(Kind.ASYNC)) is not None:
-            await run(flight)
+            if not flight.settled:
+                await run(flight)
             lane.ended(flight)
             wake()
 
@@ -69,7 +70,8 @@ class Runners:
         while True:
             lane = self._tickets.get()
             while (flight := lane.next(Kind.THREAD)) is not None:
-                run(flight)
+                if not flight.settled:
+                    run(flight)
                 lane.ended(flight)
                 wake()
             wake()

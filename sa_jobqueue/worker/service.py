@@ -21,7 +21,7 @@ from .. import operations
 from ..context import ClaimedJob
 from ..models import Job
 from ..settings import WorkerSettings
-from .connections import Connector, hang_up
+from .connections import WATCH_MARGIN, Connector, Watch, hang_up
 from .lanes import Lane
 from .writer import OutcomeWriter, is_data_fault
 
@@ -81,6 +81,7 @@ class Service:
         self._gate_until = 0.0
         self._failures = 0
         self._thread = threading.Thread(target=self._loop, name="sa-jobqueue service", daemon=True)
+        self.watch = Watch(settings.lease + WATCH_MARGIN)
         self.claimed = 0
         """Jobs claimed so far."""
 
@@ -116,7 +117,7 @@ class Service:
         while True:
             self._wake.clear()
             try:
-                busy = self._round()
+                busy = self._watched_round()
                 self._failures = 0
             except Exception as error:
                 self._broken(error)
@@ -136,9 +137,13 @@ class Service:
             times.append(locked)
         return max(min(times) - monotonic(), 0.0) if times else 1.0
 
-    def _round(self) -> bool:
-        """One transaction: write what has ended, claim for what is free. False: there was nothing to do."""
+    def _watched_round(self) -> bool:
         connection = self._connection or self._connect()
+        with self.watch.over(connection):
+            return self._round(connection)
+
+    def _round(self, connection: Connection) -> bool:
+        """One transaction: write what has ended, claim for what is free. False: there was nothing to do."""
         for lane in self._lanes.values():
             lane.measure()
         changes = self._writer.take(_BATCH)

@@ -213,6 +213,8 @@ class Worker:
                     self._ending = Ending.RECYCLE
                     return
                 self._give_back_stale()
+                self._service.watch.check()
+                self._maintenance.watch.check()
 
     def _wants_recycling(self) -> str | None:
         if self._max_jobs is not None and self._service.claimed >= self._max_jobs:
@@ -331,7 +333,8 @@ class Worker:
             by_lane.setdefault(job.queue, []).append(flight)
         self._flights.add(flights)
         for name, batch in by_lane.items():
-            self._lanes[name].feed(batch)
+            for flight in self._lanes[name].feed(batch):  # the worker leaves
+                self._executor.give_up(flight, Released())
 
     def _return_unknown(self, job: ClaimedJob) -> None:
         """Another release may know the task: back to the queue with a delay, and no attempt spent."""
