@@ -14,13 +14,13 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Text, cast, delete, func, select
+from sqlalchemy import Connection, Text, cast, delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 
 from .context import ClaimedJob
-from .lifecycle import Change, Claim
-from .models import Job, WorkerRow
+from .lifecycle import FINISHED, Change, Claim
+from .models import Job, WorkerRow, status_in
 from .statements.admin import held_by, postpone_purge, prune_jobs, release_jobs
 from .statements.apply import apply_changes, apply_parameters
 from .statements.claim import Slot, claim_jobs, claim_parameters
@@ -175,20 +175,28 @@ def prune(connection: Connection, *, limit: int = 1_000, job: type[Job] = Job) -
     """
     try:
         with connection.begin_nested():
+            # A deferred foreign key would refuse only at the commit, and with it everything.
+            connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
             return len(connection.scalars(prune_jobs(limit=limit, job=job)).all())
     except IntegrityError as error:
         if limit > 1:
             done, size = 0, max(limit // 10, 1)
-            for _ in range(min(limit, 10)):
-                part = prune(connection, limit=size, job=job)
+            while done < limit:
+                asked = min(size, limit - done)
+                part = prune(connection, limit=asked, job=job)
                 done += part
-                if part < size:
+                if part < asked:
                     break
             return done
         columns = job.__table__.c
+        # The one that prune_jobs took: the first that nobody has locked.
         first = (
-            select(columns.id).where(columns.purge_at <= func.now()).order_by(columns.purge_at, columns.id).limit(1)
-        )  # fmt: skip
+            select(columns.id)
+            .where(status_in(columns.status, FINISHED), columns.purge_at <= func.now())
+            .order_by(columns.purge_at, columns.id)
+            .limit(1)
+            .with_for_update(skip_locked=True)
+        )
         kept = connection.scalars(
             postpone_purge(columns.id == first.scalar_subquery(), by=timedelta(days=1), job=job)
         ).all()

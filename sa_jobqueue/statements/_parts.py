@@ -68,7 +68,7 @@ def lock_in_order(table: Table, *where: ColumnElement[bool], skip_locked: bool =
         select(table.c.id)
         .where(*where)
         .order_by(table.c.id)
-        .with_for_update(key_share=True, skip_locked=skip_locked)
+        .with_for_update(key_share=True, skip_locked=skip_locked, of=table)
         .cte("locked")
         .prefix_with("MATERIALIZED")
     )

@@ -39,7 +39,7 @@ from sqlalchemy.sql.dml import ReturningUpdate
 from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
 from ..models import Job, StatusText, status_in, status_literal
 from ..outcomes import Duration, seconds_of
-from ..retry import clean
+from ..retry import entry
 from ._parts import array, in_seconds, lock_in_order, members, table_of
 from .apply import append_error
 
@@ -89,9 +89,9 @@ def retry_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
 def discard_jobs(*where: Criterion, reason: str = "discarded by an operator", job: type[Job] = Job) -> Executable:
     """Give up jobs that wait: they end as `failed`, with `reason` in `errors`. A running job is not touched: cancel it."""
     table = table_of(job)
-    entry = func.jsonb_build_object(
+    note = func.jsonb_build_object(
         literal_column("'type'"), literal_column("'Discard'"),
-        literal_column("'message'"), bindparam("reason", clean(reason), Text),
+        literal_column("'message'"), bindparam("reason", entry("Discard", reason).message, Text),
         literal_column("'traceback'"), literal_column("''"),
         type_=JSONB,
     )  # fmt: skip
@@ -99,7 +99,7 @@ def discard_jobs(*where: Criterion, reason: str = "discarded by an operator", jo
         status=status_literal(TRANSITIONS[JobStatus.QUEUED, Event.DISCARD]),
         finished_at=func.now(),
         purge_at=_kept_for(Rules().retain_failed),
-        errors=append_error(table, entry),
+        errors=append_error(table, note),
     )
 
 

@@ -18,7 +18,6 @@ from sqlalchemy import (
     case,
     cast,
     delete,
-    exists,
     func,
     literal_column,
     not_,
@@ -104,7 +103,22 @@ def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: t
     leaves = and_(change.c.status == status_literal(JobStatus.COMPLETED), change.c.retain == literal_column("0"))
     status = case((columns.cancel_requested_at.is_(None), change.c.status), else_=change.c.if_cancelled)
     finished = status_in(status, FINISHED)
-    deleted = delete(table).where(mine, leaves).returning(columns.id).cte("deleted")
+    # A DELETE asks for more than the lock above: it would wait for a row of the application's that references the job
+    # in a transaction that is still open. So those that leave are locked once more, for real.
+    leaving = (
+        select(columns.id)
+        .where(members(columns.id, select(change.c.id).where(leaves)), running)
+        .order_by(columns.id)
+        .with_for_update(skip_locked=skip_locked)
+        .cte("leaving")
+        .prefix_with("MATERIALIZED")
+    )
+    deleted = (
+        delete(table)
+        .where(members(columns.id, select(leaving.c.id)), mine, leaves)
+        .returning(columns.id, columns.claims)
+        .cte("deleted")
+    )
     updated = (
         update(table)
         .where(mine, not_(func.coalesce(leaves, literal_column("false"))))
@@ -115,28 +129,30 @@ def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: t
             purge_at=case((finished, in_seconds(change.c.retain))),
             lease_expires_at=null(),
             attempt=func.greatest(columns.attempt + change.c.attempt, literal_column("0")),
-            rescues=func.least(columns.rescues + change.c.rescues, literal_column("32767")),
+            rescues=func.least(cast(columns.rescues, Integer) + change.c.rescues, literal_column("32767")),
             errors=case(
                 (change.c.error.is_(None), columns.errors),
                 else_=append_error(table, cast(change.c.error, JSONB)),
             ),
             result=cast(change.c.result, JSONB),
         )
-        .returning(columns.id)
+        .returning(columns.id, columns.claims)
         .cte("updated")
     )
-    done = union_all(select(deleted.c.id), select(updated.c.id)).subquery("done")
+    done = union_all(select(deleted), select(updated)).subquery("done")
+    # Not EXISTS, which may be planned as a hash over all that runs.
+    still_ours = select(literal_column("true", Boolean)).where(fence).correlate(change).scalar_subquery()
     return (
         select(
             change.c.id,
             change.c.claims,
             case(
                 (done.c.id.is_not(None), literal_column("'applied'")),
-                (exists().where(fence).correlate(change), literal_column("'locked'")),
+                (still_ours, literal_column("'locked'")),
                 else_=literal_column("'lost'"),
             ).label("answer"),
         )
-        .select_from(change.outerjoin(done, done.c.id == change.c.id))
+        .select_from(change.outerjoin(done, and_(done.c.id == change.c.id, done.c.claims == change.c.claims)))
         .add_cte(locked)
     )
 
@@ -145,9 +161,13 @@ def append_error(table: Any, entry: Any) -> Any:
     """The column `errors` with `entry` (jsonb) at its end, stamped with the time and attempt; the oldest gives way."""
     errors = table.c.errors
     stamp = func.jsonb_build_object(literal_column("'at'"), func.now(), literal_column("'attempt'"), table.c.attempt)
+    newest = literal_column(f"'$[last - {MAX_ERRORS - 2} to last]'::jsonpath")
     kept = case(
         (func.jsonb_typeof(errors) != literal_column("'array'"), literal_column("'[]'::jsonb")),
-        (func.jsonb_array_length(errors) >= literal_column(str(MAX_ERRORS)), errors.op("-")(literal_column("0"))),
+        (
+            func.jsonb_array_length(errors) >= literal_column(str(MAX_ERRORS)),
+            func.jsonb_path_query_array(errors, newest, type_=JSONB),
+        ),
         else_=errors,
     )
     return kept.op("||", return_type=JSONB())(func.jsonb_build_array(entry.op("||", return_type=JSONB())(stamp)))

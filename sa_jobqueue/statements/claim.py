@@ -51,7 +51,8 @@ def claim_parameters(
     after: Mapping[Slot, tuple[datetime, int]] | None = None,
 ) -> dict[str, Any]:
     """The parameters of `claim_jobs`, by name, for a statement that was built once and is executed often."""
-    slots = [(queue, level) for queue, free in queues.items() if free > 0 for level in PRIORITIES]
+    queues = {queue: free for queue, free in queues.items() if free > 0}
+    slots = [(queue, level) for queue in queues for level in PRIORITIES]
     points = [after.get(slot) for slot in slots] if after else [None] * len(slots)
     return {
         "by_worker": worker,

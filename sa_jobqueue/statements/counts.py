@@ -6,17 +6,15 @@ from sqlalchemy import (
     ColumnElement,
     Executable,
     Float,
-    Interval,
     and_,
     func,
-    literal_column,
     select,
     type_coerce,
 )
 
 from ..lifecycle import JobStatus
 from ..models import Job, status_literal
-from ._parts import table_of
+from ._parts import in_seconds, table_of
 
 __all__ = ["count_jobs"]
 
@@ -34,7 +32,7 @@ def count_jobs(*where: ColumnElement[bool], lately: float = 3_600.0, job: type[J
     def having(*criteria: ColumnElement[bool]) -> ColumnElement[int]:
         return func.count().filter(and_(*criteria))
 
-    recent = columns.finished_at >= func.now() - lately * literal_column("interval '1 second'", Interval)
+    recent = columns.finished_at >= in_seconds(-lately, name="lately_seconds")
     due = and_(status == status_literal(JobStatus.QUEUED), columns.run_at <= func.now())
     oldest = func.extract("epoch", func.now() - func.min(columns.run_at).filter(due))
     return (

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Executable,
     Integer,
     and_,
     bindparam,
     case,
-    exists,
     func,
     literal_column,
     or_,
@@ -48,21 +48,23 @@ def renew_leases(*, ids: Sequence[int], claims: Sequence[int], lease: float, job
         update(table)
         .where(members(columns.id, select(locked.c.id)), fence)
         .values(lease_expires_at=in_seconds(lease, name="lease_seconds"))
-        .returning(columns.id, columns.cancel_requested_at)
+        .returning(columns.id, columns.claims, columns.cancel_requested_at)
         .cte("renewed")
     )
+    # Not EXISTS, which may be planned as a hash over all that runs.
+    still_ours = select(literal_column("true", Boolean)).where(fence).correlate(held).scalar_subquery()
     return (
         select(
             held.c.id,
             held.c.claims,
             case(
                 (renewed.c.id.is_not(None), literal_column("'applied'")),
-                (exists().where(fence).correlate(held), literal_column("'locked'")),
+                (still_ours, literal_column("'locked'")),
                 else_=literal_column("'lost'"),
             ).label("answer"),
             renewed.c.cancel_requested_at.is_not(None).label("cancel_requested"),
         )
-        .select_from(held.outerjoin(renewed, renewed.c.id == held.c.id))
+        .select_from(held.outerjoin(renewed, and_(renewed.c.id == held.c.id, renewed.c.claims == held.c.claims)))
         .add_cte(locked)
     )
 
@@ -97,10 +99,10 @@ def expired_leases(*, after: int = 0, limit: int = 100, job: type[Job] = Job) ->
 def cancel_requests(*, ids: Sequence[int], claims: Sequence[int], job: type[Job] = Job) -> Executable:
     """The ids among these claims for which a cancel was asked for. Takes no lock."""
     columns = table_of(job).c
-    held = rows(
-        "held", id=array("lease_ids", ids, BigInteger()), claims=array("lease_claims", claims, Integer())
-    )  # fmt: skip
+    id_array, claim_array = array("lease_ids", ids, BigInteger()), array("lease_claims", claims, Integer())
+    held = rows("held", id=id_array, claims=claim_array)
     return select(columns.id).where(
+        columns.id == func.any(id_array),
         columns.id == held.c.id,
         columns.claims == held.c.claims,
         status_in(columns.status, sources(Event.RELEASE)),
