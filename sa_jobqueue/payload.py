@@ -23,6 +23,7 @@ keys, the sign of -0.0, and the name of a time zone (its offset at that moment s
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -48,6 +49,9 @@ MAX_PAYLOAD = 1_048_576
 
 #: Types that come back as they were, without a look.
 _EXACT = frozenset({int, str, bool, float, NoneType, UUID, date})
+
+#: A number written with a positive exponent, or a text that looks like one.
+_EXPONENT = re.compile(r"\de\+?\d")
 
 _CONFIG = ConfigDict(strict=True, val_json_bytes="base64")
 #: For the serializer as a whole: it does not look into a TypedDict's own configuration.
@@ -182,7 +186,7 @@ class Arguments:
     def _check_return(self, plan: _Plan, text: str, valid: dict[str, Any]) -> None:
         """Refuse what would come back changed."""
         stored = text
-        if "e+" in text:  # jsonb keeps 1e+23 as 100000000000000000000000
+        if _EXPONENT.search(text):  # jsonb keeps 1e+23 as 100000000000000000000000
             stored = to_json(as_jsonb(load(text))).decode()
         try:
             back = plan.validate_json(stored, strict=True)
@@ -238,7 +242,7 @@ def encode_plain(value: Mapping[str, Any], *, what: str, item: str = "argument "
     try:
         data = to_json(value, inf_nan_mode="constants")
         text = checked_json(data, what=what, item=item, limit=limit)
-        back = as_jsonb(load(text)) if "e+" in text else load(text)
+        back = as_jsonb(load(text)) if _EXPONENT.search(text) else load(text)
     except PayloadError:
         raise
     except Exception as error:
