@@ -5,8 +5,8 @@
         with transaction(config) as connection:
             ...
 
-`command` makes a Typer command of a function: its first parameter, `config: Config`, becomes the common options, and an
-expected error becomes one line on stderr and exit code 2.
+`command` makes a Typer command of a function: its parameter `config: Config` becomes the common options, and an expected
+error becomes one line on stderr and exit code 2.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import inspect
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_type_hints
@@ -30,129 +30,77 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sa_jobqueue.embedded import embedded_url
 from sa_jobqueue.errors import ConfigurationError, JobQueueError
 from sa_jobqueue.migrations import check_schema
-from sa_jobqueue.models import SCHEMA
 from sa_jobqueue.tasks import Registry, default_registry
 from sa_jobqueue.urls import database_url, mask_passwords
 
-from .config import PREFIX, Config, LogLevel
+from .config import Config, LogLevel
 
 __all__ = [
-    "Config", "Json", "LogLevel", "command", "database", "fail", "load_registry", "one_line", "open_engine", "say_error",
-    "set_up_logging", "transaction",
+    "Config",
+    "Json",
+    "LogLevel",
+    "command",
+    "database",
+    "fail",
+    "help_text",
+    "load_registry",
+    "one_line",
+    "open_engine",
+    "plain_errors",
+    "say_error",
+    "set_up_logging",
+    "transaction",
 ]  # fmt: skip
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
-_DATABASE, _GENERAL = "Database", "General"
-
-#: The common options; `app` only where a command needs the tasks. A default from pyproject.toml may hold a password.
-_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "app": (
-        Annotated[
-            list[str],
-            typer.Option(
-                metavar="MODULE",
-                envvar=f"{PREFIX}APP",
-                help="Import this module, which declares the tasks; module:attribute names a Registry in it. "
-                "May be repeated, or a list with commas. The working directory is searched first.",
-                show_default=False,
-            ),
-        ],
-        [],
-    ),
-    "database_url": (
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="URL",
-                envvar=f"{PREFIX}DATABASE_URL",
-                help="postgresql://user:password@host:port/database. Without one: the embedded PostgreSQL.",
-                show_default=False,
-                rich_help_panel=_DATABASE,
-            ),
-        ],
-        None,
-    ),
-    "schema": (
-        Annotated[
-            str,
-            typer.Option(
-                metavar="NAME", envvar=f"{PREFIX}SCHEMA", help="The schema of the job tables.", rich_help_panel=_DATABASE
-            ),
-        ],
-        SCHEMA,
-    ),
-    "embedded_dir": (
-        Annotated[
-            Path | None,
-            typer.Option(
-                metavar="FOLDER",
-                envvar=f"{PREFIX}EMBEDDED_DIR",
-                help="The embedded PostgreSQL's folder. Without one: a folder of the user's.",
-                show_default=False,
-                rich_help_panel=_DATABASE,
-            ),
-        ],
-        None,
-    ),
-    "log_level": (
-        Annotated[
-            LogLevel,
-            typer.Option(envvar=f"{PREFIX}LOG_LEVEL", help="What is logged, on stderr.", rich_help_panel=_GENERAL),
-        ],
-        LogLevel.WARNING,
-    ),
-    "debug": (
-        Annotated[
-            bool,
-            typer.Option(
-                "--debug", envvar=f"{PREFIX}DEBUG", help="Show tracebacks of errors.", rich_help_panel=_GENERAL
-            ),
-        ],
-        False,
-    ),
-}  # fmt: skip
-
 
 def command(
-    handler: Callable[..., None] | None = None, /, *, app: bool = False, log_level: LogLevel = LogLevel.WARNING
-) -> Any:
-    """Make a Typer command of `handler`, whose parameter `config: Config` stands for the common options.
+    handler: Callable[..., None], /, *, app: bool = False, database: bool = True, log_level: LogLevel = LogLevel.WARNING
+) -> Callable[..., None]:
+    """Make a Typer command of `handler`; a parameter whose class has `options`, as Config has, stands for all of these.
 
-    `app`: it takes `--app` too. `log_level`: the default of `--log-level`. Errors become one line and exit code 2.
+    `app`: it takes `--app` too. `database`: it takes a database and a schema. `log_level`: the default of `--log-level`.
+    Errors become one line and exit code 2.
     """
-    if handler is None:
-        return functools.partial(command, app=app, log_level=log_level)
+    left_out = {*(() if app else ("app",)), *(() if database else ("database_url", "schema"))}
     hints = get_type_hints(handler, include_extras=True)
-    own = [
-        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in inspect.signature(handler).parameters.items()
-        if name != "config"
-    ]  # fmt: skip
-    common = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=log_level if name == "log_level" else default
-        )
-        for name, (annotation, default) in _OPTIONS.items()
-        if name != "app" or app
-    ]  # fmt: skip
+    bundles: dict[str, list[str]] = {}
+    own: list[inspect.Parameter] = []
+    shared: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(handler).parameters.items():
+        if (options := getattr(hints[name], "options", None)) is None:
+            own.append(_option(name, hints[name], parameter.default))
+            continue
+        bundles[name] = [option for option in options if option not in left_out]
+        here = [_option(option, *options[option]) for option in bundles[name]]
+        (shared if hints[name] is Config else own).extend(here)
+    parameters = [one.replace(default=log_level) if one.name == "log_level" else one for one in (*own, *shared)]
 
     @functools.wraps(handler)
     def run(**given: Any) -> None:
-        names: Sequence[str] = [parameter.name for parameter in common]
-        settings = {name: given.pop(name) for name in names}
-        settings["app"] = tuple(
-            part.strip() for one in settings.get("app", ()) for part in one.split(",") if part.strip()
-        )
-        config = Config(**settings)
-        with plain_errors(config.debug):
-            set_up_logging(config.log_level)
-            handler(config, **given)
+        taken = {name: {option: given.pop(option) for option in options} for name, options in bundles.items()}
+        with plain_errors(debug=any(options.get("debug") for options in taken.values())):
+            made = {name: hints[name].from_options(**options) for name, options in taken.items()}
+            for one in made.values():
+                if isinstance(one, Config):
+                    set_up_logging(one.log_level)
+            handler(**made, **given)
 
-    signature = inspect.Signature([*own, *common])
-    run.__signature__ = signature  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *common]}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__ = help_text(handler.__doc__ or "")
     return run
+
+
+def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def help_text(docstring: str) -> str:
+    """A docstring as Typer's help: paragraphs of examples keep their lines."""
+    paragraphs = inspect.cleandoc(docstring).split("\n\n")
+    return "\n\n".join(f"\b\n{one}" if one.startswith("sa-jobqueue ") else one for one in paragraphs)
 
 
 # ---- the database

@@ -11,11 +11,13 @@ pyproject.toml counts, from the working directory upwards.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, ClassVar, Self, cast
+
+import typer
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.models import SCHEMA
@@ -34,9 +36,82 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+_DATABASE, _GENERAL = "Database", "General"
+
+#: A default is shown in the help, and one from pyproject.toml may hold a password: the database's is not shown.
+_OPTIONS: Mapping[str, tuple[Any, Any]] = {
+    "app": (
+        Annotated[
+            list[str],
+            typer.Option(
+                metavar="MODULE",
+                envvar=f"{PREFIX}APP",
+                help="Import this module, which declares the tasks; module:attribute names a Registry in it. "
+                "May be repeated, or a list with commas. The working directory is searched first.",
+                show_default=False,
+            ),
+        ],
+        [],
+    ),
+    "database_url": (
+        Annotated[
+            str | None,
+            typer.Option(
+                metavar="URL",
+                envvar=f"{PREFIX}DATABASE_URL",
+                help="postgresql://user:password@host:port/database. Without one: the embedded PostgreSQL.",
+                show_default=False,
+                rich_help_panel=_DATABASE,
+            ),
+        ],
+        None,
+    ),
+    "schema": (
+        Annotated[
+            str,
+            typer.Option(
+                metavar="NAME", envvar=f"{PREFIX}SCHEMA", help="The schema of the job tables.", rich_help_panel=_DATABASE
+            ),
+        ],
+        SCHEMA,
+    ),
+    "embedded_dir": (
+        Annotated[
+            Path | None,
+            typer.Option(
+                metavar="FOLDER",
+                envvar=f"{PREFIX}EMBEDDED_DIR",
+                help="The embedded PostgreSQL's folder. Without one: a folder of the user's.",
+                show_default=False,
+                rich_help_panel=_DATABASE,
+            ),
+        ],
+        None,
+    ),
+    "log_level": (
+        Annotated[
+            LogLevel,
+            typer.Option(envvar=f"{PREFIX}LOG_LEVEL", help="What is logged, on stderr.", rich_help_panel=_GENERAL),
+        ],
+        LogLevel.WARNING,
+    ),
+    "debug": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--debug", envvar=f"{PREFIX}DEBUG", help="Show tracebacks of errors.", rich_help_panel=_GENERAL
+            ),
+        ],
+        False,
+    ),
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """What holds for a whole command; nothing below the commands reads the environment."""
+
+    options: ClassVar[Mapping[str, tuple[Any, Any]]] = _OPTIONS
 
     database_url: str | None = field(default=None, repr=False)
     """None: the embedded server."""
@@ -47,6 +122,11 @@ class Config:
     """The embedded server's folder; None: the default one."""
     debug: bool = False
     log_level: LogLevel = LogLevel.WARNING
+
+    @classmethod
+    def from_options(cls, *, app: Sequence[str] = (), **given: Any) -> Self:
+        """From what Typer found; `app` may hold lists with commas."""
+        return cls(app=tuple(part.strip() for one in app for part in one.split(",") if part.strip()), **given)
 
     @property
     def translate(self) -> dict[str | None, str | None]:

@@ -17,16 +17,24 @@ from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.urls import mask_passwords
 from sa_jobqueue.version import __version__
 
-from .common import LogLevel, command, fail, say_error
+from . import act, check, embedded, jobs, migrate, overview, produce
+from .common import LogLevel, command, fail, help_text, say_error
 from .config import defaults_from_pyproject
 
 __all__ = ["app", "main"]
 
-_RUN, _LOOK, _ACT, _SET_UP = "Run", "Look", "Act on jobs", "Set up"
+#: Where a context notes that help was asked for.
+_HELP = "sa_jobqueue.help"
+
+_RUN, _LOOK, _ACT, _SET_UP = "Run jobs", "Look", "Act on jobs", "Set up"
 
 
 class Commands(TyperGroup):
     """A group whose usage errors are one line; unexpected errors keep their traceback, without passwords."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_HELP] = not {"-h", "--help"}.isdisjoint(args)
+        return super().parse_args(ctx, args)
 
     def main(
         self,
@@ -67,35 +75,71 @@ def _say_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
+_FIRST_SCREEN = """\
+A job queue that is part of your SQLAlchemy application; PostgreSQL runs it.
+
+    sa-jobqueue migrate                                      make the tables
+    sa-jobqueue work --app shop.tasks --queue mail=10        run jobs
+    sa-jobqueue enqueue shop.send_receipt '{"order_id": 7}'  make one by hand
+    sa-jobqueue list --status failed --newer-than 2h         look
+    sa-jobqueue retry --queue mail                           run failed ones again
+
+    Options come first, then the environment (SA_JOBQUEUE_DATABASE_URL and so on), then \\[tool.sa_jobqueue] in
+    pyproject.toml. Without a database URL, an embedded PostgreSQL is started and used.
+"""
+
+
+@app.callback(invoke_without_command=True, help=help_text(_FIRST_SCREEN))
 def root(
     context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """A job queue that is part of your SQLAlchemy application; PostgreSQL runs it."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         return
     try:
         context.default_map = defaults_from_pyproject(context.command, Path.cwd())
     except ConfigurationError as error:
-        if {"-h", "--help"}.isdisjoint(context.args):  # help is to be had all the same
+        if not context.meta[_HELP]:  # help is to be had all the same
             fail(str(error))
 
 
-def _register(module: str, name: str, panel: str, **options: Any) -> None:
-    """Add the command `name`, a function of that name in `module`; a module that is not there is left out."""
-    full_name = f"{__package__}.{module}"
-    if importlib.util.find_spec(full_name) is None:
-        return
-    handler: Callable[..., None] = getattr(importlib.import_module(full_name), name)
-    app.command(name, rich_help_panel=panel)(command(handler, **options))
+def _add(handler: Callable[..., None], panel: str, name: str | None = None, **options: Any) -> None:
+    app.command(name or handler.__name__, rich_help_panel=panel)(command(handler, **options))
 
 
-_register("work", "work", _RUN, app=True, log_level=LogLevel.INFO)
-_register("demo", "demo", _RUN)
+def _add_from(module: str, name: str, panel: str, **options: Any) -> None:
+    """Add the function `name` of a module of this package; where the module is not there, nothing."""
+    if importlib.util.find_spec(f"{__package__}.{module}") is not None:
+        _add(getattr(importlib.import_module(f"{__package__}.{module}"), name), panel, **options)
+
+
+_add_from("demo", "demo", _RUN)
+_add_from("work", "work", _RUN, app=True, log_level=LogLevel.INFO)
+_add(produce.enqueue, _RUN, app=True)
+_add(jobs.list_jobs, _LOOK, "list")
+_add(jobs.show, _LOOK)
+_add(overview.stats, _LOOK)
+_add(overview.workers, _LOOK)
+_add(check.check, _LOOK)
+_add(act.retry, _ACT)
+_add(act.cancel, _ACT)
+_add(act.discard, _ACT)
+_add(act.prune, _ACT)
+_add(migrate.migrate, _SET_UP)
+
+_embedded = typer.Typer(cls=Commands, invoke_without_command=True, help="The embedded PostgreSQL: status, stop, path.")
+app.add_typer(_embedded, name="embedded", rich_help_panel=_SET_UP)
+for _handler in (embedded.status, embedded.stop, embedded.path):
+    _embedded.command(_handler.__name__)(command(_handler, database=False))
+
+
+@_embedded.callback(invoke_without_command=True)
+def _show_help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def main() -> None:

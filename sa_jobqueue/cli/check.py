@@ -1,0 +1,188 @@
+"""Is all well? `check` asks the database and the tables, one question after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Annotated, Any
+
+import psycopg
+import typer
+from psycopg import sql
+from sqlalchemy import Connection, Engine, func, or_, select, text
+
+from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.lifecycle import JobStatus
+from sa_jobqueue.migrations import CURRENT, current_version
+from sa_jobqueue.models import Job, status_literal
+from sa_jobqueue.operations import channel
+from sa_jobqueue.statements import count_jobs
+
+from .common import Config, Json, open_engine
+from .filters import parse_duration
+from .output import age, cleaned, count, print_json, say
+from .overview import workers_statement
+
+__all__ = ["check"]
+
+_OLDEST_SERVER = 15
+#: Seconds by which two clocks may differ: `run_at` is a producer's clock, "due" the server's.
+_SKEW = 2.0
+_NOTIFY_PATIENCE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The answer to one question."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def check(
+    config: Config,
+    *,
+    max_wait: Annotated[
+        timedelta | None,
+        typer.Option(
+            metavar="TIME", parser=parse_duration, help="It is wrong that a due job has waited longer: 10m, 2h."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Check that all is well: database, workers, waiting jobs.
+
+    It looks at the server, its clock, the schema, LISTEN and NOTIFY, the workers, queues with due jobs that nobody
+    serves, and expired leases. Exit code 0: all is well; 1: something is wrong; 2: the database does not answer.
+
+    sa-jobqueue check --max-wait 10m --json
+    """
+    engine = open_engine(config)
+    with engine.connect() as connection:
+        findings = list(_findings(connection, engine, max_wait, config.schema))
+    ok = all(finding.ok for finding in findings)
+    if json:
+        print_json({"ok": ok, "checks": [asdict(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            say(
+                f"{'ok' if finding.ok else 'problem':<8} {finding.name:<9} {finding.detail}",
+                "" if finding.ok else "red",
+            )
+    if not ok:
+        raise typer.Exit(1)
+
+
+def _findings(connection: Connection, engine: Engine, max_wait: timedelta | None, schema: str) -> Iterator[Finding]:
+    yield _database(connection)
+    yield _clock(connection)
+    found = current_version(connection)
+    yield _schema(found, schema)
+    if found is None or found < CURRENT:
+        return
+    yield _wake_ups(engine, channel(connection))
+    workers = connection.execute(workers_statement()).all()
+    yield _workers(workers)
+    queues = connection.execute(count_jobs()).all()
+    yield _served(queues, {name for worker in workers if not worker.stale for name in worker.queues})
+    yield _waiting(queues, max_wait)
+    yield _leases(connection)
+
+
+def _database(connection: Connection) -> Finding:
+    version, number, read_only, name = connection.execute(
+        text(
+            "SELECT current_setting('server_version'), current_setting('server_version_num')::int / 10000, "
+            "pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool, current_database()"
+        )
+    ).one()
+    said = f"PostgreSQL {version}, database {cleaned(name)}"
+    if number < _OLDEST_SERVER:
+        return Finding("database", False, f"{said}: {_OLDEST_SERVER} or newer is needed")
+    if read_only:
+        return Finding("database", False, f"{said}: it is read-only (a standby?); give the primary's URL")
+    return Finding("database", True, said)
+
+
+def _clock(connection: Connection) -> Finding:
+    before = time.time()
+    there = float(connection.scalar(text("SELECT extract(epoch FROM clock_timestamp())")) or 0)
+    after = time.time()
+    skew = there - (before + after) / 2
+    detail = f"the server is {abs(skew):.3f} s {'ahead of' if skew > 0 else 'behind'} this machine"
+    if abs(skew) > _SKEW + (after - before) / 2:
+        return Finding("clock", False, f"{detail}: set the clocks (NTP); the server's decides when a job is due")
+    return Finding("clock", True, detail)
+
+
+def _schema(found: int | None, schema: str) -> Finding:
+    option = "" if schema == "sa_jobqueue" else f" --schema {schema}"
+    if found is None or found < CURRENT:
+        what = "is missing" if found is None else f"has version {found}"
+        return Finding(
+            "schema", False, f"{schema} {what}; version {CURRENT} is needed: run `sa-jobqueue migrate{option}`"
+        )
+    newer = f", newer than this release's {CURRENT}" if found > CURRENT else ""
+    return Finding("schema", True, f"{schema} has version {found}{newer}")
+
+
+def _wake_ups(engine: Engine, channel: str) -> Finding:
+    """LISTEN on one connection, NOTIFY on another, over a channel beside the real one."""
+    probe = f"{channel}_check"
+    with engine.connect() as listening, engine.connect() as other:
+        raw = listening.connection.dbapi_connection
+        if not isinstance(raw, psycopg.Connection):
+            raise ConfigurationError("check needs psycopg 3")
+        raw.autocommit = True
+        raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(probe)))
+        begun = time.monotonic()
+        other.execute(select(func.pg_notify(probe, "")))
+        other.commit()
+        heard = next(iter(raw.notifies(timeout=_NOTIFY_PATIENCE, stop_after=1)), None)
+        took = time.monotonic() - begun
+    if heard is None:
+        return Finding("wake-ups", False, "LISTEN hears nothing: behind a pooler, give workers a direct --listen-url")
+    return Finding("wake-ups", True, f"a NOTIFY was heard after {took * 1000:.1f} ms")
+
+
+def _workers(workers: Any) -> Finding:
+    live = [worker for worker in workers if not worker.stale]
+    stale = len(workers) - len(live)
+    places = ", ".join(f"{cleaned(worker.host)}:{worker.pid}" for worker in live[:5]) + (", …" if len(live) > 5 else "")
+    said = (
+        f"{len(live)} live" + (f" ({places})" if live else "") + (f", {stale} not seen for a minute" if stale else "")
+    )
+    return Finding("workers", True, said)
+
+
+def _served(queues: Any, served: set[str]) -> Finding:
+    alone = [f"{cleaned(queue.queue)} ({queue.due:,})" for queue in queues if queue.due and queue.queue not in served]
+    if alone:
+        return Finding("queues", False, f"due jobs that no live worker serves: {', '.join(alone)}")
+    return Finding("queues", True, "every queue with due jobs is served")
+
+
+def _waiting(queues: Any, max_wait: timedelta | None) -> Finding:
+    due = sum(queue.due for queue in queues)
+    oldest = max((queue.oldest_due_age for queue in queues if queue.due), default=0.0)
+    said = f"{count(due)} due" + (f", the oldest for {age(oldest)}" if due else "")
+    if max_wait is not None and oldest > max_wait.total_seconds():
+        return Finding("waiting", False, f"{said}; at most {age(max_wait.total_seconds())} is wanted")
+    return Finding("waiting", True, said)
+
+
+def _leases(connection: Connection) -> Finding:
+    expired = connection.scalar(
+        select(func.count()).where(
+            Job.status == status_literal(JobStatus.RUNNING),
+            or_(Job.lease_expires_at.is_(None), Job.lease_expires_at <= func.now()),
+        )
+    )
+    if expired:
+        return Finding(
+            "leases", False, f"{count(expired)} running with an expired lease: the worker died; any worker rescues them"
+        )
+    return Finding("leases", True, "no running job has an expired lease")

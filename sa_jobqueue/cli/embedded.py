@@ -1,0 +1,42 @@
+"""The embedded PostgreSQL: `embedded status`, `stop`, `path`."""
+
+from __future__ import annotations
+
+import typer
+
+from sa_jobqueue.embedded import EmbeddedServer, default_directory
+
+from .common import Config, Json
+from .output import print_json, say
+
+__all__ = ["path", "status", "stop"]
+
+
+def status(config: Config, *, json: Json = False) -> None:
+    """Say whether the server runs, and where its things are. Exit code 3 if it does not run."""
+    found = _server(config).status()
+    if json:
+        print_json({"running": found.running, "pid": found.pid, "version": found.version,
+                    "directory": found.directory, "log": found.log, "url": found.url})  # fmt: skip
+    else:
+        state = f"running, process {found.pid}" if found.running else "not running"
+        say(f"{'PostgreSQL':<11} {found.version}, {state}")
+        say(f"{'folder':<11} {found.directory}")
+        say(f"{'log':<11} {found.log}")
+        say(f"{'URL':<11} {found.url}")
+    if not found.running:
+        raise typer.Exit(3)
+
+
+def stop(config: Config) -> None:
+    """Stop the server, disconnecting whoever uses it. Its data stays; the next command starts it again."""
+    say("stopped" if _server(config).stop() else "it was not running")
+
+
+def path(config: Config) -> None:
+    """Print the folder that holds its data, programs and log."""
+    typer.echo(_server(config).directory)
+
+
+def _server(config: Config) -> EmbeddedServer:
+    return EmbeddedServer(config.embedded_dir or default_directory())

@@ -1,0 +1,118 @@
+"""What commands print: tables for people, plain columns for a pipe, JSON for scripts.
+
+What comes from the database is shown with its control characters escaped: a queue's name may hold any.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+from uuid import UUID
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["Column", "age", "cleaned", "count", "moment", "note", "print_json", "print_table", "say"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table. `wide`: it is the first to be shortened where the terminal is narrow."""
+
+    name: str
+    justify: Literal["left", "right"] = "left"
+    wide: bool = False
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, styles: Sequence[str] = ()) -> None:
+    """Print a table: fitted into a terminal, or in full as plain columns. `styles`: one for each row."""
+    cells = [[cleaned(value) for value in row] for row in rows]
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        sys.stdout.write(_plain(columns, cells))
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.name, justify=column.justify, no_wrap=not column.wide)
+    for number, row in enumerate(cells):
+        style = styles[number] if styles else ""
+        table.add_row(*(Text(cell, style=style, no_wrap=True, overflow="ellipsis") for cell in row))
+    console.print(table)
+
+
+def _plain(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> str:
+    lines = [[column.name.upper() for column in columns], *cells]
+    widths = [max(len(line[position]) for line in lines) for position in range(len(columns))]
+    return "".join(
+        "  ".join(
+            cell.rjust(width) if column.justify == "right" else cell.ljust(width)
+            for column, cell, width in zip(columns, line, widths, strict=True)
+        ).rstrip()
+        + "\n"
+        for line in lines
+    )
+
+
+def print_json(value: object) -> None:
+    """Print JSON, indented; times in ISO 8601."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=_encoded) + "\n")
+
+
+def _encoded(value: object) -> str:
+    match value:
+        case datetime():
+            return value.isoformat()
+        case UUID() | Path():
+            return str(value)
+        case _:
+            raise TypeError(f"{type(value).__name__} is not for JSON")
+
+
+def say(text: str, style: str = "") -> None:
+    """Print a line on stdout; in a terminal with a style."""
+    Console(highlight=False, soft_wrap=True).print(Text(text, style=style))
+
+
+def note(text: str) -> None:
+    """Print a line on stderr that is no part of the result."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text, style="dim"))
+
+
+def cleaned(value: object, *, keep: str = "") -> str:
+    """`value` as text with control characters escaped, but for those in `keep`; None is nothing."""
+    text = "" if value is None else str(value)
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def age(seconds: float | None) -> str:
+    """A duration in its two largest units: 45s, 3m 20s, 2h 5m, 3d 4h."""
+    if seconds is None:
+        return ""
+    left = round(abs(seconds))
+    for size, unit, smaller, smaller_unit in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s")):
+        if left >= size:
+            rest = left % size // smaller
+            return f"{left // size:,}{unit}" + (f" {rest}{smaller_unit}" if rest else "")
+    return f"{left}s"
+
+
+def moment(time: datetime | None) -> str:
+    """A time in the zone of this machine, to the second."""
+    return "" if time is None else time.astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def count(number: int, noun: str = "job") -> str:
+    """1 job, 2 jobs."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,104 @@
+"""Making a job by hand: `enqueue`."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from datetime import datetime, timedelta
+from typing import Annotated, Any, cast
+
+import typer
+
+from sa_jobqueue.errors import OptionError, PayloadError
+from sa_jobqueue.statements import insert_jobs
+from sa_jobqueue.tasks import Task, TaskName
+
+from .common import Config, Json, load_registry, transaction
+from .filters import parse_duration
+from .output import note, print_json
+
+__all__ = ["enqueue"]
+
+
+def enqueue(
+    config: Config,
+    *,
+    task: Annotated[str, typer.Argument(metavar="TASK", help="The task's name, as in shop.send_receipt.")],
+    arguments: Annotated[
+        str, typer.Argument(metavar="[JSON]", help="Its arguments by name, as a JSON object; - reads them from stdin.")
+    ] = "{}",
+    queue: Annotated[
+        str | None,
+        typer.Option("--queue", "-q", metavar="NAME", help="The queue. Default: the task's, or default."),
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option(metavar="0-9", help="Higher first. Default: the task's, or 4.", show_default=False)
+    ] = None,
+    delay: Annotated[
+        timedelta | None,
+        typer.Option(metavar="TIME", parser=parse_duration, help="Not before this time has passed: 45s, 10m, 2h, 3d."),
+    ] = None,
+    run_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Not before this time, with its zone: 2030-01-31T09:00+01:00.")
+    ] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option(metavar="N", help="Fail after so many attempts. Default: the task's, or 10.")
+    ] = None,
+    tag: Annotated[list[str], typer.Option(metavar="TEXT", help="A tag, kept in meta. May be repeated.")] = [],  # noqa: B006  # Typer's
+    meta: Annotated[
+        str | None, typer.Option(metavar="JSON", help="An object that travels along: trace context and the like.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Enqueue one job and print its id.
+
+    With --app the arguments are checked against the handler; else the worker does it.
+
+    sa-jobqueue enqueue shop.send_receipt '{"order_id": 7}' --app shop.tasks
+    sa-jobqueue enqueue shop.report '{}' --queue slow --delay 1h
+    """
+    found = load_registry(config).get(task)
+    target: Task[..., ..., Any] | TaskName = found if found is not None else TaskName(task)
+    target = target.options(
+        queue=queue,
+        priority=priority,
+        delay=delay,
+        run_at=_time(run_at),
+        max_attempts=max_attempts,
+        tags=tag or None,
+        meta=None if meta is None else _object(meta, "--meta"),
+    )
+    text = sys.stdin.read() if arguments == "-" else arguments
+    given = _object(text, "the arguments")
+    if isinstance(target, Task):
+        args, kwargs = target.decode(text)  # JSON has no UUIDs and no dates; the handler's annotations have
+        call = target.call(*args, **kwargs)
+    else:
+        if config.app:
+            note(f"no task named {task!r} in {', '.join(config.app)}; enqueued by name, unchecked")
+        call = target.call(**given)
+    with transaction(config) as connection:
+        made = connection.execute(insert_jobs([call])).scalar_one()
+    if json:
+        print_json({"id": made, "task": call.task, "queue": call.queue})
+    else:
+        typer.echo(made)
+
+
+def _object(text: str, what: str) -> dict[str, Any]:
+    try:
+        value = jsonlib.loads(text)
+    except ValueError as error:
+        raise PayloadError(f"{what} must be a JSON object, as in '{{\"order_id\": 7}}': {error}") from error
+    if not isinstance(value, dict):
+        raise PayloadError(f"{what} must be a JSON object, as in '{{\"order_id\": 7}}', not {text[:80]}")
+    return cast(dict[str, Any], value)
+
+
+def _time(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise OptionError(f"--run-at must be a time as 2030-01-31T09:00+01:00, not {text!r}") from None
