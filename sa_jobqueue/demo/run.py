@@ -1,0 +1,326 @@
+"""The demo from its beginning to its end: prepare, enqueue, work, kill one worker, wait for the rescue, judge.
+
+The job tables and the tables of the demo live in a schema of their own, `sa_jobqueue_demo`, which is made anew by
+every run: nothing of yours is touched, in whatever database it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+from rich.console import Console
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, func, select, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.schema import CreateSchema, DropSchema
+
+from sa_jobqueue import Job, JobStatus
+from sa_jobqueue.errors import ConfigurationError, JobQueueError
+from sa_jobqueue.migrations import DEFAULT_SCHEMA, upgrade_database
+from sa_jobqueue.models import WorkerRow
+
+from .report import Check, Collected, collect, count_plainly, disagreements, judge
+from .screen import Role, Screen, show_failures, show_figures, show_largest, show_proof
+from .tasks import Base, Module, add_file, add_file_async
+from .workers import Workers, work_command
+
+__all__ = ["BROKEN", "SCHEMA", "Plan", "run_demo", "source_files", "standard_library"]
+
+SCHEMA = "sa_jobqueue_demo"
+BROKEN = Path(__file__).with_name("broken.py.txt")
+"""A file that does not parse, so that a failure is seen wherever the demo runs."""
+
+#: Jobs that one worker process runs at a time. Parsing is work for the processor, so few are enough.
+_SLOTS = 4
+#: Seconds; the default of 60 would be a long wait for the rescue.
+_LEASE = 3.0
+#: Seconds without any progress after which something must be wrong.
+_STALLED = 60.0
+_LEFT_OUT = frozenset({"site-packages", "dist-packages", "node_modules", "__pycache__"})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to index, and how."""
+
+    root: Path
+    processes: int = 2
+    use_async: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How far it is, in one look at the jobs."""
+
+    finished: int
+    failed: int
+    running: int
+    rescues: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A worker that was killed, and the jobs that it held then."""
+
+    worker: str
+    jobs: frozenset[int]
+    at: float
+
+
+def standard_library() -> Path:
+    """The folder of the running Python's standard library."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def source_files(root: Path) -> list[str]:
+    """The `.py` files below `root` in a fixed order, without hidden folders and installed packages.
+
+    Names that are not valid Unicode are left out: the database could not hold them.
+    """
+    return sorted(_walk(root))
+
+
+def _walk(root: Path) -> Iterator[str]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT and not name.startswith(".")]
+        for name in files:
+            path = str(Path(folder, name))
+            if name.endswith(".py") and path.isprintable():
+                yield path
+
+
+def run_demo(url: URL, plan: Plan, console: Console) -> bool:
+    """Run it, show it on `console`, and return whether the proof holds. Raises JobQueueError where it cannot run."""
+    root = plan.root.resolve()
+    if not root.is_dir():
+        raise ConfigurationError(f"--path {plan.root}: there is no such folder")
+    paths = [str(BROKEN), *source_files(root)]
+    if len(paths) == 1:
+        raise ConfigurationError(f"--path {plan.root}: there are no .py files in it")
+    engine = create_engine(url, execution_options={"schema_translate_map": {DEFAULT_SCHEMA: SCHEMA}})
+    try:
+        with _alone(engine):
+            _prepare(engine)
+            return _run(engine, plan, root, paths, console)
+    finally:
+        engine.dispose()
+
+
+def _run(engine: Engine, plan: Plan, root: Path, paths: list[str], console: Console) -> bool:
+    handlers = "async def" if plan.use_async else "def"
+    console.print(f"\n  Indexing {len(paths):,} Python files of {root}", highlight=False, markup=False)
+    console.print(f"  with {plan.processes} worker processes and {handlers} handlers\n", highlight=False, style="dim")
+    with Screen(console) as screen:
+        with tempfile.TemporaryDirectory(prefix="sa_jobqueue_demo-") as logs:
+            command = work_command(queue="index", slots=_SLOTS, schema=SCHEMA, lease=_LEASE)
+            with Workers(command, engine.url, Path(logs)) as workers:
+                performance = _Performance(engine, plan, paths, workers, screen)
+                performance.play()
+                workers_seen = performance.cast()
+        with Session(engine) as session:
+            found = collect(session)
+        done = iter(range(1, len(paths) + 1))
+        plain = count_plainly(paths, lambda: screen.move("checked", next(done), len(paths)))
+    checks = [*judge(found, plain), *_rescue_check(performance.kill, found)]
+    wrong = disagreements(found, plain)
+    show_figures(console, found, workers_seen)
+    show_failures(console, found.failures(), root)
+    show_largest(console, found.largest(), root)
+    show_proof(console, checks, wrong)
+    proved = not wrong and all(check.holds for check in checks)
+    if proved:
+        console.print("\n  Nothing was lost, and nothing was done twice.\n", style="bold green")
+    else:
+        console.print("\n  The proof fails: the database does not say what it should.\n", style="bold red")
+    return proved
+
+
+def _rescue_check(kill: Kill | None, found: Collected) -> list[Check]:
+    if kill is None:
+        return []
+    return [Check("rescued jobs of the killed worker", len(kill.jobs & found.rescued), len(kill.jobs))]
+
+
+# ---- the database
+
+
+@contextmanager
+def _alone(engine: Engine) -> Generator[None]:
+    """Keep a second demo out of this database for as long as this one runs."""
+    lock = func.pg_try_advisory_lock(func.hashtext(SCHEMA))
+    with create_engine(engine.url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect() as connection:
+        if not connection.scalar(select(lock)):
+            raise JobQueueError(
+                "another demo is running in this database: wait for its end, or give another with --database-url"
+            )
+        yield
+
+
+def _prepare(engine: Engine) -> None:
+    """Make the schema anew, whatever an earlier run has left in it."""
+    with engine.begin() as connection:
+        connection.execute(text("SET LOCAL lock_timeout = '20s'"))
+        connection.execute(DropSchema(SCHEMA, cascade=True, if_exists=True))
+        connection.execute(CreateSchema(SCHEMA))
+    upgrade_database(engine, schema=SCHEMA)
+    Base.metadata.create_all(engine)
+
+
+@contextmanager
+def _producer(engine: Engine, use_async: bool) -> Generator[Callable[[str], None]]:
+    """A function that adds one file in a transaction of its own, by a Session or by an AsyncSession."""
+    if not use_async:
+
+        def add(path: str) -> None:
+            with Session(engine) as session, session.begin():
+                add_file(session, path)
+
+        yield add
+        return
+    async_engine = create_async_engine(engine.url, execution_options=engine.get_execution_options())
+
+    async def add_async(path: str) -> None:
+        async with AsyncSession(async_engine) as session, session.begin():
+            await add_file_async(session, path)
+
+    with asyncio.Runner() as runner:
+        yield lambda path: runner.run(add_async(path))
+        runner.run(async_engine.dispose())
+
+
+# ---- the performance
+
+
+class _Performance:
+    """Enqueues, watches, and kills one worker in the middle."""
+
+    def __init__(self, engine: Engine, plan: Plan, paths: Sequence[str], workers: Workers, screen: Screen) -> None:
+        self._engine, self._plan, self._paths = engine, plan, paths
+        self._workers, self._screen = workers, screen
+        self._enqueued = 0
+        # The last quarter is enqueued when the kill is under way: so there is work then, be the code base ever so small.
+        self._before_kill = len(paths) - max(len(paths) // 4, 1)
+        self._roles: dict[int, str] = {}
+        self.kill: Kill | None = None
+        self._killing = False
+        self._rescue_seen = False
+
+    def play(self) -> None:
+        """Return when all jobs are at their end."""
+        for _ in range(self._plan.processes):
+            self._roles[self._workers.start()] = ""
+        with _producer(self._engine, self._plan.use_async) as add, _looking(self._engine) as connection:
+            before, changed_at = None, monotonic()
+            while True:
+                self._enqueue(add, self._before_kill)
+                look = self._watch(connection)
+                if look.finished == len(self._paths):
+                    return
+                if not self._killing and look.finished >= len(self._paths) // 2 and self._enqueued == self._before_kill:
+                    self._killing = True
+                    self._before_kill = len(self._paths)
+                    self._kill_one(add, look)
+                if before != (look, self._enqueued):
+                    before, changed_at = (look, self._enqueued), monotonic()
+                elif monotonic() - changed_at > _STALLED:
+                    raise JobQueueError(f"nothing has happened for {_STALLED:g} s; {self._workers.last_words()}")
+                if self._enqueued == self._before_kill:
+                    time.sleep(0.05)
+
+    def cast(self) -> list[Role]:
+        """The workers, in the order of their start."""
+        with Session(self._engine) as session:
+            rows = session.execute(select(WorkerRow.id, WorkerRow.pid).order_by(WorkerRow.started_at)).tuples()
+            return [Role(str(worker), pid, self._roles.get(pid, "")) for worker, pid in rows]
+
+    def _enqueue(self, add: Callable[[str], None], limit: int) -> None:
+        """Add files, each in a transaction of its own, for a tenth of a second."""
+        until = monotonic() + 0.1
+        while self._enqueued < limit and monotonic() < until:
+            add(self._paths[self._enqueued])
+            self._enqueued += 1
+
+    def _watch(self, connection: Connection) -> Look:
+        self._workers.check()
+        look = _look(connection)
+        self._screen.move("enqueued", self._enqueued, len(self._paths))
+        note = f"{look.running} running, {look.failed} failed, {look.rescues} rescued"
+        self._screen.move("done", look.finished, len(self._paths), note)
+        if self.kill is not None and not self._rescue_seen and not (_held(connection).get(self.kill.worker)):
+            self._rescue_seen = True
+            self._screen.say(f"{look.rescues} jobs were rescued, {monotonic() - self.kill.at:.1f} s later", "green")
+        return look
+
+    def _kill_one(self, add: Callable[[str], None], look: Look) -> None:
+        """Kill a worker while it is at work, and start another in its place.
+
+        To be sure that it is at work, nobody may write a result for a moment: a handler that comes so far waits.
+        """
+        with self._engine.connect() as lock, lock.begin():
+            lock.execute(text(f"LOCK TABLE {SCHEMA}.{Module.__tablename__} IN SHARE MODE"))
+            with _looking(self._engine) as connection:
+                if (worker := self._find_busy(add, connection)) is None:
+                    self._screen.say("no worker was killed: there was too little to do", "yellow")
+                    return
+                pid = connection.execute(select(WorkerRow.pid).where(WorkerRow.id == worker)).scalar_one()
+                self._workers.kill(pid)
+                time.sleep(0.2)  # for what was under way to the server
+                self.kill = Kill(worker, frozenset(_held(connection).get(worker, ())), monotonic())
+        new = self._workers.start()
+        self._roles[pid], self._roles[new] = f"killed with {len(self.kill.jobs)} in hand", "started in its place"
+        self._screen.say(
+            f"worker {pid} is killed with SIGKILL, {len(self.kill.jobs)} jobs in hand; worker {new} takes its place",
+            "red",
+        )
+
+    def _find_busy(self, add: Callable[[str], None], connection: Connection) -> str | None:
+        """The worker with most jobs that do not come to an end, or None where there is none."""
+        before: dict[str, set[int]] = {}
+        until = monotonic() + 10.0
+        while monotonic() < until:
+            self._enqueue(add, len(self._paths))
+            held = _held(connection)
+            waiting = {worker: len(jobs & before.get(worker, set())) for worker, jobs in held.items()}
+            if waiting and max(waiting.values()):
+                return max(waiting, key=lambda worker: waiting[worker])
+            if self._watch(connection).finished == len(self._paths):
+                return None
+            before = held
+            time.sleep(0.1)
+        return None
+
+
+@contextmanager
+def _looking(engine: Engine) -> Generator[Connection]:
+    """A connection whose every statement sees what is there now."""
+    with engine.connect() as connection:
+        yield connection.execution_options(isolation_level="AUTOCOMMIT")
+
+
+def _look(connection: Connection) -> Look:
+    row = connection.execute(
+        select(
+            func.count().filter(Job.is_finished),
+            func.count().filter(Job.status == JobStatus.FAILED),
+            func.count().filter(Job.status == JobStatus.RUNNING),
+            func.coalesce(func.sum(Job.rescues), 0),
+        )
+    ).one()
+    return Look(*row)
+
+
+def _held(connection: Connection) -> dict[str, set[int]]:
+    """The running jobs by worker."""
+    held: dict[str, set[int]] = {}
+    for worker, job in connection.execute(select(Job.worker, Job.id).where(Job.status == JobStatus.RUNNING)).tuples():
+        held.setdefault(worker or "", set()).add(job)
+    return held
