@@ -28,7 +28,7 @@ Criteria = Sequence[Criterion]
 _PAGE = 1_000
 
 _OPTIONS: Mapping[str, tuple[Any, Any]] = {
-    "ids": (Annotated[list[int], typer.Argument(metavar="[ID]...", help="These jobs.", show_default=False)], []),
+    "ids": (Annotated[list[int], typer.Argument(metavar="ID", help="These jobs.", show_default=False)], []),
     "all": (
         Annotated[bool, typer.Option("--all", help="All jobs that it can be done to.", rich_help_panel=PANEL)],
         False,

@@ -22,7 +22,7 @@ from sa_jobqueue.statements import count_jobs
 
 from .common import Config, Json, open_engine
 from .filters import parse_duration
-from .output import age, cleaned, count, print_json, say
+from .output import age, cleaned, count, print_facts, print_json
 from .overview import workers_statement
 
 __all__ = ["check"]
@@ -67,11 +67,10 @@ def check(
     if json:
         print_json({"ok": ok, "checks": [asdict(finding) for finding in findings]})
     else:
-        for finding in findings:
-            say(
-                f"{'ok' if finding.ok else 'problem':<8} {finding.name:<9} {finding.detail}",
-                "" if finding.ok else "red",
-            )
+        print_facts(
+            [("ok" if finding.ok else "problem", finding.name, finding.detail) for finding in findings],
+            styles=["" if finding.ok else "red" for finding in findings],
+        )
     if not ok:
         raise typer.Exit(1)
 

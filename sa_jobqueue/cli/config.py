@@ -91,7 +91,7 @@ _OPTIONS: Mapping[str, tuple[Any, Any]] = {
     "log_level": (
         Annotated[
             LogLevel,
-            typer.Option(envvar=f"{PREFIX}LOG_LEVEL", help="What is logged, on stderr.", rich_help_panel=_GENERAL),
+            typer.Option(metavar="LEVEL", envvar=f"{PREFIX}LOG_LEVEL", help="What is logged on stderr: debug, info, warning or error.", rich_help_panel=_GENERAL),
         ],
         LogLevel.WARNING,
     ),

@@ -29,7 +29,7 @@ _COLUMNS = (
     Column("attempt", "right"),
     Column("age", "right"),
     Column("when"),
-    Column("last error", wide=True),
+    Column("error", wide=True),
 )
 
 
@@ -90,8 +90,8 @@ def _when(row: Any) -> str:
     return f"{'in' if row.run_at > row.now else 'due'} {_since(row.run_at, row.now)}"
 
 
-def _since(time: datetime | None, now: datetime) -> str:
-    return "" if time is None else age((now - time).total_seconds())
+def _since(time: datetime | None, now: datetime, *, short: bool = True) -> str:
+    return "" if time is None else age((now - time).total_seconds(), short=short)
 
 
 def show(
@@ -141,7 +141,8 @@ def _print_times(job: Job, now: datetime) -> None:
     say("")
     for name, time in times.items():
         if time is not None:
-            distance = f"in {_since(time, now)}" if time > now else f"{_since(time, now)} ago"
+            distance = _since(time, now, short=False)
+            distance = f"in {distance}" if time > now else f"{distance} ago"
             say(f"{name:<13} {moment(time)}  ({distance})")
 
 
@@ -154,6 +155,6 @@ def _print_error(error: dict[str, Any], now: datetime) -> None:
     at = datetime.fromisoformat(cast(str, error["at"])) if error.get("at") else None
     when = f"  {moment(at)} ({_since(at, now)} ago)" if at is not None else ""
     say(f"\nattempt {error.get('attempt', '?')}{when}", "bold")
-    say(cleaned(f"{error.get('type')}: {error.get('message')}", keep="\n"), "red")
+    say(cleaned(f"{error.get('type')}: {error.get('message')}", keep="\n"), "red", wrap=True)
     if traceback := cleaned(error.get("traceback"), keep="\n\t").rstrip():
         say("\n".join(f"  {line}" for line in traceback.splitlines()), "dim")

@@ -48,7 +48,7 @@ def migrate(
 
     sa-jobqueue migrate
     sa-jobqueue migrate --sql | psql shop
-    sa-jobqueue migrate --revision --down-revision 1a2b3c > alembic/versions/jobs.py
+    sa-jobqueue migrate --revision --down-revision 1a2b3c > jobs.py
     """
     if sql_only and revision:
         raise ConfigurationError("--sql and --revision are two things: give one of them")
@@ -59,14 +59,16 @@ def migrate(
     elif revision:
         sys.stdout.write(revision_source(down_revision, to, schema=config.schema))
     else:
-        _migrate(config, CURRENT if to is None else to, yes)
+        _migrate(config, to, yes)
 
 
-def _migrate(config: Config, to: int, yes: bool) -> None:
+def _migrate(config: Config, wanted: int | None, yes: bool) -> None:
     engine = open_engine(config)
     with engine.connect() as connection:
         found = current_version(connection)
     name = f"schema {config.schema}"
+    # A newer schema is no mistake: an upgrade lets the previous release go on.
+    to = max(CURRENT, found or 0) if wanted is None else wanted
     if found is not None and to < found and to <= CURRENT:
         if found > CURRENT:
             raise ConfigurationError(

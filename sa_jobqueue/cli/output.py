@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Column", "age", "cleaned", "count", "moment", "note", "print_json", "print_table", "say"]
+__all__ = ["Column", "age", "cleaned", "count", "moment", "note", "print_facts", "print_json", "print_table", "say"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,10 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, 
     if not console.is_terminal:
         sys.stdout.write(_plain(columns, cells))
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:
-        table.add_column(column.name, justify=column.justify, no_wrap=not column.wide)
+        title = Text(column.name, style="bold", no_wrap=True, overflow="ellipsis")
+        table.add_column(title, justify=column.justify, no_wrap=not column.wide)
     for number, row in enumerate(cells):
         style = styles[number] if styles else ""
         table.add_row(*(Text(cell, style=style, no_wrap=True, overflow="ellipsis") for cell in row))
@@ -60,6 +61,20 @@ def _plain(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> str:
     )
 
 
+def print_facts(facts: Iterable[tuple[str, str, str]], *, styles: Sequence[str]) -> None:
+    """Print lines of two words and a sentence, the sentence wrapped below itself. `styles`: one for each line."""
+    console = Console(highlight=False)
+    lines = list(facts)
+    if not console.is_terminal:
+        widths = [max(len(line[place]) for line in lines) for place in (0, 1)]
+        sys.stdout.writelines(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}\n" for a, b, c in lines)
+        return
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for line, style in zip(lines, styles, strict=True):
+        grid.add_row(*(Text(part, style=style) for part in line))
+    console.print(grid)
+
+
 def print_json(value: object) -> None:
     """Print JSON, indented; times in ISO 8601."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=_encoded) + "\n")
@@ -75,9 +90,10 @@ def _encoded(value: object) -> str:
             raise TypeError(f"{type(value).__name__} is not for JSON")
 
 
-def say(text: str, style: str = "") -> None:
-    """Print a line on stdout; in a terminal with a style."""
-    Console(highlight=False, soft_wrap=True).print(Text(text, style=style))
+def say(text: str, style: str = "", *, wrap: bool = False) -> None:
+    """Print lines on stdout; in a terminal with a style, and with `wrap` broken between words."""
+    console = Console(highlight=False)
+    console.print(Text(text, style=style), soft_wrap=not (wrap and console.is_terminal))
 
 
 def note(text: str) -> None:
@@ -96,15 +112,15 @@ def cleaned(value: object, *, keep: str = "") -> str:
     )
 
 
-def age(seconds: float | None) -> str:
-    """A duration in its two largest units: 45s, 3m 20s, 2h 5m, 3d 4h."""
+def age(seconds: float | None, *, short: bool = False) -> str:
+    """A duration in its two largest units: 45s, 3m 20s, 2h 5m, 3d 4h; `short`: in the largest one."""
     if seconds is None:
         return ""
     left = round(abs(seconds))
     for size, unit, smaller, smaller_unit in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s")):
         if left >= size:
             rest = left % size // smaller
-            return f"{left // size:,}{unit}" + (f" {rest}{smaller_unit}" if rest else "")
+            return f"{left // size:,}{unit}" + (f" {rest}{smaller_unit}" if rest and not short else "")
     return f"{left}s"
 
 

@@ -51,7 +51,7 @@ def stats(
         names.remove("blocked")
     lines = [[row["queue"], *(_cell(name, row[name]) for name in names)] for row in rows]
     if len(rows) > 1:
-        lines.append(["all", *(_cell(name, _total(name, rows)) for name in names)])
+        lines.append(["(all)", *(_cell(name, _total(name, rows)) for name in names)])
     print_table(
         [Column("queue", wide=True), *(Column(_TITLES.get(name, name), "right") for name in names)],
         lines,
@@ -126,7 +126,7 @@ def workers(config: Config, *, json: Json = False) -> None:
         [
             (
                 str(row.id)[:8], row.host, row.pid, " ".join(row.queues), row.running, row.concurrency,
-                age(row.age), f"{age(row.unseen)} ago", "stale" if row.stale else "live",
+                age(row.age, short=True), f"{age(row.unseen, short=True)} ago", "stale" if row.stale else "live",
             )
             for row in rows
         ],

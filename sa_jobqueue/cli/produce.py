@@ -25,7 +25,7 @@ def enqueue(
     *,
     task: Annotated[str, typer.Argument(metavar="TASK", help="The task's name, as in shop.send_receipt.")],
     arguments: Annotated[
-        str, typer.Argument(metavar="[JSON]", help="Its arguments by name, as a JSON object; - reads them from stdin.")
+        str, typer.Argument(metavar="JSON", help="Its arguments by name, as a JSON object; - reads them from stdin.")
     ] = "{}",
     queue: Annotated[
         str | None,
