@@ -36,6 +36,7 @@ class Flight:
         "job",
         "noticed",
         "renewed",
+        "reported",
         "runner",
         "started",
         "stop",
@@ -57,6 +58,8 @@ class Flight:
         """The handler has not been called yet."""
         self.abandoned = False
         """It was given up while its thread still runs."""
+        self.reported = False
+        """Nothing of it goes on here any more: its outcome is in the writer's hands, or is written."""
         self._settled = False
 
     @property

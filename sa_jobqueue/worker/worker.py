@@ -14,12 +14,14 @@ import logging
 import os
 import signal
 import socket
+import threading
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from enum import IntEnum
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
@@ -46,16 +48,21 @@ from .listener import Listener
 from .maintenance import Maintenance
 from .runners import Runners
 from .service import Service
+from .signals import hearing_signals
 from .writer import OutcomeWriter
 
 __all__ = ["Ending", "Worker"]
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 #: Connections of a worker process beside those of the handlers' sessions: service, maintenance, listener.
 SERVICE_CONNECTIONS = 3
 #: After the grace time, how long a handler that was asked to stop may take.
 _LAST_CALL = 1.0
+#: An event loop that does nothing for so many seconds, when all should have ended, is blocked.
+_BEAT = 0.5
 #: How long writing the last outcomes may take.
 _FLUSH = 10.0
 
@@ -132,6 +139,7 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hurry: asyncio.Event | None = None
         self._signals = 0
+        self._serving = False
         self._ending = Ending.STOPPED
 
     # ---- running
@@ -144,31 +152,42 @@ class Worker:
         loop = _new_loop()
         try:
             asyncio.set_event_loop(loop)
-            return loop.run_until_complete(self._run_with_signals(until_idle))
+            with hearing_signals(self._heed_signal, self._end_blocked_loop):
+                return loop.run_until_complete(self.serve(until_idle=until_idle))
         finally:
             # Not asyncio.run: it would wait for handlers that ignore being cancelled.
             asyncio.set_event_loop(None)
             loop.close()
 
-    async def _run_with_signals(self, until_idle: bool) -> Ending:
-        loop = asyncio.get_running_loop()
-        caught = (signal.SIGTERM, signal.SIGINT)
-        for each in caught:
-            loop.add_signal_handler(each, self._heed_signal, each)
-        try:
-            return await self.serve(until_idle=until_idle)
-        finally:
-            for each in caught:
-                loop.remove_signal_handler(each)
-
-    def _heed_signal(self, number: int) -> None:
+    def _heed_signal(self, number: signal.Signals) -> float:
+        """Stop; returns after how many seconds the handlers should have come to their end."""
         self._signals += 1
-        name = signal.Signals(number).name
-        if self._signals == 1:
-            logger.info("%s: finishing what is running, for at most %g s", name, self.settings.grace)
+        now = self._signals > 1
+        if now:
+            logger.warning("%s again: leaving now", number.name)
         else:
-            logger.warning("%s again: leaving now", name)
-        self.stop(now=self._signals > 1)
+            logger.info("%s: finishing what is running, for at most %g s", number.name, self.settings.grace)
+        self.stop(now=now)
+        return _LAST_CALL if now else self.settings.grace + _LAST_CALL
+
+    def _end_blocked_loop(self) -> None:
+        """The time to leave is over. If a handler blocks the event loop, give back what it holds, and end the process."""
+        loop, beat = self._loop, threading.Event()
+        if loop is None or not self._serving:
+            return
+        try:
+            loop.call_soon_threadsafe(beat.set)
+        except RuntimeError:
+            return  # it is closed: run() is about to return
+        if beat.wait(_BEAT):
+            return
+        logger.error("a handler blocks the event loop; what runs is given back, and the process ends")
+        self._close_lanes()
+        for flight in self._flights:
+            self._executor.give_up(flight, Released())
+        self._finish_services()
+        logging.shutdown()
+        os._exit(self._ending)
 
     def stop(self, *, now: bool = False) -> None:
         """End `run()` or `serve()`: claim no more, let what runs finish; `now`: do not wait for it. From any thread."""
@@ -181,12 +200,19 @@ class Worker:
         if now and self._hurry is not None:
             loop.call_soon_threadsafe(self._hurry.set)
 
+    @property
+    def serving(self) -> bool:
+        """Whether it has begun, and not yet ended."""
+        return self._serving
+
     async def serve(self, *, until_idle: bool = False) -> Ending:
         """Work inside the running event loop until `stop()` is called."""
         self.registry.resolve()
         self._loop, self._stop, self._hurry = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         self._ending = Ending.STOPPED
-        await asyncio.to_thread(self._check_database)
+        if self._signals:
+            self._stop.set()  # a signal came before there was anything to stop
+        await _apart(self._check_database)
         self._assemble(until_idle)
         logger.info("worker %s serves %s", self.id, ", ".join(f"{name}={n}" for name, n in self.queues.items()))
         self._service.start()
@@ -195,10 +221,12 @@ class Worker:
             self._listener.start()
         else:
             logger.info("not listening for wake-ups; polling every %g s", self.settings.poll)
+        self._serving = True
         try:
             await self._watch()
         finally:
             await self._shut_down()
+            self._serving = False
         return self._ending
 
     async def _watch(self) -> None:
@@ -235,13 +263,9 @@ class Worker:
     async def _shut_down(self) -> None:
         """Two steps: let what runs finish; after the grace time, or a second signal, stop it and give it back."""
         assert self._hurry is not None
-        self._service.stop_claiming()
-        for lane in self._lanes.values():
-            for flight in lane.close():
-                self._executor.give_up(flight, Released())
-        self._service.wake()
+        self._close_lanes()
         await self._wait_for_runs(self.settings.grace, unless=self._hurry)
-        left = [flight for flight in self._flights if not flight.settled]
+        left = [flight for flight in self._flights if not flight.reported]
         if left:
             logger.warning("%d jobs still run; they are stopped and given back", len(left))
             for flight in left:
@@ -249,23 +273,34 @@ class Worker:
             await self._wait_for_runs(_LAST_CALL)
             for flight in left:
                 self._executor.give_up(flight, Released())
-        written = await asyncio.to_thread(self._service.finish, _FLUSH)
-        if not written:
-            logger.error("%d outcomes could not be written; the jobs' leases will run out", len(self._writer))
-        await asyncio.to_thread(self._maintenance.finish, 2.0)
-        if self._listener is not None:
-            await asyncio.to_thread(self._listener.finish, 2.0)
-        await asyncio.to_thread(self._leave)
+        await _apart(self._finish_services)
         if self._ours_async is not None:
             await self._ours_async.dispose()
         for engine in self._ours:
             engine.dispose()
         logger.info("worker %s has left: %s", self.id, ", ".join(f"{k} {v}" for k, v in sorted(self.counts.items())))
 
+    def _close_lanes(self) -> None:
+        """Claim no more, start no more, and give back what waits."""
+        self._service.stop_claiming()
+        for lane in self._lanes.values():
+            for flight in lane.close():
+                self._executor.give_up(flight, Released())
+        self._service.wake()
+
+    def _finish_services(self) -> None:
+        """Write the last outcomes, end the threads, and strike this worker off."""
+        if not self._service.finish(_FLUSH):
+            logger.error("%d outcomes could not be written; the jobs' leases will run out", len(self._writer))
+        self._maintenance.finish(2.0)
+        if self._listener is not None:
+            self._listener.finish(2.0)
+        self._leave()
+
     async def _wait_for_runs(self, seconds: float, *, unless: asyncio.Event | None = None) -> None:
-        """Until no handler runs, at most `seconds`."""
+        """Until no handler runs and none of their commits is under way, at most `seconds`."""
         until = monotonic() + seconds
-        while monotonic() < until and any(not flight.settled for flight in self._flights):
+        while monotonic() < until and any(not flight.reported for flight in self._flights):
             if unless is not None and unless.is_set():
                 return
             await asyncio.sleep(0.02)
@@ -351,6 +386,7 @@ class Worker:
 
     def _report(self, flight: Flight, change: Change | None) -> None:
         """An outcome: on its way to the database; None: there is nothing left to write."""
+        flight.reported = True
         if change is None:
             self._flights.drop(flight.job.id, flight.job.claims)
         else:
@@ -432,6 +468,20 @@ class Worker:
                 operations.leave(connection.execution_options(schema_translate_map=self._translate), self.id)
         except DBAPIError:
             logger.debug("could not strike the worker off", exc_info=True)
+
+
+async def _apart(work: Callable[[], T]) -> T:
+    """Do `work` on a thread of its own: those of asyncio may all be taken by handlers that do not end."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="sa-jobqueue worker", daemon=True).start()
+    return await asyncio.wrap_future(done)
 
 
 def _checked_queues(queues: Mapping[str, int]) -> dict[str, int]:

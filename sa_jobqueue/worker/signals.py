@@ -1,0 +1,51 @@
+"""Signals, heard on a thread: an event loop that a handler blocks would not hear them."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from time import monotonic
+from types import FrameType
+
+__all__ = ["hearing_signals"]
+
+#: Once the time to leave is over, how often it is said.
+_REMIND = 1.0
+
+
+@contextmanager
+def hearing_signals(heed: Callable[[signal.Signals], float], overdue: Callable[[], None]) -> Generator[None]:
+    """While this lasts, SIGTERM and SIGINT call `heed` on a thread, which answers in how many seconds to be gone.
+
+    When these are over, `overdue` is called, and from then on every second. To be used on the main thread.
+    """
+    heard: SimpleQueue[signal.Signals | None] = SimpleQueue()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        # SimpleQueue.put may interrupt a put or get; a log call here could dead-lock with the one it interrupts.
+        heard.put(signal.Signals(number))
+
+    def listen() -> None:
+        leave_at: float | None = None
+        while True:
+            try:
+                number = heard.get(timeout=None if leave_at is None else max(leave_at - monotonic(), 0.0))
+            except Empty:
+                overdue()
+                leave_at = monotonic() + _REMIND
+                continue
+            if number is None:
+                return
+            leave_at = monotonic() + heed(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    threading.Thread(target=listen, name="sa-jobqueue signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        heard.put(None)
