@@ -1,0 +1,74 @@
+"""Sphinx's settings: `python -m nox -s docs`. Nothing is fetched, and a warning is an error."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+from sa_jobqueue import __version__  # noqa: E402
+
+project = "sa_jobqueue"
+author = "The sa_jobqueue maintainers"
+project_copyright = "The sa_jobqueue maintainers, MIT license"
+release = version = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+    "cli_reference",
+    "lifecycle_diagram",
+    "plain_docstrings",
+]
+exclude_patterns = ["_build", "_ext"]
+source_suffix = {".md": "markdown"}
+
+html_theme = "furo"
+html_title = "sa_jobqueue"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+html_show_sphinx = False
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+
+myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
+myst_heading_anchors = 3
+myst_links_external_new_tab = False
+
+# Only the commands of a `console` block are copied.
+copybutton_prompt_text = "$ "
+copybutton_only_copy_prompt_lines = True
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_use_type_comments = False
+default_role = "code"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+
+nitpicky = True
+# What other packages define has its own documentation, which is not fetched; and names that are private on purpose.
+nitpick_ignore_regex = [
+    ("py:.*", r"(sqlalchemy|datetime|collections|typing|logging|alembic|enum|uuid|contextlib|asyncio|pathlib)\..*"),
+    (
+        "py:.*",
+        r"(Session|AsyncSession|Engine|AsyncEngine|Connection|Executable|Select|URL|ReturningUpdate|ReturningDelete)",
+    ),
+    (
+        "py:.*",
+        r"(Any|Callable|Mapping|Sequence|Iterable|Iterator|Generator|Collection|Concatenate|Self|ColumnElement|Criterion)",
+    ),
+    (
+        "py:.*",
+        r"(datetime|timedelta|LoggerAdapter|Logger|sessionmaker|async_sessionmaker|TypeDecorator|DeclarativeBase)",
+    ),
+    ("py:.*", r"(P|R|F|S|Duration|DelayRule|Slot|Path|Outcome|_.*|.*\._.*|.*\.(P|R|F|S))"),
+    ("py:.*", r"sa_jobqueue\.(?!(Job|Task|Worker|Registry)\b).*"),
+    ("py:exc", r"(ConfigurationError|JobQueueError|SchemaError|EmbeddedUnavailable)"),
+    ("py:.*", r"(MigrationOperations|MigrationContext|Change|Claim|ClaimedJob|Rules|Options|AnyTask|Ending)"),
+]

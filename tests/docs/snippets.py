@@ -1,0 +1,339 @@
+"""Runs a Markdown document as its reader would: its files written, its commands typed, its Python executed, in order.
+
+What a block is, is seen by its language:
+
+- `python`: executed in one namespace per document, which is the module `shop`; `await` may stand at the top level. A
+  block of `>>>` lines is compared with what it shows, `...` standing for anything.
+- A block of any language whose first line is a comment with a file's name (`# shop/tasks.py`) is that file: written,
+  not executed.
+- `console`: what follows `$ ` is run in the document's folder; what follows a command is what it says, line for line,
+  `...` standing for anything. A server (`sa-jobqueue work`, `uvicorn`) stays in the background until a line `^C`.
+- `sql`: executed. `toml`, `ini`, `yaml`, `dockerfile`: read. `text`: for the eye.
+
+`<!-- not run: the reason -->` before a block says that it is only checked: that it can be parsed, and that the
+commands and options of ours in it are there.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import configparser
+import doctest
+import inspect
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+from sqlalchemy import create_engine, text
+from sybil import Document, Example, Region
+from sybil.evaluators.doctest import DocTestRunner
+from sybil.evaluators.python import pad
+from sybil.parsers.markdown.lexers import FencedCodeBlockLexer
+
+from tests.docs.commands import check_commands
+from tests.support.commands import CLI, ROOT, environment
+from tests.support.waiting import PATIENCE, wait_until
+
+LANGUAGES = ("python", "console", "sql", "toml", "ini", "yaml", "dockerfile", "text")
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+#: What would leave the document's folder: it needs a marker.
+OUTSIDE = {"apt", "apt-get", "docker", "git", "nox", "pip", "sudo", "systemctl", "kubectl", "journalctl"}
+#: What only looks, so that it may be asked again until a job has run.
+LOOKING = re.compile(r"^(sa-jobqueue (list|show|stats|workers|check)\b|curl )")
+#: What stays in the background, and what it says when it is ready.
+SERVERS = {"sa-jobqueue work": "serves", "uvicorn": "Application startup complete"}
+
+_MARKER = re.compile(r"<!--\s*not run: (?P<reason>[^>]+?)\s*-->\s*\Z")
+_FILE = re.compile(r"(?:#|--|;) (?P<name>[\w./@-]+\.\w+)\n")
+
+
+def parse(path: Path) -> Document:
+    """The document, with an example for each of its blocks; the evaluators come from `Reader`."""
+    return Document.parse(str(path), _blocks)
+
+
+def _blocks(document: Document) -> Iterator[Region]:
+    for region in FencedCodeBlockLexer(r"[^{\n]*")(document):
+        region.parsed = region.lexemes["source"]
+        region.evaluator = _unread
+        yield region
+
+
+def _unread(example: Example) -> None:
+    raise AssertionError(f"{example.path}:{example.line}: nobody reads this document")
+
+
+def language(example: Example) -> str:
+    return str(example.region.lexemes["language"]).strip()
+
+
+def not_run(example: Example) -> str | None:
+    """The reason why the block is not run, where a marker gives one."""
+    found = _MARKER.search(example.document.text[: example.start])
+    return found["reason"] if found else None
+
+
+@dataclass
+class Background:
+    """A server that the document has started."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        code = self.process.wait(PATIENCE)
+        assert code in (0, 130, -signal.SIGINT), f"ended with {code}:\n{self.output()}"
+
+
+@dataclass
+class Reader:
+    """Reads one document in `folder`, on the database at `url`; `shop` is the module in which its Python runs."""
+
+    folder: Path
+    url: str
+    shop: ModuleType
+    runner: asyncio.Runner
+    port: int = 0
+    background: list[Background] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cwd = self.folder / "reader"
+        self.cwd.mkdir()
+        programs = self.folder / "programs"
+        programs.mkdir()
+        shim = programs / "sa-jobqueue"
+        shim.write_text(f'#!/bin/sh\nexec {shlex.join(CLI)} "$@"\n')
+        shim.chmod(0o755)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+        extra = {"PATH": path, "UVICORN_PORT": str(self.port), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.environment = environment(self.url, extra)
+
+    def read(self, document: Document) -> None:
+        """Read it to its end."""
+        document.namespace = self.shop.__dict__
+        try:
+            for example in document.examples():
+                example.region.evaluator = self._evaluate
+                example.evaluate()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop the servers that the document has left running."""
+        try:
+            while self.background:
+                self.background.pop().interrupt()
+        finally:
+            for left in self.background:
+                left.process.kill()
+
+    # ---- blocks
+
+    def _evaluate(self, example: Example) -> str | None:
+        kind, source = language(example), str(example.parsed)
+        if kind not in LANGUAGES:
+            return f"a block of {kind!r}: not one of {LANGUAGES}"
+        check_commands(source)
+        if not_run(example) is not None:
+            return check(kind, source)
+        if (found := _FILE.match(source)) is not None:
+            return self._write(kind, found["name"], source)
+        match kind:
+            case "python" if source.startswith(">>>"):
+                return self._compare(example, source)
+            case "python":
+                self._execute(pad(source, example.line + example.parsed.line_offset), example)
+            case "console":
+                self._type(source)
+            case "sql":
+                engine = create_engine(self.url)
+                with engine.begin() as connection:
+                    connection.execute(text(source.replace(":", r"\:")))
+                engine.dispose()
+            case _:
+                return check(kind, source)
+        return None
+
+    def _write(self, kind: str, name: str, source: str) -> str | None:
+        file = self.cwd / name
+        assert self.folder in file.resolve().parents, f"{name} would be outside of the reader's folder"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(source)
+        return check(kind, source)
+
+    def _execute(self, source: str, example: Example) -> None:
+        code = compile(source, example.path, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        result = eval(code, example.namespace)
+        if inspect.iscoroutine(result):
+            self.runner.run(result)
+
+    def _compare(self, example: Example, source: str) -> str | None:
+        said: list[str] = []
+        found = doctest.DocTestParser().get_doctest(source, {}, example.path, example.path, example.line)
+        found.globs = example.namespace
+        DocTestRunner(FLAGS).run(found, clear_globs=False, out=said.append)
+        return "".join(said) or None
+
+    # ---- commands
+
+    def _type(self, source: str) -> None:
+        """Run a `console` block."""
+        for command, expected in transcript(source):
+            if command == "^C":
+                assert self.background, "^C, but nothing runs"
+                stopped = self.background.pop()
+                stopped.interrupt()
+                self._expect(stopped, expected)
+            elif (server := next((name for name in SERVERS if command.startswith(name)), None)) is not None:
+                started = self._start(command)
+                self.background.append(started)
+                wait_until(partial(self._says, started, SERVERS[server]), message=f"{command} to be ready")
+                self._expect(started, expected)
+            elif re.match(r"export SA_JOBQUEUE_DATABASE_URL=", command):
+                continue  # the test's database takes the place of the reader's
+            elif expected and LOOKING.match(command):
+                wait_until(partial(self._same, command, expected))
+            else:
+                self._same(command, expected)
+
+    def _start(self, command: str) -> Background:
+        log = self.folder / f"background-{time.monotonic_ns()}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {command}"], cwd=self.cwd, env=self.environment,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        return Background(process, log)
+
+    @staticmethod
+    def _says(started: Background, what: str) -> bool:
+        if what in started.output():
+            return True
+        if (code := started.process.poll()) is not None:
+            raise RuntimeError(f"ended with {code} and had not said {what!r}:\n{started.output()}")
+        return False
+
+    @staticmethod
+    def _expect(server: Background, expected: str) -> None:
+        """Each line that the document shows is said, in this order, sooner or later."""
+        pattern = re.compile(".*".join(_as_pattern(line) for line in expected.splitlines()), re.DOTALL)
+
+        def said() -> bool:
+            assert pattern.search(server.output()), f"expected:\n{expected}\nsaid:\n{server.output()}"
+            return True
+
+        wait_until(said)
+
+    def _same(self, command: str, expected: str) -> bool:
+        """Whether the command says what the document shows; AssertionError if not, or if it fails."""
+        said, code = self._curl(command) if command.startswith("curl ") else self._run(command)
+        shown = f"$ {command}\nexit code {code}, said:\n{said}\nexpected:\n{expected}"
+        assert code == 0 or "# exit code" in command, shown
+        same = doctest.OutputChecker().check_output(expected, said, FLAGS)
+        assert same or not expected, shown
+        return True
+
+    def _run(self, command: str) -> tuple[str, int]:
+        words = [word for word in re.split(r"[\s;&|()$\"']+", command) if word]
+        if found := OUTSIDE.intersection(words):
+            raise AssertionError(f"{command!r} uses {found}: mark the block with <!-- not run: why -->")
+        place = self.folder / "cwd"
+        done = subprocess.run(
+            ["bash", "-c", f"{command}\ncode=$?; pwd > {shlex.quote(str(place))}; exit $code"],
+            cwd=self.cwd, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        self.cwd = Path(place.read_text().strip())
+        return done.stdout, done.returncode
+
+    def _curl(self, command: str) -> tuple[str, int]:
+        """`curl [-X METHOD] URL`, without curl, and at the port where the document's server is."""
+        words = shlex.split(command)
+        method = words[words.index("-X") + 1] if "-X" in words else "GET"
+        url = words[-1].replace(":8000", f":{self.port}")
+        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=30) as answer:
+            return answer.read().decode(), 0
+
+
+def transcript(source: str) -> Iterator[tuple[str, str]]:
+    """The commands of a `console` block, each with the output that is shown below it."""
+    command: str | None = None
+    shown: list[str] = []
+    continues = False
+    for line in source.splitlines():
+        if continues and command is not None:
+            command, continues = f"{command[:-1]} {line.strip()}", line.endswith("\\")
+        elif line.startswith("$ ") or line == "^C":
+            if command is not None:
+                yield command, "\n".join(shown)
+            command, shown = line.removeprefix("$ "), []
+            continues = line.endswith("\\")
+        else:
+            assert command is not None, f"a console block begins with '$ ', not {line!r}"
+            shown.append(line)
+    if command is not None:
+        yield command, "\n".join([*shown, ""]) if shown else ""
+
+
+def check(kind: str, source: str) -> str | None:
+    """What is wrong with a block that is not run, or that is data."""
+    match kind:
+        case "python":
+            compile(source, "<snippet>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        case "console":
+            for command, _ in transcript(source):
+                if command != "^C":
+                    subprocess.run(["bash", "-n", "-c", command], check=True)
+        case "toml":
+            tomllib.loads(source)
+        case "ini":
+            configparser.RawConfigParser(strict=False).read_string(source)
+        case "dockerfile":
+            for line in source.splitlines():
+                if line.startswith(("CMD", "ENTRYPOINT")):
+                    json.loads(line.partition(" ")[2])
+        case _:
+            pass
+    return None
+
+
+def _as_pattern(line: str) -> str:
+    return ".*".join(re.escape(part) for part in line.strip().split("..."))
+
+
+def documents() -> list[Path]:
+    """README, CONTRIBUTING and every page below docs/, as far as they are here."""
+    top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
+    pages = sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
+    return [path for path in [*top, *pages] if path.exists()]
+
+
+def file_in(path: Path, name: str) -> str:
+    """The file `name` as the document shows it."""
+    for example in parse(path).examples():
+        found = _FILE.match(source := str(example.parsed))
+        if found is not None and found["name"] == name:
+            return source
+    raise LookupError(f"{path} shows no file {name}")

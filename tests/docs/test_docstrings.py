@@ -1,0 +1,35 @@
+"""The examples in the package's docstrings run, each module's in the names of that module."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+from sybil.document import PythonDocStringDocument
+from sybil.parsers.rest import DocTestParser
+
+import sa_jobqueue
+from sa_jobqueue.tasks import default_registry
+
+MODULES = ["sa_jobqueue"] + [
+    one.name for one in pkgutil.walk_packages(sa_jobqueue.__path__, "sa_jobqueue.") if not one.name.endswith("__main__")
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_a_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module(name)
+    monkeypatch.setattr(default_registry, "_tasks", tasks := {})
+    monkeypatch.setattr(default_registry, "get", tasks.get)
+    assert module.__file__ is not None
+    document = PythonDocStringDocument.parse(
+        str(Path(module.__file__)),
+        DocTestParser(doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE),
+    )
+    document.pop_evaluator(document.import_document)  # imported already, under its own name
+    document.namespace.update(vars(module))
+    for example in document.examples():
+        example.evaluate()

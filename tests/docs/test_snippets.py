@@ -1,0 +1,97 @@
+"""Every snippet in README and docs does what the text says, and every command in them is there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+
+from sa_jobqueue import enqueue
+from sa_jobqueue.tasks import default_registry
+from tests.docs.commands import check_commands
+from tests.docs.snippets import Reader, documents, file_in, language, parse
+from tests.support.commands import ROOT
+
+DOCUMENTS = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in documents()]
+
+TUTORIAL = ROOT / "docs" / "tutorial"
+#: Pages that begin with an empty database: they migrate it themselves.
+FROM_NOTHING = {"README.md", "tutorial", "migrations.md", "schema.md"}
+
+
+@pytest.fixture
+def reader(
+    path: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Reader]:
+    """A reader in an empty folder with a database of their own; beyond the tutorial they have its shop."""
+    from_nothing = bool(FROM_NOTHING.intersection(path.parts))
+    url: str = request.getfixturevalue("empty_database_url" if from_nothing else "database_url")
+    monkeypatch.setenv("SA_JOBQUEUE_DATABASE_URL", url)
+    monkeypatch.setattr(default_registry, "_tasks", tasks := {})
+    monkeypatch.setattr(default_registry, "get", tasks.get)
+    module = ModuleType("shop")
+    monkeypatch.setitem(sys.modules, "shop", module)
+    with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
+        made = Reader(tmp_path, url, module, runner)
+        monkeypatch.chdir(made.cwd)
+        if ROOT / "docs" in path.parents and TUTORIAL not in path.parents:
+            source = file_in(TUTORIAL / "script.md", "shop.py")
+            (made.cwd / "shop.py").write_text(source)
+            exec(compile(source, "shop.py", "exec", dont_inherit=True), vars(module))
+            stack.callback(module.engine.dispose)
+        if not from_nothing and (path.parent.name == "howto" or path == ROOT / "docs" / "index.md"):
+            stack.enter_context(an_order_and_its_job(module))
+            module.async_engine = create_async_engine(url)
+            stack.callback(lambda: runner.run(module.async_engine.dispose()))
+        module.os = os
+        yield made
+
+
+@contextlib.contextmanager
+def an_order_and_its_job(shop: ModuleType) -> Iterator[None]:
+    """What the how-to pages speak of: an open `session`, an `order` and the `job` that is to send its receipt."""
+    shop.Base.metadata.create_all(shop.engine)
+    with Session(shop.engine, expire_on_commit=False) as session:
+        shop.order = shop.Order(total=42)
+        session.add(shop.order)
+        session.flush()
+        shop.job = enqueue(shop.send_receipt, shop.order.id)
+        session.add(shop.job)
+        session.commit()
+        shop.session = session
+        yield
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+def test_a_document_does_what_it_says(path: Path, reader: Reader) -> None:
+    """Its files, commands, Python and SQL work in the order in which a reader meets them."""
+    reader.read(parse(path))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+def test_the_commands_in_a_text_are_there(path: Path) -> None:
+    """Also those in the middle of a sentence: each subcommand and option of `sa-jobqueue` exists."""
+    for mention in re.findall(r"`(sa-jobqueue [^`]+)`", path.read_text()):
+        check_commands(mention.replace("\n", " "))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+def test_every_block_says_its_language(path: Path) -> None:
+    """A block without a language, or indented, would be run by nobody."""
+    text = path.read_text()
+    assert not re.search(r"^```\s*\n(?!\s*$)(?=[^`])[\s\S]", _without_closed(text), re.MULTILINE)
+    assert all(language(example) for example in parse(path).examples())
+
+
+def _without_closed(text: str) -> str:
+    """The text without its blocks that name a language or directive."""
+    return re.sub(r"^```+[^\s`][^\n]*\n.*?^```+\s*$", "", text, flags=re.MULTILINE | re.DOTALL)
