@@ -242,5 +242,10 @@ def disagreements(found: Collected, plain: Plain) -> list[str]:
                 f"{file.path}: in the database {file.error or tuple(file.counts)}, "
                 f"in the loop {plain.errors.get(file.path) or tuple(plain.counts.get(file.path, ()))}"
             )
+    twice = [path for path, times in Counter(file.path for file in found.files).items() if times > 1]
     missing = {*plain.counts, *plain.errors} - {file.path for file in found.files}
-    return [*wrong, *(f"{path}: not in the database" for path in sorted(missing))]
+    return [
+        *wrong,
+        *(f"{path}: twice in the database" for path in twice),
+        *(f"{path}: not in the database" for path in sorted(missing)),
+    ]

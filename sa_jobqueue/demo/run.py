@@ -29,7 +29,7 @@ from sa_jobqueue.migrations import DEFAULT_SCHEMA, upgrade_database
 from sa_jobqueue.models import WorkerRow
 
 from .report import Check, Collected, collect, count_plainly, disagreements, judge
-from .screen import Role, Screen, show_failures, show_figures, show_largest, show_proof
+from .screen import Role, Screen, jobs_of, show_failures, show_figures, show_largest, show_proof
 from .tasks import Base, Module, add_file, add_file_async
 from .workers import Workers, work_command
 
@@ -225,7 +225,7 @@ class _Performance:
                 look = self._watch(connection)
                 if look.finished == len(self._paths):
                     return
-                if not self._killing and look.finished >= len(self._paths) // 2 and self._enqueued == self._before_kill:
+                if not self._killing and look.finished >= len(self._paths) // 2:
                     self._killing = True
                     self._before_kill = len(self._paths)
                     self._kill_one(add, look)
@@ -257,7 +257,9 @@ class _Performance:
         self._screen.move("done", look.finished, len(self._paths), note)
         if self.kill is not None and not self._rescue_seen and not (_held(connection).get(self.kill.worker)):
             self._rescue_seen = True
-            self._screen.say(f"{look.rescues} jobs were rescued, {monotonic() - self.kill.at:.1f} s later", "green")
+            self._screen.say(
+                f"{jobs_of(len(self.kill.jobs))} rescued, {monotonic() - self.kill.at:.1f} s after the kill", "green"
+            )
         return look
 
     def _kill_one(self, add: Callable[[str], None], look: Look) -> None:
@@ -278,7 +280,7 @@ class _Performance:
         new = self._workers.start()
         self._roles[pid], self._roles[new] = f"killed with {len(self.kill.jobs)} in hand", "started in its place"
         self._screen.say(
-            f"worker {pid} is killed with SIGKILL, {len(self.kill.jobs)} jobs in hand; worker {new} takes its place",
+            f"worker {pid} is killed with SIGKILL, {jobs_of(len(self.kill.jobs))} in hand; worker {new} takes its place",
             "red",
         )
 

@@ -5,6 +5,8 @@ In a terminal the bar moves; elsewhere there is a plain line every two seconds.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import monotonic
@@ -20,7 +22,7 @@ from rich.text import Text
 
 from .report import Check, Collected, Counts, FileResult
 
-__all__ = ["Role", "Screen", "show_failures", "show_figures", "show_largest", "show_proof"]
+__all__ = ["Role", "Screen", "jobs_of", "show_failures", "show_figures", "show_largest", "show_proof"]
 
 _EVERY = 2.0
 #: Failures and disagreements shown one by one; a code base of another language would have thousands.
@@ -71,6 +73,11 @@ class Screen:
             self.say(f"{bar} {done:,} of {of:,}{note and ', '}{note}")
 
 
+def jobs_of(number: int) -> str:
+    """A number of jobs in words."""
+    return f"{number:,} job{'' if number == 1 else 's'}"
+
+
 def show_figures(console: Console, found: Collected, roles: Iterable[Role]) -> None:
     """How fast it went, who did it, and what went wrong on the way."""
     jobs = sum(len(file.jobs) for file in found.files)
@@ -82,7 +89,7 @@ def show_figures(console: Console, found: Collected, roles: Iterable[Role]) -> N
         ("jobs", speed),
         *((f"worker {role.pid}", _share(found, role)) for role in roles),
         ("retries", _retries(found)),
-        ("rescues", f"{found.rescues:,}" + (": jobs of the killed worker, run again by the others" if found.rescues else "")),
+        ("rescues", f"{found.rescues:,}" + (": what the killed worker held was run again by the others" if found.rescues else "")),
         ("failures", f"{len(found.failures()):,}"),
     ]  # fmt: skip
     _title(console, "What happened")
@@ -99,10 +106,9 @@ def show_failures(console: Console, failures: Sequence[FileResult], root: Path) 
     if not failures:
         return
     _title(console, "Failures: what does not parse, or cannot be read")
-    table = _table(Column("file", style="yellow", overflow="fold", ratio=2), Column("reason", overflow="fold", ratio=3))
-    table.expand = True
+    table = _table(Column("file", style="yellow", overflow="fold", max_width=45), Column("reason", overflow="fold"))
     for file in failures[:_MOST]:
-        table.add_row(Text(_short(file.path, root)), Text(file.error))
+        table.add_row(Text(_short(file.path, root)), Text(_without_file(file)))
     _indented(console, table)
     _and_more(console, len(failures))
 
@@ -131,14 +137,12 @@ def show_proof(console: Console, checks: Iterable[Check], wrong: Sequence[str]) 
 
 
 def _share(found: Collected, role: Role) -> str:
-    return f"{found.by_worker.get(role.worker, 0):,} jobs{role.note and '; '}{role.note}"
+    return f"{jobs_of(found.by_worker.get(role.worker, 0))}{role.note and '; '}{role.note}"
 
 
 def _retries(found: Collected) -> str:
-    reasons = [
-        f"{number:,} after {reason}" for reason, number in sorted(found.retries.items(), key=lambda one: -one[1])
-    ]
-    return "; ".join([f"{sum(found.retries.values()):,}", *reasons[:3]])
+    reasons = [f"{number:,} after {reason}" for reason, number in Counter(found.retries).most_common(3)]
+    return "; ".join(reasons) or "0"
 
 
 def _title(console: Console, title: str) -> None:
@@ -162,6 +166,11 @@ def _and_more(console: Console, number: int) -> None:
 def _short(path: str, root: Path) -> str:
     file = Path(path)
     return str(file.relative_to(root)) if file.is_relative_to(root) else f"{file.parent.name}/{file.name}"
+
+
+def _without_file(file: FileResult) -> str:
+    """The error without the name of the file, which stands beside it."""
+    return re.sub(rf" \({re.escape(Path(file.path).name)}, (line \d+)\)", r", \1", file.error)
 
 
 def _rate(number: int, seconds: float) -> str:

@@ -1,0 +1,160 @@
+"""`sa-jobqueue demo`: the main job from enqueueing to the proof, in a database where other things live too."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import make_url
+
+from tests.support.commands import run_command, start_command
+from tests.support.waiting import wait_until
+
+SCHEMA = "sa_jobqueue_demo"
+
+
+def modules(root: Path, number_of_files: int) -> Path:
+    """A folder with so many modules that parse."""
+    for number in range(number_of_files):
+        file = root / f"package{number % 4}" / f"module{number:02}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"import os, sys\n\nclass Thing{number}:\n" + "    def method(self): ...\n" * (number + 1))
+    return root
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Forty modules that parse, one that does not, and one that cannot be read."""
+    root = modules(tmp_path / "code", 40)
+    (root / "half_saved.py").write_text("def f(:\n")
+    (root / "gone.py").symlink_to(root / "nowhere.py")
+    return root
+
+
+def demo(url: str, tree: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return run_command("demo", f"--path={tree}", *options, url=url)
+
+
+def connect(url: str) -> psycopg.Connection:
+    return psycopg.connect(make_url(url).set(drivername="postgresql").render_as_string(hide_password=False))
+
+
+def row(output: str, name: str) -> list[str]:
+    """The cells beside `name` in one of the report's tables."""
+    found = re.search(rf"^ +{re.escape(name)}  +(.*?) *$", output, re.MULTILINE)
+    assert found, f"{name!r} is not in the report:\n{output}"
+    return re.split(r"  +", found[1])
+
+
+@pytest.mark.parametrize("options", [[], ["--async"]], ids=["def", "async def"])
+def test_the_demo_kills_a_worker_and_proves_that_nothing_is_lost(
+    database_url: str, tree: Path, options: list[str]
+) -> None:
+    """The report says what happened: the kill, the rescue, the retries, the failures with their reasons, the proof."""
+    result = demo(database_url, tree, *options)
+
+    said = result.stdout
+    assert result.returncode == 0, said + result.stderr
+    assert re.search(r"worker \d+ is killed with SIGKILL, [1-9]\d* jobs? in hand; worker \d+ takes its place", said)
+    assert re.search(r"jobs? rescued, \d\.\d s after the kill", said)
+    assert re.match(r"43 in \d+\.\d s: \d+ per second", row(said, "jobs")[0])
+    assert int(row(said, "rescues")[0].split(":")[0]) >= 1
+    assert re.search(r"\b5 after FileNotFoundError", row(said, "retries")[0])
+    assert row(said, "failures") == ["3"]
+    assert row(said, "half_saved.py")[0].startswith("SyntaxError: ")
+    assert row(said, "demo/broken.py.txt")[0].startswith("SyntaxError: ")
+    assert row(said, "gone.py")[0].startswith("FileNotFoundError: ")
+    assert row(said, "package3/module39.py") == ["43", "40", "1", "2"]
+    assert row(said, "files with exactly one result") == ["43", "43", "same"]
+    assert row(said, "imports") == ["80", "80", "same"]
+    assert "DIFFERENT" not in said
+    assert "Nothing was lost, and nothing was done twice." in said
+    assert "Traceback" not in result.stderr
+
+
+def test_the_demo_can_be_repeated_and_leaves_alone_what_is_not_its_own(database_url: str, tmp_path: Path) -> None:
+    """The user's own jobs wait where they were, and the second run begins anew."""
+    modules(tmp_path, 1)
+    with connect(database_url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.job (task, queue) VALUES ('shop.send', 'index')")
+        connection.execute("CREATE TABLE module (id int)")
+
+    for _ in range(2):
+        result = demo(database_url, tmp_path, "--processes=1")
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert row(result.stdout, "files") == ["2", "2", "same"]
+
+    with connect(database_url) as connection:
+        assert connection.execute("SELECT task, status FROM sa_jobqueue.job").fetchall() == [("shop.send", "queued")]
+        assert connection.execute("SELECT count(*) FROM module").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "wrong"),
+    [
+        ("UPDATE {}.module SET lines = lines + 1 WHERE id = (SELECT min(id) FROM {}.module)", "lines"),
+        (
+            "INSERT INTO {}.module (file_id, lines) SELECT file_id, 0 FROM {}.module ORDER BY id LIMIT 1",
+            "files with exactly one result",
+        ),
+    ],
+    ids=["a wrong result", "a second result"],
+)
+def test_the_proof_fails_when_somebody_meddles_with_a_result(
+    database_url: str, tmp_path: Path, tamper: str, wrong: str
+) -> None:
+    """What is compared is what the database says, not what the demo remembers; the exit code is 1."""
+    with connect(database_url) as connection:
+        connection.autocommit = True
+
+        def meddled() -> bool:
+            try:
+                return connection.execute(tamper.replace("{}", SCHEMA)).rowcount == 1  # type: ignore[arg-type]
+            except psycopg.errors.UndefinedTable:
+                return False
+
+        with start_command("demo", f"--path={modules(tmp_path, 12)}", url=database_url) as command:
+            # The first result is there long before the end: the rescue takes its three seconds.
+            wait_until(meddled)
+            assert command.wait(60) == 1, command.output
+            said = command.output
+
+    assert row(said, wrong)[-1] == "DIFFERENT"
+    assert "The proof fails" in said
+    assert re.search(r"module\d\d\.py: ", said)
+
+
+def test_a_second_demo_in_the_same_database_is_refused_while_the_first_one_runs(
+    database_url: str, tmp_path: Path
+) -> None:
+    """One line and exit code 2, and the first one goes on undisturbed."""
+    modules(tmp_path, 1)
+    with connect(database_url) as connection:
+        connection.execute(f"SELECT pg_advisory_lock(hashtext('{SCHEMA}'))")  # type: ignore[arg-type]
+
+        result = demo(database_url, tmp_path)
+
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "another demo is running" in result.stderr
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "."])
+def test_a_folder_without_python_files_is_one_clear_line(database_url: str, tmp_path: Path, folder: str) -> None:
+    """Exit code 2, and no traceback."""
+    result = demo(database_url, tmp_path / folder)
+
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: --path ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_killed_demo_leaves_no_worker_behind(database_url: str, tmp_path: Path) -> None:
+    """Its workers drain when it is gone, however it went."""
+    with start_command("demo", f"--path={modules(tmp_path, 12)}", url=database_url) as command:
+        workers = wait_until(lambda: len(found := command.children()) >= 2 and found)
+        command.kill()
+        wait_until(lambda: not any(worker.is_running() for worker in workers), message="the end of the workers")
