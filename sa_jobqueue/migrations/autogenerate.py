@@ -22,7 +22,7 @@ def include_name(
     name: `functools.partial(include_name, schema="other")`. Next to a filter of one's own: `return include_name(name,
     type_, parent_names) and ...`. The schema is taken for the job queue's alone: other tables in it are not seen either.
     """
-    return schema != (name if type_ == "schema" else parent_names.get("schema_name"))
+    return type_ != "schema" or name != schema
 
 
 def include_object(

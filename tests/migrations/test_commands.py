@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -126,6 +127,15 @@ def test_the_script_without_alembic_may_run_on_any_older_version(
     upgrade_database(empty_engine, schema=schema)
     with empty_engine.connect() as connection:
         assert catalog.differences(by_script, catalog.everything(connection, schema)) == {}
+
+
+@pytest.mark.parametrize("schema", ["sa_jobqueue", "100% :of {it}"])
+def test_a_revision_offline_writes_the_same_script(schema: str) -> None:
+    """Word for word, whatever the project's `env.py` says of parameter styles."""
+    written = io.StringIO()
+    offline = MigrationContext.configure(dialect_name="postgresql", opts={"as_sql": True, "output_buffer": written})
+    migrations.upgrade(Operations(offline), schema=schema)
+    assert migrations.sql(schema=schema) == f"BEGIN;\n\n{written.getvalue()}COMMIT;\n"
 
 
 def test_the_revisions_of_a_clone_only_call_us() -> None:

@@ -28,7 +28,7 @@ from tests.migrations import catalog
 from tests.support.databases import driver_url
 from tests.support.waiting import wait_until
 
-SCHEMAS = ["sa_jobqueue", "My Jobs", 'of "all" {kinds}: 100%, it\'s']
+SCHEMAS = ["sa_jobqueue", "My Jobs", 'of "all" {kinds} :colons 100%s, it\'s']
 
 
 @contextmanager
@@ -142,6 +142,17 @@ def test_two_upgrades_at_once_do_the_work_once(empty_engine: Engine) -> None:
         assert second.result() == CURRENT
     with empty_engine.connect() as connection:
         assert connection.scalar(text("SELECT count(*) FROM sa_jobqueue.schema_version")) == CURRENT
+
+
+def test_who_waited_sees_what_was_done_meanwhile(empty_engine: Engine) -> None:
+    """On an engine whose transactions see one snapshot, too."""
+    repeatable = empty_engine.execution_options(isolation_level="REPEATABLE READ")
+    with ThreadPoolExecutor() as threads, empty_engine.connect() as first:
+        upgrade_database(first)
+        second = threads.submit(upgrade_database, repeatable)
+        wait_until(lambda: waiting_for_a_lock(empty_engine) == 1)
+        first.commit()
+        assert second.result() == CURRENT
 
 
 def test_a_schema_can_be_upgraded_while_another_is(empty_engine: Engine) -> None:
@@ -269,6 +280,8 @@ def test_a_translate_map_to_the_default_schema_is_followed(empty_engine: Engine)
     assert "table job" in everything(empty_engine, "public")
     downgrade_database(mapped)
     assert everything(empty_engine, "public") == {}
+    with empty_engine.connect() as connection:
+        assert connection.scalar(text("SELECT to_regnamespace('public')")) is not None
     assert upgrade_database(mapped) == CURRENT
 
 
