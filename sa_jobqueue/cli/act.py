@@ -147,7 +147,8 @@ def _act(config: Config, order: Order, criteria: Criteria, action: Action) -> No
     running = [*possible, Job.status == status_literal(JobStatus.RUNNING)]
     with transaction(config) as connection:
         asked = connection.scalar(select(func.count()).where(*running)) or 0
-        found = dict(connection.execute(select(Job.id, Job.status).where(Job.id.in_(order.ids))).tuples().all())
+        rows = connection.execute(select(Job.id, Job.status).where(Job.id.in_(order.ids)))
+        found = {row.id: row.status for row in rows}
         touched = set(connection.scalars(select(Job.id).where(*possible))) if order.dry_run else set[int]()
     if not order.dry_run:
         touched = set(action.do(config, criteria))

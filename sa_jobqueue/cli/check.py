@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ import psycopg
 import typer
 from psycopg import sql
 from sqlalchemy import Connection, Engine, func, or_, select, text
+from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.lifecycle import JobStatus
@@ -19,8 +21,9 @@ from sa_jobqueue.migrations import CURRENT, current_version
 from sa_jobqueue.models import Job, status_literal
 from sa_jobqueue.operations import channel
 from sa_jobqueue.statements import count_jobs
+from sa_jobqueue.urls import mask_passwords
 
-from .common import Config, Json, open_engine
+from .common import Config, Json, one_line, open_engine
 from .filters import parse_duration
 from .output import age, cleaned, count, print_facts, print_json
 from .overview import workers_statement
@@ -61,8 +64,14 @@ def check(
     sa-jobqueue check --max-wait 10m --json
     """
     engine = open_engine(config)
-    with engine.connect() as connection:
-        findings = list(_findings(connection, engine, max_wait, config.schema))
+    try:
+        with engine.connect() as connection:
+            findings = list(_findings(connection, engine, max_wait, config.schema))
+    except DBAPIError as error:
+        if json:
+            finding = Finding("database", False, one_line(mask_passwords(str(error.orig))))
+            print_json({"ok": False, "checks": [asdict(finding)]})
+        raise
     ok = all(finding.ok for finding in findings)
     if json:
         print_json({"ok": ok, "checks": [asdict(finding) for finding in findings]})
@@ -118,7 +127,7 @@ def _clock(connection: Connection) -> Finding:
 
 
 def _schema(found: int | None, schema: str) -> Finding:
-    option = "" if schema == "sa_jobqueue" else f" --schema {schema}"
+    option = "" if schema == "sa_jobqueue" else f" --schema {shlex.quote(schema)}"
     if found is None or found < CURRENT:
         what = "is missing" if found is None else f"has version {found}"
         return Finding(

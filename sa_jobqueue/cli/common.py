@@ -115,8 +115,10 @@ def database(config: Config) -> URL:
 
 def open_engine(config: Config, **options: Any) -> Engine:
     """An engine that finds our tables in the schema that was asked for; it keeps no connection."""
-    arguments: dict[str, Any] = {"connect_timeout": 10, "application_name": "sa-jobqueue"}
-    engine = create_engine(database(config), poolclass=NullPool, connect_args=arguments, **options)
+    url = database(config)
+    wanted: dict[str, Any] = {"connect_timeout": 10, "application_name": "sa-jobqueue"}
+    arguments = {name: value for name, value in wanted.items() if name not in url.query}
+    engine = create_engine(url, poolclass=NullPool, connect_args=arguments, **options)
     return engine.execution_options(schema_translate_map=config.translate) if config.translate else engine
 
 

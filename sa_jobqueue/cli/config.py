@@ -20,6 +20,7 @@ from typing import Annotated, Any, ClassVar, Self, cast
 import typer
 
 from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.migrations.steps import quote
 from sa_jobqueue.models import SCHEMA
 
 __all__ = ["PREFIX", "Config", "LogLevel", "defaults_from_pyproject"]
@@ -125,7 +126,8 @@ class Config:
 
     @classmethod
     def from_options(cls, *, app: Sequence[str] = (), **given: Any) -> Self:
-        """From what Typer found; `app` may hold lists with commas."""
+        """From what Typer found; `app` may hold lists with commas. Raises ConfigurationError."""
+        quote(given.get("schema", SCHEMA))  # refuses what cannot be a schema's name
         return cls(app=tuple(part.strip() for one in app for part in one.split(",") if part.strip()), **given)
 
     @property

@@ -12,6 +12,7 @@ from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue.models import Job
+from sa_jobqueue.urls import mask_passwords
 
 from .common import Config, Json, fail, one_line, transaction
 from .filters import Chosen
@@ -49,7 +50,7 @@ def list_jobs(
     last = Job.errors[-1]
     statement = (
         select(
-            Job.id, reading.label("status"), Job.queue, Job.task, Job.priority, Job.attempt, Job.max_attempts, Job.rescues,
+            Job.id, Job.status, reading.label("reading"), Job.queue, Job.task, Job.priority, Job.attempt, Job.max_attempts, Job.rescues,
             Job.created_at, Job.run_at, Job.claimed_at, Job.finished_at, Job.cancel_requested_at, Job.worker,
             last["type"].astext.label("error_type"), last["message"].astext.label("error_message"), func.now().label("now"),
         )
@@ -63,7 +64,7 @@ def list_jobs(
     if json:
         print_json([_as_json(row) for row in shown])
     elif shown:
-        print_table(_COLUMNS, map(_as_line, shown), styles=[_STYLES.get(row.status, "") for row in shown])
+        print_table(_COLUMNS, map(_as_line, shown), styles=[_STYLES.get(row.reading, "") for row in shown])
     else:
         note("no such jobs")
     if len(rows) > limit:
@@ -75,9 +76,9 @@ def _as_json(row: Any) -> dict[str, Any]:
 
 
 def _as_line(row: Any) -> tuple[object, ...]:
-    error = one_line(f"{row.error_type}: {row.error_message}") if row.error_type is not None else ""
+    error = one_line(mask_passwords(f"{row.error_type}: {row.error_message}")) if row.error_type is not None else ""
     attempt = f"{row.attempt}/{row.max_attempts}"
-    return row.id, row.status, row.queue, row.task, attempt, _since(row.created_at, row.now), _when(row), error
+    return row.id, row.reading, row.queue, row.task, attempt, _since(row.created_at, row.now), _when(row), error
 
 
 def _when(row: Any) -> str:
@@ -155,6 +156,6 @@ def _print_error(error: dict[str, Any], now: datetime) -> None:
     at = datetime.fromisoformat(cast(str, error["at"])) if error.get("at") else None
     when = f"  {moment(at)} ({_since(at, now)} ago)" if at is not None else ""
     say(f"\nattempt {error.get('attempt', '?')}{when}", "bold")
-    say(cleaned(f"{error.get('type')}: {error.get('message')}", keep="\n"), "red", wrap=True)
-    if traceback := cleaned(error.get("traceback"), keep="\n\t").rstrip():
+    say(cleaned(mask_passwords(f"{error.get('type')}: {error.get('message')}"), keep="\n"), "red", wrap=True)
+    if traceback := cleaned(mask_passwords(error.get("traceback") or ""), keep="\n\t").rstrip():
         say("\n".join(f"  {line}" for line in traceback.splitlines()), "dim")

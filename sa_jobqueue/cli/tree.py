@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -49,6 +50,10 @@ class Commands(TyperGroup):
             return super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         try:
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            sys.stdout.flush()
+        except BrokenPipeError:  # whoever read has gone; nor must Python say so at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
         except Exception as error:
             if (message := getattr(error, "format_message", None)) is None:
                 raise

@@ -1,0 +1,143 @@
+"""Acting: `retry`, `cancel`, `discard`, `prune`; by ids and by filters, and never on everything by mistake."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import Engine, text
+
+from tests.support.cli import as_json, invoke, output, refused
+from tests.support.factory import make_job, make_jobs, refer, row, statuses, users_table
+
+ALL = ("queued", "blocked", "running", "completed", "failed", "cancelled")
+
+
+def one_of_each(engine: Engine, **columns: object) -> dict[str, int]:
+    with engine.begin() as connection:
+        return {status: make_job(connection, status, **columns) for status in ALL}
+
+
+def now(engine: Engine) -> dict[int, str]:
+    with engine.begin() as connection:
+        return statuses(connection)
+
+
+@pytest.mark.parametrize("verb", ["retry", "cancel", "discard", "prune"])
+def test_everything_is_only_meant_with_all(engine: Engine, url: str, verb: str) -> None:
+    jobs = one_of_each(engine)
+    assert "say which jobs" in refused(verb, url=url)
+    assert "contradict" in refused(verb, "--all", "--queue", "mail", url=url)
+    assert now(engine) == {job: status for status, job in jobs.items()}
+
+
+@pytest.mark.parametrize(
+    ("verb", "by_id", "by_all"),
+    [
+        ("retry", {"queued", "completed", "failed", "cancelled"}, {"failed"}),
+        ("cancel", {"queued", "blocked", "running"}, {"queued", "blocked", "running"}),
+        ("discard", {"queued", "blocked"}, {"queued", "blocked"}),
+        ("prune", {"completed", "failed", "cancelled"}, {"completed", "failed", "cancelled"}),
+    ],
+)
+def test_a_dry_run_counts_what_would_be_touched(
+    engine: Engine, url: str, verb: str, by_id: set[str], by_all: set[str]
+) -> None:
+    """By the same criteria and in the same states; and it writes nothing."""
+    for choice, touched in (("ids", by_id), ("--all", by_all)):
+        jobs = one_of_each(engine, queue=choice)
+        before = now(engine)
+        chosen = [str(job) for job in jobs.values()] if choice == "ids" else ["--queue", choice]
+        dry = json.loads(invoke(verb, *chosen, "--dry-run", "--json", url=url).stdout)
+        assert now(engine) == before
+        real = json.loads(invoke(verb, *chosen, "--json", url=url).stdout)
+        assert dry | {"dry_run": False} == real
+        assert real["count"] == len(touched)
+        if choice == "ids":
+            assert set(real["not_touched"].values()) == set(ALL) - touched
+
+
+def test_retry_runs_failed_jobs_again_and_leaves_completed_ones(engine: Engine, url: str) -> None:
+    """Filters mean the failed ones; who wants others again says so."""
+    with engine.begin() as connection:
+        failed = make_job(connection, "failed", queue="mail", attempt=5)
+        completed = make_job(connection, "completed", queue="mail")
+    assert output("retry", "--queue", "mail", url=url) == "retried 1 job\n"
+    assert now(engine) == {failed: "queued", completed: "completed"}
+    with engine.begin() as connection:
+        assert row(connection, failed).attempt == 0
+    assert output("retry", "--queue", "mail", "--status", "completed", url=url) == "retried 1 job\n"
+
+
+def test_cancel_says_which_are_only_asked(engine: Engine, url: str) -> None:
+    with engine.begin() as connection:
+        waiting, running = make_job(connection), make_job(connection, "running")
+    assert output("cancel", str(waiting), str(running), url=url) == (
+        "cancelled 2 jobs, of which 1 runs and is asked to stop\n"
+    )
+    assert now(engine) == {waiting: "cancelled", running: "running"}
+    with engine.begin() as connection:
+        assert row(connection, running).cancel_requested_at is not None
+
+
+def test_discard_writes_the_reason(engine: Engine, url: str) -> None:
+    with engine.begin() as connection:
+        number = make_job(connection, task="gone")
+    assert output("discard", "--task", "gone", "--reason", "the shop is closed", url=url) == "discarded 1 job\n"
+    with engine.begin() as connection:
+        job = row(connection, number)
+    assert (job.status, job.errors[0]["message"]) == ("failed", "the shop is closed")
+
+
+def test_an_id_that_cannot_be_touched_is_said(engine: Engine, url: str) -> None:
+    """Exit code 1: what was asked for by name was not all done; the rest was."""
+    with engine.begin() as connection:
+        waiting, running = make_job(connection), make_job(connection, "running")
+    result = invoke("discard", str(waiting), str(running), "99", url=url)
+    assert (result.exit_code, result.stdout) == (1, "discarded 1 job\n")
+    assert result.stderr == f"not touched: {running} (running), 99 (no such job)\n"
+    assert now(engine) == {waiting: "failed", running: "running"}
+
+
+def test_ids_and_filters_narrow_each_other(engine: Engine, url: str) -> None:
+    with engine.begin() as connection:
+        mail, other = make_job(connection, queue="mail"), make_job(connection)
+    assert invoke("cancel", str(mail), str(other), "--queue", "mail", url=url).exit_code == 1
+    assert now(engine) == {mail: "cancelled", other: "queued"}
+
+
+def test_prune_counts_ages_from_the_end(engine: Engine, url: str) -> None:
+    """A job that waited for a month and ended today is not old."""
+    with engine.begin() as connection:
+        today = make_job(connection, "completed", created_at=timedelta(days=-40), finished_at=timedelta(hours=-1))
+        make_job(connection, "completed", created_at=timedelta(days=-40), finished_at=timedelta(days=-39))
+    assert output("prune", "--older-than", "30d", url=url) == "pruned 1 job\n"
+    assert now(engine) == {today: "completed"}
+
+
+def test_prune_expired_deletes_what_workers_would(engine: Engine, url: str) -> None:
+    with engine.begin() as connection:
+        kept = make_job(connection, "completed")
+        make_job(connection, "failed", purge_at=timedelta(seconds=-1))
+    assert as_json("prune", "--expired", "--dry-run", url=url)["count"] == 1
+    assert output("prune", "--expired", url=url) == "pruned 1 job\n"
+    assert now(engine) == {kept: "completed"}
+
+
+def test_prune_goes_around_jobs_that_are_referred_to(engine: Engine, url: str) -> None:
+    """In pages; a row that a foreign key of the application's needs stays, its neighbours go."""
+    with engine.begin() as connection:
+        users_table(connection)
+        first, *_, middle, last = make_jobs(connection, 30, "completed")
+        connection.execute(
+            text(
+                "INSERT INTO sa_jobqueue.job (task, status, finished_at) SELECT 'a', 'completed', now() FROM generate_series(1, 2500)"
+            )
+        )
+        for one in (first, middle, last):
+            refer(connection, one)
+    result = invoke("prune", "--all", url=url)
+    assert (result.exit_code, result.stdout) == (0, "pruned 2,527 jobs\n")
+    assert result.stderr == f"3 jobs kept, for other rows refer to them: {first}, {middle}, {last}\n"
+    assert now(engine) == dict.fromkeys((first, middle, last), "completed")

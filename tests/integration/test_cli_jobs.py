@@ -1,0 +1,206 @@
+"""Looking: `list`, `show`, `stats`, `workers`."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import timedelta
+
+import pytest
+from rich.console import Console
+from sqlalchemy import Engine, func, insert
+
+from sa_jobqueue.cli import output as printing
+from sa_jobqueue.models import WorkerRow
+from tests.support.cli import as_json, invoke, output, refused
+from tests.support.factory import make_job, row
+
+ERROR = {
+    "at": "2026-01-02T03:04:05+00:00",
+    "attempt": 1,
+    "type": "ValueError",
+    "message": "bad\nimage",
+    "traceback": "",
+}
+
+
+def listed(url: str, *filters: str) -> list[int]:
+    return [job["id"] for job in as_json("list", *filters, url=url)]
+
+
+def test_the_newest_come_first_and_no_more_than_the_limit(engine: Engine, url: str) -> None:
+    with engine.begin() as connection:
+        first, second, third = (make_job(connection) for _ in range(3))
+    assert listed(url) == [third, second, first]
+    result = invoke("list", "--limit", "2", "--json", url=url)
+    assert [job["id"] for job in json.loads(result.stdout)] == [third, second]
+    assert result.stderr == "the newest 2; --limit N shows more\n"
+
+
+def test_every_status_and_every_reading_is_a_filter(engine: Engine, url: str) -> None:
+    """Scheduled, retrying and due are readings of queued; live and finished are groups."""
+    later = timedelta(hours=1)
+    with engine.begin() as connection:
+        due = make_job(connection)
+        scheduled = make_job(connection, run_at=later)
+        retrying = make_job(connection, run_at=later, attempt=1, errors=[ERROR])
+        others = {one: make_job(connection, one) for one in ("blocked", "running", "completed", "failed", "cancelled")}
+    assert listed(url, "--status", "queued") == [retrying, scheduled, due]
+    assert listed(url, "--status", "due") == [due]
+    assert listed(url, "--status", "scheduled") == [retrying, scheduled]
+    assert listed(url, "--status", "retrying") == [retrying]
+    for status, one in others.items():
+        assert listed(url, "--status", status) == [one]
+    assert listed(url, "--status", "live") == [others["running"], others["blocked"], retrying, scheduled, due]
+    assert listed(url, "--status", "finished") == [others["cancelled"], others["failed"], others["completed"]]
+    assert listed(url, "--status", "due", "--status", "failed") == [others["failed"], due]
+
+
+def test_queues_tasks_and_ages_narrow_each_other(engine: Engine, url: str) -> None:
+    with engine.begin() as connection:
+        make_job(connection, queue="mail", task="a")
+        old = make_job(connection, queue="mail", task="b", created_at=timedelta(days=-3))
+        other = make_job(connection, queue="it's; a queue", task="b")
+    assert listed(url, "--queue", "mail", "--task", "b") == [old]
+    assert listed(url, "--older-than", "2d12h") == [old]
+    assert listed(url, "--task", "b", "--newer-than", "1w", "--queue", "mail", "--queue", "it's; a queue") == [
+        other,
+        old,
+    ]
+    assert listed(url, "--newer-than", "1h", "--task", "b") == [other]
+
+
+def test_without_a_terminal_a_list_is_plain_columns_in_full(engine: Engine, url: str) -> None:
+    """One line per job, whatever its names hold; nothing is cut."""
+    name = "n" * 200
+    with engine.begin() as connection:
+        make_job(connection, task=name, queue="[red]\n\x1b[31m名")
+        make_job(connection, attempt=2, errors=[ERROR])
+    header, second, first = output("list", url=url, env={"COLUMNS": "40"}).splitlines()
+    assert header.split() == ["ID", "STATUS", "QUEUE", "TASK", "ATTEMPT", "AGE", "WHEN", "ERROR"]
+    assert name in first
+    assert r"[red]\n\x1b[31m名" in first
+    assert "retrying" in second
+    assert second.endswith("ValueError: bad image")
+
+
+def test_in_a_terminal_a_list_fits_its_width(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names are shortened, ids and times are not; each job stays one line."""
+    monkeypatch.setattr(
+        printing, "Console", lambda **options: Console(**options, width=40, force_terminal=True, color_system=None)
+    )
+    columns = [printing.Column("id", "right"), printing.Column("task", wide=True), printing.Column("when")]
+    printing.print_table(columns, [(123456789, "a.very.long.name.of.a.task.that.does.not.fit", "3m ago")])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert all(len(line) <= 40 for line in lines)
+    assert "123456789" in lines[2]
+    assert "…" in lines[2]
+    assert "3m ago" in lines[2]
+
+
+def test_nothing_found_is_no_error(url: str) -> None:
+    result = invoke("list", url=url)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no such jobs\n")
+    assert as_json("list", url=url) == []
+    assert as_json("workers", url=url) == []
+    assert as_json("stats", url=url)["queues"] == []
+
+
+def test_show_has_arguments_meta_result_and_every_attempt(engine: Engine, url: str) -> None:
+    """A traceback as it was written; a password in an error is not shown."""
+    second = {
+        "at": "2026-01-02T03:05:05+00:00", "attempt": 2, "type": "OSError",
+        "message": "cannot reach postgresql://me:secret@db/shop", "traceback": "Traceback:\n  File x\nOSError: \x1b[31m\n",
+    }  # fmt: skip
+    with engine.begin() as connection:
+        number = make_job(
+            connection, "failed", task="shop.send", args={"order_id": 7}, meta={"tags": ["vip"]}, errors=[ERROR, second],
+            result={"done": True},
+        )  # fmt: skip
+    shown = output("show", str(number), url=url)
+    assert f"job {number}  shop.send  failed" in shown
+    assert '"order_id": 7' in shown
+    assert '"vip"' in shown
+    assert '"done": true' in shown
+    assert "ValueError: bad\nimage" in shown
+    assert "\n  Traceback:\n    File x\n  OSError: \\x1b[31m\n" in shown
+    assert "secret" not in shown
+    assert as_json("show", str(number), url=url)["args"] == {"order_id": 7}
+
+
+def test_a_job_that_is_not_there_is_said(url: str) -> None:
+    result = invoke("show", "99", url=url)
+    assert (result.exit_code, result.stderr) == (1, "error: there is no job 99\n")
+
+
+def test_stats_count_by_queue(engine: Engine, url: str) -> None:
+    with engine.begin() as connection:
+        make_job(connection, queue="mail", run_at=timedelta(minutes=-5))
+        make_job(connection, queue="mail", run_at=timedelta(minutes=5))
+        make_job(connection, "running", queue="mail")
+        make_job(connection, "failed", queue="images", finished_at=timedelta(hours=-2))
+    images, mail = as_json("stats", url=url)["queues"]
+    assert (mail["queued"], mail["due"], mail["running"]) == (2, 1, 1)
+    assert 300 <= mail["oldest_due_age"] < 330
+    assert images["failed"] == 0
+    (images,) = as_json("stats", "--queue", "images", "--lately", "3h", url=url)["queues"]
+    assert images["failed"] == 1
+    header, *lines = output("stats", url=url).splitlines()
+    assert header.split("  ")[0] == "QUEUE"
+    assert [line.split()[0] for line in lines] == ["images", "mail", "(all)"]
+
+
+def test_workers_show_what_they_run_and_whether_they_are_stale(engine: Engine, url: str) -> None:
+    live, stale = uuid.uuid4(), uuid.uuid4()
+    common = {"host": "web-1", "pid": 7, "queues": ["mail", "default"], "concurrency": 4, "version": "1"}
+    with engine.begin() as connection:
+        connection.execute(insert(WorkerRow).values(id=live, **common))
+        long_ago = func.now() - timedelta(minutes=3)
+        connection.execute(insert(WorkerRow).values(id=stale, **common, seen_at=long_ago, started_at=long_ago))
+        make_job(connection, "running", worker=str(live))
+    first, second = as_json("workers", url=url)
+    assert (first["id"], first["stale"], first["running"]) == (str(stale), True, 0)
+    assert (second["id"], second["stale"], second["running"]) == (str(live), False, 1)
+    lines = output("workers", url=url).splitlines()
+    assert [line.split()[-1] for line in lines] == ["STATE", "stale", "live"]
+
+
+def test_a_wrong_filter_is_one_line() -> None:
+    assert "is not one of" in refused("list", "--status", "nope")
+    assert "'soon' is not a duration" in refused("list", "--older-than", "soon")
+    assert "--limit" in refused("list", "--limit", "0")
+
+
+def test_everything_works_in_another_schema(empty_database_url: str) -> None:
+    """`--schema` alone says where the tables are; the usual schema is not even there."""
+    url, schema = empty_database_url, ("--schema", 'My "Jobs"')
+    output("migrate", *schema, url=url)
+    number = output("enqueue", "a_task", *schema, url=url).strip()
+    assert [job["id"] for job in as_json("list", "--status", "due", *schema, url=url)] == [int(number)]
+    assert f"job {number}" in output("show", number, *schema, url=url)
+    assert as_json("stats", *schema, url=url)["queues"][0]["due"] == 1
+    assert output("discard", number, *schema, url=url) == "discarded 1 job\n"
+    assert output("retry", "--all", *schema, url=url) == "retried 1 job\n"
+    assert output("cancel", number, *schema, url=url) == "cancelled 1 job\n"
+    assert output("prune", "--all", *schema, url=url) == "pruned 1 job\n"
+    assert as_json("check", *schema, url=url)["ok"] is True
+    assert "schema is missing" in refused("list", url=url)
+
+
+def test_ages_are_said_in_their_largest_units() -> None:
+    seconds = [None, 0.4, 59, 60, 200, 7_500, 90_000, 86_400, -5]
+    assert [printing.age(one) for one in seconds] == ["", "0s", "59s", "1m", "3m 20s", "2h 5m", "1d 1h", "1d", "5s"]
+    assert printing.age(7_500, short=True) == "2h"
+
+
+def test_a_list_can_be_read_back(engine: Engine, url: str) -> None:
+    """JSON has the status itself beside its reading, and times with their zone."""
+    with engine.begin() as connection:
+        number = make_job(connection, run_at=timedelta(hours=1))
+        run_at = row(connection, number).run_at
+    (job,) = as_json("list", url=url)
+    assert (job["status"], job["reading"]) == ("queued", "scheduled")
+    assert job["run_at"] == run_at.isoformat()

@@ -1,0 +1,50 @@
+"""Commands in this process: quick, for what does not need a process of its own.
+
+result = invoke("list", "--json", url=database_url)
+assert result.exit_code == 0, result.output
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from sa_jobqueue.cli import app
+
+
+def invoke(
+    *arguments: str, url: str | None = None, env: Mapping[str, str] | None = None, stdin: str | None = None
+) -> Result:
+    """Run `sa-jobqueue ARGUMENTS` with none of the caller's settings; an unexpected error is raised here."""
+    settings: dict[str, str | None] = {name: None for name in os.environ if name.startswith("SA_JOBQUEUE_")}
+    settings |= {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1", "SA_JOBQUEUE_DATABASE_URL": url, **(env or {})}
+    result = CliRunner(env=settings).invoke(app, list(arguments), input=stdin, prog_name="sa-jobqueue")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def output(*arguments: str, url: str, **options: Any) -> str:
+    """What a command that succeeds writes on stdout."""
+    result = invoke(*arguments, url=url, **options)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def as_json(*arguments: str, url: str, **options: Any) -> Any:
+    """What a command that succeeds writes with `--json`."""
+    return json.loads(output(*arguments, "--json", url=url, **options))
+
+
+def refused(*arguments: str, **options: Any) -> str:
+    """The one line of a command that is refused: exit code 2, nothing on stdout."""
+    result = invoke(*arguments, **options)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1, result.stderr
+    return result.stderr
