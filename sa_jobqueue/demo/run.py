@@ -94,8 +94,16 @@ def _walk(root: Path) -> Iterator[str]:
         folders[:] = [name for name in folders if name not in _LEFT_OUT and not name.startswith(".")]
         for name in files:
             path = str(Path(folder, name))
-            if name.endswith(".py") and path.isprintable():
+            if name.endswith(".py") and _is_unicode(path):
                 yield path
+
+
+def _is_unicode(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def run_demo(url: URL, plan: Plan, console: Console) -> bool:
