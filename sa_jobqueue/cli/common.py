@@ -109,6 +109,10 @@ def help_text(docstring: str) -> str:
 def database(config: Config) -> URL:
     """The database's URL: the one given, or the embedded server's, which is started where needed."""
     if config.database_url is not None:
+        if "://" not in config.database_url:  # not shown: whatever it is, a password may be in it
+            raise ConfigurationError(
+                "the database URL that was given has no scheme: expected postgresql://user:password@host:port/database"
+            )
         return database_url(config.database_url)
     return database_url(embedded_url(directory=config.embedded_dir))
 

@@ -1,0 +1,100 @@
+"""The door, in this process: wrong URLs, options and files are one line each, and no password is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sa_jobqueue.cli import tree
+from tests.support.cli import invoke, refused
+
+NOWHERE = "postgresql://me:secret@127.0.0.1:1/nowhere"
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        (NOWHERE, "the database does not answer: "),
+        ("postgresql://me:secret@127.0.0.1:1/nowhere?nonsense=1", "nonsense"),
+        ("mysql://me:secret@db/shop", "is not a PostgreSQL URL"),
+        ("postgresql://me:secret@db:port/shop", "is not a database URL"),
+        ("me:secret@db", "has no scheme"),
+    ],
+)
+def test_a_wrong_url_is_refused(url: str, reason: str) -> None:
+    line = refused("list", url=url)
+    assert reason in line
+    assert "secret" not in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nope",),
+        ("list", "--nope"),
+        ("list", NOWHERE),
+        ("show", "seven"),
+        ("show",),
+        ("embedded", "nope"),
+        ("list", "--schema", ""),
+        ("list", "--log-level", "loud"),
+    ],
+)
+def test_a_wrong_option_is_refused(arguments: tuple[str, ...]) -> None:
+    assert "secret" not in refused(*arguments, url=NOWHERE)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("[tool.sa_jobqueue]\ndatabse_url = 'x'\n", "unknown key 'databse_url'; known are app,"),
+        ("[tool.sa_jobqueue]\nschema = ['a']\n", "schema in [tool.sa_jobqueue] must be one value"),
+        ("[tool]\nsa_jobqueue = 7\n", "must be a table"),
+        ("[tool.sa_jobqueue\n", "cannot be read"),
+    ],
+)
+def test_a_wrong_pyproject_is_one_line_and_help_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, reason: str
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(content)
+    monkeypatch.chdir(tmp_path)
+    line = refused("list", url=NOWHERE)
+    assert reason in line
+    assert "pyproject.toml" in line
+    assert invoke("list", "--help").exit_code == 0
+
+
+def test_help_does_not_show_the_password_of_pyproject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Help shows defaults, and what pyproject.toml says is one."""
+    (tmp_path / "pyproject.toml").write_text(f'[tool.sa_jobqueue]\ndatabase_url = "{NOWHERE}"\nschema = "jobs"\n')
+    monkeypatch.chdir(tmp_path)
+    shown = invoke("list", "--help").stdout
+    assert "jobs" in shown
+    assert "secret" not in shown
+
+
+def test_a_table_in_pyproject_is_a_repeated_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`app` as one text, a list, or with commas; `queue = {mail = 10}` for `--queue mail=10`."""
+    monkeypatch.chdir(tmp_path)
+    for written in ('"gone_a, gone_b"', '["gone_a", "gone_b"]'):
+        (tmp_path / "pyproject.toml").write_text(f"[tool.sa_jobqueue]\napp = {written}\nqueue = {{ mail = 10 }}\n")
+        assert "--app gone_a: there is no module" in refused("enqueue", "a", url=NOWHERE)
+    assert "mail=10" in invoke("work", "--help").stdout
+
+
+def test_an_unexpected_error_keeps_its_traceback_but_no_password(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bug of ours is not made into one line."""
+
+    def broken(**options: object) -> None:
+        raise RuntimeError(f"a bug at {NOWHERE}")
+
+    monkeypatch.setattr(tree, "app", broken)
+    with pytest.raises(SystemExit) as ended:
+        tree.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert "Traceback" in said
+    assert "a bug at postgresql://me:***@127.0.0.1:1/nowhere" in said

