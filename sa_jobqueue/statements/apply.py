@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    ColumnElement,
     Executable,
     Float,
     Integer,
@@ -161,7 +162,7 @@ def append_error(table: Any, entry: Any) -> Any:
     """The column `errors` with `entry` (jsonb) at its end, stamped with the time and attempt; the oldest gives way."""
     errors = table.c.errors
     stamp = func.jsonb_build_object(literal_column("'at'"), func.now(), literal_column("'attempt'"), table.c.attempt)
-    newest = literal_column(f"'$[last - {MAX_ERRORS - 2} to last]'::jsonpath")
+    newest: ColumnElement[Any] = literal_column(f"'$[last - {MAX_ERRORS - 2} to last]'::jsonpath")
     kept = case(
         (func.jsonb_typeof(errors) != literal_column("'array'"), literal_column("'[]'::jsonb")),
         (

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 from sqlalchemy import (
     ARRAY,
     BigInteger,
+    Column,
+    ColumnElement,
     DateTime,
     Executable,
     Integer,
@@ -27,6 +29,7 @@ from sqlalchemy import (
     select,
     true,
     tuple_,
+    type_coerce,
     update,
 )
 
@@ -38,6 +41,10 @@ __all__ = ["PRIORITIES", "Slot", "claim_jobs", "claim_parameters"]
 
 #: The priorities, the order in which they are served.
 PRIORITIES = tuple(range(9, -1, -1))
+
+#: Every time between these two can be a `datetime`, whatever zone the session shows it in.
+_FIRST: ColumnElement[Any] = literal_column("timestamptz '0002-01-01 00:00:00+00'")
+_LAST: ColumnElement[Any] = literal_column("timestamptz '9999-01-01 00:00:00+00'")
 
 #: (queue, priority)
 Slot: TypeAlias = tuple[str, int]
@@ -148,7 +155,7 @@ def claim_jobs(
             columns.queue,
             columns.task,
             columns.priority,
-            columns.run_at,
+            _in_python(columns.run_at),
             columns.attempt,
             columns.max_attempts,
             columns.rescues,
@@ -159,6 +166,12 @@ def claim_jobs(
                 )
             ).label("args"),
             cast(columns.meta, Text).label("meta"),
-            columns.created_at,
+            _in_python(columns.created_at),
         )
     )
+
+
+def _in_python(time: Column[Any]) -> ColumnElement[Any]:
+    """A time that Python can hold: one job whose `run_at` is -infinity would fail every claim."""
+    held = func.least(func.greatest(time, _FIRST), _LAST)
+    return type_coerce(held, DateTime(timezone=True)).label(time.key)

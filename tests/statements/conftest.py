@@ -1,0 +1,24 @@
+"""Two connections, for what two transactions do to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Connection, Engine
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    """A connection; what it has not committed is rolled back."""
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SET lock_timeout = '5s'")  # a statement that waits where it must not, fails
+        connection.commit()
+        yield connection
+
+
+@pytest.fixture
+def other(engine: Engine) -> Iterator[Connection]:
+    """Another one."""
+    with engine.connect() as connection:
+        yield connection

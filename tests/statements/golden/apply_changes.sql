@@ -1,0 +1,88 @@
+WITH locked AS MATERIALIZED (
+    SELECT sa_jobqueue.job.id AS id
+    FROM sa_jobqueue.job
+    WHERE sa_jobqueue.job.id = any(%(change_ids)s::BIGINT[])
+    AND sa_jobqueue.job.status = 'running'
+    ORDER BY sa_jobqueue.job.id
+    FOR NO KEY UPDATE OF job SKIP LOCKED
+),
+    leaving AS MATERIALIZED (
+    SELECT sa_jobqueue.job.id AS id
+    FROM sa_jobqueue.job
+    WHERE sa_jobqueue.job.id = any(array((
+            SELECT change.id
+            FROM unnest(%(change_ids)s::BIGINT[], %(change_claims)s::INTEGER[], %(change_status)s::TEXT[], %(change_if_cancelled)s::TEXT[], %(change_delay)s::FLOAT(53)[], %(change_attempt)s::SMALLINT[], %(change_rescues)s::SMALLINT[], %(change_error)s::TEXT[], %(change_result)s::TEXT[], %(change_retain)s::FLOAT(53)[], %(change_expired)s::BOOLEAN[]) AS change(id, claims, status, if_cancelled, delay, attempt, rescues, error, result, retain, expired)
+            WHERE change.status = 'completed'
+            AND change.retain = 0
+        )
+    ))
+    AND sa_jobqueue.job.status = 'running'
+    ORDER BY sa_jobqueue.job.id
+    FOR UPDATE SKIP LOCKED
+),
+    deleted AS (
+    DELETE
+    FROM sa_jobqueue.job
+    USING unnest(%(change_ids)s::BIGINT[], %(change_claims)s::INTEGER[], %(change_status)s::TEXT[], %(change_if_cancelled)s::TEXT[], %(change_delay)s::FLOAT(53)[], %(change_attempt)s::SMALLINT[], %(change_rescues)s::SMALLINT[], %(change_error)s::TEXT[], %(change_result)s::TEXT[], %(change_retain)s::FLOAT(53)[], %(change_expired)s::BOOLEAN[]) AS change(id, claims, status, if_cancelled, delay, attempt, rescues, error, result, retain, expired)
+    WHERE sa_jobqueue.job.id = any(array((
+            SELECT leaving.id
+            FROM leaving
+        )
+    ))
+    AND sa_jobqueue.job.id = any(array((
+            SELECT locked.id
+            FROM locked
+        )
+    ))
+    AND sa_jobqueue.job.id = change.id
+    AND sa_jobqueue.job.claims = change.claims
+    AND sa_jobqueue.job.status = 'running'
+    AND (NOT change.expired OR sa_jobqueue.job.lease_expires_at IS NULL OR sa_jobqueue.job.lease_expires_at <= now())
+    AND change.status = 'completed'
+    AND change.retain = 0
+    RETURNING sa_jobqueue.job.id,
+        sa_jobqueue.job.claims
+),
+    updated AS (
+    UPDATE sa_jobqueue.job
+    SET run_at=CASE WHEN (CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END IN ('completed', 'failed', 'cancelled')) THEN sa_jobqueue.job.run_at ELSE now() + change.delay * interval '1 second' END,
+        lease_expires_at=NULL,
+        finished_at=CASE WHEN (CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END IN ('completed', 'failed', 'cancelled')) THEN now() END,
+        purge_at=CASE WHEN (CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END IN ('completed', 'failed', 'cancelled')) THEN now() + change.retain * interval '1 second' END,
+        attempt=greatest(sa_jobqueue.job.attempt + change.attempt, 0),
+        rescues=least(CAST(sa_jobqueue.job.rescues AS INTEGER) + change.rescues, 32767),
+        status=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END,
+        errors=CASE WHEN (change.error IS NULL) THEN sa_jobqueue.job.errors ELSE CASE WHEN (jsonb_typeof(sa_jobqueue.job.errors) != 'array') THEN '[]'::jsonb WHEN (jsonb_array_length(sa_jobqueue.job.errors) >= 20) THEN jsonb_path_query_array(sa_jobqueue.job.errors, '$[last - 18 to last]'::jsonpath) ELSE sa_jobqueue.job.errors END || jsonb_build_array(CAST(change.error AS JSONB) || jsonb_build_object('at', now(), 'attempt', sa_jobqueue.job.attempt)) END,
+        result=CAST(change.result AS JSONB)
+    FROM unnest(%(change_ids)s::BIGINT[], %(change_claims)s::INTEGER[], %(change_status)s::TEXT[], %(change_if_cancelled)s::TEXT[], %(change_delay)s::FLOAT(53)[], %(change_attempt)s::SMALLINT[], %(change_rescues)s::SMALLINT[], %(change_error)s::TEXT[], %(change_result)s::TEXT[], %(change_retain)s::FLOAT(53)[], %(change_expired)s::BOOLEAN[]) AS change(id, claims, status, if_cancelled, delay, attempt, rescues, error, result, retain, expired)
+    WHERE sa_jobqueue.job.id = any(array((
+            SELECT locked.id
+            FROM locked
+        )
+    ))
+    AND sa_jobqueue.job.id = change.id
+    AND sa_jobqueue.job.claims = change.claims
+    AND sa_jobqueue.job.status = 'running'
+    AND (NOT change.expired OR sa_jobqueue.job.lease_expires_at IS NULL OR sa_jobqueue.job.lease_expires_at <= now())
+    AND NOT coalesce(change.status = 'completed' AND change.retain = 0, false)
+    RETURNING sa_jobqueue.job.id,
+        sa_jobqueue.job.claims
+)
+SELECT change.id,
+    change.claims,
+    CASE WHEN (done.id IS NOT NULL) THEN 'applied' WHEN (
+    SELECT true
+    FROM sa_jobqueue.job
+    WHERE sa_jobqueue.job.id = change.id AND sa_jobqueue.job.claims = change.claims AND sa_jobqueue.job.status = 'running' AND (NOT change.expired OR sa_jobqueue.job.lease_expires_at IS NULL OR sa_jobqueue.job.lease_expires_at <= now())
+) THEN 'locked' ELSE 'lost' END AS answer
+FROM unnest(%(change_ids)s::BIGINT[], %(change_claims)s::INTEGER[], %(change_status)s::TEXT[], %(change_if_cancelled)s::TEXT[], %(change_delay)s::FLOAT(53)[], %(change_attempt)s::SMALLINT[], %(change_rescues)s::SMALLINT[], %(change_error)s::TEXT[], %(change_result)s::TEXT[], %(change_retain)s::FLOAT(53)[], %(change_expired)s::BOOLEAN[]) AS change(id, claims, status, if_cancelled, delay, attempt, rescues, error, result, retain, expired)
+LEFT OUTER JOIN (
+    SELECT deleted.id AS id,
+        deleted.claims AS claims
+    FROM deleted
+    UNION ALL
+    SELECT updated.id AS id,
+        updated.claims AS claims
+    FROM updated
+) AS done ON done.id = change.id
+AND done.claims = change.claims

@@ -1,0 +1,47 @@
+WITH picked AS MATERIALIZED (
+    SELECT candidate.id AS id
+    FROM unnest(%(queue_names)s::TEXT[], %(queue_free)s::INTEGER[]) AS queue(name, free)
+    JOIN LATERAL (
+        SELECT due.id AS id
+        FROM unnest(%(slot_queues)s::TEXT[], %(slot_levels)s::SMALLINT[], CAST(%(slot_times)s::TEXT[] AS TIMESTAMP WITH TIME ZONE[]), %(slot_ids)s::BIGINT[]) AS slot(queue, level, at, id)
+        JOIN LATERAL (
+            SELECT sa_jobqueue.job.id AS id
+            FROM sa_jobqueue.job
+            WHERE sa_jobqueue.job.queue = slot.queue
+            AND sa_jobqueue.job.priority = slot.level
+            AND sa_jobqueue.job.status = 'queued'
+            AND sa_jobqueue.job.run_at <= now()
+            AND (sa_jobqueue.job.run_at, sa_jobqueue.job.id) > (slot.at, slot.id)
+            ORDER BY sa_jobqueue.job.run_at,
+                sa_jobqueue.job.id
+            LIMIT queue.free
+            FOR NO KEY UPDATE SKIP LOCKED
+        ) AS due ON true
+        WHERE slot.queue = queue.name
+        LIMIT queue.free
+    ) AS candidate ON true
+)
+UPDATE sa_jobqueue.job
+SET claimed_at=now(),
+    lease_expires_at=(now() + %(lease_seconds)s * interval '1 second'),
+    claims=(sa_jobqueue.job.claims + 1),
+    attempt=(least(sa_jobqueue.job.attempt, 32766) + 1),
+    status='running',
+    worker=%(by_worker)s::VARCHAR
+WHERE sa_jobqueue.job.id = any(array((
+        SELECT picked.id
+        FROM picked
+    )
+))
+RETURNING sa_jobqueue.job.id,
+    sa_jobqueue.job.claims,
+    sa_jobqueue.job.queue,
+    sa_jobqueue.job.task,
+    sa_jobqueue.job.priority,
+    least(greatest(sa_jobqueue.job.run_at, timestamptz '0002-01-01 00:00:00+00'), timestamptz '9999-01-01 00:00:00+00') AS run_at,
+    sa_jobqueue.job.attempt,
+    sa_jobqueue.job.max_attempts,
+    sa_jobqueue.job.rescues,
+    CASE WHEN (pg_column_size(sa_jobqueue.job.args) <= %(args_limit)s::INTEGER) THEN CAST(sa_jobqueue.job.args AS TEXT) END AS args,
+    CAST(sa_jobqueue.job.meta AS TEXT) AS meta,
+    least(greatest(sa_jobqueue.job.created_at, timestamptz '0002-01-01 00:00:00+00'), timestamptz '9999-01-01 00:00:00+00') AS created_at

@@ -1,0 +1,14 @@
+SELECT sa_jobqueue.job.id,
+    sa_jobqueue.job.claims,
+    sa_jobqueue.job.task,
+    sa_jobqueue.job.queue,
+    sa_jobqueue.job.attempt,
+    sa_jobqueue.job.max_attempts,
+    sa_jobqueue.job.rescues,
+    sa_jobqueue.job.worker
+FROM sa_jobqueue.job
+WHERE sa_jobqueue.job.status = 'running'
+AND (sa_jobqueue.job.lease_expires_at IS NULL OR sa_jobqueue.job.lease_expires_at <= now())
+AND sa_jobqueue.job.id > %(after_id)s::BIGINT
+ORDER BY sa_jobqueue.job.id
+LIMIT %(page)s::INTEGER

@@ -1,0 +1,10 @@
+INSERT INTO sa_jobqueue.job (task, args, queue, priority, max_attempts, run_at, meta)
+SELECT call.task,
+    CAST(call.args AS JSONB) AS args,
+    call.queue,
+    call.priority,
+    call.max_attempts,
+    coalesce(call.time, now() + call.delay * interval '1 second') AS coalesce_1,
+    CAST(call.meta AS JSONB) AS meta
+FROM unnest(%(call_task)s::TEXT[], %(call_args)s::TEXT[], %(call_queue)s::TEXT[], %(call_priority)s::SMALLINT[], %(call_max_attempts)s::SMALLINT[], CAST(%(call_time)s::TEXT[] AS TIMESTAMP WITH TIME ZONE[]), %(call_delay)s::FLOAT(53)[], %(call_meta)s::TEXT[]) AS call(task, args, queue, priority, max_attempts, time, delay, meta)
+RETURNING sa_jobqueue.job.id

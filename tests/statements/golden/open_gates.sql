@@ -1,0 +1,2 @@
+SELECT setval(CAST(concat(quote_ident(%(in_schema)s::VARCHAR), '.gate_', hashtext(wanted.queue) & 15) AS REGCLASS), greatest(CAST((EXTRACT(epoch FROM clock_timestamp()) + %(open_seconds)s) * 1000 AS BIGINT), pg_sequence_last_value(CAST(concat(quote_ident(%(in_schema)s::VARCHAR), '.gate_', hashtext(wanted.queue) & 15) AS REGCLASS)))) AS setval_1
+FROM unnest(%(queue_names)s::TEXT[]) AS wanted(queue)

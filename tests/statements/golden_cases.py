@@ -1,0 +1,160 @@
+"""The text of every statement, kept in `golden/*.sql` and compared without a server.
+
+After a wanted change write the files anew, and read the diff:
+
+python -m tests.statements.golden_cases
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from sqlalchemy import ClauseElement, true
+from sqlalchemy.dialects.postgresql import psycopg
+
+from sa_jobqueue.lifecycle import Change, Event, JobStatus
+from sa_jobqueue.models import Job
+from sa_jobqueue.outcomes import ErrorEntry
+from sa_jobqueue.statements import (
+    apply_changes,
+    cancel_jobs,
+    claim_jobs,
+    count_jobs,
+    discard_jobs,
+    expired_leases,
+    insert_jobs,
+    prune_jobs,
+    release_jobs,
+    renew_leases,
+    retry_jobs,
+)
+from sa_jobqueue.statements.admin import held_by, postpone_purge
+from sa_jobqueue.statements.gates import channel_of, open_gates
+from sa_jobqueue.statements.leases import cancel_requests
+from sa_jobqueue.tasks import Call
+
+FOLDER = Path(__file__).parent / "golden"
+
+_TIME = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def _change(number: int) -> Change:
+    error = ErrorEntry("Boom", "it went wrong") if number % 2 else None
+    return Change(number, 1, Event.RETRY, JobStatus.QUEUED, JobStatus.CANCELLED, delay=1.0, error=error)
+
+
+def _call(number: int) -> Call:
+    due = _TIME if number % 2 else timedelta(seconds=number)
+    return Call("greet", "{}", "default", 4, 10, due, "{}")
+
+
+#: Statements over a batch, by the size of it.
+BATCHES: dict[str, Callable[[int], object]] = {
+    "claim_jobs": lambda n: claim_jobs(
+        worker="me",
+        queues={f"q{i}": i for i in range(n)},
+        lease=60.0,
+        after={(f"q{i}", 4): (_TIME, i) for i in range(n)},
+    ),
+    "apply_changes": lambda n: apply_changes([_change(i) for i in range(n)]),
+    "apply_changes_waiting": lambda n: apply_changes([_change(i) for i in range(n)], skip_locked=False),
+    "renew_leases": lambda n: renew_leases(ids=range(n), claims=[1] * n, lease=60.0),
+    "cancel_requests": lambda n: cancel_requests(ids=range(n), claims=[1] * n),
+    "insert_jobs": lambda n: insert_jobs([_call(i) for i in range(n)]),
+    "release_unknown": lambda n: release_jobs(held_by("me", but=list(range(n)))),
+    "open_gates": lambda n: open_gates(queues=[f"q{i}" for i in range(n)], seconds=5.0),
+}
+
+#: All others.
+SINGLE: dict[str, Callable[[], object]] = {
+    "expired_leases": lambda: expired_leases(after=5, limit=50),
+    "cancel_jobs": lambda: cancel_jobs(Job.queue == "mail", Job.is_scheduled),
+    "retry_jobs": lambda: retry_jobs(Job.id == 1),
+    "discard_jobs": lambda: discard_jobs(true(), reason="useless"),
+    "release_jobs": lambda: release_jobs(Job.worker == "gone", delay=5),
+    "prune_jobs": prune_jobs,
+    "prune_jobs_where": lambda: prune_jobs(Job.queue == "old", limit=10),
+    "postpone_purge": lambda: postpone_purge(Job.id == 1, by=timedelta(days=1)),
+    "count_jobs": count_jobs,
+    "count_jobs_where": lambda: count_jobs(Job.queue == "mail"),
+    "channel_of": lambda: channel_of(table='"a"."job"'),
+}
+
+
+def all_cases() -> Iterator[tuple[str, object]]:
+    yield from ((name, build(3)) for name, build in BATCHES.items())
+    yield from ((name, build()) for name, build in SINGLE.items())
+
+
+def compiled(statement: object) -> str:
+    """The text as psycopg gets it."""
+    assert isinstance(statement, ClauseElement)
+    return str(statement.compile(dialect=psycopg.dialect()))
+
+
+_WORDS = {
+    *("WITH", "SELECT", "INSERT", "UPDATE", "DELETE", "FROM", "USING", "SET", "WHERE", "AND", "OR", "RETURNING"),
+    *("LIMIT", "FOR", "UNION", "LEFT", "JOIN", "GROUP", "ORDER"),
+}
+_TOKEN = re.compile(rf"'[^']*'|\(|\)|,|\b(?:{'|'.join(sorted(_WORDS))})\b|[^'(),\w]+|\w+")
+
+
+def laid_out(sql: str) -> str:
+    """The same text with line breaks where a reader wants them: before clauses, and between the columns of a list.
+
+    Parentheses that hold no query stay on one line.
+    """
+    sql = re.sub(r"\s+", " ", sql).strip()
+    out: list[str] = []
+    queries: list[bool] = []  # for each open parenthesis: does it hold a query?
+    indent = 0
+
+    def new_line() -> None:
+        while out and out[-1] == " ":
+            out.pop()
+        out.append("\n" + "    " * indent)
+
+    for match in _TOKEN.finditer(sql):
+        token = match.group()
+        before = sql[: match.start()].rstrip()
+        inside = not queries or queries[-1]
+        if token == "(":
+            out.append(token)
+            queries.append(bool(re.match(r"\s*\(*\s*(SELECT|UPDATE|DELETE)\b", sql[match.end() :])))
+            indent += queries[-1]
+        elif token == ")":
+            if queries.pop():
+                indent -= 1
+                new_line()
+            out.append(token)
+        elif token == "," and inside:
+            out.append(token)
+            new_line()
+            out.append("    ")
+        elif token in _WORDS and inside and before and not _joined(before, token, sql[match.end() :]):
+            new_line()
+            out.append(token)
+        elif not (token.isspace() and out and out[-1].startswith("\n")):
+            out.append(token.lstrip() if out and out[-1].strip(" ") in {"\n", ""} else token)
+    return "\n".join(line.rstrip() for line in "".join(out).splitlines()) + "\n"
+
+
+def _joined(before: str, token: str, after: str) -> bool:
+    """Whether the word belongs to the one before it: FOR UPDATE OF, LEFT OUTER JOIN, CASE WHEN a AND b."""
+    if token in {"AND", "OR"} and before.count("CASE") > len(re.findall(r"\bEND\b", before)):
+        return True
+    return bool(re.search(r"\b(FOR|KEY|NO KEY|OUTER|ROWS)$", before)) or (token == "FROM" and before.endswith("ROWS"))
+
+
+def main() -> None:
+    for stale in FOLDER.glob("*.sql"):
+        stale.unlink()
+    for name, statement in all_cases():
+        (FOLDER / f"{name}.sql").write_text(laid_out(compiled(statement)))
+
+
+if __name__ == "__main__":
+    main()

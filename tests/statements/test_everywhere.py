@@ -1,0 +1,204 @@
+"""Every statement through Connection, Session and AsyncSession, and in another schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, Executable, create_engine, select, text, true
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from sa_jobqueue import operations
+from sa_jobqueue.migrations import upgrade_database
+from sa_jobqueue.models import Job
+from sa_jobqueue.operations import Answer
+from sa_jobqueue.statements import (
+    apply_changes,
+    cancel_jobs,
+    claim_jobs,
+    count_jobs,
+    discard_jobs,
+    expired_leases,
+    insert_jobs,
+    prune_jobs,
+    release_jobs,
+    renew_leases,
+    retry_jobs,
+)
+from sa_jobqueue.tasks import Call
+from tests.support.factory import completed, make_job
+
+ELSEWHERE = 'other "schema'
+
+CALL = Call("greet", '{"name": "Zoë"}', "default", 4, 10, timedelta(0), "{}")
+
+#: A life with every statement in it: what is executed, and the first column of what it returns (or how many rows).
+LIFE: list[tuple[str, Any, object]] = [
+    ("insert", lambda: insert_jobs([CALL, CALL, CALL]), [1, 2, 3]),
+    ("claim", lambda: claim_jobs(worker="me", queues={"default": 2}, lease=60), [1, 2]),
+    ("renew", lambda: renew_leases(ids=[1, 2], claims=[1, 1], lease=0), [1, 2]),
+    ("apply", lambda: apply_changes([completed(1)]), [1]),
+    ("cancel", lambda: cancel_jobs(Job.id == 2), [2]),
+    ("release", lambda: release_jobs(Job.id == 2), [2]),
+    ("discard", lambda: discard_jobs(Job.id == 3), [3]),
+    ("retry", lambda: retry_jobs(Job.id == 1), [1]),
+    ("claim again", lambda: claim_jobs(worker="me", queues={"default": 9}, lease=0), [1]),
+    ("count", count_jobs, ["default"]),
+    ("prune", lambda: prune_jobs(Job.id > 1), [2, 3]),
+]
+
+
+def check(name: str, found: list[Any], wanted: object) -> None:
+    assert sorted(found) == wanted, name
+
+
+@pytest.fixture
+def elsewhere(empty_database_url: str) -> str:
+    """A database where our tables are in another schema only."""
+    upgrade_database(empty_database_url, schema=ELSEWHERE)
+    return empty_database_url
+
+
+@pytest.fixture
+def elsewhere_engine(elsewhere: str) -> Iterator[Engine]:
+    engine = create_engine(elsewhere, execution_options={"schema_translate_map": {"sa_jobqueue": ELSEWHERE}})
+    yield engine
+    engine.dispose()
+
+
+def live(executing: Connection | Session) -> None:
+    for name, build, wanted in LIFE:
+        check(name, list(executing.scalars(build())), wanted)
+    (expired,) = executing.execute(expired_leases()).mappings()
+    assert (expired["id"], expired["worker"]) == (1, "me")
+
+
+async def live_async(session: AsyncSession) -> None:
+    for name, build, wanted in LIFE:
+        check(name, list(await session.scalars(build())), wanted)
+    assert list(await session.scalars(expired_leases())) == [1]
+
+
+def test_through_a_connection(engine: Engine) -> None:
+    """As the worker does."""
+    with engine.begin() as connection:
+        live(connection)
+
+
+def test_through_a_session(session: Session) -> None:
+    """As an application does, in its own transaction."""
+    live(session)
+
+
+async def test_through_an_async_session(async_session: AsyncSession) -> None:
+    """The same statements; nothing has two colours."""
+    await live_async(async_session)
+
+
+def test_through_a_connection_elsewhere(elsewhere_engine: Engine) -> None:
+    """`schema_translate_map` moves everything; there is no schema of the old name to fall back to."""
+    with elsewhere_engine.begin() as connection:
+        live(connection)
+
+
+def test_through_a_session_elsewhere(elsewhere_engine: Engine) -> None:
+    """The same."""
+    with Session(elsewhere_engine) as session:
+        live(session)
+
+
+async def test_through_an_async_session_elsewhere(elsewhere: str) -> None:
+    """The same."""
+    engine = create_async_engine(elsewhere, execution_options={"schema_translate_map": {"sa_jobqueue": ELSEWHERE}})
+    async with AsyncSession(engine) as session:
+        await live_async(session)
+    await engine.dispose()
+
+
+def test_the_operations_elsewhere(elsewhere_engine: Engine) -> None:
+    """What is cached per mapped class is right for every schema."""
+    with elsewhere_engine.begin() as connection:
+        connection.execute(insert_jobs([CALL, CALL]))
+        first, second = operations.claim(connection, worker="me", queues={"default": 5}, lease=60)
+        assert operations.fetch_args(connection, first.id) == CALL.args
+        assert operations.renew(connection, {first.id: 1}, lease=0).lost == frozenset()
+        assert operations.cancelled_among(connection, {first.id: 1}) == frozenset()
+        assert [found.claim.id for found in operations.expired(connection)] == [first.id]
+        assert operations.apply(connection, [completed(first.id)]) == {first.id: Answer.APPLIED}
+        assert operations.release_unknown(connection, worker="me", known=[]) == [second.id]
+        connection.execute(text(f'UPDATE "{ELSEWHERE.replace(chr(34), chr(34) * 2)}".job SET purge_at = now()'))
+        assert operations.prune(connection) == 1
+        operations.listen_for(connection, ["default"], seconds=5)
+        assert operations.channel(connection).startswith("sa_jobqueue_")
+
+
+def test_the_same_statement_runs_in_two_schemas(engine: Engine, elsewhere_engine: Engine) -> None:
+    """Turn by turn, as the cache keeps them."""
+    statement = insert_jobs([CALL])
+    for _ in range(3):
+        for one in (engine, elsewhere_engine):
+            with one.begin() as connection:
+                connection.execute(statement)
+
+    for one in (engine, elsewhere_engine):
+        with one.begin() as connection:
+            assert connection.scalar(text("SELECT 1")) == 1
+            assert len(connection.execute(select(Job.id)).all()) == 3
+
+
+# ---- in a session with objects in it
+
+
+def test_a_statement_sees_what_the_session_has_not_flushed(session: Session) -> None:
+    """It joins the caller's transaction, with everything the caller has done."""
+    session.add(Job(task="greet", queue="mail"))
+
+    assert len(session.scalars(cancel_jobs(Job.queue == "mail")).all()) == 1
+
+
+def test_loaded_objects_show_the_change_after_a_refresh(session: Session) -> None:
+    """Nothing is expired behind the caller's back: under AsyncSession that would fail on the next access."""
+    job = Job(task="greet")
+    session.add(job)
+    session.flush()
+    session.refresh(job)
+
+    session.execute(cancel_jobs(Job.id == job.id))
+    before = job.status
+    session.refresh(job)
+
+    assert (before, job.status) == ("queued", "cancelled")
+
+
+async def test_loaded_objects_stay_usable_in_an_async_session(async_session: AsyncSession) -> None:
+    """No lazy load, no fetch of ids."""
+    job = Job(task="greet")
+    async_session.add(job)
+    await async_session.flush()
+    await async_session.refresh(job)
+
+    for statement in (cancel_jobs(true()), retry_jobs(true()), discard_jobs(true()), prune_jobs(true())):
+        assert isinstance(statement, Executable)
+        assert list(await async_session.scalars(statement)) == [job.id]
+        assert job.status == "queued"
+
+
+def test_a_statement_rolls_back_with_the_transaction(session: Session, engine: Engine) -> None:
+    """Both or neither."""
+    with engine.begin() as connection:
+        one = make_job(connection)
+    session.execute(cancel_jobs(Job.id == one))
+    session.rollback()
+
+    assert session.scalars(select(Job.status)).one() == "queued"
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE", "AUTOCOMMIT"])
+def test_operators_statements_work_at_every_isolation_level(engine: Engine, level: Any) -> None:
+    """They are part of the application's transactions, whatever those are."""
+    with engine.connect().execution_options(isolation_level=level) as connection:
+        live(connection)
+        connection.commit()

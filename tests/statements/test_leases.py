@@ -1,0 +1,274 @@
+"""Leases: renewed by those who hold them, and by nobody else; found when they have run out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from threading import Event, Thread
+
+import pytest
+from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy.exc import OperationalError
+
+from sa_jobqueue import operations
+from sa_jobqueue.lifecycle import JobStatus
+from sa_jobqueue.operations import Expired
+from sa_jobqueue.outcomes import ErrorEntry, Rescued
+from sa_jobqueue.statements import cancel_jobs, expired_leases, renew_leases
+from tests.support.factory import TABLE, change, completed, make_job, make_jobs, row, seen
+from tests.support.plans import service_connection
+
+PAST = timedelta(microseconds=-1)
+
+
+def left(connection: Connection, one: int) -> float:
+    """Seconds until the lease ends."""
+    until = TABLE.c.lease_expires_at
+    return float(connection.scalar(select(func.extract("epoch", until - func.now())).where(TABLE.c.id == one)))
+
+
+# ---- renewing
+
+
+def test_a_renewal_moves_the_end_of_the_lease(connection: Connection) -> None:
+    """From the database's now, and nothing else in the row."""
+    one = make_job(connection, "running", lease_expires_at=timedelta(seconds=3))
+    before = row(connection, one)._asdict()
+
+    renewal = operations.renew(connection, {one: 1}, lease=90.0)
+
+    assert renewal == operations.Renewal(frozenset(), frozenset(), frozenset())
+    assert left(connection, one) == 90
+    after = row(connection, one)._asdict()
+    assert {key for key in before if before[key] != after[key]} == {"lease_expires_at"}
+
+
+def test_a_lease_that_has_run_out_can_be_renewed_until_somebody_rescues(connection: Connection) -> None:
+    """Being late is not being dead."""
+    one = make_job(connection, "running", lease_expires_at=PAST)
+
+    assert not operations.renew(connection, {one: 1}, lease=90.0).lost
+    assert left(connection, one) == 90
+
+
+@pytest.mark.parametrize("status", sorted(set(JobStatus) - {JobStatus.RUNNING}))
+def test_what_does_not_run_is_lost(connection: Connection, status: str) -> None:
+    """And gets no lease."""
+    one = make_job(connection, status, claims=1)
+
+    assert operations.renew(connection, {one: 1}, lease=90.0).lost == {one}
+    assert row(connection, one).lease_expires_at is None
+
+
+def test_a_claim_of_somebody_else_is_not_renewed(connection: Connection) -> None:
+    """Also where `worker` is the same: a worker that slept may have claimed it anew."""
+    one = make_job(connection, "running", claims=2, lease_expires_at=timedelta(seconds=3))
+
+    renewal = operations.renew(connection, {one: 1, 999: 1}, lease=90.0)
+
+    assert renewal.lost == {one, 999}
+    assert left(connection, one) == 3
+
+
+def test_two_claims_of_one_job_are_answered_each(connection: Connection) -> None:
+    """The zombie's is lost, the other renewed."""
+    one = make_job(connection, "running", claims=2)
+
+    found = connection.execute(renew_leases(ids=[one, one], claims=[1, 2], lease=60)).all()
+
+    assert sorted(found) == [(one, 1, "lost", False), (one, 2, "applied", False)]
+
+
+def test_a_locked_row_is_answered_so(connection: Connection, other: Connection) -> None:
+    """Its neighbours are renewed meanwhile."""
+    ids = make_jobs(connection, 3, "running", lease_expires_at=timedelta(seconds=3))
+    connection.commit()
+    other.execute(select(TABLE.c.id).where(TABLE.c.id == ids[1]).with_for_update())
+
+    renewal = operations.renew(connection, dict.fromkeys(ids, 1), lease=90.0)
+
+    assert (renewal.locked, renewal.lost) == ({ids[1]}, frozenset())
+    assert [left(connection, one) for one in ids] == [90, left(connection, ids[1]), 90]
+
+
+def test_a_renewal_tells_of_cancels(connection: Connection) -> None:
+    """So that a worker hears of it without asking."""
+    asked, other = make_jobs(connection, 2, "running")
+    connection.execute(cancel_jobs(TABLE.c.id == asked))
+
+    assert operations.renew(connection, {asked: 1, other: 1}, lease=90.0).cancel_requested == {asked}
+
+
+def test_cancels_can_be_asked_for_alone(connection: Connection, other: Connection) -> None:
+    """More often than leases are renewed. Takes no lock and waits for none."""
+    asked, zombie, calm = make_jobs(connection, 3, "running")
+    finished = make_job(connection, "completed", cancel_requested_at=timedelta(0))
+    connection.execute(cancel_jobs(TABLE.c.id.in_([asked, zombie])))
+    connection.commit()
+    other.execute(select(TABLE.c.id).with_for_update())
+    held = {asked: 1, zombie: 9, calm: 1, finished: 1, 999: 1}
+
+    assert operations.cancelled_among(connection, held) == {asked}
+    assert operations.cancelled_among(connection, {}) == frozenset()
+
+
+def test_nothing_held_is_nothing_renewed(connection: Connection) -> None:
+    """An idle worker."""
+    make_job(connection, "running")
+
+    assert operations.renew(connection, {}, lease=90.0) == operations.Renewal(frozenset(), frozenset(), frozenset())
+
+
+def test_a_renewal_is_a_hot_update(connection: Connection) -> None:
+    """The column is in no index, and pages have room: no index grows by leases."""
+    ids = make_jobs(connection, 20, "running")
+    connection.commit()
+
+    operations.renew(connection, dict.fromkeys(ids, 1), lease=90.0)
+    updated, hot = connection.exec_driver_sql(
+        "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_xact_user_tables WHERE relid = 'sa_jobqueue.job'::regclass"
+    ).one()
+
+    assert updated == 20
+    assert hot == 20
+
+
+# ---- what has run out
+
+
+def test_expired_leases_are_found_by_id_in_pages(connection: Connection) -> None:
+    """With all that `decide` wants to know."""
+    make_job(connection, "running")
+    expired = [
+        make_job(
+            connection, "running", lease_expires_at=PAST, attempt=n, max_attempts=9, rescues=1, claims=4,
+            task="t", queue="q", worker="w",
+        )
+        for n in (1, 2, 3)
+    ]  # fmt: skip
+    expired.append(make_job(connection, "running", lease_expires_at=None, worker=None))
+    for status in sorted(set(JobStatus) - {JobStatus.RUNNING}):
+        make_job(connection, status, lease_expires_at=PAST)
+
+    first = operations.expired(connection, limit=3)
+    second = operations.expired(connection, after=first[-1].claim.id, limit=3)
+
+    assert [found.claim.id for found in first + second] == expired
+    assert first[1] == Expired(seen(connection, expired[1]), "t", "q", "w")
+    assert second[0].worker is None
+    assert operations.expired(connection, after=expired[-1]) == []
+
+
+def test_a_lease_ends_at_its_moment(connection: Connection) -> None:
+    """At it, not after it."""
+    at = make_job(connection, "running", lease_expires_at=timedelta(0))
+    make_job(connection, "running", lease_expires_at=timedelta(microseconds=1))
+
+    assert connection.scalars(expired_leases()).all() == [at]
+
+
+# ---- applying and renewing at the same time
+
+
+UNORDERED = """
+    UPDATE sa_jobqueue.job SET lease_expires_at = now() + interval '1 minute'
+    FROM unnest(%(ids)s::bigint[]) WITH ORDINALITY AS held(id, place)
+    WHERE job.id = held.id
+"""
+
+
+@contextmanager
+def in_threads(*works: object) -> Iterator[Event]:
+    """Run the works side by side until all of them have ended; the first exception is raised."""
+    stop, failures = Event(), []
+
+    def guarded(work: object) -> None:
+        try:
+            work(stop)  # type: ignore[operator]
+        except BaseException as error:
+            failures.append(error)
+            stop.set()
+
+    threads = [Thread(target=guarded, args=[work]) for work in works]
+    for thread in threads:
+        thread.start()
+    yield stop
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def test_applying_and_renewing_the_same_rows_never_deadlocks(engine: Engine) -> None:
+    """4,500 statements of three sessions over 50 shared rows, each in an order of its own."""
+    rounds = 1_500
+    with engine.begin() as connection:
+        ids = make_jobs(connection, 50, "running")
+        error = ErrorEntry("Rescued", "its lease ran out")
+        rescues = [change(connection, one, Rescued(error)) for one in ids]
+    shared = ids[::7]
+    again = TABLE.update().where(TABLE.c.id.in_(shared)).values(status="running")
+    answered: set[str] = set()
+
+    def renewing(order: list[int]) -> object:
+        def work(stop: Event) -> None:
+            with service_connection(engine) as connection:
+                for _ in range(rounds):
+                    operations.renew(connection, dict.fromkeys(order, 1), lease=60)
+                    connection.commit()
+                    if stop.is_set():
+                        return
+
+        return work
+
+    def applying(stop: Event) -> None:
+        # The rescues are lost in the write, for their leases are renewed all the time; so the rows stay.
+        changes = [completed(change.id) if change.id in shared else change for change in reversed(rescues)]
+        with service_connection(engine) as connection:
+            for _ in range(rounds):
+                answered.update(operations.apply(connection, changes).values())
+                connection.execute(again)
+                connection.commit()
+                if stop.is_set():
+                    return
+
+    with in_threads(renewing(ids), renewing(ids[::-1]), applying):
+        pass
+
+    assert {"applied", "lost"} <= answered
+
+
+def test_writes_in_the_order_of_the_batch_do_deadlock(engine: Engine) -> None:
+    """So the test above could fail: two plain UPDATEs in opposite orders, each seeing the other half-way."""
+    with engine.begin() as connection:
+        first, second = make_jobs(connection, 2, "running")
+    with engine.connect() as one, engine.connect() as two:
+        for connection in (one, two):
+            connection.exec_driver_sql("SET deadlock_timeout = '50ms'")
+            connection.commit()
+        one.exec_driver_sql(UNORDERED, {"ids": [first]})
+        two.exec_driver_sql(UNORDERED, {"ids": [second]})
+
+        def crossing(connection: Connection, one: int) -> object:
+            return lambda stop: connection.exec_driver_sql(UNORDERED, {"ids": [one]}) and connection.rollback()
+
+        with (
+            pytest.raises(OperationalError, match="deadlock"),
+            in_threads(crossing(one, second), crossing(two, first)),
+        ):
+            pass
+
+
+def test_batches_in_opposite_orders_do_not_wait_for_each_other(connection: Connection, other: Connection) -> None:
+    """The same two transactions with our statements: each takes what is free and goes on."""
+    first, second = make_jobs(connection, 2, "running")
+    connection.commit()
+
+    operations.renew(connection, {first: 1}, lease=60)
+    operations.apply(other, [completed(second)])
+    renewal = operations.renew(connection, {second: 1, first: 1}, lease=60)
+    answers = operations.apply(other, [completed(first), completed(second)])
+
+    assert renewal.locked == {second}
+    assert answers == {first: "locked", second: "lost"}
