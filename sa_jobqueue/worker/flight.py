@@ -65,8 +65,7 @@ class Flight:
     @property
     def claim(self) -> Claim:
         """What the life cycle wants to know of it."""
-        job = self.job
-        return Claim(job.id, job.claims, job.attempt, job.max_attempts, job.rescues)
+        return self.job.claim
 
     def notice_stop(self) -> bool:
         """Whether the handler should come to an end; remembers that it was told so."""

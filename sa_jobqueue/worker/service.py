@@ -19,9 +19,12 @@ from sqlalchemy.exc import DBAPIError
 
 from .. import operations
 from ..context import ClaimedJob
+from ..lifecycle import Rules, decide
 from ..models import Job
+from ..outcomes import Released
 from ..settings import WorkerSettings
 from .connections import WATCH_MARGIN, Connector, Watch, hang_up
+from .flight import Flights
 from .lanes import Lane
 from .writer import OutcomeWriter, is_data_fault
 
@@ -33,6 +36,8 @@ logger = logging.getLogger(__name__)
 _BATCH = 1_000
 #: Seconds that a request for wake-ups holds; renewed while there is nothing to do.
 _GATE = 5.0
+#: A job whose worker has died so often is not run beside another one of these.
+_SUSPECT = 2
 #: The first wait after a queue was found empty; doubled up to `WorkerSettings.poll`.
 _FIRST_WAIT = 0.02
 
@@ -64,14 +69,14 @@ class Service:
         lanes: dict[str, Lane],
         writer: OutcomeWriter,
         take_in: Callable[[list[ClaimedJob]], None],
-        known: Callable[[], list[int]],
+        flights: Flights,
         settings: WorkerSettings,
         listening: Callable[[], bool],
         idle: Callable[[], None] | None = None,
         job: type[Job] = Job,
     ) -> None:
         self._connector, self._worker, self._lanes, self._writer = connector, worker, lanes, writer
-        self._take_in, self._known, self._settings, self._listening = take_in, known, settings, listening
+        self._take_in, self._flights, self._settings, self._listening = take_in, flights, settings, listening
         self._idle = idle
         self._job = job
         self._looks = {name: _Look() for name in lanes}
@@ -158,7 +163,7 @@ class Service:
                     jobs = operations.claim(
                         connection, worker=self._worker, queues=wanted, lease=self._settings.lease, job=self._job
                     )
-                    jobs = [self._with_args(connection, job) for job in jobs]
+                    jobs = [self._with_args(connection, job) for job in self._part_suspects(connection, jobs)]
         except BaseException as error:
             if isinstance(error, DBAPIError) and is_data_fault(error) and changes:
                 self._writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
@@ -203,10 +208,27 @@ class Service:
                 operations.listen_for(connection, list(self._lanes), seconds=_GATE, job=self._job)
             self._gate_until = monotonic() + _GATE
             return
-        if self._idle is not None and not jobs and len(short) == len(self._lanes) and not self._known():
+        if self._idle is not None and not jobs and len(short) == len(self._lanes) and not len(self._flights):
             self._idle()
         for name in short:
             self._looks[name].later(self._settings.poll)
+
+    def _part_suspects(self, connection: Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
+        """Hold one at most of the jobs whose workers died twice; the others go back in the claim's own transaction.
+
+        One of them may be what kills workers. Rescued together and claimed together, they would all die with it each
+        time, and all end with it as failed.
+        """
+        most = min(_SUSPECT, max(self._settings.max_rescues - 1, 1))
+        suspects = [job for job in jobs if job.rescues >= most]
+        if not suspects:
+            return jobs
+        back = suspects[0 if any(flight.job.rescues >= most for flight in self._flights) else 1 :]
+        later = Released(self._settings.lease * random.uniform(0.25, 0.5))
+        changes = [decide(job.claim, later, Rules(), random=0.5) for job in back]
+        operations.apply(connection, changes, job=self._job)
+        gone = {job.id for job in back}
+        return [job for job in jobs if job.id not in gone]
 
     def _with_args(self, connection: Connection, job: ClaimedJob) -> ClaimedJob:
         """The job with its arguments; those larger than the claim's limit are fetched one by one."""
@@ -230,7 +252,7 @@ class Service:
 
     def _recover(self, connection: Connection) -> None:
         """After a lost connection: a commit may have claimed jobs that we were never told of. Give them back."""
-        known = {*self._known(), *self._writer.ids()}
+        known = {*self._flights.ids(), *self._writer.ids()}
         with self._connector.begin(connection):
             released = operations.release_unknown(connection, worker=self._worker, known=known, job=self._job)
         if released:

@@ -31,7 +31,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from .. import operations
 from ..context import ClaimedJob
 from ..errors import AutocommitError, ConfigurationError, DatabaseUnavailable
-from ..lifecycle import Change, Claim, Rules, decide
+from ..lifecycle import Change, Rules, decide
 from ..migrations import check_schema
 from ..models import SCHEMA, Job
 from ..operations import Answer
@@ -329,7 +329,7 @@ class Worker:
             lanes=self._lanes,
             writer=self._writer,
             take_in=self._take_in,
-            known=self._flights.ids,
+            flights=self._flights,
             settings=settings,
             listening=lambda: self._listener is not None and self._listener.listening,
             idle=self.stop if until_idle else None,
@@ -381,8 +381,7 @@ class Worker:
                 "or was it renamed without an alias?", job.id, job.task, self.settings.unknown_delay,
                 extra={"job_id": job.id, "task": job.task, "queue": job.queue},
             )  # fmt: skip
-        claim = Claim(job.id, job.claims, job.attempt, job.max_attempts, job.rescues)
-        self._writer.add(decide(claim, Released(self.settings.unknown_delay), Rules(), random=0.5))
+        self._writer.add(decide(job.claim, Released(self.settings.unknown_delay), Rules(), random=0.5))
 
     def _report(self, flight: Flight, change: Change | None) -> None:
         """An outcome: on its way to the database; None: there is nothing left to write."""
