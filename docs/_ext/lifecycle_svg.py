@@ -11,7 +11,7 @@ from html import escape
 
 from sa_jobqueue.lifecycle import FINISHED, TRANSITIONS, JobStatus
 
-WIDTH, HEIGHT = 860, 400
+LEFT, WIDTH, HEIGHT = -40, 860, 400
 BOX_WIDTH, BOX_HEIGHT = 120, 44
 
 #: The middle of each state.
@@ -26,19 +26,19 @@ STATES = {
 
 #: (from, to) -> the arrow's path, and where its label stands (x, y, anchor).
 ARROWS: dict[tuple[JobStatus, JobStatus], tuple[str, tuple[int, int, str]]] = {
-    (JobStatus.BLOCKED, JobStatus.QUEUED): ("M 60 82 V 178", (54, 134, "end")),
-    (JobStatus.BLOCKED, JobStatus.CANCELLED): ("M 30 60 H 12 V 386 H 800 V 362", (420, 381, "middle")),
+    (JobStatus.BLOCKED, JobStatus.QUEUED): ("M 60 82 V 176", (66, 134, "start")),
+    (JobStatus.BLOCKED, JobStatus.CANCELLED): ("M 30 60 H -26 V 386 H 800 V 362", (420, 381, "middle")),
     (JobStatus.BLOCKED, JobStatus.FAILED): ("M 150 50 H 590 C 640 50 650 180 710 186", (560, 44, "end")),
     (JobStatus.QUEUED, JobStatus.RUNNING): ("M 150 208 H 370", (260, 203, "middle")),
     (JobStatus.QUEUED, JobStatus.CANCELLED): ("M 80 222 V 352 H 710", (360, 347, "middle")),
     (JobStatus.QUEUED, JobStatus.FAILED): ("M 110 222 C 150 330 560 300 712 218", (330, 288, "middle")),
-    (JobStatus.QUEUED, JobStatus.QUEUED): ("M 118 178 C 118 138 170 138 150 186", (166, 152, "start")),
+    (JobStatus.QUEUED, JobStatus.QUEUED): ("M 30 208 C -8 224 -8 176 28 192", (-20, 234, "start")),
     (JobStatus.RUNNING, JobStatus.QUEUED): ("M 430 178 C 400 108 240 108 150 192", (300, 117, "middle")),
     (JobStatus.RUNNING, JobStatus.COMPLETED): ("M 490 190 L 712 78", (598, 118, "middle")),
     (JobStatus.RUNNING, JobStatus.FAILED): ("M 490 200 H 710", (600, 195, "middle")),
     (JobStatus.RUNNING, JobStatus.CANCELLED): ("M 490 210 L 712 326", (606, 286, "middle")),
-    (JobStatus.COMPLETED, JobStatus.QUEUED): ("M 770 38 C 770 -14 180 6 132 178", (260, 26, "middle")),
-    (JobStatus.FAILED, JobStatus.QUEUED): ("M 830 200 H 846 V 12 H 232 C 180 30 160 100 140 178", (670, 9, "middle")),
+    (JobStatus.COMPLETED, JobStatus.QUEUED): ("M 770 38 C 770 -14 190 6 120 176", (330, 40, "middle")),
+    (JobStatus.FAILED, JobStatus.QUEUED): ("M 830 200 H 846 V 12 H 232 C 170 14 190 110 98 176", (670, 9, "middle")),
     (JobStatus.CANCELLED, JobStatus.QUEUED): ("M 710 334 H 180 C 120 330 100 260 98 222", (560, 329, "middle")),
 }
 
@@ -53,7 +53,7 @@ def svg() -> str:
     drawn = [_arrow(before, after, names) for (before, after), names in events.items()]
     drawn += [_state(state) for state in JobStatus]
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="The life cycle of a job">'
+        f'<svg viewBox="{LEFT} 0 {WIDTH - LEFT} {HEIGHT}" role="img" aria-label="The life cycle of a job">'
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M 0 0 L 8 4 L 0 8 z"/></marker></defs>' + "".join(drawn) + "</svg>"
     )

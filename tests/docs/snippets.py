@@ -206,7 +206,9 @@ class Reader:
                 stopped = self.background.pop()
                 stopped.interrupt()
                 self._expect(stopped, expected)
-            elif (server := next((name for name in SERVERS if command.startswith(name)), None)) is not None:
+            elif (
+                server := next((name for name in SERVERS if command.startswith(name)), None)
+            ) and "--drain" not in command:
                 started = self._start(command)
                 self.background.append(started)
                 wait_until(partial(self._says, started, SERVERS[server]), message=f"{command} to be ready")

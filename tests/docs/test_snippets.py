@@ -22,6 +22,7 @@ from tests.docs.snippets import Reader, documents, file_in, language, parse
 from tests.support.commands import ROOT
 
 DOCUMENTS = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in documents()]
+WITH_BLOCKS = [one for one in DOCUMENTS if any(parse(Path(str(one.values[0]))).examples())]
 
 TUTORIAL = ROOT / "docs" / "tutorial"
 #: Pages that begin with an empty database: they migrate it themselves.
@@ -71,7 +72,7 @@ def an_order_and_its_job(shop: ModuleType) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("path", DOCUMENTS)
+@pytest.mark.parametrize("path", WITH_BLOCKS)
 def test_a_document_does_what_it_says(path: Path, reader: Reader) -> None:
     """Its files, commands, Python and SQL work in the order in which a reader meets them."""
     reader.read(parse(path))
