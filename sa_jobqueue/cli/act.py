@@ -28,7 +28,7 @@ Criteria = Sequence[Criterion]
 _PAGE = 1_000
 
 _OPTIONS: Mapping[str, tuple[Any, Any]] = {
-    "ids": (Annotated[list[int], typer.Argument(metavar="ID", help="These jobs.", show_default=False)], []),
+    "ids": (Annotated[list[int] | None, typer.Argument(metavar="ID", help="These jobs.", show_default=False)], None),
     "all": (
         Annotated[bool, typer.Option("--all", help="All jobs that it can be done to.", rich_help_panel=PANEL)],
         False,
@@ -53,9 +53,9 @@ class Order:
     json: bool
 
     @classmethod
-    def from_options(cls, **given: Any) -> Self:
+    def from_options(cls, *, ids: Sequence[int] | None = None, **given: Any) -> Self:
         """From what Typer found."""
-        return cls(**given)
+        return cls(ids=ids or (), **given)
 
     def criteria(self, chosen: Chosen, *, since: InstrumentedAttribute[Any] = Job.created_at) -> list[Criterion]:
         """The ids given, and what else was said of the jobs."""
