@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, func, select
 
 from ..errors import AutocommitError, ConfigurationError
 
-__all__ = ["WATCH_MARGIN", "Connector", "Watch", "hang_up"]
+__all__ = ["WATCH_MARGIN", "Connector", "Watch", "check_engine", "hang_up"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +41,7 @@ class Connector:
         """A connection of our own, out of the pool for good; READ COMMITTED."""
         connection = self.engine.connect()
         try:
-            if connection.dialect.driver != "psycopg":
-                raise ConfigurationError(
-                    f"the worker drives psycopg 3, not {connection.dialect.driver!r}: give it an engine made from "
-                    "postgresql+psycopg://... (enqueueing works over any driver)"
-                )
-            if getattr(connection.connection.dbapi_connection, "autocommit", False):
-                raise AutocommitError
+            check_engine(connection)
             options: dict[str, Any] = {"isolation_level": "READ COMMITTED"}
             if self.translate:
                 options["schema_translate_map"] = dict(self.translate)
@@ -116,6 +110,17 @@ class Watch:
                 stalled.shutdown(socket.SHUT_RDWR)
         except Exception:
             logger.debug("it was broken already", exc_info=True)
+
+
+def check_engine(connection: Connection) -> None:
+    """Refuse an engine that the worker cannot work with, by a connection of it."""
+    if connection.dialect.driver != "psycopg":
+        raise ConfigurationError(
+            f"the worker drives psycopg 3, not {connection.dialect.driver!r}: give it an engine made from "
+            "postgresql+psycopg://... (enqueueing works over any driver)"
+        )
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        raise AutocommitError
 
 
 def hang_up(connection: Connection) -> None:

@@ -128,10 +128,19 @@ class _Run:
 
 
 class Executor:
-    """Runs flights. `report(flight, change)` gets the change to write; None: nothing is left to write."""
+    """Runs flights.
 
-    def __init__(self, sessions: Sessions, report: Callable[[Flight, Change | None], None]) -> None:
-        self._sessions, self._report = sessions, report
+    `report(flight, change)` gets the change to write; None: nothing is left to write. `committed(change)` hears of one
+    that was written already, together with what the handler wrote.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        report: Callable[[Flight, Change | None], None],
+        committed: Callable[[Change], None],
+    ) -> None:
+        self._sessions, self._report, self._noted = sessions, report, committed
 
     def run(self, flight: Flight) -> None:
         """Run a `def` handler, on the thread that calls."""
@@ -269,8 +278,10 @@ class Executor:
         if run.settle():
             self._report(run.flight, change)
 
-    def _committed(self, flight: Flight, change: Change | None, answer: Answer | None) -> None:
-        if answer is Answer.LOST:
+    def _committed(self, flight: Flight, change: Change, answer: Answer | None) -> None:
+        if answer is Answer.APPLIED:
+            self._noted(change)
+        elif answer is Answer.LOST:
             logger.warning(
                 "job %d: its claim was lost; nothing it wrote was kept", flight.job.id, extra=_fields(flight)
             )

@@ -30,7 +30,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from .. import operations
 from ..context import ClaimedJob
-from ..errors import AutocommitError, ConfigurationError, DatabaseUnavailable
+from ..errors import ConfigurationError, DatabaseUnavailable
 from ..lifecycle import Change, Rules, decide
 from ..migrations import check_schema
 from ..models import SCHEMA, Job
@@ -40,7 +40,7 @@ from ..settings import WorkerSettings
 from ..tasks import Registry, default_registry
 from ..urls import database_url, mask_passwords
 from ..version import __version__
-from .connections import Connector
+from .connections import Connector, check_engine
 from .executor import Executor, Sessions
 from .flight import Flight, Flights, Stop
 from .lanes import Lane
@@ -135,6 +135,7 @@ class Worker:
         )
         self.counts: Counter[str] = Counter()
         """What came of the jobs so far: by event, and "rescued", "lost", "unknown"."""
+        self._count_lock = threading.Lock()
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hurry: asyncio.Event | None = None
@@ -196,9 +197,12 @@ class Worker:
             return
         if now:
             self._signals = max(self._signals, 2)
-        loop.call_soon_threadsafe(event.set)
-        if now and self._hurry is not None:
-            loop.call_soon_threadsafe(self._hurry.set)
+        try:
+            loop.call_soon_threadsafe(event.set)
+            if now and self._hurry is not None:
+                loop.call_soon_threadsafe(self._hurry.set)
+        except RuntimeError:
+            logger.debug("the event loop is closed: the worker has ended")
 
     @property
     def serving(self) -> bool:
@@ -215,13 +219,13 @@ class Worker:
         await _apart(self._check_database)
         self._assemble(until_idle)
         logger.info("worker %s serves %s", self.id, ", ".join(f"{name}={n}" for name, n in self.queues.items()))
+        self._serving = True
         self._service.start()
         self._maintenance.start()
         if self._listener is not None:
             self._listener.start()
         else:
             logger.info("not listening for wake-ups; polling every %g s", self.settings.poll)
-        self._serving = True
         try:
             await self._watch()
         finally:
@@ -312,7 +316,7 @@ class Worker:
         connector = Connector(self.engine, lease=settings.lease, pooled=settings.pooled, translate=translate)
         self._flights = Flights()
         self._writer = OutcomeWriter(self._written, job=self._job)
-        self._executor = Executor(self._sessions, self._report)
+        self._executor = Executor(self._sessions, self._report, self._note)
         assert self._loop is not None
         self._runners = Runners(self._loop, self._executor, self._wake)
         self._lanes = {
@@ -394,10 +398,14 @@ class Worker:
     def _written(self, change: Change, answer: Answer) -> None:
         self._flights.drop(change.id, change.claims)
         if answer is Answer.APPLIED:
-            self.counts[change.event.value] += 1
+            self._note(change)
         else:
             self.counts["lost"] += 1
             logger.info("job %d: the outcome (%s) came too late; its claim was over", change.id, change.event.value)
+
+    def _note(self, change: Change) -> None:
+        with self._count_lock:
+            self.counts[change.event.value] += 1
 
     def _stop_flight(self, flight: Flight, why: Stop) -> None:
         """Ask a run to end; an async handler is cancelled, on its loop."""
@@ -435,8 +443,7 @@ class Worker:
         """Is the server there, has it our schema, can it take our connections?"""
         try:
             with self.engine.connect() as connection:
-                if getattr(connection.connection.dbapi_connection, "autocommit", False):
-                    raise AutocommitError
+                check_engine(connection)
                 translated = connection.execution_options(schema_translate_map=self._translate)
                 check_schema(translated, schema=self._translate.get(SCHEMA) or SCHEMA)
                 limit = int(connection.execute(text("SHOW max_connections")).scalar_one())

@@ -1,0 +1,557 @@
+"""How the worker goes about its work: slots, order, cancels, timeouts, locks, bad rows, sessions, connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import Any
+
+from psycopg import sql
+import pytest
+from sqlalchemy import Engine, create_engine, select, text, true
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from sa_jobqueue import (
+    AsyncJobContext,
+    Job,
+    JobContext,
+    JobStatus,
+    Registry,
+    RetryPolicy,
+    Worker,
+    enqueue,
+    enqueue_many,
+    task,
+)
+from sa_jobqueue.errors import AutocommitError, ConfigurationError, DatabaseUnavailable, SchemaError
+from sa_jobqueue.migrations import upgrade_database
+from sa_jobqueue.statements import cancel_jobs
+from tests.support.databases import connect, driver_url
+from tests.support.waiting import wait_until
+from tests.support.working import drain, job_of, worker_for, working
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+def add(engine: Engine, *jobs: Job) -> list[int]:
+    with Session(engine) as session:
+        session.add_all(jobs)
+        session.commit()
+        return [job.id for job in jobs]
+
+
+def finished(engine: Engine, *ids: int) -> bool:
+    with Session(engine) as session:
+        return all(job.is_finished for job in session.scalars(select(Job).where(Job.id.in_(ids))))
+
+
+# ---- slots and order
+
+
+def test_a_queue_never_has_more_running_than_slots_whatever_the_kinds(
+    engine: Engine, url: str, registry: Registry
+) -> None:
+    """Sync and async handlers share the slots of their queue; each queue has its own."""
+    lock, now, most = threading.Lock(), {"a": 0, "b": 0}, {"a": 0, "b": 0}
+    gate = threading.Event()
+
+    def enter(queue: str) -> None:
+        with lock:
+            now[queue] += 1
+            most[queue] = max(most[queue], now[queue])
+
+    def leave(queue: str) -> None:
+        with lock:
+            now[queue] -= 1
+
+    @task(registry=registry, name="sync")
+    def sync_handler(ctx: JobContext) -> None:
+        enter(ctx.queue)
+        gate.wait(10)
+        leave(ctx.queue)
+
+    @task(registry=registry, name="async")
+    async def async_handler(ctx: AsyncJobContext) -> None:
+        enter(ctx.queue)
+        while not gate.is_set():
+            await asyncio.sleep(0.001)
+        leave(ctx.queue)
+
+    ids = add(
+        engine,
+        *(enqueue(t.options(queue=q)) for _ in range(12) for t in (sync_handler, async_handler) for q in ("a", "b")),
+    )
+    with working(url, registry, queues={"a": 3, "b": 5}):
+        wait_until(lambda: now == {"a": 3, "b": 5})
+        gate.set()
+        wait_until(lambda: finished(engine, *ids))
+    assert most == {"a": 3, "b": 5}
+
+
+def test_higher_priority_first_then_older_first(engine: Engine, url: str, registry: Registry) -> None:
+    """With one slot the order of the starts is the order of the claim."""
+    ran: list[tuple[int, int]] = []
+
+    @task(registry=registry, name="sync")
+    def sync_handler(priority: int, n: int) -> None:
+        ran.append((priority, n))
+
+    @task(registry=registry, name="async")
+    async def async_handler(priority: int, n: int) -> None:
+        ran.append((priority, n))
+
+    jobs = [
+        enqueue([sync_handler, async_handler][n % 2].options(priority=p), p, n)
+        for n in range(20) for p in (0, 9, 4)
+    ]  # fmt: skip
+    add(engine, *jobs)
+    drain(url, registry, queues={"default": 1})
+    assert ran == sorted(ran, key=lambda one: (-one[0], one[1]))
+    assert len(ran) == 60
+
+
+def test_every_job_of_a_large_batch_runs_once(engine: Engine, url: str, registry: Registry) -> None:
+    """5,000 jobs of both kinds, through the buffer."""
+    ran: list[int] = []
+
+    @task(registry=registry, name="sync")
+    def sync_handler(n: int) -> None:
+        ran.append(n)
+
+    @task(registry=registry, name="async")
+    async def async_handler(n: int) -> None:
+        ran.append(n)
+
+    with Session(engine) as session:
+        session.execute(enqueue_many([(sync_handler, async_handler)[n % 2].call(n) for n in range(5_000)]))
+        session.commit()
+    worker = drain(url, registry, queues={"default": 20})
+    assert sorted(ran) == list(range(5_000))
+    assert worker.counts == {"complete": 5_000}
+
+
+def test_what_cannot_start_soon_goes_back(engine: Engine, url: str, registry: Registry) -> None:
+    """A buffer that fast jobs had filled is given back when a slow one comes, no attempt spent."""
+    gate = threading.Event()
+
+    @task(registry=registry, name="fast")
+    def fast(n: int) -> None: ...
+
+    @task(registry=registry, name="slow")
+    def slow() -> None:
+        gate.wait(20)
+
+    with Session(engine) as session:
+        session.execute(enqueue_many([fast.call(n) for n in range(3_000)]))
+        session.execute(enqueue_many([slow.call()] * 2 + [fast.options(priority=3).call(n) for n in range(500)]))
+        session.commit()
+    with working(url, registry, queues={"default": 2}, hoard=0.2) as worker:
+        wait_until(lambda: worker.counts["complete"] >= 3_000)
+
+        def only_the_slow_run() -> bool:
+            with Session(engine) as session:
+                running = session.scalars(select(Job).where(Job.status == JobStatus.RUNNING)).all()
+                return [job.task for job in running] == ["slow", "slow"]
+
+        try:
+            wait_until(only_the_slow_run)
+            with Session(engine) as session:
+                waiting = session.scalars(select(Job).where(Job.status == JobStatus.QUEUED)).all()
+                assert {job.attempt for job in waiting} <= {0}
+        finally:
+            gate.set()
+
+
+# ---- stopping a run
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_running_job_is_cancelled(engine: Engine, url: str, registry: Registry, kind: str) -> None:
+    """An async handler is cancelled; a sync one sees `ctx.cancelled` and returns. What it wrote is not kept."""
+    started = threading.Event()
+
+    @task(registry=registry, name="sync")
+    def sync_handler(ctx: JobContext) -> None:
+        ctx.session.execute(text("CREATE TABLE trace ()"))
+        started.set()
+        wait_until(lambda: ctx.cancelled)
+
+    @task(registry=registry, name="async")
+    async def async_handler(ctx: AsyncJobContext) -> None:
+        await ctx.session.execute(text("CREATE TABLE trace ()"))
+        started.set()
+        await asyncio.sleep(60)
+
+    (id,) = add(engine, enqueue(sync_handler if kind == "sync" else async_handler))
+    with working(url, registry):
+        wait_until(started.is_set)
+        with Session(engine) as session:
+            session.execute(cancel_jobs(Job.id == id))
+            session.commit()
+        wait_until(lambda: finished(engine, id))
+    job = job_of(engine, id)
+    assert job.status == JobStatus.CANCELLED
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT to_regclass('trace')")) is None
+
+
+def test_a_job_that_completes_in_spite_of_a_cancel_is_completed(engine: Engine, url: str, registry: Registry) -> None:
+    """A cancel asks; work that was done stays done. But a retry after it does not happen."""
+    gates = {"complete": threading.Event(), "fail": threading.Event()}
+
+    @task(registry=registry, name="handler", retry=RetryPolicy(base=0))
+    def handler(way: str) -> None:
+        gates[way].wait(20)
+        if way == "fail":
+            raise RuntimeError
+
+    done, failed = add(engine, enqueue(handler, "complete"), enqueue(handler, "fail"))
+    with working(url, registry):
+        wait_until(lambda: {job_of(engine, id).status for id in (done, failed)} == {JobStatus.RUNNING})
+        with Session(engine) as session:
+            session.execute(cancel_jobs(true()))
+            session.commit()
+        for gate in gates.values():
+            gate.set()
+        wait_until(lambda: finished(engine, done, failed))
+    assert job_of(engine, done).status == JobStatus.COMPLETED
+    assert (job_of(engine, failed).status, job_of(engine, failed).attempt) == (JobStatus.CANCELLED, 1)
+
+
+def test_an_async_handler_is_stopped_by_its_timeout(engine: Engine, url: str, registry: Registry) -> None:
+    """The attempt fails; a TimeoutError of the handler's own is told apart."""
+
+    @task(registry=registry, name="late", timeout=0.1, max_attempts=1)
+    async def late() -> None:
+        await asyncio.sleep(60)
+
+    @task(registry=registry, name="own", timeout=60, max_attempts=1)
+    async def own() -> None:
+        raise TimeoutError("mine")
+
+    late_id, own_id = add(engine, enqueue(late), enqueue(own))
+    drain(url, registry)
+    assert "HandlerTimeout" in job_of(engine, late_id).errors[0]["type"]
+    assert job_of(engine, own_id).errors[0]["message"] == "mine"
+
+
+def test_a_sync_handler_that_times_out_is_given_up_and_fenced(engine: Engine, url: str, registry: Registry) -> None:
+    """The attempt fails at once; its slot stays taken until the thread ends, and what it writes then is refused."""
+    gate, ended = threading.Event(), threading.Event()
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE note (said text)"))
+
+    @task(registry=registry, name="late", timeout=0.2, max_attempts=1)
+    def late(ctx: JobContext) -> None:
+        ctx.session.execute(text("INSERT INTO note VALUES ('late')"))
+        gate.wait(20)
+        ended.set()
+
+    running = threading.Semaphore(0)
+
+    @task(registry=registry, name="next")
+    def following() -> None:
+        running.release()
+        gate.wait(20)
+
+    first, *others = add(engine, enqueue(late.options(priority=9)), enqueue(following), enqueue(following))
+    with working(url, registry, queues={"default": 2}):
+        wait_until(lambda: finished(engine, first))
+        assert running.acquire(timeout=20)
+        assert not running.acquire(timeout=0.3)  # there is one slot left
+        assert not ended.is_set()
+        gate.set()
+        wait_until(lambda: finished(engine, *others))
+    job = job_of(engine, first)
+    assert job.status == JobStatus.FAILED
+    assert "timeout of 0.2 s" in job.errors[0]["message"]
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM note")) == 0
+
+
+def test_stopping_waits_for_what_runs_and_gives_back_the_rest(engine: Engine, url: str, registry: Registry) -> None:
+    """`stop()` claims no more and lets handlers finish; after the grace time they are stopped and given back."""
+    started = threading.Event()
+
+    @task(registry=registry, name="long")
+    async def long() -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    (id,) = add(engine, enqueue(long))
+    with working(url, registry, grace=0.1):
+        wait_until(started.is_set)
+    job = job_of(engine, id)
+    assert (job.status, job.attempt, job.errors) == (JobStatus.QUEUED, 0, [])
+
+
+# ---- rows that others hold, rows that cannot be written
+
+
+def test_a_row_locked_by_an_operator_does_not_hold_up_its_neighbours(
+    engine: Engine, url: str, registry: Registry
+) -> None:
+    """The batch is written without it; its outcome follows when the lock is gone."""
+    gate = threading.Event()
+
+    @task(registry=registry, name="handler")
+    async def handler(n: int) -> None:
+        while not gate.is_set():
+            await asyncio.sleep(0.001)
+
+    ids = add(engine, *(enqueue(handler, n) for n in range(10)))
+    with working(url, registry, queues={"default": 10}, lease=30):
+        wait_until(lambda: all(job_of(engine, id).status == JobStatus.RUNNING for id in ids))
+        with connect(url) as other, other.transaction():
+            other.execute("SELECT 1 FROM sa_jobqueue.job WHERE id = %s FOR UPDATE", [ids[4]])
+            gate.set()
+            wait_until(lambda: finished(engine, *ids[:4], *ids[5:]))
+            assert job_of(engine, ids[4]).status == JobStatus.RUNNING
+        wait_until(lambda: finished(engine, ids[4]))
+
+
+def test_one_outcome_that_cannot_be_written_fails_alone(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A CHECK of the application's on our table refuses one row of a batch; the others complete, the log says which."""
+    with engine.begin() as connection:
+        connection.execute(
+            text("ALTER TABLE sa_jobqueue.job ADD CONSTRAINT taste CHECK (args <> '{\"n\": 13}' OR status <> 'completed')")
+        )
+
+    @task(registry=registry, name="handler")
+    async def handler(n: int) -> None: ...
+
+    try:
+        ids = add(engine, *(enqueue(handler, n) for n in range(100)))
+        with caplog.at_level(logging.ERROR):
+            drain(url, registry, queues={"default": 100})
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE sa_jobqueue.job DROP CONSTRAINT taste"))
+    states = [job_of(engine, id).status for id in ids]
+    assert states.count(JobStatus.COMPLETED) == 99
+    bad = job_of(engine, ids[13])
+    assert bad.status == JobStatus.FAILED
+    assert "taste" in bad.errors[0]["message"]
+    assert f"job {bad.id}" in caplog.text
+
+
+def test_a_row_that_a_foreign_key_needs_stays_when_it_should_be_deleted(
+    engine: Engine, url: str, registry: Registry
+) -> None:
+    """`retain=0` on a job that a business row references: completed and kept, its neighbours deleted."""
+
+    @task(registry=registry, name="handler", retain=0)
+    async def handler(n: int) -> None: ...
+
+    ids = add(engine, *(enqueue(handler, n) for n in range(10)))
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE invoice (job_id bigint REFERENCES sa_jobqueue.job)"))
+        connection.execute(text("INSERT INTO invoice VALUES (:id)"), {"id": ids[3]})
+    drain(url, registry, queues={"default": 10})
+    with Session(engine) as session:
+        assert [(job.id, job.status) for job in session.scalars(select(Job))] == [(ids[3], JobStatus.COMPLETED)]
+
+
+# ---- sessions and engines
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Note(Base):
+    __tablename__ = "note"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    said: Mapped[str]
+
+
+class Marked(Session):
+    """A session class of the application's own."""
+
+
+async def test_the_applications_own_sessionmakers_are_used(
+    engine: Engine, async_engine: AsyncEngine, registry: Registry
+) -> None:
+    """Its session class, its options, its engine; completed in the same transaction as ever."""
+    Base.metadata.create_all(engine)
+    kinds: list[str] = []
+
+    @task(registry=registry, name="sync")
+    def handler(ctx: JobContext) -> None:
+        kinds.append(type(ctx.session).__name__)
+        ctx.session.add(Note(said="sync"))
+
+    @task(registry=registry, name="async")
+    async def async_handler(ctx: AsyncJobContext) -> None:
+        kinds.append(type(ctx.session.sync_session).__name__)
+        ctx.session.add(Note(said="async"))
+
+    ids = add(engine, enqueue(handler), enqueue(async_handler))
+    worker = worker_for(
+        engine,
+        registry,
+        async_engine=async_engine,
+        sessionmaker=sessionmaker(engine, class_=Marked),
+        async_sessionmaker=async_sessionmaker(async_engine, sync_session_class=Marked),
+    )
+    await worker.serve(until_idle=True)
+    assert kinds == ["Marked", "Marked"]
+    assert finished(engine, *ids)
+    with Session(engine) as session:
+        assert sorted(session.scalars(select(Note.said))) == ["async", "sync"]
+
+
+def test_async_handlers_may_use_another_driver(engine: Engine, url: str, registry: Registry) -> None:
+    """An AsyncEngine over asyncpg serves `ctx.session`, completion included."""
+    Base.metadata.create_all(engine)
+
+    @task(registry=registry, name="async", record=True)
+    async def handler(ctx: AsyncJobContext) -> str:
+        ctx.session.add(Note(said="asyncpg"))
+        return "é"
+
+    (id,) = add(engine, enqueue(handler))
+
+    async def main() -> None:
+        other = create_async_engine(driver_url(url, "asyncpg"))
+        await worker_for(engine, registry, async_engine=other).serve(until_idle=True)
+        await other.dispose()
+
+    asyncio.run(main())
+    assert (job_of(engine, id).status, job_of(engine, id).result) == (JobStatus.COMPLETED, "é")
+
+
+def test_without_an_async_engine_an_async_handlers_session_says_what_to_do(
+    engine: Engine, registry: Registry
+) -> None:
+    """A sync Engine is never made into an async one: connect arguments and events would be lost."""
+
+    @task(registry=registry, name="async", max_attempts=1)
+    async def handler(ctx: AsyncJobContext) -> None:
+        await ctx.session.execute(text("SELECT 1"))
+
+    (id,) = add(engine, enqueue(handler))
+    drain(engine, registry)
+    assert "AsyncEngine" in job_of(engine, id).errors[0]["message"]
+
+
+def test_the_whole_path_in_another_schema(database_url: str, registry: Registry) -> None:
+    """Said once, to the engine: ours moves, the application's tables stay where they are."""
+    upgrade_database(database_url, schema="My Jobs")
+    engine = create_engine(database_url, execution_options={"schema_translate_map": {"sa_jobqueue": "My Jobs"}})
+    Base.metadata.create_all(engine)
+
+    @task(registry=registry, name="handler")
+    def handler(ctx: JobContext, n: int) -> None:
+        ctx.session.add(Note(said=f"{n}"))
+        if n:
+            ctx.session.add(enqueue(handler, n - 1))
+
+    add(engine, enqueue(handler, 2), enqueue(handler.options(delay=3600), 9))
+    drain(engine, registry)
+    with connect(database_url) as plain:
+        assert plain.execute('SELECT count(*) FROM "My Jobs".job WHERE status = \'completed\'').fetchone() == (3,)
+        assert plain.execute("SELECT count(*) FROM sa_jobqueue.job").fetchone() == (0,)
+        assert plain.execute("SELECT count(*) FROM public.note").fetchone() == (3,)
+    engine.dispose()
+    # The same by a URL and a name.
+    asyncio.run(Worker(database_url, {"default": 1}, registry=registry, schema="My Jobs").serve(until_idle=True))
+
+
+def test_a_worker_that_cannot_begin_says_why(engine: Engine, url: str, empty_database_url: str) -> None:
+    """AUTOCOMMIT, another driver, no schema, no server, no queue."""
+    registry = Registry()
+    with pytest.raises(AutocommitError):
+        drain(create_engine(url, isolation_level="AUTOCOMMIT"), registry)
+    with pytest.raises(ConfigurationError, match="psycopg 3, not 'psycopg2'"):
+        drain(create_engine(driver_url(url, "psycopg2")), registry)
+    with pytest.raises(SchemaError, match="sa-jobqueue migrate"):
+        drain(empty_database_url, registry)
+    with pytest.raises(DatabaseUnavailable):
+        drain("postgresql://nobody:secret@localhost:1/none", registry)
+    with pytest.raises(ConfigurationError, match="queues"):
+        Worker(url, {})
+    with pytest.raises(ConfigurationError, match="slots"):
+        Worker(url, {"default": 0})
+
+
+# ---- connections that break, waking up
+
+
+def others(url: str) -> list[int]:
+    """The server processes of all other connections to this database."""
+    with connect(url) as connection:
+        found = connection.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        return [pid for (pid,) in found]
+
+
+def test_a_worker_outlives_its_connections(engine: Engine, url: str, registry: Registry) -> None:
+    """All its backends are terminated, again and again, while it works: nothing is lost, nothing completed twice."""
+    ran: list[int] = []
+
+    @task(registry=registry, name="handler")
+    async def handler(n: int) -> None:
+        await asyncio.sleep(0.002)
+        ran.append(n)
+
+    with working(url, registry, queues={"default": 10}, lease=2) as worker:
+        ids: list[int] = []
+        for turn in range(5):
+            ids += add(engine, *(enqueue(handler, n) for n in range(turn * 100, turn * 100 + 100)))
+            seen = len(ran)
+            wait_until(lambda seen=seen: len(ran) > seen + 10)
+            engine.dispose()
+            with connect(url) as connection:
+                for pid in others(url):
+                    connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+        wait_until(lambda: finished(engine, *ids))
+        assert set(ran) == set(range(500))
+        assert worker.counts["complete"] <= 500
+    with Session(engine) as session:
+        assert {job.status for job in session.scalars(select(Job))} == {JobStatus.COMPLETED}
+
+
+def test_an_idle_worker_is_woken_and_a_deaf_one_polls(engine: Engine, url: str, registry: Registry) -> None:
+    """With LISTEN a job starts long before the next poll; without, polling finds it."""
+    started = threading.Event()
+
+    @task(registry=registry, name="handler")
+    async def handler() -> None:
+        started.set()
+
+    with working(url, registry, poll=60):
+        wait_until(lambda: gate_is_open(url))
+        add(engine, enqueue(handler))
+        assert started.wait(20)
+    started.clear()
+    with working(url, registry, poll=0.2, listen=False):
+        add(engine, enqueue(handler))
+        assert started.wait(20)
+
+
+def gate_is_open(url: str) -> bool:
+    with connect(url) as connection:
+        row: Any = connection.execute(
+            "SELECT max(pg_sequence_last_value(c.oid)) > extract(epoch FROM clock_timestamp()) * 1000"
+            " FROM pg_class c WHERE relkind = 'S' AND relname LIKE 'gate%'"
+        ).fetchone()
+        return bool(row[0])
+
+
+def test_nobody_is_notified_while_nobody_waits(engine: Engine, url: str) -> None:
+    """The trigger is silent unless a gate is open."""
+    with connect(url) as listener:
+        oid: Any = listener.execute("SELECT 'sa_jobqueue.job'::regclass::oid").fetchone()
+        listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(f"sa_jobqueue_{oid[0]}")))
+        add(engine, enqueue("anything"))
+        listener.execute("SELECT 1")
+        assert list(listener.notifies(timeout=0)) == []

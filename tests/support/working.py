@@ -1,0 +1,65 @@
+"""A worker inside the test's process.
+
+worked = drain(url, registry)                     # until nothing is due; returns the worker
+with working(url, registry) as worker: ...        # meanwhile, on a thread of its own
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+
+from sa_jobqueue import Job, Registry, Worker, WorkerSettings
+from tests.support.waiting import wait_until
+
+
+def worker_for(
+    database: str | Engine, registry: Registry, *, queues: Mapping[str, int] | None = None, **options: Any
+) -> Worker:
+    """A worker with a short lease; options of `WorkerSettings` and of `Worker` alike."""
+    own = {name: options.pop(name) for name in list(options) if name in WorkerSettings.__dataclass_fields__}
+    settings = WorkerSettings(**{"lease": 2.0, "poll": 0.1, "grace": 5.0, "unknown_delay": 60.0, **own})
+    return Worker(database, queues or {"default": 4}, registry=registry, settings=settings, **options)
+
+
+def drain(database: str | Engine, registry: Registry, **options: Any) -> Worker:
+    """Work until nothing is due."""
+    worker = worker_for(database, registry, **options)
+    asyncio.run(worker.serve(until_idle=True))
+    return worker
+
+
+@contextmanager
+def working(database: str | Engine, registry: Registry, **options: Any) -> Iterator[Worker]:
+    """A worker that works meanwhile; its error, if it cannot start, is raised here."""
+    worker = worker_for(database, registry, **options)
+    ended: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            asyncio.run(worker.serve())
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run, name="worker of a test")
+    thread.start()
+    try:
+        wait_until(lambda: worker.serving or ended)
+        yield worker
+    finally:
+        worker.stop()
+        thread.join(30)
+    if ended:
+        raise ended[0]
+
+
+def job_of(engine: Engine, id: int) -> Job:
+    """The row as it is now."""
+    with Session(engine) as session:
+        return session.scalars(select(Job).where(Job.id == id)).one()
