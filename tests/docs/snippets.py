@@ -178,7 +178,7 @@ class Reader:
 
     def _write(self, kind: str, name: str, source: str) -> str | None:
         file = self.cwd / name
-        assert self.folder in file.resolve().parents, f"{name} would be outside of the reader's folder"
+        assert self.folder / "reader" in file.resolve().parents, f"{name} would be outside of the reader's folder"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(source)
         return check(kind, source)
@@ -289,14 +289,14 @@ def transcript(source: str) -> Iterator[tuple[str, str]]:
             command, continues = f"{command[:-1]} {line.strip()}", line.endswith("\\")
         elif line.startswith("$ ") or line == "^C":
             if command is not None:
-                yield command, "\n".join(shown)
+                yield command, "".join(f"{one}\n" for one in shown)
             command, shown = line.removeprefix("$ "), []
             continues = line.endswith("\\")
         else:
             assert command is not None, f"a console block begins with '$ ', not {line!r}"
             shown.append(line)
     if command is not None:
-        yield command, "\n".join([*shown, ""]) if shown else ""
+        yield command, "".join(f"{one}\n" for one in shown)
 
 
 def check(kind: str, source: str) -> str | None:

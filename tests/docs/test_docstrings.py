@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import pkgutil
+import re
+import textwrap
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +18,7 @@ from sybil.parsers.rest import DocTestParser
 
 import sa_jobqueue
 from sa_jobqueue.tasks import default_registry
+from tests.docs.commands import check_commands
 
 MODULES = ["sa_jobqueue"] + [
     one.name for one in pkgutil.walk_packages(sa_jobqueue.__path__, "sa_jobqueue.") if not one.name.endswith("__main__")
@@ -33,3 +39,23 @@ def test_the_examples_of_a_module(name: str, monkeypatch: pytest.MonkeyPatch) ->
     document.namespace.update(vars(module))
     for example in document.examples():
         example.evaluate()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_other_examples_of_a_module(name: str) -> None:
+    """What is indented in a docstring and is not run is at least Python, or a command that is there."""
+    source = Path(str(importlib.import_module(name).__file__)).read_text()
+    for _, _, docstring in PythonDocStringDocument.extract_docstrings(source):
+        for block in indented(inspect.cleandoc(docstring)):
+            if "sa-jobqueue" in block:
+                check_commands(block)
+            elif block.startswith("["):
+                tomllib.loads(block)
+            else:
+                compile(block, name, "exec")
+
+
+def indented(text: str) -> Iterator[str]:
+    """The indented paragraphs of a docstring that follow an empty line: examples, not Google's sections."""
+    for found in re.finditer(r"(?<=\n\n)((?: {4}.*\n|\n)+)", text + "\n"):
+        yield textwrap.dedent(found[1])

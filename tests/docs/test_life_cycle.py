@@ -1,4 +1,4 @@
-"""The page of the life cycle says what the code does: its diagram, its table, its figures."""
+"""The page of the life cycle says what the code does: its diagram and its table."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from sa_jobqueue.lifecycle import FINISHED, LIVE, TRANSITIONS, JobStatus, Rules
-from sa_jobqueue.retry import MAX_ERRORS, MAX_MESSAGE, MAX_TRACEBACK
+from sa_jobqueue.lifecycle import FINISHED, LIVE, TRANSITIONS, JobStatus
 from tests.support.commands import ROOT
 
 PAGE = ROOT / "docs" / "explanation" / "life-cycle.md"
@@ -52,17 +51,3 @@ def test_the_groups_of_states_are_those_of_the_code() -> None:
     assert final is not None
     assert set(re.findall(r"`(\w+)`", live[1])) == LIVE
     assert set(re.findall(r"`(\w+)`", final[1])) == FINISHED
-
-
-def test_the_figures_are_those_of_the_code() -> None:
-    """Lengths, bounds and times that the docs name are the defaults."""
-    text = PAGE.read_text()
-    for figure in (f"{MAX_MESSAGE:,}", f"{MAX_TRACEBACK:,}", f"latest {MAX_ERRORS} entries"):
-        assert figure in text
-    rules = Rules()
-    assert rules.max_rescues == 5
-    retention = (ROOT / "docs" / "howto" / "retention.md").read_text()
-    assert rules.retain == 7 * 86_400
-    assert "after 7\ndays" in retention
-    assert rules.retain_failed == 30 * 86_400
-    assert "failed ones after 30" in retention

@@ -1,0 +1,74 @@
+"""Each figure in the docs is what the code has as its default, and each link of README leads somewhere."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sa_jobqueue import RetryPolicy, WorkerSettings, task
+from sa_jobqueue.lifecycle import Rules
+from sa_jobqueue.migrations.v01 import GATES
+from sa_jobqueue.payload import MAX_PAYLOAD
+from sa_jobqueue.retry import MAX_ERRORS, MAX_MESSAGE, MAX_TRACEBACK
+from sa_jobqueue.tasks import Options, Registry
+from sa_jobqueue.worker.worker import SERVICE_CONNECTIONS
+from tests.support.commands import ROOT
+
+DOCS = ROOT / "docs"
+SETTINGS, RULES, POLICY = WorkerSettings(), Rules(), RetryPolicy()
+DAY = 86_400
+
+pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="docs/ is not here")
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence", "code", "said"),
+    [
+        ("explanation/leases.md", "for 60 seconds the job is this worker's", SETTINGS.lease, 60),
+        ("explanation/leases.md", "After five rescues the job is `failed`", RULES.max_rescues, 5),
+        ("explanation/leases.md", "After five rescues the job is `failed`", SETTINGS.max_rescues, 5),
+        ("explanation/life-cycle.md", f"cut to {MAX_MESSAGE:,} characters", MAX_MESSAGE, 2_000),
+        ("explanation/life-cycle.md", f"to its last {MAX_TRACEBACK:,}", MAX_TRACEBACK, 8_000),
+        ("explanation/life-cycle.md", f"its latest {MAX_ERRORS} entries", MAX_ERRORS, 20),
+        ("explanation/claiming.md", "not start within two seconds goes back", SETTINGS.hoard, 2),
+        ("explanation/waking.md", "at most once a second", SETTINGS.poll, 1),
+        ("explanation/decisions/006-gates-as-sequences.md", "Sixteen sequences", GATES, 16),
+        ("explanation/decisions/007-sync-service-thread.md", "three connections per process", SERVICE_CONNECTIONS, 3),
+        ("howto/deploy.md", "three connections for itself", SERVICE_CONNECTIONS, 3),
+        ("howto/deploy.md", "one minute by default", SETTINGS.lease, 60),
+        ("howto/deploy.md", "The grace time is 30 seconds", SETTINGS.grace, 30),
+        ("howto/options.md", "The default is 4", Options().priority, 4),
+        ("howto/options.md", "at most 1 MiB as JSON", MAX_PAYLOAD, 2**20),
+        ("howto/options.md", "`Registry(max_payload=...)` changes that", Registry().max_payload, MAX_PAYLOAD),
+        ("howto/rename.md", "goes back to the queue for 15 seconds", SETTINGS.unknown_delay, 15),
+        ("howto/retention.md", "cancelled ones after 7 days", RULES.retain, 7 * DAY),
+        ("howto/retention.md", "failed ones after 30", RULES.retain_failed, 30 * DAY),
+        ("howto/retries.md", "it is 15 seconds, doubled each time", (POLICY.base, POLICY.factor), (15, 2)),
+        ("howto/retries.md", "at most 6 hours", POLICY.cap, 6 * 3_600),
+        ("howto/retries.md", "with ten attempts in all", Options().max_attempts, 10),
+    ],
+)
+def test_a_figure_is_the_default(page: str, sentence: str, code: object, said: object) -> None:
+    """The page says it, and the code has it."""
+    assert sentence in " ".join((DOCS / page).read_text().split())
+    assert code == said
+
+
+def test_a_failed_job_stays_at_least_thirty_days() -> None:
+    """Whatever `retain` says; longer if `retain` is longer."""
+    registry = Registry()
+    soon = task(name="soon", retain=0, registry=registry)(lambda: None)
+    late = task(name="late", retain=90 * DAY, registry=registry)(lambda: None)
+    assert (soon.rules.retain_failed, late.rules.retain_failed) == (30 * DAY, 90 * DAY)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_links_lead_somewhere(name: str) -> None:
+    """Those to files of this project; Sphinx checks the links between pages."""
+    page = ROOT / name
+    if not page.exists():
+        pytest.skip(f"{name} is not in the wheel's tests")
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    beside = {"CONTRIBUTING.md"} if not (ROOT / "CONTRIBUTING.md").exists() else set()
+    assert [link for link in links if link not in beside and not (ROOT / link).exists()] == []
