@@ -115,9 +115,11 @@ class Prepared:
         """The plan; with `analyze` the statement is executed, and rolled back."""
         options = "ANALYZE, BUFFERS, FORMAT JSON" if analyze else "FORMAT JSON"
         command = sql.SQL("EXPLAIN ({}) {}").format(sql.SQL(options), self._execute(parameters))
-        row = self._driver.execute(command, prepare=False).fetchone()
+        try:
+            row = self._driver.execute(command, prepare=False).fetchone()
+        finally:
+            self._driver.pgconn.exec_(b"ROLLBACK")  # past psycopg, which forgets what it has prepared with a rollback
         assert row is not None
-        self._driver.pgconn.exec_(b"ROLLBACK")  # past psycopg, which forgets what it has prepared with a rollback
         return Plan(row[0][0]["Plan"], row[0][0].get("Execution Time"))
 
     def plans(self) -> tuple[int, int]:

@@ -1,0 +1,247 @@
+"""The plans of what runs all the time: by index, however many jobs there are and whenever the plan was made.
+
+Each is pinned twice: on 200,000 analyzed rows, and planned on an empty, vacuumed table on which 200,000 jobs arrive
+afterwards. The statements are prepared by psycopg, with the worker's own settings and a plan for any values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from sqlalchemy import ClauseElement, Connection, Engine, create_engine, text
+
+from sa_jobqueue.lifecycle import Change, Event, JobStatus
+from sa_jobqueue.statements import apply_changes, claim_jobs, expired_leases, prune_jobs, renew_leases
+from sa_jobqueue.statements.apply import apply_parameters
+from sa_jobqueue.statements.claim import claim_parameters
+from sa_jobqueue.statements.leases import cancel_requests
+from tests.support.databases import Databases
+from tests.support.factory import completed
+from tests.support.plans import Plan, Prepared, service_connection
+
+ROWS = 200_000
+
+#: Every hundredth job runs; the others are queued, a third of them for later, or done, over three queues and all
+#: priorities.
+FILL = f"""
+    INSERT INTO sa_jobqueue.job (
+        id, queue, task, priority, run_at, status, claims, attempt, lease_expires_at, finished_at, purge_at
+    )
+    SELECT
+        n,
+        (ARRAY['a', 'b', 'c'])[1 + mod(n, 3)],
+        'a_task',
+        mod(n, 10),
+        now() - n * interval '1 ms' + CASE WHEN mod(n, 7) < 2 THEN interval '1 day' ELSE interval '0' END,
+        status,
+        1,
+        1,
+        CASE WHEN status = 'running' THEN now() + interval '1 hour' END,
+        CASE WHEN status = 'completed' THEN now() END,
+        CASE WHEN status = 'completed' THEN now() + (n - {ROWS} / 2) * interval '1 s' END
+    FROM (
+        SELECT n, CASE WHEN mod(n, 100) = 0 THEN 'running' WHEN mod(n, 5) = 0 THEN 'completed' ELSE 'queued' END AS status
+        FROM generate_series(1, {ROWS}) AS n
+    ) AS made
+"""
+
+RUNNING = [100 * n for n in range(1, 101)]
+
+
+@dataclass(frozen=True)
+class Statements:
+    """Prepared before the rows came, or after."""
+
+    connection: Connection
+    claim: Prepared
+    apply: Prepared
+    renew: Prepared
+    cancelled: Prepared
+    expired: Prepared
+    prune: Prepared
+
+
+def prepare(connection: Connection) -> Statements:
+    def one(statement: object, **parameters: object) -> Prepared:
+        assert isinstance(statement, ClauseElement)
+        return Prepared(connection, statement, parameters)
+
+    prepared = Statements(
+        connection,
+        # psycopg takes the smallest type that holds a number, and prepares anew for another: so large ones here.
+        claim=one(claim_jobs(worker="me", queues={"none": ROWS}, lease=60.0)),
+        apply=one(apply_changes([completed(2 * ROWS)])),
+        renew=one(renew_leases(ids=[2 * ROWS], claims=[1], lease=60.0)),
+        cancelled=one(cancel_requests(ids=[2 * ROWS], claims=[1])),
+        expired=one(expired_leases()),
+        prune=one(prune_jobs(limit=0)),
+    )
+    connection.commit()
+    return prepared
+
+
+def vacuum(engine: Engine) -> None:
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("VACUUM ANALYZE sa_jobqueue.job")
+
+
+@pytest.fixture(scope="module", params=["planned on 200,000 rows", "planned on an empty table"])
+def statements(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Statements]:
+    """Nothing is committed by the tests, so they share the rows."""
+    name = databases.new_name()
+    engine = create_engine(databases.create(name))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE sa_jobqueue.job SET (autovacuum_enabled = off)")
+
+    def fill() -> None:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(FILL)
+
+    if request.param == "planned on 200,000 rows":
+        fill()
+    vacuum(engine)
+    with service_connection(engine, plan_cache_mode="force_generic_plan") as connection:
+        prepared = prepare(connection)
+        if request.param == "planned on an empty table":
+            fill()
+        yield prepared
+    engine.dispose()
+    databases.drop(name)
+
+
+def assert_by(plan: Plan, *indexes: str) -> None:
+    """The table is read through these indexes only, nothing of it is sorted, nothing is read in vain."""
+    readings = plan.on("job")
+    assert {node["Node Type"] for node in readings} <= {"Index Scan", "Index Only Scan"}, plan
+    assert plan.indexes <= set(indexes), plan
+    assert all("Index Cond" in node for node in readings), f"a scan of a whole index:\n{plan}"
+    assert "Sort" not in plan.kinds, plan
+
+
+@pytest.mark.parametrize("size", [1, 10, 100])
+def test_a_claim_reads_what_it_takes(statements: Statements, size: int) -> None:
+    """Two probes of indexes, a lock and an update for each job, and one probe for each slot."""
+    parameters = claim_parameters(worker="me", queues={"a": size, "b": size}, lease=60.0)
+
+    plan = statements.claim.explain(parameters)
+
+    assert_by(plan, "job_claim_idx", "job_pkey")
+    assert plan.root["Actual Rows"] == 2 * size, plan
+    assert plan.largest_discard <= 10, plan  # a slot of the other queue
+    assert plan.blocks <= 100 + 2 * size * 20, plan
+
+
+def test_a_claim_does_not_read_what_is_due_later(statements: Statements) -> None:
+    """Future jobs stand in the same slots, and are not walked over."""
+    parameters = claim_parameters(worker="me", queues={"a": ROWS}, lease=60.0)
+    due = statements.claim.explain(parameters)
+    reading = next(node for node in due.on("job") if node["Index Name"] == "job_claim_idx")
+
+    assert reading.get("Rows Removed by Filter", 0) == 0, due
+    assert reading["Actual Rows"] * reading["Actual Loops"] == pytest.approx(due.root["Actual Rows"], rel=0.01), due
+
+
+@pytest.mark.parametrize("retain", [60.0, 0.0])
+@pytest.mark.parametrize("size", [1, 10, 100])
+def test_applying_reads_what_it_writes(statements: Statements, size: int, retain: float) -> None:
+    """And compares no row with another's change."""
+    changes = [completed(id, retain=retain) for id in RUNNING[:size]]
+
+    plan = statements.apply.explain(apply_parameters(changes))
+
+    assert_by(plan, "job_running_idx", "job_pkey")
+    assert "Nested Loop" not in plan.kinds, plan
+    assert plan.blocks <= 100 + size * 40, plan
+
+
+@pytest.mark.parametrize("size", [1, 10, 100])
+def test_applying_what_is_lost_reads_no_more(statements: Statements, size: int) -> None:
+    """Whether a row is still ours is looked up by its id, not in a hash of all that runs."""
+    late = [Change(id, 9, Event.COMPLETE, JobStatus.COMPLETED, JobStatus.COMPLETED) for id in RUNNING[:size]]
+
+    plan = statements.apply.explain(apply_parameters(late))
+
+    assert_by(plan, "job_running_idx", "job_pkey")
+    assert plan.blocks <= 100 + size * 40, plan
+
+
+@pytest.mark.parametrize("claims", [1, 9])
+@pytest.mark.parametrize("size", [1, 10, 100])
+def test_renewing_reads_what_is_held(statements: Statements, size: int, claims: int) -> None:
+    """Held still, or lost."""
+    parameters = {"lease_ids": RUNNING[:size], "lease_claims": [claims] * size, "lease_seconds": 60.0}
+
+    plan = statements.renew.explain(parameters)
+
+    assert_by(plan, "job_running_idx", "job_pkey")
+    assert "Nested Loop" not in plan.kinds, plan
+    assert plan.blocks <= 100 + size * 30, plan
+
+
+def test_asking_for_cancels_reads_what_is_held(statements: Statements) -> None:
+    """It is asked often."""
+    plan = statements.cancelled.explain({"lease_ids": RUNNING, "lease_claims": [1] * 100})
+
+    assert_by(plan, "job_running_idx", "job_pkey")
+    assert plan.blocks <= 100 + 100 * 10, plan
+
+
+def test_looking_for_expired_leases_reads_what_runs(statements: Statements) -> None:
+    """Only the index of running jobs: it is small by nature."""
+    plan = statements.expired.explain({"after_id": 0, "page": 100})
+
+    assert_by(plan, "job_running_idx")
+    assert plan.largest_discard <= ROWS // 100, plan
+
+
+def test_pruning_reads_what_it_deletes(statements: Statements) -> None:
+    """The oldest come first out of their index."""
+    plan = statements.prune.explain({"page": 100})
+
+    assert_by(plan, "job_purge_idx", "job_pkey")
+    assert plan.blocks <= 100 + 100 * 20, plan
+
+
+def test_the_time_of_a_batch_grows_with_its_size_not_with_its_square(statements: Statements) -> None:
+    """Counted in rows that were looked at, not in seconds."""
+    changes = [completed(id) for id in range(100, 100_001, 100)]
+
+    plan = statements.apply.explain(apply_parameters(changes))
+
+    looked_at = max(node["Actual Rows"] * node["Actual Loops"] for node in plan.nodes())
+    assert len(changes) == 1_000
+    assert looked_at <= 1_001, plan
+
+
+#: What a first draft would look like.
+UPDATE_FROM = text(
+    "UPDATE sa_jobqueue.job SET lease_expires_at = now() "
+    "FROM unnest(CAST(:ids AS bigint[]), CAST(:claims AS integer[])) AS held(id, claims) "
+    "WHERE job.id = held.id AND job.claims = held.claims AND job.status = 'running'"
+)
+
+
+def test_the_pins_can_fail(databases: Databases) -> None:
+    """Without the worker's settings the same statement, planned on an empty table, reads the whole table."""
+    name = databases.new_name()
+    engine = create_engine(databases.create(name))
+    vacuum(engine)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
+        naive = Prepared(
+            connection,
+            UPDATE_FROM,
+            {"ids": [1], "claims": [1]},
+        )
+        connection.commit()
+        with engine.begin() as filling:
+            filling.exec_driver_sql(FILL)
+
+        plan = naive.explain({"ids": RUNNING, "claims": [1] * 100})
+
+    with pytest.raises(AssertionError):
+        assert_by(plan, "job_running_idx", "job_pkey")
+    engine.dispose()
+    databases.drop(name)
