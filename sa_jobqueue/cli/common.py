@@ -98,9 +98,9 @@ def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def help_text(docstring: str) -> str:
-    """A docstring as Typer's help: paragraphs of examples keep their lines."""
+    """A docstring as Typer's help: prose is one line per paragraph, to be wrapped; examples keep their lines."""
     paragraphs = inspect.cleandoc(docstring).split("\n\n")
-    return "\n\n".join(f"\b\n{one}" if one.startswith("sa-jobqueue ") else one for one in paragraphs)
+    return "\n\n".join(f"\b\n{one}" if one.startswith("sa-jobqueue ") else one_line(one) for one in paragraphs)
 
 
 # ---- the database

