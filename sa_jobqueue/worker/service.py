@@ -73,11 +73,12 @@ class Service:
         settings: WorkerSettings,
         listening: Callable[[], bool],
         idle: Callable[[], None] | None = None,
+        max_jobs: int | None = None,
         job: type[Job] = Job,
     ) -> None:
         self._connector, self._worker, self._lanes, self._writer = connector, worker, lanes, writer
         self._take_in, self._flights, self._settings, self._listening = take_in, flights, settings, listening
-        self._idle = idle
+        self._idle, self._max_jobs = idle, max_jobs
         self._job = job
         self._looks = {name: _Look() for name in lanes}
         self._wake = threading.Event()
@@ -137,7 +138,7 @@ class Service:
     def _pause(self) -> float | None:
         if self._failures:
             return min(0.1 * 2.0 ** min(self._failures - 1, 10), 5.0) * random.uniform(0.8, 1.2)
-        times = [self._looks[name].at for name, lane in self._lanes.items() if self._claiming and lane.free() > 0]
+        times = [self._looks[name].at for name, lane in self._lanes.items() if self._may_claim and lane.free() > 0]
         if (locked := self._writer.next_at()) is not None:
             times.append(locked)
         return max(min(times) - monotonic(), 0.0) if times else 1.0
@@ -175,16 +176,22 @@ class Service:
             self._heed(connection, wanted, jobs)
         return True
 
+    @property
+    def _may_claim(self) -> bool:
+        return self._claiming and (self._max_jobs is None or self.claimed < self._max_jobs)
+
     def _wanted(self) -> dict[str, int]:
         """How many jobs to claim from each queue now."""
-        if not self._claiming:
+        if not self._may_claim:
             return {}
         now = monotonic()
-        return {
-            name: free
-            for name, lane in self._lanes.items()
-            if self._looks[name].at <= now and (free := lane.free()) > 0
-        }  # fmt: skip
+        left = self._max_jobs - self.claimed if self._max_jobs is not None else None
+        wanted: dict[str, int] = {}
+        for name, lane in self._lanes.items():
+            free = lane.free() if left is None else min(lane.free(), left - sum(wanted.values()))
+            if free > 0 and self._looks[name].at <= now:
+                wanted[name] = free
+        return wanted
 
     def _heed(self, connection: Connection, wanted: dict[str, int], jobs: list[ClaimedJob]) -> None:
         """After a claim: hand the jobs over, and decide when to look again."""

@@ -238,7 +238,7 @@ class Worker:
         assert self._stop is not None
         while not self._stop.is_set():
             try:
-                await asyncio.wait_for(self._stop.wait(), timeout=1.0)
+                await asyncio.wait_for(self._stop.wait(), timeout=1.0 if self._max_jobs is None else 0.1)
             except TimeoutError:
                 if (reason := self._wants_recycling()) is not None:
                     logger.warning("%s: ending, to be started anew", reason)
@@ -337,6 +337,7 @@ class Worker:
             settings=settings,
             listening=lambda: self._listener is not None and self._listener.listening,
             idle=self.stop if until_idle else None,
+            max_jobs=self._max_jobs,
             job=self._job,
         )
         self._maintenance = Maintenance(
