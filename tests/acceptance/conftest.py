@@ -1,0 +1,128 @@
+"""Real workers on a database of the test's own: `shop` is the test's view of both."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sqlalchemy import Engine, create_engine, select
+from sqlalchemy.orm import Session
+
+from sa_jobqueue import Job, JobStatus
+from sa_jobqueue.models import SCHEMA
+from tests.acceptance.app import Base, Effect
+from tests.support.commands import Command, start_command
+from tests.support.waiting import PATIENCE, wait_until
+
+APP = "tests.acceptance.app:registry"
+
+
+@dataclass
+class Shop:
+    """An application, its database, and the folder in which its handlers and the test leave word."""
+
+    url: str
+    engine: Engine
+    folder: Path
+    schema: str = SCHEMA
+
+    # ---- workers
+
+    @contextmanager
+    def work(self, *options: str, app: str = APP, env: Mapping[str, str] | None = None) -> Generator[Command]:
+        """A worker: `sa-jobqueue work`, up and claiming; whatever is left of it is killed at the end."""
+        arguments = ["work", f"--app={app}", "--lease=1", "--poll=0.1", f"--schema={self.schema}", *options]
+        extra = {"ACCEPTANCE_FOLDER": str(self.folder), **(env or {})}
+        with start_command(*arguments, url=self.url, env=extra) as worker:
+            family: list[psutil.Process] = []
+            try:
+                worker.wait_for(" serves ")
+                family = worker.children()
+                yield worker
+            finally:
+                if psutil.pid_exists(worker.pid):
+                    family += worker.children()
+                    worker.kill()
+                for process in family:
+                    if process.is_running():
+                        process.kill()
+
+    # ---- jobs
+
+    def add(self, *jobs: Job) -> list[int]:
+        """Enqueue jobs in one transaction; their ids."""
+        with Session(self.engine) as session:
+            session.add_all(jobs)
+            session.flush()
+            ids = [job.id for job in jobs]
+            session.commit()
+            return ids
+
+    def jobs(self, *where: Any) -> Sequence[Job]:
+        """The jobs as they are now, by id."""
+        with Session(self.engine) as session:
+            return session.scalars(select(Job).where(*where).order_by(Job.id)).all()
+
+    def job(self, id: int) -> Job:
+        """One job as it is now."""
+        (found,) = self.jobs(Job.id == id)
+        return found
+
+    def wait_for(self, *ids: int, status: JobStatus = JobStatus.COMPLETED, timeout: float = PATIENCE) -> list[Job]:
+        """Wait until these jobs (all, if none is named) have a status."""
+
+        def look() -> list[Job]:
+            found = self.jobs(*([Job.id.in_(ids)] if ids else []))
+            others = [job for job in found if job.status != status]
+            assert not others, f"{len(others)} jobs are not {status} yet, among them {others[:3]}: {others[0].errors}"
+            return list(found)
+
+        return wait_until(look, timeout)
+
+    def execute(self, statement: Any) -> Any:
+        """Execute a statement in a transaction of its own; its rows."""
+        with self.engine.begin() as connection:
+            result = connection.execute(statement)
+            return result.all() if result.returns_rows else []
+
+    def effects(self) -> list[Effect]:
+        """What handlers have written, and committed."""
+        with Session(self.engine) as session:
+            return list(session.scalars(select(Effect).order_by(Effect.id)))
+
+    # ---- handlers
+
+    def pids(self, file: str) -> list[int]:
+        """The processes whose handlers left word in this file."""
+        try:
+            return [int(line) for line in (self.folder / file).read_text(encoding="ascii").split()]
+        except FileNotFoundError:
+            return []
+
+    def wait_said(self, file: str, times: int = 1) -> list[int]:
+        """Wait until handlers have left word in this file so many times."""
+        return (
+            wait_until(
+                lambda: said if len(said := self.pids(file)) >= times else None,
+                message=f"{times} lines in {file!r}; there are {sorted(path.name for path in self.folder.iterdir())}",
+            )
+            or []
+        )
+
+    def go(self, name: str) -> None:
+        """Let the handler go on that waits under this name."""
+        (self.folder / f"go-{name}").touch()
+
+
+@pytest.fixture
+def shop(database_url: str, tmp_path: Path) -> Iterator[Shop]:
+    """The application on a database of its own."""
+    engine = create_engine(database_url)
+    Base.metadata.create_all(engine)
+    yield Shop(database_url, engine, tmp_path)
+    engine.dispose()

@@ -1,0 +1,131 @@
+"""Workers that die, sleep, lose their claims or their database: every job is done, and its effect is there once."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from sqlalchemy import text
+
+from sa_jobqueue import Job, JobStatus, enqueue
+from sa_jobqueue.statements import release_jobs
+from sa_jobqueue.tasks import AnyTask
+from tests.acceptance import app
+from tests.acceptance.conftest import Shop
+from tests.support.waiting import wait_until
+
+
+@pytest.mark.parametrize("held", [app.held, app.held_async])
+def test_a_job_of_a_killed_worker_is_rescued_and_runs_once_more(shop: Shop, held: AnyTask) -> None:
+    """The crash costs no attempt; it is counted as a rescue and written down."""
+    (job_id,) = shop.add(enqueue(held, "a"))
+    with shop.work() as first:
+        shop.wait_said("started-a")
+        first.kill()
+        with shop.work() as second:
+            (job,) = shop.wait_for(job_id)
+    assert (job.attempt, job.rescues, job.claims) == (1, 1, 2)
+    assert [error["type"] for error in job.errors] == ["WorkerLost"]
+    assert [effect.pid for effect in shop.effects()] == [second.pid]
+
+
+@pytest.mark.parametrize("held", [app.held, app.held_async])
+def test_a_worker_that_slept_past_its_lease_writes_nothing_any_more(shop: Shop, held: AnyTask) -> None:
+    """SIGSTOP, another worker takes over, SIGCONT: neither the zombie's writes nor its completion count."""
+    (job_id,) = shop.add(enqueue(held, "a"))
+    with shop.work() as zombie:
+        shop.wait_said("started-a")
+        zombie.send(signal.SIGSTOP)
+        with shop.work() as second:
+            (done,) = shop.wait_for(job_id)
+            shop.go("a")
+            zombie.send(signal.SIGCONT)
+            shop.wait_said("ended-a", times=2)
+            zombie.send(signal.SIGTERM)
+            assert zombie.wait() == 0
+        assert [effect.pid for effect in shop.effects()] == [second.pid]
+        job = shop.job(job_id)
+        assert (job.status, job.attempt, job.rescues, job.claims) == (JobStatus.COMPLETED, 1, 1, 2)
+        assert (job.finished_at, job.worker) == (done.finished_at, done.worker)
+
+
+@pytest.mark.parametrize("held", [app.held, app.held_async])
+def test_a_handler_that_lost_its_claim_leaves_no_writes(shop: Shop, held: AnyTask) -> None:
+    """The claim went to another run while this one was busy; only that one's writes are kept."""
+    (job_id,) = shop.add(enqueue(held, "a"))
+    with shop.work() as worker:
+        shop.wait_said("started-a")
+        shop.execute(release_jobs(Job.id == job_id))
+        (done,) = shop.wait_for(job_id)
+        shop.go("a")
+        worker.wait_for(f"job {job_id}: its ")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert len(shop.effects()) == 1
+    assert (done.attempt, done.claims, shop.job(job_id).finished_at) == (1, 2, done.finished_at)
+
+
+def test_a_job_with_one_attempt_that_was_only_buffered_in_a_killed_worker_still_runs(shop: Shop) -> None:
+    """What a worker had claimed ahead is as good as new after its death."""
+    shop.add(*(enqueue(app.nothing, n) for n in range(400)), enqueue(app.held, "a"))
+    ids = shop.add(*(enqueue(app.once) for _ in range(300)))
+    claimed_ahead = (Job.id.in_(ids), Job.status == JobStatus.RUNNING)
+    with shop.work("--queue=default=1") as first:
+        shop.wait_said("started-a")
+        buffered = [job.id for job in wait_until(lambda: shop.jobs(*claimed_ahead))]
+        first.kill()
+    with shop.work():
+        done = shop.wait_for()
+    assert len(shop.effects()) == len(ids) + 1
+    assert {job.attempt for job in done} == {1}
+    assert {job.rescues for job in done if job.id in buffered} == {1}
+
+
+def test_a_job_that_kills_its_worker_each_time_ends_failed_and_takes_no_neighbour_with_it(shop: Shop) -> None:
+    """Its rescues have a bound; the jobs that died with it by accident are done, and have lost no attempt."""
+    before = shop.add(*(enqueue(app.nap, 0.02) for _ in range(6)))
+    (killer,) = shop.add(enqueue(app.kill_worker))
+    after = shop.add(*(enqueue(app.nap, 0.02) for _ in range(20)))
+    with shop.work("--processes=2", "--lease=0.5", "--queue=default=4"):
+        (failed,) = shop.wait_for(killer, status=JobStatus.FAILED, timeout=60)
+        neighbours = shop.wait_for(*before, *after)
+    assert failed.rescues == len(shop.pids("killed")) == 5
+    assert "its worker died 5 times" in failed.errors[-1]["message"]
+    assert {job.attempt for job in neighbours} == {1}
+    assert len(shop.effects()) == len(neighbours)
+
+
+def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(shop: Shop) -> None:
+    """Renewals come from a thread of their own; nobody rescues what is alive."""
+    ids = shop.add(enqueue(app.block, 2.5), enqueue(app.held_async, "neighbour"))
+    with shop.work("--lease=0.5") as worker, shop.work("--lease=0.5", "--queue=other"):
+        shop.go("neighbour")
+        done = shop.wait_for(*ids)
+    assert {(job.attempt, job.rescues, job.claims) for job in done} == {(1, 0, 1)}
+    assert {effect.pid for effect in shop.effects()} == {worker.pid}
+
+
+def test_a_worker_whose_connections_are_cut_again_and_again_goes_on(shop: Shop) -> None:
+    """Nothing is lost and nothing happens twice, however often the server hangs up on all of them."""
+    ids = shop.add(
+        *(enqueue(app.write.options(queue="sync"), str(n)) for n in range(300)),
+        *(enqueue(app.write_async.options(queue="async"), str(n)) for n in range(300)),
+        *(enqueue(app.nothing, n) for n in range(1_000)),
+    )
+    cut = text(
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
+    done = text("SELECT count(*) FROM sa_jobqueue.job WHERE status = 'completed'")
+    with shop.work("--queue=sync=4", "--queue=async=4", "--queue=default=4") as worker:
+        for share in (0.05, 0.2, 0.4, 0.6, 0.8):
+            enough = share * len(ids)
+            wait_until(lambda enough=enough: shop.execute(done)[0][0] >= enough)  # type: ignore[misc]
+            shop.execute(cut)
+        finished = shop.wait_for()
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert {job.status for job in finished} == {JobStatus.COMPLETED}
+    assert {job.rescues for job in finished} <= {0, 1}
+    effects = [effect.job_id for effect in shop.effects()]
+    assert len(effects) == len(set(effects)) == 600

@@ -1,0 +1,190 @@
+"""Several worker processes under a supervisor: kept alive, drained with it, started anew when they ask."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+from time import monotonic
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sa_jobqueue import JobStatus, enqueue
+from sa_jobqueue.worker.supervisor import RECYCLE, restart_delay
+from sa_jobqueue.worker.worker import Ending
+from tests.acceptance import app
+from tests.acceptance.conftest import APP, Shop
+from tests.support.commands import Command, run_command, start_command
+from tests.support.waiting import wait_until
+
+
+def workers(supervisor: Command) -> list[psutil.Process]:
+    """The worker processes that run now."""
+    return [child for child in supervisor.children() if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def wait_gone(*processes: psutil.Process) -> None:
+    wait_until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes))
+
+
+def test_a_killed_worker_process_is_started_again(shop: Shop) -> None:
+    """The job that it was running is rescued, and done by a process that lives."""
+    (job_id,) = shop.add(enqueue(app.held, "a"))
+    with shop.work("--processes=2") as supervisor:
+        (victim,) = shop.wait_said("started-a")
+        os.kill(victim, signal.SIGKILL)
+        (job,) = shop.wait_for(job_id)
+        assert (job.attempt, job.rescues) == (1, 1)
+        wait_until(lambda: len(workers(supervisor)) == 2)
+        assert victim not in {one.pid for one in workers(supervisor)}
+        assert f"(pid {victim}) was ended by SIGKILL" in supervisor.output
+        supervisor.send(signal.SIGTERM)
+        assert supervisor.wait() == 0
+    assert len(shop.effects()) == 1
+
+
+def test_ctrl_c_reaches_the_supervisor_alone_which_lets_all_drain(shop: Shop) -> None:
+    """A terminal signals its whole foreground group; a worker that heard it twice would not wait for its jobs."""
+    ids = shop.add(enqueue(app.held, "a"), enqueue(app.held_async, "b"))
+    with shop.work("--processes=2", "--queue=default=1", "--lease=30") as supervisor:
+        shop.wait_said("started-a")
+        shop.wait_said("started-b")
+        supervisor.send_group(signal.SIGINT)
+        supervisor.wait_for("SIGTERM: finishing")
+        shop.go("a")
+        shop.go("b")
+        assert supervisor.wait() == 0
+    shop.wait_for(*ids)
+    assert {job.attempt for job in shop.jobs()} == {1}
+
+
+def test_a_second_signal_reaches_the_workers(shop: Shop) -> None:
+    """They leave at once, and what they ran goes back."""
+    (job_id,) = shop.add(enqueue(app.never_ends, "a"))
+    with shop.work("--processes=2", "--lease=30") as supervisor:
+        shop.wait_said("started-a")
+        supervisor.send(signal.SIGTERM)
+        supervisor.wait_for("SIGTERM: finishing")
+        begun = monotonic()
+        supervisor.send(signal.SIGTERM)
+        assert supervisor.wait() == 0
+        assert monotonic() - begun < 5
+    assert (shop.job(job_id).status, shop.job(job_id).attempt) == (JobStatus.QUEUED, 0)
+
+
+def test_workers_drain_when_their_supervisor_is_killed(shop: Shop) -> None:
+    """Nobody is left to signal them, but their stdin ends."""
+    (job_id,) = shop.add(enqueue(app.held, "a"))
+    with shop.work("--processes=2", "--lease=30") as supervisor:
+        shop.wait_said("started-a")
+        family = workers(supervisor)
+        supervisor.kill()
+        shop.go("a")
+        wait_gone(*family)
+        assert "the supervisor is gone" in supervisor.output
+    job = shop.job(job_id)
+    assert (job.status, job.attempt, job.rescues) == (JobStatus.COMPLETED, 1, 0)
+
+
+def test_max_jobs_and_max_memory_start_a_process_anew(shop: Shop) -> None:
+    """Each process drains before it ends: no job is lost, none runs twice."""
+    shop.add(*(enqueue(app.write, str(n)) for n in range(60)))
+    with shop.work("--max-jobs=20") as supervisor:
+        jobs = shop.wait_for()
+        assert "20 jobs were claimed (max_jobs 20)" in supervisor.output
+    assert {(job.attempt, job.rescues) for job in jobs} == {(1, 0)}
+    assert sorted(Counter(effect.pid for effect in shop.effects()).values()) == [20, 20, 20]
+    with shop.work("--max-memory=1M") as supervisor:
+        supervisor.wait_for("bytes are resident (max_memory 1,048,576)")
+        supervisor.wait_for("is started anew")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ([f"--app={APP}x"], "'registryx' in 'tests.acceptance.app': has no such name"),
+        (["--app=tests.acceptance.nowhere"], "there is no module 'tests.acceptance.nowhere'"),
+        (["--queue=mail=many"], "expected NAME or NAME=SLOTS"),
+        (["--max-memory=lots"], "expected a size, as in 500M or 2G"),
+        (["--lease=0.1"], "lease must be a number from 0.5 to 86400, not 0.1"),
+    ],
+)
+def test_what_cannot_work_ends_with_exit_code_2(shop: Shop, options: list[str], reason: str) -> None:
+    """The supervisor does not start a worker again and again that cannot begin."""
+    result = run_command("work", "--processes=2", *options, url=shop.url)
+    assert result.returncode == 2
+    assert reason in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_no_password_is_on_a_command_line_or_in_the_log(shop: Shop) -> None:
+    """The children get URLs by the environment."""
+    secret = f"{shop.url}&password=s3cret" if "?" in shop.url else f"{shop.url}?password=s3cret"
+    there = Shop(secret, shop.engine, shop.folder)
+    with there.work("--processes=2", "--log-format=json", f"--listen-url={secret}") as supervisor:
+        assert not [one for child in workers(supervisor) for one in child.cmdline() if "s3cret" in one]
+        assert "s3cret" not in supervisor.output
+        assert all(line.startswith("{") for line in supervisor.output.splitlines())
+
+
+@given(st.integers(1, 100), st.floats(0, 1, exclude_max=True))
+def test_the_pause_before_a_restart_doubles_from_half_a_second_to_thirty(deaths: int, random: float) -> None:
+    assert 0.8 * min(0.5 * 2 ** (deaths - 1), 30) <= restart_delay(deaths, random=random) <= 36
+    assert restart_delay(1, random=random) <= 0.6
+
+
+def test_the_exit_code_that_asks_for_a_new_start_is_the_workers() -> None:
+    assert Ending.RECYCLE == RECYCLE
+
+
+# ---- without a database: what the supervisor makes of any child
+
+
+def supervise(tmp_path: Path, child: str, **options: object) -> tuple[str, ...]:
+    """A command that supervises two processes of this script."""
+    script = tmp_path / "child.py"
+    script.write_text(textwrap.dedent(child), encoding="utf-8")
+    keywords = "".join(f", {name}={value!r}" for name, value in options.items())
+    program = f"""
+        import logging, sys
+        from sa_jobqueue.worker.supervisor import Supervisor
+        logging.basicConfig(level="INFO")
+        sys.exit(Supervisor([sys.executable, {str(script)!r}], 2{keywords}).run())
+    """
+    return sys.executable, "-c", textwrap.dedent(program)
+
+
+def test_a_worker_that_dies_at_once_is_started_again_ever_more_slowly(tmp_path: Path) -> None:
+    with start_command(command=supervise(tmp_path, "import sys; sys.exit(3)")) as supervisor:
+        wait_until(lambda: supervisor.output.count("ended with exit code 3") >= 5)
+        assert "starting it again in 0." in supervisor.output
+        assert "starting it again in 1." in supervisor.output or "starting it again in 0.8" in supervisor.output
+        supervisor.send(signal.SIGTERM)
+        assert supervisor.wait() == 0
+
+
+def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path) -> None:
+    """After the grace time and a few seconds; the exit code says that not all went well."""
+    child = """
+        import signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("deaf", flush=True)
+        time.sleep(600)
+    """
+    with start_command(command=supervise(tmp_path, child, grace=0)) as supervisor:
+        wait_until(lambda: supervisor.output.count("deaf") == 2)
+        supervisor.send(signal.SIGTERM)
+        assert supervisor.wait() == 1
+        assert supervisor.output.count("did not drain and is killed") == 2
+
+
+def test_workers_that_have_done_their_work_are_not_started_again(tmp_path: Path) -> None:
+    with start_command(command=supervise(tmp_path, "", until_idle=True)) as supervisor:
+        assert supervisor.wait() == 0
+        assert supervisor.output.count("started (pid") == 2

@@ -1,0 +1,79 @@
+"""Handlers that take too long, and jobs that are cancelled while they run."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import pytest
+
+from sa_jobqueue import Job, JobStatus, enqueue
+from sa_jobqueue.statements import cancel_jobs
+from sa_jobqueue.tasks import AnyTask
+from tests.acceptance import app
+from tests.acceptance.conftest import Shop
+from tests.support.waiting import wait_until
+
+
+def test_a_sync_handler_past_its_timeout_is_given_up_fenced_and_keeps_its_slot(shop: Shop) -> None:
+    """The attempt fails on time; what the thread still writes is refused; the slot is free when the thread has ended."""
+    (late,) = shop.add(enqueue(app.overtime.options(queue="narrow"), "a"))
+    (next_one,) = shop.add(enqueue(app.nothing.options(queue="narrow")))
+    with shop.work("--queue=narrow=2") as worker:
+        shop.wait_said("started-a")
+        (job,) = shop.wait_for(late, status=JobStatus.FAILED)
+        shop.wait_for(next_one)
+        assert [error["type"] for error in job.errors] == ["sa_jobqueue.errors.HandlerTimeout"]
+        shop.add(enqueue(app.held.options(queue="narrow"), "b"))
+        (waiting,) = shop.add(enqueue(app.nothing.options(queue="narrow", priority=0)))
+        shop.wait_said("started-b")
+        shop.wait_for(waiting, status=JobStatus.QUEUED)
+        shop.go("a")
+        shop.wait_said("ended-a")
+        shop.wait_for(waiting)
+        shop.go("b")
+        shop.wait_for(waiting, next_one)
+        assert worker.process.poll() is None
+        wait_until(lambda: [effect.note for effect in shop.effects()] == ["b"])
+    assert shop.job(late).status == JobStatus.FAILED
+
+
+def test_an_async_handler_past_its_timeout_is_cancelled(shop: Shop) -> None:
+    """Its attempt fails, its writes roll back, and its slot is free."""
+    (late,) = shop.add(enqueue(app.overtime_async, "a"))
+    with shop.work("--queue=default=1"):
+        (job,) = shop.wait_for(late, status=JobStatus.FAILED)
+        shop.wait_for(*shop.add(enqueue(app.nothing)))
+    assert [error["type"] for error in job.errors] == ["sa_jobqueue.errors.HandlerTimeout"]
+    assert shop.effects() == []
+
+
+def test_a_worker_whose_slots_are_all_stuck_asks_to_be_started_anew(shop: Shop) -> None:
+    """Without a supervisor it ends with 75; with one, the next process does what was left."""
+    shop.add(enqueue(app.overtime, "a"), enqueue(app.overtime, "b"))
+    (left,) = shop.add(enqueue(app.write, "left"))
+    with shop.work("--queue=default=2") as worker:
+        shop.wait_said("started-a")
+        assert worker.wait() == 75
+        assert "slots of queue 'default' are held by handlers that timed out" in worker.output
+    assert shop.job(left).status == JobStatus.QUEUED
+    shop.add(enqueue(app.overtime.options(priority=9), "c"), enqueue(app.overtime.options(priority=9), "d"))
+    with shop.work("--queue=default=2", "--processes=1", "--max-jobs=1000") as supervisor:
+        shop.wait_said("started-c")
+        shop.wait_for(left)
+        assert "is started anew" in supervisor.output
+    assert [effect.note for effect in shop.effects()] == ["left"]
+
+
+@pytest.mark.parametrize("task", [app.held_async, app.stops_when_asked])
+def test_a_running_job_is_cancelled_within_two_seconds(shop: Shop, task: AnyTask) -> None:
+    """An async handler is stopped at its next await, a sync one when it looks at `ctx.cancelled`; no write is kept."""
+    (job_id,) = shop.add(enqueue(task, "a"))
+    with shop.work("--lease=30"):
+        shop.wait_said("started-a")
+        begun = monotonic()
+        shop.execute(cancel_jobs(Job.id == job_id))
+        (job,) = shop.wait_for(job_id, status=JobStatus.CANCELLED)
+        assert monotonic() - begun < 2 + 2  # as much again for a busy machine
+        shop.wait_for(*shop.add(enqueue(app.nothing_async), enqueue(app.nothing)))
+    assert (job.attempt, [error["type"] for error in job.errors]) == (1, ["Cancelled"])
+    assert shop.effects() == []
