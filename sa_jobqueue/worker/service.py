@@ -157,6 +157,7 @@ class Service:
         if not changes and not wanted:
             return False
         jobs: list[ClaimedJob] = []
+        quiet = not len(self._flights)  # asked before the claim: a handler that ends during it may have enqueued
         try:
             with self._connector.begin(connection):
                 answers = operations.apply(connection, changes, job=self._job)
@@ -173,7 +174,7 @@ class Service:
             raise
         self._writer.settle(changes, answers)
         if wanted:
-            self._heed(connection, wanted, jobs)
+            self._heed(connection, wanted, jobs, quiet=quiet)
         return True
 
     @property
@@ -193,7 +194,7 @@ class Service:
                 wanted[name] = free
         return wanted
 
-    def _heed(self, connection: Connection, wanted: dict[str, int], jobs: list[ClaimedJob]) -> None:
+    def _heed(self, connection: Connection, wanted: dict[str, int], jobs: list[ClaimedJob], *, quiet: bool) -> None:
         """After a claim: hand the jobs over, and decide when to look again."""
         self.claimed += len(jobs)
         if jobs:
@@ -215,7 +216,7 @@ class Service:
                 operations.listen_for(connection, list(self._lanes), seconds=_GATE, job=self._job)
             self._gate_until = monotonic() + _GATE
             return
-        if self._idle is not None and not jobs and len(short) == len(self._lanes) and not len(self._flights):
+        if self._idle is not None and quiet and not jobs and len(short) == len(self._lanes):
             self._idle()
         for name in short:
             self._looks[name].later(self._settings.poll)
