@@ -63,6 +63,16 @@ def test_a_failed_job_stays_at_least_thirty_days() -> None:
     assert (soon.rules.retain_failed, late.rules.retain_failed) == (30 * DAY, 90 * DAY)
 
 
+def test_the_sessions_of_nox_are_in_the_contributors_guide() -> None:
+    """All of them, and no others; the demo is for users."""
+    page, noxfile = ROOT / "CONTRIBUTING.md", ROOT / "noxfile.py"
+    if not page.exists():
+        pytest.skip("CONTRIBUTING.md is not in the wheel's tests")
+    sessions = set(re.findall(r"^@nox\.session.*\ndef (\w+)", noxfile.read_text(), re.MULTILINE))
+    named = set(re.findall(r"nox -s (\w+)", page.read_text()))
+    assert named == sessions - {"demo"}
+
+
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
 def test_links_lead_somewhere(name: str) -> None:
     """Those to files of this project; Sphinx checks the links between pages."""
