@@ -1,0 +1,89 @@
+"""What commands say on stderr: errors on one line, logs; never a password."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import psycopg
+import typer
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from sa_jobqueue.errors import JobQueueError
+from sa_jobqueue.urls import mask_passwords
+
+from .config import LogLevel
+
+__all__ = ["fail", "one_line", "plain_errors", "say_error", "set_up_logging"]
+
+
+@contextmanager
+def plain_errors(debug: bool = False) -> Generator[None]:
+    """Make one line on stderr and exit code 2 of what may be expected to go wrong; let the rest pass."""
+    try:
+        yield
+    except (JobQueueError, SQLAlchemyError, psycopg.Error) as error:
+        if debug:
+            sys.stderr.write(mask_passwords("".join(traceback.format_exception(error))))
+        say_error(_explained(error))
+        raise typer.Exit(2) from error
+
+
+def _explained(error: Exception) -> str:
+    match error:
+        case DBAPIError(orig=psycopg.OperationalError() as reason) if reason.sqlstate is None or reason.sqlstate[:2] in (
+            "08", "28", "3D", "53", "57",
+        ):  # fmt: skip
+            return f"the database does not answer: {reason}"
+        case DBAPIError(orig=reason):
+            return f"the database refused: {reason}"
+        case _:
+            return str(error)
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    """End the command with one line on stderr."""
+    say_error(message)
+    raise typer.Exit(code)
+
+
+def say_error(message: str) -> None:
+    """Write one line on stderr, without passwords."""
+    sys.stderr.write(f"error: {one_line(mask_passwords(message))}\n")
+
+
+def one_line(text: str) -> str:
+    """`text` with every run of white space, line ends included, as one space."""
+    return " ".join(text.split())
+
+
+class _Formatter(logging.Formatter):
+    """A log line, without passwords."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return mask_passwords(super().format(record))
+
+
+class _Handler(logging.StreamHandler[Any]):
+    """Writes to whatever stderr is at the moment."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def set_up_logging(level: LogLevel) -> None:
+    """Log on stderr from `level` up, in place of what an earlier call set up."""
+    root = logging.getLogger()
+    for handler in [one for one in root.handlers if isinstance(one, _Handler)]:
+        root.removeHandler(handler)
+    root.addHandler(_Handler())
+    root.setLevel(level.value.upper())
