@@ -147,7 +147,7 @@ def test_a_claim_does_not_read_what_is_due_later(statements: Statements) -> None
 @pytest.mark.parametrize("size", [1, 10, 100])
 def test_applying_reads_what_it_writes(statements: Statements, size: int, retain: float) -> None:
     """And compares no row with another's change."""
-    changes = [completed(id, retain=retain) for id in RUNNING[:size]]
+    changes = [completed(one, retain=retain) for one in RUNNING[:size]]
 
     plan = statements.apply.explain(apply_parameters(changes))
 
@@ -159,7 +159,7 @@ def test_applying_reads_what_it_writes(statements: Statements, size: int, retain
 @pytest.mark.parametrize("size", [1, 10, 100])
 def test_applying_what_is_lost_reads_no_more(statements: Statements, size: int) -> None:
     """Whether a row is still ours is looked up by its id, not in a hash of all that runs."""
-    late = [Change(id, 9, Event.COMPLETE, JobStatus.COMPLETED, JobStatus.COMPLETED) for id in RUNNING[:size]]
+    late = [Change(one, 9, Event.COMPLETE, JobStatus.COMPLETED, JobStatus.COMPLETED) for one in RUNNING[:size]]
 
     plan = statements.apply.explain(apply_parameters(late))
 
@@ -206,7 +206,7 @@ def test_pruning_reads_what_it_deletes(statements: Statements) -> None:
 
 def test_the_time_of_a_batch_grows_with_its_size_not_with_its_square(statements: Statements) -> None:
     """Counted in rows that were looked at, not in seconds."""
-    changes = [completed(id) for id in range(100, 100_001, 100)]
+    changes = [completed(one) for one in range(100, 100_001, 100)]
 
     plan = statements.apply.explain(apply_parameters(changes))
 
