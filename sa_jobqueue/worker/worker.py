@@ -216,7 +216,11 @@ class Worker:
         self._ending = Ending.STOPPED
         if self._signals:
             self._stop.set()  # a signal came before there was anything to stop
-        await _apart(self._check_database)
+        try:
+            await _apart(self._check_database)
+        except BaseException:
+            await self._dispose()
+            raise
         self._assemble(until_idle)
         logger.info("worker %s serves %s", self.id, ", ".join(f"{name}={n}" for name, n in self.queues.items()))
         self._serving = True
@@ -278,11 +282,15 @@ class Worker:
             for flight in left:
                 self._executor.give_up(flight, Released())
         await _apart(self._finish_services)
+        await self._dispose()
+        logger.info("worker %s has left: %s", self.id, ", ".join(f"{k} {v}" for k, v in sorted(self.counts.items())))
+
+    async def _dispose(self) -> None:
+        """Close the pools that are ours."""
         if self._ours_async is not None:
             await self._ours_async.dispose()
         for engine in self._ours:
             engine.dispose()
-        logger.info("worker %s has left: %s", self.id, ", ".join(f"{k} {v}" for k, v in sorted(self.counts.items())))
 
     def _close_lanes(self) -> None:
         """Claim no more, start no more, and give back what waits."""

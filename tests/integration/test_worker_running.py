@@ -468,10 +468,14 @@ def test_the_whole_path_in_another_schema(database_url: str, registry: Registry)
 def test_a_worker_that_cannot_begin_says_why(engine: Engine, url: str, empty_database_url: str) -> None:
     """AUTOCOMMIT, another driver, no schema, no server, no queue."""
     registry = Registry()
+    autocommit = create_engine(url, isolation_level="AUTOCOMMIT")
     with pytest.raises(AutocommitError):
-        drain(create_engine(url, isolation_level="AUTOCOMMIT"), registry)
+        drain(autocommit, registry)
+    autocommit.dispose()
+    other = create_engine(driver_url(url, "psycopg2"))
     with pytest.raises(ConfigurationError, match="psycopg 3, not 'psycopg2'"):
-        drain(create_engine(driver_url(url, "psycopg2")), registry)
+        drain(other, registry)
+    other.dispose()
     with pytest.raises(SchemaError, match="sa-jobqueue migrate"):
         drain(empty_database_url, registry)
     with pytest.raises(DatabaseUnavailable):
@@ -485,16 +489,18 @@ def test_a_worker_that_cannot_begin_says_why(engine: Engine, url: str, empty_dat
 # ---- connections that break, waking up
 
 
-def others(url: str) -> list[int]:
-    """The server processes of all other connections to this database."""
+def terminate_others(url: str) -> None:
+    """End all other connections to this database."""
     with connect(url) as connection:
-        found = connection.execute(
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
-        return [pid for (pid,) in found]
 
 
-def test_a_worker_outlives_its_connections(engine: Engine, url: str, registry: Registry) -> None:
+def test_a_worker_outlives_its_connections(
+    engine: Engine, database_url: str, url: str, registry: Registry
+) -> None:
     """All its backends are terminated, again and again, while it works: nothing is lost, nothing completed twice."""
     ran: list[int] = []
 
@@ -506,13 +512,11 @@ def test_a_worker_outlives_its_connections(engine: Engine, url: str, registry: R
     with working(url, registry, queues={"default": 10}, lease=2) as worker:
         ids: list[int] = []
         for turn in range(5):
-            ids += add(engine, *(enqueue(handler, n) for n in range(turn * 100, turn * 100 + 100)))
             seen = len(ran)
+            ids += add(engine, *(enqueue(handler, n) for n in range(turn * 100, turn * 100 + 100)))
             wait_until(lambda seen=seen: len(ran) > seen + 10)
             engine.dispose()
-            with connect(url) as connection:
-                for pid in others(url):
-                    connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+            terminate_others(url)
         wait_until(lambda: finished(engine, *ids))
         assert set(ran) == set(range(500))
         assert worker.counts["complete"] <= 500
