@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import select as select_module
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, Engine, event, func, select
+from sqlalchemy.exc import DisconnectionError
 
 from ..errors import AutocommitError, ConfigurationError
 
-__all__ = ["WATCH_MARGIN", "Connector", "Watch", "check_engine", "hang_up"]
+__all__ = ["WATCH_MARGIN", "Connector", "Watch", "check_engine", "hang_up", "leave_out_closed"]
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +92,7 @@ class Watch:
         self._busy: tuple[float, Connection] | None = None
 
     @contextmanager
-    def over(self, connection: Connection) -> Iterator[None]:
+    def over(self, connection: Connection) -> Generator[None]:
         """What happens inside is watched."""
         self._busy = (monotonic(), connection)
         try:
@@ -121,6 +123,22 @@ def check_engine(connection: Connection) -> None:
         )
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         raise AutocommitError
+
+
+def leave_out_closed(engine: Engine) -> None:
+    """Let the pool hand out no connection whose server has gone meanwhile: a handler would lose an attempt by it.
+
+    Such a connection can be told without a round trip: there is something to read on it, though nothing was asked.
+    """
+    if not hasattr(select_module, "poll"):
+        return
+
+    @event.listens_for(engine, "checkout")
+    def check(connection: Any, record: Any, proxy: Any) -> None:
+        poll = select_module.poll()
+        poll.register(record.driver_connection.pgconn.socket, select_module.POLLIN)
+        if poll.poll(0):
+            raise DisconnectionError
 
 
 def hang_up(connection: Connection) -> None:

@@ -162,7 +162,9 @@ class Executor:
         """Run an `async def` handler, on its event loop."""
         run = _Run(flight, self._sessions)
         self._start(flight)
-        flight.runner = asyncio.current_task()
+        runner = asyncio.current_task()
+        assert runner is not None
+        flight.runner = runner
         try:
             args, kwargs = run.arguments()
             value = await self._await(flight, args, kwargs)
@@ -177,14 +179,13 @@ class Executor:
                 await run.in_greenlet(run.close)
         except BaseException as error:
             flight.runner = None
-            ours = isinstance(error, asyncio.CancelledError) and flight.stop is not None
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and not ours and task is not None and task.cancelling():
+            if isinstance(error, asyncio.CancelledError) and not flight.interrupted and runner.cancelling():
                 await self._finish_async(run, self.decide(flight, Released()))
                 raise  # the loop itself is ending
-            if ours and task is not None:
-                task.uncancel()
             await self._finish_async(run, self._raised(flight, error))
+        finally:
+            if flight.interrupted:
+                runner.uncancel()  # it goes on with other jobs, which were not cancelled
 
     def decide(self, flight: Flight, outcome: Outcome | None) -> Change | None:
         """The change that `outcome` means for this flight; None for None."""

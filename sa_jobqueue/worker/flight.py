@@ -33,6 +33,7 @@ class Flight:
         "abandoned",
         "arrived",
         "deadline",
+        "interrupted",
         "job",
         "noticed",
         "renewed",
@@ -52,6 +53,8 @@ class Flight:
         self.deadline: float | None = None
         self.stop: Stop | None = None
         self.runner: asyncio.Task[Any] | None = None
+        self.interrupted = False
+        """The runner was cancelled on behalf of this job."""
         self.noticed = False
         """The handler has looked at `ctx.cancelled` and seen True."""
         self.undecoded = True
@@ -79,7 +82,7 @@ class Flight:
         if self.stop is None:
             self.stop = why
             if self.runner is not None:
-                self.runner.cancel()
+                self.interrupted = self.runner.cancel()
 
     @property
     def settled(self) -> bool:

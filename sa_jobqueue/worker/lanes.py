@@ -77,14 +77,20 @@ class Lane:
         """A handler has come back; counted for the buffer."""
         self._ended += 1
         if flight.abandoned:
-            with self._lock:
-                self.stuck -= 1
+            self.keep(flight)
 
     def abandon(self, flight: Flight) -> None:
         """A handler has timed out and cannot be stopped; its slot stays taken until its thread ends."""
         with self._lock:
             flight.abandoned = True
             self.stuck += 1
+
+    def keep(self, flight: Flight) -> None:
+        """It has ended after all."""
+        with self._lock:
+            if flight.abandoned:
+                flight.abandoned = False
+                self.stuck -= 1
 
     def free(self) -> int:
         """How many jobs to claim: the free slots, and some ahead if jobs end faster than a claim takes."""

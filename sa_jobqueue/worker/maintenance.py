@@ -22,7 +22,7 @@ from .. import operations
 from ..lifecycle import Rules, decide
 from ..models import Job
 from ..operations import Answer, Expired
-from ..outcomes import ErrorEntry, Failed, Rescued
+from ..outcomes import ErrorEntry, Failed, Released, Rescued
 from ..retry import describe
 from ..settings import WorkerSettings
 from ..tasks import Registry
@@ -66,12 +66,13 @@ class Maintenance:
         executor: Executor,
         alive: Callable[[Connection], None],
         stop: Callable[[Flight, Stop], None],
+        wake: Callable[[], None],
         settings: WorkerSettings,
         job: type[Job] = Job,
     ) -> None:
         self._connector, self._flights, self._lanes = connector, flights, lanes
         self._registry, self._executor = registry, executor
-        self._alive, self._stop, self._settings, self._job = alive, stop, settings, job
+        self._alive, self._stop, self._wake, self._settings, self._job = alive, stop, wake, settings, job
         self._connection: Connection | None = None
         self._healthy_since = 0.0
         self._failures = 0
@@ -101,6 +102,7 @@ class Maintenance:
     def _loop(self) -> None:
         while not self._end.wait(self._pause()):
             self._end_late_handlers()
+            self._give_back_stale()
             try:
                 self._do_chores()
                 self._failures = 0
@@ -141,12 +143,22 @@ class Maintenance:
         for flight in self._flights:
             if flight.deadline is not None and flight.deadline <= now and not flight.task.is_async:
                 flight.deadline = None
+                if flight.settled:
+                    continue
                 self._stop(flight, Stop.TIMEOUT)
                 error = timed_out(flight)
                 logger.warning("job %d: %s; its thread may still run", flight.job.id, error)
                 self._lanes[flight.job.queue].abandon(flight)
                 if not self._executor.give_up(flight, Failed(error, describe(error))):
-                    self._lanes[flight.job.queue].ended(flight)
+                    self._lanes[flight.job.queue].keep(flight)
+                self._wake()
+
+    def _give_back_stale(self) -> None:
+        """What was claimed and does not get a slot, or an event loop that is not blocked, goes back to the queue."""
+        for lane in self._lanes.values():
+            for flight in lane.stale(self._settings.hoard):
+                self._executor.give_up(flight, Released())
+                self._wake()
 
     def _renew(self, connection: Connection) -> None:
         """Renew what was claimed or renewed more than a third of a lease ago."""

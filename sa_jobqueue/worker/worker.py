@@ -40,7 +40,7 @@ from ..settings import WorkerSettings
 from ..tasks import Registry, default_registry
 from ..urls import database_url, mask_passwords
 from ..version import __version__
-from .connections import Connector, check_engine
+from .connections import Connector, check_engine, leave_out_closed
 from .executor import Executor, Sessions
 from .flight import Flight, Flights, Stop
 from .lanes import Lane
@@ -119,6 +119,7 @@ class Worker:
             self.engine = self._make_engine(database_url(database))
             if async_engine is None:
                 async_engine = self._ours_async = create_async_engine(self.engine.url, **self._engine_options())
+                leave_out_closed(async_engine.sync_engine)
         self._listener_engine: Engine | None = None
         if listen:
             self._listener_engine = self.engine if listen_url is None else self._make_engine(database_url(listen_url))
@@ -248,7 +249,6 @@ class Worker:
                     logger.warning("%s: ending, to be started anew", reason)
                     self._ending = Ending.RECYCLE
                     return
-                self._give_back_stale()
                 self._service.watch.check()
                 self._maintenance.watch.check()
 
@@ -261,12 +261,6 @@ class Worker:
             if lane.stuck >= lane.limit:
                 return f"all {lane.limit} slots of queue {lane.name!r} are held by handlers that timed out"
         return None
-
-    def _give_back_stale(self) -> None:
-        for lane in self._lanes.values():
-            for flight in lane.stale(self.settings.hoard):
-                self._executor.give_up(flight, Released())
-                self._service.wake()
 
     async def _shut_down(self) -> None:
         """Two steps: let what runs finish; after the grace time, or a second signal, stop it and give it back."""
@@ -356,6 +350,7 @@ class Worker:
             executor=self._executor,
             alive=self._alive,
             stop=self._stop_flight,
+            wake=self._wake,
             settings=settings,
             job=self._job,
         )
@@ -445,6 +440,7 @@ class Worker:
 
     def _make_engine(self, url: URL) -> Engine:
         engine = create_engine(url, **self._engine_options())
+        leave_out_closed(engine)
         self._ours.append(engine)
         return engine
 

@@ -129,3 +129,30 @@ def test_a_worker_whose_connections_are_cut_again_and_again_goes_on(shop: Shop) 
     assert {job.rescues for job in finished} <= {0, 1}
     effects = [effect.job_id for effect in shop.effects()]
     assert len(effects) == len(set(effects)) == 600
+
+
+@pytest.mark.parametrize("task", [app.write, app.write_async])
+def test_connections_that_were_cut_while_nobody_used_them_cost_no_attempt(shop: Shop, task: AnyTask) -> None:
+    """After a restart of the server the handlers' sessions get new connections, not the dead ones of the pool."""
+    cut = text(
+        "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
+    once = task.options(max_attempts=1)
+    with shop.work():
+        shop.wait_for(*shop.add(*(enqueue(once, str(n)) for n in range(20))))
+        shop.execute(cut)
+        done = shop.wait_for(*shop.add(*(enqueue(once, str(n)) for n in range(20))))
+    assert {job.attempt for job in done} == {1}
+
+
+def test_jobs_that_wait_behind_a_blocked_event_loop_go_to_another_worker(shop: Shop) -> None:
+    """A claim that does not get to run is given back after two seconds, whoever holds up the loop."""
+    shop.add(enqueue(app.block, 600))
+    with shop.work("--lease=30"):
+        shop.wait_said("blocking")
+        behind = shop.add(*(enqueue(app.nothing_async) for _ in range(5)))
+        wait_until(lambda: len(shop.jobs(Job.id.in_(behind), Job.status == JobStatus.RUNNING)) == 5)
+        with shop.work("--lease=30"):
+            done = shop.wait_for(*behind)
+    assert {(job.attempt, job.rescues) for job in done} == {(1, 0)}

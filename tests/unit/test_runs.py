@@ -1,0 +1,88 @@
+"""What one run may leave behind for the next: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+from sa_jobqueue import Registry, task
+from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.lifecycle import Change, Event
+from sa_jobqueue.tasks import AnyTask
+from sa_jobqueue.worker.executor import Executor, Sessions
+from sa_jobqueue.worker.flight import Flight, Stop
+from sa_jobqueue.worker.lanes import Lane
+
+registry = Registry()
+
+
+@task(registry=registry)
+async def swallow() -> None:
+    """Does not let itself be cancelled, and returns."""
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        return
+
+
+@task(registry=registry)
+async def await_what_is_cancelled() -> None:
+    """Fails with a CancelledError of its own making."""
+    other = asyncio.create_task(asyncio.sleep(600))
+    other.cancel()
+    await other
+
+
+@task(registry=registry)
+def nothing() -> None:
+    """Does nothing."""
+
+
+def flight(task: AnyTask, number: int = 1) -> Flight:
+    now = datetime.now(UTC)
+    values: dict[str, Any] = {
+        "id": number, "claims": 1, "queue": "default", "task": task.name, "priority": 4, "run_at": now, "attempt": 1,
+        "max_attempts": 10, "rescues": 0, "args": "{}", "meta": "{}", "created_at": now,
+    }  # fmt: skip
+    return Flight(ClaimedJob(**values), task)
+
+
+async def test_a_job_that_swallows_its_cancel_leaves_no_trace_on_the_next_job_of_its_slot() -> None:
+    """Its slot goes on, and must not take the next handler's failure for the end of the event loop."""
+    changes: list[Change | None] = []
+    executor = Executor(Sessions(), lambda flight, change: changes.append(change), lambda change: None)
+    first, second = flight(swallow), flight(await_what_is_cancelled, 2)
+
+    async def slot() -> None:
+        await executor.run_async(first)
+        await executor.run_async(second)
+
+    running = asyncio.create_task(slot())
+    while first.runner is None:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    first.ask_to_stop(Stop.CANCEL)
+    await running
+    completed, failed = changes
+    assert completed is not None
+    assert completed.event is Event.COMPLETE
+    assert failed is not None
+    assert failed.event is Event.RETRY
+    assert failed.error is not None
+    assert failed.error.type == "asyncio.exceptions.CancelledError"
+
+
+def test_a_handler_that_ends_just_when_it_is_given_up_frees_its_slot_once() -> None:
+    """Otherwise a worker whose slots are all stuck would never be seen to be."""
+    lane = Lane("default", 2, buffer=0, start=lambda lane, kind, runners: None)
+    late = flight(nothing)
+    lane.abandon(late)
+    assert lane.stuck == 1
+    lane.keep(late)
+    lane.ended(late)
+    assert lane.stuck == 0
+    lost = flight(nothing, 2)
+    lane.abandon(lost)
+    lane.ended(lost)
+    assert lane.stuck == 0
