@@ -138,6 +138,9 @@ class Change:
     expired: bool = False
 
 
+_INTERRUPTED = ErrorEntry("Interrupted", "the worker left while it ran, and it may not run twice (rescue=False)")
+
+
 def decide(claim: Claim, outcome: Outcome, rules: Rules, *, random: float) -> Change:
     """What `claim`'s job becomes after `outcome`. `random`: uniform in [0, 1), for the jitter."""
     match outcome:
@@ -145,7 +148,9 @@ def decide(claim: Claim, outcome: Outcome, rules: Rules, *, random: float) -> Ch
             return _end(claim, Event.COMPLETE, rules.retain, result=result, error=error)
         case Snooze():
             return _again(claim, Event.SNOOZE, rules, outcome.seconds, attempt=-1)
-        case Released(seconds):
+        case Released(seconds, started):
+            if started and not rules.rescue:
+                return _end(claim, Event.FAIL, rules.retain_failed, error=_INTERRUPTED)
             return _again(claim, Event.RELEASE, rules, seconds, attempt=-1)
         case Cancelled(error):
             return _end(claim, Event.CANCEL, rules.retain, error=error)

@@ -114,9 +114,13 @@ class Undecodable:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Given back unstarted or on shutdown; no attempt is spent. `seconds`: wait this long before the next claim."""
+    """Given back unstarted or on shutdown; no attempt is spent.
+
+    `seconds`: wait this long before the next claim. `started`: its handler had begun.
+    """
 
     seconds: float = 0.0
+    started: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,11 @@ def mask_passwords(text: str) -> str:
 
 def _refused(text: str | URL, reason: str) -> ConfigurationError:
     # A URL that cannot be read: whatever stands before its last @ may be the password.
-    shown = str(text) if isinstance(text, URL) else re.sub(r"(://[^:/@]*:).*@", r"\1***@", text, flags=re.DOTALL)
+    shown = (
+        str(text)
+        if isinstance(text, URL)
+        else re.sub(r"((?:://|^)[^:/@]*:)(?!//).*@", r"\1***@", text, flags=re.DOTALL)
+    )
     return ConfigurationError(
         f"{mask_passwords(shown)!r} {reason}: expected postgresql://user:password@host:port/database"
     )

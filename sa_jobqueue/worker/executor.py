@@ -110,6 +110,8 @@ class _Run:
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What to call the handler with; PayloadError if the stored arguments do not fit it."""
         flight = self.flight
+        if flight.job.rescues and not flight.task.rules.rescue:
+            raise Discard("its worker died, and it may not run twice (rescue=False)")
         args, kwargs = flight.task.decode(flight.job.args or "")
         flight.undecoded = False
         if flight.task.context is None:
@@ -148,8 +150,9 @@ class Executor:
         self._start(flight)
         try:
             args, kwargs = run.arguments()
-            change = self.decide(flight, self._returned(flight, flight.task.handler(*args, **kwargs)))
-            if change is None or run.unit is None or self._left_early(flight):
+            value = flight.task.handler(*args, **kwargs)
+            change = self.decide(flight, self._returned(flight, value))
+            if change is None or run.unit is None or _left_early(flight, value):
                 self._finish(run, change)
             elif run.settle():
                 self._committed(flight, change, run.unit.complete(change))
@@ -170,7 +173,7 @@ class Executor:
             value = await self._await(flight, args, kwargs)
             flight.runner = None  # from here on nobody may cancel: the outcome is about to be written
             change = self.decide(flight, self._returned(flight, value))
-            if change is None or run.unit is None or self._left_early(flight):
+            if change is None or run.unit is None or _left_early(flight, value):
                 await self._finish_async(run, change)
             elif run.settle():
                 unit, completion = run.unit, change
@@ -180,7 +183,7 @@ class Executor:
         except BaseException as error:
             flight.runner = None
             if isinstance(error, asyncio.CancelledError) and not flight.interrupted and runner.cancelling():
-                await self._finish_async(run, self.decide(flight, Released()))
+                await self._finish_async(run, self.decide(flight, Released(started=True)))
                 raise  # the loop itself is ending
             await self._finish_async(run, self._raised(flight, error))
         finally:
@@ -224,8 +227,8 @@ class Executor:
             raise
 
     def _returned(self, flight: Flight, value: Any) -> Outcome | None:
-        if flight.stop is not None and flight.noticed and not isinstance(value, _SIGNALS):
-            return self._stopped(flight)  # it looked at ctx.cancelled and left; it did not complete
+        if _left_early(flight, value):
+            return self._stopped(flight)
         if isinstance(value, _SIGNALS):
             return value
         if not flight.task.record:
@@ -261,13 +264,9 @@ class Executor:
             case Stop.CANCEL:
                 return Cancelled(ErrorEntry("Cancelled", "the run was stopped, as was asked for"))
             case Stop.SHUTDOWN:
-                return Released()
+                return Released(started=True)
             case _:
                 return None
-
-    def _left_early(self, flight: Flight) -> bool:
-        """The handler saw that it should stop, and returned: what it wrote is not kept."""
-        return flight.stop is not None and flight.noticed
 
     def _finish(self, run: _Run, change: Change | None) -> None:
         run.close()
@@ -287,6 +286,11 @@ class Executor:
                 "job %d: its claim was lost; nothing it wrote was kept", flight.job.id, extra=_fields(flight)
             )
         self._report(flight, change if answer is None else None)
+
+
+def _left_early(flight: Flight, value: Any) -> bool:
+    """It looked at `ctx.cancelled`, saw True and returned: it did not complete, and what it wrote is not kept."""
+    return flight.stop is not None and flight.noticed and not isinstance(value, _SIGNALS)
 
 
 def timed_out(flight: Flight) -> HandlerTimeout:

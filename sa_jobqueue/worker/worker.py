@@ -18,6 +18,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from concurrent.futures import Future
 from enum import IntEnum
 from time import monotonic
@@ -151,6 +152,9 @@ class Worker:
 
         Raises SchemaError, DatabaseUnavailable, TaskError, ConfigurationError when it cannot begin.
         """
+        with suppress(RuntimeError):  # there should be no loop
+            asyncio.get_running_loop()
+            raise ConfigurationError("an event loop is running here: use `await worker.serve()` instead of run()")
         loop = _new_loop()
         try:
             asyncio.set_event_loop(loop)
@@ -186,7 +190,7 @@ class Worker:
         logger.error("a handler blocks the event loop; what runs is given back, and the process ends")
         self._close_lanes()
         for flight in self._flights:
-            self._executor.give_up(flight, Released())
+            self._executor.give_up(flight, Released(started=flight.started is not None))
         self._finish_services()
         logging.shutdown()
         os._exit(self._ending)
@@ -274,7 +278,7 @@ class Worker:
                 self._stop_flight(flight, Stop.SHUTDOWN)
             await self._wait_for_runs(_LAST_CALL)
             for flight in left:
-                self._executor.give_up(flight, Released())
+                self._executor.give_up(flight, Released(started=flight.started is not None))
         await _apart(self._finish_services)
         await self._dispose()
         logger.info("worker %s has left: %s", self.id, ", ".join(f"{k} {v}" for k, v in sorted(self.counts.items())))

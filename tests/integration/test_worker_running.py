@@ -7,8 +7,8 @@ import logging
 import threading
 from typing import Any
 
-from psycopg import sql
 import pytest
+from psycopg import sql
 from sqlalchemy import Engine, create_engine, select, text, true
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
@@ -290,6 +290,38 @@ def test_stopping_waits_for_what_runs_and_gives_back_the_rest(engine: Engine, ur
     assert (job.status, job.attempt, job.errors) == (JobStatus.QUEUED, 0, [])
 
 
+def test_a_job_that_may_not_run_twice_fails_when_its_worker_leaves(
+    engine: Engine, url: str, registry: Registry
+) -> None:
+    """`rescue=False`: interrupted by a shutdown, or claimed by a worker that died, it is failed, never started again."""
+    started, ran = threading.Event(), []
+
+    @task(registry=registry, name="long", rescue=False)
+    async def long() -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    @task(registry=registry, name="rescued", rescue=False)
+    def rescued() -> None:
+        ran.append(1)
+
+    interrupted, orphan = add(engine, enqueue(long), enqueue(rescued.options(delay=3600)))
+    with working(url, registry, grace=0.1):
+        wait_until(started.is_set)
+    with engine.begin() as connection:  # as a worker that does not know the task would have rescued it
+        connection.execute(text("UPDATE sa_jobqueue.job SET rescues = 1, run_at = now() WHERE task = 'rescued'"))
+    drain(url, registry)
+    assert [job_of(engine, id).status for id in (interrupted, orphan)] == [JobStatus.FAILED, JobStatus.FAILED]
+    assert [job_of(engine, id).errors[0]["type"] for id in (interrupted, orphan)] == ["Interrupted", "Discard"]
+    assert ran == []
+
+
+async def test_run_inside_a_running_loop_says_what_to_do(url: str) -> None:
+    """`serve()` is for that."""
+    with pytest.raises(ConfigurationError, match="await worker.serve"):
+        Worker(url, {"default": 1}).run()
+
+
 # ---- rows that others hold, rows that cannot be written
 
 
@@ -321,7 +353,9 @@ def test_one_outcome_that_cannot_be_written_fails_alone(
     """A CHECK of the application's on our table refuses one row of a batch; the others complete, the log says which."""
     with engine.begin() as connection:
         connection.execute(
-            text("ALTER TABLE sa_jobqueue.job ADD CONSTRAINT taste CHECK (args <> '{\"n\": 13}' OR status <> 'completed')")
+            text(
+                "ALTER TABLE sa_jobqueue.job ADD CONSTRAINT taste CHECK (args <> '{\"n\": 13}' OR status <> 'completed')"
+            )
         )
 
     @task(registry=registry, name="handler")
@@ -428,9 +462,7 @@ def test_async_handlers_may_use_another_driver(engine: Engine, url: str, registr
     assert (job_of(engine, id).status, job_of(engine, id).result) == (JobStatus.COMPLETED, "é")
 
 
-def test_without_an_async_engine_an_async_handlers_session_says_what_to_do(
-    engine: Engine, registry: Registry
-) -> None:
+def test_without_an_async_engine_an_async_handlers_session_says_what_to_do(engine: Engine, registry: Registry) -> None:
     """A sync Engine is never made into an async one: connect arguments and events would be lost."""
 
     @task(registry=registry, name="async", max_attempts=1)
@@ -457,7 +489,7 @@ def test_the_whole_path_in_another_schema(database_url: str, registry: Registry)
     add(engine, enqueue(handler, 2), enqueue(handler.options(delay=3600), 9))
     drain(engine, registry)
     with connect(database_url) as plain:
-        assert plain.execute('SELECT count(*) FROM "My Jobs".job WHERE status = \'completed\'').fetchone() == (3,)
+        assert plain.execute("SELECT count(*) FROM \"My Jobs\".job WHERE status = 'completed'").fetchone() == (3,)
         assert plain.execute("SELECT count(*) FROM sa_jobqueue.job").fetchone() == (0,)
         assert plain.execute("SELECT count(*) FROM public.note").fetchone() == (3,)
     engine.dispose()
@@ -498,9 +530,7 @@ def terminate_others(url: str) -> None:
         )
 
 
-def test_a_worker_outlives_its_connections(
-    engine: Engine, database_url: str, url: str, registry: Registry
-) -> None:
+def test_a_worker_outlives_its_connections(engine: Engine, database_url: str, url: str, registry: Registry) -> None:
     """All its backends are terminated, again and again, while it works: nothing is lost, nothing completed twice."""
     ran: list[int] = []
 
