@@ -18,8 +18,8 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from concurrent.futures import Future
+from contextlib import suppress
 from enum import IntEnum
 from time import monotonic
 from typing import Any, TypeVar

@@ -318,7 +318,7 @@ def test_a_job_that_may_not_run_twice_fails_when_its_worker_leaves(
 
 async def test_run_inside_a_running_loop_says_what_to_do(url: str) -> None:
     """`serve()` is for that."""
-    with pytest.raises(ConfigurationError, match="await worker.serve"):
+    with pytest.raises(ConfigurationError, match="await worker"):
         Worker(url, {"default": 1}).run()
 
 
