@@ -59,7 +59,7 @@ async def test_a_job_that_swallows_its_cancel_leaves_no_trace_on_the_next_job_of
         await executor.run_async(second)
 
     running = asyncio.create_task(slot())
-    while first.runner is None:  # noqa: ASYNC110
+    while first.runner is None:
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     first.ask_to_stop(Stop.CANCEL)
