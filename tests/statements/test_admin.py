@@ -124,7 +124,9 @@ def test_rows_of_other_tables_are_not_locked(connection: Connection, other: Conn
 @pytest.mark.parametrize("event", BUILDERS)
 def test_two_operators_lock_in_the_order_of_ids(connection: Connection, other: Connection, event: Event) -> None:
     """The second waits for the first row, holding none that the first may still want."""
-    ids = make_jobs(connection, 3, "running" if event is Event.RELEASE else "queued")
+    ids = [1, 2, 3]
+    for one in reversed(ids):  # in the table they lie the other way round
+        make_job(connection, "running" if event is Event.RELEASE else "queued", id=one)
     connection.commit()
     other.execute(select(TABLE.c.id).where(TABLE.c.id == ids[0]).with_for_update())
     found: list[int] = []
