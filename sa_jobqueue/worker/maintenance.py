@@ -65,6 +65,7 @@ class Maintenance:
         registry: Registry,
         executor: Executor,
         alive: Callable[[Connection], None],
+        leave: Callable[[Connection], None],
         stop: Callable[[Flight, Stop], None],
         wake: Callable[[], None],
         settings: WorkerSettings,
@@ -72,7 +73,8 @@ class Maintenance:
     ) -> None:
         self._connector, self._flights, self._lanes = connector, flights, lanes
         self._registry, self._executor = registry, executor
-        self._alive, self._stop, self._wake, self._settings, self._job = alive, stop, wake, settings, job
+        self._alive, self._leave, self._stop, self._wake = alive, leave, stop, wake
+        self._settings, self._job = settings, job
         self._connection: Connection | None = None
         self._healthy_since = 0.0
         self._failures = 0
@@ -109,7 +111,7 @@ class Maintenance:
             except Exception as error:
                 self._broken(error)
         if self._connection is not None:
-            self._connection.close()
+            self._say_goodbye(self._connection)
 
     def _pause(self) -> float:
         if self._failures:
@@ -198,6 +200,15 @@ class Maintenance:
         with self._connector.begin(connection):
             self._alive(connection)
             operations.forget_workers(connection, unseen_for=_FORGET)
+
+    def _say_goodbye(self, connection: Connection) -> None:
+        # Not on a connection of the pool's: handlers that do not end may hold them all.
+        try:
+            with self._connector.begin(connection):
+                self._leave(connection)
+        except DBAPIError:
+            logger.debug("could not strike the worker off", exc_info=True)
+        hang_up(connection)
 
     def _rescue(self, connection: Connection) -> None:
         """Rescue jobs whose lease has run out, in pages.

@@ -299,13 +299,12 @@ class Worker:
         self._service.wake()
 
     def _finish_services(self) -> None:
-        """Write the last outcomes, end the threads, and strike this worker off."""
+        """Write the last outcomes, and end the threads; maintenance strikes this worker off."""
         if not self._service.finish(_FLUSH):
             logger.error("%d outcomes could not be written; the jobs' leases will run out", len(self._writer))
         self._maintenance.finish(2.0)
         if self._listener is not None:
             self._listener.finish(2.0)
-        self._leave()
 
     async def _wait_for_runs(self, seconds: float, *, unless: asyncio.Event | None = None) -> None:
         """Until no handler runs and none of their commits is under way, at most `seconds`."""
@@ -353,6 +352,7 @@ class Worker:
             registry=self.registry,
             executor=self._executor,
             alive=self._alive,
+            leave=lambda connection: operations.leave(connection, self.id),
             stop=self._stop_flight,
             wake=self._wake,
             settings=settings,
@@ -476,13 +476,6 @@ class Worker:
             concurrency=self.concurrency,
             version=__version__,
         )
-
-    def _leave(self) -> None:
-        try:
-            with self.engine.begin() as connection:
-                operations.leave(connection.execution_options(schema_translate_map=self._translate), self.id)
-        except DBAPIError:
-            logger.debug("could not strike the worker off", exc_info=True)
 
 
 async def _apart(work: Callable[[], T]) -> T:
