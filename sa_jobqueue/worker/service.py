@@ -196,9 +196,9 @@ class Service:
 
     def _heed(self, connection: Connection, wanted: dict[str, int], jobs: list[ClaimedJob], *, quiet: bool) -> None:
         """After a claim: hand the jobs over, and decide when to look again."""
-        self.claimed += len(jobs)
         if jobs:
             self._take_in(jobs)
+        self.claimed += len(jobs)  # afterwards: whoever sees the last of max_jobs counted may close the lanes
         got: dict[str, int] = {}
         for job in jobs:
             got[job.queue] = got.get(job.queue, 0) + 1
