@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from sqlalchemy import Connection, Engine
@@ -11,14 +12,20 @@ from sqlalchemy import Connection, Engine
 @pytest.fixture
 def connection(engine: Engine) -> Iterator[Connection]:
     """A connection; what it has not committed is rolled back."""
-    with engine.connect() as connection:
-        connection.exec_driver_sql("SET lock_timeout = '5s'")  # a statement that waits where it must not, fails
-        connection.commit()
+    with connected(engine) as connection:
         yield connection
 
 
 @pytest.fixture
 def other(engine: Engine) -> Iterator[Connection]:
     """Another one."""
+    with connected(engine) as connection:
+        yield connection
+
+
+@contextmanager
+def connected(engine: Engine) -> Iterator[Connection]:
     with engine.connect() as connection:
+        connection.exec_driver_sql("SET lock_timeout = '5s'")  # a statement that waits where it must not, fails
+        connection.commit()
         yield connection

@@ -64,7 +64,7 @@ BATCHES: dict[str, Callable[[int], object]] = {
     "renew_leases": lambda n: renew_leases(ids=range(n), claims=[1] * n, lease=60.0),
     "cancel_requests": lambda n: cancel_requests(ids=range(n), claims=[1] * n),
     "insert_jobs": lambda n: insert_jobs([_call(i) for i in range(n)]),
-    "release_unknown": lambda n: release_jobs(held_by("me", but=list(range(n)))),
+    "release_unknown": lambda n: release_jobs(held_by("me", but=[(i, 1) for i in range(n)])),
     "open_gates": lambda n: open_gates(queues=[f"q{i}" for i in range(n)], seconds=5.0),
 }
 

@@ -335,13 +335,13 @@ def test_a_wrong_delay_is_refused(delay: Any) -> None:
 
 def test_a_worker_releases_what_it_does_not_know_of(connection: Connection) -> None:
     """After a commit whose answer was lost, rows may bear its id that it never heard of."""
-    known, unknown = make_jobs(connection, 2, "running", worker="me")
+    known, unknown = make_jobs(connection, 2, "running", worker="me", claims=3)
     foreign = make_job(connection, "running", worker="you")
     nobody = make_job(connection, "running", worker=None)
 
-    assert operations.release_unknown(connection, worker="me", known=[known]) == [unknown]
-    assert operations.release_unknown(connection, worker="me", known=[known]) == []
-    assert operations.release_unknown(connection, worker="me", known=[]) == [known]
+    assert operations.release_unknown(connection, worker="me", known=[(known, 3)]) == [unknown]
+    assert operations.release_unknown(connection, worker="me", known=[(known, 3)]) == []
+    assert operations.release_unknown(connection, worker="me", known=[(known, 2)]) == [known]
     assert statuses(connection) == {
         known: "queued", unknown: "queued", foreign: "running", nobody: "running",
     }  # fmt: skip

@@ -33,9 +33,9 @@ def test_the_text_and_the_cache_key_do_not_grow_with_the_batch(name: str) -> Non
     keys = [one._generate_cache_key() for one in built if isinstance(one, ClauseElement)]
 
     assert len({compiled(one) for one in built}) == 1
-    assert None not in keys
     assert len(keys) == 4
-    assert len({key.key for key in keys if key}) == 1
+    assert all(key is not None for key in keys)
+    assert len({key.key for key in keys if key is not None}) == 1
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -208,6 +208,7 @@ def test_applying_and_renewing_the_same_rows_never_deadlocks(engine: Engine) -> 
         error = ErrorEntry("Rescued", "its lease ran out")
         rescues = [change(connection, one, Rescued(error)) for one in ids]
     shared = ids[::7]
+    in_order = select(TABLE.c.id).where(TABLE.c.id.in_(shared)).order_by(TABLE.c.id).with_for_update(key_share=True)
     again = TABLE.update().where(TABLE.c.id.in_(shared)).values(status="running")
     answered: set[str] = set()
 
@@ -228,6 +229,10 @@ def test_applying_and_renewing_the_same_rows_never_deadlocks(engine: Engine) -> 
         with service_connection(engine) as connection:
             for _ in range(rounds):
                 answered.update(operations.apply(connection, changes).values())
+                connection.commit()
+                # In the order of the ids, too: a SKIP LOCKED that comes in the moment in which another's update has
+                # just committed, and a third has begun the next, does wait for that third.
+                connection.execute(in_order)
                 connection.execute(again)
                 connection.commit()
                 if stop.is_set():

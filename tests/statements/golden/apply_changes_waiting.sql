@@ -49,7 +49,7 @@ WITH locked AS MATERIALIZED (
         lease_expires_at=NULL,
         finished_at=CASE WHEN (CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END IN ('completed', 'failed', 'cancelled')) THEN now() END,
         purge_at=CASE WHEN (CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END IN ('completed', 'failed', 'cancelled')) THEN now() + change.retain * interval '1 second' END,
-        attempt=greatest(sa_jobqueue.job.attempt + change.attempt, 0),
+        attempt=greatest(CAST(sa_jobqueue.job.attempt AS INTEGER) + change.attempt, 0),
         rescues=least(CAST(sa_jobqueue.job.rescues AS INTEGER) + change.rescues, 32767),
         status=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END,
         errors=CASE WHEN (change.error IS NULL) THEN sa_jobqueue.job.errors ELSE CASE WHEN (jsonb_typeof(sa_jobqueue.job.errors) != 'array') THEN '[]'::jsonb WHEN (jsonb_array_length(sa_jobqueue.job.errors) >= 20) THEN jsonb_path_query_array(sa_jobqueue.job.errors, '$[last - 18 to last]'::jsonpath) ELSE sa_jobqueue.job.errors END || jsonb_build_array(CAST(change.error AS JSONB) || jsonb_build_object('at', now(), 'attempt', sa_jobqueue.job.attempt)) END,

@@ -24,7 +24,7 @@ WITH picked AS MATERIALIZED (
 UPDATE sa_jobqueue.job
 SET claimed_at=now(),
     lease_expires_at=(now() + %(lease_seconds)s * interval '1 second'),
-    claims=(sa_jobqueue.job.claims + 1),
+    claims=CASE WHEN (sa_jobqueue.job.claims = 2147483647) THEN '-2147483648'::integer ELSE sa_jobqueue.job.claims + 1 END,
     attempt=(least(sa_jobqueue.job.attempt, 32766) + 1),
     status='running',
     worker=%(by_worker)s::VARCHAR

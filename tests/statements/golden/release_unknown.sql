@@ -3,7 +3,12 @@ WITH locked AS MATERIALIZED (
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.status = 'running'
     AND sa_jobqueue.job.worker = %(of_worker)s::VARCHAR
-    AND sa_jobqueue.job.id != all(%(kept_ids)s::BIGINT[])
+    AND NOT (EXISTS (
+        SELECT kept.id
+        FROM unnest(%(kept_ids)s::BIGINT[], %(kept_claims)s::INTEGER[]) AS kept(id, claims)
+        WHERE sa_jobqueue.job.id = kept.id
+        AND sa_jobqueue.job.claims = kept.claims
+    ))
     ORDER BY sa_jobqueue.job.id
     FOR NO KEY UPDATE OF job
 )
