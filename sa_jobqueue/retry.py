@@ -80,7 +80,7 @@ def next_delay(policy: RetryPolicy, exception: BaseException, attempt: int, rand
     try:
         own = policy.delay(exception, attempt)
         return None if own is None else seconds_of(own, what="what RetryPolicy.delay returned")
-    except Exception:
+    except BaseException:
         logger.exception("RetryPolicy.delay failed; the formula is used instead", extra={"attempt": attempt})
         return policy.backoff(attempt, random)
 
@@ -94,14 +94,14 @@ def describe(exception: BaseException, *, hide: str = "") -> ErrorEntry:
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     try:
         message = str(exception)
-    except Exception as error:
+    except BaseException as error:
         message = f"<str() of the exception failed: {type(error).__name__}>"
     try:
         frames = exception.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename == hide:
             frames = frames.tb_next
         trace = "".join(traceback.format_exception(kind, exception, frames))
-    except Exception:
+    except BaseException:
         trace = ""
     return entry(name, message, trace)
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, TypeVar
@@ -37,7 +38,7 @@ from ..outcomes import (
     Snooze,
     Undecodable,
 )
-from ..retry import describe
+from ..retry import RetryPolicy, describe, entry
 from .flight import Flight, Stop
 from .unit import Unit
 
@@ -133,7 +134,7 @@ class Executor:
     """Runs flights.
 
     `report(flight, change)` gets the change to write; None: nothing is left to write. `committed(change)` hears of one
-    that was written already, together with what the handler wrote.
+    that was written already, together with what the handler wrote. `leaving()`: all tasks of the loop are being cancelled.
     """
 
     def __init__(
@@ -141,8 +142,9 @@ class Executor:
         sessions: Sessions,
         report: Callable[[Flight, Change | None], None],
         committed: Callable[[Change], None],
+        leaving: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._sessions, self._report, self._noted = sessions, report, committed
+        self._sessions, self._report, self._noted, self.leaving = sessions, report, committed, leaving
 
     def run(self, flight: Flight) -> None:
         """Run a `def` handler, on the thread that calls."""
@@ -172,6 +174,7 @@ class Executor:
             args, kwargs = run.arguments()
             value = await self._await(flight, args, kwargs)
             flight.runner = None  # from here on nobody may cancel: the outcome is about to be written
+            await self._take_back(runner, flight)
             change = self.decide(flight, self._returned(flight, value))
             if change is None or run.unit is None or _left_early(flight, value):
                 await self._finish_async(run, change)
@@ -182,13 +185,38 @@ class Executor:
                 await run.in_greenlet(run.close)
         except BaseException as error:
             flight.runner = None
-            if isinstance(error, asyncio.CancelledError) and not flight.interrupted and runner.cancelling():
+            cancelled = isinstance(error, asyncio.CancelledError) and not flight.interrupted and runner.cancelling()
+            if cancelled and self.leaving():
                 await self._finish_async(run, self.decide(flight, Released(started=True)))
                 raise  # the loop itself is ending
+            await self._take_back(runner, flight)
             await self._finish_async(run, self._raised(flight, error))
         finally:
             if flight.interrupted:
                 runner.uncancel()  # it goes on with other jobs, which were not cancelled
+
+    async def _take_back(self, runner: asyncio.Task[Any], flight: Flight) -> None:
+        """Take back what a handler cancelled by itself: it was this job's affair, and the runner goes on with others."""
+        ours = 1 if flight.interrupted else 0
+        if runner.cancelling() <= ours or self.leaving():
+            return
+        while runner.cancelling() > ours:
+            runner.uncancel()
+        # Before Python 3.13 a cancel that was not raised yet still would be, in the middle of what comes next.
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+
+    def broke(self, flight: Flight, error: BaseException) -> None:
+        """What surrounds the handler has failed; its job has, and its runner goes on."""
+        flight.settle()
+        if not flight.reported:
+            self._report(flight, self._unruly(flight, error))
+
+    def _unruly(self, flight: Flight, error: BaseException) -> Change:
+        """The attempt failed, by what even its rules or its description cannot be asked about."""
+        reason = entry("OutcomeNotMade", f"no outcome could be made of the run: {type(error).__name__}")
+        rules = replace(self._rules(flight), policy=RetryPolicy())
+        return decide(flight.claim, Failed(RuntimeError(), reason), rules, random=random.random())
 
     def decide(self, flight: Flight, outcome: Outcome | None) -> Change | None:
         """The change that `outcome` means for this flight; None for None."""
@@ -240,7 +268,10 @@ class Executor:
             return Completed(error=describe(error))
 
     def _raised(self, flight: Flight, error: BaseException) -> Change | None:
-        return self.decide(flight, self._outcome_of(flight, error))
+        try:
+            return self.decide(flight, self._outcome_of(flight, error))
+        except BaseException as failure:  # of the application's: a rule, an exception's own method, a filter of logs
+            return self._unruly(flight, failure)
 
     def _outcome_of(self, flight: Flight, error: BaseException) -> Outcome | None:
         if isinstance(error, _SIGNALS):

@@ -73,6 +73,11 @@ class Lane:
         self._start(self, Kind.THREAD if kind is Kind.ASYNC else Kind.ASYNC, 1)
         return None
 
+    def spare(self, runners: int) -> None:
+        """So many runners could not be started; their slots are free, and their jobs wait for other runners."""
+        with self._lock:
+            self._running -= runners
+
     def ended(self, flight: Flight) -> None:
         """A handler has come back; counted for the buffer."""
         self._ended += 1

@@ -50,7 +50,14 @@ class Runners:
         run, wake = self._executor.run_async, self._wake
         while (flight := lane.next(Kind.ASYNC)) is not None:
             if not flight.settled:
-                await run(flight)
+                try:
+                    await run(flight)
+                except asyncio.CancelledError as error:
+                    if self._executor.leaving():
+                        raise
+                    self._executor.broke(flight, error)
+                except BaseException as error:
+                    self._executor.broke(flight, error)
             lane.ended(flight)
             wake()
 
@@ -59,9 +66,16 @@ class Runners:
         with self._lock:
             missing = runners - self._idle
             self._idle -= min(runners, self._idle)
-            for number in range(self._threads, self._threads + max(missing, 0)):
-                threading.Thread(target=self._work, name=f"sa-jobqueue handler {number}", daemon=True).start()
-            self._threads += max(missing, 0)
+            for started in range(max(missing, 0)):
+                thread = threading.Thread(target=self._work, name=f"sa-jobqueue handler {self._threads}", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the host allows no more threads
+                    logger.error("a handler's thread cannot be started: %s", error)
+                    lane.spare(missing - started)
+                    runners -= missing - started
+                    break
+                self._threads += 1
         for _ in range(runners):
             self._tickets.put(lane)
 
@@ -71,7 +85,10 @@ class Runners:
             lane = self._tickets.get()
             while (flight := lane.next(Kind.THREAD)) is not None:
                 if not flight.settled:
-                    run(flight)
+                    try:
+                        run(flight)
+                    except BaseException as error:
+                        self._executor.broke(flight, error)
                 lane.ended(flight)
                 wake()
             wake()

@@ -141,6 +141,7 @@ class Worker:
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hurry: asyncio.Event | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._signals = 0
         self._serving = False
         self._ending = Ending.STOPPED
@@ -209,6 +210,10 @@ class Worker:
         except RuntimeError:
             logger.debug("the event loop is closed: the worker has ended")
 
+    def _leaving(self) -> bool:
+        """Whether a task that is cancelled is so because all are: with the one that serves, or after its end."""
+        return not self._serving or (self._task is not None and self._task.cancelling() > 0)
+
     @property
     def serving(self) -> bool:
         """Whether it has begun, and not yet ended."""
@@ -218,7 +223,7 @@ class Worker:
         """Work inside the running event loop until `stop()` is called."""
         self.registry.resolve()
         self._loop, self._stop, self._hurry = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-        self._ending = Ending.STOPPED
+        self._task, self._ending = asyncio.current_task(), Ending.STOPPED
         if self._signals:
             self._stop.set()  # a signal came before there was anything to stop
         try:
@@ -322,7 +327,7 @@ class Worker:
         connector = Connector(self.engine, lease=settings.lease, pooled=settings.pooled, translate=translate)
         self._flights = Flights()
         self._writer = OutcomeWriter(self._written, job=self._job)
-        self._executor = Executor(self._sessions, self._report, self._note)
+        self._executor = Executor(self._sessions, self._report, self._note, self._leaving)
         assert self._loop is not None
         self._runners = Runners(self._loop, self._executor, self._wake)
         self._lanes = {
