@@ -160,7 +160,7 @@ class Job(Base):
     """When the row may be deleted; None: never."""
     cancel_requested_at: Mapped[datetime | None]
     claims: Mapped[int] = mapped_column(Integer, server_default=text("0"))
-    """How often it was claimed: the fence. Never shrinks."""
+    """How often it was claimed: the fence. (Beyond 2^31 it goes on below zero.)"""
     priority: Mapped[int] = mapped_column(SmallInteger, server_default=text("4"))
     """0 to 9, higher first."""
     attempt: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))

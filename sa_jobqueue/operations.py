@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Text, cast, delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError
 
 from .context import ClaimedJob
 from .lifecycle import FINISHED, Change, Claim
@@ -39,6 +39,7 @@ __all__ = [
     "expired",
     "fetch_args",
     "forget_workers",
+    "is_data_fault",
     "leave",
     "listen_for",
     "prune",
@@ -47,6 +48,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+#: Classes of SQLSTATE: data, constraints, program limits, and what functions and triggers raise.
+_DATA_FAULTS = frozenset({"09", "21", "22", "23", "27", "38", "39", "44", "54", "P0"})
 
 
 class Answer(StrEnum):
@@ -145,7 +149,7 @@ def cancelled_among(connection: Connection, held: Mapping[int, int], *, job: typ
     return frozenset(connection.scalars(_cancelled_statement(job), parameters))
 
 
-def expired(connection: Connection, *, after: int = 0, limit: int = 100, job: type[Job] = Job) -> list[Expired]:
+def expired(connection: Connection, *, after: int = -(2**63), limit: int = 100, job: type[Job] = Job) -> list[Expired]:
     """A page of running jobs whose lease has run out, by id from `after` (exclusive) on."""
     found = connection.execute(_expired_statement(job), {"after_id": after, "page": limit})
     return [
@@ -156,9 +160,13 @@ def expired(connection: Connection, *, after: int = 0, limit: int = 100, job: ty
     ]  # fmt: skip
 
 
-def release_unknown(connection: Connection, *, worker: str, known: Collection[int], job: type[Job] = Job) -> list[int]:
-    """Give back the running jobs that bear this worker's id and that it does not know of: a commit's answer was lost."""
-    return list(connection.scalars(release_jobs(held_by(worker, but=list(known), job=job), job=job)))
+def release_unknown(
+    connection: Connection, *, worker: str, known: Collection[tuple[int, int]], job: type[Job] = Job
+) -> list[int]:
+    """Give back the running jobs that bear this worker's id without being `known`, as (id, claims): a commit's answer was
+    lost.
+    """
+    return list(connection.scalars(release_jobs(held_by(worker, but=known, job=job), job=job)))
 
 
 def fetch_args(connection: Connection, id: int, *, job: type[Job] = Job) -> str | None:
@@ -166,6 +174,15 @@ def fetch_args(connection: Connection, id: int, *, job: type[Job] = Job) -> str 
     columns = job.__table__.c
     text: str | None = connection.scalar(select(cast(columns.args, Text)).where(columns.id == id))
     return text
+
+
+def is_data_fault(error: DBAPIError) -> bool:
+    """Whether a row or its values are to blame (by SQLSTATE), not the server or the connection.
+
+    Triggers of the application's may refuse a row as well as our constraints do.
+    """
+    state = getattr(error.orig, "sqlstate", None) or ""
+    return not error.connection_invalidated and state[:2] in _DATA_FAULTS
 
 
 def prune(connection: Connection, *, limit: int = 1_000, job: type[Job] = Job) -> int:
@@ -178,7 +195,9 @@ def prune(connection: Connection, *, limit: int = 1_000, job: type[Job] = Job) -
             # A deferred foreign key would refuse only at the commit, and with it everything.
             connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
             return len(connection.scalars(prune_jobs(limit=limit, job=job)).all())
-    except IntegrityError as error:
+    except DBAPIError as error:
+        if not is_data_fault(error):
+            raise
         if limit > 1:
             done, size = 0, max(limit // 10, 1)
             while done < limit:

@@ -10,7 +10,7 @@ Job objects that are already loaded keep what they show until they are refreshed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -40,7 +40,7 @@ from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
 from ..models import Job, StatusText, status_in, status_literal
 from ..outcomes import Duration, seconds_of
 from ..retry import entry
-from ._parts import array, in_seconds, lock_in_order, members, table_of
+from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .apply import append_error
 
 __all__ = ["cancel_jobs", "discard_jobs", "prune_jobs", "release_jobs", "retry_jobs"]
@@ -122,11 +122,16 @@ def release_jobs(*where: Criterion, delay: Duration = 0, job: type[Job] = Job) -
     )
 
 
-def held_by(worker: str, *, but: Sequence[int], job: type[Job] = Job) -> Criterion:
-    """The running jobs that bear this worker's id, without the ids `but`."""
+def held_by(worker: str, *, but: Collection[tuple[int, int]], job: type[Job] = Job) -> Criterion:
+    """The running jobs that bear this worker's id, without the claims `but`, as (id, claims)."""
     columns = table_of(job).c
-    kept = array("kept_ids", but, BigInteger())
-    return and_(columns.worker == bindparam("of_worker", worker, Text), columns.id != func.all(kept))
+    kept = rows(
+        "kept",
+        id=array("kept_ids", [job_id for job_id, _ in but], BigInteger()),
+        claims=array("kept_claims", [claims for _, claims in but], Integer()),
+    )
+    known = select(kept.c.id).where(kept.c.id == columns.id, kept.c.claims == columns.claims).correlate(table_of(job))
+    return and_(columns.worker == bindparam("of_worker", worker, Text), not_(known.exists()))
 
 
 def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> Executable:

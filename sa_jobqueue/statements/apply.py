@@ -129,7 +129,7 @@ def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: t
             finished_at=case((finished, func.now())),
             purge_at=case((finished, in_seconds(change.c.retain))),
             lease_expires_at=null(),
-            attempt=func.greatest(columns.attempt + change.c.attempt, literal_column("0")),
+            attempt=func.greatest(cast(columns.attempt, Integer) + change.c.attempt, literal_column("0")),
             rescues=func.least(cast(columns.rescues, Integer) + change.c.rescues, literal_column("32767")),
             errors=case(
                 (change.c.error.is_(None), columns.errors),

@@ -69,7 +69,7 @@ def claim_parameters(
         "slot_queues": [queue for queue, _ in slots],
         "slot_levels": [level for _, level in slots],
         "slot_times": [point[0].isoformat() if point else "-infinity" for point in points],
-        "slot_ids": [point[1] if point else 0 for point in points],
+        "slot_ids": [point[1] if point else -(2**63) for point in points],
     }
 
 
@@ -142,7 +142,11 @@ def claim_jobs(
         .where(members(columns.id, select(picked.c.id)))
         .values(
             status=status_literal(TRANSITIONS[JobStatus.QUEUED, Event.CLAIM]),
-            claims=columns.claims + literal_column("1"),
+            # Beyond the end of integer it goes on from the other one: a fence need only differ.
+            claims=case(
+                (columns.claims == literal_column("2147483647"), literal_column("'-2147483648'::integer")),
+                else_=columns.claims + literal_column("1"),
+            ),
             # At the edge of smallint the counter stays, rather than failing the whole claim.
             attempt=func.least(columns.attempt, literal_column("32766")) + literal_column("1"),
             worker=bindparam("by_worker", worker, Text),

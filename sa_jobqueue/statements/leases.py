@@ -69,7 +69,7 @@ def renew_leases(*, ids: Sequence[int], claims: Sequence[int], lease: float, job
     )
 
 
-def expired_leases(*, after: int = 0, limit: int = 100, job: type[Job] = Job) -> Executable:
+def expired_leases(*, after: int = -(2**63), limit: int = 100, job: type[Job] = Job) -> Executable:
     """Running jobs whose lease has run out, by id, from `after` (exclusive) on, at most `limit`.
 
     Columns: id, claims, task, queue, attempt, max_attempts, rescues, worker.

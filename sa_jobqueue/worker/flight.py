@@ -132,7 +132,6 @@ class Flights:
         before = monotonic() - seconds
         return [flight for flight in self if flight.renewed <= before]
 
-    def ids(self) -> list[int]:
-        """The ids of all of them."""
-        with self._lock:
-            return list(self._held)
+    def claims(self) -> list[tuple[int, int]]:
+        """All of them, as (id, claims)."""
+        return [(flight.job.id, flight.job.claims) for flight in self]

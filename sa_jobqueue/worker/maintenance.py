@@ -103,9 +103,9 @@ class Maintenance:
 
     def _loop(self) -> None:
         while not self._end.wait(self._pause()):
-            self._end_late_handlers()
-            self._give_back_stale()
             try:
+                self._end_late_handlers()
+                self._give_back_stale()
                 self._do_chores()
                 self._failures = 0
             except Exception as error:
@@ -126,8 +126,14 @@ class Maintenance:
             if self._connection is None:
                 self._connection = self._connector.connect()
                 self._healthy_since = monotonic()
-            with self.watch.over(self._connection):
-                chore.do(self._connection)
+            try:
+                with self.watch.over(self._connection):
+                    chore.do(self._connection)
+            except DBAPIError as error:
+                if not operations.is_data_fault(error):
+                    raise
+                # One row must not keep the other chores from being done.
+                logger.error("a chore of maintenance failed: %s", error.orig)
             chore.at = monotonic() + chore.every * random.uniform(0.9, 1.0)
 
     def _broken(self, error: Exception) -> None:
@@ -217,7 +223,7 @@ class Maintenance:
         """
         if monotonic() - self._healthy_since < self._settings.lease:
             return
-        after = 0
+        after = -(2**63)
         while not self._end.is_set():
             with self._connector.begin(connection):
                 page = operations.expired(connection, after=after, limit=_PAGE, job=self._job)

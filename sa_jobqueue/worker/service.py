@@ -26,7 +26,7 @@ from ..settings import WorkerSettings
 from .connections import WATCH_MARGIN, Connector, Watch, hang_up
 from .flight import Flights
 from .lanes import Lane
-from .writer import OutcomeWriter, is_data_fault
+from .writer import OutcomeWriter
 
 __all__ = ["Service"]
 
@@ -167,7 +167,7 @@ class Service:
                     )
                     jobs = [self._with_args(connection, job) for job in self._part_suspects(connection, jobs)]
         except BaseException as error:
-            if isinstance(error, DBAPIError) and is_data_fault(error) and changes:
+            if isinstance(error, DBAPIError) and operations.is_data_fault(error) and changes:
                 self._writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
                 return True
             self._writer.put_back(changes)
@@ -260,7 +260,7 @@ class Service:
 
     def _recover(self, connection: Connection) -> None:
         """After a lost connection: a commit may have claimed jobs that we were never told of. Give them back."""
-        known = {*self._flights.ids(), *self._writer.ids()}
+        known = {*self._flights.claims(), *self._writer.claims()}
         with self._connector.begin(connection):
             released = operations.release_unknown(connection, worker=self._worker, known=known, job=self._job)
         if released:

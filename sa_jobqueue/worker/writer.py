@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError
 
 from .. import operations
 from ..lifecycle import Change, Event, JobStatus
 from ..models import Job
-from ..operations import Answer
+from ..operations import Answer, is_data_fault
 from ..outcomes import ErrorEntry
 from ..retry import MAX_MESSAGE, clean
 
-__all__ = ["OutcomeWriter", "is_data_fault"]
+__all__ = ["OutcomeWriter"]
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +72,10 @@ class OutcomeWriter:
         """When the next row that was locked is due, by the monotonic clock."""
         return self._locked[0].at if self._locked else None
 
-    def ids(self) -> list[int]:
-        """The jobs whose changes are still to be written."""
-        return [change.id for change in self._pending] + [later.change.id for later in self._locked]
+    def claims(self) -> list[tuple[int, int]]:
+        """The claims, as (id, claims), whose changes are still to be written."""
+        changes = [*self._pending, *(later.change for later in self._locked)]
+        return [(change.id, change.claims) for change in changes]
 
     def settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:
         """After the commit: what each row answered."""
@@ -116,7 +117,7 @@ class OutcomeWriter:
 
 def _mend(change: Change, error: DBAPIError) -> Change | None:
     """A change that can be written in place of one that cannot; None when that was it already."""
-    if isinstance(error, IntegrityError) and change.event is Event.COMPLETE and change.retain == 0:
+    if change.event is Event.COMPLETE and change.retain == 0:  # what cannot be deleted can perhaps be kept
         return replace(change, retain=_UNDELETABLE_RETAIN)
     reason = ErrorEntry("OutcomeNotWritten", clean(f"its outcome could not be written: {error.orig}")[:MAX_MESSAGE])
     if change.error == reason:
@@ -128,9 +129,3 @@ def _mend(change: Change, error: DBAPIError) -> Change | None:
         change, event=Event.FAIL, status=JobStatus.FAILED, if_cancelled=JobStatus.FAILED,
         error=reason, result=None, delay=0.0, retain=None,
     )  # fmt: skip
-
-
-def is_data_fault(error: DBAPIError) -> bool:
-    """Whether the statement's values are to blame (SQLSTATE classes 22 and 23), not the server or the connection."""
-    state = getattr(error.orig, "sqlstate", None) or ""
-    return not error.connection_invalidated and state[:2] in ("22", "23")
