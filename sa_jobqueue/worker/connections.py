@@ -70,6 +70,7 @@ class Connector:
         limit = f"{max(int(self.lease * 1000), 500)}ms"
         settings = {
             **_PLANNER,
+            "DateStyle": "ISO",  # psycopg reads no times in another one
             "statement_timeout": limit,
             "idle_in_transaction_session_timeout": limit,
             "application_name": "sa-jobqueue worker",

@@ -57,12 +57,12 @@ class Listener:
             connection: Connection | None = None
             try:
                 connection = self._engine.connect()
-                raw = self._subscribe(connection)
+                raw, channel = self._subscribe(connection)
                 if failures:
                     logger.warning("listening again")
                 failures, self.listening = 0, True
                 self._heard(None)
-                self._listen(raw)
+                self._listen(connection, raw, channel)
             except Exception as error:
                 failures += 1
                 if failures == 1:
@@ -74,7 +74,7 @@ class Listener:
             if failures:
                 self._end.wait(min(0.2 * 2.0 ** min(failures - 1, 10), _RETRY_MOST))
 
-    def _subscribe(self, connection: Connection) -> psycopg.Connection:
+    def _subscribe(self, connection: Connection) -> tuple[psycopg.Connection, str]:
         """Take the connection out of the pool for good, and LISTEN on it."""
         channel = operations.channel(connection, job=self._job)
         connection.commit()
@@ -84,13 +84,15 @@ class Listener:
             raise ConfigurationError(f"listening needs psycopg 3, not {type(raw).__module__}")
         raw.autocommit = True
         raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-        return raw
+        return raw, channel
 
-    def _listen(self, raw: psycopg.Connection) -> None:
+    def _listen(self, connection: Connection, raw: psycopg.Connection, channel: str) -> None:
         asked = monotonic()
         while not self._end.is_set():
             for notification in raw.notifies(timeout=_TURN):
                 self._heard(notification.payload)
             if monotonic() - asked > _PING:
-                raw.execute("SELECT 1")
+                if operations.channel(connection, job=self._job) != channel:
+                    return  # the table was made anew; so is the subscription
+                connection.commit()
                 asked = monotonic()
