@@ -1,0 +1,451 @@
+"""What should break a worker and must not: hostile handlers, odd rows, odd settings, answers that were lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from psycopg import sql
+from sqlalchemy import Engine, create_engine, func, select
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from sa_jobqueue import (
+    AsyncJobContext,
+    Job,
+    JobContext,
+    JobStatus,
+    Registry,
+    RetryPolicy,
+    Snooze,
+    TaskName,
+    Worker,
+    enqueue,
+    task,
+)
+from sa_jobqueue.lifecycle import FINISHED
+from sa_jobqueue.migrations import downgrade_database, upgrade_database
+from sa_jobqueue.worker import listener
+from tests.support.databases import connect
+from tests.support.waiting import wait_until
+from tests.support.working import job_of, working
+
+NEVER = RetryPolicy(no_retry=(BaseException,))
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+def add(engine: Engine, *jobs: Job) -> list[int]:
+    with Session(engine) as session:
+        session.add_all(jobs)
+        session.commit()
+        return [job.id for job in jobs]
+
+
+def statuses(engine: Engine, *where: Any) -> list[JobStatus]:
+    """By id, and nothing but them, for some rows hold what Python cannot."""
+    with Session(engine) as session:
+        return list(session.scalars(select(Job.status).where(*where).order_by(Job.id)))
+
+
+def finished(engine: Engine, *ids: int) -> bool:
+    return all(status in FINISHED for status in statuses(engine, Job.id.in_(ids)))
+
+
+def assert_nothing_leaked(engine: Engine, worker: Any) -> None:
+    """No slot is taken, no claim is held, no row is running."""
+    wait_until(lambda: len(worker._flights) == 0)
+    for lane in worker._lanes.values():
+        wait_until(lambda lane=lane: lane.running == 0)
+    with Session(engine) as session:
+        assert session.scalar(select(func.count()).where(Job.status == JobStatus.RUNNING)) == 0
+
+
+# ---- handlers
+
+
+class Nameless(Exception):
+    """Nothing about it can be asked."""
+
+    def __str__(self) -> str:
+        raise SystemExit("str")
+
+    def __repr__(self) -> str:
+        raise SystemExit("repr")
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration, StopAsyncIteration, Nameless, BaseException]
+)
+def test_whatever_a_handler_raises_is_its_own_failure(
+    engine: Engine, url: str, registry: Registry, kind: str, error: type[BaseException]
+) -> None:
+    """The job fails with it, the slot comes back, and the next job runs in it."""
+
+    @task(registry=registry, name="sync", retry=NEVER)
+    def sync_handler(ctx: JobContext) -> None:
+        ctx.session.execute(select(1))
+        raise error
+
+    @task(registry=registry, name="async", retry=NEVER)
+    async def async_handler(ctx: AsyncJobContext) -> None:
+        await ctx.session.execute(select(1))
+        raise error
+
+    @task(registry=registry, name="next", queue="default")
+    async def next_handler() -> None: ...
+
+    ids = add(engine, enqueue(kind), enqueue(kind), enqueue("next"))
+    with working(url, registry, queues={"default": 1}) as worker:
+        wait_until(lambda: finished(engine, *ids))
+        assert_nothing_leaked(engine, worker)
+    assert [job_of(engine, id).status for id in ids] == ["failed", "failed", "completed"]
+
+
+@pytest.mark.parametrize("way", ["await", "return", "raise"])
+def test_a_handler_that_cancels_its_own_task_costs_no_slot(
+    engine: Engine, url: str, registry: Registry, way: str
+) -> None:
+    """The cancel hits nobody but itself: an attempt that fails where it is raised, and nothing where it never was."""
+
+    @task(registry=registry, name="own", retry=NEVER)
+    async def own(ctx: AsyncJobContext) -> None:
+        await ctx.session.execute(select(1))
+        runner = asyncio.current_task()
+        assert runner is not None
+        runner.cancel()
+        if way == "await":
+            await asyncio.sleep(60)
+        if way == "raise":
+            raise ValueError("after it")
+
+    @task(registry=registry, name="next")
+    async def next_handler() -> None:
+        await asyncio.sleep(0)
+
+    ids = add(engine, *(enqueue("own") for _ in range(3)), enqueue("next"))
+    with working(url, registry, queues={"default": 2}) as worker:
+        wait_until(lambda: finished(engine, *ids), 10)
+        assert_nothing_leaked(engine, worker)
+    expected = "completed" if way == "return" else "failed"
+    assert [job_of(engine, id).status for id in ids] == [expected] * 3 + ["completed"]
+
+
+def test_a_rule_that_ends_the_interpreter_costs_no_slot(engine: Engine, url: str, registry: Registry) -> None:
+    """What fails while an outcome is made is the job's failure, not the end of its runner."""
+
+    def fail(*_: object) -> float:
+        raise SystemExit("policy")
+
+    @task(registry=registry, name="sync", retry=RetryPolicy(delay=fail))
+    def sync_handler() -> None:
+        raise ValueError
+
+    @task(registry=registry, name="async", retry=RetryPolicy(delay=fail))
+    async def async_handler() -> None:
+        raise ValueError
+
+    ids = add(engine, *(enqueue(TaskName(name).options(max_attempts=1)) for name in ("sync", "async") * 3))
+    with working(url, registry, queues={"default": 2}) as worker:
+        wait_until(lambda: finished(engine, *ids), 10)
+        assert_nothing_leaked(engine, worker)
+    assert {job_of(engine, id).status for id in ids} == {"failed"}
+
+
+def test_a_thread_that_cannot_be_started_costs_no_slot(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the host's limit of threads the jobs wait, and run once there is room again."""
+    start, refused = threading.Thread.start, []
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name.startswith("sa-jobqueue handler") and len(refused) < 3:
+            refused.append(self.name)
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    @task(registry=registry, name="sync")
+    def sync_handler() -> None: ...
+
+    ids = add(engine, *(enqueue("sync") for _ in range(6)))
+    with working(url, registry, queues={"default": 2}, hoard=0.2) as worker:
+        wait_until(lambda: finished(engine, *ids), 10)
+        assert_nothing_leaked(engine, worker)
+    assert len(refused) == 3
+
+
+# ---- rows
+
+
+ODD = {
+    "claims at the end of integer": "claims = 2147483647",
+    "attempt at the end of smallint": "attempt = 32767, max_attempts = 32767",
+    "attempt below zero": "attempt = -32768",
+    "rescues at the end": "rescues = 32767",
+    "meta no object": "meta = '[1]'",
+    "errors an object": "errors = '{\"a\": 1}'",
+    "due since ever": "run_at = '-infinity'",
+    "due before Christ": "run_at = '4000-01-01 BC'",
+    "made at the end of time": "created_at = 'infinity'",
+    "arguments no object": "args = '[]'",
+    "number beyond all bounds": "args = ('{\"n\": 1' || repeat('0', 6000) || '}')::jsonb",
+    "named at length": "task = repeat('x', 200)",
+    "id beyond 2^31": "id = 2147483648 * 1000",
+    "id below zero": "id = -id",
+}
+_OF_CLAIMS_ALONE = {
+    "named at length", "due since ever", "due before Christ", "made at the end of time", "meta no object",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_row_does_not_stop_its_queue(engine: Engine, url: str, registry: Registry, odd: str) -> None:
+    """A row that plain SQL wrote is run or failed, and so is its neighbour, with both kinds of write."""
+
+    @task(registry=registry, name="fails", retry=NEVER)
+    def fails(ctx: JobContext) -> None:
+        ctx.session.execute(select(1))
+        raise ValueError
+
+    @task(registry=registry, name="runs")
+    async def runs() -> None: ...
+
+    ids = add(engine, enqueue("fails"), enqueue("runs"), enqueue("runs"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE sa_jobqueue.job SET {ODD[odd]} WHERE id = {ids[0]}")
+    with working(url, registry) as worker:
+        wait_until(lambda: finished(engine, *ids[1:]), 10)
+        assert_nothing_leaked(engine, worker)
+    (status,) = statuses(engine, Job.id.not_in(ids[1:]))
+    assert status == ("queued" if odd == "named at length" else "failed")
+
+
+@pytest.mark.parametrize("odd", [*(odd for odd in ODD if odd not in _OF_CLAIMS_ALONE), "held by nobody"])
+def test_an_odd_row_is_rescued(engine: Engine, url: str, registry: Registry, odd: str) -> None:
+    """Left running by a dead worker, it ends too."""
+
+    @task(registry=registry, name="runs", retry=NEVER)
+    async def runs() -> None: ...
+
+    ids = add(engine, enqueue("runs"), enqueue("runs"))
+    setting = ODD.get(odd, "worker = NULL, lease_expires_at = NULL")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE sa_jobqueue.job SET status = 'running', claims = 1, attempt = 1")
+        connection.exec_driver_sql(f"UPDATE sa_jobqueue.job SET {setting} WHERE id = {ids[0]}")
+    with working(url, registry, lease=0.5) as worker:
+        wait_until(lambda: all(status in FINISHED for status in statuses(engine)), 10)
+        assert_nothing_leaked(engine, worker)
+
+
+def test_claims_at_the_end_of_integer_still_fence(engine: Engine, url: str, registry: Registry) -> None:
+    """The counter goes on from the other end, so an older claim is still told from a newer one."""
+    (id,) = add(engine, enqueue("runs"))
+    seen: list[int] = []
+
+    @task(registry=registry, name="runs")
+    async def runs(ctx: AsyncJobContext) -> Snooze | None:
+        seen.append((await ctx.session.scalars(select(Job.claims).where(Job.id == ctx.job_id))).one())
+        return Snooze(0) if len(seen) < 3 else None
+
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE sa_jobqueue.job SET claims = 2147483646")
+    with working(url, registry):
+        wait_until(lambda: finished(engine, id), 10)
+    assert len(set(seen)) == 3
+
+
+# ---- the database
+
+
+def test_triggers_that_refuse_single_rows_stop_nothing_else(
+    engine: Engine, database_url: str, url: str, registry: Registry
+) -> None:
+    """An outcome that a trigger of the application's refuses, and a row that it does not let go, stay alone."""
+
+    @task(registry=registry, name="runs", retain=0)
+    async def runs() -> None: ...
+
+    kept, stays, lost = add(engine, enqueue("kept"), enqueue("runs"), enqueue("runs"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            f"UPDATE sa_jobqueue.job SET status = 'completed', purge_at = now() WHERE id = {kept}"
+        )
+        connection.exec_driver_sql(f"UPDATE sa_jobqueue.job SET status = 'running', claims = 1 WHERE id = {lost}")
+        connection.exec_driver_sql(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION 'this row stays'; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER refuse BEFORE DELETE ON sa_jobqueue.job"
+            f" FOR EACH ROW WHEN (old.id IN ({kept}, {stays})) EXECUTE FUNCTION refuse()"
+        )
+    with working(url, registry, lease=0.5, prune_every=0.1) as worker:
+        (other,) = add(engine, enqueue("runs"))
+        wait_until(lambda: finished(engine, stays), 10)
+        wait_until(lambda: not statuses(engine, Job.id.in_([other, lost])), 10)
+        assert_nothing_leaked(engine, worker)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "DateStyle = 'SQL, DMY'",
+        "DateStyle = 'German'",
+        "TimeZone = 'Europe/Berlin'",
+        "TimeZone = 'FOO+3:17'",
+        "default_transaction_isolation = 'serializable'",
+        "default_transaction_deferrable = on",
+        "standard_conforming_strings = off",
+        "IntervalStyle = 'sql_standard'",
+        "search_path = ''",
+        "bytea_output = 'escape'",
+        "client_encoding = 'LATIN1'",
+    ],
+)
+def test_the_databases_settings_do_not_matter(
+    engine: Engine, database_url: str, url: str, registry: Registry, setting: str
+) -> None:
+    """Whatever the database's default is, jobs are claimed, fail, are retried and complete."""
+    runs: list[int] = []
+
+    @task(registry=registry, name="fails once", retry=RetryPolicy(base=0))
+    def fails_once(ctx: JobContext) -> None:
+        ctx.session.execute(select(1))
+        runs.append(ctx.job_id)
+        if ctx.attempt == 1:
+            raise ValueError("ü 1/2/2026")
+
+    @task(registry=registry, name="async")
+    async def async_handler(ctx: AsyncJobContext) -> None:
+        await ctx.session.execute(select(1))
+
+    ids = add(engine, enqueue("fails once"), enqueue("async"))
+    with connect(url) as connection:
+        name = sql.Identifier(connection.info.dbname)
+        connection.execute(sql.SQL("ALTER DATABASE {} SET ").format(name) + sql.SQL(setting))  # type: ignore[arg-type]
+    engine.dispose()
+    with working(url, registry) as worker:
+        wait_until(lambda: statuses(engine) == ["completed"] * 2, 10)
+        assert_nothing_leaked(engine, worker)
+    assert runs == [ids[0]] * 2
+
+
+def test_a_read_only_database_is_waited_out(
+    engine: Engine, database_url: str, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a failover to a standby: it is said, and work begins once writing is possible."""
+
+    @task(registry=registry, name="runs")
+    async def runs() -> None: ...
+
+    (id,) = add(engine, enqueue("runs"))
+    set_to = sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = {}")
+    with connect(url) as connection:
+        name = sql.Identifier(connection.info.dbname)
+        connection.execute(set_to.format(name, sql.SQL("on")))
+        with working(url, registry):
+            wait_until(lambda: "read-only" in caplog.text)
+            connection.execute("SET default_transaction_read_only = off")
+            connection.execute(set_to.format(name, sql.SQL("off")))
+            engine.dispose()
+            wait_until(lambda: finished(engine, id))
+
+
+def test_a_schema_that_was_dropped_and_made_anew(
+    engine: Engine, database_url: str, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker waits for it, and is woken by the new table as it was by the old one."""
+
+    @task(registry=registry, name="runs")
+    async def runs() -> None: ...
+
+    heard: list[str | None] = []
+    monkeypatch.setattr(listener, "_PING", 0.1)
+    monkeypatch.setattr(Worker, "_heard", lambda self, queue: (heard.append(queue), self._service.look_at(queue)))
+    with working(url, registry) as worker:
+        wait_until(lambda: worker._listener is not None and worker._listener.listening)
+        downgrade_database(url)
+        wait_until(lambda: worker._service._failures)
+        upgrade_database(url)
+        wait_until(lambda: not worker._service._failures)
+        wait_until(lambda: add(engine, enqueue("runs")) and "default" in heard, 10)
+        wait_until(lambda: set(statuses(engine)) == {"completed"})
+
+
+class Lost:
+    """Breaks the next service transaction after its COMMIT was done, as if the answer had been lost."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, when: Any) -> None:
+        from sa_jobqueue.worker.connections import Connector
+
+        begin, self.done = Connector.begin, threading.Event()
+
+        class Broken:
+            def __init__(self, connection: Any, transaction: Any) -> None:
+                self.connection, self.transaction = connection, transaction
+
+            def __enter__(self) -> Any:
+                return self.transaction.__enter__()
+
+            def __exit__(broken, *error: object) -> Any:
+                said = broken.transaction.__exit__(*error)
+                if error[0] is None and not self.done.is_set() and when():
+                    self.done.set()
+                    raise OperationalError("COMMIT", {}, Exception("the answer was lost"), connection_invalidated=True)
+                return said
+
+        monkeypatch.setattr(Connector, "begin", lambda own, connection: Broken(connection, begin(own, connection)))
+
+
+def test_a_job_given_back_and_claimed_anew_in_a_lost_commit_is_not_forgotten(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its old claim is known here and its new one is not: it goes by both, and nobody waits for the lease."""
+    runs: list[int] = []
+
+    @task(registry=registry, name="runs")
+    async def handler(ctx: AsyncJobContext) -> Snooze | None:
+        runs.append(ctx.job_id)
+        return Snooze(0) if len(runs) == 1 else None
+
+    lost = Lost(monkeypatch, lambda: bool(runs) and claimed_twice())
+
+    def claimed_twice() -> bool:
+        with engine.connect() as connection:
+            return bool(connection.scalar(select(Job.claims).where(Job.status == JobStatus.RUNNING)) == 2)
+
+    (id,) = add(engine, enqueue("runs"))
+    with working(url, registry, lease=60) as worker:
+        wait_until(lambda: finished(engine, id), 10)
+        assert_nothing_leaked(engine, worker)
+    assert lost.done.is_set()
+    job = job_of(engine, id)
+    assert (job.status, job.rescues, job.attempt, job.claims) == ("completed", 0, 1, 3)
+
+
+def test_leaving_does_not_fail_for_want_of_a_connection(engine: Engine, url: str, registry: Registry) -> None:
+    """Handlers that never end may hold every connection of the application's pool; the worker leaves all the same."""
+    entered, gate = threading.Event(), threading.Event()
+
+    @task(registry=registry, name="holds")
+    def holds(ctx: JobContext) -> None:
+        ctx.session.execute(select(1))
+        entered.set()
+        gate.wait(30)
+
+    small = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=0.1)
+    (id,) = add(engine, enqueue("holds"))
+    try:
+        with working(small, registry, grace=0, listen=False):
+            assert entered.wait(10)
+        assert job_of(engine, id).status == "queued"
+    finally:
+        gate.set()
