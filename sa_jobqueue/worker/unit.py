@@ -25,7 +25,7 @@ __all__ = ["Unit"]
 class Unit:
     """One handler's database work: its session, and the transaction that ends together with the job's completion."""
 
-    __slots__ = ("_engine", "_idle", "_job", "_original", "_translate", "connection", "session")
+    __slots__ = ("_closed", "_engine", "_idle", "_job", "_opening", "_original", "_translate", "connection", "session")
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class Unit:
         own = session.bind
         self._engine = engine if own is None else own.engine
         self._translate, self._idle, self._job = translate, idle, job
+        self._opening = self._closed = False
         self.connection: Connection | None = None
         self.session = session
         self._original = session.get_bind
@@ -56,7 +57,18 @@ class Unit:
         if elsewhere is not None and elsewhere.engine is not self._engine:
             return elsewhere
         if self.connection is None:
-            self.connection = self._open()
+            # What is opened here would be nobody's to close: an open transaction for ever.
+            if self._closed:
+                raise SessionUnavailable("the job has ended, and its ctx.session with it")
+            if self._opening:
+                raise SessionUnavailable(
+                    "ctx.session is one connection: it is not for several tasks or threads at once"
+                )
+            self._opening = True
+            try:
+                self.connection = self._open()
+            finally:
+                self._opening = False
         return self.connection
 
     def _open(self) -> Connection:
@@ -106,6 +118,7 @@ class Unit:
 
     def close(self) -> None:
         """Roll back what was not committed and give the connection back."""
+        self._closed = True
         try:
             self.session.close()
         finally:

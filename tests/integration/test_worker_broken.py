@@ -25,6 +25,7 @@ from sa_jobqueue import (
     enqueue,
     task,
 )
+from sa_jobqueue.errors import SessionUnavailable
 from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.migrations import downgrade_database, upgrade_database
 from sa_jobqueue.worker import listener
@@ -180,6 +181,63 @@ def test_a_thread_that_cannot_be_started_costs_no_slot(
         wait_until(lambda: finished(engine, *ids), 10)
         assert_nothing_leaked(engine, worker)
     assert len(refused) == 3
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "gathered"])
+def test_a_session_that_outlives_its_job_or_is_shared_leaves_no_transaction_open(
+    engine: Engine, url: str, registry: Registry, kind: str
+) -> None:
+    """A thread or task that a handler left behind is refused; so are several that open the session at once."""
+    refused: list[BaseException] = []
+    ended = threading.Event()
+
+    @task(registry=registry, name="sync")
+    def sync_handler(ctx: JobContext) -> None:
+        session = ctx.session
+
+        def later() -> None:
+            wait_until(lambda: finished(engine, ctx.job_id))
+            try:
+                session.execute(select(1))
+            except SessionUnavailable as error:
+                refused.append(error)
+            ended.set()
+
+        threading.Thread(target=later).start()
+        session.execute(select(1))
+
+    @task(registry=registry, name="async")
+    async def async_handler(ctx: AsyncJobContext) -> None:
+        session = ctx.session
+
+        async def later() -> None:
+            while not finished(engine, ctx.job_id):
+                await asyncio.sleep(0.01)
+            try:
+                await session.execute(select(1))
+            except SessionUnavailable as error:
+                refused.append(error)
+            ended.set()
+
+        left_behind.append(asyncio.create_task(later()))
+        await session.execute(select(1))
+
+    @task(registry=registry, name="gathered", retry=NEVER)
+    async def gathered_handler(ctx: AsyncJobContext) -> None:
+        session = ctx.session
+        results = await asyncio.gather(*(session.execute(select(1)) for _ in range(3)), return_exceptions=True)
+        refused.extend(result for result in results if isinstance(result, SessionUnavailable))
+        ended.set()
+
+    left_behind: list[asyncio.Task[None]] = []
+    (id,) = add(engine, enqueue(kind))
+    with working(url, registry) as worker:
+        assert ended.wait(10)
+        wait_until(lambda: finished(engine, id), 10)
+        assert_nothing_leaked(engine, worker)
+        assert refused
+        for own in (worker.engine, worker._ours_async.sync_engine):  # type: ignore[union-attr]
+            assert own.pool.checkedout() == 0  # type: ignore[attr-defined]
 
 
 # ---- rows
