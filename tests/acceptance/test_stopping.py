@@ -13,6 +13,9 @@ from sa_jobqueue.tasks import AnyTask
 from tests.acceptance import app
 from tests.acceptance.conftest import Shop
 
+BUSY = 8.0
+"""Seconds that a machine with far more to do than processors may add; without the promise it would be a minute or ten."""
+
 SLOW_COMMIT = text("""
     CREATE FUNCTION sleep_at_commit() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN PERFORM pg_sleep(split_part(NEW.note, ' ', 2)::float); RETURN NULL; END $$;
@@ -70,7 +73,7 @@ def test_a_second_sigterm_does_not_wait_for_handlers(shop: Shop, task: AnyTask) 
         begun = monotonic()
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
-        assert monotonic() - begun < 5
+        assert monotonic() - begun < 2 + BUSY
     job = shop.job(job_id)
     assert (job.status, job.attempt, job.rescues, job.errors) == (JobStatus.QUEUED, 0, 0, [])
     assert shop.effects() == []
@@ -86,7 +89,7 @@ def test_no_handler_holds_the_process_longer_than_the_grace_time(shop: Shop, tas
         begun = monotonic()
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
-        assert monotonic() - begun < 0.5 + 4  # 2 s, and as much again for a busy machine
+        assert monotonic() - begun < 0.5 + 2 + BUSY
     assert {(job.status, job.attempt) for job in shop.wait_for(*ids, status=JobStatus.QUEUED)} == {
         (JobStatus.QUEUED, 0)
     }
@@ -100,7 +103,7 @@ def test_a_handler_that_blocks_the_event_loop_does_not_hold_the_process(shop: Sh
         begun = monotonic()
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
-        assert monotonic() - begun < 0.5 + 4
+        assert monotonic() - begun < 0.5 + 2 + BUSY
     job = shop.job(job_id)
     assert (job.status, job.attempt) == (JobStatus.QUEUED, 0)
     assert shop.effects() == []

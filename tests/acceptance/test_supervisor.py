@@ -74,7 +74,7 @@ def test_a_second_signal_reaches_the_workers(shop: Shop) -> None:
         begun = monotonic()
         supervisor.send(signal.SIGTERM)
         assert supervisor.wait() == 0
-        assert monotonic() - begun < 5
+        assert monotonic() - begun < 10  # not the 30 of the grace time
     assert (shop.job(job_id).status, shop.job(job_id).attempt) == (JobStatus.QUEUED, 0)
 
 
