@@ -111,3 +111,10 @@ def pythons(session: nox.Session) -> None:
     """Run the tests on every supported Python that is here."""
     install(session, "test")
     session.run("pytest", *in_parallel(session), *session.posargs)
+
+
+@nox.session(name="bench-peers")
+def bench_peers(session: nox.Session) -> None:
+    """Drain side by side with other queues, their newest releases; arguments go to `python -m tests.benchmarks.peers`."""
+    install(session, "test", project=("-e", ".[embedded,uvloop]"))
+    session.run("python", "-m", "tests.benchmarks.peers", *session.posargs)

@@ -68,8 +68,9 @@ def test_the_sessions_of_nox_are_in_the_contributors_guide() -> None:
     page, noxfile = ROOT / "CONTRIBUTING.md", ROOT / "noxfile.py"
     if not page.exists():
         pytest.skip("CONTRIBUTING.md is not in the wheel's tests")
-    sessions = set(re.findall(r"^@nox\.session.*\ndef (\w+)", noxfile.read_text(), re.MULTILINE))
-    named = set(re.findall(r"nox -s (\w+)", page.read_text()))
+    functions = re.findall(r"^@nox\.session.*\ndef (\w+)", noxfile.read_text(), re.MULTILINE)
+    sessions = {name.replace("_", "-") for name in functions}
+    named = set(re.findall(r"nox -s ([\w-]+)", page.read_text()))
     assert named == sessions - {"demo"}
 
 

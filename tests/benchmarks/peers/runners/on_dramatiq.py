@@ -1,0 +1,60 @@
+# /// script
+# dependencies = ["dramatiq[redis]", "hiredis"]
+# ///
+"""Dramatiq on Redis: threads and its default middleware."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+os.environ.setdefault("dramatiq_queue_prefetch", "128")
+
+import dramatiq
+from common import SERVER, Peer, Way, mark
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.worker import Worker
+
+THREADS = int(os.environ.get("PEERS_THREADS", "8"))
+
+PEER = Peer(
+    name="Dramatiq on Redis",
+    broker="redis",
+    packages=("dramatiq", "redis", "hiredis"),
+    ways={
+        "threads": Way(
+            "sync",
+            f"hiredis, {THREADS} threads, dramatiq_queue_prefetch={os.environ['dramatiq_queue_prefetch']}, "
+            "default middleware; acknowledged after the task has run",
+        ),
+    },
+    unfinished="HLEN dramatiq:default.msgs",
+    jobs=20_000,
+    bulk="one send after the other: there is no bulk call",
+)
+
+broker = RedisBroker(url=SERVER)
+dramatiq.set_broker(broker)
+
+
+@dramatiq.actor
+def nothing(n: int) -> None:
+    mark(n)
+
+
+def fill(way: str, jobs: int) -> float:
+    start = time.perf_counter()
+    for n in range(jobs):
+        nothing.send(n)
+    return time.perf_counter() - start
+
+
+def work(way: str) -> None:
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    worker = Worker(broker, worker_threads=THREADS)
+    worker.start()
+    stop.wait()
+    worker.stop()

@@ -1,0 +1,62 @@
+"""sa_jobqueue itself, as the driver's own environment has it: a worker process with uvloop."""
+
+from __future__ import annotations
+
+import time
+
+from common import SERVER, Peer, Way, mark
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+from sa_jobqueue import Registry, Worker, enqueue_many, task
+from sa_jobqueue.migrations import upgrade_database
+from sa_jobqueue.urls import database_url
+
+SLOTS = {"async": 100, "sync": 16}
+KEPT = "jobs are kept"
+
+PEER = Peer(
+    name="sa_jobqueue",
+    broker="postgresql",
+    packages=("sa_jobqueue", "SQLAlchemy", "psycopg", "psycopg-binary", "uvloop"),
+    ways={
+        "async": Way("async", f"psycopg's C part, uvloop, queue of {SLOTS['async']} slots; {KEPT}"),
+        "sync": Way("sync", f"psycopg's C part, uvloop, queue of {SLOTS['sync']} slots: threads; {KEPT}"),
+    },
+    unfinished="SELECT (SELECT count(*) FROM (SELECT FROM sa_jobqueue.job WHERE status = 'queued' LIMIT 1)) "
+    "+ (SELECT count(*) FROM (SELECT FROM sa_jobqueue.job WHERE status = 'running' LIMIT 1))",
+    finished="SELECT count(*) FROM sa_jobqueue.job WHERE status = 'completed'",
+    jobs=200_000,
+    bulk="enqueue_many of 10,000 in one transaction each",
+)
+
+registry = Registry()
+
+
+@task(registry=registry, name="nothing")
+async def nothing(n: int) -> None:
+    mark(n)
+
+
+@task(registry=registry, name="nothing_sync")
+def nothing_sync(n: int) -> None:
+    mark(n)
+
+
+TASKS = {"async": nothing, "sync": nothing_sync}
+
+
+def fill(way: str, jobs: int) -> float:
+    engine = create_engine(database_url(SERVER))
+    upgrade_database(engine)
+    start = time.perf_counter()
+    with Session(engine) as session:
+        for first in range(0, jobs, 10_000):
+            calls = [TASKS[way].call(n) for n in range(first, min(first + 10_000, jobs))]
+            session.execute(enqueue_many(calls))
+            session.commit()
+    return time.perf_counter() - start
+
+
+def work(way: str) -> None:
+    Worker(SERVER, {"default": SLOTS[way]}, registry=registry).run()
