@@ -39,8 +39,6 @@ app.conf.update(
     worker_hijack_root_logger=False,
     broker_connection_retry_on_startup=True,
 )
-if late := os.environ.get("PEERS_ACKS_LATE"):
-    app.conf.task_acks_late = bool(int(late))
 
 
 @app.task(name="nothing")

@@ -1,6 +1,7 @@
 # /// script
 # dependencies = ["dramatiq[redis]", "hiredis"]
 # ///
+# ruff: noqa: E402
 """Dramatiq on Redis: threads and its default middleware."""
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import signal
 import threading
 import time
 
-os.environ.setdefault("dramatiq_queue_prefetch", "128")
+PREFETCH = 128
+os.environ["dramatiq_queue_prefetch"] = str(PREFETCH)  # noqa: SIM112 - read with the import
 
 import dramatiq
 from common import SERVER, Peer, Way, mark
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.worker import Worker
 
-THREADS = int(os.environ.get("PEERS_THREADS", "8"))
+THREADS = 8
 
 PEER = Peer(
     name="Dramatiq on Redis",
@@ -26,7 +28,7 @@ PEER = Peer(
     ways={
         "threads": Way(
             "sync",
-            f"hiredis, {THREADS} threads, dramatiq_queue_prefetch={os.environ['dramatiq_queue_prefetch']}, "
+            f"hiredis, {THREADS} threads, dramatiq_queue_prefetch={PREFETCH}, "
             "default middleware; acknowledged after the task has run",
         ),
     },

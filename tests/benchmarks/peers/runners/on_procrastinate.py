@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 
 import uvloop
 from common import SERVER, Peer, Way, mark
@@ -60,7 +61,5 @@ async def _work() -> None:
 
 def work(way: str) -> None:
     logging.basicConfig(level=logging.WARNING)
-    try:
+    with suppress(asyncio.CancelledError):
         uvloop.run(_work())
-    except asyncio.CancelledError:
-        pass
