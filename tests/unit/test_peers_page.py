@@ -42,7 +42,7 @@ def test_where_we_lose_is_said() -> None:
     rows = [row("sa_jobqueue", 100), row("PgQueuer", 110, way="durable", enqueued=2_000)]
     missed, drain, bulk = losses(rows)
     assert "0.91 times" in missed
-    assert drain == "PgQueuer, durable drains faster with 1 worker process(es), async no-op."
+    assert drain == "PgQueuer, durable drains faster: async no-op, 1 process."
     assert bulk == "PgQueuer enqueues faster in bulk."
 
 

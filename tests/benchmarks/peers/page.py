@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.peers.results import OURS, Row, figures
+from tests.benchmarks.peers.results import OURS, Row, figures, processes
 
 BEGIN = "<!-- figures of peers: written by `python -m tests.benchmarks.peers --write` -->"
 END = "<!-- end of the figures of peers -->"
@@ -106,7 +105,7 @@ def losses(rows: list[Row]) -> list[str]:
             if other.peer == OURS and (other.handler, other.processes) == (row.handler, row.processes)
         ]
         if row.peer != OURS and ours and row.rate > max(other.rate for other in ours):
-            found.append(f"{row.title} drains faster with {row.processes} worker process(es), {row.handler} no-op.")
+            found.append(f"{row.title} drains faster: {row.handler} no-op, {processes(row.processes)}.")
     own = [row for row in rows if row.peer == OURS]
     for peer in sorted({row.peer for row in rows} - {OURS}):
         of = [row for row in rows if row.peer == peer]
@@ -122,13 +121,11 @@ def enqueue_rate(rows: list[Row]) -> float:
 
 def settings(rows: Iterable[Row]) -> str:
     """Versions and settings of every way."""
-    seen: dict[str, Row] = {}
-    for row in rows:
-        seen.setdefault(row.title if row.peer != OURS else f"{row.peer}, {row.handler}", row)
+    ways = {(row.peer, row.way): row for row in rows}
     body = [
-        [title, ", ".join(f"{re.sub(r'^sa_jobqueue$', 'this', package)} {version}" for package, version in row.versions.items()), row.settings]
-        for title, row in seen.items()
-    ]  # fmt: skip
+        [f"{peer}, {way}", ", ".join(f"{package} {version}" for package, version in row.versions.items()), row.settings]
+        for (peer, way), row in ways.items()
+    ]
     return "### Versions and settings\n\n" + table(["", "versions", "settings"], body)
 
 

@@ -95,10 +95,14 @@ def figures(rows: Iterable[Row]) -> list[Figure]:
             continue
         ratio = ours.rate / reference.rate
         handler = "async no-op" if target.handler == "async" else "sync no-op on threads"
-        processes = "1 process" if target.processes == 1 else f"{target.processes} processes"
-        measure = f"drain, {handler}, {processes} : {reference.title}"
+        measure = f"drain, {handler}, {processes(target.processes)} : {reference.title}"
         found.append(Figure(measure, ours.rate, reference.rate, ratio, target.times, ratio >= target.times))
     return found
+
+
+def processes(number: int) -> str:
+    """In words."""
+    return "1 process" if number == 1 else f"{number} processes"
 
 
 def _best(rows: Iterable[Row], peer: str, target: Target) -> Row | None:
