@@ -1,6 +1,6 @@
 """Drains of ours and of our peers, side by side: each peer with its newest release, in a virtual environment of its own.
 
-    python -m tests.benchmarks.peers                        # all, about twenty minutes
+    python -m tests.benchmarks.peers                        # all, about half an hour
     python -m tests.benchmarks.peers --small                # a minute, only to see that they run
     python -m tests.benchmarks.peers ours on_pgqueuer --rounds 7 --json results.json
     python -m tests.benchmarks.peers --from results.json --write docs/explanation/benchmarks.md

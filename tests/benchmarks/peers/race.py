@@ -80,17 +80,17 @@ def drain(contestant: Contestant, broker: Postgres | Redis) -> None:
 def _watch(board: Board, unfinished: Callable[[], int], workers: Workers) -> tuple[float, float]:
     """When the first handler ran, and when the last completion was known to the broker."""
     _wait(lambda: board.bytes.find(b"\1") >= 0, workers, "no job was started", every=0.001)
-    started = time.monotonic()
+    started = looked = moved = time.monotonic()
     left = -1
-    quiet = started
-    while (at := board.bytes.find(b"\0")) >= 0:
-        now = time.monotonic()
-        if at != left:
-            left, quiet = at, now
-        if now - quiet > STUCK:
-            raise Stuck(f"job {at} was not started for {STUCK:g} s\n{workers.said()}")
+    while board.bytes.find(b"\0") >= 0:
         workers.check()
         time.sleep(LOOK)
+        now = time.monotonic()
+        if now - looked > 1:
+            looked, before, left = now, left, board.bytes[:].count(b"\0")
+            moved = now if left != before else moved
+            if now - moved > STUCK:
+                raise Stuck(f"no job was started for {STUCK:g} s, {left} are left\n{workers.said()}")
     _wait(lambda: unfinished() == 0, workers, "the broker still has jobs", every=LOOK)
     return started, time.monotonic()
 

@@ -25,7 +25,7 @@ PEER = Peer(
         "solo": Way("sync", f"{COMMON}; -P solo, worker_prefetch_multiplier=128"),
     },
     unfinished="LLEN celery\nHLEN unacked",
-    jobs=10_000,
+    jobs=6_000,
     bulk="one apply_async after the other on one producer: there is no bulk call",
 )
 

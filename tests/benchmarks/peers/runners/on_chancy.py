@@ -28,7 +28,7 @@ PEER = Peer(
     },
     unfinished="SELECT count(*) FROM (SELECT FROM chancy_jobs WHERE state IN ('pending', 'running') LIMIT 1)",
     finished="SELECT count(*) FROM chancy_jobs WHERE state = 'succeeded'",
-    jobs=20_000,
+    jobs=15_000,
     bulk="push_many in batches of 1,000",
 )
 

@@ -33,7 +33,7 @@ PEER = Peer(
         ),
     },
     unfinished="HLEN dramatiq:default.msgs",
-    jobs=20_000,
+    jobs=15_000,
     bulk="one send after the other: there is no bulk call",
 )
 

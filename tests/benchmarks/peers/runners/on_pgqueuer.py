@@ -35,7 +35,7 @@ PEER = Peer(
     },
     unfinished="SELECT count(*) FROM (SELECT FROM pgqueuer LIMIT 1)",
     finished="SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'",
-    jobs=200_000,
+    jobs=150_000,
     bulk="Queries.enqueue of lists of 10,000",
 )
 

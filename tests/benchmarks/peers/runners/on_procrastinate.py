@@ -29,7 +29,7 @@ PEER = Peer(
     },
     unfinished="SELECT count(*) FROM (SELECT FROM procrastinate_jobs WHERE status IN ('todo', 'doing') LIMIT 1)",
     finished="SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded'",
-    jobs=6_000,
+    jobs=4_000,
     bulk="batch_defer of 1,000",
 )
 

@@ -26,7 +26,7 @@ PEER = Peer(
     unfinished="SELECT (SELECT count(*) FROM (SELECT FROM sa_jobqueue.job WHERE status = 'queued' LIMIT 1)) "
     "+ (SELECT count(*) FROM (SELECT FROM sa_jobqueue.job WHERE status = 'running' LIMIT 1))",
     finished="SELECT count(*) FROM sa_jobqueue.job WHERE status = 'completed'",
-    jobs=200_000,
+    jobs=150_000,
     bulk="enqueue_many of 10,000 in one transaction each",
 )
 
