@@ -97,6 +97,7 @@ def run(given: argparse.Namespace, console: Console) -> dict[str, object]:
         rows = [Row.of(contestant) for contestant in entered]
         about = {name: broker.about() for name, broker in brokers.items()}
     for table in tables(rows):
+        table.title = "a small run: its figures mean nothing" if given.small else None
         console.print(table)
     return to_json(rows, brokers=about, small=given.small)
 

@@ -2,7 +2,7 @@
 # dependencies = ["dramatiq[redis]", "hiredis"]
 # ///
 # ruff: noqa: E402
-"""Dramatiq on Redis: threads and its default middleware."""
+"""Dramatiq on Redis: threads (as many as its command starts), its default middleware, a large prefetch for short tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 
-PREFETCH = 128
+PREFETCH = 1_000
 os.environ["dramatiq_queue_prefetch"] = str(PREFETCH)  # noqa: SIM112 - read with the import
 
 import dramatiq
