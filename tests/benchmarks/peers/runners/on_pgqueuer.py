@@ -3,7 +3,8 @@
 # ///
 """PgQueuer: asyncpg and uvloop, as its own benchmark has it; large batches and `pgq autovac`, as its tuning guide has it.
 
-Its tables stay logged: with `volatile` a crash of PostgreSQL loses the jobs. `balanced` keeps the jobs safe and makes
+One QueueManager a process, as its tuning guide starts one; and five on one loop, as its benchmark does by default. Its
+tables stay logged: with `volatile` a crash of PostgreSQL loses the jobs. `balanced` keeps the jobs safe and makes
 the record of completed ones unlogged.
 """
 
@@ -23,15 +24,18 @@ from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 
 BATCH = 100
-SETTINGS = f"asyncpg, uvloop, batch_size={BATCH}, pgq autovac, one QueueManager a process"
+SETTINGS = f"asyncpg, uvloop, batch_size={BATCH}, pgq autovac"
+DURABLE = "durability=durable: the row is deleted, its end kept in a log table"
+BALANCED = "durability=balanced: the same, and the log table is unlogged, a crash empties it"
 
 PEER = Peer(
     name="PgQueuer",
     broker="postgresql",
     packages=("pgqueuer", "asyncpg", "uvloop"),
     ways={
-        "durable": Way("async", f"{SETTINGS}, durability=durable; the row is deleted, its end kept in a log table"),
-        "balanced": Way("async", f"{SETTINGS}, durability=balanced: the log table is unlogged, a crash empties it"),
+        "durable": Way("async", f"{SETTINGS}, one QueueManager a process; {DURABLE}"),
+        "durable, 5 managers": Way("async", f"{SETTINGS}, five QueueManagers and connections a process; {DURABLE}"),
+        "balanced": Way("async", f"{SETTINGS}, one QueueManager a process; {BALANCED}"),
     },
     unfinished="SELECT count(*) FROM (SELECT FROM pgqueuer LIMIT 1)",
     finished="SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'",
@@ -57,21 +61,26 @@ async def _fill(jobs: int) -> float:
 
 
 def fill(way: str, jobs: int) -> float:
-    os.environ["PGQUEUER_DURABILITY"] = way
+    os.environ["PGQUEUER_DURABILITY"] = way.split(",", maxsplit=1)[0]
     return uvloop.run(_fill(jobs))
 
 
-async def _work() -> None:
-    pgq = PgQueuer(await connect())
+async def _work(managers: int) -> None:
+    running = [PgQueuer(await connect()) for _ in range(managers)]
 
-    @pgq.entrypoint("nothing")
     async def nothing(job: Job) -> None:
         mark(int(job.payload or b""))
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, pgq.shutdown.set)
-    await pgq.run(batch_size=BATCH)
+    def stop() -> None:
+        for pgq in running:
+            pgq.shutdown.set()
+
+    for pgq in running:
+        pgq.entrypoint("nothing")(nothing)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+    await asyncio.gather(*(pgq.run(batch_size=BATCH) for pgq in running))
 
 
 def work(way: str) -> None:
-    os.environ["PGQUEUER_DURABILITY"] = way
-    uvloop.run(_work())
+    os.environ["PGQUEUER_DURABILITY"] = way.split(",", maxsplit=1)[0]
+    uvloop.run(_work(5 if way.endswith("5 managers") else 1))
