@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="measure nothing, read results")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the results into this page")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # the servers and workers end too
     try:
         results = (
             json.loads(given.source.read_text())

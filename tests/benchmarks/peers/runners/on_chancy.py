@@ -12,7 +12,7 @@ import uvloop
 from chancy import Chancy, Job, Queue, Worker
 from common import SERVER, Peer, Way, mark
 
-CONCURRENCY = {"async": 500, "sync": 32}
+CONCURRENCY = {"async": 2_000, "sync": 128}
 
 PEER = Peer(
     name="Chancy",
@@ -21,7 +21,7 @@ PEER = Peer(
     ways={
         way: Way(
             way,
-            f"psycopg's C part, uvloop, {executor}, concurrency={CONCURRENCY[way]}, eager_polling, polling_interval=1; "
+            f"psycopg's C part, uvloop, {executor}, concurrency={CONCURRENCY[way]:,}, eager_polling, polling_interval=1; "
             "completions are written once a second, jobs are kept",
         )
         for way, executor in (("async", "AsyncExecutor"), ("sync", "ThreadedExecutor"))
