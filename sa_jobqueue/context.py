@@ -17,8 +17,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from .lifecycle import Claim
-
 __all__ = ["AsyncJobContext", "ClaimedJob", "JobContext"]
 
 logger = logging.getLogger("sa_jobqueue.job")
@@ -43,11 +41,6 @@ class ClaimedJob(NamedTuple):
     meta: str
     """JSON text."""
     created_at: datetime
-
-    @property
-    def claim(self) -> Claim:
-        """What the life cycle wants to know of it."""
-        return Claim(self.id, self.claims, self.attempt, self.max_attempts, self.rescues)
 
 
 class _Logger(logging.LoggerAdapter[logging.Logger]):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, Text, cast, delete, func, select, text
@@ -24,6 +25,7 @@ from .models import Job, WorkerRow, status_in
 from .statements.admin import held_by, postpone_purge, prune_jobs, release_jobs
 from .statements.apply import apply_changes, apply_parameters
 from .statements.claim import Slot, claim_jobs, claim_parameters
+from .statements.complete import complete_jobs, completion_parameters, delete_completed
 from .statements.gates import channel_of, open_gates
 from .statements.leases import cancel_requests, expired_leases, renew_leases
 
@@ -48,6 +50,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+_DUE = attrgetter("run_at", "id")
+_PRIORITY = attrgetter("priority")
 
 #: Classes of SQLSTATE: data, constraints, program limits, and what functions and triggers raise.
 _DATA_FAULTS = frozenset({"09", "21", "22", "23", "27", "38", "39", "44", "54", "P0"})
@@ -91,6 +96,16 @@ def _apply_statement(job: type[Job], skip_locked: bool) -> Any:
 
 
 @lru_cache
+def _complete_statement(job: type[Job]) -> Any:
+    return complete_jobs(ids=[], claims=[], retain=[], job=job)
+
+
+@lru_cache
+def _delete_statement(job: type[Job]) -> Any:
+    return delete_completed(ids=[], claims=[], job=job)
+
+
+@lru_cache
 def _renew_statement(job: type[Job]) -> Any:
     return renew_leases(ids=[], claims=[], lease=0, job=job)
 
@@ -116,20 +131,32 @@ def claim(
 ) -> list[ClaimedJob]:
     """Claim at most `queues[name]` due jobs of each queue for `lease` seconds, in the order to run them."""
     parameters = claim_parameters(worker=worker, queues=queues, lease=lease, after=after)
-    found = connection.execute(_claim_statement(job), parameters)
-    jobs = [ClaimedJob._make(row) for row in found]
-    jobs.sort(key=lambda claimed: (-claimed.priority, claimed.run_at, claimed.id))
+    jobs = list(map(ClaimedJob._make, connection.execute(_claim_statement(job), parameters).all()))
+    jobs.sort(key=_DUE)
+    jobs.sort(key=_PRIORITY, reverse=True)  # keeps the order of equals
     return jobs
 
 
 def apply(
     connection: Connection, changes: Sequence[Change], *, skip_locked: bool = True, job: type[Job] = Job
 ) -> dict[int, Answer]:
-    """Write `changes`, each behind its fence. Returns the answer for each job id."""
-    if not changes:
-        return {}
-    found = connection.execute(_apply_statement(job, skip_locked), apply_parameters(changes))
-    return {row.id: Answer(row.answer) for row in found}
+    """Write `changes`, each behind its fence. Returns the answer for each job id.
+
+    Those that say no more than "done" are written by faster statements; what is left over by them, too, is asked about.
+    """
+    kept = [change for change in changes if change.plain and change.retain != 0]
+    gone = [change for change in changes if change.plain and change.retain == 0] if len(kept) < len(changes) else []
+    written: list[int] = []
+    if kept:
+        written += connection.scalar(_complete_statement(job), completion_parameters(kept)) or []
+    if gone:
+        written += connection.scalar(_delete_statement(job), completion_parameters(gone, kept=False)) or []
+    answers = dict.fromkeys(written, Answer.APPLIED)
+    if len(answers) < len(changes):
+        left = [change for change in changes if change.id not in answers]
+        for row in connection.execute(_apply_statement(job, skip_locked), apply_parameters(left)):
+            answers[row.id] = Answer(row.answer)
+    return answers
 
 
 def renew(connection: Connection, held: Mapping[int, int], *, lease: float, job: type[Job] = Job) -> Renewal:

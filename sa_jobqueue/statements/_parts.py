@@ -60,15 +60,18 @@ def in_seconds(seconds: ColumnElement[Any] | float, *, name: str | None = None) 
     return type_coerce(func.now() + amount * _SECOND, DateTime(timezone=True))
 
 
-def lock_in_order(table: Table, *where: ColumnElement[bool], skip_locked: bool = True) -> CTE:
+def lock_in_order(table: Table, *where: ColumnElement[bool], skip_locked: bool = True, to_delete: bool = False) -> CTE:
     """The ids that match, locked by this statement, lowest first: two batches over the same rows cannot deadlock,
     and a row that an operator has locked does not hold up its neighbours.
+
+    `to_delete`: a DELETE asks for more than an UPDATE. With the lesser lock it would wait for a row of the application's
+    that references the job in a transaction that is still open.
     """
     return (
         select(table.c.id)
         .where(*where)
         .order_by(table.c.id)
-        .with_for_update(key_share=True, skip_locked=skip_locked, of=table)
+        .with_for_update(key_share=not to_delete, skip_locked=skip_locked, of=table)
         .cte("locked")
         .prefix_with("MATERIALIZED")
     )

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from ..context import AsyncJobContext, JobContext
 from ..errors import HandlerTimeout, PayloadError
-from ..lifecycle import Change, Rules, decide
+from ..lifecycle import Change, decide
 from ..models import Job
 from ..operations import Answer
 from ..outcomes import (
@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 _SIGNALS = (Retry, Snooze, Cancel, Discard)
+_COMPLETED = Completed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +82,12 @@ class Sessions:
 class _Run:
     """One call of a handler: its context, and its session if it opens one."""
 
-    __slots__ = ("_sessions", "_settled", "async_session", "flight", "unit")
+    unit: Unit | None = None
+    async_session: AsyncSession | None = None
+    _settled = False
 
     def __init__(self, flight: Flight, sessions: Sessions) -> None:
         self.flight, self._sessions = flight, sessions
-        self.unit: Unit | None = None
-        self.async_session: AsyncSession | None = None
-        self._settled = False
 
     def settle(self) -> bool:
         """Whether the outcome of this run is the one that counts."""
@@ -111,13 +111,14 @@ class _Run:
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What to call the handler with; PayloadError if the stored arguments do not fit it."""
         flight = self.flight
-        if flight.job.rescues and not flight.task.rules.rescue:
+        job, task = flight.job, flight.task
+        if job.rescues and not task.rules.rescue:
             raise Discard("its worker died, and it may not run twice (rescue=False)")
-        args, kwargs = flight.task.decode(flight.job.args or "")
+        args, kwargs = task.decode(job.args or "")
         flight.undecoded = False
-        if flight.task.context is None:
+        if task.context is None:
             return args, kwargs
-        if flight.task.is_async:
+        if task.is_async:
             return (AsyncJobContext(flight.job, self._open_async, flight.notice_stop), *args), kwargs
         return (JobContext(flight.job, self._open, flight.notice_stop), *args), kwargs
 
@@ -163,23 +164,29 @@ class Executor:
         except BaseException as error:
             self._finish(run, self._raised(flight, error))
 
-    async def run_async(self, flight: Flight) -> None:
-        """Run an `async def` handler, on its event loop."""
+    async def run_async(self, flight: Flight, runner: asyncio.Task[Any]) -> None:
+        """Run an `async def` handler in `runner`, the task that calls."""
         run = _Run(flight, self._sessions)
         self._start(flight)
-        runner = asyncio.current_task()
-        assert runner is not None
         flight.runner = runner
         try:
             args, kwargs = run.arguments()
-            value = await self._await(flight, args, kwargs)
+            if flight.task.timeout is None:
+                value = await flight.task.handler(*args, **kwargs)
+            else:
+                value = await self._await(flight, flight.task.timeout, args, kwargs)
             flight.runner = None  # from here on nobody may cancel: the outcome is about to be written
-            await self._take_back(runner, flight)
+            if runner.cancelling():
+                await self._take_back(runner, flight)
             change = self.decide(flight, self._returned(flight, value))
-            if change is None or run.unit is None or _left_early(flight, value):
+            unit = run.unit
+            if unit is None:
+                if run.settle():
+                    self._report(flight, change)
+            elif change is None or _left_early(flight, value):
                 await self._finish_async(run, change)
             elif run.settle():
-                unit, completion = run.unit, change
+                completion = change
                 self._committed(flight, change, await run.in_greenlet(lambda: unit.complete(completion)))
             else:
                 await run.in_greenlet(run.close)
@@ -215,14 +222,14 @@ class Executor:
     def _unruly(self, flight: Flight, error: BaseException) -> Change:
         """The attempt failed, by what even its rules or its description cannot be asked about."""
         reason = entry("OutcomeNotMade", f"no outcome could be made of the run: {type(error).__name__}")
-        rules = replace(self._rules(flight), policy=RetryPolicy())
-        return decide(flight.claim, Failed(RuntimeError(), reason), rules, random=random.random())
+        rules = replace(flight.task.rules, policy=RetryPolicy())
+        return decide(flight.job, Failed(RuntimeError(), reason), rules, random=random.random())
 
     def decide(self, flight: Flight, outcome: Outcome | None) -> Change | None:
         """The change that `outcome` means for this flight; None for None."""
         if outcome is None:
             return None
-        return decide(flight.claim, outcome, self._rules(flight), random=random.random())
+        return decide(flight.job, outcome, flight.task.rules, random=random.random())
 
     def give_up(self, flight: Flight, outcome: Outcome) -> bool:
         """End a flight without its handler: not started, timed out, or in the way of leaving. False: it has ended."""
@@ -231,9 +238,6 @@ class Executor:
         self._report(flight, self.decide(flight, outcome))
         return True
 
-    def _rules(self, flight: Flight) -> Rules:
-        return flight.task.rules
-
     def _start(self, flight: Flight) -> None:
         flight.started = monotonic()
         if flight.task.timeout is not None:
@@ -241,14 +245,11 @@ class Executor:
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("job %d starts", flight.job.id, extra=_fields(flight))
 
-    async def _await(self, flight: Flight, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        task = flight.task
-        if task.timeout is None:
-            return await task.handler(*args, **kwargs)
-        limit = asyncio.timeout(task.timeout)
+    async def _await(self, flight: Flight, seconds: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                return await task.handler(*args, **kwargs)
+                return await flight.task.handler(*args, **kwargs)
         except TimeoutError as error:
             if limit.expired():
                 raise timed_out(flight) from error
@@ -260,7 +261,7 @@ class Executor:
         if isinstance(value, _SIGNALS):
             return value
         if not flight.task.record:
-            return Completed()
+            return _COMPLETED
         try:
             return Completed(flight.task.encode_result(value))
         except PayloadError as error:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from enum import StrEnum
+from enum import Enum, StrEnum
 from time import monotonic
 from typing import Any
 
 from ..context import ClaimedJob
-from ..lifecycle import Claim
+from ..lifecycle import Change
 from ..tasks import Task
 
-__all__ = ["Flight", "Flights", "Stop"]
+__all__ = ["Flight", "Flights", "Kind", "Stop"]
+
+
+class Kind(Enum):
+    """What runs a handler."""
+
+    ASYNC = 0
+    THREAD = 1
 
 
 class Stop(StrEnum):
@@ -28,47 +35,29 @@ class Stop(StrEnum):
 class Flight:
     """One claimed job. `stop` is set once, by whoever first wants it to end."""
 
-    __slots__ = (
-        "_settled",
-        "abandoned",
-        "arrived",
-        "deadline",
-        "interrupted",
-        "job",
-        "noticed",
-        "renewed",
-        "reported",
-        "runner",
-        "started",
-        "stop",
-        "task",
-        "undecoded",
-    )
+    # Not slots but defaults of the class: one is made per job, and most of it is never touched.
+    started: float | None = None
+    deadline: float | None = None
+    stop: Stop | None = None
+    runner: asyncio.Task[Any] | None = None
+    interrupted = False
+    """The runner was cancelled on behalf of this job."""
+    noticed = False
+    """The handler has looked at `ctx.cancelled` and seen True."""
+    undecoded = True
+    """The handler has not been called yet."""
+    abandoned = False
+    """It was given up while its thread still runs."""
+    settled = False
+    """There is an outcome."""
+    reported = False
+    """Nothing of it goes on here any more: its outcome is in the writer's hands, or is written."""
 
-    def __init__(self, job: ClaimedJob, task: Task[Any, Any, Any]) -> None:
+    def __init__(self, job: ClaimedJob, task: Task[Any, Any, Any], arrived: float | None = None) -> None:
         self.job = job
         self.task = task
-        self.arrived = self.renewed = monotonic()
-        self.started: float | None = None
-        self.deadline: float | None = None
-        self.stop: Stop | None = None
-        self.runner: asyncio.Task[Any] | None = None
-        self.interrupted = False
-        """The runner was cancelled on behalf of this job."""
-        self.noticed = False
-        """The handler has looked at `ctx.cancelled` and seen True."""
-        self.undecoded = True
-        """The handler has not been called yet."""
-        self.abandoned = False
-        """It was given up while its thread still runs."""
-        self.reported = False
-        """Nothing of it goes on here any more: its outcome is in the writer's hands, or is written."""
-        self._settled = False
-
-    @property
-    def claim(self) -> Claim:
-        """What the life cycle wants to know of it."""
-        return self.job.claim
+        self.kind = Kind.ASYNC if task.is_async else Kind.THREAD
+        self.arrived = self.renewed = monotonic() if arrived is None else arrived
 
     def notice_stop(self) -> bool:
         """Whether the handler should come to an end; remembers that it was told so."""
@@ -84,14 +73,9 @@ class Flight:
             if self.runner is not None:
                 self.interrupted = self.runner.cancel()
 
-    @property
-    def settled(self) -> bool:
-        """Whether there is an outcome."""
-        return self._settled
-
     def settle(self) -> bool:
         """True for the first caller only: one outcome per flight, whatever a thread still does after its timeout."""
-        first, self._settled = not self._settled, True
+        first, self.settled = not self.settled, True
         return first
 
 
@@ -126,6 +110,15 @@ class Flights:
                 return False
             del self._held[id]
             return True
+
+    def drop_all(self, changes: list[Change]) -> None:
+        """The claims of these changes have ended."""
+        held = self._held
+        with self._lock:
+            for change in changes:
+                flight = held.get(change.id)
+                if flight is not None and flight.job.claims == change.claims:
+                    del held[change.id]
 
     def unrenewed(self, seconds: float) -> list[Flight]:
         """Those claimed or last renewed more than `seconds` ago."""

@@ -1,43 +1,36 @@
 """Lanes: the slots of one queue in this process, and the jobs that wait for them.
 
-A slot is taken by a runner, a coroutine or a thread, that pulls one job after another and gives the slot up when
-there is none; so a busy lane costs no task, timer or thread start per job. Coroutines and threads share the slots of a
-lane, and jobs start in the order in which they were claimed, whichever kind they are.
+Runners, coroutines and threads, pull jobs from a lane, and stop when there is none they may take. Whoever takes a job
+while more are waiting calls one more runner, which comes to its turn when the first one waits for something, or is
+through; so a handler that never waits costs no task, timer or thread switch per job, and handlers that do wait fill
+the slots one after the other. Jobs start in the order in which they were claimed, whichever kind they are.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from enum import Enum
-from itertools import count
+from collections.abc import Callable, Iterable
 from time import monotonic
 
-from .flight import Flight
+from .flight import Flight, Kind
 
-__all__ = ["Kind", "Lane"]
-
-
-class Kind(Enum):
-    """What runs a handler."""
-
-    ASYNC = 0
-    THREAD = 1
+__all__ = ["Lane"]
 
 
 class Lane:
-    """One queue's slots. `start(kind, n)` starts n more runners; each calls `next(kind)` until it gets None."""
+    """One queue's slots. `call(lane, kind)` brings one more runner, which begins with `next(kind, arriving=True)`."""
 
-    def __init__(self, name: str, limit: int, *, buffer: int, start: Callable[[Lane, Kind, int], None]) -> None:
+    def __init__(self, name: str, limit: int, *, buffer: int, call: Callable[[Lane, Kind], None]) -> None:
         self.name, self.limit = name, limit
-        self._start = start
+        self._call = call
         self._most = buffer
         self._buffer = 0.0
-        self._waiting: dict[Kind, deque[tuple[int, Flight]]] = {Kind.ASYNC: deque(), Kind.THREAD: deque()}
-        self._numbers = count()
+        self._waiting: deque[Flight] = deque()
         self._lock = threading.Lock()
         self._running = 0
+        self._called = False
+        """A runner is on its way: no other is called meanwhile."""
         self._ended = 0
         self._measured = (monotonic(), 0)
         self._closed = False
@@ -45,44 +38,58 @@ class Lane:
         """Slots held by handlers that timed out and do not come back."""
 
     def feed(self, flights: list[Flight]) -> list[Flight]:
-        """Take claimed jobs in, and start runners for them as far as there are slots; what is left if it is closed."""
+        """Take claimed jobs in; what is left if the lane is closed."""
         with self._lock:
             if self._closed:
                 return flights
-            starts = {Kind.ASYNC: 0, Kind.THREAD: 0}
-            for flight in flights:
-                kind = Kind.ASYNC if flight.task.is_async else Kind.THREAD
-                self._waiting[kind].append((next(self._numbers), flight))
-                if self._running < self.limit:
-                    self._running += 1
-                    starts[kind] += 1
-        for kind, runners in starts.items():
-            if runners:
-                self._start(self, kind, runners)
+            self._waiting.extend(flights)
+            wanted = self._wanted()
+        if wanted is not None:
+            self._call(self, wanted)
         return []
 
-    def next(self, kind: Kind) -> Flight | None:
-        """The next job for a runner of this kind; None: the runner's slot was given up, or passed to the other kind."""
+    def next(self, kind: Kind, *, ended: Flight | None = None, arriving: bool = False) -> Flight | None:
+        """The next job for a runner of this kind, whose last one has `ended`; None: there is nothing for it to do."""
+        flight: Flight | None = None
         with self._lock:
-            mine, others = self._waiting[kind], self._waiting[Kind.THREAD if kind is Kind.ASYNC else Kind.ASYNC]
-            if mine and not (others and others[0][0] < mine[0][0]):
-                return mine.popleft()[1]
-            if not others:
-                self._running -= 1
-                return None
-        self._start(self, Kind.THREAD if kind is Kind.ASYNC else Kind.ASYNC, 1)
-        return None
+            if ended is not None:
+                self._end(ended)
+            elif arriving:
+                self._called = False
+            waiting = self._waiting
+            if waiting and waiting[0].kind is kind and self._running < self.limit:
+                flight = waiting.popleft()
+                self._running += 1
+            wanted = self._wanted()
+        if wanted is not None:
+            self._call(self, wanted)
+        return flight
 
-    def spare(self, runners: int) -> None:
-        """So many runners could not be started; their slots are free, and their jobs wait for other runners."""
+    def end(self, flight: Flight) -> None:
+        """A handler has come back, and its runner takes no other job."""
         with self._lock:
-            self._running -= runners
+            self._end(flight)
+            wanted = self._wanted()
+        if wanted is not None:
+            self._call(self, wanted)
 
-    def ended(self, flight: Flight) -> None:
-        """A handler has come back; counted for the buffer."""
+    def _end(self, flight: Flight) -> None:
+        self._running -= 1
         self._ended += 1
         if flight.abandoned:
-            self.keep(flight)
+            self._keep(flight)
+
+    def _wanted(self) -> Kind | None:
+        """The kind of runner to be called now, if any; then it counts as called."""
+        if self._called or not self._waiting or self._running >= self.limit:
+            return None
+        self._called = True
+        return self._waiting[0].kind
+
+    def not_coming(self) -> None:
+        """The runner that was called cannot be had; the jobs wait until another is called."""
+        with self._lock:
+            self._called = False
 
     def abandon(self, flight: Flight) -> None:
         """A handler has timed out and cannot be stopped; its slot stays taken until its thread ends."""
@@ -94,22 +101,18 @@ class Lane:
         """It has ended after all."""
         with self._lock:
             if flight.abandoned:
-                flight.abandoned = False
-                self.stuck -= 1
+                self._keep(flight)
+
+    def _keep(self, flight: Flight) -> None:
+        flight.abandoned = False
+        self.stuck -= 1
 
     def free(self) -> int:
         """How many jobs to claim: the free slots, and some ahead if jobs end faster than a claim takes."""
         with self._lock:
             if self._closed:
                 return 0
-            return max(
-                self.limit
-                + int(self._buffer)
-                - self._running
-                - len(self._waiting[Kind.ASYNC])
-                - len(self._waiting[Kind.THREAD]),
-                0,
-            )
+            return max(self.limit + int(self._buffer) - self._running - len(self._waiting), 0)
 
     def measure(self) -> None:
         """Size the buffer: what ends in a twentieth of a second, some rounds of finish and claim."""
@@ -125,18 +128,15 @@ class Lane:
         before = monotonic() - seconds
         taken: list[Flight] = []
         with self._lock:
-            for waiting in self._waiting.values():
-                while waiting and waiting[0][1].arrived <= before:
-                    taken.append(waiting.popleft()[1])
+            while self._waiting and self._waiting[0].arrived <= before:
+                taken.append(self._waiting.popleft())
         return taken
 
-    def close(self) -> list[Flight]:
+    def close(self) -> Iterable[Flight]:
         """Start no more; the jobs that were waiting."""
         with self._lock:
             self._closed = True
-            left = [flight for waiting in self._waiting.values() for _, flight in waiting]
-            for waiting in self._waiting.values():
-                waiting.clear()
+            left, self._waiting = self._waiting, deque()
             return left
 
     @property
@@ -147,4 +147,4 @@ class Lane:
     @property
     def waiting(self) -> int:
         """Jobs claimed and not started."""
-        return len(self._waiting[Kind.ASYNC]) + len(self._waiting[Kind.THREAD])
+        return len(self._waiting)

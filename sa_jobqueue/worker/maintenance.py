@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from .. import operations
-from ..lifecycle import Rules, decide
+from ..lifecycle import Change, Rules, decide
 from ..models import Job
 from ..operations import Answer, Expired
 from ..outcomes import ErrorEntry, Failed, Released, Rescued
@@ -236,7 +236,12 @@ class Maintenance:
     def _write_rescues(self, connection: Connection, page: list[Expired]) -> None:
         by_id = {found.claim.id: found for found in page}
         changes = [decide(f.claim, _rescued(f), self._rules(f), random=random.random()) for f in page]
-        writer = OutcomeWriter(lambda change, answer: self._note(by_id[change.id], answer), job=self._job)
+
+        def done(ended: list[Change], answer: Answer) -> None:
+            for change in ended:
+                self._note(by_id[change.id], answer)
+
+        writer = OutcomeWriter(done, job=self._job)
         writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
 
     def _rules(self, found: Expired) -> Rules:

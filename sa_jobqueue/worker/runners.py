@@ -6,91 +6,125 @@ A thread of a `ThreadPoolExecutor` would hold up the process's exit when a handl
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from time import monotonic
 
 from .executor import Executor
-from .lanes import Kind, Lane
+from .flight import Kind
+from .lanes import Lane
 
 __all__ = ["Runners"]
 
 logger = logging.getLogger(__name__)
 
+#: Seconds after which a runner whose handlers never wait lets the event loop do something else.
+_TURN = 0.005
+
 
 class Runners:
-    """Starts runners for lanes; each pulls jobs from its lane until there is none."""
+    """Brings runners to lanes; each pulls jobs from its lane until there is none.
+
+    A runner begins with the context variables of the worker's start. When a handler leaves others behind, its runner
+    ends with it: the next job is not to see them.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, executor: Executor, wake: Callable[[], None]) -> None:
         self._loop, self._executor, self._wake = loop, executor, wake
+        self._loop_thread = threading.get_ident()
+        self._context = contextvars.copy_context()
         self._tasks: set[asyncio.Task[None]] = set()
         self._tickets: SimpleQueue[Lane] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
         self._idle = 0
 
-    def start(self, lane: Lane, kind: Kind, runners: int) -> None:
-        """Start `runners` more for this lane; from any thread."""
-        if kind is Kind.ASYNC:
+    def call(self, lane: Lane, kind: Kind) -> None:
+        """Bring one more runner to this lane; from any thread."""
+        if kind is Kind.THREAD:
+            self._call_thread(lane)
+        elif threading.get_ident() == self._loop_thread:
+            self._loop.call_soon(self._spawn, lane)
+        else:
             try:
-                self._loop.call_soon_threadsafe(self._spawn, lane, runners)
+                self._loop.call_soon_threadsafe(self._spawn, lane)
             except RuntimeError:
                 logger.debug("the event loop is closed; the jobs' leases will run out")
-        else:
-            self._spread(lane, runners)
 
-    def _spawn(self, lane: Lane, runners: int) -> None:
-        for _ in range(runners):
-            task = self._loop.create_task(self._pull_async(lane))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    # ---- coroutines
+
+    def _spawn(self, lane: Lane) -> None:
+        task = self._loop.create_task(self._pull_async(lane), context=self._context.copy())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _pull_async(self, lane: Lane) -> None:
-        run, wake = self._executor.run_async, self._wake
-        while (flight := lane.next(Kind.ASYNC)) is not None:
+        run, wake, clean = self._executor.run_async, self._wake, self._context
+        runner = asyncio.current_task()
+        assert runner is not None
+        turn = monotonic()
+        flight = lane.next(Kind.ASYNC, arriving=True)
+        while flight is not None:
             if not flight.settled:
                 try:
-                    await run(flight)
+                    await run(flight, runner)
                 except asyncio.CancelledError as error:
                     if self._executor.leaving():
                         raise
                     self._executor.broke(flight, error)
                 except BaseException as error:
                     self._executor.broke(flight, error)
-            lane.ended(flight)
+                if flight.started is not None and flight.started > turn + _TURN:
+                    wake()
+                    await asyncio.sleep(0)
+                    turn = flight.started
+            if contextvars.copy_context() != clean:
+                lane.end(flight)
+                flight = None
+            else:
+                flight = lane.next(Kind.ASYNC, ended=flight)
             wake()
 
-    def _spread(self, lane: Lane, runners: int) -> None:
-        """A ticket per runner; a new thread for each that no idle thread will take."""
+    # ---- threads
+
+    def _call_thread(self, lane: Lane) -> None:
+        """A ticket for an idle thread, or for a new one."""
         with self._lock:
-            missing = runners - self._idle
-            self._idle -= min(runners, self._idle)
-            for started in range(max(missing, 0)):
+            if self._idle:
+                self._idle -= 1
+            else:
                 thread = threading.Thread(target=self._work, name=f"sa-jobqueue handler {self._threads}", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError as error:  # the host allows no more threads
                     logger.error("a handler's thread cannot be started: %s", error)
-                    lane.spare(missing - started)
-                    runners -= missing - started
-                    break
+                    lane.not_coming()
+                    return
                 self._threads += 1
-        for _ in range(runners):
-            self._tickets.put(lane)
+        self._tickets.put(lane)
 
     def _work(self) -> None:
-        run, wake = self._executor.run, self._wake
         while True:
             lane = self._tickets.get()
-            while (flight := lane.next(Kind.THREAD)) is not None:
-                if not flight.settled:
-                    try:
-                        run(flight)
-                    except BaseException as error:
-                        self._executor.broke(flight, error)
-                lane.ended(flight)
-                wake()
-            wake()
+            self._context.copy().run(self._pull, lane)
             with self._lock:
                 self._idle += 1
+
+    def _pull(self, lane: Lane) -> None:
+        run, wake, clean = self._executor.run, self._wake, self._context
+        flight = lane.next(Kind.THREAD, arriving=True)
+        while flight is not None:
+            if not flight.settled:
+                try:
+                    run(flight)
+                except BaseException as error:
+                    self._executor.broke(flight, error)
+            if contextvars.copy_context() != clean:
+                lane.end(flight)
+                flight = None
+            else:
+                flight = lane.next(Kind.THREAD, ended=flight)
+            wake()

@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable
+from operator import attrgetter
 from time import monotonic
 from typing import Any
 
@@ -34,12 +36,17 @@ logger = logging.getLogger(__name__)
 
 #: Changes written in one statement at most.
 _BATCH = 1_000
+#: Seconds that an outcome waits for others at most.
+_GATHER = 0.005
 #: Seconds that a request for wake-ups holds; renewed while there is nothing to do.
 _GATE = 5.0
 #: A job whose worker has died so often is not run beside another one of these.
 _SUSPECT = 2
 #: The first wait after a queue was found empty; doubled up to `WorkerSettings.poll`.
 _FIRST_WAIT = 0.02
+
+
+_QUEUE = attrgetter("queue")
 
 
 class _Look:
@@ -81,7 +88,8 @@ class Service:
         self._idle, self._max_jobs = idle, max_jobs
         self._job = job
         self._looks = {name: _Look() for name in lanes}
-        self._wake = threading.Event()
+        self._wake, self._enough = threading.Event(), threading.Event()
+        self._batch = 1
         self._claiming, self._ending = True, False
         self._connection: Connection | None = None
         self._gate_until = 0.0
@@ -99,6 +107,13 @@ class Service:
         """There is something to write, or a slot has become free."""
         if not self._wake.is_set():
             self._wake.set()
+
+    def ended(self) -> None:
+        """A handler has come back: its outcome waits to be written, and its slot is free."""
+        if not self._wake.is_set():
+            self._wake.set()
+        if len(self._writer) >= self._batch and not self._enough.is_set():
+            self._enough.set()
 
     def look_at(self, queue: str | None) -> None:
         """New jobs are said to be in this queue; None: perhaps in any."""
@@ -132,8 +147,16 @@ class Service:
                 break
             if not busy:
                 self._wake.wait(self._pause())
+            self._gather()
         if self._connection is not None:
             self._connection.close()
+
+    def _gather(self) -> None:
+        """Let outcomes come together, as long as the runners have something to do: at most half of what is held."""
+        self._batch = min(len(self._flights) // 2, _BATCH // 2)
+        if 0 < len(self._writer) < self._batch and all(lane.waiting for lane in self._lanes.values()):
+            self._enough.clear()
+            self._enough.wait(_GATHER)
 
     def _pause(self) -> float | None:
         if self._failures:
@@ -165,7 +188,7 @@ class Service:
                     jobs = operations.claim(
                         connection, worker=self._worker, queues=wanted, lease=self._settings.lease, job=self._job
                     )
-                    jobs = [self._with_args(connection, job) for job in self._part_suspects(connection, jobs)]
+                    jobs = self._with_args(connection, self._part_suspects(connection, jobs))
         except BaseException as error:
             if isinstance(error, DBAPIError) and operations.is_data_fault(error) and changes:
                 self._writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
@@ -199,14 +222,12 @@ class Service:
         if jobs:
             self._take_in(jobs)
         self.claimed += len(jobs)  # afterwards: whoever sees the last of max_jobs counted may close the lanes
-        got: dict[str, int] = {}
-        for job in jobs:
-            got[job.queue] = got.get(job.queue, 0) + 1
-        short = [name for name, asked in wanted.items() if got.get(name, 0) < asked]
+        got = Counter(map(_QUEUE, jobs))
+        short = [name for name, asked in wanted.items() if got[name] < asked]
         for name in wanted:
             if name not in short:
                 self._looks[name].now()
-            elif got.get(name):
+            elif got[name]:
                 self._looks[name].wait = _FIRST_WAIT
         if not short:
             return
@@ -233,16 +254,17 @@ class Service:
             return jobs
         back = suspects[0 if any(flight.job.rescues >= most for flight in self._flights) else 1 :]
         later = Released(self._settings.lease * random.uniform(0.25, 0.5))
-        changes = [decide(job.claim, later, Rules(), random=0.5) for job in back]
+        changes = [decide(job, later, Rules(), random=0.5) for job in back]
         operations.apply(connection, changes, job=self._job)
         gone = {job.id for job in back}
         return [job for job in jobs if job.id not in gone]
 
-    def _with_args(self, connection: Connection, job: ClaimedJob) -> ClaimedJob:
-        """The job with its arguments; those larger than the claim's limit are fetched one by one."""
-        if job.args is not None:
-            return job
-        return job._replace(args=operations.fetch_args(connection, job.id, job=self._job))
+    def _with_args(self, connection: Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
+        """The jobs with their arguments; those larger than the claim's limit are fetched one by one."""
+        for number, job in enumerate(jobs):
+            if job.args is None:
+                jobs[number] = job._replace(args=operations.fetch_args(connection, job.id, job=self._job))
+        return jobs
 
     def _connect(self) -> Connection:
         connection = self._connector.connect()

@@ -32,7 +32,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from .. import operations
 from ..context import ClaimedJob
 from ..errors import ConfigurationError, DatabaseUnavailable
-from ..lifecycle import Change, Rules, decide
+from ..lifecycle import Change, Event, Rules, decide
 from ..migrations import check_schema
 from ..models import SCHEMA, Job
 from ..operations import Answer
@@ -329,9 +329,9 @@ class Worker:
         self._writer = OutcomeWriter(self._written, job=self._job)
         self._executor = Executor(self._sessions, self._report, self._note, self._leaving)
         assert self._loop is not None
-        self._runners = Runners(self._loop, self._executor, self._wake)
+        self._runners = Runners(self._loop, self._executor, self._ended)
         self._lanes = {
-            name: Lane(name, limit, buffer=settings.buffer, start=self._runners.start)
+            name: Lane(name, limit, buffer=settings.buffer, call=self._runners.call)
             for name, limit in self.queues.items()
         }  # fmt: skip
         self._listener = None
@@ -369,25 +369,30 @@ class Worker:
     def _wake(self) -> None:
         self._service.wake()
 
+    def _ended(self) -> None:
+        self._service.ended()
+
     def _heard(self, queue: str | None) -> None:
         self._service.look_at(queue)
 
     def _take_in(self, jobs: list[ClaimedJob]) -> None:
         """Jobs that were claimed just now: to the lanes; what this worker does not know goes back."""
-        by_lane: dict[str, list[Flight]] = {}
+        known, now = self.registry.get, monotonic()
+        by_lane: dict[str, list[Flight]] = {name: [] for name in self._lanes}
         flights: list[Flight] = []
         for job in jobs:
-            task = self.registry.get(job.task)
+            task = known(job.task)
             if task is None:
                 self._return_unknown(job)
                 continue
-            flight = Flight(job, task)
+            flight = Flight(job, task, now)
             flights.append(flight)
-            by_lane.setdefault(job.queue, []).append(flight)
+            by_lane[job.queue].append(flight)
         self._flights.add(flights)
         for name, batch in by_lane.items():
-            for flight in self._lanes[name].feed(batch):  # the worker leaves
-                self._executor.give_up(flight, Released())
+            if batch:
+                for flight in self._lanes[name].feed(batch):  # the worker leaves
+                    self._executor.give_up(flight, Released())
 
     def _return_unknown(self, job: ClaimedJob) -> None:
         """Another release may know the task: back to the queue with a delay, and no attempt spent."""
@@ -399,7 +404,7 @@ class Worker:
                 "or was it renamed without an alias?", job.id, job.task, self.settings.unknown_delay,
                 extra={"job_id": job.id, "task": job.task, "queue": job.queue},
             )  # fmt: skip
-        self._writer.add(decide(job.claim, Released(self.settings.unknown_delay), Rules(), random=0.5))
+        self._writer.add(decide(job, Released(self.settings.unknown_delay), Rules(), random=0.5))
 
     def _report(self, flight: Flight, change: Change | None) -> None:
         """An outcome: on its way to the database; None: there is nothing left to write."""
@@ -409,17 +414,22 @@ class Worker:
         else:
             self._writer.add(change)
 
-    def _written(self, change: Change, answer: Answer) -> None:
-        self._flights.drop(change.id, change.claims)
+    def _written(self, changes: list[Change], answer: Answer) -> None:
+        self._flights.drop_all(changes)
         if answer is Answer.APPLIED:
-            self._note(change)
-        else:
+            self._note(*changes)
+            return
+        for change in changes:
             self.counts["lost"] += 1
             logger.info("job %d: the outcome (%s) came too late; its claim was over", change.id, change.event.value)
 
-    def _note(self, change: Change) -> None:
+    def _note(self, *changes: Change) -> None:
+        completed = sum(change.event is Event.COMPLETE for change in changes)
         with self._count_lock:
-            self.counts[change.event.value] += 1
+            if completed:
+                self.counts[Event.COMPLETE.value] += completed
+            if completed < len(changes):
+                self.counts.update(change.event.value for change in changes if change.event is not Event.COMPLETE)
 
     def _stop_flight(self, flight: Flight, why: Stop) -> None:
         """Ask a run to end; an async handler is cancelled, on its loop."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 
 from sqlalchemy import Connection
@@ -35,9 +35,9 @@ class _Later:
 
 
 class OutcomeWriter:
-    """Collects changes from any thread; the service thread writes them in batches. `done` hears of each that ended."""
+    """Collects changes from any thread; the service thread writes them in batches. `done` hears of those that ended."""
 
-    def __init__(self, done: Callable[[Change, Answer], None], *, job: type[Job] = Job) -> None:
+    def __init__(self, done: Callable[[list[Change], Answer], None], *, job: type[Job] = Job) -> None:
         self._pending: deque[Change] = deque()
         self._locked: deque[_Later] = deque()
         self._done = done
@@ -55,14 +55,14 @@ class OutcomeWriter:
         now = monotonic()
         while self._locked and self._locked[0].at <= now:
             self._pending.append(self._locked.popleft().change)
-        batch: dict[int, Change] = {}
-        while self._pending and len(batch) < most:
-            change = self._pending.popleft()
-            if change.id in batch:
-                self._pending.appendleft(change)
-                break
-            batch[change.id] = change
-        return list(batch.values())
+        pending = self._pending
+        batch = [pending.popleft() for _ in range(min(len(pending), most))]
+        if len({change.id for change in batch}) == len(batch):
+            return batch
+        first: dict[int, Change] = {}
+        again = [change for change in batch if first.setdefault(change.id, change) is not change]
+        self.put_back(again)
+        return list(first.values())
 
     def put_back(self, changes: list[Change]) -> None:
         """These were not written after all; they come first again."""
@@ -79,12 +79,13 @@ class OutcomeWriter:
 
     def settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:
         """After the commit: what each row answered."""
+        by_answer: dict[Answer, list[Change]] = {}
         for change in changes:
-            answer = answers.get(change.id, Answer.LOST)
-            if answer is Answer.LOCKED:
-                self._locked.append(_Later(monotonic() + _LOCKED_RETRY, change))
-            else:
-                self._done(change, answer)
+            by_answer.setdefault(answers.get(change.id, Answer.LOST), []).append(change)
+        for change in by_answer.pop(Answer.LOCKED, ()):
+            self._locked.append(_Later(monotonic() + _LOCKED_RETRY, change))
+        for answer, ended in by_answer.items():
+            self._done(ended, answer)
 
     def write_apart(self, begin: Callable[[], object], connection: Connection, changes: list[Change]) -> None:
         """Write a batch that failed as a whole: halve it until the bad row is alone, and end that one with the reason.
@@ -107,7 +108,7 @@ class OutcomeWriter:
                     continue
                 if (mended := _mend(changes[0], error)) is None:
                     logger.error("job %d: its outcome cannot be written: %s", changes[0].id, error.orig)
-                    self._done(changes[0], Answer.LOST)
+                    self._done(changes, Answer.LOST)
                     return
                 changes = [mended]
             else:
@@ -118,14 +119,14 @@ class OutcomeWriter:
 def _mend(change: Change, error: DBAPIError) -> Change | None:
     """A change that can be written in place of one that cannot; None when that was it already."""
     if change.event is Event.COMPLETE and change.retain == 0:  # what cannot be deleted can perhaps be kept
-        return replace(change, retain=_UNDELETABLE_RETAIN)
+        return change._replace(retain=_UNDELETABLE_RETAIN)
     reason = ErrorEntry("OutcomeNotWritten", clean(f"its outcome could not be written: {error.orig}")[:MAX_MESSAGE])
     if change.error == reason:
         return None
     if change.error is not None and change.error.type == reason.type:
         return None
     logger.error("job %d: its outcome could not be written: %s", change.id, error.orig)
-    return replace(
-        change, event=Event.FAIL, status=JobStatus.FAILED, if_cancelled=JobStatus.FAILED,
+    return change._replace(
+        event=Event.FAIL, status=JobStatus.FAILED, if_cancelled=JobStatus.FAILED,
         error=reason, result=None, delay=0.0, retain=None,
     )  # fmt: skip

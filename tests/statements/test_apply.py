@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from threading import Thread
 
@@ -519,7 +518,7 @@ def test_one_bad_result_fails_the_batch_and_leaves_it_to_a_second_try(
 
     assert caught.value.orig.sqlstate.startswith("22")  # type: ignore[union-attr]
     assert [row(connection, one).status for one in ids] == [JobStatus.RUNNING] * 3
-    again = [changes[0], replace(changes[1], result=None, event=Event.FAIL, status=JobStatus.FAILED), changes[2]]
+    again = [changes[0], changes[1]._replace(result=None, event=Event.FAIL, status=JobStatus.FAILED), changes[2]]
     assert apply(connection, *again) == dict.fromkeys(ids, APPLIED)
 
 

@@ -55,8 +55,10 @@ async def test_a_job_that_swallows_its_cancel_leaves_no_trace_on_the_next_job_of
     first, second = flight(swallow), flight(await_what_is_cancelled, 2)
 
     async def slot() -> None:
-        await executor.run_async(first)
-        await executor.run_async(second)
+        runner = asyncio.current_task()
+        assert runner is not None
+        await executor.run_async(first, runner)
+        await executor.run_async(second, runner)
 
     running = asyncio.create_task(slot())
     while first.runner is None:
@@ -75,14 +77,14 @@ async def test_a_job_that_swallows_its_cancel_leaves_no_trace_on_the_next_job_of
 
 def test_a_handler_that_ends_just_when_it_is_given_up_frees_its_slot_once() -> None:
     """Otherwise a worker whose slots are all stuck would never be seen to be."""
-    lane = Lane("default", 2, buffer=0, start=lambda lane, kind, runners: None)
+    lane = Lane("default", 2, buffer=0, call=lambda lane, kind: None)
     late = flight(nothing)
     lane.abandon(late)
     assert lane.stuck == 1
     lane.keep(late)
-    lane.ended(late)
+    lane.end(late)
     assert lane.stuck == 0
     lost = flight(nothing, 2)
     lane.abandon(lost)
-    lane.ended(lost)
+    lane.end(lost)
     assert lane.stuck == 0

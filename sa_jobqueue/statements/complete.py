@@ -1,0 +1,90 @@
+"""Completing: what nearly all outcomes are, written by a statement of its own.
+
+`apply_changes` can write any outcome, and costs three times as much per job: eleven arrays are taken apart four times.
+These two take what a completion needs, and leave whatever they cannot write to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ARRAY, BigInteger, Executable, Float, Integer, delete, func, null, select, update
+
+from ..lifecycle import TRANSITIONS, Change, Event, JobStatus, sources
+from ..models import Job, status_in, status_literal
+from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
+
+__all__ = ["complete_jobs", "completion_parameters", "delete_completed"]
+
+
+def completion_parameters(changes: Sequence[Change], *, kept: bool = True) -> dict[str, Any]:
+    """The parameters of `complete_jobs` or, if not `kept`, `delete_completed`, by name."""
+    parameters = {
+        "done_ids": [change.id for change in changes],
+        "done_claims": [change.claims for change in changes],
+    }
+    return {**parameters, "done_retain": [change.retain for change in changes]} if kept else parameters
+
+
+def complete_jobs(
+    *, ids: Sequence[int], claims: Sequence[int], retain: Sequence[float | None], job: type[Job] = Job
+) -> Executable:
+    """Jobs that were done without anything to record become `completed`, each only if its claim is still valid.
+
+    `retain`: seconds from the database's now until the row may be deleted, None: never. One row comes back: the ids
+    that were written, as an array, or NULL. A row that somebody has locked just now is left out.
+    """
+    table = table_of(job)
+    columns = table.c
+    done = rows(
+        "done",
+        id=array("done_ids", ids, BigInteger()),
+        claims=array("done_claims", claims, Integer()),
+        retain=array("done_retain", retain, Float(53)),
+    )
+    running = status_in(columns.status, sources(Event.COMPLETE))
+    locked = lock_in_order(table, columns.id == func.any(array("done_ids", ids, BigInteger())), running)
+    written = (
+        update(table)
+        .where(
+            members(columns.id, select(locked.c.id)),
+            columns.id == done.c.id,
+            columns.claims == done.c.claims,
+            running,
+        )
+        .values(
+            status=status_literal(TRANSITIONS[JobStatus.RUNNING, Event.COMPLETE]),
+            finished_at=func.now(),
+            purge_at=in_seconds(done.c.retain),
+            lease_expires_at=null(),
+            result=null(),
+        )
+        .returning(columns.id)
+        .cte("written")
+    )
+    return select(func.array_agg(written.c.id, type_=ARRAY(BigInteger))).select_from(written).add_cte(locked)
+
+
+def delete_completed(*, ids: Sequence[int], claims: Sequence[int], job: type[Job] = Job) -> Executable:
+    """The same for jobs that are not to be kept: they are deleted."""
+    table = table_of(job)
+    columns = table.c
+    done = rows(
+        "done", id=array("done_ids", ids, BigInteger()), claims=array("done_claims", claims, Integer())
+    )  # fmt: skip
+    running = status_in(columns.status, sources(Event.COMPLETE))
+    ours = columns.id == func.any(array("done_ids", ids, BigInteger()))
+    locked = lock_in_order(table, ours, running, to_delete=True)
+    written = (
+        delete(table)
+        .where(
+            members(columns.id, select(locked.c.id)),
+            columns.id == done.c.id,
+            columns.claims == done.c.claims,
+            running,
+        )
+        .returning(columns.id)
+        .cte("written")
+    )
+    return select(func.array_agg(written.c.id, type_=ARRAY(BigInteger))).select_from(written).add_cte(locked)
