@@ -10,11 +10,16 @@ from sqlalchemy import (
     CTE,
     ColumnElement,
     DateTime,
+    Dialect,
     Float,
     FromClause,
+    Integer,
     Interval,
     Table,
+    Text,
+    TypeDecorator,
     bindparam,
+    cast,
     column,
     func,
     literal_column,
@@ -38,8 +43,20 @@ def table_of(job: type[Job]) -> Table:
     return table
 
 
+class _Packed(TypeDecorator[Sequence[float | None]]):
+    """Numbers as the text of an array. A driver that dumps them one by one takes 5 to 15 times as long (psycopg 3.3)."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Sequence[float | None] | None, dialect: Dialect) -> str:
+        return f"{{{','.join(['NULL' if one is None else str(one) for one in value or ()])}}}"
+
+
 def array(name: str, values: Sequence[Any], of: TypeEngine[Any]) -> ColumnElement[Any]:
     """An array parameter: the statement's text stays the same however many values there are."""
+    if isinstance(of, (Integer, Float)):
+        return cast(bindparam(name, list(values), _Packed), ARRAY(of))
     return bindparam(name, list(values), ARRAY(of), expanding=False)
 
 

@@ -32,6 +32,7 @@ from sa_jobqueue.statements import (
     retry_jobs,
 )
 from sa_jobqueue.statements.admin import held_by, postpone_purge
+from sa_jobqueue.statements.complete import complete_jobs, delete_completed
 from sa_jobqueue.statements.gates import channel_of, open_gates
 from sa_jobqueue.statements.leases import cancel_requests
 from sa_jobqueue.tasks import Call
@@ -61,6 +62,8 @@ BATCHES: dict[str, Callable[[int], object]] = {
     ),
     "apply_changes": lambda n: apply_changes([_change(i) for i in range(n)]),
     "apply_changes_waiting": lambda n: apply_changes([_change(i) for i in range(n)], skip_locked=False),
+    "complete_jobs": lambda n: complete_jobs(ids=range(n), claims=[1] * n, retain=[60.0] * n),
+    "delete_completed": lambda n: delete_completed(ids=range(n), claims=[1] * n),
     "renew_leases": lambda n: renew_leases(ids=range(n), claims=[1] * n, lease=60.0),
     "cancel_requests": lambda n: cancel_requests(ids=range(n), claims=[1] * n),
     "insert_jobs": lambda n: insert_jobs([_call(i) for i in range(n)]),

@@ -15,6 +15,7 @@ from sqlalchemy import ClauseElement, Connection, Engine, create_engine, text
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
 from sa_jobqueue.statements import apply_changes, claim_jobs, expired_leases, prune_jobs, renew_leases
 from sa_jobqueue.statements.apply import apply_parameters
+from sa_jobqueue.statements.complete import complete_jobs, completion_parameters, delete_completed
 from sa_jobqueue.statements.claim import claim_parameters
 from sa_jobqueue.statements.leases import cancel_requests
 from tests.support.databases import Databases
@@ -57,6 +58,8 @@ class Statements:
     connection: Connection
     claim: Prepared
     apply: Prepared
+    complete: Prepared
+    delete: Prepared
     renew: Prepared
     cancelled: Prepared
     expired: Prepared
@@ -73,6 +76,8 @@ def prepare(connection: Connection) -> Statements:
         # psycopg takes the smallest type that holds a number, and prepares anew for another: so large ones here.
         claim=one(claim_jobs(worker="me", queues={"none": ROWS}, lease=60.0)),
         apply=one(apply_changes([completed(2 * ROWS)])),
+        complete=one(complete_jobs(ids=[2 * ROWS], claims=[1], retain=[60.0])),
+        delete=one(delete_completed(ids=[2 * ROWS], claims=[1])),
         renew=one(renew_leases(ids=[2 * ROWS], claims=[1], lease=60.0)),
         cancelled=one(cancel_requests(ids=[2 * ROWS], claims=[1])),
         expired=one(expired_leases()),
@@ -154,6 +159,20 @@ def test_applying_reads_what_it_writes(statements: Statements, size: int, retain
     assert_by(plan, "job_running_idx", "job_pkey")
     assert "Nested Loop" not in plan.kinds, plan
     assert plan.blocks <= 100 + size * 40, plan
+
+
+@pytest.mark.parametrize("size", [1, 10, 100])
+def test_completing_reads_what_it_writes(statements: Statements, size: int) -> None:
+    """Kept or deleted."""
+    changes = [completed(one) for one in RUNNING[:size]]
+
+    kept = statements.complete.explain(completion_parameters(changes))
+    gone = statements.delete.explain(completion_parameters(changes, kept=False))
+
+    for plan in (kept, gone):
+        assert_by(plan, "job_running_idx", "job_pkey")
+        assert "Nested Loop" not in plan.kinds, plan
+        assert plan.blocks <= 100 + size * 25, plan
 
 
 @pytest.mark.parametrize("size", [1, 10, 100])

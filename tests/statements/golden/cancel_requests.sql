@@ -1,7 +1,7 @@
 SELECT sa_jobqueue.job.id
 FROM sa_jobqueue.job,
-    unnest(%(lease_ids)s::BIGINT[], %(lease_claims)s::INTEGER[]) AS held(id, claims)
-WHERE sa_jobqueue.job.id = any(%(lease_ids)s::BIGINT[])
+    unnest(CAST(%(lease_ids)s::VARCHAR AS BIGINT[]), CAST(%(lease_claims)s::VARCHAR AS INTEGER[])) AS held(id, claims)
+WHERE sa_jobqueue.job.id = any(CAST(%(lease_ids)s::VARCHAR AS BIGINT[]))
 AND sa_jobqueue.job.id = held.id
 AND sa_jobqueue.job.claims = held.claims
 AND sa_jobqueue.job.status = 'running'

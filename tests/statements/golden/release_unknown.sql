@@ -5,7 +5,7 @@ WITH locked AS MATERIALIZED (
     AND sa_jobqueue.job.worker = %(of_worker)s::VARCHAR
     AND NOT (EXISTS (
         SELECT kept.id
-        FROM unnest(%(kept_ids)s::BIGINT[], %(kept_claims)s::INTEGER[]) AS kept(id, claims)
+        FROM unnest(CAST(%(kept_ids)s::VARCHAR AS BIGINT[]), CAST(%(kept_claims)s::VARCHAR AS INTEGER[])) AS kept(id, claims)
         WHERE sa_jobqueue.job.id = kept.id
         AND sa_jobqueue.job.claims = kept.claims
     ))

@@ -1,7 +1,7 @@
 WITH locked AS MATERIALIZED (
     SELECT sa_jobqueue.job.id AS id
     FROM sa_jobqueue.job
-    WHERE sa_jobqueue.job.id = any(%(lease_ids)s::BIGINT[])
+    WHERE sa_jobqueue.job.id = any(CAST(%(lease_ids)s::VARCHAR AS BIGINT[]))
     AND sa_jobqueue.job.status = 'running'
     ORDER BY sa_jobqueue.job.id
     FOR NO KEY UPDATE OF job SKIP LOCKED
@@ -9,7 +9,7 @@ WITH locked AS MATERIALIZED (
     renewed AS (
     UPDATE sa_jobqueue.job
     SET lease_expires_at=(now() + %(lease_seconds)s * interval '1 second')
-    FROM unnest(%(lease_ids)s::BIGINT[], %(lease_claims)s::INTEGER[]) AS held(id, claims)
+    FROM unnest(CAST(%(lease_ids)s::VARCHAR AS BIGINT[]), CAST(%(lease_claims)s::VARCHAR AS INTEGER[])) AS held(id, claims)
     WHERE sa_jobqueue.job.id = any(array((
             SELECT locked.id
             FROM locked
@@ -30,6 +30,6 @@ SELECT held.id,
     WHERE sa_jobqueue.job.id = held.id AND sa_jobqueue.job.claims = held.claims AND sa_jobqueue.job.status = 'running'
 ) THEN 'locked' ELSE 'lost' END AS answer,
     renewed.cancel_requested_at IS NOT NULL AS cancel_requested
-FROM unnest(%(lease_ids)s::BIGINT[], %(lease_claims)s::INTEGER[]) AS held(id, claims)
+FROM unnest(CAST(%(lease_ids)s::VARCHAR AS BIGINT[]), CAST(%(lease_claims)s::VARCHAR AS INTEGER[])) AS held(id, claims)
 LEFT OUTER JOIN renewed ON renewed.id = held.id
 AND renewed.claims = held.claims

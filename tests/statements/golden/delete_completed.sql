@@ -1,0 +1,24 @@
+WITH locked AS MATERIALIZED (
+    SELECT sa_jobqueue.job.id AS id
+    FROM sa_jobqueue.job
+    WHERE sa_jobqueue.job.id = any(CAST(%(done_ids)s::VARCHAR AS BIGINT[]))
+    AND sa_jobqueue.job.status = 'running'
+    ORDER BY sa_jobqueue.job.id
+    FOR UPDATE OF job SKIP LOCKED
+),
+    written AS (
+    DELETE
+    FROM sa_jobqueue.job
+    USING unnest(CAST(%(done_ids)s::VARCHAR AS BIGINT[]), CAST(%(done_claims)s::VARCHAR AS INTEGER[])) AS done(id, claims)
+    WHERE sa_jobqueue.job.id = any(array((
+            SELECT locked.id
+            FROM locked
+        )
+    ))
+    AND sa_jobqueue.job.id = done.id
+    AND sa_jobqueue.job.claims = done.claims
+    AND sa_jobqueue.job.status = 'running'
+    RETURNING sa_jobqueue.job.id
+)
+SELECT array_agg(written.id) AS array_agg_1
+FROM written
