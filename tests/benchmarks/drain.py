@@ -1,0 +1,134 @@
+"""Draining: jobs per second from the start of the first claim to the last durable completion.
+
+The clock is the database's, and the same for the raw loop and for the worker. It begins with the first claim's
+transaction (`claimed_at`), so starting Python is no part of it, and ends when another connection sees that no job is
+queued or running. Every run has processes of its own, connected and waiting before they are let go.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from sqlalchemy import text
+
+from sa_jobqueue import Worker, WorkerSettings
+
+from . import raw
+from .processes import Crew, processes
+from .report import Figure, compared, interleaved
+from .schema import SCHEMA, Bench
+from .tasks import REGISTRY
+
+#: Slots of the one queue of a worker that is drained.
+SLOTS = 100
+#: Seconds after which a drain is given up.
+PATIENCE = 300.0
+
+
+def work(ready: Callable[[], Any], address: str, queues: dict[str, int], max_jobs: int | None = None) -> dict[str, int]:
+    """A worker process, as `sa-jobqueue work --drain` runs it; what came of the jobs."""
+    worker = Worker(
+        address, queues, registry=REGISTRY, schema=SCHEMA, settings=WorkerSettings(), max_jobs=max_jobs
+    )  # fmt: skip
+    with worker.engine.connect() as connection:
+        connection.execute(text("SELECT 1"))
+    ready()
+    worker.run(until_idle=True)
+    return dict(worker.counts)
+
+
+def seconds_to_drain(bench: Bench, crew: Crew, last: int | None = None) -> float:
+    """Let the crew go, and time it. `last`: the id of the job that comes last; without one, the highest there is."""
+    with bench.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+
+        def ask(sql: str) -> Any:
+            return connection.execute(text(sql), {"last": last}).scalar()
+
+        # The planner's choice would be to scan the table, beside what is measured.
+        ask("SELECT set_config(name, 'off', false) FROM unnest('{enable_seqscan,enable_bitmapscan}'::text[]) AS name")
+        last = last or ask(f"SELECT max(id) FROM {SCHEMA}.job")
+        crew.go()
+        begun: datetime = _poll(
+            crew, lambda: ask(f"SELECT min(claimed_at) FROM {SCHEMA}.job WHERE status = 'running'"), 0.002
+        )
+        # One row by its key, until that one is done; only then what costs more.
+        is_done = f"status NOT IN ('queued', 'running') FROM {SCHEMA}.job WHERE id = :last"
+        _poll(crew, lambda: ask(f"SELECT coalesce((SELECT {is_done}), true)"), 0.01)
+        live = f"EXISTS (SELECT FROM {SCHEMA}.job WHERE status = '%s' AND id <= :last)"
+        ended: datetime = _poll(
+            crew,
+            lambda: ask(f"SELECT clock_timestamp() WHERE NOT {live % 'running'} AND NOT {live % 'queued'}"),
+            0.002,
+        )
+        return (ended - begun).total_seconds()
+
+
+def _poll(crew: Crew, look: Callable[[], Any], pause: float) -> Any:
+    until = time.monotonic() + PATIENCE
+    while not (found := look()):
+        crew.check()
+        if time.monotonic() > until:
+            raise TimeoutError(f"not drained after {PATIENCE:g} s")
+        time.sleep(pause)
+    return found
+
+
+def rate_of_ours(bench: Bench, jobs: int, task: str, *, size: int = 1, queues: dict[str, int] | None = None) -> float:
+    """Jobs per second of `size` worker processes."""
+    wanted = queues or {"default": SLOTS}
+    bench.prepare(jobs, task=task, queues=list(wanted))
+    with processes(size, work, bench.address, wanted) as crew:
+        seconds = seconds_to_drain(bench, crew)
+    _check(bench, jobs, deleted=task.endswith("_deleted"))
+    return jobs / seconds
+
+
+def rate_of_raw(bench: Bench, jobs: int, *, size: int = 1, deleted: bool = False) -> float:
+    """Jobs per second of `size` bare loops."""
+    bench.prepare(jobs)
+    with processes(size, raw.drain, bench.address, bench.batch, deleted) as crew:
+        seconds = seconds_to_drain(bench, crew)
+    assert sum(crew.results) == jobs, f"the bare loops finished {crew.results} of {jobs} jobs"
+    _check(bench, jobs, deleted=deleted)
+    return jobs / seconds
+
+
+def _check(bench: Bench, jobs: int, *, deleted: bool) -> None:
+    """Whatever was timed was done."""
+    left, completed = bench.count(), bench.count("status = 'completed'")
+    assert (left, completed) == ((0, 0) if deleted else (jobs, jobs)), f"{left} jobs are there, {completed} completed"
+
+
+def drain(bench: Bench) -> Iterator[Figure]:
+    """No-op jobs against the raw loop, kept and deleted, in one process and in two."""
+    jobs = 2_000 if bench.small else 60_000
+    for measure, task, size, target in (
+        ("drain, async no-op, 1 process", "nothing", 1, 0.8),
+        ("drain, async no-op, 2 processes", "nothing", 2, 0.8),
+        ("drain, sync no-op on threads, 1 process", "nothing_sync", 1, 0.7),
+        ("drain, sync no-op on threads, 2 processes", "nothing_sync", 2, None),
+        ("drain, async no-op, retain=0, 1 process", "nothing_deleted", 1, 0.8),
+        ("drain, async no-op, retain=0, 2 processes", "nothing_deleted", 2, None),
+    ):
+        deleted = task == "nothing_deleted"
+        pairs = interleaved(
+            bench.repeat,
+            partial(rate_of_ours, bench, jobs * size, task, size=size),
+            partial(rate_of_raw, bench, jobs * size, size=size, deleted=deleted),
+        )
+        yield compared(measure, pairs, "jobs/s", "raw, deleted" if deleted else "raw", at_least=target)
+
+
+def retain(bench: Bench) -> Iterator[Figure]:
+    """Deleted on completion against kept, both ours."""
+    jobs = 2_000 if bench.small else 60_000
+    pairs = interleaved(
+        bench.repeat,
+        partial(rate_of_ours, bench, jobs, "nothing_deleted"),
+        partial(rate_of_ours, bench, jobs, "nothing"),
+    )
+    yield compared("drain with retain=0 : kept", pairs, "jobs/s", "kept", at_least=1.0)
