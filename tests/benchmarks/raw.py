@@ -35,7 +35,7 @@ WITH locked AS MATERIALIZED (
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 """
-_FENCE = f"""
+_FENCE = """
 change(id, claims)
 WHERE job.id = change.id AND job.claims = change.claims AND job.status = 'running'
     AND job.id = ANY (ARRAY (SELECT id FROM locked))
