@@ -19,11 +19,36 @@ from pathlib import Path
 
 from sa_jobqueue.embedded import embedded_url
 
+from .depth import dead_entries, depth, future, queues
 from .drain import drain, retain
+from .enqueue import bulk, gated, one_by_one
+from .idle import idle
+from .latency import latency
+from .memory import memory
 from .report import Figure, line, print_figures, write_json
 from .schema import Bench, benchmark_schema
+from .session import session
+from .wal import wal
 
-MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {one.__name__: one for one in (drain, retain)}
+MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
+    one.__name__: one
+    for one in (
+        drain,
+        retain,
+        session,
+        latency,
+        one_by_one,
+        bulk,
+        gated,
+        depth,
+        future,
+        queues,
+        dead_entries,
+        idle,
+        memory,
+        wal,
+    )
+}
 
 
 def main() -> None:
@@ -32,7 +57,7 @@ def main() -> None:
     )
     parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"all, if none is named: {', '.join(MEASURES)}")
     parser.add_argument("--small", action="store_true", help="a few seconds each, only to see that they run")
-    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="of each comparison (5)")
+    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each comparison (3)")
     parser.add_argument("--batch", type=int, default=100, metavar="N", help="jobs per claim of the raw loop (100)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     parser.add_argument("--database-url", default=os.environ.get("SA_JOBQUEUE_TEST_URL"))

@@ -26,7 +26,7 @@ UPDATE {SCHEMA}.job
 SET status = 'running', claims = claims + 1, attempt = attempt + 1, worker = %(worker)s, claimed_at = now(),
     lease_expires_at = now() + interval '60 s'
 WHERE id = ANY (ARRAY (SELECT id FROM picked))
-RETURNING id, claims, task, args::text
+RETURNING id::text, claims::text, task, args::text
 """
 
 _LOCKED = f"""
@@ -59,8 +59,7 @@ def drain(ready: Callable[[], Any], address: str, batch: int, deleted: bool) -> 
     finish = DELETE if deleted else COMPLETE
     cursor = connection.cursor()
     done = 0
-    ids: list[int] = []
-    claims: list[int] = []
+    ids = claims = ""
     ready()
     while True:
         if ids:
@@ -71,7 +70,8 @@ def drain(ready: Callable[[], Any], address: str, batch: int, deleted: bool) -> 
         connection.commit()
         if not rows:
             break
-        ids = [row[0] for row in rows]
-        claims = [row[1] for row in rows]
+        # As text: the driver would look at each element of a list.
+        ids = "{" + ",".join([row[0] for row in rows]) + "}"
+        claims = "{" + ",".join([row[1] for row in rows]) + "}"
     sqlalchemy_connection.close()
     return done

@@ -6,6 +6,7 @@ with benchmark_schema(url) as bench:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, text
 from sqlalchemy.exc import ProgrammingError
 
-from sa_jobqueue.migrations import downgrade_database, upgrade_database
+from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.urls import database_url
 from sa_jobqueue.worker.connections import Connector
 
@@ -32,7 +33,7 @@ class Bench:
     url: URL
     engine: Engine
     small: bool = False
-    repetitions: int = 5
+    repetitions: int = 3
     batch: int = 100
 
     @property
@@ -81,6 +82,15 @@ class Bench:
     def count(self, where: str = "true") -> int:
         return int(self.execute(f"SELECT count(*) FROM {SCHEMA}.job WHERE {where}"))
 
+    def wait_for(self, sql: str, patience: float = 60.0) -> Any:
+        """Ask until the answer is true."""
+        until = time.monotonic() + patience
+        while not (found := self.execute(sql)):
+            if time.monotonic() > until:
+                raise TimeoutError(f"still not, after {patience:g} s: {sql}")
+            time.sleep(0.05)
+        return found
+
     @property
     def version(self) -> int:
         """The server's major version."""
@@ -105,13 +115,14 @@ def open_engine(address: str | URL, **options: Any) -> Engine:
 @contextmanager
 def benchmark_schema(url: str, **options: Any) -> Iterator[Bench]:
     """Make the schema anew; drop it afterwards."""
-    engine = open_engine(url, pool_size=40)
+    engine = open_engine(url, pool_size=5)
+    bench = Bench(database_url(url), engine, **options)
     try:
-        downgrade_database(engine, schema=SCHEMA)
+        bench.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
         upgrade_database(engine, schema=SCHEMA)
         try:
-            yield Bench(database_url(url), engine, **options)
+            yield bench
         finally:
-            downgrade_database(engine, schema=SCHEMA)
+            bench.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
     finally:
         engine.dispose()
