@@ -5,7 +5,7 @@
     python -m tests.benchmarks --database-url postgresql://… --json figures.json drain latency
 
 Each prints a line: measure, ours, reference, ratio, target, met. Absolute figures drift with the machine, so a target is
-a ratio of two things measured in turn, several times, in one run. The schema `sa_jobqueue_bench` is made for it and
+a ratio of two things measured in turn, several times, in one run. The schema `sa_jobqueue_measures` is made for it and
 dropped afterwards.
 """
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 
 from sqlalchemy import text
 
+from sa_jobqueue.bench.crew import processes
+
 from .drain import rate_of_ours, seconds_to_drain
-from .processes import processes
 from .report import Figure, compared, interleaved
 from .schema import SCHEMA, Bench
 from .workers import SLOTS, serve, work
@@ -80,7 +82,7 @@ def _rate(bench: Bench, jobs: int) -> float:
 
 
 def _behind(bench: Bench, jobs: int, dead: int, *, held: bool) -> float:
-    with _dead_entries(bench, jobs, dead, held=held) as last:
+    with _dead_entries(bench, jobs, dead, held=held) as (_, last):
         with processes(1, work, bench.address, {"default": SLOTS}) as crew:
             seconds = seconds_to_drain(bench, crew, last)
         completed = bench.count("status = 'completed'")
@@ -89,24 +91,28 @@ def _behind(bench: Bench, jobs: int, dead: int, *, held: bool) -> float:
 
 
 @contextmanager
-def _dead_entries(bench: Bench, jobs: int, dead: int, *, held: bool = True) -> Iterator[int]:
-    """So many dead entries before so many jobs; yields the id of the last. Not `held`: vacuum has removed them."""
+def _dead_entries(bench: Bench, jobs: int, dead: int, *, held: bool = True) -> Iterator[tuple[datetime, int]]:
+    """So many dead entries before so many jobs; yields their due time, and the id of the last job.
+
+    Not `held`: vacuum has removed them.
+    """
     bench.prepare(dead)
+    due = bench.execute(f"SELECT max(run_at) FROM {SCHEMA}.job")
     with bench.engine.connect().execution_options(isolation_level="REPEATABLE READ") as snapshot:
         if held:
             snapshot.execute(text("SELECT count(*) FROM pg_class"))
         bench.execute(f"UPDATE {SCHEMA}.job SET status = 'completed', claims = 1, finished_at = now()")
         bench.fill(jobs)
         bench.settle()
-        yield bench.execute(f"SELECT max(id) FROM {SCHEMA}.job")
+        yield due, bench.execute(f"SELECT max(id) FROM {SCHEMA}.job")
 
 
 def _probed(bench: Bench, jobs: int, dead: int) -> dict[str, list[float]]:
     """Seconds from the commit to the claim of jobs that come while a worker drains behind dead entries."""
     with (
-        _dead_entries(bench, jobs, dead) as last,
+        _dead_entries(bench, jobs, dead) as (before, last),
         processes(1, serve, bench.address, {"default": SLOTS}) as crew,
-        _probes(bench) as sent,
+        _probes(bench, before) as sent,
     ):
         seconds_to_drain(bench, crew, last)
         sent.over.set()
@@ -128,27 +134,30 @@ class Sent:
 
 
 @contextmanager
-def _probes(bench: Bench) -> Iterator[Sent]:
-    """Over and over: a job that was inserted a while before its commit, and one of a higher priority."""
+def _probes(bench: Bench, before: datetime) -> Iterator[Sent]:
+    """Over and over: a job of a transaction that began `before`, and is committed late; and one of a higher priority.
+
+    The first kind belongs between the dead entries and the jobs, where a worker with a resume point does not look.
+    """
     sent = Sent()
     insert = text(
-        f"INSERT INTO {SCHEMA}.job (task, args, priority) VALUES ('nothing', '{{\"n\": 0}}', :priority) RETURNING id"
+        f"INSERT INTO {SCHEMA}.job (task, args, priority, run_at) VALUES ('nothing', '{{\"n\": 0}}', :priority, :due) RETURNING id"
     )
     clock = text("SELECT extract(epoch FROM clock_timestamp())")
 
-    def commit(kind: str, priority: int, before: float, after: float) -> None:
+    def commit(kind: str, priority: int, pause: float) -> None:
         with bench.engine.connect() as connection:
             while not sent.over.is_set():
-                id = connection.execute(insert, {"priority": priority}).scalar_one()
-                sent.over.wait(before)
+                due = before if priority == 4 else datetime.now(UTC)
+                id = connection.execute(insert, {"priority": priority, "due": due}).scalar_one()
                 connection.commit()
                 sent.jobs.append((kind, id, float(connection.execute(clock).scalar_one())))
                 connection.rollback()
-                sent.over.wait(after)
+                sent.over.wait(pause)
 
     threads = [
-        threading.Thread(target=commit, args=("committed late", 4, 0.3, 0.0)),
-        threading.Thread(target=commit, args=("at a higher priority", 9, 0.0, 0.1)),
+        threading.Thread(target=commit, args=("committed late", 4, 0.07)),
+        threading.Thread(target=commit, args=("at a higher priority", 9, 0.1)),
     ]
     for thread in threads:
         thread.start()

@@ -7,58 +7,30 @@ queued or running. Every run has processes of its own, connected and waiting bef
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from datetime import datetime
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from sqlalchemy import text
 
-from . import raw
-from .processes import Crew, processes
-from .report import Figure, compared, interleaved
-from .schema import SCHEMA, Bench
-from .workers import SLOTS, work
+from sa_jobqueue.bench import watch
+from sa_jobqueue.bench.crew import Crew, processes
 
-#: Seconds after which a drain is given up.
-PATIENCE = 300.0
+from . import raw
+from .report import Figure, compared, interleaved
+from .schema import Bench
+from .workers import SLOTS, work
 
 
 def seconds_to_drain(bench: Bench, crew: Crew, last: int | None = None) -> float:
-    """Let the crew go, and time it. `last`: the id of the job that comes last; without one, the highest there is."""
+    """Let the crew go, and time it as `sa-jobqueue bench drain` does. `last`: the id of the job that comes last."""
     with bench.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-
-        def ask(sql: str) -> Any:
-            return connection.execute(text(sql), {"last": last}).scalar()
-
         # The planner's choice would be to scan the table, beside what is measured.
-        ask("SELECT set_config(name, 'off', false) FROM unnest('{enable_seqscan,enable_bitmapscan}'::text[]) AS name")
-        last = last or ask(f"SELECT max(id) FROM {SCHEMA}.job")
-        crew.go()
-        begun: datetime = _poll(
-            crew, lambda: ask(f"SELECT min(claimed_at) FROM {SCHEMA}.job WHERE status = 'running'"), 0.002
-        )
-        # One row by its key, until that one is done; only then what costs more.
-        is_done = f"status NOT IN ('queued', 'running') FROM {SCHEMA}.job WHERE id = :last"
-        _poll(crew, lambda: ask(f"SELECT coalesce((SELECT {is_done}), true)"), 0.01)
-        live = f"EXISTS (SELECT FROM {SCHEMA}.job WHERE status = '%s' AND id <= :last)"
-        ended: datetime = _poll(
-            crew,
-            lambda: ask(f"SELECT statement_timestamp() WHERE NOT {live % 'running'} AND NOT {live % 'queued'}"),
-            0.002,
-        )
-        return (ended - begun).total_seconds()
-
-
-def _poll(crew: Crew, look: Callable[[], Any], pause: float) -> Any:
-    until = time.monotonic() + PATIENCE
-    while not (found := look()):
-        crew.check()
-        if time.monotonic() > until:
-            raise TimeoutError(f"not drained after {PATIENCE:g} s")
-        time.sleep(pause)
-    return found
+        for name in ("enable_seqscan", "enable_bitmapscan"):
+            connection.execute(text(f"SET {name} = off"))
+        try:
+            return watch.seconds_to_drain(connection, crew, last=last)
+        finally:
+            connection.invalidate()
 
 
 def rate_of_ours(bench: Bench, jobs: int, task: str, *, size: int = 1, queues: dict[str, int] | None = None) -> float:

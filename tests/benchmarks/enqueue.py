@@ -13,9 +13,9 @@ import psycopg
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import enqueue, enqueue_many
+from sa_jobqueue.bench.crew import processes
 
 from .plain import make_tables, plain_row
-from .processes import processes
 from .report import Figure, compared, interleaved
 from .schema import SCHEMA, Bench
 from .tasks import nothing

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import psutil
 
-from .processes import processes
+from sa_jobqueue.bench.crew import processes
+
 from .report import Figure
 from .schema import SCHEMA, Bench
 from .workers import SLOTS, serve

@@ -15,9 +15,9 @@ import psycopg
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import enqueue
+from sa_jobqueue.bench.crew import processes
 
 from .plain import make_tables
-from .processes import processes
 from .report import Figure, compared, interleaved
 from .schema import SCHEMA, Bench, open_engine
 from .tasks import note_start

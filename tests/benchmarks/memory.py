@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 import psutil
 
+from sa_jobqueue.bench.crew import processes
+
 from .drain import seconds_to_drain
 from .idle import MIB
-from .processes import processes
 from .report import Figure
 from .schema import Bench
 from .workers import SLOTS, work

@@ -20,7 +20,7 @@ from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.urls import database_url
 from sa_jobqueue.worker.connections import Connector
 
-SCHEMA = "sa_jobqueue_bench"
+SCHEMA = "sa_jobqueue_measures"
 
 #: Bytes of the arguments of a job that `fill` makes are about those of a small call.
 _ARGS = "jsonb_build_object('n', n)"

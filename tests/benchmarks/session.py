@@ -14,12 +14,12 @@ from sqlalchemy import Update, bindparam, create_engine, func, insert, text, upd
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from sa_jobqueue import Job
+from sa_jobqueue.bench.crew import processes
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import status_literal
 
 from .drain import seconds_to_drain
 from .plain import make_tables, notes
-from .processes import processes
 from .report import Figure, compared, interleaved
 from .schema import SCHEMA, Bench
 from .workers import work

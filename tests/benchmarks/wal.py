@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from sa_jobqueue.bench.crew import processes
+
 from . import raw
 from .drain import seconds_to_drain
-from .processes import processes
 from .report import Figure, compared, interleaved
 from .schema import Bench
 from .workers import SLOTS, work

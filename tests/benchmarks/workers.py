@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,6 +43,7 @@ def serve(ready: Callable[[], Any], address: str, queues: dict[str, int]) -> dic
 
 
 def _connected(address: str, queues: dict[str, int], **options: Any) -> Worker:
+    logging.getLogger("sa_jobqueue").setLevel(logging.ERROR)  # that max_jobs were claimed is no news here
     worker = Worker(address, queues, registry=REGISTRY, schema=SCHEMA, **options)
     with worker.engine.connect() as connection:
         connection.execute(text("SELECT 1"))
