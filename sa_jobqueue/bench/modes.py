@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy import URL, Connection, func, select
 from sqlalchemy.orm import Session
@@ -205,15 +206,18 @@ def enqueueing(
     url: URL, *, jobs: int, seconds: float, concurrency: int, payload: str, tell: Tell | None = None
 ) -> Enqueued:
     """Three ways to make jobs: one client one by one, all at once, and so many clients one by one."""
-    say = tell or (lambda done, of: None)
+    figures: list[float] = []
+    clients_of = partial(_clients, seconds=seconds, payload=payload)
     with place(url) as here:
-        say(0, 3)
-        one = _clients(here, 1, seconds, payload)
-        say(1, 3)
-        bulk = _bulk(here, jobs, payload)
-        say(2, 3)
-        many = _clients(here, concurrency, seconds, payload)
-        say(3, 3)
+        for measure in (
+            partial(clients_of, here, 1),
+            partial(_bulk, here, jobs, payload),
+            partial(clients_of, here, concurrency),
+        ):
+            if tell is not None:
+                tell(len(figures), 3)
+            figures.append(measure())
+    one, bulk, many = figures
     return Enqueued(one, bulk, concurrency, many)
 
 

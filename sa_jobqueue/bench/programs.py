@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -139,7 +139,7 @@ def clients(ready: Ready, process: int, url: str, plan: Clients) -> int:
 
 
 @contextmanager
-def _session(url: str) -> Iterator[Session]:
+def _session(url: str) -> Generator[Session]:
     """A session whose connection is there."""
     engine = open_engine(url, pool_size=1)
     with Session(engine) as session:
