@@ -37,20 +37,25 @@ def seconds_to_drain(connection: Connection, crew: Crew, *, last: int | None = N
     final: int = connection.scalars(select(func.max(Job.id))).one() if last is None else last
     watch = _Watch(connection, crew, final, tell)
     crew.go()
-    begun = watch.until(watch.begun, 0.002)
+    seen = watch.until(watch.begun, 0.002)
     # One row by its key, until that one is done; only then what costs more.
     watch.until(watch.last_is_done, 0.01)
-    return (watch.until(watch.ended, 0.002) - begun).total_seconds()
+    ended = watch.until(watch.ended, 0.002)
+    # What was claimed and over between two looks is still to be found, unless it was deleted.
+    begun = connection.scalar(select(func.min(Job.claimed_at)).where(Job.id <= final))
+    return (ended - min(seen, begun or seen)).total_seconds()
 
 
 class _Watch:
     def __init__(self, connection: Connection, crew: Crew, last: int, tell: Tell | None) -> None:
         self._connection, self._crew, self._last, self._tell = connection, crew, last, tell
         self._first = self._front()
+        self._start: datetime = connection.scalars(select(func.statement_timestamp())).one()
 
     def begun(self) -> datetime | None:
         """When the first claim began, once it is there."""
-        return self._connection.scalar(select(func.min(Job.claimed_at)).where(Job.status == _RUNNING))
+        at = self._connection.scalar(select(func.min(Job.claimed_at)).where(Job.status == _RUNNING))
+        return self._start if at is None and self.last_is_done() else at
 
     def last_is_done(self) -> bool:
         live = or_(Job.status == _QUEUED, Job.status == _RUNNING)
@@ -67,19 +72,24 @@ class _Watch:
         found = self._connection.scalar(due.order_by(Job.run_at, Job.id).limit(1))
         return self._last + 1 if found is None else found
 
+    def _live(self) -> int:
+        """How many jobs are queued or running; not for free."""
+        both = [select(Job.id).where(Job.status == one, Job.id <= self._last) for one in (_QUEUED, _RUNNING)]
+        return self._connection.scalars(select(func.count()).select_from(both[0].union_all(both[1]).subquery())).one()
+
     def until(self, look: Callable[[], T | None], pause: float) -> T:
         """What `look` returns, once that is true."""
-        front, moved_at, said_at = self._first, time.monotonic(), 0.0
+        live, asked_at, said_at = -1, time.monotonic(), 0.0
         while not (found := look()):
             self._crew.check()
             now = time.monotonic()
             if self._tell is not None and now - said_at >= 0.25:
                 said_at = now
                 self._tell(self._front() - self._first, self._last + 1 - self._first)
-            if now - moved_at > _STALLED:
-                if front == (front := self._front()):
-                    raise JobQueueError(f"no job was claimed for {_STALLED:g} s: is something else at work here?")
-                moved_at = now
+            if now - asked_at > _STALLED:
+                if live == (live := self._live()):
+                    raise JobQueueError(f"no job has come to an end for {_STALLED:g} s, and {live} are left")
+                asked_at = now
             time.sleep(pause)
         return found
 

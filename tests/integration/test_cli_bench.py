@@ -70,6 +70,14 @@ def test_enqueue_says_how_fast_jobs_are_made(empty_database_url: str) -> None:
     assert not exists(empty_database_url)
 
 
+def test_a_single_job_can_be_drained(empty_database_url: str) -> None:
+    """It may be claimed and done between two looks at it."""
+    said = as_json("bench", "drain", "--jobs=1", url=empty_database_url)
+
+    assert said["jobs"] == 1
+    assert said["seconds"] > 0
+
+
 def test_people_get_a_table_and_no_bar_where_there_is_no_terminal(empty_database_url: str) -> None:
     """Two lines: the headings and the figures."""
     heading, figures = output("bench", "drain", "--jobs=100", url=empty_database_url).splitlines()
