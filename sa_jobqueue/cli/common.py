@@ -54,14 +54,21 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
 def command(
-    handler: Callable[..., None], /, *, app: bool = False, database: bool = True, log_level: LogLevel = LogLevel.WARNING
+    handler: Callable[..., None],
+    /,
+    *,
+    app: bool = False,
+    database: bool = True,
+    schema: bool = True,
+    log_level: LogLevel = LogLevel.WARNING,
 ) -> Callable[..., None]:
     """Make a Typer command of `handler`; a parameter whose class has `options`, as Config has, stands for all of these.
 
-    `app`: it takes `--app` too. `database`: it takes a database and a schema. `log_level`: the default of `--log-level`.
-    Errors become one line and exit code 2.
+    `app`: it takes `--app` too. `database`: it takes a database, and `schema`: a schema. `log_level`: the default of
+    `--log-level`. Errors become one line and exit code 2.
     """
-    left_out = {*(() if app else ("app",)), *(() if database else ("database_url", "schema"))}
+    taken = {"app": app, "database_url": database, "schema": database and schema}
+    left_out = {option for option, is_taken in taken.items() if not is_taken}
     hints = get_type_hints(handler, include_extras=True)
     bundles: dict[str, list[str]] = {}
     own: list[inspect.Parameter] = []
@@ -77,9 +84,9 @@ def command(
 
     @functools.wraps(handler)
     def run(**given: Any) -> None:
-        taken = {name: {option: given.pop(option) for option in options} for name, options in bundles.items()}
-        with plain_errors(debug=any(options.get("debug") for options in taken.values())):
-            made = {name: hints[name].from_options(**options) for name, options in taken.items()}
+        said = {name: {option: given.pop(option) for option in options} for name, options in bundles.items()}
+        with plain_errors(debug=any(options.get("debug") for options in said.values())):
+            made = {name: hints[name].from_options(**options) for name, options in said.items()}
             for one in made.values():
                 if isinstance(one, Config):
                     set_up_logging(one.log_level)

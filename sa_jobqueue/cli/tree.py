@@ -18,7 +18,7 @@ from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.urls import mask_passwords
 from sa_jobqueue.version import __version__
 
-from . import act, check, embedded, jobs, migrate, overview, produce
+from . import act, bench, check, embedded, jobs, migrate, overview, produce
 from .common import LogLevel, command, fail, help_text, say_error
 from .config import defaults_from_pyproject
 
@@ -135,16 +135,32 @@ _add(act.discard, _ACT)
 _add(act.prune, _ACT)
 _add(migrate.migrate, _SET_UP)
 
-_embedded = typer.Typer(cls=Commands, invoke_without_command=True, help="The embedded PostgreSQL: status, stop, path.")
-app.add_typer(_embedded, name="embedded", rich_help_panel=_SET_UP)
-for _handler in (embedded.status, embedded.stop, embedded.path):
-    _embedded.command(_handler.__name__)(command(_handler, database=False))
 
-
-@_embedded.callback(invoke_without_command=True)
 def _show_help(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+def _add_group(name: str, panel: str, help: str, *handlers: Callable[..., None], **options: Any) -> None:
+    """Add a command that has commands of its own."""
+    group = typer.Typer(cls=Commands, callback=_show_help, invoke_without_command=True, help=help_text(help))
+    app.add_typer(group, name=name, rich_help_panel=panel)
+    for handler in handlers:
+        group.command(handler.__name__)(command(handler, **options))
+
+
+_BENCH = """\
+Measure the queue on your own database: drain, steady, enqueue.
+
+All is done in the schema sa_jobqueue_bench, which is made for it and dropped at the end, on Ctrl-C too; a schema of that
+name that somebody else has made is left alone, and so are your own jobs. But it makes as much load as it can: not beside
+users.
+"""
+_add_group("bench", _RUN, _BENCH, bench.drain, bench.steady, bench.enqueue, schema=False)
+_add_group(
+    "embedded", _SET_UP, "The embedded PostgreSQL: status, stop, path.",
+    embedded.status, embedded.stop, embedded.path, database=False,
+)  # fmt: skip
 
 
 def main() -> None:

@@ -1,0 +1,147 @@
+"""Programs under measurement in processes of their own: made ready first, then all let go at once.
+
+with processes(2, work, url) as crew:
+    crew.go()
+    ...
+crew.results
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from sa_jobqueue.errors import JobQueueError
+from sa_jobqueue.urls import mask_passwords
+
+__all__ = ["Crew", "Ready", "processes"]
+
+_SPAWN = multiprocessing.get_context("spawn")
+
+#: What a process calls when it is ready; returns when it may begin, with the pipe on which it hears that it shall stop.
+Ready = Callable[[], Connection]
+
+
+class Crew:
+    """Some processes that do the same."""
+
+    def __init__(self, size: int, work: Callable[..., Any], arguments: tuple[Any, ...], numbered: bool) -> None:
+        self._returned: dict[int, Any] = {}
+        self._members: list[tuple[SpawnProcess, Connection]] = []
+        try:
+            for number in range(size):
+                self._members.append(_start(work, (number, *arguments) if numbered else arguments))
+            for _, pipe in self._members:
+                _answer(pipe)
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def results(self) -> list[Any]:
+        """What those that have ended returned."""
+        return list(self._returned.values())
+
+    @property
+    def pids(self) -> list[int]:
+        """Their process numbers."""
+        return [process.pid or 0 for process, _ in self._members]
+
+    def go(self) -> None:
+        """Let them begin."""
+        for _, pipe in self._members:
+            pipe.send(None)
+
+    def stop(self) -> None:
+        """Tell them to stop; those that need no telling may have ended before."""
+        for _, pipe in self._members:
+            with suppress(OSError):
+                pipe.send(None)
+
+    def check(self) -> None:
+        """Raise what a process has died of; note the results of those that have ended."""
+        for number, (_, pipe) in enumerate(self._members):
+            if number not in self._returned and pipe.poll():
+                self._returned[number] = _answer(pipe)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all have."""
+        self.check()
+        return len(self._returned) == len(self._members)
+
+    def wait(self) -> None:
+        """Until all have ended."""
+        for number, (process, pipe) in enumerate(self._members):
+            if number not in self._returned:
+                self._returned[number] = _answer(pipe)
+            process.join()
+
+    def kill(self) -> None:
+        """End them at once."""
+        for process, _ in self._members:
+            process.kill()
+            process.join()
+
+
+@contextmanager
+def processes(size: int, work: Callable[..., Any], *arguments: Any, numbered: bool = False) -> Generator[Crew]:
+    """Start `work(ready, *arguments)` so many times; each calls `ready()` when it is, and goes on when all may.
+
+    `numbered`: each gets its number, from 0 on, before the arguments.
+
+    At the end they are waited for; on an error they are killed. Raises JobQueueError for one that failed.
+    """
+    crew = Crew(size, work, arguments, numbered)
+    try:
+        yield crew
+        crew.wait()
+    except BaseException:
+        crew.kill()
+        raise
+
+
+def _start(work: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[SpawnProcess, Connection]:
+    ours, theirs = _SPAWN.Pipe()
+    process = _SPAWN.Process(target=_member, args=(work, theirs, arguments), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _answer(pipe: Connection) -> Any:
+    try:
+        what, said = pipe.recv()
+    except EOFError:
+        raise JobQueueError("a process of the measurement has died") from None
+    if what == "error":
+        message, details = (mask_passwords(text) for text in said)
+        failure = JobQueueError(f"a process of the measurement failed: {message}")
+        failure.add_note(details)
+        raise failure
+    return said
+
+
+def _member(work: Callable[..., Any], pipe: Connection, arguments: tuple[Any, ...]) -> None:
+    # Ctrl-C in a terminal reaches all: the one who measures ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def ready() -> Connection:
+        pipe.send(("ready", None))
+        pipe.recv()
+        return pipe
+
+    with suppress(EOFError, BrokenPipeError):  # nobody measures any more
+        try:
+            pipe.send(("result", work(ready, *arguments)))
+        except EOFError:
+            raise
+        except BaseException as error:
+            reason = getattr(error, "orig", None) or error
+            pipe.send(("error", (f"{type(error).__name__}: {reason}", traceback.format_exc())))

@@ -1,0 +1,241 @@
+"""The three measurements: draining a full queue, a steady rate, and enqueueing."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy import URL, Connection, func, select
+from sqlalchemy.orm import Session
+
+from sa_jobqueue.enqueue import enqueue_many
+from sa_jobqueue.errors import JobQueueError
+from sa_jobqueue.models import Job, WorkerRow
+
+from .crew import Crew, processes
+from .place import Place, place
+from .programs import Clients, Stream, clients, produce, serve, work
+from .tasks import nothing, nothing_sync
+from .watch import Tell, live_numbers, seconds_to_drain
+
+__all__ = ["Drained", "Enqueued", "Latency", "Steady", "drain", "enqueueing", "steady"]
+
+#: Jobs in one statement, where many are made at once.
+_PAGE = 10_000
+#: After the last job of a steady rate was sent, seconds for the workers to finish.
+_LAST = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """How fast a full queue was emptied."""
+
+    jobs: int
+    seconds: float
+    jobs_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Milliseconds."""
+
+    p50: float
+    p95: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """How long jobs took that came at a steady rate."""
+
+    jobs: int
+    seconds: float
+    jobs_per_second: float
+    enqueue_to_start: Latency
+    start_to_completed: Latency
+    enqueue_to_completed: Latency
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """Jobs per second."""
+
+    one_client: float
+    bulk: float
+    clients: int
+    concurrent: float
+
+
+def drain(
+    url: URL, *, jobs: int, processes_: int, slots: int, use_async: bool, payload: str, tell: Tell | None = None
+) -> Drained:
+    """Fill the queue, let so many worker processes empty it, and time it by the database's clock."""
+    with place(url) as here:
+        _fill(here, jobs, nothing if use_async else nothing_sync, payload)
+        here.settle()
+        with here.looking() as connection, processes(processes_, work, here.address, slots) as crew:
+            seconds = seconds_to_drain(connection, crew, tell=tell)
+        _check(here, jobs)
+    return Drained(jobs, seconds, jobs / seconds)
+
+
+def _fill(here: Place, jobs: int, task: object, payload: str) -> None:
+    with Session(here.engine) as session:
+        for page in range(0, jobs, _PAGE):
+            calls = [task.call(n, payload) for n in range(page, min(page + _PAGE, jobs))]  # type: ignore[attr-defined]
+            session.execute(enqueue_many(calls))
+            session.commit()
+
+
+def _check(here: Place, jobs: int) -> None:
+    """Whatever was timed was done."""
+    with Session(here.engine) as session:
+        completed = session.scalar(select(func.count()).where(Job.finished_at.is_not(None)))
+    if completed != jobs:
+        raise JobQueueError(f"{completed} of {jobs} jobs are completed: the figures would be wrong")
+
+
+def steady(
+    url: URL, *, rate: float, seconds: float, processes_: int, slots: int, use_async: bool, payload: str,
+    tell: Tell | None = None,
+) -> Steady:  # fmt: skip
+    """Enqueue at a fixed rate beside so many worker processes, and see when each job starts and is completed."""
+    with (
+        place(url) as here,
+        here.looking() as connection,
+        processes(processes_, serve, here.address, slots) as workers,
+    ):
+        workers.go()
+        _wait_for_workers(connection, workers, processes_)
+        with processes(1, produce, here.address, Stream(rate, seconds, use_async, payload)) as producer:
+            seen = _Seen(connection, max(round(rate * seconds), 1), tell)
+            producer.go()
+            while not producer.ended:
+                seen.look()
+                workers.check()
+        sent: dict[int, float] = dict(producer.results[0])
+        until = time.monotonic() + _LAST
+        seen.look()  # one at least that began when all were sent
+        while not seen.all_done:
+            seen.look()
+            workers.check()
+            if time.monotonic() > until:
+                raise JobQueueError(
+                    f"the workers were not done {_LAST:g} s after the last job: this rate is too much for them; give a "
+                    "lower --rate, or more --processes"
+                )
+        _check(here, len(sent))
+        workers.stop()
+    began = {n: at for one in workers.results for n, at in one.items()}
+    done = seen.completed_at(sent)
+    span = max(done.values()) - min(sent.values())
+    return Steady(
+        len(sent),
+        span,
+        len(sent) / max(seconds, max(sent.values()) - min(sent.values())),
+        _latency([began[n] - at for n, at in sent.items()]),
+        _latency([done[n] - at for n, at in began.items()]),
+        _latency([done[n] - at for n, at in sent.items()]),
+    )
+
+
+def _wait_for_workers(connection: Connection, workers: Crew, size: int) -> None:
+    until = time.monotonic() + _LAST
+    while (connection.scalar(select(func.count()).select_from(WorkerRow)) or 0) < size:
+        workers.check()
+        if time.monotonic() > until:
+            raise JobQueueError(f"the workers did not start within {_LAST:g} s")
+        time.sleep(0.02)
+
+
+class _Seen:
+    """When each job was first seen to be live no more, by a connection that looks every few milliseconds.
+
+    What is live is little, and found by index, however many jobs are done.
+    """
+
+    def __init__(self, connection: Connection, jobs: int, tell: Tell | None) -> None:
+        self._connection, self._jobs, self._tell = connection, jobs, tell
+        self._looks: list[tuple[float, set[int], float]] = []
+        self._told_at = 0.0
+        self._before: set[int] = set()
+        self._highest = -1
+
+    def look(self) -> None:
+        """Look once, and pause."""
+        before = time.perf_counter()
+        live = live_numbers(self._connection)
+        after = time.perf_counter()
+        self._looks.append((before, live, after))
+        self._highest = max(self._highest, *live, -1)
+        if self._tell is not None and after - self._told_at >= 0.25:
+            self._told_at = after
+            self._tell(max(self._highest + 1 - len(live), 0), self._jobs)
+        time.sleep(max(0.003, 4 * (after - before)))  # at most a fifth of its time is spent on this
+
+    @property
+    def all_done(self) -> bool:
+        return bool(self._looks) and not self._looks[-1][1]
+
+    def completed_at(self, sent: dict[int, float]) -> dict[int, float]:
+        """For each job the first look, begun after its commit, that did not find it."""
+        done: dict[int, float] = {}
+        waiting = sorted(sent, key=lambda n: sent[n], reverse=True)
+        open_: set[int] = set()
+        for before, live, after in self._looks:
+            while waiting and sent[waiting[-1]] <= before:
+                open_.add(waiting.pop())
+            for n in open_ - live:
+                done[n] = after
+            open_ &= live
+        return done
+
+
+def _latency(seconds: Sequence[float]) -> Latency:
+    times = sorted(max(one, 0.0) * 1000 for one in seconds)
+    cuts = statistics.quantiles(times, n=100, method="inclusive") if len(times) > 1 else times * 99
+    return Latency(cuts[49], cuts[94], cuts[98], times[-1])
+
+
+def enqueueing(
+    url: URL, *, jobs: int, seconds: float, concurrency: int, payload: str, tell: Tell | None = None
+) -> Enqueued:
+    """Three ways to make jobs: one client one by one, all at once, and so many clients one by one."""
+    figures: list[float] = []
+    clients_of = partial(_clients, seconds=seconds, payload=payload)
+    with place(url) as here:
+        for measure in (
+            partial(clients_of, here, 1),
+            partial(_bulk, here, jobs, payload),
+            partial(clients_of, here, concurrency),
+        ):
+            if tell is not None:
+                tell(len(figures), 3)
+            figures.append(measure())
+    one, bulk, many = figures
+    return Enqueued(one, bulk, concurrency, many)
+
+
+def _clients(here: Place, size: int, seconds: float, payload: str) -> float:
+    """Jobs per second of so many clients, which are shared out to as many processes as there are processors."""
+    count = min(size, os.cpu_count() or 1)
+    shares = tuple(size // count + (number < size % count) for number in range(count))
+    with processes(count, clients, here.address, Clients(shares, seconds, payload), numbered=True) as crew:
+        crew.go()
+    made: int = sum(crew.results)
+    return made / seconds
+
+
+def _bulk(here: Place, jobs: int, payload: str) -> float:
+    with Session(here.engine) as session:
+        session.connection()
+        begun = time.perf_counter()
+        for page in range(0, jobs, _PAGE):
+            session.execute(enqueue_many([nothing.call(n, payload) for n in range(page, min(page + _PAGE, jobs))]))
+        session.commit()
+        return jobs / (time.perf_counter() - begun)

@@ -1,0 +1,139 @@
+"""Where it is measured: our tables in a schema that exists for the measurement only."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from sqlalchemy import (
+    URL,
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    MetaData,
+    NullPool,
+    Table,
+    create_engine,
+    func,
+    select,
+    text,
+)
+from sqlalchemy.schema import CreateSchema, CreateTable, DropSchema
+
+from sa_jobqueue.errors import JobQueueError
+from sa_jobqueue.migrations import DEFAULT_SCHEMA, upgrade_database
+
+__all__ = ["SCHEMA", "Place", "open_engine", "place"]
+
+SCHEMA = "sa_jobqueue_bench"
+
+#: Its being there says that the schema was made here.
+_MARK = Table("made_by_sa_jobqueue_bench", MetaData(schema=SCHEMA), Column("n", Integer))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A database with empty job tables in the schema of the measurement."""
+
+    url: URL
+    engine: Engine
+
+    @property
+    def address(self) -> str:
+        """The URL for another process."""
+        return self.url.render_as_string(hide_password=False)
+
+    @contextmanager
+    def looking(self) -> Generator[Connection]:
+        """A connection whose every statement sees what is there now, and that looks things up by index."""
+        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            # The planner's own choice would be to scan the table, beside what is measured.
+            scans = ("enable_seqscan", "enable_bitmapscan")
+            connection.execute(select(*(func.set_config(name, "off", False) for name in scans)))
+            yield connection
+
+    def settle(self) -> None:
+        """What autovacuum would do some time, done now."""
+        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text(f"VACUUM ANALYZE {SCHEMA}.job"))
+
+
+def open_engine(url: str | URL, **options: Any) -> Engine:
+    """An engine that finds our tables in the schema of the measurement."""
+    return create_engine(url, execution_options={"schema_translate_map": {DEFAULT_SCHEMA: SCHEMA}}, **options)
+
+
+@contextmanager
+def place(url: URL) -> Generator[Place]:
+    """Make the schema, and drop it at the end, however that comes.
+
+    Raises JobQueueError where another measurement runs in this database, or the schema is there and was not made here.
+    """
+    engine = open_engine(url)
+    try:
+        with _alone(url), _ending_in_order():
+            _make(engine)
+            try:
+                upgrade_database(engine, schema=SCHEMA)
+                yield Place(url, engine)
+            finally:
+                _drop(engine)
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _alone(url: URL) -> Generator[None]:
+    """Keep a second measurement out of this database for as long as this one runs."""
+    lock = select(func.pg_try_advisory_lock(func.hashtext(SCHEMA)))
+    with create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect() as connection:
+        if not connection.scalar(lock):
+            raise JobQueueError("another benchmark is running in this database: wait for its end")
+        yield
+
+
+def _make(engine: Engine) -> None:
+    """Make the schema anew; one that a killed run has left is dropped, and no other one."""
+    with engine.begin() as connection:
+        there = select(func.to_regnamespace(SCHEMA).is_not(None), func.to_regclass(_MARK.fullname).is_not(None))
+        exists, ours = connection.execute(there).one()
+        if exists and not ours:
+            raise JobQueueError(
+                f"the schema {SCHEMA!r} exists in this database and was not made by this command, so it is left alone: "
+                "rename it, or give another database with --database-url"
+            )
+        connection.execute(text("SET LOCAL lock_timeout = '20s'"))
+        connection.execute(DropSchema(SCHEMA, cascade=True, if_exists=True))
+        connection.execute(CreateSchema(SCHEMA))
+        connection.execute(CreateTable(_MARK))
+
+
+def _drop(engine: Engine) -> None:
+    """The killed workers' server processes may take a moment to notice."""
+    with engine.begin() as connection:
+        connection.execute(text("SET LOCAL lock_timeout = '20s'"))
+        connection.execute(DropSchema(SCHEMA, cascade=True, if_exists=True))
+
+
+@contextmanager
+def _ending_in_order() -> Generator[None]:
+    """Make of SIGTERM what Python makes of Ctrl-C: an exception, behind which everything is cleaned up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,101 @@
+"""Watching from outside: what another connection sees is durable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import TypeVar
+
+from sqlalchemy import Connection, Integer, func, or_, select
+
+from sa_jobqueue.errors import JobQueueError
+from sa_jobqueue.lifecycle import JobStatus
+from sa_jobqueue.models import Job, status_literal
+
+from .crew import Crew
+
+__all__ = ["Tell", "live_numbers", "seconds_to_drain"]
+
+T = TypeVar("T")
+
+#: Hears how many jobs are done, of how many.
+Tell = Callable[[int, int], None]
+
+#: Seconds without any progress after which something must be wrong.
+_STALLED = 60.0
+_QUEUED, _RUNNING = status_literal(JobStatus.QUEUED), status_literal(JobStatus.RUNNING)
+
+
+def seconds_to_drain(connection: Connection, crew: Crew, *, last: int | None = None, tell: Tell | None = None) -> float:
+    """Let the crew go; how long it takes from the start of the first claim to the last durable completion.
+
+    `last`: the id of the job that comes last; without one, the highest there is. The clock is the database's. It begins
+    with the first claim's transaction, so the start of a process is no part of it, and ends when this connection sees
+    no job, up to `last`, that is queued or running.
+    """
+    final: int = connection.scalars(select(func.max(Job.id))).one() if last is None else last
+    watch = _Watch(connection, crew, final, tell)
+    crew.go()
+    seen = watch.until(watch.begun, 0.002)
+    # One row by its key, until that one is done; only then what costs more.
+    watch.until(watch.last_is_done, 0.01)
+    ended = watch.until(watch.ended, 0.002)
+    # What was claimed and over between two looks is still to be found, unless it was deleted.
+    begun = connection.scalar(select(func.min(Job.claimed_at)).where(Job.id <= final))
+    return (ended - min(seen, begun or seen)).total_seconds()
+
+
+class _Watch:
+    def __init__(self, connection: Connection, crew: Crew, last: int, tell: Tell | None) -> None:
+        self._connection, self._crew, self._last, self._tell = connection, crew, last, tell
+        self._first = self._front()
+        self._start: datetime = connection.scalars(select(func.statement_timestamp())).one()
+
+    def begun(self) -> datetime | None:
+        """When the first claim began, once it is there."""
+        at = self._connection.scalar(select(func.min(Job.claimed_at)).where(Job.status == _RUNNING))
+        return self._start if at is None and self.last_is_done() else at
+
+    def last_is_done(self) -> bool:
+        live = or_(Job.status == _QUEUED, Job.status == _RUNNING)
+        return self._connection.scalar(select(Job.id).where(Job.id == self._last, live)) is None
+
+    def ended(self) -> datetime | None:
+        """The time now, if nothing is live any more."""
+        live = [select(Job.id).where(Job.status == one, Job.id <= self._last).exists() for one in (_RUNNING, _QUEUED)]
+        return self._connection.scalar(select(func.statement_timestamp()).where(~live[0], ~live[1]))
+
+    def _front(self) -> int:
+        """The id of the job that is claimed next: nearly as many as it stands behind are done. One look at an index."""
+        due = select(Job.id).where(Job.status == _QUEUED, Job.queue == "default", Job.priority == 4)
+        found = self._connection.scalar(due.order_by(Job.run_at, Job.id).limit(1))
+        return self._last + 1 if found is None else found
+
+    def _live(self) -> int:
+        """How many jobs are queued or running; not for free."""
+        both = [select(Job.id).where(Job.status == one, Job.id <= self._last) for one in (_QUEUED, _RUNNING)]
+        return self._connection.scalars(select(func.count()).select_from(both[0].union_all(both[1]).subquery())).one()
+
+    def until(self, look: Callable[[], T | None], pause: float) -> T:
+        """What `look` returns, once that is true."""
+        live, asked_at, said_at = -1, time.monotonic(), 0.0
+        while not (found := look()):
+            self._crew.check()
+            now = time.monotonic()
+            if self._tell is not None and now - said_at >= 0.25:
+                said_at = now
+                self._tell(self._front() - self._first, self._last + 1 - self._first)
+            if now - asked_at > _STALLED:
+                if live == (live := self._live()):
+                    raise JobQueueError(f"no job has come to an end for {_STALLED:g} s, and {live} are left")
+                asked_at = now
+            time.sleep(pause)
+        return found
+
+
+def live_numbers(connection: Connection) -> set[int]:
+    """The numbers of the jobs that are queued or running."""
+    number = Job.args["n"].astext.cast(Integer)
+    queued, running = (select(number).where(Job.status == one) for one in (_QUEUED, _RUNNING))
+    return set(connection.scalars(queued.union_all(running)))

@@ -1,0 +1,170 @@
+"""The commands below `bench`: how fast the queue is on the user's own database.
+
+sa-jobqueue bench drain --jobs 100000 --processes 2
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from sa_jobqueue.bench import modes
+from sa_jobqueue.bench.watch import Tell
+
+from .common import Json, database
+from .config import Config
+from .output import Column, print_json, print_table
+
+__all__ = ["drain", "enqueue", "steady"]
+
+_Processes = Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")]
+_Slots = Annotated[int, typer.Option("--concurrency", min=1, max=10_000, help="Jobs that each process runs at a time.")]
+_Async = Annotated[bool, typer.Option("--async/--sync", help="Handlers are async def, or def on threads.")]
+_Payload = Annotated[int, typer.Option(min=0, max=500_000, help="Bytes of arguments that each job carries besides.")]
+
+
+def drain(
+    config: Config,
+    *,
+    jobs: Annotated[int, typer.Option(min=1, max=100_000_000, help="How many jobs to work off.")] = 50_000,
+    processes: _Processes = 1,
+    concurrency: _Slots = 100,
+    use_async: _Async = True,
+    payload_bytes: _Payload = 0,
+    json: Json = False,
+) -> None:
+    """Fill a queue with jobs that do nothing and time how fast workers empty it.
+
+    This is the most jobs per second that a queue can give on this database: what the workers and PostgreSQL cost, with
+    no work in the jobs. A second process adds as much as there is a processor for it. The time runs from the first claim
+    to the moment when another connection sees that the last job is completed, so a job counts when its completion is
+    durable; starting the processes does not count.
+
+    sa-jobqueue bench drain --jobs 100000 --processes 2
+
+    sa-jobqueue bench drain --sync --concurrency 20 --payload-bytes 1000
+    """
+    with _progress("drained", quiet=json) as tell:
+        found = modes.drain(
+            database(config), jobs=jobs, processes_=processes, slots=concurrency, use_async=use_async,
+            payload=_payload(payload_bytes), tell=tell,
+        )  # fmt: skip
+    if json:
+        settings = _settings(processes=processes, concurrency=concurrency, use_async=use_async, payload=payload_bytes)
+        print_json({"measure": "drain", **settings, **asdict(found)})
+        return
+    row = [f"{found.jobs:,}", f"{found.seconds:.2f} s", f"{found.jobs_per_second:,.0f}"]
+    print_table([_right("jobs"), _right("time"), _right("jobs/s")], [row])
+
+
+def steady(
+    config: Config,
+    *,
+    rate: Annotated[float, typer.Option(min=0.1, max=1_000_000, help="Jobs to enqueue per second.")] = 100,
+    seconds: Annotated[float, typer.Option(min=0.1, max=86_400, help="For how long.")] = 10,
+    processes: _Processes = 1,
+    concurrency: _Slots = 100,
+    use_async: _Async = True,
+    payload_bytes: _Payload = 0,
+    json: Json = False,
+) -> None:
+    """Enqueue at a fixed rate and show how long jobs wait, and how long until they are completed.
+
+    A producer commits each job by itself while the rate allows it; "start" is when the handler begins, "completed" when
+    another connection sees it (it looks every few milliseconds, so this is a little late). Raise the rate to see at which
+    load the waits grow: bench drain says where the end is.
+
+    sa-jobqueue bench steady --rate 500 --seconds 30
+    """
+    with _progress("completed", quiet=json) as tell:
+        found = modes.steady(
+            database(config), rate=rate, seconds=seconds, processes_=processes, slots=concurrency, use_async=use_async,
+            payload=_payload(payload_bytes), tell=tell,
+        )  # fmt: skip
+    if json:
+        settings = _settings(processes=processes, concurrency=concurrency, use_async=use_async, payload=payload_bytes)
+        print_json({"measure": "steady", "rate": rate, **settings, **asdict(found)})
+        return
+    spans = {
+        "enqueue to start": found.enqueue_to_start,
+        "start to completed": found.start_to_completed,
+        "enqueue to completed": found.enqueue_to_completed,
+    }
+    rows = [
+        [name, *(f"{one:,.1f} ms" for one in (times.p50, times.p95, times.p99, times.max))]
+        for name, times in spans.items()
+    ]
+    title = f"{found.jobs:,} jobs at {found.jobs_per_second:,.0f}/s"
+    print_table([Column(title), *map(_right, ("p50", "p95", "p99", "max"))], rows)
+
+
+def enqueue(
+    config: Config,
+    *,
+    jobs: Annotated[int, typer.Option(min=1, max=10_000_000, help="How many jobs to make in bulk.")] = 50_000,
+    seconds: Annotated[float, typer.Option(min=0.1, max=3_600, help="For how long clients enqueue one by one.")] = 3,
+    concurrency: Annotated[int, typer.Option(min=1, max=1_000, help="Clients that enqueue at once.")] = 16,
+    payload_bytes: _Payload = 0,
+    json: Json = False,
+) -> None:
+    """Show how fast jobs can be made: one by one, in bulk, and by many clients at once.
+
+    One by one is session.add(enqueue(...)) and a commit for each job, by one client and then by many. In bulk is
+    enqueue_many in one transaction. No worker runs meanwhile.
+
+    sa-jobqueue bench enqueue --concurrency 32 --payload-bytes 200
+    """
+    with _progress("measured", quiet=json) as tell:
+        found = modes.enqueueing(
+            database(config), jobs=jobs, seconds=seconds, concurrency=concurrency, payload=_payload(payload_bytes),
+            tell=tell,
+        )  # fmt: skip
+    if json:
+        print_json({"measure": "enqueue", "jobs": jobs, "payload_bytes": payload_bytes, **asdict(found)})
+        return
+    rows = [
+        ["session.add + commit, 1 client", f"{found.one_client:,.0f}"],
+        [f"session.add + commit, {found.clients} clients", f"{found.concurrent:,.0f}"],
+        [f"enqueue_many, {jobs:,} jobs", f"{found.bulk:,.0f}"],
+    ]
+    print_table([Column("enqueue"), _right("jobs/s")], rows)
+
+
+def _payload(size: int) -> str:
+    return "".join(random.Random(size).choices(string.ascii_letters, k=size))  # nothing that compresses well
+
+
+def _settings(*, processes: int, concurrency: int, use_async: bool, payload: int) -> dict[str, Any]:
+    return {
+        "processes": processes, "concurrency": concurrency, "handlers": "async" if use_async else "sync",
+        "payload_bytes": payload,
+    }  # fmt: skip
+
+
+def _right(name: str) -> Column:
+    return Column(name, justify="right")
+
+
+@contextmanager
+def _progress(name: str, *, quiet: bool) -> Generator[Tell | None]:
+    """A bar on stderr, where that is a terminal; None where it is not."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
+        bar = progress.add_task(f"{name}: preparing", total=None)
+
+        def tell(done: int, of: int) -> None:
+            progress.update(bar, description=name, completed=done, total=of)
+
+        yield tell

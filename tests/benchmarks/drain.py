@@ -1,0 +1,88 @@
+"""Draining: jobs per second from the start of the first claim to the last durable completion.
+
+The clock is the database's, and the same for the raw loop and for the worker. It begins with the first claim's
+transaction (`claimed_at`), so starting Python is no part of it, and ends when another connection sees that no job is
+queued or running. Every run has processes of its own, connected and waiting before they are let go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from sqlalchemy import text
+
+from sa_jobqueue.bench import watch
+from sa_jobqueue.bench.crew import Crew, processes
+
+from . import raw
+from .report import Figure, compared, interleaved
+from .schema import Bench
+from .workers import SLOTS, work
+
+
+def seconds_to_drain(bench: Bench, crew: Crew, last: int | None = None) -> float:
+    """Let the crew go, and time it as `sa-jobqueue bench drain` does. `last`: the id of the job that comes last."""
+    with bench.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        # The planner's choice would be to scan the table, beside what is measured.
+        for name in ("enable_seqscan", "enable_bitmapscan"):
+            connection.execute(text(f"SET {name} = off"))
+        try:
+            return watch.seconds_to_drain(connection, crew, last=last)
+        finally:
+            connection.invalidate()
+
+
+def rate_of_ours(bench: Bench, jobs: int, task: str, *, size: int = 1, queues: dict[str, int] | None = None) -> float:
+    """Jobs per second of `size` worker processes."""
+    wanted = queues or {"default": SLOTS}
+    bench.prepare(jobs, task=task, queues=list(wanted))
+    with processes(size, work, bench.address, wanted) as crew:
+        seconds = seconds_to_drain(bench, crew)
+    _check(bench, jobs, deleted=task.endswith("_deleted"))
+    return jobs / seconds
+
+
+def rate_of_raw(bench: Bench, jobs: int, *, size: int = 1, deleted: bool = False) -> float:
+    """Jobs per second of `size` bare loops."""
+    bench.prepare(jobs)
+    with processes(size, raw.drain, bench.address, bench.batch, deleted) as crew:
+        seconds = seconds_to_drain(bench, crew)
+    assert sum(crew.results) == jobs, f"the bare loops finished {crew.results} of {jobs} jobs"
+    _check(bench, jobs, deleted=deleted)
+    return jobs / seconds
+
+
+def _check(bench: Bench, jobs: int, *, deleted: bool) -> None:
+    """Whatever was timed was done."""
+    left, completed = bench.count(), bench.count("status = 'completed'")
+    assert (left, completed) == ((0, 0) if deleted else (jobs, jobs)), f"{left} jobs are there, {completed} completed"
+
+
+def drain(bench: Bench) -> Iterator[Figure]:
+    """No-op jobs against the raw loop, kept and deleted, in one process and in two."""
+    jobs = 2_000 if bench.small else 60_000
+    for measure, task, size, target in (
+        ("drain, async no-op, 1 process", "nothing", 1, 0.8),
+        ("drain, async no-op, 2 processes", "nothing", 2, 0.8),
+        ("drain, sync no-op on threads, 1 process", "nothing_sync", 1, 0.7),
+        ("drain, async no-op, retain=0, 1 process", "nothing_deleted", 1, 0.8),
+    ):
+        deleted = task == "nothing_deleted"
+        pairs = interleaved(
+            bench.repeat,
+            partial(rate_of_ours, bench, jobs * size, task, size=size),
+            partial(rate_of_raw, bench, jobs * size, size=size, deleted=deleted),
+        )
+        yield compared(measure, pairs, "jobs/s", "raw, deleted" if deleted else "raw", at_least=target)
+
+
+def retain(bench: Bench) -> Iterator[Figure]:
+    """Deleted on completion against kept, both ours."""
+    jobs = 2_000 if bench.small else 60_000
+    pairs = interleaved(
+        bench.repeat,
+        partial(rate_of_ours, bench, jobs, "nothing_deleted"),
+        partial(rate_of_ours, bench, jobs, "nothing"),
+    )
+    yield compared("drain with retain=0 : kept", pairs, "jobs/s", "kept", at_least=1.0)

@@ -1,0 +1,53 @@
+"""What a worker costs that has nothing to do: processor time of its own and of its server processes, and memory."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+
+import psutil
+
+from sa_jobqueue.bench.crew import processes
+
+from .report import Figure
+from .schema import SCHEMA, Bench
+from .workers import SLOTS, serve
+
+MIB = 1024 * 1024
+
+
+def idle(bench: Bench) -> Iterator[Figure]:
+    """Past the first looks, which come soon after each other. Elsewhere than here, its server processes do not count."""
+    seconds = 2.0 if bench.small else 20.0
+    bench.empty()
+    bench.settle()
+    before = _backends(bench)
+    with processes(1, serve, bench.address, {"default": SLOTS}) as crew:
+        crew.go()
+        bench.wait_for(f"SELECT count(*) FROM {SCHEMA}.worker")
+        time.sleep(3)
+        worker = psutil.Process(crew.pids[0])
+        servers = [psutil.Process(pid) for pid in _backends(bench) - before if psutil.pid_exists(pid)]
+        shares, server_shares = [], []
+        for _ in range(bench.repeat):
+            mine, theirs = _processor_time(worker), sum(map(_processor_time, servers))
+            time.sleep(seconds)
+            shares.append((_processor_time(worker) - mine) / seconds * 100)
+            server_shares.append((sum(map(_processor_time, servers)) - theirs) / seconds * 100)
+        resident = worker.memory_info().rss / MIB
+        crew.stop()
+    own, server = statistics.median(shares), statistics.median(server_shares)
+    yield Figure(f"idle worker and its {len(servers)} server processes", own + server, "% of a core", at_most=0.5)
+    yield Figure("idle worker alone", own, "% of a core")
+    yield Figure("idle worker, resident memory", resident, "MiB", at_most=90)
+
+
+def _backends(bench: Bench) -> set[int]:
+    pids = bench.execute("SELECT array_agg(pid) FROM pg_stat_activity WHERE datname = current_database()")
+    return set(pids)
+
+
+def _processor_time(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

@@ -1,0 +1,77 @@
+"""The limit: a bare psycopg loop on our own table, that claims, and finishes what it claimed before in the same commit.
+
+One queue, the claim of sa_jobqueue/statements/claim.py without its resume points; finishing is fenced and locks its ids
+in order first. Prepared statements, the worker's planner settings, no handler, no Python object per job beyond what the
+driver makes of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .schema import SCHEMA, service_connection
+
+CLAIM = f"""
+WITH picked AS MATERIALIZED (
+    SELECT due.id FROM unnest('{{9,8,7,6,5,4,3,2,1,0}}'::smallint[]) AS slot(level)
+    CROSS JOIN LATERAL (
+        SELECT id FROM {SCHEMA}.job
+        WHERE queue = 'default' AND priority = slot.level AND status = 'queued' AND run_at <= now()
+        ORDER BY run_at, id LIMIT %(free)s FOR NO KEY UPDATE SKIP LOCKED
+    ) AS due
+    LIMIT %(free)s
+)
+UPDATE {SCHEMA}.job
+SET status = 'running', claims = claims + 1, attempt = attempt + 1, worker = %(worker)s, claimed_at = now(),
+    lease_expires_at = now() + interval '60 s'
+WHERE id = ANY (ARRAY (SELECT id FROM picked))
+RETURNING id::text, claims::text, task, args::text
+"""
+
+_LOCKED = f"""
+WITH locked AS MATERIALIZED (
+    SELECT id FROM {SCHEMA}.job WHERE id = ANY (%(ids)s::bigint[]) AND status = 'running'
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+)
+"""
+_FENCE = """
+change(id, claims)
+WHERE job.id = change.id AND job.claims = change.claims AND job.status = 'running'
+    AND job.id = ANY (ARRAY (SELECT id FROM locked))
+"""
+
+COMPLETE = f"""{_LOCKED}
+UPDATE {SCHEMA}.job
+SET status = 'completed', finished_at = now(), purge_at = now() + interval '7 days', lease_expires_at = NULL
+FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS {_FENCE}
+"""
+
+DELETE = f"""{_LOCKED}
+DELETE FROM {SCHEMA}.job
+USING unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS {_FENCE}
+"""
+
+
+def drain(ready: Callable[[], Any], address: str, batch: int, deleted: bool) -> int:
+    """Until nothing is due; how many jobs it finished. `deleted`: they are deleted, not kept as completed."""
+    sqlalchemy_connection, connection = service_connection(address)
+    finish = DELETE if deleted else COMPLETE
+    cursor = connection.cursor()
+    done = 0
+    ids = claims = ""
+    ready()
+    while True:
+        if ids:
+            cursor.execute(finish, {"ids": ids, "claims": claims}, prepare=True)
+            done += cursor.rowcount
+        cursor.execute(CLAIM, {"free": batch, "worker": "raw"}, prepare=True)
+        rows = cursor.fetchall()
+        connection.commit()
+        if not rows:
+            break
+        # As text: the driver would look at each element of a list.
+        ids = "{" + ",".join([row[0] for row in rows]) + "}"
+        claims = "{" + ",".join([row[1] for row in rows]) + "}"
+    sqlalchemy_connection.close()
+    return done

@@ -1,0 +1,128 @@
+"""The database under measurement: our real table, made by our migrations, in a schema of its own.
+
+with benchmark_schema(url) as bench:
+    bench.fill(100_000, task="nothing")
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from sqlalchemy import URL, Connection, Engine, create_engine, text
+from sqlalchemy.exc import ProgrammingError
+
+from sa_jobqueue.migrations import upgrade_database
+from sa_jobqueue.urls import database_url
+from sa_jobqueue.worker.connections import Connector
+
+SCHEMA = "sa_jobqueue_measures"
+
+#: Bytes of the arguments of a job that `fill` makes are about those of a small call.
+_ARGS = "jsonb_build_object('n', n)"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where a measure works, and how large: `small` is only to see that it runs."""
+
+    url: URL
+    engine: Engine
+    small: bool = False
+    repetitions: int = 3
+    batch: int = 100
+
+    @property
+    def repeat(self) -> int:
+        return 1 if self.small else self.repetitions
+
+    @property
+    def address(self) -> str:
+        """The URL for another process."""
+        return self.url.render_as_string(hide_password=False)
+
+    def execute(self, sql: str, **parameters: Any) -> Any:
+        """Run SQL outside of a transaction; the first column of the first row."""
+        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            found = connection.execute(text(sql), parameters)
+            return found.scalar() if found.returns_rows else None
+
+    def empty(self) -> None:
+        """No jobs, no files of the old ones."""
+        self.execute(f"TRUNCATE {SCHEMA}.job")
+
+    def fill(
+        self, jobs: int, *, task: str = "nothing", queues: Sequence[str] = ("default",), priority: int = 4,
+        due: str = "now()",
+    ) -> None:  # fmt: skip
+        """Queue so many jobs, shared out among `queues`; each with the one argument `n`."""
+        self.execute(
+            f"INSERT INTO {SCHEMA}.job (task, args, queue, priority, run_at) "
+            f"SELECT :task, {_ARGS}, (:queues)[1 + n % cardinality(:queues)], :priority, {due} "
+            "FROM generate_series(1, :jobs) AS n".replace(":queues", "CAST(:queues AS text[])"),
+            task=task, queues=list(queues), priority=priority, jobs=jobs,
+        )  # fmt: skip
+
+    def settle(self) -> None:
+        """What autovacuum and the checkpointer would do some time, done now: else it falls on one side's time."""
+        self.execute(f"VACUUM ANALYZE {SCHEMA}.job")
+        with suppress(ProgrammingError):  # the role may not
+            self.execute("CHECKPOINT")
+
+    def prepare(self, jobs: int, **options: Any) -> None:
+        """An empty table, filled and settled."""
+        self.empty()
+        self.fill(jobs, **options)
+        self.settle()
+
+    def count(self, where: str = "true") -> int:
+        return int(self.execute(f"SELECT count(*) FROM {SCHEMA}.job WHERE {where}"))
+
+    def wait_for(self, sql: str, patience: float = 60.0) -> Any:
+        """Ask until the answer is true."""
+        until = time.monotonic() + patience
+        while not (found := self.execute(sql)):
+            if time.monotonic() > until:
+                raise TimeoutError(f"still not, after {patience:g} s: {sql}")
+            time.sleep(0.05)
+        return found
+
+    @property
+    def version(self) -> int:
+        """The server's major version."""
+        return int(self.execute("SHOW server_version_num")) // 10_000
+
+
+def service_connection(address: str) -> tuple[Connection, psycopg.Connection[Any]]:
+    """A connection with the settings of the worker's own, and the bare psycopg connection in it."""
+    connection = Connector(open_engine(address), lease=60).connect()
+    bare = connection.connection.dbapi_connection
+    assert isinstance(bare, psycopg.Connection)
+    return connection, bare
+
+
+def open_engine(address: str | URL, **options: Any) -> Engine:
+    """An engine that finds our tables in the benchmark's schema."""
+    return create_engine(
+        database_url(address), execution_options={"schema_translate_map": {"sa_jobqueue": SCHEMA}}, **options
+    )
+
+
+@contextmanager
+def benchmark_schema(url: str, **options: Any) -> Iterator[Bench]:
+    """Make the schema anew; drop it afterwards."""
+    engine = open_engine(url, pool_size=5)
+    bench = Bench(database_url(url), engine, **options)
+    try:
+        bench.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+        upgrade_database(engine, schema=SCHEMA)
+        try:
+            yield bench
+        finally:
+            bench.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+    finally:
+        engine.dispose()

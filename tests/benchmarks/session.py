@@ -1,0 +1,150 @@
+"""Handlers that write through `ctx.session`, against a bare loop that does the same INSERT and status UPDATE."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Update, bindparam, create_engine, func, insert, text, update
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from sa_jobqueue import Job
+from sa_jobqueue.bench.crew import processes
+from sa_jobqueue.lifecycle import JobStatus
+from sa_jobqueue.models import status_literal
+
+from .drain import seconds_to_drain
+from .plain import make_tables, notes
+from .report import Figure, compared, interleaved
+from .schema import SCHEMA, Bench
+from .workers import work
+
+CONCURRENCY = 32
+
+
+def session(bench: Bench) -> Iterator[Figure]:
+    """32 at a time; the bare loops claim nothing, their jobs are running from the start."""
+    jobs = 500 if bench.small else 10_000
+    for kind, task, loop in (("sync", "write_sync", with_threads), ("async", "write", with_tasks)):
+        pairs = interleaved(bench.repeat, partial(ours, bench, jobs, task), partial(bare, bench, jobs, loop))
+        yield compared(
+            f"drain, {kind} handler, one INSERT by ctx.session, {CONCURRENCY} at a time", pairs, "jobs/s",
+            "threads" if kind == "sync" else "tasks", at_least=0.7,
+        )  # fmt: skip
+
+
+def ours(bench: Bench, jobs: int, task: str) -> float:
+    """Jobs per second of one worker process."""
+    make_tables(bench)
+    bench.prepare(jobs, task=task)
+    with processes(1, work, bench.address, {"default": CONCURRENCY}) as crew:
+        seconds = seconds_to_drain(bench, crew)
+    _check(bench, jobs)
+    return jobs / seconds
+
+
+def bare(bench: Bench, jobs: int, loop: Callable[..., float]) -> float:
+    """Jobs per second of one process with so many threads or tasks, each with a connection of its own."""
+    make_tables(bench)
+    bench.prepare(jobs)
+    bench.execute(f"UPDATE {SCHEMA}.job SET status = 'running', claims = 1, worker = 'bare', claimed_at = now()")
+    bench.settle()
+    with processes(1, loop, bench.address) as crew:
+        crew.go()
+    _check(bench, jobs)
+    return jobs / float(crew.results[0])
+
+
+def with_threads(ready: Callable[[], Any], address: str) -> float:
+    """Seconds from the first transaction to the last commit."""
+    engine = create_engine(address, pool_size=CONCURRENCY)
+    with engine.connect() as connection:
+        todo = deque(connection.execute(text(f"SELECT id FROM {SCHEMA}.job ORDER BY id")).scalars())
+    complete = _complete()
+
+    def run() -> None:
+        with engine.connect() as connection:
+            connected.wait()
+            while True:
+                try:
+                    id = todo.popleft()
+                except IndexError:
+                    return
+                connection.execute(insert(notes), {"n": id})
+                connection.execute(complete, {"job_id": id, "seen": 1})
+                connection.commit()
+
+    connected = threading.Barrier(CONCURRENCY + 1)
+    threads = [threading.Thread(target=run) for _ in range(CONCURRENCY)]
+    for thread in threads:
+        thread.start()
+    ready()
+    connected.wait()
+    begun = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - begun
+
+
+def with_tasks(ready: Callable[[], Any], address: str) -> float:
+    """Seconds from the first transaction to the last commit, on the loop that a worker would use."""
+    return _run(_tasks(ready, address))
+
+
+async def _tasks(ready: Callable[[], Any], address: str) -> float:
+    engine = create_async_engine(address, pool_size=CONCURRENCY)
+    async with engine.connect() as connection:
+        found = await connection.execute(text(f"SELECT id FROM {SCHEMA}.job ORDER BY id"))
+        todo = deque(found.scalars())
+    complete = _complete()
+    connections = [await engine.connect() for _ in range(CONCURRENCY)]
+
+    async def run(connection: Any) -> None:
+        while todo:
+            id = todo.popleft()
+            await connection.execute(insert(notes), {"n": id})
+            await connection.execute(complete, {"job_id": id, "seen": 1})
+            await connection.commit()
+
+    ready()
+    begun = time.perf_counter()
+    await asyncio.gather(*(run(connection) for connection in connections))
+    seconds = time.perf_counter() - begun
+    for connection in connections:
+        await connection.close()
+    await engine.dispose()
+    return seconds
+
+
+def _run(work: Coroutine[Any, Any, float]) -> float:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)
+
+
+def _complete() -> Update:
+    job = Job.__table__.to_metadata(notes.metadata, schema=SCHEMA, name="job")  # type: ignore[attr-defined]
+    return (
+        update(job)
+        .where(
+            job.c.id == bindparam("job_id"), job.c.claims == bindparam("seen"),
+            job.c.status == status_literal(JobStatus.RUNNING),
+        )
+        .values(
+            status=status_literal(JobStatus.COMPLETED), finished_at=func.now(), lease_expires_at=None,
+            purge_at=func.now() + text("interval '7 days'"),
+        )
+    )  # fmt: skip
+
+
+def _check(bench: Bench, jobs: int) -> None:
+    written = bench.execute(f"SELECT count(*) FROM {SCHEMA}.note")
+    completed = bench.count("status = 'completed'")
+    assert written == completed == jobs, f"{completed} of {jobs} jobs completed, {written} notes written"

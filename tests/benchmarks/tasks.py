@@ -1,0 +1,56 @@
+"""What the measured workers run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from sqlalchemy import insert
+
+from sa_jobqueue import AsyncJobContext, JobContext, Registry, task
+
+from .plain import notes
+
+REGISTRY = Registry()
+
+#: When the jobs of `note_start` began, in the worker's process.
+STARTED: dict[int, float] = {}
+
+
+@task(registry=REGISTRY, name="nothing")
+async def nothing(n: int) -> None:
+    """Do nothing."""
+
+
+@task(registry=REGISTRY, name="nothing_sync")
+def nothing_sync(n: int) -> None:
+    """Do nothing, on a thread."""
+
+
+@task(registry=REGISTRY, name="nothing_deleted", retain=0)
+async def nothing_deleted(n: int) -> None:
+    """Do nothing, and leave no row."""
+
+
+@task(registry=REGISTRY, name="note_start")
+async def note_start(n: int) -> None:
+    """Note when it started."""
+    STARTED[n] = time.perf_counter()
+
+
+@task(registry=REGISTRY, name="hold")
+async def hold(n: int) -> None:
+    """Keep a slot."""
+    await asyncio.sleep(3_600)
+
+
+@task(registry=REGISTRY, name="write")
+async def write(ctx: AsyncJobContext, n: int) -> None:
+    """One INSERT, in the transaction of the job's completion."""
+    await ctx.session.execute(insert(notes), {"n": n})
+
+
+@task(registry=REGISTRY, name="write_sync")
+def write_sync(ctx: JobContext, n: int) -> None:
+    """One INSERT, in the transaction of the job's completion."""
+    ctx.session.execute(insert(notes), {"n": n})

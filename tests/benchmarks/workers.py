@@ -1,0 +1,50 @@
+"""The worker under measurement, in a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from sqlalchemy import text
+
+from sa_jobqueue import Worker
+
+from .schema import SCHEMA
+from .tasks import REGISTRY, STARTED
+
+#: Slots of the one queue of a worker that is drained.
+SLOTS = 100
+
+
+def work(ready: Callable[[], Any], address: str, queues: dict[str, int], max_jobs: int | None = None) -> dict[str, int]:
+    """Until nothing is due, or `max_jobs` were claimed, as `sa-jobqueue work --drain` does; what came of the jobs."""
+    worker = _connected(address, queues, max_jobs=max_jobs)
+    ready()
+    worker.run(until_idle=True)
+    return dict(worker.counts)
+
+
+def serve(ready: Callable[[], Any], address: str, queues: dict[str, int]) -> dict[int, float]:
+    """Until it is told to stop; when the jobs of the task `note_start` began, by `n`."""
+    worker = _connected(address, queues)
+    pipe = ready()
+
+    def heed() -> None:
+        with suppress(EOFError):
+            pipe.recv()
+        worker.stop(now=True)
+
+    threading.Thread(target=heed, daemon=True).start()
+    worker.run()
+    return dict(STARTED)
+
+
+def _connected(address: str, queues: dict[str, int], **options: Any) -> Worker:
+    logging.getLogger("sa_jobqueue").setLevel(logging.ERROR)  # that max_jobs were claimed is no news here
+    worker = Worker(address, queues, registry=REGISTRY, schema=SCHEMA, **options)
+    with worker.engine.connect() as connection:
+        connection.execute(text("SELECT 1"))
+    return worker
