@@ -169,13 +169,17 @@ class Change(NamedTuple):
         return self.event is Event.COMPLETE and self.error is None and self.result is None
 
 
+_COMPLETED = TRANSITIONS[_S.RUNNING, Event.COMPLETE]
 _INTERRUPTED = ErrorEntry("Interrupted", "the worker left while it ran, and it may not run twice (rescue=False)")
 
 
 def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float) -> Change:
     """What `claim`'s job becomes after `outcome`. `random`: uniform in [0, 1), for the jitter."""
-    if isinstance(outcome, Completed):  # before the match, which is slow for what nearly all outcomes are
-        return _end(claim, Event.COMPLETE, rules.retain, result=outcome.result, error=outcome.error)
+    if isinstance(outcome, Completed):  # nearly all outcomes: by the shortest way
+        return Change(
+            claim.id, claim.claims, Event.COMPLETE, _COMPLETED, _COMPLETED,
+            0.0, 0, 0, outcome.error, outcome.result, rules.retain,
+        )  # fmt: skip
     match outcome:
         case Snooze():
             return _again(claim, Event.SNOOZE, rules, outcome.seconds, attempt=-1)
@@ -223,7 +227,6 @@ def _end(
     retain: float | None,
     *,
     error: ErrorEntry | None = None,
-    result: str | None = None,
     rescues: int = 0,
     expired: bool = False,
 ) -> Change:
@@ -231,7 +234,7 @@ def _end(
     status = TRANSITIONS[_S.RUNNING, event]
     return Change(
         claim.id, claim.claims, event, status, status,
-        rescues=rescues, error=error, result=result, retain=retain, expired=expired,
+        rescues=rescues, error=error, retain=retain, expired=expired,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from .models import Job, WorkerRow, status_in
 from .statements.admin import held_by, postpone_purge, prune_jobs, release_jobs
 from .statements.apply import apply_changes, apply_parameters
 from .statements.claim import Slot, claim_jobs, claim_parameters
-from .statements.complete import complete_jobs, completion_parameters, delete_completed
+from .statements.complete import complete_job, complete_jobs, completion_parameters, delete_completed
 from .statements.gates import channel_of, open_gates
 from .statements.leases import cancel_requests, expired_leases, renew_leases
 
@@ -34,6 +34,7 @@ __all__ = [
     "Expired",
     "Renewal",
     "apply",
+    "apply_one",
     "cancelled_among",
     "channel",
     "claim",
@@ -101,6 +102,11 @@ def _complete_statement(job: type[Job]) -> Any:
 
 
 @lru_cache
+def _complete_one_statement(job: type[Job]) -> Any:
+    return complete_job(id=0, claims=0, retain=0.0, job=job)
+
+
+@lru_cache
 def _delete_statement(job: type[Job]) -> Any:
     return delete_completed(ids=[], claims=[], job=job)
 
@@ -138,7 +144,7 @@ def claim(
 
 
 def apply(
-    connection: Connection, changes: Sequence[Change], *, skip_locked: bool = True, job: type[Job] = Job
+    connection: Connection, changes: Sequence[Change], *, job: type[Job] = Job
 ) -> dict[int, Answer]:
     """Write `changes`, each behind its fence. Returns the answer for each job id.
 
@@ -154,9 +160,19 @@ def apply(
     answers = dict.fromkeys(written, Answer.APPLIED)
     if len(answers) < len(changes):
         left = [change for change in changes if change.id not in answers]
-        for row in connection.execute(_apply_statement(job, skip_locked), apply_parameters(left)):
+        for row in connection.execute(_apply_statement(job, True), apply_parameters(left)):
             answers[row.id] = Answer(row.answer)
     return answers
+
+
+def apply_one(connection: Connection, change: Change, *, job: type[Job] = Job) -> Answer:
+    """Write one change in the transaction of its handler; waits for a row that somebody has locked just now."""
+    if change.plain and change.retain != 0:
+        parameters = {"done_id": change.id, "done_claims": change.claims, "done_retain": change.retain}
+        written = connection.scalar(_complete_one_statement(job), parameters)
+        return Answer.LOST if written is None else Answer.APPLIED
+    (answer,) = connection.execute(_apply_statement(job, False), apply_parameters([change]))
+    return Answer(answer.answer)
 
 
 def renew(connection: Connection, held: Mapping[int, int], *, lease: float, job: type[Job] = Job) -> Renewal:

@@ -1,7 +1,7 @@
 """Completing: what nearly all outcomes are, written by a statement of its own.
 
 `apply_changes` can write any outcome, and costs three times as much per job: eleven arrays are taken apart four times.
-These two take what a completion needs, and leave whatever they cannot write to it.
+These take what a completion needs, and leave whatever they cannot write to it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, Executable, Float, Integer, delete, func, null, select, update
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    Executable,
+    Float,
+    Integer,
+    bindparam,
+    delete,
+    func,
+    null,
+    select,
+    update,
+)
 
 from ..lifecycle import TRANSITIONS, Change, Event, JobStatus, sources
 from ..models import Job, status_in, status_literal
@@ -53,17 +66,40 @@ def complete_jobs(
             columns.claims == done.c.claims,
             running,
         )
-        .values(
-            status=status_literal(TRANSITIONS[JobStatus.RUNNING, Event.COMPLETE]),
-            finished_at=func.now(),
-            purge_at=in_seconds(done.c.retain),
-            lease_expires_at=null(),
-            result=null(),
-        )
+        .values(_completed(in_seconds(done.c.retain)))
         .returning(columns.id)
         .cte("written")
     )
     return select(func.array_agg(written.c.id, type_=ARRAY(BigInteger))).select_from(written).add_cte(locked)
+
+
+def complete_job(*, id: int, claims: int, retain: float | None, job: type[Job] = Job) -> Executable:
+    """The same for one job, waiting for its row if somebody has locked it; its id comes back, or no row.
+
+    For transactions of handlers: a row found by its key, whatever the planner is told on their connections.
+    """
+    table = table_of(job)
+    columns = table.c
+    return (
+        update(table)
+        .where(
+            columns.id == bindparam("done_id", id, BigInteger),
+            columns.claims == bindparam("done_claims", claims, Integer),
+            status_in(columns.status, sources(Event.COMPLETE)),
+        )
+        .values(_completed(in_seconds(bindparam("done_retain", retain, Float))))
+        .returning(columns.id)
+    )
+
+
+def _completed(purge_at: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
+    return {
+        "status": status_literal(TRANSITIONS[JobStatus.RUNNING, Event.COMPLETE]),
+        "finished_at": func.now(),
+        "purge_at": purge_at,
+        "lease_expires_at": null(),
+        "result": null(),
+    }
 
 
 def delete_completed(*, ids: Sequence[int], claims: Sequence[int], job: type[Job] = Job) -> Executable:

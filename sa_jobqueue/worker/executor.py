@@ -82,12 +82,13 @@ class Sessions:
 class _Run:
     """One call of a handler: its context, and its session if it opens one."""
 
-    unit: Unit | None = None
-    async_session: AsyncSession | None = None
-    _settled = False
+    __slots__ = ("_sessions", "_settled", "async_session", "flight", "unit")
 
     def __init__(self, flight: Flight, sessions: Sessions) -> None:
         self.flight, self._sessions = flight, sessions
+        self.unit: Unit | None = None
+        self.async_session: AsyncSession | None = None
+        self._settled = False
 
     def settle(self) -> bool:
         """Whether the outcome of this run is the one that counts."""

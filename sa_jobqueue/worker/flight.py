@@ -35,29 +35,45 @@ class Stop(StrEnum):
 class Flight:
     """One claimed job. `stop` is set once, by whoever first wants it to end."""
 
-    # Not slots but defaults of the class: one is made per job, and most of it is never touched.
-    started: float | None = None
-    deadline: float | None = None
-    stop: Stop | None = None
-    runner: asyncio.Task[Any] | None = None
-    interrupted = False
-    """The runner was cancelled on behalf of this job."""
-    noticed = False
-    """The handler has looked at `ctx.cancelled` and seen True."""
-    undecoded = True
-    """The handler has not been called yet."""
-    abandoned = False
-    """It was given up while its thread still runs."""
-    settled = False
-    """There is an outcome."""
-    reported = False
-    """Nothing of it goes on here any more: its outcome is in the writer's hands, or is written."""
+    __slots__ = (
+        "abandoned",
+        "arrived",
+        "deadline",
+        "interrupted",
+        "job",
+        "kind",
+        "noticed",
+        "renewed",
+        "reported",
+        "runner",
+        "settled",
+        "started",
+        "stop",
+        "task",
+        "undecoded",
+    )
 
     def __init__(self, job: ClaimedJob, task: Task[Any, Any, Any], arrived: float | None = None) -> None:
         self.job = job
         self.task = task
         self.kind = Kind.ASYNC if task.is_async else Kind.THREAD
         self.arrived = self.renewed = monotonic() if arrived is None else arrived
+        self.started: float | None = None
+        self.deadline: float | None = None
+        self.stop: Stop | None = None
+        self.runner: asyncio.Task[Any] | None = None
+        self.interrupted = False
+        """The runner was cancelled on behalf of this job."""
+        self.noticed = False
+        """The handler has looked at `ctx.cancelled` and seen True."""
+        self.undecoded = True
+        """The handler has not been called yet."""
+        self.abandoned = False
+        """It was given up while its thread still runs."""
+        self.settled = False
+        """There is an outcome."""
+        self.reported = False
+        """Nothing of it goes on here any more: its outcome is in the writer's hands, or is written."""
 
     def notice_stop(self) -> bool:
         """Whether the handler should come to an end; remembers that it was told so."""

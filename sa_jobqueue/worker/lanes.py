@@ -51,16 +51,19 @@ class Lane:
     def next(self, kind: Kind, *, ended: Flight | None = None, arriving: bool = False) -> Flight | None:
         """The next job for a runner of this kind, whose last one has `ended`; None: there is nothing for it to do."""
         flight: Flight | None = None
+        wanted: Kind | None = None
         with self._lock:
             if ended is not None:
                 self._end(ended)
             elif arriving:
                 self._called = False
             waiting = self._waiting
-            if waiting and waiting[0].kind is kind and self._running < self.limit:
-                flight = waiting.popleft()
-                self._running += 1
-            wanted = self._wanted()
+            if waiting and self._running < self.limit:
+                if waiting[0].kind is kind:
+                    flight = waiting.popleft()
+                    self._running += 1
+                if not self._called:
+                    wanted = self._wanted()
         if wanted is not None:
             self._call(self, wanted)
         return flight

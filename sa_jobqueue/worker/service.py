@@ -211,9 +211,11 @@ class Service:
         now = monotonic()
         left = self._max_jobs - self.claimed if self._max_jobs is not None else None
         wanted: dict[str, int] = {}
+        # Who asks to be told when nothing is left has all queues looked at at once.
+        together = self._idle is not None and any(look.at <= now for look in self._looks.values())
         for name, lane in self._lanes.items():
             free = lane.free() if left is None else min(lane.free(), left - sum(wanted.values()))
-            if free > 0 and self._looks[name].at <= now:
+            if free > 0 and (together or self._looks[name].at <= now):
                 wanted[name] = free
         return wanted
 

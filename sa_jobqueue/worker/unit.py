@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.exc import UnboundExecutionError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
 from .. import operations
 from ..errors import SessionUnavailable
@@ -25,7 +25,18 @@ __all__ = ["Unit"]
 class Unit:
     """One handler's database work: its session, and the transaction that ends together with the job's completion."""
 
-    __slots__ = ("_closed", "_engine", "_idle", "_job", "_opening", "_original", "_translate", "connection", "session")
+    __slots__ = (
+        "_closed",
+        "_engine",
+        "_idle",
+        "_job",
+        "_opening",
+        "_original",
+        "_root",
+        "_translate",
+        "connection",
+        "session",
+    )
 
     def __init__(
         self,
@@ -44,8 +55,10 @@ class Unit:
         self.connection: Connection | None = None
         self.session = session
         self._original = session.get_bind
-        # "create_savepoint": the handler's own commit() and rollback() end a savepoint, never the worker's transaction.
-        session.join_transaction_mode = "create_savepoint"
+        self._root: SessionTransaction | None = None
+        # The handler's own commit() ends nothing, and its rollback() undoes what it wrote. SAVEPOINT and RELEASE would
+        # be two of six round trips, so there is none before the handler has committed something: see `_join`.
+        session.join_transaction_mode = "rollback_only"
         session.get_bind = self._bind  # type: ignore[method-assign]
 
     def _bind(self, *args: Any, **options: Any) -> Engine | Connection:
@@ -69,7 +82,20 @@ class Unit:
                 self.connection = self._open()
             finally:
                 self._opening = False
+        self._join(self.connection)
         return self.connection
+
+    def _join(self, connection: Connection) -> None:
+        """Let the session's next transaction join ours; a new one, if the handler rolled the last one back.
+
+        After a commit() of the handler's it joins by a savepoint, so that a later rollback() goes back no further.
+        """
+        root = self.session.get_transaction() or self.session.begin()
+        if not connection.in_transaction():
+            self._begin(connection)
+        elif root is not self._root and self._root is not None:
+            self.session.join_transaction_mode = "create_savepoint"
+        self._root = root
 
     def _open(self) -> Connection:
         if self._engine is None:
@@ -84,14 +110,17 @@ class Unit:
                 given = connection.get_execution_options().get("schema_translate_map") or {}
                 options["schema_translate_map"] = {**given, **self._translate}
             connection = connection.execution_options(**options)
-            connection.begin()
-            if self._idle is not None:
-                value = f"{int(self._idle * 1000)}ms"
-                connection.execute(select(func.set_config("idle_in_transaction_session_timeout", value, True)))
+            self._begin(connection)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _begin(self, connection: Connection) -> None:
+        connection.begin()
+        if self._idle is not None:
+            value = f"{int(self._idle * 1000)}ms"
+            connection.execute(select(func.set_config("idle_in_transaction_session_timeout", value, True)))
 
     def complete(self, change: Change) -> Answer | None:
         """Commit what the handler wrote together with `change`, or, if the claim is no longer valid, nothing.
@@ -107,7 +136,9 @@ class Unit:
                 self.session.commit()  # all of it went to other databases
                 return None
             connection = self.connection
-            answer = operations.apply(connection, [change], skip_locked=False, job=self._job)[change.id]
+            if not connection.in_transaction():
+                self._begin(connection)  # the handler rolled back what it wrote, and wrote nothing since
+            answer = operations.apply_one(connection, change, job=self._job)
             if answer is not Answer.APPLIED:
                 return Answer.LOST
             self.session.commit()
