@@ -39,10 +39,12 @@ NEXT = SimpleNamespace(
 
 #: One handler of each kind, each way of writing an outcome, and the application's own writes.
 APPLICATION = """
+import sa_jobqueue
 from sqlalchemy import text
 from sa_jobqueue import AsyncJobContext, JobContext, Registry, RetryPolicy, Snooze, task
 
 registry = Registry()
+print("package from", sa_jobqueue.__file__)
 
 @task(registry=registry, name="writes", record=True, retry=RetryPolicy(base=0))
 def writes(ctx: JobContext) -> int:
@@ -88,7 +90,8 @@ def git(*arguments: str) -> bytes:
 @contextmanager
 def worker(code: Path, folder: Path, url: str) -> Iterator[Command]:
     arguments = ("work", "--app", "application:registry", "--queue", "default=4", "--lease", "5", "--log-level", "info")
-    with start_command(*arguments, url=url, env={"PYTHONPATH": f"{code}:{folder}"}) as started:
+    with start_command(*arguments, url=url, env={"PYTHONPATH": f"{code}:{folder}"}, cwd=folder) as started:
+        started.wait_for(f"package from {code}")
         yield started
         started.send(signal.SIGTERM)
         assert started.wait() == 0
