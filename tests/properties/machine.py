@@ -166,7 +166,8 @@ class QueueMachine(RuleBasedStateMachine):
             assert (job.id, job.claims) not in self.handed, "this claim was handed out before"
             self.handed.add((job.id, job.claims))
             if end == "known":
-                self.claims.append((job.claim, self.jobs[job.id].rules))
+                seen = Claim(job.id, job.claims, job.attempt, job.max_attempts, job.rescues)
+                self.claims.append((seen, self.jobs[job.id].rules))
                 self.held[worker][job.id] = job.claims
 
     def _turn(self, id: int) -> tuple[int, int, int]:

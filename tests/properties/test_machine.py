@@ -86,7 +86,7 @@ class Mutation:
 MUTATIONS = {
     "an outcome is not fenced by its claim": Mutation(
         "change_ids", r"[\w.]+\.claims = change\.claims", "true",
-        (JOB, CLAIM, operate("release"), CLAIM, finish(Completed(), back=1)),
+        (JOB, CLAIM, operate("release"), CLAIM, finish(Snooze(0), back=1)),
     ),
     "an outcome is written whatever the status": Mutation(
         "change_ids", r"[\w.]*job\.status = 'running'", "true", (JOB, CLAIM, finish(Completed()), finish(Snooze(0)))
