@@ -52,6 +52,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def properties(session: nox.Session) -> None:
+    """Search for long: thousands of random steps against the model, and every pair of operations at once."""
+    install(session, "test")
+    session.run("pytest", "tests/properties", "--hypothesis-profile=nightly", *in_parallel(session), *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style, format and that imports only go down."""
     install(session, "lint")

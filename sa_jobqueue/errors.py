@@ -67,8 +67,8 @@ class SchemaError(JobQueueError):
             )
         else:
             message = (
-                f"the job queue's schema {schema!r} has version {found}, which is newer than this release knows "
-                f"({needed}): upgrade the package sa-jobqueue"
+                f"the job queue's schema {schema!r} has version {found}, which releases made for version {needed} "
+                "can no longer work with: upgrade the package sa-jobqueue"
             )
         super().__init__(message)
 

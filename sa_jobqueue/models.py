@@ -287,6 +287,8 @@ class SchemaVersion(Base):
 
     version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     applied_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    compatible_with: Mapped[int] = mapped_column(Integer, server_default=text("1"))
+    """Releases made for this version of the schema, or a later one, can work with it."""
 
 
 @event.listens_for(Job, "after_insert")

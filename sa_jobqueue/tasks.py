@@ -30,7 +30,7 @@ from .lifecycle import Rules
 from .outcomes import Duration, seconds_of
 from .payload import MAX_PAYLOAD, Arguments, encode_plain, encode_result, load
 from .retry import RetryPolicy
-from .storable import unstorable_text
+from .storable import shown, unstorable_text
 
 __all__ = ["MAX_NAME", "AnyTask", "Call", "Options", "Registry", "Task", "TaskName", "default_registry", "task"]
 
@@ -408,7 +408,7 @@ def _rules(retry: object, retain: Duration | None, rescue: bool) -> Rules:
 
 def _checked_name(value: object, what: str, error: type[JobQueueError]) -> str:
     if not isinstance(value, str):
-        raise error(f"{what} must be a text, not {value!r}")
+        raise error(f"{what} must be a text, not {shown(value)}")
     if reason := unstorable_text(value):
         raise error(f"{what} {value[:80]!r} {reason}")
     if not 1 <= len(value) <= MAX_NAME:
@@ -418,7 +418,7 @@ def _checked_name(value: object, what: str, error: type[JobQueueError]) -> str:
 
 def _checked_int(value: object, what: str, low: int, high: int, error: type[JobQueueError]) -> int:
     if type(value) is not int or not low <= value <= high:
-        raise error(f"{what} must be an integer from {low} to {high:,}, not {value!r}")
+        raise error(f"{what} must be an integer from {low} to {high:,}, not {shown(value)}")
     return value
 
 
@@ -435,7 +435,7 @@ def _checked_due(run_at: datetime | None, delay: Duration | None) -> datetime | 
             raise OptionError("run_at and delay say the same thing twice: give one of them")
         return timedelta(seconds=_checked_duration(delay, "delay", OptionError))
     if not isinstance(run_at, datetime):
-        raise OptionError(f"run_at must be a datetime, not {run_at!r}; for a duration there is delay=")
+        raise OptionError(f"run_at must be a datetime, not {shown(run_at)}; for a duration there is delay=")
     if run_at.utcoffset() is None:
         raise OptionError(f"run_at must have a time zone, not the naive {run_at!r}: use datetime.now(UTC) or the like")
     try:
@@ -449,8 +449,8 @@ def _checked_meta(
 ) -> dict[str, Any]:  # fmt: skip
     if tags is None:
         labels = old.tags
-    elif isinstance(tags, str):
-        raise OptionError(f"tags must be a list of texts, not the text {tags!r}")
+    elif isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise OptionError(f"tags must be a list of texts, not {shown(tags)}")
     else:
         labels = tuple(_checked_name(tag, "a tag", OptionError) for tag in tags)
     entries: dict[str, Any]
@@ -459,7 +459,7 @@ def _checked_meta(
     elif isinstance(meta, dict):
         entries = dict(cast(dict[str, Any], meta))
     else:
-        raise OptionError(f"meta must be a dict, not {meta!r}")
+        raise OptionError(f"meta must be a dict, not {shown(meta)}")
     if "tags" in entries:
         raise OptionError('meta["tags"] is where tags= is kept: give the tags there')
     if labels:

@@ -15,9 +15,9 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, func, or_, select, text
 from sqlalchemy.exc import DBAPIError
 
-from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.errors import ConfigurationError, SchemaError
 from sa_jobqueue.lifecycle import JobStatus
-from sa_jobqueue.migrations import CURRENT, current_version
+from sa_jobqueue.migrations import CURRENT, check_schema, current_version
 from sa_jobqueue.models import Job, status_literal
 from sa_jobqueue.operations import channel
 from sa_jobqueue.statements import count_jobs
@@ -87,9 +87,8 @@ def check(
 def _findings(connection: Connection, engine: Engine, max_wait: timedelta | None, schema: str) -> Iterator[Finding]:
     yield _database(connection)
     yield _clock(connection)
-    found = current_version(connection)
-    yield _schema(found, schema)
-    if found is None or found < CURRENT:
+    yield (there := _schema(connection, schema))
+    if not there.ok:
         return
     yield _wake_ups(engine, channel(connection))
     workers = connection.execute(workers_statement()).all()
@@ -126,13 +125,18 @@ def _clock(connection: Connection) -> Finding:
     return Finding("clock", True, detail)
 
 
-def _schema(found: int | None, schema: str) -> Finding:
+def _schema(connection: Connection, schema: str) -> Finding:
+    found = current_version(connection)
     option = "" if schema == "sa_jobqueue" else f" --schema {shlex.quote(schema)}"
     if found is None or found < CURRENT:
         what = "is missing" if found is None else f"has version {found}"
         return Finding(
             "schema", False, f"{schema} {what}; version {CURRENT} is needed: run `sa-jobqueue migrate{option}`"
         )
+    try:
+        check_schema(connection)
+    except SchemaError as error:
+        return Finding("schema", False, str(error))
     newer = f", newer than this release's {CURRENT}" if found > CURRENT else ""
     return Finding("schema", True, f"{schema} has version {found}{newer}")
 

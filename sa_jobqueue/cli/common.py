@@ -14,19 +14,25 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import json as jsonlib
 import sys
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine
+from psycopg import DataError
+from psycopg.abc import Buffer
+from psycopg.types.datetime import TimestamptzLoader
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
 
 from sa_jobqueue.embedded import embedded_url
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.migrations import check_schema
+from sa_jobqueue.storable import MAX_DIGITS
 from sa_jobqueue.tasks import Registry, default_registry
 from sa_jobqueue.urls import database_url
 
@@ -127,8 +133,30 @@ def open_engine(config: Config, **options: Any) -> Engine:
     url = database(config)
     wanted: dict[str, Any] = {"connect_timeout": 10, "application_name": "sa-jobqueue"}
     arguments = {name: value for name, value in wanted.items() if name not in url.query}
+    options = {"json_deserializer": _any_json, **options}
     engine = create_engine(url, poolclass=NullPool, connect_args=arguments, **options)
+    event.listen(engine, "connect", _take_any_time)
     return engine.execution_options(schema_translate_map=config.translate) if config.translate else engine
+
+
+class _AnyTime(TimestamptzLoader):
+    """Times that Python cannot hold become its first or last ones: one odd row must not hide the others."""
+
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return super().load(data)
+        except DataError:
+            early = bytes(data).startswith(b"-") or bytes(data).endswith(b"BC")
+            return datetime(2 if early else 9_999, 1, 1, tzinfo=UTC)
+
+
+def _take_any_time(connection: Any, record: object) -> None:
+    connection.adapters.register_loader("timestamptz", _AnyTime)
+
+
+def _any_json(given: str) -> Any:
+    """JSON of a row; an integer that has more digits than Python reads stays text."""
+    return jsonlib.loads(given, parse_int=lambda digits: int(digits) if len(digits) <= MAX_DIGITS else digits)
 
 
 @contextmanager

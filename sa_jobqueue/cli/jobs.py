@@ -114,8 +114,13 @@ def show(
         _print_value("meta", job.meta)
     if job.result is not None:
         _print_value("result", job.result)
-    for error in job.errors:
-        _print_error(error, now)
+    # Not of our making, perhaps: whatever is no entry of an attempt is shown as it is.
+    errors = cast(object, job.errors)
+    for error in cast(list[object], errors) if isinstance(errors, list) else [errors]:
+        if isinstance(error, dict):
+            _print_error(cast(dict[str, Any], error), now)
+        else:
+            _print_value("error", error)
 
 
 def _print_head(job: Job) -> None:
@@ -153,9 +158,17 @@ def _print_value(title: str, value: object) -> None:
 
 
 def _print_error(error: dict[str, Any], now: datetime) -> None:
-    at = datetime.fromisoformat(cast(str, error["at"])) if error.get("at") else None
+    at = _time(error.get("at"))
     when = f"  {moment(at)} ({_since(at, now)} ago)" if at is not None else ""
-    say(f"\nattempt {error.get('attempt', '?')}{when}", "bold")
+    say(f"\nattempt {cleaned(error.get('attempt', '?'))}{when}", "bold")
     say(cleaned(mask_passwords(f"{error.get('type')}: {error.get('message')}"), keep="\n"), "red", wrap=True)
-    if traceback := cleaned(mask_passwords(error.get("traceback") or ""), keep="\n\t").rstrip():
+    if traceback := cleaned(mask_passwords(str(error.get("traceback") or "")), keep="\n\t").rstrip():
         say("\n".join(f"  {line}" for line in traceback.splitlines()), "dim")
+
+
+def _time(said: object) -> datetime | None:
+    try:
+        at = datetime.fromisoformat(str(said))
+    except ValueError:
+        return None
+    return at if at.tzinfo is not None else None

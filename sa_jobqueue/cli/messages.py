@@ -26,7 +26,7 @@ def plain_errors(debug: bool = False) -> Generator[None]:
     """Make one line on stderr and exit code 2 of what may be expected to go wrong; let the rest pass."""
     try:
         yield
-    except (JobQueueError, SQLAlchemyError, psycopg.Error) as error:
+    except (JobQueueError, SQLAlchemyError, psycopg.Error, UnicodeEncodeError) as error:
         if debug:
             sys.stderr.write(mask_passwords("".join(traceback.format_exception(error))))
         say_error(_explained(error))
@@ -41,6 +41,8 @@ def _explained(error: Exception) -> str:
             return f"the database does not answer: {reason}"
         case DBAPIError(orig=reason):
             return f"the database refused: {reason}"
+        case UnicodeEncodeError(object=given):  # an argument whose bytes are not those of the locale
+            return f"this is no Unicode text: {given[:80]!r}"
         case _:
             return str(error)
 

@@ -88,7 +88,7 @@ def enqueue(
 def _object(text: str, what: str) -> dict[str, Any]:
     try:
         value = jsonlib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PayloadError(f"{what} must be a JSON object, as in '{{\"order_id\": 7}}': {error}") from error
     if not isinstance(value, dict):
         raise PayloadError(f"{what} must be a JSON object, as in '{{\"order_id\": 7}}', not {text[:80]}")

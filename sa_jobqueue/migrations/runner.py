@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
@@ -27,6 +28,9 @@ __all__ = [
     "upgrade",
     "upgrade_database",
 ]
+
+
+logger = logging.getLogger(__name__)
 
 
 class MigrationOperations(Protocol):
@@ -110,14 +114,24 @@ def current_version(connection: Connection, schema: str | None = None) -> int | 
 
 
 def check_schema(connection: Connection, schema: str | None = None) -> None:
-    """Raise `SchemaError` where the schema is missing or older than this release needs.
+    """Raise `SchemaError` where the schema is missing, older than this release needs, or too new for it.
 
-    A newer one is accepted: an upgrade first adds, so that the previous release goes on while a deployment rolls.
+    A newer one is accepted as long as it says so: an upgrade first adds, so that the previous release goes on while a
+    deployment rolls, and takes away only in a later version.
     """
     name = _translated(connection, schema)
     found = current_version(connection, name)
     if found is None or found < CURRENT:
         raise SchemaError(found=found, needed=CURRENT, schema=name)
+    if found == CURRENT:
+        return
+    oldest = connection.scalar(_verbatim(f"SELECT max(compatible_with) FROM {quote(name)}.schema_version"))
+    if oldest > CURRENT:
+        raise SchemaError(found=found, needed=CURRENT, schema=name)
+    logger.info(
+        "the job queue's schema %r has version %d; this release knows version %d and can work with it",
+        name, found, CURRENT,
+    )  # fmt: skip
 
 
 def _run(op: MigrationOperations, steps: Sequence[str], schema: str) -> None:

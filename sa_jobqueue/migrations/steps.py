@@ -20,12 +20,19 @@ __all__ = ["CURRENT", "DEFAULT_SCHEMA", "VERSIONS", "downgrades", "preparation",
 
 
 class Version(Protocol):
-    """A frozen version: the statements up to it from the one before, and back. `{schema}` is the quoted schema."""
+    """A frozen version: the statements up to it from the one before, and back. `{schema}` is the quoted schema.
+
+    `COMPATIBLE_WITH`: releases made for that version of the schema, or a later one, go on working with this one. A step
+    that only adds keeps the number of the version before it; the one that takes away raises it, to at most its own
+    minus 1, for the workers of the previous release are still there while a deployment rolls.
+    """
 
     @property
     def UP(self) -> tuple[str, ...]: ...  # noqa: N802
     @property
     def DOWN(self) -> tuple[str, ...]: ...  # noqa: N802
+    @property
+    def COMPATIBLE_WITH(self) -> int: ...  # noqa: N802
 
 
 DEFAULT_SCHEMA: Final = "sa_jobqueue"
@@ -62,6 +69,7 @@ _VERSION_TABLE = _if(
         CREATE TABLE {schema}.schema_version (
             version integer NOT NULL,
             applied_at timestamptz NOT NULL DEFAULT now(),
+            compatible_with integer NOT NULL DEFAULT 1,
             CONSTRAINT schema_version_pkey PRIMARY KEY (version)
         )
         """
@@ -102,7 +110,11 @@ def quote(schema: str) -> str:
 
 
 def _upgrade(version: int, schema: str) -> str:
-    work = (*VERSIONS[version].UP, "INSERT INTO {schema}.schema_version (version) VALUES ({version})")
+    step = VERSIONS[version]
+    note = (
+        f"INSERT INTO {{schema}}.schema_version (version, compatible_with) VALUES ({{version}}, {step.COMPATIBLE_WITH})"
+    )
+    work = (*step.UP, note)
     missing = "NOT EXISTS (SELECT FROM {schema}.schema_version WHERE version >= {version})"
     return _block(schema, [_SCHEMA, _VERSION_TABLE, _if(missing, work)], version)
 

@@ -6,7 +6,10 @@ The text is SQL, not Alembic's operations: through a user's `op` their naming co
 
 from __future__ import annotations
 
-__all__ = ["DOWN", "GATES", "UP"]
+__all__ = ["COMPATIBLE_WITH", "DOWN", "GATES", "UP"]
+
+#: The oldest version whose releases can work with this one.
+COMPATIBLE_WITH = 1
 
 #: Wake-up gates; a queue's name is hashed to one.
 GATES = 16

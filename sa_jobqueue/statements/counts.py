@@ -8,6 +8,7 @@ from sqlalchemy import (
     Float,
     and_,
     func,
+    literal_column,
     select,
     type_coerce,
 )
@@ -34,7 +35,10 @@ def count_jobs(*where: ColumnElement[bool], lately: float = 3_600.0, job: type[J
 
     recent = columns.finished_at >= in_seconds(-lately, name="lately_seconds")
     due = and_(status == status_literal(JobStatus.QUEUED), columns.run_at <= func.now())
-    oldest = func.extract("epoch", func.now() - func.min(columns.run_at).filter(due))
+    # A job that is due since ever (-infinity) has waited since the year 2: there is no difference to infinity before
+    # PostgreSQL 17, and no JSON for it.
+    since = func.greatest(columns.run_at, literal_column("timestamptz '0002-01-01 00:00:00+00'"))
+    oldest = func.extract("epoch", func.now() - func.min(since).filter(due))
     return (
         select(
             columns.queue,

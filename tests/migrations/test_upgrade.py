@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -330,13 +331,29 @@ class TestCheckSchema:
         with empty_engine.connect() as connection:
             check_schema(connection)
 
-    def test_a_newer_schema_is_accepted(self, empty_engine: Engine) -> None:
-        """While a deployment rolls, the previous release goes on."""
+    def test_a_newer_schema_is_accepted(self, empty_engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+        """While a deployment rolls, the previous release goes on, and says what it found."""
         upgrade_database(empty_engine)
         with empty_engine.connect() as connection:
             connection.execute(text("INSERT INTO sa_jobqueue.schema_version VALUES (:new)"), {"new": CURRENT + 1})
-            check_schema(connection)
+            with caplog.at_level(logging.INFO, "sa_jobqueue"):
+                check_schema(connection)
             assert current_version(connection) == CURRENT + 1
+        (said,) = caplog.messages
+        assert f"has version {CURRENT + 1}; this release knows version {CURRENT}" in said
+
+    def test_a_schema_that_has_taken_away_what_this_release_needs(self, empty_engine: Engine) -> None:
+        """It says so itself, and a later version that only adds does not take that back."""
+        upgrade_database(empty_engine)
+        with empty_engine.connect() as connection:
+            for version, oldest in ((CURRENT + 2, CURRENT + 1), (CURRENT + 3, 1)):
+                connection.execute(
+                    text("INSERT INTO sa_jobqueue.schema_version (version, compatible_with) VALUES (:new, :oldest)"),
+                    {"new": version, "oldest": oldest},
+                )
+                with pytest.raises(SchemaError, match="can no longer work with: upgrade the package") as caught:
+                    check_schema(connection)
+                assert (caught.value.found, caught.value.needed) == (version, CURRENT)
 
     def test_a_newer_schema_is_neither_upgraded_nor_downgraded(self, empty_engine: Engine) -> None:
         """What this release does not know it cannot undo."""

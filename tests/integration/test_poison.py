@@ -1,0 +1,137 @@
+"""One poisoned row in a batch of 1,000: it fails alone, the 999 others complete, and the log says which it was."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, func, insert, select
+
+from sa_jobqueue import AsyncJobContext, JobContext, JobStatus, Registry, task
+from tests.support.factory import TABLE, row
+from tests.support.waiting import wait_until
+from tests.support.working import drain, working
+
+BATCH = 1_000
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+def fill(engine: Engine) -> int:
+    """1,000 jobs; the id of the one in the middle."""
+    with engine.begin() as connection:
+        jobs = [{"task": "runs", "args": {"n": n}} for n in range(BATCH)]
+        ids = connection.scalars(insert(TABLE).returning(TABLE.c.id, sort_by_parameter_order=True), jobs).all()
+        return int(ids[BATCH // 2])
+
+
+def assert_it_failed_alone(engine: Engine, poisoned: int, said: str, log: str) -> None:
+    with engine.connect() as connection:
+        counts = dict(connection.execute(select(TABLE.c.status, func.count()).group_by(TABLE.c.status)).all())  # type: ignore[arg-type]
+        assert counts == {JobStatus.COMPLETED: BATCH - 1, JobStatus.FAILED: 1}
+        bad = row(connection, poisoned)
+        assert bad.status == JobStatus.FAILED
+        assert said in bad.errors[-1]["message"]
+        attempts = connection.scalar(select(func.sum(TABLE.c.attempt)).where(TABLE.c.id != poisoned))
+        assert attempts == BATCH - 1
+    lines = [line for line in log.splitlines() if f"job {poisoned}" in line]
+    assert lines, "the log does not say which"
+
+
+def run(engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, **options: Any) -> None:
+    caplog.set_level(logging.INFO, "sa_jobqueue")
+    drain(url, registry, queues={"default": BATCH}, listen=False, lease=60.0, **options)
+
+
+@pytest.mark.xfail(strict=True, reason="the executor says nothing of arguments that cannot be decoded")
+@pytest.mark.parametrize(
+    "args", ['{"n": "five"}', "{}", "[5]", "null", '{"n": 5, "m": 6}', '{"n": 1.5}', '{"n": {"n": 5}}'], ids=str
+)
+def test_arguments_that_do_not_fit(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, args: str
+) -> None:
+    """Written by somebody else, or for another release's handler."""
+
+    @task(registry=registry, name="runs")
+    async def runs(n: int) -> None: ...
+
+    poisoned = fill(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE sa_jobqueue.job SET args = %s::jsonb WHERE id = %s", (args, poisoned))
+    run(engine, url, registry, caplog)
+    assert_it_failed_alone(engine, poisoned, "the stored arguments do not fit the handler", caplog.text)
+
+
+@pytest.mark.parametrize("raises", ["P0001", "22003", "23514"])
+@pytest.mark.parametrize("kind", ["no session", "session", "async session"])
+def test_an_outcome_that_the_database_refuses(
+    engine: Engine, database_url: str, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, kind: str, raises: str
+) -> None:  # fmt: skip
+    """By a trigger of the application's, whether the batch writer completes the job or its own transaction."""
+    if kind == "no session":
+
+        @task(registry=registry, name="runs")
+        async def runs(n: int) -> None: ...
+
+    elif kind == "session":
+
+        @task(registry=registry, name="runs", max_attempts=1)
+        def runs_session(ctx: JobContext, n: int) -> None:
+            if n == BATCH // 2:
+                ctx.session.execute(select(1))
+
+    else:
+
+        @task(registry=registry, name="runs", max_attempts=1)
+        async def runs_async(ctx: AsyncJobContext, n: int) -> None:
+            if n == BATCH // 2:
+                await ctx.session.execute(select(1))
+
+    poisoned = fill(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE sa_jobqueue.job SET max_attempts = 1")
+        connection.exec_driver_sql(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+            f" $$ BEGIN RAISE EXCEPTION 'not this one' USING ERRCODE = '{raises}'; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER refuse BEFORE UPDATE ON sa_jobqueue.job FOR EACH ROW"
+            f" WHEN (old.id = {poisoned} AND new.status = 'completed') EXECUTE FUNCTION refuse()"
+        )
+    run(engine, url, registry, caplog)
+    assert_it_failed_alone(engine, poisoned, "not this one", caplog.text)
+
+
+def test_a_row_that_takes_no_outcome_at_all(
+    engine: Engine, database_url: str, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither its completion nor its failure can be written: the others are done, and the log says which is not."""
+
+    @task(registry=registry, name="runs")
+    async def runs(n: int) -> None: ...
+
+    poisoned = fill(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION 'not this one'; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER refuse BEFORE UPDATE ON sa_jobqueue.job FOR EACH ROW"
+            f" WHEN (old.id = {poisoned} AND old.status = 'running') EXECUTE FUNCTION refuse()"
+        )
+
+    def others_are_done() -> bool:
+        with engine.connect() as connection:
+            done = select(func.count()).where(TABLE.c.status == JobStatus.COMPLETED)
+            return connection.scalar(done) == BATCH - 1
+
+    caplog.set_level(logging.ERROR, "sa_jobqueue")
+    with working(url, registry, queues={"default": BATCH}, listen=False, lease=60.0) as worker:
+        wait_until(others_are_done)
+        wait_until(lambda: f"job {poisoned}: its outcome cannot be written" in caplog.text)
+        wait_until(lambda: all(lane.running == 0 for lane in worker._lanes.values()))
