@@ -283,7 +283,9 @@ class Executor:
         if flight.stop is Stop.CANCEL and isinstance(error, asyncio.CancelledError):
             return self._stopped(flight)
         if isinstance(error, PayloadError) and flight.undecoded:
-            return Undecodable(replace(describe(error), traceback=""))
+            entry = replace(describe(error), traceback="")
+            logger.warning("job %d: %s", flight.job.id, entry.message, extra=_fields(flight))
+            return Undecodable(entry)
         entry = describe(error, hide=__file__)
         logger.warning(
             "job %d failed in attempt %d of %d: %s: %s",

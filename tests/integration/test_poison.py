@@ -47,7 +47,6 @@ def run(engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureF
     drain(url, registry, queues={"default": BATCH}, listen=False, lease=60.0, **options)
 
 
-@pytest.mark.xfail(strict=True, reason="the executor says nothing of arguments that cannot be decoded")
 @pytest.mark.parametrize(
     "args", ['{"n": "five"}', "{}", "[5]", "null", '{"n": 5, "m": 6}', '{"n": 1.5}', '{"n": {"n": 5}}'], ids=str
 )

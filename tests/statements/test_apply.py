@@ -43,8 +43,8 @@ APPLIED, LOST, LOCKED = Answer.APPLIED, Answer.LOST, Answer.LOCKED
 RULES = Rules(RetryPolicy(base=100, jitter=0), retain=60.0, retain_failed=120.0)
 
 
-def apply(connection: Connection, *changes: Change, **options: bool) -> dict[int, Answer]:
-    return operations.apply(connection, changes, **options)
+def apply(connection: Connection, *changes: Change) -> dict[int, Answer]:
+    return operations.apply(connection, changes)
 
 
 def expire(connection: Connection, one: int) -> None:
@@ -369,15 +369,37 @@ def test_a_locked_row_that_is_lost_already_is_lost(connection: Connection, other
     assert apply(connection, completed(one, claims=1)) == {one: LOST}
 
 
-def test_without_skipping_it_waits(connection: Connection, other: Connection) -> None:
-    """As the unit of work does, which has one job and nothing else to do."""
+@pytest.mark.parametrize("change", [completed(1), completed(1, retain=0.0), completed(1, result="1")])
+def test_in_the_transaction_of_its_handler_a_change_waits(
+    connection: Connection, other: Connection, change: Change
+) -> None:
+    """It has one job and nothing else to do."""
     one = make_job(connection, "running")
     connection.commit()
     connection.execute(text("SET LOCAL lock_timeout = '100ms'"))
     other.execute(select(TABLE.c.id).where(TABLE.c.id == one).with_for_update())
 
     with pytest.raises(DBAPIError, match="lock timeout"):
-        apply(connection, completed(one), skip_locked=False)
+        operations.apply_one(connection, change._replace(id=one))
+
+
+@pytest.mark.parametrize("change", [completed(1), completed(1, retain=0.0), completed(1, result="1")])
+def test_in_the_transaction_of_its_handler_a_change_does_what_it_does_in_a_batch(
+    connection: Connection, change: Change
+) -> None:
+    """To the row, and in its answer."""
+    one, two, three = (make_job(connection, "running", claims=2) for _ in range(3))
+
+    assert operations.apply_one(connection, change._replace(id=one, claims=2)) is APPLIED
+    assert apply(connection, change._replace(id=two, claims=2)) == {two: APPLIED}
+    assert operations.apply_one(connection, change._replace(id=three, claims=1)) is LOST
+
+    found = {id: connection.execute(select(TABLE).where(TABLE.c.id == id)).one_or_none() for id in (one, two, three)}
+    mine, batch = (None if found[id] is None else tuple(found[id])[1:] for id in (one, two))
+    assert mine == batch
+    assert (mine is None) == (change.retain == 0)
+    assert found[three] is not None
+    assert found[three].status == "running"
 
 
 def test_a_row_deleted_meanwhile_is_lost(connection: Connection, other: Connection) -> None:
