@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import (
@@ -136,6 +138,84 @@ def test_a_handlers_commit_publishes_nothing_early(notes: Engine, url: str, regi
     assert seen == [[]]
     assert written(notes) == []
     assert job_of(notes, id).status == JobStatus.FAILED
+
+
+def commit(session: Session) -> None:
+    session.commit()
+
+
+def rollback(session: Session) -> None:
+    session.rollback()
+
+
+def block(session: Session) -> None:
+    """A transaction of the handler's own saying."""
+    session.commit()
+    with session.begin():
+        session.execute(note("in a block"))
+
+
+def failed_block(session: Session) -> None:
+    session.commit()
+    with suppress(LookupError), session.begin():
+        session.execute(note("lost"))
+        raise LookupError
+
+
+def refused(session: Session) -> None:
+    """A statement that the database refuses, undone by a savepoint."""
+    with suppress(DBAPIError), session.begin_nested():
+        session.execute(text("SELECT 1 / 0"))
+
+
+#: What a handler does one after the other, and what of it stays when it returns.
+STEPS: dict[str, tuple[list[Any], list[str]]] = {
+    "committed, then rolled back": (["a", commit, "b", rollback], ["a"]),
+    "and again": (["a", commit, "b", commit, "c", rollback, "d", rollback, "e"], ["a", "b", "e"]),
+    "rolled back, then written": (["a", rollback, "b"], ["b"]),
+    "rolled back, committed, rolled back": (["a", rollback, "b", commit, "c", rollback], ["b"]),
+    "all rolled back": (["a", rollback], []),
+    "rolled back twice": (["a", rollback, rollback, "b", rollback], []),
+    "a block": (["a", block, "b"], ["a", "b", "in a block"]),
+    "a block that failed": (["a", failed_block, "b"], ["a", "b"]),
+    "refused in a savepoint": (["a", refused, "b", rollback, "c", refused], ["c"]),
+    "only committed": ([commit], []),
+}
+
+
+@pytest.mark.parametrize("ending", ["returns", "raises", "returns async", "raises async"])
+@pytest.mark.parametrize("steps", STEPS)
+def test_a_handlers_commits_and_rollbacks_mean_what_they_say_within_the_job(
+    notes: Engine, url: str, registry: Registry, steps: str, ending: str
+) -> None:
+    """Whatever it commits is safe from its later rollbacks, and public only with the completion."""
+    does, stays = STEPS[steps]
+
+    def go(session: Session) -> None:
+        for step in does:
+            if callable(step):
+                step(session)
+            else:
+                session.execute(note(step))
+            with notes.connect() as outside:
+                assert outside.scalar(text("SELECT count(*) FROM note")) == 0
+        if ending.startswith("raises"):
+            raise Discard("after all")
+
+    @task(registry=registry, name="sync")
+    def handler(ctx: JobContext) -> None:
+        go(ctx.session)
+
+    @task(registry=registry, name="async")
+    async def async_handler(ctx: AsyncJobContext) -> None:
+        await ctx.session.run_sync(go)
+
+    id = add(notes, enqueue(async_handler if ending.endswith("async") else handler))
+    drain(url, registry)
+
+    kept = ending.startswith("returns")
+    assert written(notes) == (stays if kept else [])
+    assert job_of(notes, id).status == (JobStatus.COMPLETED if kept else JobStatus.FAILED)
 
 
 def test_a_handlers_rollback_takes_back_its_own_writes_only(notes: Engine, url: str, registry: Registry) -> None:

@@ -15,8 +15,8 @@ from sqlalchemy import ClauseElement, Connection, Engine, create_engine, text
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
 from sa_jobqueue.statements import apply_changes, claim_jobs, expired_leases, prune_jobs, renew_leases
 from sa_jobqueue.statements.apply import apply_parameters
-from sa_jobqueue.statements.complete import complete_jobs, completion_parameters, delete_completed
 from sa_jobqueue.statements.claim import claim_parameters
+from sa_jobqueue.statements.complete import complete_jobs, completion_parameters, delete_completed
 from sa_jobqueue.statements.leases import cancel_requests
 from tests.support.databases import Databases
 from tests.support.factory import completed
