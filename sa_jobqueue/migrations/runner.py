@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from alembic.operations import Operations
-from alembic.runtime.migration import MigrationContext
 from sqlalchemy import URL, Connection, Engine, Executable, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue.errors import ConfigurationError, JobQueueError, SchemaError
 from sa_jobqueue.urls import database_url
+
+if TYPE_CHECKING:  # workers and producers only look at the version, and need not wait for Alembic
+    from alembic.operations import Operations
+    from alembic.runtime.migration import MigrationContext
 
 from .steps import CURRENT, DEFAULT_SCHEMA, downgrades, preparation, quote, upgrades
 
@@ -154,6 +156,9 @@ def _on_database(
 ) -> int:
     with _connection(target) as connection:
         name = _translated(connection, schema)
+        from alembic.operations import Operations
+        from alembic.runtime.migration import MigrationContext
+
         migrate(Operations(MigrationContext.configure(connection)), name)
         return current_version(connection, name) or 0
 
