@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sa_jobqueue.enqueue import enqueue, enqueue_many
+from tests.support import pooler
 from tests.support.databases import driver_url
 
 T = TypeVar("T")
@@ -102,11 +103,11 @@ async def client(request: pytest.FixtureRequest, shared_database_url: str) -> As
     driver, kind = request.param
     url = driver_url(shared_database_url, driver)
     if kind.startswith("Async"):
-        engine = create_async_engine(url)
+        engine = create_async_engine(url, **pooler.engine_options(url))
         yield Client(kind, engine)
         await engine.dispose()
     else:
-        sync = create_engine(url)
+        sync = create_engine(url, **pooler.engine_options(url))
         yield Client(kind, sync)
         sync.dispose()
 
