@@ -22,6 +22,7 @@ from sa_jobqueue.grants import Can, grant_statements
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.statements import cancel_jobs, release_jobs
 from sa_jobqueue.tasks import TaskName
+from tests.support import pooler
 from tests.support.cli import as_json, output, refused
 from tests.support.databases import connect, driver_url
 from tests.support.factory import make_job
@@ -56,6 +57,12 @@ FORGERY = [
 ]
 
 MakeRole = Callable[..., str]
+
+
+@pytest.fixture
+def database_url(database_url: str) -> str:
+    """The URL past a pooler: the tests' PgBouncer takes everybody for the same user."""
+    return pooler.direct(database_url)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobContext, JobStatus, Registry, enqueue, task
 from tests.support import pooler
-from tests.support.cli import output
+from tests.support.cli import invoke, output
 from tests.support.databases import connect
 from tests.support.waiting import wait_until
 from tests.support.working import worker_for, working
@@ -39,6 +39,14 @@ def test_the_url_leads_through_the_pooler(url: str) -> None:
         for connection, same in ((pooled, False), (direct, True)):
             row: Any = connection.execute("SELECT pg_backend_pid()").fetchone()
             assert (connection.info.backend_pid == row[0]) is same
+
+
+def test_check_says_that_listen_hears_nothing_through_it(url: str) -> None:
+    """And what to do. Past the pooler all is well."""
+    result = invoke("check", url=url)
+    assert result.exit_code == 1
+    assert "LISTEN hears nothing: behind a pooler, give workers a direct --listen-url" in result.stdout
+    output("check", url=pooler.direct(url))
 
 
 def test_what_the_worker_sets_stays_in_its_transactions(engine: Engine, url: str) -> None:
