@@ -114,6 +114,15 @@ def bench(session: nox.Session) -> None:
     session.run("python", "-m", "tests.benchmarks", *session.posargs)
 
 
+@nox.session(python="3.11", venv_backend="uv")
+def lowest(session: nox.Session) -> None:
+    """Run the tests with the lowest versions that pyproject.toml allows of what it names."""
+    lowest_direct = ("--resolution=lowest-direct", "-r", "pyproject.toml", "--extra=embedded", "--group=test")
+    session.install("-q", *lowest_direct)
+    session.install("-q", "--no-deps", "-e", ".")
+    session.run("pytest", *in_parallel(session), *session.posargs)
+
+
 @nox.session
 def pgbouncer(session: nox.Session) -> None:
     """Run what talks to a database through PgBouncer in transaction mode, with a listener and without."""
