@@ -7,6 +7,7 @@ python -m nox -l                         the others
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -111,6 +112,26 @@ def bench(session: nox.Session) -> None:
     """Measure speed; the figures are printed, not judged."""
     install(session, "test", project=("-e", ".[embedded,uvloop]"))
     session.run("python", "-m", "tests.benchmarks", *session.posargs)
+
+
+@nox.session(python="3.11", venv_backend="uv")
+def lowest(session: nox.Session) -> None:
+    """Run the tests with the lowest versions that pyproject.toml allows of what it names."""
+    lowest_direct = ("--resolution=lowest-direct", "-r", "pyproject.toml", "--extra=embedded", "--group=test")
+    session.install("-q", *lowest_direct)
+    session.install("-q", "--no-deps", "-e", ".")
+    session.run("pytest", *in_parallel(session), *session.posargs)
+
+
+@nox.session
+def pgbouncer(session: nox.Session) -> None:
+    """Run what talks to a database through PgBouncer in transaction mode, with a listener and without."""
+    if shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin") is None:
+        session.skip("there is no program pgbouncer here: apt-get install pgbouncer")
+    install(session, "test")
+    where = session.posargs or ["tests/integration", "tests/conformance", "tests/acceptance"]
+    for mode in ("listener", "no-listener"):
+        session.run("pytest", *in_parallel(session), f"--pgbouncer={mode}", *where)
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])

@@ -227,7 +227,11 @@ class Job(Base):
 
     def __init__(self, **columns: Any) -> None:
         super().__init__(**columns)
-        set_committed_value(self, "status", JobStatus.QUEUED)  # what the INSERT's default will make it
+        # What the INSERT's defaults will make of them. Else it would return `errors`, and whoever enqueues would need the
+        # right to read those of all jobs.
+        set_committed_value(self, "status", JobStatus.QUEUED)
+        if "errors" not in columns:
+            set_committed_value(self, "errors", [])
 
     def __repr__(self) -> str:
         state = self.__dict__

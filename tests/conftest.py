@@ -23,7 +23,7 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from tests.support import keeper
+from tests.support import keeper, pooler
 from tests.support.databases import Databases, connect, empty
 
 CHOICE = pytest.StashKey[keeper.Choice]()
@@ -40,6 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="VERSION",
         help="run on this PostgreSQL: 18 or 16 (embedded), or any that Debian's packages have installed (15)",
     )
+    group.addoption(
+        "--pgbouncer",
+        choices=pooler.MODES,
+        help="run through PgBouncer in transaction mode; workers listen on a direct URL, or only poll",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,6 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
         choice = keeper.choose(config.getoption("--pg"), os.environ.get("SA_JOBQUEUE_TEST_URL"))
     except keeper.Unavailable as error:
         raise pytest.UsageError(str(error)) from None
+    pooled = config.getoption("--pgbouncer") is not None
+    if pooled and pooler.PROGRAM is None:
+        raise pytest.UsageError("--pgbouncer: there is no program pgbouncer here (Debian's package pgbouncer)")
     run = f"sajq_{secrets.token_hex(4)}"
     # In /tmp itself, for a socket's path must be short, and open to the user who runs the server for root.
     folder = Path(tempfile.mkdtemp(prefix=f"{run}-", dir="/tmp"))
@@ -65,7 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    print(json.dumps({"folder": str(folder), "run": run, **asdict(choice)}), file=process.stdin, flush=True)
+    said = {"folder": str(folder), "run": run, "pooled": pooled, **asdict(choice)}
+    print(json.dumps(said), file=process.stdin, flush=True)
     if process.stdout.readline() != "listening\n":
         raise pytest.UsageError("the keeper of the database server did not start; its error is above")
     config.stash[CHOICE], config.stash[KEEPER] = choice, process
@@ -87,7 +96,9 @@ def pytest_configure_node(node) -> None:  # type: ignore[no-untyped-def]  # pyte
 
 def pytest_report_header(config: pytest.Config) -> str:
     choice = config.stash.get(CHOICE, None)
-    return f"database server: {choice}" if choice else ""
+    mode = config.getoption("--pgbouncer")
+    behind = f", behind PgBouncer ({mode})" if mode else ""
+    return f"database server: {choice}{behind}" if choice else ""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -102,6 +113,8 @@ def databases(pytestconfig: pytest.Config) -> Databases:
         url = keeper.ask(pytestconfig.stash[FOLDER])
     except keeper.Unavailable as error:
         pytest.exit(str(error), returncode=4)
+    if (mode := pytestconfig.getoption("--pgbouncer")) is not None:
+        pooler.use(pooler.Pooler(keeper.pooler_port(pytestconfig.stash[FOLDER]), url, mode))
     return Databases(url, pytestconfig.stash[RUN])
 
 
@@ -109,7 +122,7 @@ def databases(pytestconfig: pytest.Config) -> Databases:
 def database_url(databases: Databases) -> Iterator[str]:
     """The URL of a migrated database for this test alone."""
     name = databases.new_name()
-    yield databases.create(name)
+    yield pooler.through(databases.create(name))
     databases.drop(name)
 
 
@@ -135,7 +148,7 @@ def shared_database_url(_shared_database: tuple[str, psycopg.Connection]) -> str
     """The URL of this worker's migrated database, emptied for this test."""
     url, connection = _shared_database
     empty(connection)
-    return url
+    return pooler.through(url)
 
 
 @pytest.fixture
@@ -149,7 +162,7 @@ def url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def engine(url: str) -> Iterator[Engine]:
     """An engine (psycopg) on the test's database."""
-    engine = create_engine(url)
+    engine = create_engine(url, **pooler.engine_options(url))
     yield engine
     engine.dispose()
 
@@ -157,7 +170,7 @@ def engine(url: str) -> Iterator[Engine]:
 @pytest.fixture
 async def async_engine(url: str) -> AsyncIterator[AsyncEngine]:
     """An async engine (psycopg) on the test's database."""
-    engine = create_async_engine(url)
+    engine = create_async_engine(url, **pooler.engine_options(url))
     yield engine
     await engine.dispose()
 

@@ -56,6 +56,7 @@ def fail(message: str, code: int = 2) -> NoReturn:
 def say_error(message: str) -> None:
     """Write one line on stderr, without passwords."""
     sys.stderr.write(f"error: {one_line(mask_passwords(message))}\n")
+    sys.stderr.flush()  # whatever stderr is: Click's runner before 8.2 reads it unflushed
 
 
 def one_line(text: str) -> str:

@@ -18,7 +18,7 @@ from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.urls import mask_passwords
 from sa_jobqueue.version import __version__
 
-from . import act, bench, check, embedded, jobs, migrate, overview, produce
+from . import act, bench, check, embedded, grants, jobs, migrate, overview, produce
 from .common import LogLevel, command, fail, help_text, say_error
 from .config import defaults_from_pyproject
 
@@ -134,6 +134,7 @@ _add(act.cancel, _ACT)
 _add(act.discard, _ACT)
 _add(act.prune, _ACT)
 _add(migrate.migrate, _SET_UP)
+_add(grants.grants, _SET_UP)
 
 
 def _show_help(context: typer.Context) -> None:

@@ -32,7 +32,7 @@ _PLANNER = {
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """Makes service connections on `engine`. `pooled`: settings are made anew in each transaction."""
+    """Makes service connections on `engine`. `pooled`: settings are made anew in each transaction, nothing is prepared."""
 
     engine: Engine
     lease: float
@@ -49,7 +49,11 @@ class Connector:
                 options["schema_translate_map"] = dict(self.translate)
             connection = connection.execution_options(**options)
             connection.detach()
-            if not self.pooled:
+            if self.pooled:
+                # Whatever the engine does: what is prepared in one transaction is not there in the next one.
+                raw: Any = connection.connection.dbapi_connection
+                raw.prepare_threshold = None
+            else:
                 with connection.begin():
                     self._set(connection, local=False)
         except BaseException:

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Job, JobStatus
 from sa_jobqueue.models import SCHEMA
 from tests.acceptance.app import Base, Effect
+from tests.support import pooler
 from tests.support.commands import Command, start_command
 from tests.support.waiting import PATIENCE, wait_until
 
@@ -122,7 +123,7 @@ class Shop:
 @pytest.fixture
 def shop(database_url: str, tmp_path: Path) -> Iterator[Shop]:
     """The application on a database of its own."""
-    engine = create_engine(database_url)
+    engine = create_engine(database_url, **pooler.engine_options(database_url))
     Base.metadata.create_all(engine)
     yield Shop(database_url, engine, tmp_path)
     engine.dispose()

@@ -17,6 +17,7 @@ from sqlalchemy import Engine, func, insert, make_url
 
 from sa_jobqueue.cli import check as checking
 from sa_jobqueue.models import WorkerRow
+from tests.support import pooler
 from tests.support.cli import as_json, invoke, output, refused
 from tests.support.databases import connect
 from tests.support.factory import make_job, row
@@ -49,6 +50,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for name in set(sys.modules) - before:
         del sys.modules[name]
+
+
+@pytest.fixture
+def shared_database_url(shared_database_url: str) -> str:
+    """The URL past a pooler, behind which `check` hears nothing (see test_pooler.py)."""
+    return pooler.direct(shared_database_url)
+
+
+@pytest.fixture
+def database_url(database_url: str) -> str:
+    """The same for this test alone: past a pooler, what is set on a database is seen at once."""
+    return pooler.direct(database_url)
 
 
 # ---- migrate

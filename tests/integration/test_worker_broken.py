@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from psycopg import sql
-from sqlalchemy import Engine, create_engine, func, select
+from sqlalchemy import Engine, create_engine, event, func, select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -394,6 +394,36 @@ def test_the_databases_settings_do_not_matter(
         wait_until(lambda: statuses(engine) == ["completed"] * 2, 10)
         assert_nothing_leaked(engine, worker)
     assert runs == [ids[0]] * 2
+
+
+@pytest.mark.xfail(reason="the session ends only after the COMMIT's answer: worker/unit.py", strict=True)
+def test_a_session_that_is_used_while_its_job_commits_is_refused(engine: Engine, registry: Registry) -> None:
+    """What a thread or task that was left behind does then would begin a transaction that nobody ends."""
+    sessions: list[Session] = []
+    backends: list[Any] = []
+    refused: list[bool] = []
+
+    @task(registry=registry, name="handler")
+    def handler(ctx: JobContext) -> None:
+        backends.append(ctx.session.connection().connection.dbapi_connection)
+        sessions.append(ctx.session)
+
+    def meanwhile(connection: Any) -> None:
+        if sessions and connection.connection.dbapi_connection is backends[0]:
+            try:
+                sessions.pop().execute(select(1))
+            except SessionUnavailable:
+                refused.append(True)
+            else:
+                refused.append(False)
+
+    (id,) = add(engine, enqueue("handler"))
+    own = create_engine(engine.url)
+    event.listen(own, "commit", meanwhile)
+    with working(own, registry, listen=False):
+        wait_until(lambda: refused and finished(engine, id))
+    own.dispose()
+    assert refused == [True]
 
 
 def test_a_read_only_database_is_waited_out(

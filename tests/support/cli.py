@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 from typer.testing import CliRunner, Result
 
 from sa_jobqueue.cli import app
+
+#: Before Click 8.2 a runner mixes stderr into stdout, unless it is told not to.
+_APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
 
 def invoke(
@@ -22,7 +26,7 @@ def invoke(
     """Run `sa-jobqueue ARGUMENTS` with none of the caller's settings; an unexpected error is raised here."""
     settings: dict[str, str | None] = {name: None for name in os.environ if name.startswith("SA_JOBQUEUE_")}
     settings |= {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1", "SA_JOBQUEUE_DATABASE_URL": url, **(env or {})}
-    result = CliRunner(env=settings).invoke(app, list(arguments), input=stdin, prog_name="sa-jobqueue")
+    result = CliRunner(env=settings, **_APART).invoke(app, list(arguments), input=stdin, prog_name="sa-jobqueue")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 import sa_jobqueue
+from tests.support import pooler
 from tests.support.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +40,7 @@ def environment(url: str | None = None, extra: Mapping[str, str] | None = None) 
     kept |= {"PYTHONPATH": os.pathsep.join([str(PACKAGE), str(ROOT)]), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
     kept |= {"NO_COLOR": "1", "TERM": "dumb"}
     if url is not None:
-        kept["SA_JOBQUEUE_DATABASE_URL"] = url
+        kept |= {"SA_JOBQUEUE_DATABASE_URL": url, **pooler.command_environment(url)}
     return kept | dict(extra or {})
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from sqlalchemy import URL, make_url
 
 from sa_jobqueue.embedded import EmbeddedServer
 from sa_jobqueue.errors import EmbeddedUnavailable
+from tests.support import pooler
 
 TEST_SETTINGS = {
     "fsync": "off",
@@ -35,7 +37,7 @@ EMBEDDED_VERSIONS = (18, 16)
 CONTAINER_IMAGE = "postgres:15"
 """The oldest version supported; the embedded server is the newest."""
 
-SOCKET, NOTICE = "keeper", "notice"
+SOCKET, NOTICE, POOLER = "keeper", "notice", "pooler"
 
 
 class Unavailable(Exception):
@@ -158,6 +160,11 @@ def ask(folder: Path) -> str:
     return answer[1]
 
 
+def pooler_port(folder: Path) -> int:
+    """Return the port of the run's PgBouncer, which is there once the server runs."""
+    return int((folder / POOLER).read_text())
+
+
 def notice(folder: Path) -> str:
     """Return what the run's summary should say about its server, if anything."""
     try:
@@ -169,11 +176,12 @@ def notice(folder: Path) -> str:
 class Keeper:
     """Starts one server when first asked, tells everybody, and ends it."""
 
-    def __init__(self, choice: Choice, folder: Path, run: str) -> None:
-        self.choice, self.folder, self.run = choice, folder, run
+    def __init__(self, choice: Choice, folder: Path, run: str, pooled: bool) -> None:
+        self.choice, self.folder, self.run, self.pooled = choice, folder, run, pooled
         self._lock = threading.Lock()
         self._answer: tuple[str, str] | None = None
         self._started: Started | None = None
+        self._pooler: subprocess.Popen[bytes] | None = None
 
     def serve(self, listener: Listener) -> None:
         while True:
@@ -185,6 +193,9 @@ class Keeper:
             if self._answer is None:
                 try:
                     self._started = start(self.choice, self.folder)
+                    if self.pooled:
+                        port, self._pooler = pooler.start(self._started.url, self.folder)
+                        (self.folder / POOLER).write_text(str(port))
                 except Exception as error:  # every reason is the worker's to show
                     self._answer = ("failed", f"{self.choice}: {error}")
                 else:
@@ -194,6 +205,9 @@ class Keeper:
 
     def close(self) -> None:
         with self._lock:
+            if self._pooler is not None:
+                self._pooler.kill()
+                self._pooler.wait()
             if self._started is not None:
                 if self.choice.kind == "url":
                     drop_databases(make_url(self._started.url), self.run)
@@ -214,7 +228,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     given = json.loads(sys.stdin.readline())  # not as arguments: a URL may hold a password
     folder = Path(given["folder"])
-    keeper = Keeper(Choice(given["kind"], given["detail"]), folder, given["run"])
+    keeper = Keeper(Choice(given["kind"], given["detail"]), folder, given["run"], given["pooled"])
     listener = Listener(str(folder / SOCKET), family="AF_UNIX")
     threading.Thread(target=keeper.serve, args=[listener], daemon=True).start()
     print("listening", flush=True)

@@ -1,0 +1,95 @@
+"""What a database role needs to enqueue, to work, to look or to act: the GRANTs, as text.
+
+>>> for statement in grant_statements("web", [Can.ENQUEUE]):
+...     print(statement)
+GRANT USAGE ON SCHEMA "sa_jobqueue" TO "web"
+GRANT SELECT ON TABLE "sa_jobqueue".schema_version TO "web"
+GRANT INSERT, SELECT (id, created_at, claims, attempt, rescues) ON TABLE "sa_jobqueue".job TO "web"
+GRANT EXECUTE ON FUNCTION "sa_jobqueue".due_at(text) TO "web"
+
+Each list is the least that does; a test connects as such a role and shows both what it can do and what it cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+from .errors import ConfigurationError
+from .migrations import DEFAULT_SCHEMA
+from .migrations.steps import quote
+from .migrations.v01 import GATES
+
+__all__ = ["Can", "grant_statements"]
+
+
+class Can(StrEnum):
+    """What a role may do."""
+
+    ENQUEUE = "enqueue"
+    """Insert jobs; not read their arguments, nor change or delete any."""
+    WORK = "work"
+    """Run a worker: claim, finish, renew, rescue, prune; not enqueue, nor change what a job is to do."""
+    READ = "read"
+    """Look at jobs and workers."""
+    ADMIN = "admin"
+    """Look, and cancel, retry, discard, release and delete jobs."""
+
+
+# Everybody finds the tables, and sees whether their version is the one that is needed.
+_ALL = (
+    "USAGE ON SCHEMA {schema}",
+    "SELECT ON TABLE {schema}.schema_version",
+)
+
+_LOOK = (
+    "SELECT ON TABLE {schema}.job",
+    "SELECT ON TABLE {schema}.worker",
+)
+
+# Not what a job is to do: task, args, queue, meta, priority, max_attempts.
+_WRITTEN_BY_WORKERS = "status, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, errors, result"
+_WRITTEN_BY_OPERATORS = (
+    "status, attempt, rescues, run_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, errors, result"
+)
+
+#: Capability -> what is granted. Columns are named where a whole table would be more than is needed.
+_GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
+    {
+        Can.ENQUEUE: (
+            *_ALL,
+            # A Session's INSERT returns these columns. An identity column's sequence wants no grant, and the wake-up
+            # trigger runs with the rights of its owner.
+            "INSERT, SELECT (id, created_at, claims, attempt, rescues) ON TABLE {schema}.job",
+            "EXECUTE ON FUNCTION {schema}.due_at(text)",
+        ),
+        Can.WORK: (
+            *_ALL,
+            f"SELECT, DELETE, UPDATE ({_WRITTEN_BY_WORKERS}) ON TABLE {{schema}}.job",
+            "SELECT, INSERT, DELETE, UPDATE (seen_at) ON TABLE {schema}.worker",
+            "SELECT, UPDATE ON SEQUENCE " + ", ".join(f"{{schema}}.gate_{gate}" for gate in range(GATES)),
+        ),
+        Can.READ: (*_ALL, *_LOOK),
+        Can.ADMIN: (
+            *_ALL,
+            *_LOOK,
+            f"DELETE, UPDATE ({_WRITTEN_BY_OPERATORS}) ON TABLE {{schema}}.job",
+        ),
+    }
+)
+
+
+def grant_statements(role: str, can: Iterable[Can], *, schema: str = DEFAULT_SCHEMA) -> list[str]:
+    """Return the GRANTs that let `role` do what `can` says. Executed once more, they change nothing.
+
+    They are for the owner of the tables to run, and once more after each upgrade of the schema. What handlers do to the
+    application's own tables is the application's to grant.
+
+    Raises ConfigurationError for what cannot be the name of a role or of a schema.
+    """
+    if not role or "\0" in role or len(role.encode()) > 63:  # the server would cut it off, and find another role
+        raise ConfigurationError(f"{role!r} cannot be the name of a role: expected 1 to 63 bytes, without NUL")
+    wanted = dict.fromkeys(grant for one in can for grant in _GRANTS[one])
+    to = '"' + role.replace('"', '""') + '"'
+    return [f"GRANT {grant.format(schema=quote(schema))} TO {to}" for grant in wanted]

@@ -1,0 +1,429 @@
+"""`grants`: a role can do what it was granted, and nothing else. Each test connects as such a role."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy import Engine, create_engine, make_url, select
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from sa_jobqueue import Job, JobContext, JobStatus, Registry, Snooze, enqueue, enqueue_many, task
+from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.grants import Can, grant_statements
+from sa_jobqueue.migrations import upgrade_database
+from sa_jobqueue.statements import cancel_jobs, release_jobs
+from sa_jobqueue.tasks import TaskName
+from tests.support import pooler
+from tests.support.cli import as_json, output, refused
+from tests.support.databases import connect, driver_url
+from tests.support.factory import make_job
+from tests.support.waiting import wait_until
+from tests.support.working import job_of, working
+
+NAMES = ["web", 'we"b', "it's; DROP ROLE postgres --", "%s :x {schema} \\"]
+
+#: What would change the schema, or empty it.
+DDL = [
+    "CREATE TABLE sa_jobqueue.mine (id int)",
+    "CREATE FUNCTION sa_jobqueue.mine() RETURNS int LANGUAGE sql RETURN 1",
+    "ALTER TABLE sa_jobqueue.job ADD COLUMN mine int",
+    "ALTER TABLE sa_jobqueue.job DISABLE TRIGGER ALL",
+    "CREATE INDEX ON sa_jobqueue.job (task)",
+    "CREATE TRIGGER mine BEFORE INSERT ON sa_jobqueue.job EXECUTE FUNCTION sa_jobqueue.job_wake()",
+    "DROP TABLE sa_jobqueue.job",
+    "DROP SCHEMA sa_jobqueue CASCADE",
+    "TRUNCATE sa_jobqueue.job",
+    "TRUNCATE sa_jobqueue.worker",
+    "UPDATE sa_jobqueue.schema_version SET version = 0",
+    "ALTER TABLE sa_jobqueue.job OWNER TO CURRENT_USER",
+    "SELECT nextval('sa_jobqueue.job_id_seq')",
+]
+INSERT = "INSERT INTO sa_jobqueue.job (task) VALUES ('a_task')"
+#: What makes a job another one.
+FORGERY = [
+    "UPDATE sa_jobqueue.job SET args = '{}'",
+    "UPDATE sa_jobqueue.job SET task = 'other'",
+    "UPDATE sa_jobqueue.job SET queue = 'other'",
+    "UPDATE sa_jobqueue.job SET max_attempts = 1",
+]
+
+MakeRole = Callable[..., str]
+
+
+@pytest.fixture
+def database_url(database_url: str) -> str:
+    """The URL past a pooler: the tests' PgBouncer takes everybody for the same user."""
+    return pooler.direct(database_url)
+
+
+@pytest.fixture
+def make_role(database_url: str) -> Iterator[MakeRole]:
+    """Makes a role that can do what is said, and returns the database's URL for it."""
+    made: list[str] = []
+
+    def make(*can: str, schema: str = "sa_jobqueue", name: str = "role") -> str:
+        name = f"{name} {secrets.token_hex(6)}"
+        password = secrets.token_hex(16)
+        with connect(database_url) as connection:
+            statement = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(name), password)
+            connection.execute(statement)
+        made.append(name)
+        if can:
+            wanted = [part for one in can for part in ("--can", one)]
+            output("grants", "--role", name, *wanted, "--schema", schema, "--apply", url=database_url)
+        return make_url(database_url).set(username=name, password=password).render_as_string(hide_password=False)
+
+    yield make
+    with connect(database_url) as connection:
+        for name in made:
+            connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(name)))
+
+
+def name_in(url: str) -> str:
+    return str(make_url(url).username)
+
+
+def allowed(url: str, *statements: str) -> list[str]:
+    """Those of the statements that are not refused for want of a right."""
+    passed: list[str] = []
+    with connect(url) as connection:
+        for statement in statements:
+            try:
+                with connection.transaction(force_rollback=True):
+                    connection.execute(statement.encode())
+            except psycopg.errors.InsufficientPrivilege:
+                continue
+            except psycopg.Error as error:
+                passed.append(f"{statement}: {error}")
+            else:
+                passed.append(statement)
+    return passed
+
+
+def privileges(url: str) -> list[Any]:
+    """Every access list in our schema, with the schema's own."""
+    with connect(url) as connection:
+        return connection.execute(
+            "SELECT relname, relacl::text FROM pg_class WHERE relnamespace = 'sa_jobqueue'::regnamespace "
+            "UNION ALL SELECT attrelid || attname, attacl::text FROM pg_attribute WHERE attacl IS NOT NULL "
+            "UNION ALL SELECT proname, proacl::text FROM pg_proc WHERE pronamespace = 'sa_jobqueue'::regnamespace "
+            "UNION ALL SELECT nspname, nspacl::text FROM pg_namespace ORDER BY 1"
+        ).fetchall()
+
+
+# ---- enqueue
+
+
+async def test_an_enqueuer_can_insert_jobs_in_every_way(make_role: MakeRole, engine: Engine) -> None:
+    """In a Session, one and many, delayed and not, in an AsyncSession, in bulk, by the command; what comes back is there."""
+    url = make_role("enqueue")
+    own, own_async = create_engine(url), create_async_engine(driver_url(url, "asyncpg"))
+    with Session(own) as session:
+        jobs = [enqueue("a_task", n=1), enqueue("a_task", n=2)]
+        session.add_all(jobs)
+        session.flush()
+        ids = [job.id for job in jobs]
+        assert [(job.status, job.errors, job.attempt) for job in jobs] == [(JobStatus.QUEUED, [], 0)] * 2
+        ids += session.scalars(enqueue_many([TaskName("a_task").call(n=3)])).all()
+        session.commit()
+    async with AsyncSession(own_async) as session:
+        session.add(later := enqueue("a_task", n=4))
+        await session.flush()
+        ids.append(later.id)
+        await session.commit()
+    ids.append(int(output("enqueue", "a_task", '{"n": 5}', "--delay", "1h", url=url)))
+    own.dispose()
+    await own_async.dispose()
+    with Session(engine) as session:
+        found = session.execute(select(Job.id, Job.args["n"].as_integer()).order_by(Job.id)).all()
+    assert [tuple(row) for row in found] == list(zip(ids, [1, 2, 3, 4, 5], strict=True))
+
+
+def test_an_enqueuer_can_do_nothing_else(make_role: MakeRole, engine: Engine) -> None:
+    """Not read what jobs are about, nor change, delete, lock or claim any, nor look at workers or open gates."""
+    url = make_role("enqueue")
+    with engine.begin() as connection:
+        make_job(connection, args={"secret": 1})
+    assert allowed(url, INSERT) == [INSERT]
+    secret = ("args", "meta", "errors", "result", "queue", "task", "worker", "status", "run_at")
+    assert (
+        allowed(
+            url,
+            *(f"SELECT {column} FROM sa_jobqueue.job" for column in secret),
+            "SELECT * FROM sa_jobqueue.job",
+            "SELECT id FROM sa_jobqueue.job FOR UPDATE",
+            "INSERT INTO sa_jobqueue.job (task) VALUES ('a_task') RETURNING args",
+            "INSERT INTO sa_jobqueue.job (id, task) VALUES (1, 'a') ON CONFLICT (id) DO UPDATE SET args = '{}'",
+            "UPDATE sa_jobqueue.job SET status = 'running'",
+            "DELETE FROM sa_jobqueue.job",
+            "SELECT * FROM sa_jobqueue.worker",
+            "INSERT INTO sa_jobqueue.worker VALUES (gen_random_uuid(), 'h', 1, '{}', 1, '1')",
+            "SELECT setval('sa_jobqueue.gate_1', 1)",
+            "SELECT sa_jobqueue.job_wake()",
+            *FORGERY,
+            *DDL,
+        )
+        == []
+    )
+    own = create_engine(url)
+    with pytest.raises(ProgrammingError, match="permission denied"), own.begin() as connection:
+        connection.execute(cancel_jobs(Job.id > 0))
+    own.dispose()
+
+
+def test_an_enqueuer_wakes_a_worker(make_role: MakeRole, engine: Engine, database_url: str) -> None:
+    """The trigger reads gates that its role cannot; the worker, as a role too, hears it long before it would poll."""
+    registry, started = Registry(), threading.Event()
+
+    @task(registry=registry, name="handler")
+    def handler() -> None:
+        started.set()
+
+    own = create_engine(make_role("enqueue"))
+    with working(make_role("work"), registry, poll=600, lease=60):
+        wait_until(lambda: gate_is_open(database_url))
+        with Session(own) as session:
+            session.add(enqueue(handler))
+            session.commit()
+        assert started.wait(30)
+    own.dispose()
+
+
+def gate_is_open(url: str) -> bool:
+    with connect(url) as connection:
+        row: Any = connection.execute(
+            "SELECT max(pg_sequence_last_value(oid)) > extract(epoch FROM clock_timestamp()) * 1000"
+            " FROM pg_class WHERE relkind = 'S' AND relname LIKE 'gate%'"
+        ).fetchone()
+        return bool(row[0])
+
+
+# ---- work
+
+
+def test_a_worker_can_do_all_its_work(make_role: MakeRole, engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    """Claim, complete with and without a result, keep or delete at once, fail, retry, snooze, renew, rescue, prune,
+    write itself down and strike itself off.
+    """
+    registry, slow = Registry(), threading.Event()
+
+    @task(registry=registry, name="plain", record=True)
+    def plain(n: int) -> int:
+        return n
+
+    @task(registry=registry, name="gone", retain=0)
+    def gone() -> None: ...
+
+    @task(registry=registry, name="in_session")
+    def in_session(ctx: JobContext) -> None:
+        assert ctx.session.scalar(select(Job.task).where(Job.id == ctx.job_id)) == "in_session"
+
+    @task(registry=registry, name="broken", max_attempts=1)
+    def broken() -> None:
+        raise ValueError("broken")
+
+    @task(registry=registry, name="tired")
+    def tired(ctx: JobContext) -> Snooze | None:
+        return Snooze(3600)
+
+    @task(registry=registry, name="slow")
+    def slow_handler() -> None:
+        slow.wait(60)
+
+    with Session(engine) as session:
+        jobs = [enqueue(plain, 7), enqueue(in_session), enqueue(broken), enqueue(tired), enqueue(slow_handler)]
+        session.add_all([*jobs, enqueue(gone)])
+        session.commit()
+        done, seen, failed, snoozed, renewed = [job.id for job in jobs]
+    with engine.begin() as connection:
+        lost = make_job(connection, "running", task="in_session", lease_expires_at=timedelta(seconds=-1))
+        old = make_job(connection, "completed", purge_at=timedelta(seconds=-1))
+    lease: list[Any] = []
+
+    def lease_of_the_slow_one() -> Any:
+        return job_of(engine, renewed).lease_expires_at
+
+    with working(make_role("work"), registry, lease=2.0, prune_every=0.1):
+        lease.append(wait_until(lease_of_the_slow_one))
+        wait_until(lambda: lease_of_the_slow_one() > lease[0] + timedelta(seconds=1), message="a renewal")
+        wait_until(lambda: job_of(engine, lost).is_finished, message="the rescued job to end")
+        wait_until(lambda: not exists(engine, Job.id == old), message="pruning")
+        wait_until(lambda: not exists(engine, Job.task == "gone"), message="a completed job to leave")
+        wait_until(lambda: workers(engine) == 1)
+        slow.set()
+        wait_until(lambda: job_of(engine, renewed).is_finished and is_snoozed(job_of(engine, snoozed)))
+    assert workers(engine) == 0
+    assert (job_of(engine, done).status, job_of(engine, done).result) == (JobStatus.COMPLETED, 7)
+    assert (job_of(engine, lost).status, job_of(engine, lost).rescues) == (JobStatus.COMPLETED, 1)
+    assert job_of(engine, seen).status == JobStatus.COMPLETED
+    assert (job_of(engine, failed).status, job_of(engine, failed).errors[0]["message"]) == (JobStatus.FAILED, "broken")
+    assert "permission denied" not in caplog.text
+
+
+def is_snoozed(job: Job) -> bool:
+    return job.status == JobStatus.QUEUED and job.run_at > job.created_at + timedelta(minutes=30)
+
+
+def exists(engine: Engine, *where: Any) -> bool:
+    with Session(engine) as session:
+        return session.scalar(select(Job.id).where(*where)) is not None
+
+
+def workers(engine: Engine) -> int:
+    with connect(engine.url.render_as_string(hide_password=False)) as connection:
+        row: Any = connection.execute("SELECT count(*) FROM sa_jobqueue.worker").fetchone()
+        return int(row[0])
+
+
+def test_a_worker_can_change_neither_the_schema_nor_what_a_job_is(make_role: MakeRole, engine: Engine) -> None:
+    """It runs handlers, so it is given little: no DDL, no TRUNCATE, no new jobs, no other arguments."""
+    url = make_role("work")
+    with engine.begin() as connection:
+        make_job(connection)
+    assert allowed(url, INSERT, *FORGERY, *DDL) == []
+    assert allowed(url, "UPDATE sa_jobqueue.job SET status = 'running'") == [
+        "UPDATE sa_jobqueue.job SET status = 'running'"
+    ]
+
+
+def test_a_worker_whose_handlers_enqueue_is_granted_both(make_role: MakeRole, engine: Engine) -> None:
+    """Capabilities add up."""
+    registry = Registry()
+
+    @task(registry=registry, name="chain")
+    def chain(ctx: JobContext, n: int) -> None:
+        if n:
+            ctx.session.add(enqueue(chain, n - 1))
+
+    with Session(engine) as session:
+        session.add(enqueue(chain, 2))
+        session.commit()
+    with working(make_role("work", "enqueue"), registry):
+        wait_until(lambda: count(engine) == 3 and not exists(engine, Job.is_live))
+
+
+def count(engine: Engine) -> int:
+    with Session(engine) as session:
+        return len(session.scalars(select(Job.id)).all())
+
+
+# ---- read, admin
+
+
+def test_a_reader_can_look_and_not_write(make_role: MakeRole, engine: Engine, database_url: str) -> None:
+    """Every command that looks works; every one that acts is refused, and so is each statement."""
+    url = make_role("read")
+    with engine.begin() as connection:
+        id = make_job(connection, "failed", args={"n": 1})
+    assert [job["id"] for job in as_json("list", url=url)] == [id]
+    assert as_json("show", str(id), url=url)["args"] == {"n": 1}
+    assert as_json("workers", url=url) == []
+    assert as_json("stats", url=url)
+    assert as_json("check", url=url)["ok"] is True
+    before = as_json("list", url=database_url)
+    for command in ("retry", "cancel", "discard", "prune"):
+        assert "permission denied for table job" in refused(command, str(id), url=url)
+    assert as_json("list", url=database_url) == before
+    assert (
+        allowed(
+            url,
+            INSERT,
+            "UPDATE sa_jobqueue.job SET status = 'queued'",
+            "DELETE FROM sa_jobqueue.job",
+            "SELECT id FROM sa_jobqueue.job FOR UPDATE",
+            "DELETE FROM sa_jobqueue.worker",
+            "SELECT setval('sa_jobqueue.gate_1', 1)",
+            *FORGERY,
+            *DDL,
+        )
+        == []
+    )
+
+
+def test_an_admin_can_look_and_act(make_role: MakeRole, engine: Engine) -> None:
+    """Cancel, retry, discard, release and prune; not enqueue, nor make another job of one, nor touch the schema."""
+    url = make_role("admin")
+    with engine.begin() as connection:
+        failed, queued, running = make_job(connection, "failed"), make_job(connection), make_job(connection, "running")
+        held, old = make_job(connection, "running"), make_job(connection, "completed")
+    assert output("retry", str(failed), url=url) == "retried 1 job\n"
+    assert output("discard", str(queued), url=url) == "discarded 1 job\n"
+    assert output("cancel", str(running), str(failed), url=url).startswith("cancelled 2 jobs")
+    assert output("prune", str(old), url=url) == "pruned 1 job\n"
+    own = create_engine(url)
+    with own.begin() as connection:
+        assert connection.scalars(release_jobs(Job.id == held)).all() == [held]
+    own.dispose()
+    assert {job["id"]: job["status"] for job in as_json("list", url=url)} == {
+        failed: "cancelled", queued: "failed", running: "running", held: "queued",
+    }  # fmt: skip
+    assert job_of(engine, running).cancel_requested_at is not None
+    assert allowed(url, INSERT, *FORGERY, *DDL, "SELECT setval('sa_jobqueue.gate_1', 1)") == []
+
+
+# ---- the command
+
+
+def test_the_grants_are_printed_and_no_database_is_asked(make_role: MakeRole, database_url: str) -> None:
+    """What is printed is what --apply executes: a role made by it can do the same."""
+    nowhere = "postgresql://nobody@127.0.0.1:1/nowhere"
+    role = make_role()
+    applied = make_role("enqueue", "read")
+    script = output("grants", "--role", name_in(role), "--can", "enqueue", "--can", "read", url=nowhere)
+    assert script.splitlines() == [f"{one};" for one in grant_statements(name_in(role), [Can.ENQUEUE, Can.READ])]
+    with connect(database_url) as connection:
+        connection.execute(script.encode())
+    looks = [INSERT, "SELECT args FROM sa_jobqueue.job", "SELECT host FROM sa_jobqueue.worker"]
+    assert allowed(role, *looks, *DDL) == allowed(applied, *looks, *DDL) == looks
+
+
+def test_repeated_they_change_nothing(make_role: MakeRole, database_url: str) -> None:
+    url = make_role(*Can)
+    before = privileges(database_url)
+    every = [part for one in Can for part in ("--can", one)]
+    said = output("grants", "--role", name_in(url), *every, *every, "--apply", url=database_url)
+    assert said == f"role {name_in(url)} can enqueue, work, read, admin in schema sa_jobqueue\n"
+    assert privileges(database_url) == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_of_a_role_and_of_a_schema_is_quoted(make_role: MakeRole, database_url: str, name: str) -> None:
+    upgrade_database(database_url, schema=name)
+    url = make_role(*Can, schema=name, name=name)
+    assert as_json("enqueue", "a_task", "--schema", name, url=url)["task"] == "a_task"
+    assert len(as_json("list", "--schema", name, url=url)) == 1
+    assert allowed(url, INSERT) == []
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "x" * 64, "ö" * 32])
+def test_what_cannot_be_a_role_is_refused(name: str) -> None:
+    """A longer name would be cut off by the server, and mean another role."""
+    with pytest.raises(ConfigurationError, match="cannot be the name of a role"):
+        grant_statements(name, [Can.READ])
+
+
+def test_a_role_that_is_missing_is_said(database_url: str) -> None:
+    before = privileges(database_url)
+    said = refused("grants", "--role", "nobody there", "--can", "read", "--apply", url=database_url)
+    assert 'role "nobody there" does not exist' in said
+    assert privileges(database_url) == before
+
+
+def test_who_may_not_grant_is_told_so(make_role: MakeRole, database_url: str) -> None:
+    """To the server it is only a warning; nothing is left half done."""
+    reader = make_role("read")
+    other = make_role()
+    before = privileges(database_url)
+    said = refused("grants", "--role", name_in(other), "--can", "read", "--apply", url=reader)
+    assert "nothing was granted" in said
+    assert "owner" in said
+    assert privileges(database_url) == before
