@@ -69,10 +69,10 @@ class Unit:
             elsewhere = None
         if elsewhere is not None and elsewhere.engine is not self._engine:
             return elsewhere
-        if self.connection is None:
+        if self._closed:
             # What is opened here would be nobody's to close: an open transaction for ever.
-            if self._closed:
-                raise SessionUnavailable("the job has ended, and its ctx.session with it")
+            raise SessionUnavailable("the job has ended, and its ctx.session with it")
+        if self.connection is None:
             if self._opening:
                 raise SessionUnavailable(
                     "ctx.session is one connection: it is not for several tasks or threads at once"
@@ -142,6 +142,7 @@ class Unit:
             if answer is not Answer.APPLIED:
                 return Answer.LOST
             self.session.commit()
+            self._closed = True  # from here on a task or thread that was left behind may begin nothing
             connection.commit()
             return answer
         finally:

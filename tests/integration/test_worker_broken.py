@@ -396,7 +396,6 @@ def test_the_databases_settings_do_not_matter(
     assert runs == [ids[0]] * 2
 
 
-@pytest.mark.xfail(reason="the session ends only after the COMMIT's answer: worker/unit.py", strict=True)
 def test_a_session_that_is_used_while_its_job_commits_is_refused(engine: Engine, registry: Registry) -> None:
     """What a thread or task that was left behind does then would begin a transaction that nobody ends."""
     sessions: list[Session] = []

@@ -112,8 +112,8 @@ def test_the_text_of_the_statement() -> None:
         "SELECT call.task, CAST(call.args AS JSONB) AS args, call.queue, call.priority, call.max_attempts, "
         "coalesce(call.time, now() + call.delay * interval '1 second') AS coalesce_1, CAST(call.meta AS JSONB) AS meta "
         "FROM unnest(%(call_task)s::TEXT[], %(call_args)s::TEXT[], %(call_queue)s::TEXT[], "
-        "%(call_priority)s::SMALLINT[], %(call_max_attempts)s::SMALLINT[], "
-        "CAST(%(call_time)s::TEXT[] AS TIMESTAMP WITH TIME ZONE[]), %(call_delay)s::FLOAT(53)[], "
+        "CAST(%(call_priority)s::VARCHAR AS SMALLINT[]), CAST(%(call_max_attempts)s::VARCHAR AS SMALLINT[]), "
+        "CAST(%(call_time)s::TEXT[] AS TIMESTAMP WITH TIME ZONE[]), CAST(%(call_delay)s::VARCHAR AS FLOAT(53)[]), "
         "%(call_meta)s::TEXT[]) AS call(task, args, queue, priority, max_attempts, time, delay, meta) "
         "RETURNING sa_jobqueue.job.id"
     )
