@@ -20,7 +20,7 @@ import time
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import MetaData, create_engine, func, text
 from sqlalchemy.exc import DBAPIError
@@ -35,6 +35,8 @@ FOLDER = "SA_FAULTS_FOLDER"
 #: How often a job may fail, or lose its worker: more than any run of faults should cost it.
 MAX_ATTEMPTS, MAX_RESCUES = 20, 12
 _DOOMED_ATTEMPTS = 2
+#: Seconds that a handler takes at most; long enough that there is always one in the middle of something.
+_LONGEST = 0.4
 
 registry = Registry()
 _SOON = RetryPolicy(base=0.2, factor=1.5, cap=3.0, jitter=0.5)
@@ -240,12 +242,12 @@ class Producer:
 
     def __init__(self, url: str, *, rate: float, seed: int = 0, rolled_back: float = 0.15) -> None:
         self.fates: dict[str, Fate] = {}
-        self._url, self._rate, self._rolled_back = url, rate, rolled_back
+        self.url, self._rate, self.rolled_back = url, rate, rolled_back
         self._random, self._numbers = random.Random(seed), count()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="producer", daemon=True)
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -259,7 +261,7 @@ class Producer:
 
     def _loop(self) -> None:
         # A server that is gone must not hold the producer: it is a part of the test, not what is tested.
-        engine = create_engine(self._url, connect_args={"connect_timeout": 2, "options": "-c statement_timeout=3s"})
+        engine = create_engine(self.url, connect_args={"connect_timeout": 2, "options": "-c statement_timeout=3s"})
         while not self._end.is_set():
             number = self._random.randint(1, 5)
             try:
@@ -273,11 +275,11 @@ class Producer:
         """One transaction."""
         kinds = self._random.choices(list(MIX), list(MIX.values()), k=number)
         keys = [f"k{next(self._numbers)}" for _ in kinds]
-        rolls_back = self._random.random() < self._rolled_back
+        rolls_back = self._random.random() < self.rolled_back
         self.fates |= dict.fromkeys(keys, Fate.ROLLED_BACK)
         with session:
             for key, kind in zip(keys, kinds, strict=True):
-                session.add(job(kind, key, self._random.uniform(0.0, 0.05)))
+                session.add(job(kind, key, self._random.uniform(0.0, _LONGEST)))
             session.flush()
             if rolls_back:
                 session.rollback()
