@@ -10,9 +10,8 @@ them, for an id whose transaction was lost with a crash may be given out again.
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -84,8 +83,8 @@ class Finding(NamedTuple):
 class Evidence:
     """All that the auditor looks at.
 
-    `forgotten`: from when to when (monotonic) a server was asked that a failover has replaced, and whose commits are lost.
-    What was claimed in that time is in the files alone.
+    `forgotten`: from when to when (monotonic), for each failover, a server was asked whose commits are lost. What was claimed
+    in that time is in the files alone.
     """
 
     fates: Mapping[str, Fate]
@@ -93,7 +92,7 @@ class Evidence:
     steps: list[Step] = field(default_factory=list)
     effects: list[Written] = field(default_factory=list)
     said: list[Said] = field(default_factory=list)
-    forgotten: tuple[float, float] | None = None
+    forgotten: Sequence[tuple[float, float]] = ()
 
     def of(self, keys: Collection[str]) -> Evidence:
         """The part that is about these keys."""
@@ -123,7 +122,7 @@ class Evidence:
 
     def remembered(self, line: Said) -> bool:
         """Whether the server that is asked now can know what led to this line."""
-        return self.forgotten is None or not self.forgotten[0] <= line.at <= self.forgotten[1]
+        return not any(begun <= line.at <= over for begun, over in self.forgotten)
 
     def duplicates(self) -> int:
         """How many effects outside the database happened once more than they had to."""
@@ -264,7 +263,7 @@ _EFFECTS = "SELECT key, claims, xid FROM audit.effect"
 
 
 def collect(
-    url: str, folder: Path, fates: Mapping[str, Fate], *, forgotten: tuple[float, float] | None = None
+    url: str, folder: Path, fates: Mapping[str, Fate], *, forgotten: Sequence[tuple[float, float]] = ()
 ) -> Evidence:
     """Fetch the evidence, all rows in one snapshot."""
     engine = create_engine(url, isolation_level="REPEATABLE READ")
@@ -284,8 +283,3 @@ def read_words(folder: Path) -> list[Said]:
             found = json.loads(line)
             said.append(Said(found["key"], found["what"], found["claims"], found["pid"], found["at"]))
     return said
-
-
-def to_epoch(monotonic: float) -> float:
-    """A time of this host's monotonic clock in seconds of the epoch."""
-    return monotonic + time.time() - time.monotonic()

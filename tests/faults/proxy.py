@@ -139,7 +139,7 @@ class _Link:
             writer.close()
 
     async def _upwards(self) -> None:
-        while data := await self.client[0].read(65_536):
+        while data := await self._read(self.client[0]):
             for kind, body, whole in self._to_server.feed(data):
                 if kind == b"encryption":
                     self._to_client.single += 1
@@ -154,7 +154,7 @@ class _Link:
                 await self._forward(self.server[1], whole)
 
     async def _downwards(self) -> None:
-        while data := await self.server[0].read(65_536):
+        while data := await self._read(self.server[0]):
             for kind, body, whole in self._to_client.feed(data):
                 if self._losing is None:
                     await self._forward(self.client[1], whole)
@@ -163,9 +163,13 @@ class _Link:
                     self._losing.sprung.set()
                     return
 
-    async def _forward(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+    async def _read(self, reader: asyncio.StreamReader) -> bytes:
+        data = await reader.read(65_536)
         if self.proxy.delay:
             await asyncio.sleep(self.proxy.delay)
+        return data
+
+    async def _forward(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         while self.silent:
             await asyncio.sleep(0.02)
         writer.write(data)
@@ -214,7 +218,7 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.target = target
         self.delay = 0.0
-        """Seconds that each message takes longer, each way."""
+        """Seconds that everything takes longer, each way."""
         self.traps: list[Set] = []
         self.links: list[_Link] = []
         self._silent = self._refusing = False

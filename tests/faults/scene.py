@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -88,7 +89,7 @@ class Scene:
         self.folder.chmod(0o755)
         self.words = self.folder / "words"
         self.words.mkdir()
-        self.forgotten: tuple[float, float] | None = None
+        self.forgotten: list[tuple[float, float]] = []
         self._stack = ExitStack()
         self._supervisors = 0
         self._memory = 0
@@ -108,7 +109,7 @@ class Scene:
         self.guard = Guard()
         self._stack.callback(self.guard.close)
         self.server = Server.make(self.folder / "first", self.guard)
-        self._stack.callback(self.server.remove)
+        self._stack.callback(lambda: self.server.remove())  # noqa: PLW0108  # by then it may be another
         self.server.start()
         self.server.execute(f"CREATE DATABASE {DATABASE}")
         upgrade_database(self.server.url(DATABASE), schema="sa_jobqueue")
@@ -198,6 +199,12 @@ class Scene:
         return int(str(number))
 
     @property
+    def version(self) -> str:
+        """The server's version."""
+        ((version,),) = self.ask("SHOW server_version")
+        return str(version)
+
+    @property
     def usual(self) -> float:
         """Jobs that end per second when all is well."""
         return self.rate * (1 - self.producer.rolled_back)
@@ -229,10 +236,25 @@ class Scene:
                 lambda: time.time() > over + 1 and self.ended_lately() > self.usual / 2 and self.whole(), patience
             )
         keys = [key for key, fate in list(self.producer.fates.items()) if key not in before]
-        committed = [key for key in keys if self.producer.fates[key] is Fate.COMMITTED]
         with suppress(AssertionError):
-            wait_until(lambda: self.settled(committed), timeout=patience)
+            wait_until(lambda: self.settled(keys), timeout=patience)
         return self._observe(name, begun, over, keys)
+
+    def fail_over(self, standby: Server) -> None:
+        """Let everybody talk to this server from now on; the one before is gone without a word."""
+        self.proxy.target = self.door.target = standby.port
+        self.server.remove()
+        self.server = standby
+
+    def finish(self) -> list[str]:
+        """End the producer, let the workers end everything and leave, and audit all that was ever done."""
+        self.producer.stop()
+        keys = list(self.producer.fates)
+        with suppress(AssertionError):
+            wait_until(lambda: self.settled(keys), timeout=60)
+        self.supervisor.send(signal.SIGTERM)
+        self.supervisor.wait()
+        return [f"{finding.rule}: {finding.about}" for finding in audit(self.evidence())]
 
     def evidence(self) -> Evidence:
         """All that is there for the auditor."""
@@ -242,7 +264,6 @@ class Scene:
     def _observe(self, name: str, begun: float, over: float, keys: Sequence[str]) -> Observed:
         everything = self.evidence()
         given = everything.of(keys)
-        # An audit in the midst of the work: transactions may have ended since the keys were looked at, none have begun.
         committed = [key for key in keys if given.fates[key] is Fate.COMMITTED]
         steps = [step for step in everything.steps if step.at >= begun]
         ends = sorted(step.at for step in everything.ends.values() if step.at >= begun)

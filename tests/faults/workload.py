@@ -17,12 +17,13 @@ import os
 import random
 import threading
 import time
+from collections.abc import Collection
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import MetaData, create_engine, func, text
+from sqlalchemy import MetaData, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -234,11 +235,14 @@ class Fate(StrEnum):
 
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
-    UNKNOWN = "unknown"  # the answer to its COMMIT was lost
+    UNKNOWN = "unknown"  # the answer to its COMMIT was lost, or a failover may have lost the transaction
 
 
 class Producer:
-    """Enqueues `rate` jobs a second, on a thread of its own, until the block ends; `fates` is what it knows of each key."""
+    """Enqueues `rate` jobs a second, on a thread of its own, until the block ends.
+
+    `fates`: what came of each key's transaction, once that is over.
+    """
 
     def __init__(self, url: str, *, rate: float, seed: int = 0, rolled_back: float = 0.15) -> None:
         self.fates: dict[str, Fate] = {}
@@ -252,12 +256,22 @@ class Producer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Enqueue no more."""
         self._end.set()
         self._thread.join()
 
     def keys(self, fate: Fate = Fate.COMMITTED) -> list[str]:
         """The keys that had this fate so far."""
         return [key for key, its in list(self.fates.items()) if its is fate]
+
+    def forget(self, keys: Collection[str]) -> None:
+        """A failover may have lost what was committed of these."""
+        for key in keys:
+            if self.fates[key] is Fate.COMMITTED:
+                self.fates[key] = Fate.UNKNOWN
 
     def _loop(self) -> None:
         # A server that is gone must not hold the producer: it is a part of the test, not what is tested.
@@ -276,24 +290,22 @@ class Producer:
         kinds = self._random.choices(list(MIX), list(MIX.values()), k=number)
         keys = [f"k{next(self._numbers)}" for _ in kinds]
         rolls_back = self._random.random() < self.rolled_back
-        self.fates |= dict.fromkeys(keys, Fate.ROLLED_BACK)
-        with session:
-            for key, kind in zip(keys, kinds, strict=True):
-                session.add(job(kind, key, self._random.uniform(0.0, _LONGEST)))
-            session.flush()
-            if rolls_back:
-                session.rollback()
-                return
-            self.fates |= dict.fromkeys(keys, Fate.UNKNOWN)
-            session.commit()
-        self.fates |= dict.fromkeys(keys, Fate.COMMITTED)
+        fate = Fate.ROLLED_BACK
+        try:
+            with session:
+                for key, kind in zip(keys, kinds, strict=True):
+                    session.add(job(kind, key, self._random.uniform(0.0, _LONGEST)))
+                session.flush()
+                if rolls_back:
+                    session.rollback()
+                    return
+                fate = Fate.UNKNOWN
+                session.commit()
+                fate = Fate.COMMITTED
+        finally:
+            self.fates |= dict.fromkeys(keys, fate)
 
 
 def job(kind: AnyTask, key: str, seconds: float = 0.0) -> Job:
     """A job that the audit can follow."""
     return enqueue(kind.options(meta={"key": key}), seconds)
-
-
-def now_of(connection: Any) -> Any:
-    """The database's time."""
-    return connection.scalar(func.clock_timestamp())
