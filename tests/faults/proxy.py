@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Self, TypeVar
 
 T = TypeVar("T")
@@ -111,7 +112,7 @@ class _Link:
     ) -> None:  # fmt: skip
         self.proxy, self.client, self.server = proxy, client, server
         self.port: int = client[1].get_extra_info("peername")[1]
-        self.silent = self.listens = False
+        self.silent = self.listens = self.maintains = False
         self.service = False
         """It has claimed, applied or listened: it is no handler's."""
         self._names: dict[bytes, str] = {}
@@ -191,7 +192,8 @@ class _Link:
         first = text.split(None, 1)[0].upper() if text.strip() else ""
         about = {what for what, mark in _MARKS.items() if mark.search(text)}
         self.listens = self.listens or bool(_LISTEN.match(text))
-        self.service = self.service or self.listens or About.CLAIM in about or "sa-jobqueue worker" in text
+        self.maintains = self.maintains or "INSERT INTO sa_jobqueue.worker" in text
+        self.service = self.service or self.listens or self.maintains or About.CLAIM in about
         if first == "BEGIN":
             self._in_transaction, self._about = True, set()
         elif first in ("COMMIT", "ROLLBACK", "END"):
@@ -213,9 +215,12 @@ class _Link:
 
 
 class Proxy:
-    """Listens on `port`, and connects each client to `target`, a port of this host; a thread of its own."""
+    """Listens on `port`, and connects each client to `target`, a port of this host or a Unix socket.
 
-    def __init__(self, target: int) -> None:
+    It has a thread of its own.
+    """
+
+    def __init__(self, target: int | Path) -> None:
         self.target = target
         self.delay = 0.0
         """Seconds that everything takes longer, each way."""
@@ -316,7 +321,10 @@ class Proxy:
             if self._refusing:
                 writer.transport.abort()
                 return
-            upstream = await asyncio.open_connection(_HOST, self.target)
+            if isinstance(self.target, int):
+                upstream = await asyncio.open_connection(_HOST, self.target)
+            else:
+                upstream = await asyncio.open_unix_connection(self.target)
         except OSError:
             writer.transport.abort()  # there is no server
             return
