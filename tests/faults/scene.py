@@ -158,8 +158,14 @@ class Scene:
         return len(self.workers()) == PROCESSES
 
     def a_worker(self) -> psutil.Process:
-        """One of them, at random."""
-        return self.random.choice(wait_until(self.workers))
+        """One of them, at random, that has something to do just now."""
+        busy = "SELECT DISTINCT worker.pid FROM sa_jobqueue.worker JOIN sa_jobqueue.job ON job.worker = worker.id::text"
+
+        def look() -> list[psutil.Process]:
+            pids = {pid for (pid,) in self.ask(f"{busy} WHERE job.status = 'running'")}
+            return [worker for worker in self.workers() if worker.pid in pids]
+
+        return self.random.choice(wait_until(look))
 
     def worker_of(self, port: int) -> psutil.Process:
         """The worker that speaks from this port."""
