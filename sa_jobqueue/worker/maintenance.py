@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 _TICK = 0.25
 _CANCEL_CHECK = 1.0
 _PAGE = 100
+_BEFORE_ALL = -(2**63)
 #: Seconds that a chore may take, however short the lease is: a host may be busy.
 _SHORTEST_LIMIT = 2.0
 #: A worker that has not been seen for so long is struck off.
@@ -87,6 +88,9 @@ class Maintenance:
         rescue_every = max(min(lease / 4, 15.0), 0.25)
         # A lease that is renewed in time has half of itself left, at least.
         self._outage = max(lease / 2, 2 * rescue_every)
+        # What takes several pages makes room for the others after a while.
+        self._turn = lease / 12
+        self._after = _BEFORE_ALL
         # Found dead in time, so that another connection renews what this one should have.
         limit = max(lease / 4, _SHORTEST_LIMIT)
         self._chores = [
@@ -227,23 +231,25 @@ class Maintenance:
             logger.debug("could not strike the worker off", exc_info=True)
         hang_up(connection)
 
-    def _rescue(self, connection: Connection) -> None:
-        """Rescue jobs whose lease has run out, in pages.
+    def _rescue(self, connection: Connection) -> bool:
+        """Rescue jobs whose lease has run out: some pages, between which leases are renewed. Whether more is left.
 
         Not before this connection has been healthy for one lease: after an outage every lease looks expired at once.
         An outage need not break a connection: a network may go silent, a host may stop.
         """
-        after = -(2**63)
-        while not self._end.is_set():
-            if not self._is_healthy():
-                return
+        until = monotonic() + self._turn
+        while not self._end.is_set() and self._is_healthy():
             with self._connector.begin(connection):
-                page = operations.expired(connection, after=after, limit=_PAGE, job=self._job)
+                page = operations.expired(connection, after=self._after, limit=_PAGE, job=self._job)
             if page and self._is_healthy():
                 self._write_rescues(connection, page)
             if len(page) < _PAGE:
-                return
-            after = page[-1].claim.id
+                break
+            self._after = page[-1].claim.id
+            if monotonic() >= until:
+                return True
+        self._after = _BEFORE_ALL
+        return False
 
     def _is_healthy(self) -> bool:
         """Whether there was no outage for one lease. To be asked before and after each look at the leases."""
@@ -279,7 +285,7 @@ class Maintenance:
 
     def _prune(self, connection: Connection) -> bool:
         """Delete what was kept long enough: some pages, between which leases are renewed. Whether more is left."""
-        until = monotonic() + self._settings.lease / 12
+        until = monotonic() + self._turn
         while not self._end.is_set():
             with self._connector.begin(connection):
                 if operations.prune(connection, limit=1_000, job=self._job) < 1_000:
