@@ -231,7 +231,7 @@ class Scene:
     def suffer(self, name: str, act: Callable[[], None], *, patience: float = 60.0) -> Observed:
         """Let a fault happen, from its beginning to its end, wait for what comes after it, and audit."""
         self.calm()
-        before = set(self.producer.fates)
+        before = self.producer.fates.copy()
         self._memory = 0
         begun = time.time()
         act()
@@ -241,7 +241,7 @@ class Scene:
             wait_until(
                 lambda: time.time() > over + 1 and self.ended_lately() > self.usual / 2 and self.whole(), patience
             )
-        keys = [key for key, fate in list(self.producer.fates.items()) if key not in before]
+        keys = [key for key in self.producer.fates.copy() if key not in before]
         with suppress(AssertionError):
             wait_until(lambda: self.settled(keys), timeout=patience)
         return self._observe(name, begun, over, keys)
@@ -255,7 +255,7 @@ class Scene:
     def finish(self) -> list[str]:
         """End the producer, let the workers end everything and leave, and audit all that was ever done."""
         self.producer.stop()
-        keys = list(self.producer.fates)
+        keys = list(self.producer.fates.copy())
         with suppress(AssertionError):
             wait_until(lambda: self.settled(keys), timeout=60)
         self.supervisor.send(signal.SIGTERM)
@@ -264,7 +264,7 @@ class Scene:
 
     def evidence(self) -> Evidence:
         """All that is there for the auditor."""
-        fates = dict(self.producer.fates)
+        fates = self.producer.fates.copy()
         return collect(self.server.url(DATABASE), self.words, fates, forgotten=self.forgotten)
 
     def _observe(self, name: str, begun: float, over: float, keys: Sequence[str]) -> Observed:

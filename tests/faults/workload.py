@@ -265,7 +265,7 @@ class Producer:
 
     def keys(self, fate: Fate = Fate.COMMITTED) -> list[str]:
         """The keys that had this fate so far."""
-        return [key for key, its in list(self.fates.items()) if its is fate]
+        return [key for key, its in self.fates.copy().items() if its is fate]
 
     def forget(self, keys: Collection[str]) -> None:
         """A failover may have lost what was committed of these."""
