@@ -109,7 +109,7 @@ def line(seen: dict[str, Any]) -> str:
 
 
 def markdown(run: dict[str, Any]) -> str:
-    """The table for the docs."""
+    """What the docs say of a run."""
     rows = [
         f"| {seen['fault']} | {seen['lasted']:.1f} s | {seen['finished']:,} of {seen['committed']:,} "
         f"| {'never' if seen['back'] is None else format(seen['back'], '.1f') + ' s'} | {seen['gap']:.1f} s "
@@ -117,7 +117,9 @@ def markdown(run: dict[str, Any]) -> str:
         for seen in run["seen"]
     ]
     head = [
-        "| fault | lasted | jobs ended | back after | longest gap | rescued | effects outside done again |",
+        f"{run['date']}, PostgreSQL {run['server']}, `--seed {run['seed']}`",
+        "",
+        "| fault | lasted | jobs ended | back after | longest gap | rescued | done again |",
         "|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*head, *rows])

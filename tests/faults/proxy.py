@@ -112,9 +112,9 @@ class _Link:
     ) -> None:  # fmt: skip
         self.proxy, self.client, self.server = proxy, client, server
         self.port: int = client[1].get_extra_info("peername")[1]
-        self.silent = self.listens = self.maintains = False
+        self.silent = self.listens = self.maintains = self.claims = False
         self.service = False
-        """It has claimed, applied or listened: it is no handler's."""
+        """It has claimed, maintained or listened: it is no handler's."""
         self._names: dict[bytes, str] = {}
         self._about: set[About] = set()
         self._in_transaction = False
@@ -193,7 +193,8 @@ class _Link:
         about = {what for what, mark in _MARKS.items() if mark.search(text)}
         self.listens = self.listens or bool(_LISTEN.match(text))
         self.maintains = self.maintains or "INSERT INTO sa_jobqueue.worker" in text
-        self.service = self.service or self.listens or self.maintains or About.CLAIM in about
+        self.claims = self.claims or About.CLAIM in about
+        self.service = self.claims or self.listens or self.maintains
         if first == "BEGIN":
             self._in_transaction, self._about = True, set()
         elif first in ("COMMIT", "ROLLBACK", "END"):
