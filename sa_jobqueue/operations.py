@@ -143,9 +143,7 @@ def claim(
     return jobs
 
 
-def apply(
-    connection: Connection, changes: Sequence[Change], *, job: type[Job] = Job
-) -> dict[int, Answer]:
+def apply(connection: Connection, changes: Sequence[Change], *, job: type[Job] = Job) -> dict[int, Answer]:
     """Write `changes`, each behind its fence. Returns the answer for each job id.
 
     Those that say no more than "done" are written by faster statements; what is left over by them, too, is asked about.

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Text, cast, func, select, text, update
 
 from sa_jobqueue import operations
 from sa_jobqueue.context import ClaimedJob
-from sa_jobqueue.lifecycle import Event
+from sa_jobqueue.lifecycle import Change, Event
 from sa_jobqueue.models import Job
 from sa_jobqueue.operations import Answer
 from sa_jobqueue.worker.unit import Unit
@@ -25,7 +25,7 @@ __all__ = ["MUTANT", "MUTATIONS", "registry"]
 
 MUTANT = "SA_FAULTS_MUTANT"
 
-_apply, _complete = operations.apply, Unit.complete
+_apply, _apply_one, _complete = operations.apply, operations.apply_one, Unit.complete
 _COLUMNS = Job.__table__.c
 
 _COMPLETED = text(
@@ -41,9 +41,17 @@ def _complete_regardless(connection: Connection, changes: Any, **options: Any) -
     return {change.id: Answer.APPLIED for change in done} | _apply(connection, others, **options)
 
 
+def _complete_one_regardless(connection: Connection, change: Change, **options: Any) -> Answer:
+    """The same, in the transaction of its handler."""
+    if change.event is not Event.COMPLETE:
+        return _apply_one(connection, change, **options)
+    connection.execute(_COMPLETED, {"ids": [change.id]})
+    return Answer.APPLIED
+
+
 def remove_the_fence() -> None:
     """A completion does not look whether its claim is still valid."""
-    operations.apply = _complete_regardless
+    operations.apply, operations.apply_one = _complete_regardless, _complete_one_regardless
 
 
 def split_the_claim() -> None:
