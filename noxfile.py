@@ -134,6 +134,13 @@ def pgbouncer(session: nox.Session) -> None:
         session.run("pytest", *in_parallel(session), f"--pgbouncer={mode}", *where)
 
 
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Run the workers through each fault for long, then through all at random: --seed 7 --faults-seconds 600."""
+    install(session, "test")
+    session.run("python", "-m", "tests.faults", *session.posargs)
+
+
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
 def pythons(session: nox.Session) -> None:
     """Run the tests on every supported Python that is here."""

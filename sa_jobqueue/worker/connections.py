@@ -94,12 +94,12 @@ class Watch:
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self._busy: tuple[float, Connection] | None = None
+        self._busy: tuple[float, float, Connection] | None = None
 
     @contextmanager
-    def over(self, connection: Connection) -> Generator[None]:
-        """What happens inside is watched."""
-        self._busy = (monotonic(), connection)
+    def over(self, connection: Connection, limit: float | None = None) -> Generator[None]:
+        """What happens inside is watched; `limit`: another one, for this alone."""
+        self._busy = (monotonic(), self._limit if limit is None else limit, connection)
         try:
             yield
         finally:
@@ -108,11 +108,11 @@ class Watch:
     def check(self) -> None:
         """Cut off what has taken too long; its thread gets an error, and makes a new connection."""
         busy = self._busy
-        if busy is None or monotonic() - busy[0] < self._limit:
+        if busy is None or monotonic() - busy[0] < busy[1]:
             return
-        logger.warning("a service connection has been silent for %g s; it is cut off", self._limit)
+        logger.warning("a service connection has been silent for %g s; it is cut off", busy[1])
         try:
-            raw: Any = busy[1].connection.dbapi_connection
+            raw: Any = busy[2].connection.dbapi_connection
             with socket.socket(fileno=os.dup(raw.pgconn.socket)) as stalled:
                 stalled.shutdown(socket.SHUT_RDWR)
         except Exception:

@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 _TICK = 0.25
 _CANCEL_CHECK = 1.0
 _PAGE = 100
+_BEFORE_ALL = -(2**63)
+#: Seconds that a chore may take, however short the lease is: a host may be busy.
+_SHORTEST_LIMIT = 2.0
 #: A worker that has not been seen for so long is struck off.
 _FORGET = timedelta(days=1)
 
@@ -49,8 +52,11 @@ class _Chore:
     """Something to do every so often."""
 
     every: float
-    do: Callable[[Connection], None]
+    do: Callable[[Connection], bool | None]
+    """True: there is more to do, so come again soon."""
     at: float = 0.0
+    limit: float | None = None
+    """After so many seconds the connection is taken for dead."""
 
 
 class Maintenance:
@@ -76,19 +82,27 @@ class Maintenance:
         self._alive, self._leave, self._stop, self._wake = alive, leave, stop, wake
         self._settings, self._job = settings, job
         self._connection: Connection | None = None
-        self._healthy_since = 0.0
+        self._healthy_since = self._looked_at = 0.0
         self._failures = 0
         lease = settings.lease
+        rescue_every = max(min(lease / 4, 15.0), 0.25)
+        # A lease that is renewed in time has half of itself left, at least.
+        self._outage = max(lease / 2, 2 * rescue_every)
+        # What takes several pages makes room for the others after a while.
+        self._turn = lease / 12
+        self._after = _BEFORE_ALL
+        # Found dead in time, so that another connection renews what this one should have.
+        limit = max(lease / 4, _SHORTEST_LIMIT)
         self._chores = [
-            _Chore(lease / 6, self._renew),
-            _Chore(_CANCEL_CHECK, self._hear_cancels),
-            _Chore(max(min(lease / 4, 15.0), 0.25), self._rescue),
+            _Chore(lease / 6, self._renew, limit=limit),
+            _Chore(_CANCEL_CHECK, self._hear_cancels, limit=limit),
+            _Chore(rescue_every, self._rescue, limit=limit),
             _Chore(settings.prune_every, self._prune, at=monotonic() + random.uniform(0, settings.prune_every)),
-            _Chore(max(min(lease / 3, 20.0), 1.0), self._say_alive),
+            _Chore(max(min(lease / 3, 20.0), 1.0), self._say_alive, limit=limit),
         ]
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="sa-jobqueue maintenance", daemon=True)
-        self.watch = Watch(lease + settings.prune_every + WATCH_MARGIN)  # pruning may take several transactions
+        self.watch = Watch(lease + WATCH_MARGIN)
         self.rescued = 0
         """Jobs rescued so far."""
 
@@ -127,14 +141,15 @@ class Maintenance:
                 self._connection = self._connector.connect()
                 self._healthy_since = monotonic()
             try:
-                with self.watch.over(self._connection):
-                    chore.do(self._connection)
+                with self.watch.over(self._connection, chore.limit):
+                    more = chore.do(self._connection)
             except DBAPIError as error:
                 if not operations.is_data_fault(error):
                     raise
                 # One row must not keep the other chores from being done.
                 logger.error("a chore of maintenance failed: %s", error.orig)
-            chore.at = monotonic() + chore.every * random.uniform(0.9, 1.0)
+                more = False
+            chore.at = monotonic() + (0.0 if more else chore.every * random.uniform(0.9, 1.0))
 
     def _broken(self, error: Exception) -> None:
         self._failures += 1
@@ -216,22 +231,33 @@ class Maintenance:
             logger.debug("could not strike the worker off", exc_info=True)
         hang_up(connection)
 
-    def _rescue(self, connection: Connection) -> None:
-        """Rescue jobs whose lease has run out, in pages.
+    def _rescue(self, connection: Connection) -> bool:
+        """Rescue jobs whose lease has run out: some pages, between which leases are renewed. Whether more is left.
 
         Not before this connection has been healthy for one lease: after an outage every lease looks expired at once.
+        An outage need not break a connection: a network may go silent, a host may stop.
         """
-        if monotonic() - self._healthy_since < self._settings.lease:
-            return
-        after = -(2**63)
-        while not self._end.is_set():
+        until = monotonic() + self._turn
+        while not self._end.is_set() and self._is_healthy():
             with self._connector.begin(connection):
-                page = operations.expired(connection, after=after, limit=_PAGE, job=self._job)
-            if page:
+                page = operations.expired(connection, after=self._after, limit=_PAGE, job=self._job)
+            if page and self._is_healthy():
                 self._write_rescues(connection, page)
             if len(page) < _PAGE:
-                return
-            after = page[-1].claim.id
+                break
+            self._after = page[-1].claim.id
+            if monotonic() >= until:
+                return True
+        self._after = _BEFORE_ALL
+        return False
+
+    def _is_healthy(self) -> bool:
+        """Whether there was no outage for one lease. To be asked before and after each look at the leases."""
+        now = monotonic()
+        if now - self._looked_at > self._outage:
+            self._healthy_since = now
+        self._looked_at = now
+        return now - self._healthy_since >= self._settings.lease
 
     def _write_rescues(self, connection: Connection, page: list[Expired]) -> None:
         by_id = {found.claim.id: found for found in page}
@@ -257,13 +283,16 @@ class Maintenance:
                 extra={"job_id": found.claim.id, "task": found.task, "queue": found.queue},
             )  # fmt: skip
 
-    def _prune(self, connection: Connection) -> None:
-        """Delete what was kept long enough, in pages, for at most as long as a pause between two prunings."""
-        until = monotonic() + self._settings.prune_every
-        while not self._end.is_set() and monotonic() < until:
+    def _prune(self, connection: Connection) -> bool:
+        """Delete what was kept long enough: some pages, between which leases are renewed. Whether more is left."""
+        until = monotonic() + self._turn
+        while not self._end.is_set():
             with self._connector.begin(connection):
                 if operations.prune(connection, limit=1_000, job=self._job) < 1_000:
-                    return
+                    return False
+            if monotonic() >= until:
+                return True
+        return False
 
 
 def _rescued(found: Expired) -> Rescued:

@@ -1,0 +1,129 @@
+"""The long runs: each fault alone, then all of them at random.
+
+python -m tests.faults --seed 7 --faults-seconds 600 --json seen.json
+python -m tests.faults --table seen.json                    # the table of the docs, from what was seen
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.faults.faults import FAULTS, Fault, at_random
+from tests.faults.scene import LEASE, Observed, Scene
+
+PROMISE = 5.0
+"""Seconds in which the throughput has to be back after a fault's end."""
+MEMORY = 256 * 2**20
+"""Bytes that no worker may have resident."""
+MIXED = "all at random"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, say what was seen, and return 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--faults-seconds", type=float, default=600, help="how long all faults come at random")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="of everything that is random")
+    parser.add_argument("--only", default="", help="the faults whose name has this in it, and no mix")
+    parser.add_argument("--short", action="store_true", help="let each fault alone last as long as in CI")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was seen")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="only print the table of what was seen before")
+    given = parser.parse_args(arguments)
+    if given.table is not None:
+        print(markdown(json.loads(given.table.read_text())))
+        return 0
+    print(f"seed {given.seed}", flush=True)
+    seen = run(given.seed, given.faults_seconds, only=given.only, short=given.short)
+    if given.json is not None:
+        given.json.write_text(json.dumps(seen, indent=1))
+    print(markdown(seen))
+    print("\n".join(seen["broken"]) or "no promise was broken")
+    return 1 if seen["broken"] else 0
+
+
+def run(seed: int, seconds: float, *, only: str = "", short: bool = False) -> dict[str, Any]:
+    """Let everything happen in one scene."""
+    seen: list[Observed] = []
+    begun = time.monotonic()
+    with Scene(seed=seed) as scene:
+
+        def note(observed: Observed) -> None:
+            seen.append(observed)
+            print(f"{time.monotonic() - begun:6.1f} s  {line(asdict(observed))}", flush=True)
+            print("".join(f"          {finding}\n" for finding in observed.findings), end="", flush=True)
+
+        for fault in FAULTS.values():
+            if only not in fault.name:
+                continue
+            if missing := fault.needs():
+                print(f"not run: {fault.name}: {missing}")
+                continue
+            note(scene.suffer(fault.name, lambda fault=fault: _act(scene, fault, short)))  # type: ignore[misc]
+        if not only:
+            note(scene.suffer(MIXED, lambda: at_random(scene, seconds, say=print), patience=120))
+        left = scene.finish()
+        version = scene.version
+    broken = [f"{observed.fault}: {what}" for observed in seen for what in promises_broken(observed)]
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "seed": seed,
+        "server": version,
+        "lease": LEASE,
+        "seen": [asdict(observed) for observed in seen],
+        "broken": broken + left,
+    }
+
+
+def _act(scene: Scene, fault: Fault, short: bool) -> None:
+    fault.act(scene, fault.short if short else fault.long)
+
+
+def promises_broken(seen: Observed) -> list[str]:
+    """What was not as promised."""
+    broken = list(seen.findings)
+    if seen.finished != seen.committed:
+        broken.append(f"{seen.committed - seen.finished} of {seen.committed} jobs came to no end")
+    if seen.back is None or seen.back > PROMISE:
+        broken.append(f"the throughput was back after {seen.back} s, not {PROMISE} s")
+    if seen.memory > MEMORY:
+        broken.append(f"a worker had {seen.memory:,} bytes resident")
+    return broken
+
+
+def line(seen: dict[str, Any]) -> str:
+    """One fault in one line."""
+    back = "never" if seen["back"] is None else f"{seen['back']:.1f} s"
+    return (
+        f"{seen['fault']}: {seen['finished']} of {seen['committed']} jobs, lasted {seen['lasted']:.1f} s, back after {back}, "
+        f"longest gap {seen['gap']:.1f} s, {seen['rescued']} rescued, {seen['duplicates']} duplicates, "
+        f"{seen['memory'] / 2**20:.0f} MiB"
+    )
+
+
+def markdown(run: dict[str, Any]) -> str:
+    """What the docs say of a run."""
+    rows = [
+        f"| {seen['fault']} | {seen['lasted']:.1f} s | {seen['finished']:,} of {seen['committed']:,} "
+        f"| {'never' if seen['back'] is None else format(seen['back'], '.1f') + ' s'} | {seen['gap']:.1f} s "
+        f"| {seen['rescued']:,} | {seen['duplicates']:,} |"
+        for seen in run["seen"]
+    ]
+    head = [
+        f"{run['date']}, PostgreSQL {run['server']}, `--seed {run['seed']}`",
+        "",
+        "| fault | lasted | jobs ended | back after | longest gap | rescued | done again |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    return "\n".join([*head, *rows])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

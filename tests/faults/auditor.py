@@ -1,0 +1,285 @@
+"""The auditor: whether what is in the database and in the handlers' files agrees with what was promised.
+
+It is a function of rows and lines alone; `collect` fetches them. Jobs are told apart by the key that their producer gave
+them, for an id whose transaction was lost with a crash may be given out again.
+
+    findings = audit(collect(url, folder, producer.fates))
+    assert findings == []
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import create_engine, text
+
+from sa_jobqueue.lifecycle import FINISHED, TRANSITIONS, JobStatus
+from tests.faults.workload import DOOMED, MAX_RESCUES, WITHOUT_SESSION, Fate, Word
+
+
+class Row(NamedTuple):
+    """A job as it is at the end; `lease`: its lease is live."""
+
+    key: str
+    id: int
+    task: str
+    status: str
+    claims: int
+    attempt: int
+    max_attempts: int
+    rescues: int
+    lease: bool
+
+
+class Step(NamedTuple):
+    """A change of a job's state, as the observer saw it; `n` counts them. Times are seconds of the epoch."""
+
+    key: str
+    n: int
+    at: float
+    xid: str
+    was: str | None
+    claims_was: int | None
+    rescues_was: int | None
+    lease_was: float | None
+    now: str | None
+    claims: int | None
+    rescues: int | None
+    attempt: int | None = None
+
+
+class Written(NamedTuple):
+    """What a handler wrote through its session."""
+
+    key: str
+    claims: int
+    xid: str
+
+
+class Said(NamedTuple):
+    """A line of a handler's file; `at` is the host's monotonic clock."""
+
+    key: str
+    what: str
+    claims: int
+    pid: int
+    at: float
+
+
+class Finding(NamedTuple):
+    """A promise that was broken, and by what."""
+
+    rule: str
+    about: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that the auditor looks at.
+
+    `forgotten`: from when to when (monotonic), for each failover, a server was asked whose commits are lost. What was claimed
+    in that time is in the files alone.
+    """
+
+    fates: Mapping[str, Fate]
+    rows: list[Row] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    effects: list[Written] = field(default_factory=list)
+    said: list[Said] = field(default_factory=list)
+    forgotten: Sequence[tuple[float, float]] = ()
+
+    def of(self, keys: Collection[str]) -> Evidence:
+        """The part that is about these keys."""
+        chosen = set(keys)
+        return replace(
+            self,
+            fates={key: fate for key, fate in self.fates.items() if key in chosen},
+            rows=[row for row in self.rows if row.key in chosen],
+            steps=[step for step in self.steps if step.key in chosen],
+            effects=[effect for effect in self.effects if effect.key in chosen],
+            said=[line for line in self.said if line.key in chosen],
+        )
+
+    @cached_property
+    def by_key(self) -> dict[str, list[Step]]:
+        """Each job's changes, in their order."""
+        found: dict[str, list[Step]] = defaultdict(list)
+        for step in sorted(self.steps, key=lambda step: step.n):
+            found[step.key].append(step)
+        return found
+
+    @cached_property
+    def ends(self) -> dict[str, Step]:
+        """Each job's last change, if it was into a final state."""
+        last = {key: steps[-1] for key, steps in self.by_key.items()}
+        return {key: step for key, step in last.items() if step.now in FINISHED}
+
+    def remembered(self, line: Said) -> bool:
+        """Whether the server that is asked now can know what led to this line."""
+        return not any(begun <= line.at <= over for begun, over in self.forgotten)
+
+    def duplicates(self) -> int:
+        """How many effects outside the database happened once more than they had to."""
+        done = Counter(line.key for line in self.said if line.what == Word.DID)
+        return sum(times - 1 for times in done.values())
+
+
+# ---- the promises
+
+
+def committed_jobs_end(given: Evidence) -> Iterator[str]:
+    """A job whose enqueueing transaction committed comes to a final state, and to the one that its handler brings about."""
+    rows = {row.key: row for row in given.rows}
+    for key, fate in given.fates.items():
+        row = rows.get(key)
+        if row is None:
+            if fate is Fate.COMMITTED:
+                yield f"{key} was committed, and there is no such job"
+        elif fate is not Fate.ROLLED_BACK:
+            expected = JobStatus.FAILED if row.task == DOOMED else JobStatus.COMPLETED
+            if row.status != expected:
+                yield f"{row} should be {expected}"
+
+
+def rolled_back_jobs_never_run(given: Evidence) -> Iterator[str]:
+    """A job whose enqueueing transaction rolled back is nowhere."""
+    for what in (*given.rows, *given.steps, *given.effects, *given.said):
+        if given.fates.get(what.key) is Fate.ROLLED_BACK:
+            yield f"rolled back, and yet: {what}"
+
+
+def one_claim_is_valid(given: Evidence) -> Iterator[str]:
+    """A job is claimed only when no claim of it is valid: each change follows from the one before it, by the table."""
+    for steps in given.by_key.values():
+        before: Step | None = None
+        for step in steps:
+            if (before.now, before.claims) != (step.was, step.claims_was) if before else step.was is not None:
+                yield f"{step} does not follow {before}"
+            elif step.was == JobStatus.RUNNING == step.now:
+                yield f"claimed while claimed: {step}"
+            elif before and step.claims != (before.claims or 0) + (step.now == JobStatus.RUNNING):
+                yield f"claims were miscounted: {step}"
+            elif before and (step.was, step.now) not in _ALLOWED:
+                yield f"no such change: {step}"
+            before = step
+
+
+_ALLOWED = {(source.value, target.value) for (source, _), target in TRANSITIONS.items()}
+
+
+def live_claims_are_not_rescued(given: Evidence) -> Iterator[str]:
+    """A job is rescued only after its lease has run out."""
+    for step in given.steps:
+        rescued = step.rescues is not None and step.rescues > (step.rescues_was or 0)
+        if rescued and step.lease_was is not None and step.lease_was > step.at:
+            yield f"rescued {step.lease_was - step.at:.3f} s before its lease ended: {step}"
+
+
+def session_effects_happen_once(given: Evidence) -> Iterator[str]:
+    """A completed job's writes are there once, by the claim and the transaction that completed it; others have none."""
+    rows = {row.key: row for row in given.rows}
+    effects: dict[str, list[Written]] = defaultdict(list)
+    for effect in given.effects:
+        effects[effect.key].append(effect)
+    for key, row in rows.items():
+        completed = row.status == JobStatus.COMPLETED and row.task not in WITHOUT_SESSION
+        if len(effects[key]) != completed:
+            yield f"{len(effects[key])} effects through ctx.session of {row}"
+    for effect in given.effects:
+        end = given.ends.get(effect.key)
+        if end is None or (end.claims, end.xid) != (effect.claims, effect.xid):
+            yield f"{effect} was not committed with the completion, which is {end}"
+
+
+def effects_outside_follow_claims(given: Evidence) -> Iterator[str]:
+    """What a completed job does outside the database happened at least once; each claim runs a handler once at most."""
+    did = {line.key for line in given.said if line.what == Word.DID}
+    for row in given.rows:
+        if row.status == JobStatus.COMPLETED and row.key not in did:
+            yield f"completed, and its handler never came to its end: {row}"
+    claimed = {(step.key, step.claims) for step in given.steps if step.now == JobStatus.RUNNING}
+    for what in Word:
+        runs = Counter((line.key, line.claims) for line in given.said if line.what == what and given.remembered(line))
+        for run, times in runs.items():
+            if times > 1:
+                yield f"{run} {what} {times} times in one claim"
+            if run not in claimed and given.fates.get(run[0]) is not Fate.UNKNOWN:
+                yield f"{run} {what}, and there was no such claim"
+
+
+def counters_stay_in_bounds(given: Evidence) -> Iterator[str]:
+    """No job has more attempts, or more rescues, than it may have, and none that its claims do not account for."""
+    for row in given.rows:
+        if row.attempt > row.max_attempts or row.rescues > MAX_RESCUES or row.attempt + row.rescues > row.claims:
+            yield f"{row}"
+
+
+def nobody_holds_what_is_over(given: Evidence) -> Iterator[str]:
+    """At the end no job is `running` without a live lease."""
+    for row in given.rows:
+        if row.status == JobStatus.RUNNING and not row.lease:
+            yield f"{row}"
+
+
+RULES: dict[str, Callable[[Evidence], Iterator[str]]] = {
+    rule.__name__: rule
+    for rule in (
+        committed_jobs_end,
+        rolled_back_jobs_never_run,
+        one_claim_is_valid,
+        live_claims_are_not_rescued,
+        session_effects_happen_once,
+        effects_outside_follow_claims,
+        counters_stay_in_bounds,
+        nobody_holds_what_is_over,
+    )
+}
+
+
+def audit(given: Evidence) -> list[Finding]:
+    """What does not agree; nothing, if all is well."""
+    return [Finding(name, about) for name, rule in RULES.items() for about in rule(given)]
+
+
+# ---- where it comes from
+
+_ROWS = """
+    SELECT meta->>'key', id, task, status, claims, attempt, max_attempts, rescues,
+           coalesce(lease_expires_at > clock_timestamp(), false)
+    FROM sa_jobqueue.job WHERE meta ? 'key'
+"""
+_STEPS = """
+    SELECT key, n, extract(epoch FROM at)::float8, xid, was, claims_was, rescues_was,
+           extract(epoch FROM lease_was)::float8, now, claims, rescues, attempt
+    FROM audit.history WHERE key IS NOT NULL
+"""
+_EFFECTS = "SELECT key, claims, xid FROM audit.effect"
+
+
+def collect(
+    url: str, folder: Path, fates: Mapping[str, Fate], *, forgotten: Sequence[tuple[float, float]] = ()
+) -> Evidence:
+    """Fetch the evidence, all rows in one snapshot."""
+    engine = create_engine(url, isolation_level="REPEATABLE READ")
+    with engine.begin() as connection:
+        rows = [Row._make(row) for row in connection.execute(text(_ROWS))]
+        steps = [Step._make(row) for row in connection.execute(text(_STEPS))]
+        effects = [Written._make(row) for row in connection.execute(text(_EFFECTS))]
+    engine.dispose()
+    return Evidence(dict(fates), rows, steps, effects, read_words(folder), forgotten)
+
+
+def read_words(folder: Path) -> list[Said]:
+    """All whole lines of the handlers' files (a killed process may leave half a line)."""
+    said: list[Said] = []
+    for file in sorted(folder.glob("*.jsonl")):
+        for line in file.read_text().split("\n")[:-1]:
+            found = json.loads(line)
+            said.append(Said(found["key"], found["what"], found["claims"], found["pid"], found["at"]))
+    return said

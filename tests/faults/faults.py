@@ -1,0 +1,422 @@
+"""The bad days: each a function of the scene, that makes a fault, lets it last, and ends it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
+
+import psutil
+import psycopg
+
+from tests.faults.proxy import About, Trap
+from tests.faults.scene import DATABASE, LEASE, PROCESSES, Scene
+from tests.faults.server import How
+from tests.support.waiting import wait_until
+
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+"""The library of Debian's package `libfaketime` (with `faketime`), if it is here."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault that lasts `short` seconds in CI and `long` seconds in a long run."""
+
+    name: str
+    act: Callable[[Scene, float], None]
+    short: float = 0.0
+    long: float = 0.0
+    alone: bool = False
+    """It needs the server for itself, and is no part of the random mix."""
+    ci: bool = True
+    """It is quick, and no other in CI is much like it."""
+    needs: Callable[[], str] = field(default=lambda: "")
+    """What is missing here for it, if anything."""
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(
+    name: str,
+    *,
+    short: float = 0.0,
+    long: float = 0.0,
+    alone: bool = False,
+    ci: bool = True,
+    needs: Callable[[], str] = lambda: "",
+) -> Callable[[Callable[[Scene, float], None]], Callable[[Scene, float], None]]:
+    """Add a function to the table."""
+
+    def add(act: Callable[[Scene, float], None]) -> Callable[[Scene, float], None]:
+        FAULTS[name] = Fault(name, act, short, long, alone, ci, needs)
+        return act
+
+    return add
+
+
+# ---- processes
+
+
+@fault("a worker is killed", ci=False)
+def kill_a_worker(scene: Scene, seconds: float) -> None:
+    """SIGKILL."""
+    scene.a_worker().kill()
+
+
+@fault("a worker sleeps past its lease and wakes", short=LEASE + 1.5, long=LEASE * 3)
+def stop_a_worker(scene: Scene, seconds: float) -> None:
+    """SIGSTOP, and SIGCONT when others have its jobs."""
+    worker = scene.a_worker()
+    worker.suspend()
+    try:
+        time.sleep(seconds)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            worker.resume()
+
+
+@fault("the supervisor is killed", ci=False, alone=True)
+def kill_the_supervisor(scene: Scene, seconds: float) -> None:
+    """SIGKILL; its workers drain, and a service manager starts it again."""
+    workers = scene.workers()
+    scene.supervisor.kill()
+    scene.start_supervisor()
+    _, left = psutil.wait_procs(workers, 20)
+    assert left == [], "workers outlive their supervisor"
+    wait_until(lambda: scene.supervisor.output.count(" serves ") >= PROCESSES, 90, "the new workers")
+
+
+# ---- connections
+
+
+def backends(scene: Scene, where: str = "true") -> list[int]:
+    """The server's processes that serve workers, not us."""
+    ours = f"datname = '{DATABASE}' AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    ports = ",".join(str(link.server[1].get_extra_info("sockname")[1]) for link in list(scene.proxy.links)) or "-2"
+    found = scene.ask(f"SELECT pid FROM pg_stat_activity WHERE {ours} AND client_port IN ({ports}) AND {where}")
+    return [int(str(pid)) for (pid,) in found]
+
+
+def terminate(scene: Scene, pid: int) -> None:
+    """`pg_terminate_backend`."""
+    scene.ask(f"SELECT pg_terminate_backend({pid})")
+
+
+def turns(seconds: float, pause: float = 0.1) -> Iterator[None]:
+    """Turns until the time is over, at least one."""
+    until = time.monotonic() + seconds
+    yield
+    while time.monotonic() < until:
+        time.sleep(pause)
+        yield
+
+
+@fault("connections are terminated at random", short=1.5, long=15)
+def terminate_any(scene: Scene, seconds: float) -> None:
+    """One of the workers' connections, every tenth of a second."""
+    for _ in turns(seconds):
+        if found := backends(scene):
+            terminate(scene, scene.random.choice(found))
+
+
+@fault("the listeners' connections are terminated")
+def terminate_listeners(scene: Scene, seconds: float) -> None:
+    """All of them at once."""
+    ports = [str(link.server[1].get_extra_info("sockname")[1]) for link in list(scene.proxy.links) if link.listens]
+    assert ports, "nobody listens"
+    for pid in backends(scene, f"client_port IN ({','.join(ports)})"):
+        terminate(scene, pid)
+
+
+@fault("connections are terminated in mid-transaction", short=1.5, long=15)
+def terminate_transactions(scene: Scene, seconds: float) -> None:
+    """Those that are in a transaction just now, a handler's most often."""
+    for _ in turns(seconds, 0.2):
+        for pid in backends(scene, "xact_start IS NOT NULL")[:1]:
+            terminate(scene, pid)
+
+
+@fault("statements are cancelled at random", ci=False, short=1.5, long=15)
+def cancel_statements(scene: Scene, seconds: float) -> None:
+    """As a `statement_timeout` does (SQLSTATE 57014), whatever runs."""
+    for _ in turns(seconds, 0.02):
+        for pid in backends(scene, "state = 'active' AND backend_xmin IS NOT NULL"):
+            scene.ask(f"SELECT pg_cancel_backend({pid})")
+
+
+@fault("all connections are in use", short=2.0, long=15, alone=True)
+def fill_connections(scene: Scene, seconds: float) -> None:
+    """Somebody takes every connection that becomes free, and those of the workers are terminated."""
+    with ExitStack() as stack:
+        taken = [stack.enter_context(scene.server.connect(DATABASE))]  # one that was there before, to work with
+        for _ in turns(seconds, 0.0):
+            with suppress(psycopg.OperationalError):
+                while True:
+                    taken.append(stack.enter_context(scene.server.connect(DATABASE)))
+            mine = [connection.info.backend_pid for connection in taken]
+            others = "backend_type = 'client backend' AND pid <> ALL (%s)"
+            taken[0].execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}", [mine])
+
+
+# ---- the server
+
+
+@fault("the server is restarted (fast)", ci=False, alone=True)
+def restart_fast(scene: Scene, seconds: float) -> None:
+    scene.server.restart(How.FAST)
+
+
+@fault("the server is restarted (immediate)", ci=False, alone=True)
+def restart_immediately(scene: Scene, seconds: float) -> None:
+    scene.server.restart(How.IMMEDIATE)
+
+
+@fault("the postmaster is killed", alone=True)
+def kill_the_postmaster(scene: Scene, seconds: float) -> None:
+    """SIGKILL, and a start with recovery."""
+    scene.server.restart(How.KILL)
+
+
+@fault("the database is away", short=4.0, long=30.0, alone=True)
+def go_away(scene: Scene, seconds: float) -> None:
+    """Stopped, and started later."""
+    scene.server.restart(How.FAST, away=seconds)
+
+
+# ---- the network
+
+
+@fault("the network cuts connections", ci=False, short=1.0, long=10)
+def cut(scene: Scene, seconds: float) -> None:
+    """A third of them, again and again; closed in order, as a proxy does that is deployed anew."""
+    for _ in turns(seconds, 0.3):
+        scene.proxy.cut(0.34, chance=scene.random)
+
+
+@fault("the network resets connections", short=1.0, long=10)
+def reset(scene: Scene, seconds: float) -> None:
+    """The same with RST, in the middle of whatever it is."""
+    for _ in turns(seconds, 0.3):
+        scene.proxy.cut(0.34, reset=True, chance=scene.random)
+
+
+@fault("the network is slow", ci=False, short=2.0, long=15)
+def slow(scene: Scene, seconds: float) -> None:
+    """Each message takes 50 ms longer, each way."""
+    scene.proxy.delay = 0.05
+    try:
+        time.sleep(seconds)
+    finally:
+        scene.proxy.delay = 0.0
+
+
+@fault("the network lets nobody in", short=2.0, long=30)
+def refuse(scene: Scene, seconds: float) -> None:
+    """All connections are reset, and new ones refused."""
+    scene.proxy.refuse()
+    try:
+        scene.proxy.cut(reset=True)
+        time.sleep(seconds)
+    finally:
+        scene.proxy.refuse(False)
+
+
+@fault("the network goes silent and comes back", short=LEASE + 1.0, long=20)
+def stall(scene: Scene, seconds: float) -> None:
+    """Nothing is forwarded and nothing closed; then what was held back arrives after all."""
+    scene.proxy.go_silent()
+    try:
+        time.sleep(seconds)
+    finally:
+        scene.proxy.go_on()
+
+
+@fault("the network goes silent and forgets", ci=False, short=LEASE + 1.0, long=20)
+def stall_and_reset(scene: Scene, seconds: float) -> None:
+    """The same, and then all connections that were silent are reset."""
+    scene.proxy.go_silent()
+    try:
+        time.sleep(seconds)
+    finally:
+        scene.proxy.go_on(reset=True)
+
+
+@fault("service connections stay half-open", ci=False, short=LEASE + 5.0 + 3.0, long=20)
+def half_open(scene: Scene, seconds: float) -> None:
+    """Those of one worker's services go silent, and nobody ever closes them; new ones work. It ends by the deadline."""
+    worker = scene.a_worker()
+    ports = {link.laddr.port for link in worker.net_connections(kind="tcp4")}
+    scene.proxy.go_silent(only=lambda link: link.service and link.port in ports, newcomers=False)
+    time.sleep(seconds)
+
+
+# ---- lost answers
+
+
+@contextmanager
+def trap(scene: Scene, about: About, kind: Trap) -> Generator[int]:
+    """Wait for a COMMIT of this kind; the port of the client whose it is."""
+    waiting = scene.proxy.set_trap(about, kind)
+    try:
+        assert waiting.sprung.wait(20), f"nobody commits a {about}"
+        yield waiting.client_port
+    finally:
+        scene.proxy.open(waiting)
+
+
+def _lose(about: About) -> Callable[[Scene, float], None]:
+    def lose(scene: Scene, seconds: float) -> None:
+        for _ in turns(seconds, 0.2):
+            with trap(scene, about, Trap.LOSE):
+                pass
+
+    return lose
+
+
+fault("the answer to a claim's COMMIT is lost", short=0.5, long=10)(_lose(About.CLAIM))
+fault("the answer to an outcome's COMMIT is lost", short=0.5, long=10)(_lose(About.APPLY))
+fault("the answer to a handler's COMMIT is lost", short=0.5, long=10)(_lose(About.SESSION))
+
+
+@fault("a host freezes between claim and commit", short=LEASE + 2.0, long=LEASE * 4)
+def freeze_in_claim(scene: Scene, seconds: float) -> None:
+    """The COMMIT never leaves it; the server ends the transaction, and others take the jobs. Then it wakes."""
+    with trap(scene, About.CLAIM, Trap.HOLD) as port:
+        worker = scene.worker_of(port)
+        worker.suspend()
+        try:
+            time.sleep(seconds)
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                worker.resume()
+
+
+# ---- locks, limits, clocks
+
+
+@fault("somebody locks the table", short=LEASE + 1.5, long=15)
+def lock_the_table(scene: Scene, seconds: float) -> None:
+    """SHARE ROW EXCLUSIVE, for longer than the lease and every statement's timeout."""
+    with scene.server.connect(DATABASE) as somebody, somebody.transaction():
+        somebody.execute("LOCK TABLE sa_jobqueue.job IN SHARE ROW EXCLUSIVE MODE")
+        time.sleep(seconds)
+
+
+@fault("somebody holds a snapshot", ci=False, short=1.0, long=30)
+def hold_a_snapshot(scene: Scene, seconds: float) -> None:
+    """A transaction that sees the past, so that nothing can be cleaned up."""
+    with scene.server.connect(DATABASE) as somebody:
+        somebody.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        somebody.execute("SELECT count(*) FROM sa_jobqueue.job")
+        time.sleep(seconds)
+
+
+_FULL = """
+    CREATE OR REPLACE FUNCTION audit.full() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$
+"""
+_WRITTEN = ("sa_jobqueue.job", "audit.effect")
+
+
+@fault("every write is refused as if the disk were full", short=2.0, long=15)
+def refuse_writes(scene: Scene, seconds: float) -> None:
+    """By a trigger that raises what a full disk does (SQLSTATE 53100): a stand-in, for no disk is full here."""
+    scene.ask(_FULL)
+    try:
+        for table in _WRITTEN:  # one by one, for a transaction that locks both could deadlock with a handler's
+            scene.ask(
+                f"CREATE OR REPLACE TRIGGER audit_full BEFORE INSERT OR UPDATE ON {table} "
+                "FOR EACH STATEMENT EXECUTE FUNCTION audit.full()"
+            )
+        time.sleep(seconds)
+    finally:
+        for table in _WRITTEN:
+            scene.ask(f"DROP TRIGGER IF EXISTS audit_full ON {table}")
+
+
+@fault("the database is read-only", ci=False, short=2.0, long=15)
+def read_only(scene: Scene, seconds: float) -> None:
+    """`default_transaction_read_only` for all (SQLSTATE 25006), as on a standby."""
+    scene.ask(f"ALTER DATABASE {DATABASE} SET default_transaction_read_only = on")
+    scene.ask("ALTER SYSTEM SET default_transaction_read_only = on")
+    scene.ask("SELECT pg_reload_conf()")
+    try:
+        time.sleep(seconds)
+    finally:
+        with scene.server.connect(DATABASE) as connection:
+            connection.execute("SET default_transaction_read_only = off")
+            connection.execute("ALTER SYSTEM RESET default_transaction_read_only")
+            connection.execute(f"ALTER DATABASE {DATABASE} RESET default_transaction_read_only")
+            connection.execute("SELECT pg_reload_conf()")
+
+
+@fault(
+    "two workers' clocks are five hours wrong", ci=False, short=4.0, long=30,
+    needs=lambda: "" if FAKETIME else "Debian's package `faketime` is not installed here",
+)  # fmt: skip
+def wrong_clocks(scene: Scene, seconds: float) -> None:
+    """One ahead and one behind work beside the others, and then leave."""
+    assert FAKETIME is not None
+    # The monotonic clock stays right: nothing sets that one wrong.
+    env = {"LD_PRELOAD": str(FAKETIME), "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+    workers = [scene.start_worker(env={**env, "FAKETIME": shift}) for shift in ("+5h", "-5h")]
+    for worker in workers:
+        worker.wait_for(" serves ", timeout=60)
+    time.sleep(seconds)
+    for worker in workers:
+        worker.send(signal.SIGTERM)
+    for worker in workers:
+        assert worker.wait() == 0
+        assert (scene.words / f"{worker.pid}.jsonl").exists(), "it ran no job"
+
+
+# ---- failover
+
+
+@fault("a failover loses the last seconds", short=2.0, long=5.0, alone=True)
+def fail_over(scene: Scene, seconds: float) -> None:
+    """A standby that hears nothing for a while takes over: read-only at first, then promoted."""
+    standby = scene.server.copy(scene.folder / f"standby-{scene.random.getrandbits(32):x}")
+    begun, kept = time.monotonic(), set(scene.producer.keys())
+    ((lsn,),) = scene.ask("SELECT pg_current_wal_lsn()")
+    wait_until(lambda: standby.has_followed(str(lsn)))
+    standby.stop_following()
+    time.sleep(seconds)  # what is committed now will be lost
+    scene.fail_over(standby)
+    scene.producer.forget(set(scene.producer.keys()) - kept)
+    time.sleep(1.0)  # read-only
+    standby.promote()
+    # What was claimed on the old server may begin a little later.
+    scene.forgotten.append((begun, time.monotonic() + LEASE))
+
+
+# ---- all of them
+
+#: What a fault may meet when another one is in its way: the server is gone, the worker died, nobody commits.
+_OVERTAKEN = (psycopg.Error, psutil.Error, AssertionError, LookupError)
+
+
+def at_random(scene: Scene, seconds: float, *, say: Callable[[str], None] = lambda text: None) -> None:
+    """One fault after another, and often two at a time, until the time is over."""
+    mixable = [fault for fault in FAULTS.values() if not fault.needs()]
+    begun = time.monotonic()
+    while time.monotonic() < begun + seconds:
+        first, second = scene.random.sample(mixable, 2)
+        together = [first] if first.alone or second.alone or scene.random.random() < 0.3 else [first, second]
+        say(f"{time.monotonic() - begun:6.1f} s  {' + '.join(fault.name for fault in together)}")
+        threads = [Thread(target=_suffer, args=(scene, fault)) for fault in together]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        time.sleep(scene.random.uniform(0.0, 1.5))
+
+
+def _suffer(scene: Scene, fault: Fault) -> None:
+    with suppress(*_OVERTAKEN):
+        fault.act(scene, fault.short * scene.random.uniform(0.5, 1.2))

@@ -1,0 +1,120 @@
+"""Workers with a fault of their own making: to show that the auditor sees it.
+
+The environment variable `SA_FAULTS_MUTANT` names the mutation, done when this module is imported:
+`sa-jobqueue work --app tests.faults.mutants:registry`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Connection, Text, cast, func, select, text, update
+
+from sa_jobqueue import operations
+from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.lifecycle import Change, Event
+from sa_jobqueue.models import Job
+from sa_jobqueue.operations import Answer
+from sa_jobqueue.worker.unit import Unit
+from tests.faults.workload import registry
+
+__all__ = ["MUTANT", "MUTATIONS", "registry"]
+
+MUTANT = "SA_FAULTS_MUTANT"
+
+_apply, _apply_one, _complete = operations.apply, operations.apply_one, Unit.complete
+_COLUMNS = Job.__table__.c
+
+_COMPLETED = text(
+    "UPDATE sa_jobqueue.job SET status = 'completed', finished_at = now(), lease_expires_at = NULL WHERE id = ANY (:ids)"
+)
+
+
+def _complete_regardless(connection: Connection, changes: Any, **options: Any) -> dict[int, Answer]:
+    """Completions are written whatever became of the claim."""
+    done = [change for change in changes if change.event is Event.COMPLETE]
+    others = [change for change in changes if change.event is not Event.COMPLETE]
+    connection.execute(_COMPLETED, {"ids": [change.id for change in done]})
+    return {change.id: Answer.APPLIED for change in done} | _apply(connection, others, **options)
+
+
+def _complete_one_regardless(connection: Connection, change: Change, **options: Any) -> Answer:
+    """The same, in the transaction of its handler."""
+    if change.event is not Event.COMPLETE:
+        return _apply_one(connection, change, **options)
+    connection.execute(_COMPLETED, {"ids": [change.id]})
+    return Answer.APPLIED
+
+
+def remove_the_fence() -> None:
+    """A completion does not look whether its claim is still valid."""
+    operations.apply, operations.apply_one = _complete_regardless, _complete_one_regardless
+
+
+def split_the_claim() -> None:
+    """Claiming is a SELECT, and then an UPDATE of what was seen."""
+
+    def claim(connection: Connection, *, worker: str, queues: Any, lease: float, job: Any = Job, **_: Any) -> Any:
+        due = select(_COLUMNS.id).where(_COLUMNS.status == "queued", _COLUMNS.run_at <= func.now())
+        seen = list(connection.scalars(due.order_by(_COLUMNS.id).limit(sum(queues.values()))))
+        time.sleep(0.01)  # others may look at the same moment
+        taken = update(Job.__table__).where(_COLUMNS.id.in_(seen)).values(
+            status="running", claims=_COLUMNS.claims + 1, attempt=_COLUMNS.attempt + 1, worker=worker,
+            claimed_at=func.now(), lease_expires_at=func.now() + text(f"interval '{lease} s'"),
+        )  # fmt: skip
+        columns = [
+            cast(_COLUMNS[name], Text) if name in ("args", "meta") else _COLUMNS[name] for name in ClaimedJob._fields
+        ]
+        return [ClaimedJob._make(row) for row in connection.execute(taken.returning(*columns))]
+
+    operations.claim = claim
+
+
+def _complete_first(self: Unit, change: Any) -> Any:
+    """The completion in a transaction of its own."""
+    assert self._engine is not None
+    with self._engine.begin() as before:
+        answer = _apply(before, [change])[change.id]
+    self.session.flush()
+    return answer
+
+
+def complete_first() -> None:
+    """The completion is committed before what the handler wrote."""
+
+    def complete(self: Unit, change: Any) -> Any:
+        if self.connection is None:
+            return _complete(self, change)
+        try:
+            answer = _complete_first(self, change)
+            self.session.commit()
+            if self.connection is not None:
+                self.connection.commit()
+            return answer
+        finally:
+            self.close()
+
+    Unit.complete = complete  # type: ignore[method-assign]
+
+
+def complete_and_die() -> None:
+    """The same, in a worker that is killed between the two from time to time."""
+
+    def complete(self: Unit, change: Any) -> Any:
+        if self.connection is None or change.id % 10:
+            return _complete(self, change)
+        _complete_first(self, change)
+        os._exit(9)
+
+    Unit.complete = complete  # type: ignore[method-assign]
+
+
+MUTATIONS: dict[str, Callable[[], None]] = {
+    mutate.__name__: mutate for mutate in (remove_the_fence, split_the_claim, complete_first, complete_and_die)
+}
+
+if mutant := os.environ.get(MUTANT):
+    MUTATIONS[mutant]()

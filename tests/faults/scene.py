@@ -1,0 +1,298 @@
+"""The scene of the faults: a server, a proxy before it, three workers under a supervisor, and a producer that never stops.
+
+    with Scene(seed=1) as scene:
+        seen = scene.suffer("worker killed", kill_a_worker)
+        assert seen.findings == []
+
+Workers reach the server through `proxy`, whose network can be bad; the producer goes through `door`, which is never at
+fault, and follows a failover.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Self
+
+import psutil
+import psycopg
+
+from sa_jobqueue.migrations import upgrade_database
+from tests.faults import workload
+from tests.faults.auditor import Evidence, audit, collect
+from tests.faults.proxy import Proxy
+from tests.faults.server import Guard, Server
+from tests.faults.workload import Fate, Producer
+from tests.support.commands import Command, start_command
+from tests.support.waiting import wait_until
+
+LEASE = 2.0
+"""Seconds: short, so that what has to wait for a lease is quick."""
+PROCESSES, SLOTS = 3, 4
+RATE = 25.0
+"""Jobs enqueued per second: well below what the workers can do, so that a backlog is worked off."""
+DATABASE = "shop"
+
+_FINISHED = "('completed', 'failed', 'cancelled')"
+_WINDOW = 0.5
+"""Seconds in which half of the usual number of jobs has to end, for the throughput to be back."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was seen of one fault. Times are in seconds."""
+
+    fault: str
+    lasted: float
+    committed: int
+    """Jobs whose enqueueing committed from the fault's beginning until the throughput was back."""
+    finished: int
+    """How many of them came to a final state."""
+    back: float | None
+    """From the fault's end until jobs ended as fast as usual; None: they did not."""
+    gap: float
+    """The longest time in which no job ended."""
+    rescued: int
+    """Jobs that were rescued from a worker."""
+    rescued_in: float | None
+    """From the fault's beginning until the last of these was back in the queue."""
+    duplicates: int
+    """Effects outside the database that happened once more than they had to."""
+    memory: int
+    """The most bytes that a worker process had resident."""
+    findings: list[str]
+    """What the auditor found."""
+
+    @property
+    def recovered(self) -> float:
+        """The share of the jobs that came to a final state."""
+        return self.finished / self.committed if self.committed else 1.0
+
+
+class Scene:
+    """All that a fault can happen to. `seed`: of everything that is random here."""
+
+    def __init__(self, *, seed: int, rate: float = RATE) -> None:
+        self.random = random.Random(seed)
+        self.rate = rate
+        # In /tmp itself, and open to the user who runs the server for root.
+        self.folder = Path(tempfile.mkdtemp(prefix="sajq_faults-", dir="/tmp"))
+        self.folder.chmod(0o755)
+        self.words = self.folder / "words"
+        self.words.mkdir()
+        self.forgotten: list[tuple[float, float]] = []
+        self._stack = ExitStack()
+        self._supervisors = 0
+        self._memory = 0
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self.producer = Producer("", rate=rate, seed=seed)
+
+    def __enter__(self) -> Self:
+        try:
+            self._build()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _build(self) -> None:
+        self.guard = Guard()
+        self._stack.callback(self.guard.close)
+        self.server = Server.make(self.folder / "first", self.guard)
+        self._stack.callback(lambda: self.server.remove())  # noqa: PLW0108  # by then it may be another
+        self.server.start()
+        self.server.execute(f"CREATE DATABASE {DATABASE}")
+        upgrade_database(self.server.url(DATABASE), schema="sa_jobqueue")
+        workload.prepare(self.server.url(DATABASE))
+        self.proxy = self._stack.enter_context(Proxy(self.server.port))
+        self.door = self._stack.enter_context(Proxy(self.server.port))
+        self.start_supervisor()
+        self._stack.callback(self._end_workers)
+        watcher = threading.Thread(target=self._watch_memory, name="memory", daemon=True)
+        watcher.start()
+        self._stack.callback(watcher.join)
+        self._stack.callback(self._ended.set)
+        self.producer.url = self.server.url(DATABASE, port=self.door.port)
+        self._stack.enter_context(self.producer)
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ---- workers
+
+    def start_supervisor(self) -> None:
+        """Start (again) what keeps the workers alive, as a service manager would."""
+        self._supervisors += 1
+        self.supervisor = self.start_worker(f"--processes={PROCESSES}")
+
+    def start_worker(self, *options: str, env: dict[str, str] | None = None) -> Command:
+        """Start `sa-jobqueue work` on this scene's workload."""
+        command = start_command(
+            "work", "--app=tests.faults.workload:registry", f"--queue=default={SLOTS}", f"--lease={LEASE}", "--poll=0.2",
+            "--grace=5", f"--max-rescues={workload.MAX_RESCUES}", *options,
+            url=self.server.url(DATABASE, port=self.proxy.port), env={workload.FOLDER: str(self.words), **(env or {})},
+        )  # fmt: skip
+        started = self._stack.enter_context(command)
+        self.guard.watch(started.pid)
+        return started
+
+    def workers(self) -> list[psutil.Process]:
+        """The worker processes that are alive now."""
+        with suppress(psutil.Error):
+            return [child for child in psutil.Process(self.supervisor.pid).children() if child.is_running()]
+        return []
+
+    def whole(self) -> bool:
+        """Whether all workers are there."""
+        return len(self.workers()) == PROCESSES
+
+    def a_worker(self) -> psutil.Process:
+        """One of them, at random, that has something to do just now."""
+        busy = "SELECT DISTINCT worker.pid FROM sa_jobqueue.worker JOIN sa_jobqueue.job ON job.worker = worker.id::text"
+
+        def look() -> list[psutil.Process]:
+            pids = {pid for (pid,) in self.ask(f"{busy} WHERE job.status = 'running'")}
+            return [worker for worker in self.workers() if worker.pid in pids]
+
+        return self.random.choice(wait_until(look))
+
+    def worker_of(self, port: int) -> psutil.Process:
+        """The worker that speaks from this port."""
+        for worker in self.workers():
+            if any(link.laddr.port == port for link in worker.net_connections(kind="tcp4")):
+                return worker
+        raise LookupError(port)
+
+    def _end_workers(self) -> None:
+        left = self.workers()
+        with suppress(ProcessLookupError):
+            self.supervisor.kill()
+        for worker in left:
+            with suppress(psutil.Error):
+                worker.kill()
+        psutil.wait_procs(left, 10)
+
+    def _watch_memory(self) -> None:
+        while not self._ended.wait(0.5):
+            for worker in self.workers():
+                with suppress(psutil.Error):
+                    self._memory = max(self._memory, worker.memory_info().rss)
+
+    # ---- the database
+
+    def ask(self, statement: str) -> list[tuple[object, ...]]:
+        """Rows of the application's database, past the proxy."""
+        return self.server.execute(statement, database=DATABASE)
+
+    def ended_lately(self, seconds: float = 1.0) -> int:
+        """How many jobs ended in the last seconds; 0 too if the server is not there."""
+        lately = f"at > clock_timestamp() - interval '{seconds} s'"
+        try:
+            ((number,),) = self.ask(f"SELECT count(*) FROM audit.history WHERE now IN {_FINISHED} AND {lately}")
+        except psycopg.Error:
+            return 0
+        return int(str(number))
+
+    @property
+    def version(self) -> str:
+        """The server's version."""
+        ((version,),) = self.ask("SHOW server_version")
+        return str(version)
+
+    @property
+    def usual(self) -> float:
+        """Jobs that end per second when all is well."""
+        return self.rate * (1 - self.producer.rolled_back)
+
+    def calm(self) -> None:
+        """Wait until all workers are there and jobs end as fast as usual."""
+        wait_until(lambda: self.whole() and self.ended_lately() > self.usual / 2, timeout=90, message="a calm scene")
+
+    def settled(self, keys: Sequence[str]) -> bool:
+        """Whether the jobs with these keys have all ended."""
+        with self.server.connect(DATABASE) as connection:
+            live = "SELECT count(*) FROM sa_jobqueue.job WHERE meta->>'key' = ANY (%s) AND status NOT IN " + _FINISHED
+            found = connection.execute(live, [list(keys)]).fetchone()
+        return found == (0,)
+
+    # ---- faults
+
+    def suffer(self, name: str, act: Callable[[], None], *, patience: float = 60.0) -> Observed:
+        """Let a fault happen, from its beginning to its end, wait for what comes after it, and audit."""
+        self.calm()
+        before = self.producer.fates.copy()
+        self._memory = 0
+        begun = time.time()
+        act()
+        over = time.time()
+        with suppress(AssertionError):
+            # A second at least, to have seen something.
+            wait_until(
+                lambda: time.time() > over + 1 and self.ended_lately() > self.usual / 2 and self.whole(), patience
+            )
+        keys = [key for key in self.producer.fates.copy() if key not in before]
+        with suppress(AssertionError):
+            wait_until(lambda: self.settled(keys), timeout=patience)
+        return self._observe(name, begun, over, keys)
+
+    def fail_over(self, standby: Server) -> None:
+        """Let everybody talk to this server from now on; the one before is gone without a word."""
+        self.proxy.target = self.door.target = standby.port
+        self.server.remove()
+        self.server = standby
+
+    def finish(self) -> list[str]:
+        """End the producer, let the workers end everything and leave, and audit all that was ever done."""
+        self.producer.stop()
+        keys = list(self.producer.fates.copy())
+        with suppress(AssertionError):
+            wait_until(lambda: self.settled(keys), timeout=60)
+        self.supervisor.send(signal.SIGTERM)
+        self.supervisor.wait()
+        return [f"{finding.rule}: {finding.about}" for finding in audit(self.evidence())]
+
+    def evidence(self) -> Evidence:
+        """All that is there for the auditor."""
+        fates = self.producer.fates.copy()
+        return collect(self.server.url(DATABASE), self.words, fates, forgotten=self.forgotten)
+
+    def _observe(self, name: str, begun: float, over: float, keys: Sequence[str]) -> Observed:
+        everything = self.evidence()
+        given = everything.of(keys)
+        committed = [key for key in keys if given.fates[key] is Fate.COMMITTED]
+        steps = [step for step in everything.steps if step.at >= begun]
+        ends = sorted(step.at for step in everything.ends.values() if step.at >= begun)
+        rescues = [step.at for step in steps if (step.rescues or 0) > (step.rescues_was or 0)]
+        return Observed(
+            fault=name,
+            lasted=over - begun,
+            committed=len(committed),
+            finished=len(given.ends.keys() & set(committed)),
+            back=_back(ends, over, max(int(self.usual * _WINDOW / 2), 2)),
+            gap=max((later - earlier for earlier, later in pairwise([begun, *ends])), default=0.0),
+            rescued=len(rescues),
+            rescued_in=max(rescues) - begun if rescues else None,
+            duplicates=given.duplicates(),
+            memory=self._memory,
+            findings=[f"{finding.rule}: {finding.about}" for finding in audit(given)],
+        )
+
+
+def _back(ends: Sequence[float], over: float, number: int) -> float | None:
+    """When, counted from `over`, so many jobs ended within the window."""
+    later = [at for at in ends if at >= over]
+    for first, last in zip(later, later[number - 1 :], strict=False):
+        if last - first <= _WINDOW:
+            return first - over
+    return None

@@ -1,0 +1,183 @@
+"""The auditor sees what it is for: in rows made by hand, and in what workers do whose code was broken on purpose."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.orm import Session
+
+from tests.faults import auditor, mutants, workload
+from tests.faults.auditor import Evidence, Finding, Row, Said, Step, Written, audit, collect
+from tests.faults.workload import Fate
+from tests.support.commands import Command, start_command
+from tests.support.waiting import wait_until
+
+# ---- by hand
+
+MADE = Step("k", 1, 100.0, "1", None, None, None, None, "queued", 0, 0, 0)
+TAKEN = Step("k", 2, 101.0, "2", "queued", 0, 0, None, "running", 1, 0, 1)
+ENDED = Step("k", 3, 102.0, "3", "running", 1, 0, 103.0, "completed", 1, 0, 1)
+RESCUED = Step("k", 3, 104.0, "3", "running", 1, 0, 103.0, "queued", 1, 1, 0)
+AGAIN = Step("k", 4, 105.0, "4", "queued", 1, 1, None, "running", 2, 1, 1)
+ROW = Row("k", 1, "tests.faults.workload.write", "completed", 1, 1, 20, 0, False)
+EFFECT = Written("k", 1, "3")
+BEGAN, DID = Said("k", "began", 1, 7, 50.0), Said("k", "did", 1, 7, 51.0)
+WELL = Evidence({"k": Fate.COMMITTED}, [ROW], [MADE, TAKEN, ENDED], [EFFECT], [BEGAN, DID])
+
+
+def test_a_job_that_went_well_gives_no_finding() -> None:
+    """Nor does one that was rescued and run once more, with its effect outside the database done twice."""
+    assert audit(WELL) == []
+    end = ENDED._replace(n=5, claims_was=2, rescues_was=1, claims=2, rescues=1, lease_was=106.0)
+    twice = replace(
+        WELL,
+        rows=[ROW._replace(claims=2, rescues=1)],
+        steps=[MADE, TAKEN, RESCUED, AGAIN, end],
+        effects=[EFFECT._replace(claims=2)],
+        said=[BEGAN, DID, BEGAN._replace(claims=2), DID._replace(claims=2)],
+    )
+    assert audit(twice) == []
+    assert twice.duplicates() == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        (auditor.committed_jobs_end, lambda w: replace(w, rows=[ROW._replace(status="queued")])),
+        (auditor.committed_jobs_end, lambda w: replace(w, rows=[ROW._replace(status="failed")])),
+        (auditor.committed_jobs_end, lambda w: Evidence(w.fates)),
+        (auditor.rolled_back_jobs_never_run, lambda w: replace(w, fates={"k": Fate.ROLLED_BACK})),
+        (auditor.rolled_back_jobs_never_run, lambda w: Evidence({"k": Fate.ROLLED_BACK}, said=[BEGAN])),
+        (auditor.one_claim_is_valid, lambda w: replace(w, steps=[MADE, TAKEN, AGAIN._replace(was="running"), ENDED])),
+        (auditor.one_claim_is_valid, lambda w: replace(w, steps=[MADE, TAKEN._replace(claims=0), ENDED])),
+        (auditor.one_claim_is_valid, lambda w: replace(w, steps=[MADE, ENDED])),
+        (auditor.one_claim_is_valid, lambda w: replace(w, steps=[*w.steps, AGAIN._replace(was="completed")])),
+        (auditor.live_claims_are_not_rescued, lambda w: replace(w, steps=[MADE, TAKEN, RESCUED._replace(at=102.0)])),
+        (auditor.session_effects_happen_once, lambda w: replace(w, effects=[])),
+        (auditor.session_effects_happen_once, lambda w: replace(w, effects=[EFFECT, EFFECT])),
+        (auditor.session_effects_happen_once, lambda w: replace(w, effects=[EFFECT._replace(xid="4")])),
+        (auditor.session_effects_happen_once, lambda w: replace(w, effects=[EFFECT._replace(claims=2)])),
+        (auditor.effects_outside_follow_claims, lambda w: replace(w, said=[BEGAN])),
+        (auditor.effects_outside_follow_claims, lambda w: replace(w, said=[BEGAN, BEGAN, DID])),
+        (auditor.effects_outside_follow_claims, lambda w: replace(w, said=[BEGAN, DID, DID._replace(claims=2)])),
+        (auditor.counters_stay_in_bounds, lambda w: replace(w, rows=[ROW._replace(attempt=21, claims=21)])),
+        (auditor.counters_stay_in_bounds, lambda w: replace(w, rows=[ROW._replace(rescues=13, claims=14)])),
+        (auditor.counters_stay_in_bounds, lambda w: replace(w, rows=[ROW._replace(attempt=2)])),
+        (auditor.nobody_holds_what_is_over, lambda w: replace(w, rows=[ROW._replace(status="running")])),
+    ],
+)
+def test_each_rule_finds_what_breaks_it(rule: Callable[..., object], change: Callable[[Evidence], Evidence]) -> None:
+    """One thing is changed in the evidence of a job that went well, and the rule speaks up."""
+    assert rule.__name__ in {finding.rule for finding in audit(change(WELL))}
+
+
+def test_no_rule_is_without_an_example() -> None:
+    """Each rule has a case above."""
+    (cases,) = (mark for mark in test_each_rule_finds_what_breaks_it.pytestmark if mark.name == "parametrize")  # type: ignore[attr-defined]
+    assert {rule.__name__ for rule, _ in cases.args[1]} == set(auditor.RULES)
+
+
+# ---- workers that were broken on purpose
+
+
+@pytest.fixture
+def engine(database_url: str) -> Engine:
+    """An engine on a database with the audit's tables."""
+    workload.prepare(database_url)
+    return create_engine(database_url)
+
+
+def enqueue(engine: Engine, kinds: list[workload.AnyTask], number: int, seconds: float) -> dict[str, Fate]:
+    """Enqueue so many of each kind; their keys and fates."""
+    with Session(engine) as session:
+        jobs = {
+            f"{kind.name}-{n}": workload.job(kind, f"{kind.name}-{n}", seconds) for n in range(number) for kind in kinds
+        }
+        session.add_all(jobs.values())
+        session.commit()
+    return dict.fromkeys(jobs, Fate.COMMITTED)
+
+
+def work(stack: ExitStack, url: str, folder: Path, mutant: str | None, processes: int) -> list[Command]:
+    """Start workers, broken or not, and wait until they serve."""
+    env = {workload.FOLDER: str(folder)} | ({mutants.MUTANT: mutant} if mutant else {})
+    options = ["--app=tests.faults.mutants:registry", "--lease=1", "--poll=0.1", "--queue=default=4"]
+    workers = [stack.enter_context(start_command("work", *options, url=url, env=env)) for _ in range(processes)]
+    for worker in workers:
+        worker.wait_for(" serves ")
+    return workers
+
+
+def rules_broken(engine: Engine, folder: Path, fates: dict[str, Fate]) -> set[str]:
+    """Wait until all jobs have ended (or will not), and say which rules the auditor found broken."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        live = "SELECT count(*) FROM sa_jobqueue.job WHERE status IN ('queued', 'running')"
+        wait_until(lambda: connection.exec_driver_sql(live).scalar() == 0, timeout=60)
+    findings: list[Finding] = audit(collect(engine.url.render_as_string(False), folder, fates))
+    engine.dispose()
+    return {finding.rule for finding in findings}
+
+
+ALL = [workload.plain, workload.write, workload.write_async]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "broken"),
+    [(None, set()), (mutants.remove_the_fence.__name__, {"session_effects_happen_once"})],
+)
+def test_a_worker_without_the_fence_is_caught(
+    engine: Engine, database_url: str, tmp_path: Path, mutant: str | None, broken: set[str]
+) -> None:
+    """A worker sleeps past its lease and then completes what another holds by now; one with the fence does no harm."""
+    fates = enqueue(engine, ALL, 4, 1.0)
+    with ExitStack() as stack:
+        (zombie,) = work(stack, database_url, tmp_path, mutant, 1)
+        wait_until(lambda: len(auditor.read_words(tmp_path)) >= 4)
+        zombie.send(signal.SIGSTOP)
+        work(stack, database_url, tmp_path, mutant, 1)
+        wait_until(lambda: max(line.claims for line in auditor.read_words(tmp_path)) > 1)
+        zombie.send(signal.SIGCONT)
+        found = rules_broken(engine, tmp_path, fates)
+    assert broken <= found
+    assert bool(found) == bool(broken)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "broken"), [(None, set()), (mutants.split_the_claim.__name__, {"one_claim_is_valid"})]
+)
+def test_a_claim_in_two_statements_is_caught(
+    engine: Engine, database_url: str, tmp_path: Path, mutant: str | None, broken: set[str]
+) -> None:
+    """Three workers at one queue take each other's jobs if they first look and then take."""
+    with ExitStack() as stack:
+        work(stack, database_url, tmp_path, mutant, 3)
+        fates = enqueue(engine, ALL, 60, 0.01)
+        found = rules_broken(engine, tmp_path, fates)
+    assert broken <= found
+    assert bool(found) == bool(broken)
+
+
+@pytest.mark.parametrize("mutant", [mutants.complete_first.__name__, mutants.complete_and_die.__name__])
+def test_a_completion_before_the_handlers_commit_is_caught(
+    engine: Engine, database_url: str, tmp_path: Path, mutant: str
+) -> None:
+    """Whether or not the worker happens to die between the two."""
+    fates = enqueue(engine, [workload.write, workload.write_async], 20, 0.0)
+    with ExitStack() as stack:
+        work(stack, database_url, tmp_path, mutant, 3)
+        if mutant == mutants.complete_and_die.__name__:
+            wait_until(lambda: len(auditor.read_words(tmp_path)) > 0)
+        with start_command(
+            "work",
+            "--app=tests.faults.workload:registry",
+            "--lease=1",
+            url=database_url,
+            env={workload.FOLDER: str(tmp_path)},
+        ):  # so that somebody is left
+            assert rules_broken(engine, tmp_path, fates) == {"session_effects_happen_once"}

@@ -1,0 +1,311 @@
+"""A workload that keeps a record of itself, for `auditor` to check.
+
+Handlers write what they do twice: through `ctx.session` (the table `audit.effect`), and outside it (a file for each
+process, only appended to, each line on the disk before the handler goes on). A trigger, the observer, notes every change of
+a job's state in `audit.history`, in the transaction that makes it. A `Producer` enqueues all the time, rolls back on
+purpose, and remembers of each key what came of its transaction.
+
+    prepare(url)                                     # the tables of the audit
+    with Producer(url, rate=50) as producer: ...     # workers: sa-jobqueue work --app tests.faults.workload:registry
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Collection
+from enum import StrEnum
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import MetaData, create_engine, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, RetryPolicy, Snooze, enqueue, task
+from sa_jobqueue.tasks import AnyTask
+
+FOLDER = "SA_FAULTS_FOLDER"
+"""The environment variable that says where the handlers' files are."""
+
+#: How often a job may fail, or lose its worker: more than any run of faults should cost it.
+MAX_ATTEMPTS, MAX_RESCUES = 20, 12
+_DOOMED_ATTEMPTS = 2
+#: Seconds that a handler takes at most; long enough that there is always one in the middle of something.
+_LONGEST = 0.4
+
+registry = Registry()
+_SOON = RetryPolicy(base=0.2, factor=1.5, cap=3.0, jitter=0.5)
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(schema="audit")
+
+
+class Effect(Base):
+    """What a handler has written through its session; `xid` is the transaction that did."""
+
+    __tablename__ = "effect"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    job_id: Mapped[int]
+    claims: Mapped[int]
+    key: Mapped[str]
+    pid: Mapped[int]
+    xid: Mapped[str] = mapped_column(server_default=text("pg_current_xact_id()::text"))
+
+
+_OBSERVER = (
+    """
+    CREATE TABLE audit.history (
+        n bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp(),
+        xid text NOT NULL DEFAULT pg_current_xact_id()::text,
+        job_id bigint NOT NULL, key text, worker text,
+        was text, claims_was integer, rescues_was integer, lease_was timestamptz,
+        now text, claims integer, rescues integer, attempt integer)
+    """,
+    """
+    CREATE FUNCTION audit.observe() RETURNS trigger LANGUAGE plpgsql AS $body$
+    BEGIN
+        INSERT INTO audit.history (job_id, key, worker, was, claims_was, rescues_was, lease_was, now, claims, rescues, attempt)
+        VALUES (coalesce(NEW.id, OLD.id), coalesce(NEW.meta, OLD.meta)->>'key', coalesce(NEW.worker, OLD.worker),
+                OLD.status, OLD.claims, OLD.rescues, OLD.lease_expires_at, NEW.status, NEW.claims, NEW.rescues, NEW.attempt);
+        RETURN NULL;
+    END
+    $body$
+    """,
+    "CREATE TRIGGER audit_made AFTER INSERT OR DELETE ON sa_jobqueue.job FOR EACH ROW EXECUTE FUNCTION audit.observe()",
+    """
+    CREATE TRIGGER audit_changed AFTER UPDATE ON sa_jobqueue.job FOR EACH ROW
+    WHEN ((OLD.status, OLD.claims) IS DISTINCT FROM (NEW.status, NEW.claims)) EXECUTE FUNCTION audit.observe()
+    """,
+)
+
+
+def prepare(url: str) -> None:
+    """Make the audit's tables and its observer."""
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA audit"))
+        Base.metadata.create_all(connection)
+        for statement in _OBSERVER:
+            connection.execute(text(statement))
+    engine.dispose()
+
+
+# ---- what handlers leave behind
+
+
+class Word(StrEnum):
+    """What a handler says in its file."""
+
+    BEGAN = "began"
+    DID = "did"  # the effect outside the database
+    FAILED = "failed"  # on purpose
+
+
+def claims_of(ctx: JobContext | AsyncJobContext) -> int:
+    """Which claim of the job this run is."""
+    return ctx._job.claims
+
+
+def say(ctx: JobContext | AsyncJobContext, word: Word) -> None:
+    """Append a line to this process's file, and return when it is on the disk."""
+    # CLOCK_MONOTONIC is the host's: the same in all its processes, and none of their clocks can be wrong.
+    line = {
+        "what": word, "job": ctx.job_id, "key": ctx.meta["key"], "claims": claims_of(ctx), "attempt": ctx.attempt,
+        "pid": os.getpid(), "at": time.monotonic(),
+    }  # fmt: skip
+    file = os.open(Path(os.environ[FOLDER]) / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, json.dumps(line).encode() + b"\n")
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _effect(ctx: JobContext | AsyncJobContext) -> Effect:
+    return Effect(job_id=ctx.job_id, claims=claims_of(ctx), key=ctx.meta["key"], pid=os.getpid())
+
+
+def _task(function: Any) -> Any:
+    return task(registry=registry, retry=_SOON, max_attempts=MAX_ATTEMPTS)(function)
+
+
+@_task
+def plain(ctx: JobContext, seconds: float) -> None:
+    """Has no effect in the database."""
+    say(ctx, Word.BEGAN)
+    time.sleep(seconds)
+    say(ctx, Word.DID)
+
+
+@_task
+async def plain_async(ctx: AsyncJobContext, seconds: float) -> None:
+    """The same on the event loop."""
+    say(ctx, Word.BEGAN)
+    await asyncio.sleep(seconds)
+    say(ctx, Word.DID)
+
+
+@_task
+def write(ctx: JobContext, seconds: float) -> None:
+    """Writes through its session, and takes its time in the middle of the transaction."""
+    say(ctx, Word.BEGAN)
+    ctx.session.add(_effect(ctx))
+    ctx.session.flush()
+    time.sleep(seconds)
+    say(ctx, Word.DID)
+
+
+@_task
+async def write_async(ctx: AsyncJobContext, seconds: float) -> None:
+    """The same on the event loop."""
+    say(ctx, Word.BEGAN)
+    ctx.session.add(_effect(ctx))
+    await ctx.session.flush()
+    await asyncio.sleep(seconds)
+    say(ctx, Word.DID)
+
+
+@_task
+def write_late(ctx: JobContext, seconds: float) -> None:
+    """Takes its time first, and opens its session only then."""
+    say(ctx, Word.BEGAN)
+    time.sleep(seconds)
+    ctx.session.add(_effect(ctx))
+    say(ctx, Word.DID)
+
+
+@_task
+def stumble(ctx: JobContext, seconds: float) -> None:
+    """Fails at its first attempt, after it has written."""
+    say(ctx, Word.BEGAN)
+    ctx.session.add(_effect(ctx))
+    ctx.session.flush()
+    time.sleep(seconds)
+    if ctx.attempt == 1:
+        say(ctx, Word.FAILED)
+        raise RuntimeError("on purpose")
+    say(ctx, Word.DID)
+
+
+@_task
+async def snooze(ctx: AsyncJobContext, seconds: float) -> Snooze | None:
+    """Asks for later at its first claim."""
+    say(ctx, Word.BEGAN)
+    if claims_of(ctx) == 1:
+        return Snooze(0.2)
+    ctx.session.add(_effect(ctx))
+    await asyncio.sleep(seconds)
+    say(ctx, Word.DID)
+    return None
+
+
+@task(registry=registry, retry=_SOON, max_attempts=_DOOMED_ATTEMPTS)
+def doomed(ctx: JobContext, seconds: float) -> None:
+    """Always fails, after it has written."""
+    say(ctx, Word.BEGAN)
+    ctx.session.add(_effect(ctx))
+    ctx.session.flush()
+    time.sleep(seconds)
+    say(ctx, Word.FAILED)
+    raise RuntimeError("on purpose")
+
+
+#: What is enqueued, and how often compared with the others.
+MIX: dict[AnyTask, int] = {
+    plain: 4, plain_async: 4, write: 4, write_async: 4, write_late: 2, stumble: 1, snooze: 1, doomed: 1
+}  # fmt: skip
+WITHOUT_SESSION = frozenset({plain.name, plain_async.name})
+"""The tasks that write nothing through `ctx.session`."""
+DOOMED = doomed.name
+
+
+# ---- the producer
+
+
+class Fate(StrEnum):
+    """What came of the transaction that enqueued a job."""
+
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    UNKNOWN = "unknown"  # the answer to its COMMIT was lost, or a failover may have lost the transaction
+
+
+class Producer:
+    """Enqueues `rate` jobs a second, on a thread of its own, until the block ends.
+
+    `fates`: what came of each key's transaction, once that is over.
+    """
+
+    def __init__(self, url: str, *, rate: float, seed: int = 0, rolled_back: float = 0.15) -> None:
+        self.fates: dict[str, Fate] = {}
+        self.url, self._rate, self.rolled_back = url, rate, rolled_back
+        self._random, self._numbers = random.Random(seed), count()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="producer", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Enqueue no more."""
+        self._end.set()
+        self._thread.join()
+
+    def keys(self, fate: Fate = Fate.COMMITTED) -> list[str]:
+        """The keys that had this fate so far."""
+        return [key for key, its in self.fates.copy().items() if its is fate]
+
+    def forget(self, keys: Collection[str]) -> None:
+        """A failover may have lost what was committed of these."""
+        for key in keys:
+            if self.fates[key] is Fate.COMMITTED:
+                self.fates[key] = Fate.UNKNOWN
+
+    def _loop(self) -> None:
+        # A server that is gone must not hold the producer: it is a part of the test, not what is tested.
+        engine = create_engine(self.url, connect_args={"connect_timeout": 2, "options": "-c statement_timeout=3s"})
+        while not self._end.is_set():
+            number = self._random.randint(1, 5)
+            try:
+                self._enqueue(Session(engine), number)
+            except DBAPIError:
+                engine.dispose()
+            self._end.wait(number / self._rate)
+        engine.dispose()
+
+    def _enqueue(self, session: Session, number: int) -> None:
+        """One transaction."""
+        kinds = self._random.choices(list(MIX), list(MIX.values()), k=number)
+        keys = [f"k{next(self._numbers)}" for _ in kinds]
+        rolls_back = self._random.random() < self.rolled_back
+        fate = Fate.ROLLED_BACK
+        try:
+            with session:
+                for key, kind in zip(keys, kinds, strict=True):
+                    session.add(job(kind, key, self._random.uniform(0.0, _LONGEST)))
+                session.flush()
+                if rolls_back:
+                    session.rollback()
+                    return
+                fate = Fate.UNKNOWN
+                session.commit()
+                fate = Fate.COMMITTED
+        finally:
+            self.fates |= dict.fromkeys(keys, fate)
+
+
+def job(kind: AnyTask, key: str, seconds: float = 0.0) -> Job:
+    """A job that the audit can follow."""
+    return enqueue(kind.options(meta={"key": key}), seconds)
