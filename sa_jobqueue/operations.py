@@ -143,8 +143,10 @@ def claim(
     return jobs
 
 
-def apply(connection: Connection, changes: Sequence[Change], *, job: type[Job] = Job) -> dict[int, Answer]:
-    """Write `changes`, each behind its fence. Returns the answer for each job id.
+def apply(
+    connection: Connection, changes: Sequence[Change], *, worker: str | None = None, job: type[Job] = Job
+) -> dict[int, Answer]:
+    """Write `changes`, each behind its fence; `worker`: who claimed them. Returns the answer for each job id.
 
     Those that say no more than "done" are written by faster statements; what is left over by them, too, is asked about.
     """
@@ -152,30 +154,36 @@ def apply(connection: Connection, changes: Sequence[Change], *, job: type[Job] =
     gone = [change for change in changes if change.plain and change.retain == 0] if len(kept) < len(changes) else []
     written: list[int] = []
     if kept:
-        written += connection.scalar(_complete_statement(job), completion_parameters(kept)) or []
+        written += connection.scalar(_complete_statement(job), completion_parameters(kept, worker=worker)) or []
     if gone:
-        written += connection.scalar(_delete_statement(job), completion_parameters(gone, kept=False)) or []
+        written += (
+            connection.scalar(_delete_statement(job), completion_parameters(gone, kept=False, worker=worker)) or []
+        )
     answers = dict.fromkeys(written, Answer.APPLIED)
     if len(answers) < len(changes):
         left = [change for change in changes if change.id not in answers]
-        for row in connection.execute(_apply_statement(job, True), apply_parameters(left)):
+        for row in connection.execute(_apply_statement(job, True), apply_parameters(left, worker=worker)):
             answers[row.id] = Answer(row.answer)
     return answers
 
 
-def apply_one(connection: Connection, change: Change, *, job: type[Job] = Job) -> Answer:
+def apply_one(connection: Connection, change: Change, *, worker: str | None = None, job: type[Job] = Job) -> Answer:
     """Write one change in the transaction of its handler; waits for a row that somebody has locked just now."""
     if change.plain and change.retain != 0:
-        parameters = {"done_id": change.id, "done_claims": change.claims, "done_retain": change.retain}
+        parameters = {
+            "done_id": change.id, "done_claims": change.claims, "done_retain": change.retain, "fence_worker": worker,
+        }  # fmt: skip
         written = connection.scalar(_complete_one_statement(job), parameters)
         return Answer.LOST if written is None else Answer.APPLIED
-    (answer,) = connection.execute(_apply_statement(job, False), apply_parameters([change]))
+    (answer,) = connection.execute(_apply_statement(job, False), apply_parameters([change], worker=worker))
     return Answer(answer.answer)
 
 
-def renew(connection: Connection, held: Mapping[int, int], *, lease: float, job: type[Job] = Job) -> Renewal:
-    """Let the leases of `held` (id -> claims) end `lease` seconds from now."""
-    parameters = {"lease_ids": list(held), "lease_claims": list(held.values()), "lease_seconds": lease}
+def renew(
+    connection: Connection, held: Mapping[int, int], *, lease: float, worker: str | None = None, job: type[Job] = Job
+) -> Renewal:
+    """Let the leases of `held` (id -> claims) end `lease` seconds from now; `worker`: who claimed them."""
+    parameters = {**_held(held, worker), "lease_seconds": lease}
     answers = connection.execute(_renew_statement(job), parameters).all()
     return Renewal(
         lost=frozenset(row.id for row in answers if row.answer == Answer.LOST),
@@ -184,10 +192,15 @@ def renew(connection: Connection, held: Mapping[int, int], *, lease: float, job:
     )
 
 
-def cancelled_among(connection: Connection, held: Mapping[int, int], *, job: type[Job] = Job) -> frozenset[int]:
+def cancelled_among(
+    connection: Connection, held: Mapping[int, int], *, worker: str | None = None, job: type[Job] = Job
+) -> frozenset[int]:
     """The ids among `held` (id -> claims) for which a cancel was asked for."""
-    parameters = {"lease_ids": list(held), "lease_claims": list(held.values())}
-    return frozenset(connection.scalars(_cancelled_statement(job), parameters))
+    return frozenset(connection.scalars(_cancelled_statement(job), _held(held, worker)))
+
+
+def _held(held: Mapping[int, int], worker: str | None) -> dict[str, Any]:
+    return {"lease_ids": list(held), "lease_claims": list(held.values()), "fence_worker": worker}
 
 
 def expired(connection: Connection, *, after: int = -(2**63), limit: int = 100, job: type[Job] = Job) -> list[Expired]:

@@ -34,12 +34,12 @@ from sqlalchemy.dialects.postgresql import JSONB
 from ..lifecycle import FINISHED, Change, Event, JobStatus, sources
 from ..models import Job, StatusText, status_in, status_literal
 from ..retry import MAX_ERRORS
-from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
+from ._parts import array, held_by_claimer, in_seconds, lock_in_order, members, rows, table_of
 
 __all__ = ["append_error", "apply_changes", "apply_parameters"]
 
 
-def apply_parameters(changes: Sequence[Change]) -> dict[str, Any]:
+def apply_parameters(changes: Sequence[Change], *, worker: str | None = None) -> dict[str, Any]:
     """The parameters of `apply_changes`, by name, for a statement that was built once and is executed often."""
     return {
         "change_ids": [change.id for change in changes],
@@ -53,6 +53,7 @@ def apply_parameters(changes: Sequence[Change]) -> dict[str, Any]:
         "change_result": [change.result for change in changes],
         "change_retain": [change.retain for change in changes],
         "change_expired": [change.expired for change in changes],
+        "fence_worker": worker,
     }
 
 
@@ -63,10 +64,12 @@ def _error_json(change: Change) -> str | None:
     return json.dumps({"type": error.type, "message": error.message, "traceback": error.traceback})
 
 
-def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: type[Job] = Job) -> Executable:
+def apply_changes(
+    changes: Sequence[Change], *, worker: str | None = None, skip_locked: bool = True, job: type[Job] = Job
+) -> Executable:
     """Write what claimed jobs became, each only if its claim is still valid.
 
-    `skip_locked`: do not wait for a row that somebody has locked just now. Durations count from the database's now().
+    `worker`: who claimed them; None for a rescue, or where one does not know. `skip_locked`: do not wait for a row that somebody has locked just now. Durations count from the database's now().
 
     Returns a row per change: id, claims, answer. The answer is "applied"; "lost": the claim is no longer valid, or,
     for a rescue, the lease was renewed; or "locked": try again.
@@ -94,6 +97,7 @@ def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: t
     fence = and_(
         columns.id == change.c.id,
         columns.claims == change.c.claims,
+        held_by_claimer(table, worker),
         running,
         # A renewal does not change the fence, so a rescue looks at the lease again, in the write.
         or_(

@@ -26,26 +26,32 @@ from sqlalchemy import (
 
 from ..lifecycle import TRANSITIONS, Change, Event, JobStatus, sources
 from ..models import Job, status_in, status_literal
-from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
+from ._parts import array, held_by_claimer, in_seconds, lock_in_order, members, rows, table_of
 
 __all__ = ["complete_jobs", "completion_parameters", "delete_completed"]
 
 
-def completion_parameters(changes: Sequence[Change], *, kept: bool = True) -> dict[str, Any]:
+def completion_parameters(changes: Sequence[Change], *, kept: bool = True, worker: str | None = None) -> dict[str, Any]:
     """The parameters of `complete_jobs` or, if not `kept`, `delete_completed`, by name."""
     parameters = {
         "done_ids": [change.id for change in changes],
         "done_claims": [change.claims for change in changes],
+        "fence_worker": worker,
     }
     return {**parameters, "done_retain": [change.retain for change in changes]} if kept else parameters
 
 
 def complete_jobs(
-    *, ids: Sequence[int], claims: Sequence[int], retain: Sequence[float | None], job: type[Job] = Job
+    *,
+    ids: Sequence[int],
+    claims: Sequence[int],
+    retain: Sequence[float | None],
+    worker: str | None = None,
+    job: type[Job] = Job,
 ) -> Executable:
     """Jobs that were done without anything to record become `completed`, each only if its claim is still valid.
 
-    `retain`: seconds from the database's now until the row may be deleted, None: never. One row comes back: the ids
+    `retain`: seconds from the database's now until the row may be deleted, None: never. `worker`: who claimed them. One row comes back: the ids
     that were written, as an array, or NULL. A row that somebody has locked just now is left out.
     """
     table = table_of(job)
@@ -64,6 +70,7 @@ def complete_jobs(
             members(columns.id, select(locked.c.id)),
             columns.id == done.c.id,
             columns.claims == done.c.claims,
+            held_by_claimer(table, worker),
             running,
         )
         .values(_completed(in_seconds(done.c.retain)))
@@ -73,7 +80,9 @@ def complete_jobs(
     return select(func.array_agg(written.c.id, type_=ARRAY(BigInteger))).select_from(written).add_cte(locked)
 
 
-def complete_job(*, id: int, claims: int, retain: float | None, job: type[Job] = Job) -> Executable:
+def complete_job(
+    *, id: int, claims: int, retain: float | None, worker: str | None = None, job: type[Job] = Job
+) -> Executable:
     """The same for one job, waiting for its row if somebody has locked it; its id comes back, or no row.
 
     For transactions of handlers: a row found by its key, whatever the planner is told on their connections.
@@ -85,6 +94,7 @@ def complete_job(*, id: int, claims: int, retain: float | None, job: type[Job] =
         .where(
             columns.id == bindparam("done_id", id, BigInteger),
             columns.claims == bindparam("done_claims", claims, Integer),
+            held_by_claimer(table, worker),
             status_in(columns.status, sources(Event.COMPLETE)),
         )
         .values(_completed(in_seconds(bindparam("done_retain", retain, Float))))
@@ -102,7 +112,9 @@ def _completed(purge_at: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
     }
 
 
-def delete_completed(*, ids: Sequence[int], claims: Sequence[int], job: type[Job] = Job) -> Executable:
+def delete_completed(
+    *, ids: Sequence[int], claims: Sequence[int], worker: str | None = None, job: type[Job] = Job
+) -> Executable:
     """The same for jobs that are not to be kept: they are deleted."""
     table = table_of(job)
     columns = table.c
@@ -118,6 +130,7 @@ def delete_completed(*, ids: Sequence[int], claims: Sequence[int], job: type[Job
             members(columns.id, select(locked.c.id)),
             columns.id == done.c.id,
             columns.claims == done.c.claims,
+            held_by_claimer(table, worker),
             running,
         )
         .returning(columns.id)

@@ -1,7 +1,7 @@
 """Leases: renewing what a worker holds, finding what a dead worker held.
 
-Renewal goes by (id, claims), never by "all that bear my name": a worker that slept past its lease must not renew a
-job that somebody else has claimed since.
+Renewal goes by (id, claims, worker), never by "all that bear my name": a worker that slept past its lease must not renew
+a job that it, or somebody else, has claimed since.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from sqlalchemy import (
 
 from ..lifecycle import Event, sources
 from ..models import Job, status_in
-from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
+from ._parts import array, held_by_claimer, in_seconds, lock_in_order, members, rows, table_of
 
 __all__ = ["expired_leases", "renew_leases"]
 
 
-def renew_leases(*, ids: Sequence[int], claims: Sequence[int], lease: float, job: type[Job] = Job) -> Executable:
+def renew_leases(
+    *, ids: Sequence[int], claims: Sequence[int], lease: float, worker: str | None = None, job: type[Job] = Job
+) -> Executable:
     """Let the leases of these claims end `lease` seconds from now.
 
     Returns a row per claim: id, claims, answer, cancel_requested. The answer is "applied"; "lost": the claim is no
@@ -42,7 +44,10 @@ def renew_leases(*, ids: Sequence[int], claims: Sequence[int], lease: float, job
     held = rows("held", id=id_array, claims=claim_array)
     locked = lock_in_order(table, columns.id == func.any(id_array), status_in(columns.status, sources(Event.RELEASE)))
     fence = and_(
-        columns.id == held.c.id, columns.claims == held.c.claims, status_in(columns.status, sources(Event.RELEASE))
+        columns.id == held.c.id,
+        columns.claims == held.c.claims,
+        held_by_claimer(table, worker),
+        status_in(columns.status, sources(Event.RELEASE)),
     )
     renewed = (
         update(table)
@@ -96,15 +101,19 @@ def expired_leases(*, after: int = -(2**63), limit: int = 100, job: type[Job] = 
     )
 
 
-def cancel_requests(*, ids: Sequence[int], claims: Sequence[int], job: type[Job] = Job) -> Executable:
+def cancel_requests(
+    *, ids: Sequence[int], claims: Sequence[int], worker: str | None = None, job: type[Job] = Job
+) -> Executable:
     """The ids among these claims for which a cancel was asked for. Takes no lock."""
-    columns = table_of(job).c
+    table = table_of(job)
+    columns = table.c
     id_array, claim_array = array("lease_ids", ids, BigInteger()), array("lease_claims", claims, Integer())
     held = rows("held", id=id_array, claims=claim_array)
     return select(columns.id).where(
         columns.id == func.any(id_array),
         columns.id == held.c.id,
         columns.claims == held.c.claims,
+        held_by_claimer(table, worker),
         status_in(columns.status, sources(Event.RELEASE)),
         columns.cancel_requested_at.is_not(None),
     )

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DisconnectionError
 
 from ..errors import AutocommitError, ConfigurationError
 
-__all__ = ["WATCH_MARGIN", "Connector", "Watch", "check_engine", "hang_up", "leave_out_closed"]
+__all__ = ["WATCH_MARGIN", "Connector", "Watch", "check_engine", "hang_up", "leave_out_closed", "service_limit"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Connector:
     def _set(self, connection: Connection, *, local: bool) -> None:
         # A host frozen between claim and commit would hold rows that everybody skips and no rescue sees: the server
         # ends such a transaction before the lease would have ended.
-        limit = f"{max(int(self.lease * 1000), 500)}ms"
+        limit = f"{int(service_limit(self.lease) * 1000)}ms"
         settings = {
             **_PLANNER,
             "DateStyle": "ISO",  # psycopg reads no times in another one
@@ -84,6 +84,14 @@ class Connector:
 
 #: Seconds that the client waits after the server should have ended a statement.
 WATCH_MARGIN = 5.0
+
+
+def service_limit(lease: float) -> float:
+    """Seconds after which the server ends a service statement, or a service transaction that says nothing more.
+
+    Not above the lease; and however long that is, a connection behind which nobody is has to be found out soon.
+    """
+    return min(max(lease, 0.5), 10.0)
 
 
 class Watch:

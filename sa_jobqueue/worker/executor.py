@@ -62,6 +62,7 @@ class Sessions:
     async_maker: async_sessionmaker[AsyncSession] | None = None
     translate: Mapping[str | None, str | None] | None = None
     idle_timeout: float | None = None
+    worker: str | None = None
     job: type[Job] = Job
 
     def open(self) -> tuple[Session, Unit]:
@@ -76,7 +77,14 @@ class Sessions:
         return session, self._unit(session.sync_session, engine)
 
     def _unit(self, session: Session, engine: Engine | None) -> Unit:
-        return Unit(session, engine=engine, translate=self.translate, idle=self.idle_timeout, job=self.job)
+        return Unit(
+            session,
+            engine=engine,
+            translate=self.translate,
+            idle=self.idle_timeout,
+            worker=self.worker,
+            job=self.job,
+        )
 
 
 class _Run:

@@ -26,7 +26,7 @@ from ..outcomes import ErrorEntry, Failed, Released, Rescued
 from ..retry import describe
 from ..settings import WorkerSettings
 from ..tasks import Registry
-from .connections import WATCH_MARGIN, Connector, Watch, hang_up
+from .connections import WATCH_MARGIN, Connector, Watch, hang_up, service_limit
 from .executor import Executor, timed_out
 from .flight import Flight, Flights, Stop
 from .lanes import Lane
@@ -66,6 +66,7 @@ class Maintenance:
         self,
         connector: Connector,
         *,
+        worker: str,
         flights: Flights,
         lanes: dict[str, Lane],
         registry: Registry,
@@ -77,7 +78,7 @@ class Maintenance:
         settings: WorkerSettings,
         job: type[Job] = Job,
     ) -> None:
-        self._connector, self._flights, self._lanes = connector, flights, lanes
+        self._connector, self._worker, self._flights, self._lanes = connector, worker, flights, lanes
         self._registry, self._executor = registry, executor
         self._alive, self._leave, self._stop, self._wake = alive, leave, stop, wake
         self._settings, self._job = settings, job
@@ -102,7 +103,7 @@ class Maintenance:
         ]
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="sa-jobqueue maintenance", daemon=True)
-        self.watch = Watch(lease + WATCH_MARGIN)
+        self.watch = Watch(service_limit(lease) + WATCH_MARGIN)
         self.rescued = 0
         """Jobs rescued so far."""
 
@@ -129,7 +130,7 @@ class Maintenance:
 
     def _pause(self) -> float:
         if self._failures:
-            return min(0.1 * 2.0 ** min(self._failures - 1, 10), 5.0)
+            return min(0.1 * 2.0 ** min(self._failures - 1, 10), 2.0)
         due = min(chore.at for chore in self._chores) - monotonic()
         return max(min(due, _TICK if any(flight.deadline is not None for flight in self._flights) else due), 0.01)
 
@@ -191,7 +192,11 @@ class Maintenance:
         now = monotonic()
         with self._connector.begin(connection):
             renewal = operations.renew(
-                connection, {f.job.id: f.job.claims for f in due}, lease=self._settings.lease, job=self._job
+                connection,
+                {f.job.id: f.job.claims for f in due},
+                lease=self._settings.lease,
+                worker=self._worker,
+                job=self._job,
             )
         for flight in due:
             if flight.job.id in renewal.lost:
@@ -212,7 +217,8 @@ class Maintenance:
         if not running:
             return
         with self._connector.begin(connection):
-            asked = operations.cancelled_among(connection, {f.job.id: f.job.claims for f in running}, job=self._job)
+            held = {f.job.id: f.job.claims for f in running}
+            asked = operations.cancelled_among(connection, held, worker=self._worker, job=self._job)
         for flight in running:
             if flight.job.id in asked:
                 self._stop(flight, Stop.CANCEL)

@@ -25,7 +25,7 @@ from ..lifecycle import Rules, decide
 from ..models import Job
 from ..outcomes import Released
 from ..settings import WorkerSettings
-from .connections import WATCH_MARGIN, Connector, Watch, hang_up
+from .connections import WATCH_MARGIN, Connector, Watch, hang_up, service_limit
 from .flight import Flights
 from .lanes import Lane
 from .writer import OutcomeWriter
@@ -46,6 +46,8 @@ _SUSPECT = 2
 _FIRST_WAIT = 0.02
 
 
+#: Seconds between two attempts to reach a database that is away: soon after it is back, so are its workers.
+_LONGEST_PAUSE = 2.0
 _QUEUE = attrgetter("queue")
 
 
@@ -95,7 +97,7 @@ class Service:
         self._gate_until = 0.0
         self._failures = 0
         self._thread = threading.Thread(target=self._loop, name="sa-jobqueue service", daemon=True)
-        self.watch = Watch(settings.lease + WATCH_MARGIN)
+        self.watch = Watch(service_limit(settings.lease) + WATCH_MARGIN)
         self.claimed = 0
         """Jobs claimed so far."""
 
@@ -160,7 +162,7 @@ class Service:
 
     def _pause(self) -> float | None:
         if self._failures:
-            return min(0.1 * 2.0 ** min(self._failures - 1, 10), 5.0) * random.uniform(0.8, 1.2)
+            return min(0.1 * 2.0 ** min(self._failures - 1, 10), _LONGEST_PAUSE) * random.uniform(0.8, 1.2)
         times = [self._looks[name].at for name, lane in self._lanes.items() if self._may_claim and lane.free() > 0]
         if (locked := self._writer.next_at()) is not None:
             times.append(locked)
@@ -183,7 +185,7 @@ class Service:
         quiet = not len(self._flights)  # asked before the claim: a handler that ends during it may have enqueued
         try:
             with self._connector.begin(connection):
-                answers = operations.apply(connection, changes, job=self._job)
+                answers = operations.apply(connection, changes, worker=self._worker, job=self._job)
                 if wanted:
                     jobs = operations.claim(
                         connection, worker=self._worker, queues=wanted, lease=self._settings.lease, job=self._job
@@ -257,7 +259,7 @@ class Service:
         back = suspects[0 if any(flight.job.rescues >= most for flight in self._flights) else 1 :]
         later = Released(self._settings.lease * random.uniform(0.25, 0.5))
         changes = [decide(job, later, Rules(), random=0.5) for job in back]
-        operations.apply(connection, changes, job=self._job)
+        operations.apply(connection, changes, worker=self._worker, job=self._job)
         gone = {job.id for job in back}
         return [job for job in jobs if job.id not in gone]
 

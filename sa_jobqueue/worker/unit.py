@@ -34,6 +34,7 @@ class Unit:
         "_original",
         "_root",
         "_translate",
+        "_worker",
         "connection",
         "session",
     )
@@ -45,12 +46,14 @@ class Unit:
         engine: Engine | None,
         translate: Mapping[str | None, str | None] | None,
         idle: float | None = None,
+        worker: str | None = None,
         job: type[Job] = Job,
     ) -> None:
         # A session of the user's sessionmaker knows its engine, and perhaps other databases for some of its classes.
         own = session.bind
         self._engine = engine if own is None else own.engine
-        self._translate, self._idle, self._job = translate, idle, job
+        self._translate, self._idle = translate, idle
+        self._worker, self._job = worker, job
         self._opening = self._closed = False
         self.connection: Connection | None = None
         self.session = session
@@ -138,7 +141,7 @@ class Unit:
             connection = self.connection
             if not connection.in_transaction():
                 self._begin(connection)  # the handler rolled back what it wrote, and wrote nothing since
-            answer = operations.apply_one(connection, change, job=self._job)
+            answer = operations.apply_one(connection, change, worker=self._worker, job=self._job)
             if answer is not Answer.APPLIED:
                 return Answer.LOST
             self.session.commit()

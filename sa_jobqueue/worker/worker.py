@@ -133,6 +133,7 @@ class Worker:
             async_maker=async_sessionmaker,
             translate=self._translate,
             idle_timeout=self.settings.session_idle_timeout,
+            worker=str(self.id),
             job=job,
         )
         self.counts: Counter[str] = Counter()
@@ -326,7 +327,7 @@ class Worker:
         settings, translate = self.settings, self._translate
         connector = Connector(self.engine, lease=settings.lease, pooled=settings.pooled, translate=translate)
         self._flights = Flights()
-        self._writer = OutcomeWriter(self._written, job=self._job)
+        self._writer = OutcomeWriter(self._written, worker=str(self.id), job=self._job)
         self._executor = Executor(self._sessions, self._report, self._note, self._leaving)
         assert self._loop is not None
         self._runners = Runners(self._loop, self._executor, self._ended)
@@ -353,6 +354,7 @@ class Worker:
         )
         self._maintenance = Maintenance(
             connector,
+            worker=str(self.id),
             flights=self._flights,
             lanes=self._lanes,
             registry=self.registry,

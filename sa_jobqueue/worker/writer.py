@@ -37,11 +37,13 @@ class _Later:
 class OutcomeWriter:
     """Collects changes from any thread; the service thread writes them in batches. `done` hears of those that ended."""
 
-    def __init__(self, done: Callable[[list[Change], Answer], None], *, job: type[Job] = Job) -> None:
+    def __init__(
+        self, done: Callable[[list[Change], Answer], None], *, worker: str | None = None, job: type[Job] = Job
+    ) -> None:
         self._pending: deque[Change] = deque()
         self._locked: deque[_Later] = deque()
         self._done = done
-        self._job = job
+        self._worker, self._job = worker, job
 
     def __len__(self) -> int:
         return len(self._pending) + len(self._locked)
@@ -95,7 +97,7 @@ class OutcomeWriter:
         while changes:
             try:
                 with begin():  # type: ignore[attr-defined]
-                    answers = operations.apply(connection, changes, job=self._job)
+                    answers = operations.apply(connection, changes, worker=self._worker, job=self._job)
             except DBAPIError as error:
                 if not is_data_fault(error):
                     self.put_back(changes)

@@ -201,7 +201,7 @@ class QueueMachine(RuleBasedStateMachine):
         answer = self._apply(change)
         with self.connection.begin() as transaction:
             self.connection.execute(text("INSERT INTO effect VALUES (:id, :claims)"), {"id": claim.id, "claims": claim.claims})  # fmt: skip
-            assert operations.apply(self.connection, [change], skip_locked=False) == {claim.id: answer}
+            assert operations.apply_one(self.connection, change) is answer
             if answer is Answer.LOST:
                 transaction.rollback()
             elif claim.id in self.jobs:

@@ -36,6 +36,7 @@ WITH locked AS MATERIALIZED (
     ))
     AND sa_jobqueue.job.id = change.id
     AND sa_jobqueue.job.claims = change.claims
+    AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR)
     AND sa_jobqueue.job.status = 'running'
     AND (NOT change.expired OR sa_jobqueue.job.lease_expires_at IS NULL OR sa_jobqueue.job.lease_expires_at <= now())
     AND change.status = 'completed'
@@ -62,6 +63,7 @@ WITH locked AS MATERIALIZED (
     ))
     AND sa_jobqueue.job.id = change.id
     AND sa_jobqueue.job.claims = change.claims
+    AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR)
     AND sa_jobqueue.job.status = 'running'
     AND (NOT change.expired OR sa_jobqueue.job.lease_expires_at IS NULL OR sa_jobqueue.job.lease_expires_at <= now())
     AND NOT coalesce(change.status = 'completed' AND change.retain = 0, false)
@@ -73,7 +75,7 @@ SELECT change.id,
     CASE WHEN (done.id IS NOT NULL) THEN 'applied' WHEN (
     SELECT true
     FROM sa_jobqueue.job
-    WHERE sa_jobqueue.job.id = change.id AND sa_jobqueue.job.claims = change.claims AND sa_jobqueue.job.status = 'running' AND (NOT change.expired OR sa_jobqueue.job.lease_expires_at IS NULL OR sa_jobqueue.job.lease_expires_at <= now())
+    WHERE sa_jobqueue.job.id = change.id AND sa_jobqueue.job.claims = change.claims AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR) AND sa_jobqueue.job.status = 'running' AND (NOT change.expired OR sa_jobqueue.job.lease_expires_at IS NULL OR sa_jobqueue.job.lease_expires_at <= now())
 ) THEN 'locked' ELSE 'lost' END AS answer
 FROM unnest(CAST(%(change_ids)s::VARCHAR AS BIGINT[]), CAST(%(change_claims)s::VARCHAR AS INTEGER[]), %(change_status)s::TEXT[], %(change_if_cancelled)s::TEXT[], CAST(%(change_delay)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_attempt)s::VARCHAR AS SMALLINT[]), CAST(%(change_rescues)s::VARCHAR AS SMALLINT[]), %(change_error)s::TEXT[], %(change_result)s::TEXT[], CAST(%(change_retain)s::VARCHAR AS FLOAT(53)[]), %(change_expired)s::BOOLEAN[]) AS change(id, claims, status, if_cancelled, delay, attempt, rescues, error, result, retain, expired)
 LEFT OUTER JOIN (

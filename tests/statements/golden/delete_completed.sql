@@ -17,6 +17,7 @@ WITH locked AS MATERIALIZED (
     ))
     AND sa_jobqueue.job.id = done.id
     AND sa_jobqueue.job.claims = done.claims
+    AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR)
     AND sa_jobqueue.job.status = 'running'
     RETURNING sa_jobqueue.job.id
 )

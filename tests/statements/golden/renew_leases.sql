@@ -17,6 +17,7 @@ WITH locked AS MATERIALIZED (
     ))
     AND sa_jobqueue.job.id = held.id
     AND sa_jobqueue.job.claims = held.claims
+    AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR)
     AND sa_jobqueue.job.status = 'running'
     RETURNING sa_jobqueue.job.id,
         sa_jobqueue.job.claims,
@@ -27,7 +28,7 @@ SELECT held.id,
     CASE WHEN (renewed.id IS NOT NULL) THEN 'applied' WHEN (
     SELECT true
     FROM sa_jobqueue.job
-    WHERE sa_jobqueue.job.id = held.id AND sa_jobqueue.job.claims = held.claims AND sa_jobqueue.job.status = 'running'
+    WHERE sa_jobqueue.job.id = held.id AND sa_jobqueue.job.claims = held.claims AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR) AND sa_jobqueue.job.status = 'running'
 ) THEN 'locked' ELSE 'lost' END AS answer,
     renewed.cancel_requested_at IS NOT NULL AS cancel_requested
 FROM unnest(CAST(%(lease_ids)s::VARCHAR AS BIGINT[]), CAST(%(lease_claims)s::VARCHAR AS INTEGER[])) AS held(id, claims)
