@@ -137,7 +137,11 @@ def claim(
 ) -> list[ClaimedJob]:
     """Claim at most `queues[name]` due jobs of each queue for `lease` seconds, in the order to run them."""
     parameters = claim_parameters(worker=worker, queues=queues, lease=lease, after=after)
-    jobs = list(map(ClaimedJob._make, connection.execute(_claim_statement(job), parameters).all()))
+    found = connection.execute(_claim_statement(job), parameters)
+    assert found.cursor is not None
+    # As the driver gives them: to make a Row of each takes as long as to fetch it, and no column needs one.
+    jobs = list(map(ClaimedJob._make, found.cursor.fetchall()))
+    found.close()
     jobs.sort(key=_DUE)
     jobs.sort(key=_PRIORITY, reverse=True)  # keeps the order of equals
     return jobs

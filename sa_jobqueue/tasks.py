@@ -174,7 +174,7 @@ class Task(_Enqueueable, Generic[F, P, R]):
         """One job with these arguments, for `enqueue_many`. Raises PayloadError where they do not fit."""
         return self._make_call(self._arguments.encode(args, kwargs, limit=self.registry.max_payload))
 
-    @property
+    @functools.cached_property
     def context(self) -> type[JobContext | AsyncJobContext] | None:
         """The class of the context that the handler takes first; None if it takes none."""
         return self._arguments.context

@@ -226,7 +226,7 @@ class Service:
         if jobs:
             self._take_in(jobs)
         self.claimed += len(jobs)  # afterwards: whoever sees the last of max_jobs counted may close the lanes
-        got = Counter(map(_QUEUE, jobs))
+        got = Counter(map(_QUEUE, jobs)) if len(wanted) > 1 else dict.fromkeys(wanted, len(jobs))
         short = [name for name, asked in wanted.items() if got[name] < asked]
         for name in wanted:
             if name not in short:

@@ -81,13 +81,15 @@ class OutcomeWriter:
 
     def settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:
         """After the commit: what each row answered."""
-        by_answer: dict[Answer, list[Change]] = {}
-        for change in changes:
-            by_answer.setdefault(answers.get(change.id, Answer.LOST), []).append(change)
-        for change in by_answer.pop(Answer.LOCKED, ()):
-            self._locked.append(_Later(monotonic() + _LOCKED_RETRY, change))
-        for answer, ended in by_answer.items():
-            self._done(ended, answer)
+        left = [change for change in changes if answers.get(change.id) is not Answer.APPLIED]
+        if len(left) < len(changes):
+            applied = [change for change in changes if answers.get(change.id) is Answer.APPLIED] if left else changes
+            self._done(applied, Answer.APPLIED)
+        for change in left:
+            if answers.get(change.id) is Answer.LOCKED:
+                self._locked.append(_Later(monotonic() + _LOCKED_RETRY, change))
+            else:
+                self._done([change], Answer.LOST)
 
     def write_apart(self, begin: Callable[[], object], connection: Connection, changes: list[Change]) -> None:
         """Write a batch that failed as a whole: halve it until the bad row is alone, and end that one with the reason.
