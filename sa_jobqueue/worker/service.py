@@ -28,6 +28,7 @@ from ..settings import WorkerSettings
 from .connections import WATCH_MARGIN, Connector, Watch, hang_up, service_limit
 from .flight import Flights
 from .lanes import Lane
+from .resume import ResumePoints
 from .writer import OutcomeWriter
 
 __all__ = ["Service"]
@@ -89,6 +90,7 @@ class Service:
         self._take_in, self._flights, self._settings, self._listening = take_in, flights, settings, listening
         self._idle, self._max_jobs = idle, max_jobs
         self._job = job
+        self._resume = ResumePoints()
         self._looks = {name: _Look() for name in lanes}
         self._wake, self._enough = threading.Event(), threading.Event()
         self._batch = 1
@@ -187,9 +189,7 @@ class Service:
             with self._connector.begin(connection):
                 answers = operations.apply(connection, changes, worker=self._worker, job=self._job)
                 if wanted:
-                    jobs = operations.claim(
-                        connection, worker=self._worker, queues=wanted, lease=self._settings.lease, job=self._job
-                    )
+                    jobs = self._claim(connection, wanted)
                     jobs = self._with_args(connection, self._part_suspects(connection, jobs))
         except BaseException as error:
             if isinstance(error, DBAPIError) and operations.is_data_fault(error) and changes:
@@ -201,6 +201,19 @@ class Service:
         if wanted:
             self._heed(connection, wanted, jobs, quiet=quiet)
         return True
+
+    def _claim(self, connection: Connection, wanted: dict[str, int]) -> list[ClaimedJob]:
+        after, began = self._resume.begin(), monotonic()
+        jobs = operations.claim(
+            connection,
+            worker=self._worker,
+            queues=wanted,
+            lease=self._settings.lease,
+            after=after,
+            job=self._job,
+        )
+        self._resume.end(jobs, monotonic() - began)
+        return jobs
 
     @property
     def _may_claim(self) -> bool:
@@ -234,6 +247,10 @@ class Service:
             elif got[name]:
                 self._looks[name].wait = _FIRST_WAIT
         if not short:
+            return
+        if not self._resume.swept:  # there may be something behind the points
+            for name in short:
+                self._looks[name].at = self._resume.sweep_at
             return
         if self._listening() and self._gate_until < monotonic() + _GATE / 2:
             # Ask to be woken, then look once more: what was committed in between told nobody.
