@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -402,21 +403,23 @@ _OVERTAKEN = (psycopg.Error, psutil.Error, AssertionError, LookupError)
 
 
 def at_random(scene: Scene, seconds: float, *, say: Callable[[str], None] = lambda text: None) -> None:
-    """One fault after another, and often two at a time, until the time is over."""
+    """One fault after another, and often two at a time, until the time is over. The seed decides which, and for how long."""
     mixable = [fault for fault in FAULTS.values() if not fault.needs()]
+    plan = random.Random(scene.seed)  # of its own: what the faults draw depends on how fast they are
     begun = time.monotonic()
     while time.monotonic() < begun + seconds:
-        first, second = scene.random.sample(mixable, 2)
-        together = [first] if first.alone or second.alone or scene.random.random() < 0.3 else [first, second]
+        first, second = plan.sample(mixable, 2)
+        together = [first] if first.alone or second.alone or plan.random() < 0.3 else [first, second]
+        lasting = [fault.short * plan.uniform(0.5, 1.2) for fault in together]
         say(f"{time.monotonic() - begun:6.1f} s  {' + '.join(fault.name for fault in together)}")
-        threads = [Thread(target=_suffer, args=(scene, fault)) for fault in together]
+        threads = [Thread(target=_suffer, args=(scene, *each)) for each in zip(together, lasting, strict=True)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        time.sleep(scene.random.uniform(0.0, 1.5))
+        time.sleep(plan.uniform(0.0, 1.5))
 
 
-def _suffer(scene: Scene, fault: Fault) -> None:
+def _suffer(scene: Scene, fault: Fault, seconds: float) -> None:
     with suppress(*_OVERTAKEN):
-        fault.act(scene, fault.short * scene.random.uniform(0.5, 1.2))
+        fault.act(scene, seconds)

@@ -82,7 +82,7 @@ class Scene:
     """All that a fault can happen to. `seed`: of everything that is random here."""
 
     def __init__(self, *, seed: int, rate: float = RATE) -> None:
-        self.random = random.Random(seed)
+        self.seed, self.random = seed, random.Random(seed)
         self.rate = rate
         # In /tmp itself, and open to the user who runs the server for root.
         self.folder = Path(tempfile.mkdtemp(prefix="sajq_faults-", dir="/tmp"))

@@ -127,6 +127,7 @@ def rules_broken(engine: Engine, folder: Path, fates: dict[str, Fate]) -> set[st
 ALL = [workload.plain, workload.write, workload.write_async]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutant", "broken"),
     [(None, set()), (mutants.remove_the_fence.__name__, {"session_effects_happen_once"})],
@@ -148,6 +149,7 @@ def test_a_worker_without_the_fence_is_caught(
     assert bool(found) == bool(broken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutant", "broken"), [(None, set()), (mutants.split_the_claim.__name__, {"one_claim_is_valid"})]
 )
@@ -163,6 +165,7 @@ def test_a_claim_in_two_statements_is_caught(
     assert bool(found) == bool(broken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", [mutants.complete_first.__name__, mutants.complete_and_die.__name__])
 def test_a_completion_before_the_handlers_commit_is_caught(
     engine: Engine, database_url: str, tmp_path: Path, mutant: str

@@ -15,6 +15,8 @@ from tests.faults.scene import LEASE, Scene
 
 SEED = 20_261_121
 
+pytestmark = pytest.mark.slow
+
 
 class Stage:
     """The scene that is shared, made when it is first asked for."""

@@ -22,7 +22,10 @@ from tests.support.working import working
 LEASE = 2.0
 
 # A connection that breaks in the midst of something is left to the garbage collector, still open: psycopg says so.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
