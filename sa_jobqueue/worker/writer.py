@@ -22,8 +22,9 @@ __all__ = ["OutcomeWriter"]
 
 logger = logging.getLogger(__name__)
 
-#: A row that an operator has locked is tried again after this many seconds.
-_LOCKED_RETRY = 0.2
+#: A row that is locked is tried again after so many seconds: soon, for most are held for a moment by another worker's
+#: claim that came to see them too late, then more rarely, for an operator may hold it for long.
+_LOCKED_FIRST, _LOCKED_LATER = 0.01, 0.2
 #: A completed job that a foreign key keeps from being deleted at once stays this long before pruning tries.
 _UNDELETABLE_RETAIN = 86_400.0
 
@@ -41,7 +42,8 @@ class OutcomeWriter:
         self, done: Callable[[list[Change], Answer], None], *, worker: str | None = None, job: type[Job] = Job
     ) -> None:
         self._pending: deque[Change] = deque()
-        self._locked: deque[_Later] = deque()
+        self._locked: list[_Later] = []
+        self._waits: dict[int, float] = {}
         self._done = done
         self._worker, self._job = worker, job
 
@@ -54,9 +56,10 @@ class OutcomeWriter:
 
     def take(self, most: int) -> list[Change]:
         """The next batch; at most one change of each job, for the answers go by id."""
-        now = monotonic()
-        while self._locked and self._locked[0].at <= now:
-            self._pending.append(self._locked.popleft().change)
+        if self._locked:
+            now = monotonic()
+            self._pending.extend(later.change for later in self._locked if later.at <= now)
+            self._locked = [later for later in self._locked if later.at > now]
         pending = self._pending
         batch = [pending.popleft() for _ in range(min(len(pending), most))]
         if len({change.id for change in batch}) == len(batch):
@@ -72,7 +75,7 @@ class OutcomeWriter:
 
     def next_at(self) -> float | None:
         """When the next row that was locked is due, by the monotonic clock."""
-        return self._locked[0].at if self._locked else None
+        return min((later.at for later in self._locked), default=None)
 
     def claims(self) -> list[tuple[int, int]]:
         """The claims, as (id, claims), whose changes are still to be written."""
@@ -82,12 +85,16 @@ class OutcomeWriter:
     def settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:
         """After the commit: what each row answered."""
         left = [change for change in changes if answers.get(change.id) is not Answer.APPLIED]
+        if self._waits:
+            locked = {change.id for change in left if answers.get(change.id) is Answer.LOCKED}
+            self._waits = {id: wait for id, wait in self._waits.items() if id in locked or id not in answers}
         if len(left) < len(changes):
             applied = [change for change in changes if answers.get(change.id) is Answer.APPLIED] if left else changes
             self._done(applied, Answer.APPLIED)
         for change in left:
             if answers.get(change.id) is Answer.LOCKED:
-                self._locked.append(_Later(monotonic() + _LOCKED_RETRY, change))
+                wait = self._waits[change.id] = min(2 * self._waits.get(change.id, _LOCKED_FIRST / 2), _LOCKED_LATER)
+                self._locked.append(_Later(monotonic() + wait, change))
             else:
                 self._done([change], Answer.LOST)
 

@@ -29,10 +29,12 @@ WHERE id = ANY (ARRAY (SELECT id FROM picked))
 RETURNING id::text, claims::text, task, args::text
 """
 
+# Without SKIP LOCKED, which the worker has for the sake of operators: another loop's claim, whose snapshot is a little
+# older, may have locked rows of ours that it then did not take, and this loop has no second try.
 _LOCKED = f"""
 WITH locked AS MATERIALIZED (
     SELECT id FROM {SCHEMA}.job WHERE id = ANY (%(ids)s::bigint[]) AND status = 'running'
-    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+    ORDER BY id FOR NO KEY UPDATE
 )
 """
 _FENCE = """
