@@ -87,7 +87,7 @@ class OutcomeWriter:
         left = [change for change in changes if answers.get(change.id) is not Answer.APPLIED]
         if self._waits:
             locked = {change.id for change in left if answers.get(change.id) is Answer.LOCKED}
-            self._waits = {id: wait for id, wait in self._waits.items() if id in locked or id not in answers}
+            self._waits = {one: wait for one, wait in self._waits.items() if one in locked or one not in answers}
         if len(left) < len(changes):
             applied = [change for change in changes if answers.get(change.id) is Answer.APPLIED] if left else changes
             self._done(applied, Answer.APPLIED)
