@@ -123,7 +123,7 @@ def test_writes_commit_together_with_the_completion(notes: Engine, url: str, reg
 
 
 def test_a_handlers_commit_publishes_nothing_early(notes: Engine, url: str, registry: Registry) -> None:
-    """`ctx.session.commit()` ends a savepoint; a failure after it takes the writes back."""
+    """A failure after `ctx.session.commit()` takes the writes back."""
     seen: list[list[str]] = []
 
     @task(registry=registry, name="handler", max_attempts=1)
