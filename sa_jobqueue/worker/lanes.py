@@ -113,9 +113,14 @@ class Lane:
     def free(self) -> int:
         """How many jobs to claim: the free slots, and some ahead if jobs end faster than a claim takes."""
         with self._lock:
-            if self._closed:
+            if self._closed or not self.hungry:
                 return 0
             return max(self.limit + int(self._buffer) - self._running - len(self._waiting), 0)
+
+    @property
+    def hungry(self) -> bool:
+        """Whether the jobs that wait may soon not be enough; until then a claim would bring a few, and cost as much."""
+        return len(self._waiting) <= self._buffer / 2
 
     def measure(self) -> None:
         """Size the buffer: what ends in a twentieth of a second, some rounds of finish and claim."""

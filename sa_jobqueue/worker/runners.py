@@ -32,8 +32,8 @@ class Runners:
     ends with it: the next job is not to see them.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, executor: Executor, wake: Callable[[], None]) -> None:
-        self._loop, self._executor, self._wake = loop, executor, wake
+    def __init__(self, loop: asyncio.AbstractEventLoop, executor: Executor, ended: Callable[[Lane], None]) -> None:
+        self._loop, self._executor, self._ended = loop, executor, ended
         self._loop_thread = threading.get_ident()
         self._context = contextvars.copy_context()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -62,7 +62,7 @@ class Runners:
         task.add_done_callback(self._tasks.discard)
 
     async def _pull_async(self, lane: Lane) -> None:
-        run, wake, clean = self._executor.run_async, self._wake, self._context
+        run, ended, clean = self._executor.run_async, self._ended, self._context
         runner = asyncio.current_task()
         assert runner is not None
         turn = monotonic()
@@ -78,7 +78,7 @@ class Runners:
                 except BaseException as error:
                     self._executor.broke(flight, error)
                 if flight.started is not None and flight.started > turn + _TURN:
-                    wake()
+                    ended(lane)
                     await asyncio.sleep(0)
                     turn = flight.started
             if contextvars.copy_context() != clean:
@@ -86,7 +86,7 @@ class Runners:
                 flight = None
             else:
                 flight = lane.next(Kind.ASYNC, ended=flight)
-            wake()
+            ended(lane)
 
     # ---- threads
 
@@ -114,7 +114,7 @@ class Runners:
                 self._idle += 1
 
     def _pull(self, lane: Lane) -> None:
-        run, wake, clean = self._executor.run, self._wake, self._context
+        run, ended, clean = self._executor.run, self._ended, self._context
         flight = lane.next(Kind.THREAD, arriving=True)
         while flight is not None:
             if not flight.settled:
@@ -127,4 +127,4 @@ class Runners:
                 flight = None
             else:
                 flight = lane.next(Kind.THREAD, ended=flight)
-            wake()
+            ended(lane)

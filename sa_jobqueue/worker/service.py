@@ -112,11 +112,12 @@ class Service:
         if not self._wake.is_set():
             self._wake.set()
 
-    def ended(self) -> None:
-        """A handler has come back: its outcome waits to be written, and its slot is free."""
-        if not self._wake.is_set():
+    def ended(self, lane: Lane) -> None:
+        """A handler has come back: perhaps its outcome waits to be written, or jobs are wanted for its slot."""
+        outcomes = len(self._writer)
+        if not self._wake.is_set() and (outcomes or lane.hungry):
             self._wake.set()
-        if len(self._writer) >= self._batch and not self._enough.is_set():
+        if outcomes >= self._batch and not self._enough.is_set():
             self._enough.set()
 
     def look_at(self, queue: str | None) -> None:

@@ -371,8 +371,8 @@ class Worker:
     def _wake(self) -> None:
         self._service.wake()
 
-    def _ended(self) -> None:
-        self._service.ended()
+    def _ended(self, lane: Lane) -> None:
+        self._service.ended(lane)
 
     def _heard(self, queue: str | None) -> None:
         self._service.look_at(queue)
