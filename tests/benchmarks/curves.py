@@ -14,6 +14,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -108,6 +109,7 @@ def measure(bench: Bench) -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "small": bench.small,
         "machine": machine(),
+        "event_loop": "uvloop" if find_spec("uvloop") else "asyncio",
         "postgresql": str(bench.execute("SHOW server_version")),
         "settings": {name: str(bench.execute(f"SHOW {name}")) for name in _SETTINGS},
     }

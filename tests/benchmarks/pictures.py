@@ -60,12 +60,16 @@ def throughput(axes: Any, points: list[dict[str, Any]]) -> None:
 
 def latency(axes: Any, points: list[dict[str, Any]]) -> None:
     """Milliseconds from commit to start against the rate."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
     rates = [one["jobs_per_second"] for one in points]
     axes.plot(rates, [one["p99"] for one in points], color=_OTHER, linestyle="--", label="p99")
     axes.plot(rates, [one["p50"] for one in points], color=_OURS, label="p50")
     axes.set_xlabel("load: jobs per second")
     axes.set_ylabel("enqueue to start, ms")
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlim(left=0)
     _thousands(axes.xaxis)
     _thousands(axes.yaxis)
@@ -98,8 +102,8 @@ _TEXTS = {
     "latency": (
         "Latency against load",
         (
-            "From the return of the producer's commit to the start of the handler, with one worker process. Producer and "
-            "worker share the machine."
+            "From the return of the producer's commit to the start of the handler, with one worker process, up to the "
+            "rate that one producer on the same machine can keep."
         ),
     ),
     "claim": (
@@ -151,7 +155,8 @@ def caption(curves: dict[str, Any]) -> str:
     about += [f"{machine['memory']} of memory"] if "memory" in machine else []
     settings = ", ".join(f"`{name}` {value}" for name, value in curves["settings"].items())
     said = (
-        f"*Measured on {curves['date']}: {', '.join(about)}; {machine['system']}, Python {machine['python']}, "
+        f"*Measured on {curves['date']}: {', '.join(about)}; {machine['system']}, Python {machine['python']} "
+        f"with {curves['event_loop']}, "
         f"PostgreSQL {curves['postgresql']} on the same machine ({settings}).*"
     )
     if curves["small"]:

@@ -14,6 +14,7 @@ CURVES: dict[str, Any] = {
     "date": "2026-11-21",
     "small": False,
     "machine": {"cores": "2", "system": "Linux", "python": "3.11.7"},
+    "event_loop": "uvloop",
     "postgresql": "18.4",
     "settings": {"synchronous_commit": "on"},
     "throughput": [
@@ -58,7 +59,7 @@ def test_a_curve_without_points_has_no_picture(tmp_path: Path) -> None:
 def test_the_caption_says_when_and_on_what() -> None:
     """Figures without them would mean nothing; those of a small run mean nothing anyway, and are said to."""
     said = section(CURVES)
-    for one in ("2026-11-21", "2 cores", "PostgreSQL 18.4", "Python 3.11.7", "`synchronous_commit` on"):
+    for one in ("2026-11-21", "2 cores", "PostgreSQL 18.4", "Python 3.11.7 with uvloop", "`synchronous_commit` on"):
         assert one in said
     assert "mean nothing" not in said
     assert "mean nothing" in section({**CURVES, "small": True})
