@@ -114,6 +114,15 @@ def bench(session: nox.Session) -> None:
     session.run("python", "-m", "tests.benchmarks", *session.posargs)
 
 
+@nox.session
+def curves(session: nox.Session) -> None:
+    """Measure how speed scales and draw it for the docs; arguments go to `python -m tests.benchmarks.curves`."""
+    install(session, "test", "bench", project=("-e", ".[embedded,uvloop]"))
+    found = str(Path(session.create_tmp()).resolve() / "curves.json")
+    session.run("python", "-m", "tests.benchmarks.curves", "--json", found, *session.posargs)
+    session.run("python", "-m", "tests.benchmarks.pictures", found)
+
+
 @nox.session(python="3.11", venv_backend="uv")
 def lowest(session: nox.Session) -> None:
     """Run the tests with the lowest versions that pyproject.toml allows of what it names."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from sa_jobqueue import RetryPolicy, WorkerSettings, task
 from sa_jobqueue.lifecycle import Rules
+from sa_jobqueue.migrations import v01
 from sa_jobqueue.migrations.v01 import GATES
 from sa_jobqueue.payload import MAX_PAYLOAD
 from sa_jobqueue.retry import MAX_ERRORS, MAX_MESSAGE, MAX_TRACEBACK
 from sa_jobqueue.tasks import Options, Registry
+from sa_jobqueue.worker import resume, service
 from sa_jobqueue.worker.worker import SERVICE_CONNECTIONS
 from tests.support.commands import ROOT
 
@@ -35,6 +38,13 @@ pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="docs/ is not here")
         ("explanation/waking.md", "at most once a second", SETTINGS.poll, 1),
         ("explanation/decisions/006-gates-as-sequences.md", "Sixteen sequences", GATES, 16),
         ("explanation/decisions/007-sync-service-thread.md", "three connections per process", SERVICE_CONNECTIONS, 3),
+        ("explanation/performance.md", "at most 1,000 per queue", SETTINGS.buffer, 1_000),
+        ("explanation/performance.md", "within two seconds goes back", SETTINGS.hoard, 2),
+        ("explanation/performance.md", "at most once a second", SETTINGS.poll, 1),
+        ("explanation/performance.md", "wait up to 5 milliseconds", service._GATHER, 0.005),
+        ("explanation/performance.md", "20 times what the last sweep took", resume._SHARE, 20),
+        ("explanation/performance.md", "at least 0.05 and at most 0.8", (resume._SOONEST, resume._LATEST), (0.05, 0.8)),
+        ("explanation/performance.md", "three connections are apart", SERVICE_CONNECTIONS, 3),
         ("howto/deploy.md", "three connections for itself", SERVICE_CONNECTIONS, 3),
         ("howto/deploy.md", "one minute by default", SETTINGS.lease, 60),
         ("howto/deploy.md", "The grace time is 30 seconds", SETTINGS.grace, 30),
@@ -53,6 +63,17 @@ def test_a_figure_is_the_default(page: str, sentence: str, code: object, said: o
     """The page says it, and the code has it."""
     assert sentence in " ".join((DOCS / page).read_text().split())
     assert code == said
+
+
+def test_the_tables_settings_are_those_of_the_migration() -> None:
+    """The page on performance names each setting that the table comes with, and its value."""
+    rows = re.findall(r"^\| (`.*?`) \| ([\d, ]+) \|", (DOCS / "explanation/performance.md").read_text(), re.MULTILINE)
+    named = [(re.findall(r"`(\w+)`", names), values.split(", ")) for names, values in rows]
+    said = {
+        name: int(value.replace(",", "")) for names, values in named for name, value in zip(names, values, strict=True)
+    }
+    with_clause = re.findall(r"(fillfactor|autovacuum_\w+) = (\d+)", Path(v01.__file__).read_text())
+    assert said == {name: int(value) for name, value in with_clause}
 
 
 def test_a_failed_job_stays_at_least_thirty_days() -> None:
