@@ -17,6 +17,9 @@ from .flight import Flight, Kind
 
 __all__ = ["Lane"]
 
+#: A runner comes within milliseconds of being called, or, after so many seconds, something is in its way.
+_BLOCKED = 1.0
+
 
 class Lane:
     """One queue's slots. `call(lane, kind)` brings one more runner, which begins with `next(kind, arriving=True)`."""
@@ -29,8 +32,8 @@ class Lane:
         self._waiting: deque[Flight] = deque()
         self._lock = threading.Lock()
         self._running = 0
-        self._called = False
-        """A runner is on its way: no other is called meanwhile."""
+        self._called: float | None = None
+        """When a runner was called that has not come yet: no other is called meanwhile."""
         self._ended = 0
         self._measured = (monotonic(), 0)
         self._closed = False
@@ -56,13 +59,13 @@ class Lane:
             if ended is not None:
                 self._end(ended)
             elif arriving:
-                self._called = False
+                self._called = None
             waiting = self._waiting
             if waiting and self._running < self.limit:
                 if waiting[0].kind is kind:
                     flight = waiting.popleft()
                     self._running += 1
-                if not self._called:
+                if self._called is None:
                     wanted = self._wanted()
         if wanted is not None:
             self._call(self, wanted)
@@ -84,15 +87,15 @@ class Lane:
 
     def _wanted(self) -> Kind | None:
         """The kind of runner to be called now, if any; then it counts as called."""
-        if self._called or not self._waiting or self._running >= self.limit:
+        if self._called is not None or not self._waiting or self._running >= self.limit:
             return None
-        self._called = True
+        self._called = monotonic()
         return self._waiting[0].kind
 
     def not_coming(self) -> None:
         """The runner that was called cannot be had; the jobs wait until another is called."""
         with self._lock:
-            self._called = False
+            self._called = None
 
     def abandon(self, flight: Flight) -> None:
         """A handler has timed out and cannot be stopped; its slot stays taken until its thread ends."""
@@ -119,7 +122,12 @@ class Lane:
 
     @property
     def hungry(self) -> bool:
-        """Whether the jobs that wait may soon not be enough; until then a claim would bring a few, and cost as much."""
+        """Whether the jobs that wait may soon not be enough; until then a claim would bring a few, and cost as much.
+
+        Nor are any wanted as long as a runner that was called does not come: a handler blocks the event loop.
+        """
+        if (called := self._called) is not None and monotonic() - called > _BLOCKED:
+            return False
         return len(self._waiting) <= self._buffer / 2
 
     def measure(self) -> None:

@@ -1,0 +1,110 @@
+"""Which runners a lane calls, and when it wants jobs."""
+
+from __future__ import annotations
+
+import pytest
+
+from sa_jobqueue.worker import lanes
+from sa_jobqueue.worker.flight import Flight, Kind
+from sa_jobqueue.worker.lanes import Lane
+from tests.unit.test_runs import flight, nothing, swallow
+
+
+def lane(limit: int = 2, buffer: int = 0) -> tuple[Lane, list[Kind]]:
+    called: list[Kind] = []
+    return Lane("default", limit, buffer=buffer, call=lambda lane, kind: called.append(kind)), called
+
+
+def test_one_runner_is_called_at_a_time_and_the_next_when_it_has_come() -> None:
+    """As many as there are slots, one after the other."""
+    one, called = lane(limit=2)
+    jobs = [flight(nothing, number) for number in range(4)]
+
+    one.feed(jobs)
+    assert called == [Kind.THREAD]
+    assert one.next(Kind.THREAD, arriving=True) is jobs[0]
+    assert called == [Kind.THREAD] * 2
+    assert one.next(Kind.THREAD, arriving=True) is jobs[1]
+    assert called == [Kind.THREAD] * 2, "both slots are taken"
+    assert one.next(Kind.THREAD, ended=jobs[0]) is jobs[2]
+    assert one.running == 2
+
+
+def test_a_runner_that_finds_nothing_leaves_and_another_is_called_for_what_comes() -> None:
+    """No job waits for a runner that has gone."""
+    one, called = lane()
+    first, second = flight(nothing), flight(nothing, 2)
+    one.feed([first])
+    assert one.next(Kind.THREAD, arriving=True) is first
+    assert one.next(Kind.THREAD, ended=first) is None
+    assert one.running == 0
+
+    one.feed([second])
+
+    assert called == [Kind.THREAD] * 2
+    assert one.next(Kind.THREAD, arriving=True) is second
+
+
+def test_jobs_start_in_their_order_whichever_kind_they_are() -> None:
+    """A runner leaves a job of the other kind to a runner of that kind."""
+    one, called = lane(limit=1)
+    jobs: list[Flight] = [flight(nothing), flight(swallow, 2), flight(nothing, 3)]
+    one.feed(jobs)
+
+    assert one.next(Kind.THREAD, arriving=True) is jobs[0]
+    assert one.next(Kind.THREAD, ended=jobs[0]) is None
+    assert called == [Kind.THREAD, Kind.ASYNC]
+    assert one.next(Kind.ASYNC, arriving=True) is jobs[1]
+    assert one.next(Kind.ASYNC, ended=jobs[1]) is None
+    assert called == [Kind.THREAD, Kind.ASYNC, Kind.THREAD]
+    assert one.next(Kind.THREAD, arriving=True) is jobs[2]
+
+
+def test_a_lane_whose_runner_does_not_come_wants_no_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler blocks the event loop: what is claimed now would only be given back."""
+    one, _ = lane(limit=2)
+    assert one.free() == 2
+    one.feed([flight(swallow)])
+    assert one.free() == 0, "one waits, and none is wanted ahead"
+    now = lanes.monotonic()
+    monkeypatch.setattr(lanes, "monotonic", lambda: now + 5)
+    (stale,) = one.stale(2)
+
+    assert one.free() == 0
+    assert one.next(Kind.ASYNC, arriving=True) is None
+    assert one.free() == 2
+    assert stale.task is swallow
+
+
+def test_jobs_are_wanted_when_those_that_wait_may_soon_not_be_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one for each that ends: a claim of a few costs as much as one of many."""
+    one, _ = lane(limit=1, buffer=10)
+    now = lanes.monotonic()
+    monkeypatch.setattr(lanes, "monotonic", lambda: now + 1)
+    one.feed([flight(nothing, number) for number in range(200)])
+    done = one.next(Kind.THREAD, arriving=True)
+    for _ in range(190):
+        done = one.next(Kind.THREAD, ended=done)
+    monkeypatch.setattr(lanes, "monotonic", lambda: now + 2)
+    one.measure()
+
+    free = [one.free()]
+    for _ in range(8):
+        done = one.next(Kind.THREAD, ended=done)
+        free.append(one.free())
+
+    assert free[:6] == [0] * 6, "nine wait, and four or five end in a twentieth of a second"
+    assert free[-1] == 3
+
+
+def test_a_closed_lane_takes_and_gives_nothing() -> None:
+    """The worker leaves."""
+    one, called = lane()
+    waiting, late = flight(nothing), flight(nothing, 2)
+    one.feed([waiting])
+
+    assert list(one.close()) == [waiting]
+    assert one.feed([late]) == [late]
+    assert one.free() == 0
+    assert one.next(Kind.THREAD, arriving=True) is None
+    assert called == [Kind.THREAD]
