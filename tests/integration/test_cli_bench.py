@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, func, insert, select
+from sqlalchemy import Engine, func, insert, make_url, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job
@@ -161,11 +161,21 @@ def others(connection: psycopg.Connection[Any]) -> int:
 
 
 def test_an_error_in_another_process_is_one_line_and_leaves_nothing(empty_database_url: str) -> None:
-    """More clients than the server has connections."""
-    said = refused("bench", "enqueue", "--concurrency=1000", "--seconds=0.2", "--jobs=10", url=empty_database_url)
+    """More clients than the role may have connections."""
+    whole = make_url(empty_database_url)
+    role = f"few_{whole.database}"
+    with connect(empty_database_url) as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'few' CONNECTION LIMIT 8")
+        connection.execute(f"GRANT CREATE ON DATABASE {whole.database} TO {role}")
+    url = whole.set(username=role, password="few").render_as_string(hide_password=False)
 
-    assert "too many" in said or "remaining connection slots" in said
+    said = refused("bench", "enqueue", "--concurrency=40", "--seconds=0.2", "--jobs=10", url=url)
+
+    assert "too many connections" in said
     wait_until(lambda: not exists(empty_database_url))
+    with connect(empty_database_url) as connection:
+        connection.execute(f"DROP OWNED BY {role}")
+        connection.execute(f"DROP ROLE {role}")
 
 
 def test_a_database_that_is_not_there_is_one_line() -> None:
