@@ -144,11 +144,10 @@ def test_a_worker_without_the_fence_is_caught(
         work(stack, database_url, tmp_path, mutant, 1)
         wait_until(lambda: max(line.claims for line in auditor.read_words(tmp_path)) > 1)
         zombie.send(signal.SIGCONT)
-        zombie.send(signal.SIGTERM)  # it finishes what it was at, however late
-        zombie.wait()
         found = rules_broken(engine, tmp_path, fates)
-    assert broken <= found
-    assert bool(found) == bool(broken)
+        if broken:  # the zombie may be later than the end of the jobs
+            wait_until(lambda: broken <= rules_broken(engine, tmp_path, fates), message="the zombie's harm")
+    assert bool(found) <= bool(broken)
 
 
 @pytest.mark.slow
