@@ -1,11 +1,14 @@
 """Latency on an idle worker: from the return of the producer's commit to the start of the handler, one job each 20 ms.
 
-Producer, worker and the listener of the reference are processes of their own; the clock is the machine's monotonic one,
-which they share.
+Two references: a process that only LISTENs, and so claims nothing, and a bare loop in psycopg that, when it is notified,
+claims one job and commits before it starts it, as every queue on PostgreSQL has to. The claim's commit waits for the
+disk; the first reference has nothing to wait for. Producer, worker and references are processes of their own; the clock
+is the machine's monotonic one, which they share.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +21,9 @@ from sa_jobqueue import enqueue
 from sa_jobqueue.bench.crew import processes
 
 from .plain import make_tables
-from .report import Figure, compared, interleaved
-from .schema import SCHEMA, Bench, open_engine
+from .raw import CLAIM
+from .report import Figure, compared
+from .schema import SCHEMA, Bench, open_engine, service_connection
 from .tasks import note_start
 from .workers import serve
 
@@ -28,20 +32,21 @@ WARM_UP = 20
 
 
 def latency(bench: Bench) -> Iterator[Figure]:
-    """p50 and p99 against a process that only LISTENs."""
+    """p50 and p99 against both references."""
     jobs = 50 if bench.small else 300
-    found = {"p50": [], "p99": []}  # type: dict[str, list[tuple[float, float]]]
-    for _ in range(bench.repeat):
-        ((mine, other),) = interleaved_once(bench, jobs)
-        for number, name in ((49, "p50"), (98, "p99")):
-            found[name].append((statistics.quantiles(mine, n=100)[number], statistics.quantiles(other, n=100)[number]))
-    for (name, pairs), most in zip(found.items(), (1.5, 3.0), strict=True):
-        yield compared(f"commit to start, idle worker, {name}", pairs, "ms", "LISTEN/NOTIFY", at_most=most)
+    rounds = [
+        (of_ours(bench, jobs), of_bare(bench, claims, jobs, claiming=True), of_bare(bench, listens, jobs))
+        for _ in range(bench.repeat)
+    ]
+    for number, name, most in ((49, "p50", 1.5), (98, "p99", 3.0)):
+        ours, claiming, listening = zip(*[[_percentile(waits, number) for waits in one] for one in rounds], strict=True)
+        title = f"commit to start, idle worker, {name}"
+        yield compared(title, zip(ours, claiming, strict=True), "ms", "LISTEN, claim, commit", at_most=most)
+        yield compared(title, zip(ours, listening, strict=True), "ms", "LISTEN alone", at_most=most)
 
 
-def interleaved_once(bench: Bench, jobs: int) -> list[tuple[list[float], list[float]]]:
-    """The waits of both, in milliseconds."""
-    return interleaved(1, lambda: of_ours(bench, jobs), lambda: of_notify(bench, jobs))
+def _percentile(waits: list[float], number: int) -> float:
+    return statistics.quantiles(waits, n=100)[number]
 
 
 def of_ours(bench: Bench, jobs: int) -> list[float]:
@@ -57,11 +62,13 @@ def of_ours(bench: Bench, jobs: int) -> list[float]:
     return _waits(producer.results[0], worker.results[0])
 
 
-def of_notify(bench: Bench, jobs: int) -> list[float]:
+def of_bare(bench: Bench, worker: Callable[..., dict[int, float]], jobs: int, claiming: bool = False) -> list[float]:
+    bench.empty()
     make_tables(bench)
-    with processes(1, listen, bench.address, jobs) as listener:
+    bench.settle()
+    with processes(1, worker, bench.address, jobs) as listener:
         listener.go()
-        with processes(1, notify, bench.address, jobs) as producer:
+        with processes(1, notify, bench.address, jobs, claiming) as producer:
             producer.go()
     return _waits(producer.results[0], listener.results[0])
 
@@ -88,21 +95,24 @@ def produce(ready: Callable[[], Any], address: str, jobs: int) -> dict[int, floa
     return sent
 
 
-def notify(ready: Callable[[], Any], address: str, jobs: int) -> dict[int, float]:
-    """INSERT a row and NOTIFY; when each commit returned."""
+def notify(ready: Callable[[], Any], address: str, jobs: int, claiming: bool) -> dict[int, float]:
+    """INSERT a row and NOTIFY; when each commit returned. `claiming`: the row is a job."""
     sent: dict[int, float] = {}
+    insert = f"INSERT INTO {SCHEMA}.plain (task) VALUES ('nothing')"
     with psycopg.connect(_conninfo(address)) as connection:
         ready()
         for n in range(jobs + WARM_UP):
             time.sleep(0.02)
-            connection.execute(f"INSERT INTO {SCHEMA}.plain (task) VALUES ('nothing')")
+            if claiming:
+                insert = f"INSERT INTO {SCHEMA}.job (task, args) VALUES ('nothing', '{{\"n\": {n}}}')"
+            connection.execute(insert)  # no parameters: as text it is planned each time, on both sides alike
             connection.execute("SELECT pg_notify('sa_jobqueue_bench', %s)", [str(n)])
             connection.commit()
             sent[n] = time.perf_counter()
     return sent
 
 
-def listen(ready: Callable[[], Any], address: str, jobs: int) -> dict[int, float]:
+def listens(ready: Callable[[], Any], address: str, jobs: int) -> dict[int, float]:
     """When each NOTIFY came."""
     came: dict[int, float] = {}
     with psycopg.connect(_conninfo(address), autocommit=True) as connection:
@@ -110,6 +120,21 @@ def listen(ready: Callable[[], Any], address: str, jobs: int) -> dict[int, float
         ready()
         for one in connection.notifies(timeout=60, stop_after=jobs + WARM_UP):
             came[int(one.payload)] = time.perf_counter()
+    return came
+
+
+def claims(ready: Callable[[], Any], address: str, jobs: int) -> dict[int, float]:
+    """When the claim of each was committed: one job per NOTIFY, on a connection with the worker's settings."""
+    came: dict[int, float] = {}
+    sqlalchemy_connection, service = service_connection(address)
+    with psycopg.connect(_conninfo(address), autocommit=True) as connection:
+        connection.execute("LISTEN sa_jobqueue_bench")
+        ready()
+        for _ in connection.notifies(timeout=60, stop_after=jobs + WARM_UP):
+            ((_, _, _, args),) = service.execute(CLAIM, {"free": 1, "worker": "raw"}, prepare=True).fetchall()
+            service.commit()
+            came[json.loads(args)["n"]] = time.perf_counter()
+    sqlalchemy_connection.close()
     return came
 
 
