@@ -15,7 +15,7 @@ from sa_jobqueue.payload import MAX_PAYLOAD
 from sa_jobqueue.retry import MAX_ERRORS, MAX_MESSAGE, MAX_TRACEBACK
 from sa_jobqueue.tasks import Options, Registry
 from sa_jobqueue.worker import resume, service
-from sa_jobqueue.worker.worker import SERVICE_CONNECTIONS
+from sa_jobqueue.worker.engines import SERVICE_CONNECTIONS
 from tests.support.commands import ROOT
 
 DOCS = ROOT / "docs"
