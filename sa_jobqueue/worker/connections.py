@@ -21,6 +21,7 @@ __all__ = [
     "WATCH_MARGIN",
     "Connector",
     "Watch",
+    "backoff",
     "check_engine",
     "hang_up",
     "leave_out_closed",
@@ -109,6 +110,11 @@ def service_limit(lease: float) -> float:
     Not above the lease; and however long that is, a connection behind which nobody is has to be found out soon.
     """
     return min(max(lease, 0.5), 10.0)
+
+
+def backoff(failures: int, *, first: float, most: float) -> float:
+    """Seconds to wait after so many failures in a row: `first`, doubled each time, at most `most`."""
+    return min(first * 2.0 ** min(failures - 1, 10), most)
 
 
 class Watch:
