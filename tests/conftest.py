@@ -7,14 +7,10 @@ database, emptied before the test: faster, and right wherever a test does not ch
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import subprocess
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import psycopg
@@ -27,7 +23,7 @@ from tests.support import keeper, pooler
 from tests.support.databases import Databases, connect, empty
 
 CHOICE = pytest.StashKey[keeper.Choice]()
-KEEPER = pytest.StashKey["subprocess.Popen[str]"]()
+KEEPER = pytest.StashKey[subprocess.Popen[str]]()
 FOLDER = pytest.StashKey[Path]()
 RUN = pytest.StashKey[str]()
 
@@ -60,23 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if pooled and pooler.PROGRAM is None:
         raise pytest.UsageError("--pgbouncer: there is no program pgbouncer here (Debian's package pgbouncer)")
     run = f"sajq_{secrets.token_hex(4)}"
-    # In /tmp itself, for a socket's path must be short, and open to the user who runs the server for root.
-    folder = Path(tempfile.mkdtemp(prefix=f"{run}-", dir="/tmp"))
-    folder.chmod(0o755)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.keeper"],
-        cwd=config.rootpath,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    said = {"folder": str(folder), "run": run, "pooled": pooled, **asdict(choice)}
-    print(json.dumps(said), file=process.stdin, flush=True)
-    if process.stdout.readline() != "listening\n":
-        raise pytest.UsageError("the keeper of the database server did not start; its error is above")
+    try:
+        process, folder = keeper.launch(choice, run, pooled=pooled)
+    except keeper.Unavailable as error:
+        raise pytest.UsageError(str(error)) from None
     config.stash[CHOICE], config.stash[KEEPER] = choice, process
     config.stash[FOLDER], config.stash[RUN] = folder, run
 

@@ -11,11 +11,14 @@ from typing import Any
 
 from sqlalchemy import (
     ARRAY,
+    CTE,
     BigInteger,
     ColumnElement,
     Executable,
     Float,
     Integer,
+    Table,
+    TableValuedAlias,
     bindparam,
     delete,
     func,
@@ -66,13 +69,7 @@ def complete_jobs(
     locked = lock_in_order(table, columns.id == func.any(array("done_ids", ids, BigInteger())), running)
     written = (
         update(table)
-        .where(
-            members(columns.id, select(locked.c.id)),
-            columns.id == done.c.id,
-            columns.claims == done.c.claims,
-            held_by_claimer(table, worker),
-            running,
-        )
+        .where(*_fenced(table, done, locked, worker))
         .values(_completed(in_seconds(done.c.retain)))
         .returning(columns.id)
         .cte("written")
@@ -112,6 +109,18 @@ def _completed(purge_at: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
     }
 
 
+def _fenced(table: Table, done: TableValuedAlias, locked: CTE, worker: str | None) -> list[ColumnElement[bool]]:
+    """The rows of `done` that are locked, and whose claims are still valid."""
+    columns = table.c
+    return [
+        members(columns.id, select(locked.c.id)),
+        columns.id == done.c.id,
+        columns.claims == done.c.claims,
+        held_by_claimer(table, worker),
+        status_in(columns.status, sources(Event.COMPLETE)),
+    ]
+
+
 def delete_completed(
     *, ids: Sequence[int], claims: Sequence[int], worker: str | None = None, job: type[Job] = Job
 ) -> Executable:
@@ -124,16 +133,5 @@ def delete_completed(
     running = status_in(columns.status, sources(Event.COMPLETE))
     ours = columns.id == func.any(array("done_ids", ids, BigInteger()))
     locked = lock_in_order(table, ours, running, to_delete=True)
-    written = (
-        delete(table)
-        .where(
-            members(columns.id, select(locked.c.id)),
-            columns.id == done.c.id,
-            columns.claims == done.c.claims,
-            held_by_claimer(table, worker),
-            running,
-        )
-        .returning(columns.id)
-        .cte("written")
-    )
+    written = delete(table).where(*_fenced(table, done, locked, worker)).returning(columns.id).cte("written")
     return select(func.array_agg(written.c.id, type_=ARRAY(BigInteger))).select_from(written).add_cte(locked)

@@ -17,7 +17,17 @@ from sqlalchemy.exc import DisconnectionError
 
 from ..errors import AutocommitError, ConfigurationError
 
-__all__ = ["WATCH_MARGIN", "Connector", "Watch", "check_engine", "hang_up", "leave_out_closed", "service_limit"]
+__all__ = [
+    "WATCH_MARGIN",
+    "Connector",
+    "Watch",
+    "backoff",
+    "check_engine",
+    "hang_up",
+    "leave_out_closed",
+    "service_limit",
+    "service_settings",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -69,17 +79,22 @@ class Connector:
         return transaction
 
     def _set(self, connection: Connection, *, local: bool) -> None:
-        # A host frozen between claim and commit would hold rows that everybody skips and no rescue sees: the server
-        # ends such a transaction before the lease would have ended.
-        limit = f"{int(service_limit(self.lease) * 1000)}ms"
-        settings = {
-            **_PLANNER,
-            "DateStyle": "ISO",  # psycopg reads no times in another one
-            "statement_timeout": limit,
-            "idle_in_transaction_session_timeout": limit,
-            "application_name": "sa-jobqueue worker",
-        }
+        settings = service_settings(self.lease)
         connection.execute(select(*(func.set_config(name, value, local) for name, value in settings.items())))
+
+
+def service_settings(lease: float) -> dict[str, str]:
+    """What a service connection sets; docs/reference/statements.md has it for those who write a worker of their own."""
+    # A host frozen between claim and commit would hold rows that everybody skips and no rescue sees: the server
+    # ends such a transaction before the lease would have ended.
+    limit = f"{int(service_limit(lease) * 1000)}ms"
+    return {
+        **_PLANNER,
+        "DateStyle": "ISO",  # psycopg reads no times in another one
+        "statement_timeout": limit,
+        "idle_in_transaction_session_timeout": limit,
+        "application_name": "sa-jobqueue worker",
+    }
 
 
 #: Seconds after which a connection may have been lost unnoticed.
@@ -95,6 +110,11 @@ def service_limit(lease: float) -> float:
     Not above the lease; and however long that is, a connection behind which nobody is has to be found out soon.
     """
     return min(max(lease, 0.5), 10.0)
+
+
+def backoff(failures: int, *, first: float, most: float) -> float:
+    """Seconds to wait after so many failures in a row: `first`, doubled each time, at most `most`."""
+    return min(first * 2.0 ** min(failures - 1, 10), most)
 
 
 class Watch:

@@ -22,7 +22,10 @@ _BLOCKED = 1.0
 
 
 class Lane:
-    """One queue's slots. `call(lane, kind)` brings one more runner, which begins with `next(kind, arriving=True)`."""
+    """One queue's slots. `call(lane, kind)` brings one more runner, which begins with `next(kind, arriving=True)`.
+
+    It raises nothing: where no runner can be had, it says so by `not_coming`.
+    """
 
     def __init__(self, name: str, limit: int, *, buffer: int, call: Callable[[Lane, Kind], None]) -> None:
         self.name, self.limit = name, limit

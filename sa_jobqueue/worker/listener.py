@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine
 from .. import operations
 from ..errors import ConfigurationError
 from ..models import Job
-from .connections import hang_up
+from .connections import backoff, hang_up
 
 __all__ = ["Listener"]
 
@@ -72,7 +72,7 @@ class Listener:
                 if connection is not None:
                     hang_up(connection)
             if failures:
-                self._end.wait(min(0.2 * 2.0 ** min(failures - 1, 10), _RETRY_MOST))
+                self._end.wait(backoff(failures, first=0.2, most=_RETRY_MOST))
 
     def _subscribe(self, connection: Connection) -> tuple[psycopg.Connection, str]:
         """Take the connection out of the pool for good, and LISTEN on it."""

@@ -26,7 +26,7 @@ from ..outcomes import ErrorEntry, Failed, Released, Rescued
 from ..retry import describe
 from ..settings import WorkerSettings
 from ..tasks import Registry
-from .connections import WATCH_MARGIN, Connector, Watch, hang_up, service_limit
+from .connections import WATCH_MARGIN, Connector, Watch, backoff, hang_up, service_limit
 from .executor import Executor, timed_out
 from .flight import Flight, Flights, Stop
 from .lanes import Lane
@@ -130,7 +130,7 @@ class Maintenance:
 
     def _pause(self) -> float:
         if self._failures:
-            return min(0.1 * 2.0 ** min(self._failures - 1, 10), 2.0)
+            return backoff(self._failures, first=0.1, most=2.0)
         due = min(chore.at for chore in self._chores) - monotonic()
         return max(min(due, _TICK if any(flight.deadline is not None for flight in self._flights) else due), 0.01)
 

@@ -43,16 +43,18 @@ class Runners:
         self._idle = 0
 
     def call(self, lane: Lane, kind: Kind) -> None:
-        """Bring one more runner to this lane; from any thread."""
-        if kind is Kind.THREAD:
-            self._call_thread(lane)
-        elif threading.get_ident() == self._loop_thread:
-            self._loop.call_soon(self._spawn, lane)
-        else:
-            try:
+        """Bring one more runner to this lane, or tell it that none comes; from any thread."""
+        try:
+            if kind is Kind.THREAD:
+                self._call_thread(lane)
+            elif threading.get_ident() == self._loop_thread:
+                self._loop.call_soon(self._spawn, lane)
+            else:
                 self._loop.call_soon_threadsafe(self._spawn, lane)
-            except RuntimeError:
-                logger.debug("the event loop is closed; the jobs' leases will run out")
+        except Exception as error:  # the host allows no more threads, or has no memory for one; the loop is closed
+            lane.not_coming()
+            log = logger.debug if self._loop.is_closed() else logger.error
+            log("no job of queue %r can be started just now: %r", lane.name, error)
 
     # ---- coroutines
 
@@ -96,13 +98,8 @@ class Runners:
             if self._idle:
                 self._idle -= 1
             else:
-                thread = threading.Thread(target=self._work, name=f"sa-jobqueue handler {self._threads}", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:  # the host allows no more threads
-                    logger.error("a handler's thread cannot be started: %s", error)
-                    lane.not_coming()
-                    return
+                name = f"sa-jobqueue handler {self._threads}"
+                threading.Thread(target=self._work, name=name, daemon=True).start()
                 self._threads += 1
         self._tickets.put(lane)
 

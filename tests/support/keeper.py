@@ -2,7 +2,7 @@
 
 It is started by the pytest controller, serves every pytest-xdist worker, and owns the server, so that no test process
 does. A server is started with the first test that asks for one. The keeper leaves when its standard input ends, that is
-with the controller, however that ended, and takes the server and all databases of the run with it.
+with the controller, however that ended, or by SIGTERM, and takes the server and all databases of the run with it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
+from queue import SimpleQueue
 
 from sqlalchemy import URL, make_url
 
 from sa_jobqueue.embedded import EmbeddedServer
 from sa_jobqueue.errors import EmbeddedUnavailable
 from tests.support import pooler
+from tests.support.commands import ROOT
 
 TEST_SETTINGS = {
     "fsync": "off",
@@ -151,6 +154,28 @@ def _stop_embedded(server: EmbeddedServer) -> None:
             os.kill(pid, signal.SIGQUIT)
 
 
+def launch(choice: Choice, run: str, *, pooled: bool = False) -> tuple[subprocess.Popen[str], Path]:
+    """Start a keeper for this run; its process, and its folder, by which it is asked."""
+    # In /tmp itself, for a socket's path must be short, and open to the user who runs the server for root.
+    folder = Path(tempfile.mkdtemp(prefix=f"{run}-", dir="/tmp"))
+    folder.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.keeper"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    said = {"folder": str(folder), "run": run, "pooled": pooled, **asdict(choice)}
+    print(json.dumps(said), file=process.stdin, flush=True)
+    if process.stdout.readline() != "listening\n":
+        raise Unavailable("the keeper of the database server did not start; its error is above")
+    return process, folder
+
+
 def ask(folder: Path) -> str:
     """Return the URL of the run's server, which is started for the first who asks."""
     with Client(str(folder / SOCKET), family="AF_UNIX") as connection:
@@ -226,13 +251,16 @@ def drop_databases(server: URL, run: str) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ends: SimpleQueue[str] = SimpleQueue()  # its put may interrupt its get
+    signal.signal(signal.SIGTERM, lambda number, frame: ends.put("SIGTERM"))
     given = json.loads(sys.stdin.readline())  # not as arguments: a URL may hold a password
     folder = Path(given["folder"])
     keeper = Keeper(Choice(given["kind"], given["detail"]), folder, given["run"], given["pooled"])
     listener = Listener(str(folder / SOCKET), family="AF_UNIX")
     threading.Thread(target=keeper.serve, args=[listener], daemon=True).start()
     print("listening", flush=True)
-    sys.stdin.read()
+    threading.Thread(target=lambda: ends.put(sys.stdin.read()), daemon=True).start()
+    ends.get()
     keeper.close()
     os._exit(0)
 

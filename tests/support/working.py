@@ -16,6 +16,7 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, Registry, Worker, WorkerSettings
+from sa_jobqueue.worker.crew import Crew
 from tests.support import pooler
 from tests.support.waiting import wait_until
 
@@ -60,6 +61,12 @@ def working(database: str | Engine, registry: Registry, **options: Any) -> Itera
         thread.join(30)
     if ended:
         raise ended[0]
+
+
+def crew_of(worker: Worker) -> Crew:
+    """The parts of a worker that serves."""
+    assert worker._shift is not None
+    return worker._shift._crew
 
 
 def job_of(engine: Engine, id: int) -> Job:

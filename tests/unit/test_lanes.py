@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from queue import SimpleQueue
+from unittest.mock import Mock
+
 import pytest
 
 from sa_jobqueue.worker import lanes
 from sa_jobqueue.worker.flight import Flight, Kind
 from sa_jobqueue.worker.lanes import Lane
+from sa_jobqueue.worker.runners import Runners
+from tests.support.waiting import PATIENCE
 from tests.unit.test_runs import flight, nothing, swallow
 
 
@@ -95,6 +102,43 @@ def test_jobs_are_wanted_when_those_that_wait_may_soon_not_be_enough(monkeypatch
 
     assert free[:6] == [0] * 6, "nine wait, and four or five end in a twentieth of a second"
     assert free[-1] == 3
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_a_thread_that_cannot_be_started_leaves_the_lane_to_call_another(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """The host allows no more threads just now; the slot is not lost, nor is the job."""
+    ran: SimpleQueue[Flight] = SimpleQueue()
+    runners = Runners(Mock(), executor=Mock(run=ran.put), ended=Mock())
+    runners._loop.is_closed.return_value = False  # type: ignore[attr-defined]
+    one = Lane("default", 2, buffer=0, call=runners.call)
+    jobs = [flight(nothing), flight(nothing, 2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=error))
+        assert one.feed(jobs[:1]) == []
+    assert (one.running, one.waiting) == (0, 1)
+    assert "no job of queue 'default' can be started just now" in caplog.text
+
+    one.feed(jobs[1:])
+
+    assert [ran.get(timeout=PATIENCE) for _ in jobs] == jobs
+
+
+@pytest.mark.parametrize("of_the_loop", [True, False], ids=["on its thread", "on another"])
+def test_a_loop_that_is_closed_leaves_nothing_called(of_the_loop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker has ended, and something is fed late: no error goes to whoever did it."""
+    loop = asyncio.new_event_loop()
+    runners = Runners(loop, executor=Mock(), ended=Mock())
+    if not of_the_loop:
+        monkeypatch.setattr(runners, "_loop_thread", None)
+    one = Lane("default", 2, buffer=0, call=runners.call)
+    loop.close()
+
+    assert one.feed([flight(swallow)]) == []
+
+    assert one._called is None
+    assert one.waiting == 1
 
 
 def test_a_closed_lane_takes_and_gives_nothing() -> None:

@@ -1,0 +1,48 @@
+"""How log lines are written: as text, or as one JSON object each."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from sa_jobqueue.urls import mask_passwords
+
+__all__ = ["LogFormat", "set_log_format"]
+
+
+#: What every record has; anything else is an extra.
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+class LogFormat(StrEnum):
+    """How a log line is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class _JsonFormatter(logging.Formatter):
+    """A record as one JSON object on one line, with its extras, without passwords."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": mask_passwords(record.getMessage()),
+            "pid": record.process,
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        if record.exc_info:
+            line["exception"] = mask_passwords(self.formatException(record.exc_info))
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def set_log_format(wanted: LogFormat) -> None:
+    """Write all that is logged from now on so."""
+    if wanted is LogFormat.JSON:
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(_JsonFormatter())

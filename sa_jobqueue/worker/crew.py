@@ -1,0 +1,246 @@
+"""The parts of a worker that serves, connected: what is claimed goes in, outcomes come out and are counted.
+
+The service claims jobs and hands them to `take_in`; lanes hold them for runners, which have the executor run them; what
+came of each goes to the writer, which the service empties.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from time import monotonic
+
+from sqlalchemy import Connection
+
+from .. import operations
+from ..context import ClaimedJob
+from ..lifecycle import Change, Event, Rules, decide
+from ..models import Job
+from ..operations import Answer
+from ..outcomes import Released
+from ..settings import WorkerSettings
+from ..tasks import Registry
+from ..version import __version__
+from .connections import Connector
+from .engines import Engines
+from .executor import Executor, Sessions
+from .flight import Flight, Flights, Stop
+from .lanes import Lane
+from .listener import Listener
+from .maintenance import Maintenance
+from .runners import Runners
+from .service import Service
+from .writer import OutcomeWriter
+
+__all__ = ["Assignment", "Crew"]
+
+logger = logging.getLogger(__name__)
+
+#: How long writing the last outcomes may take, and what is under way elsewhere.
+_FLUSH, _LAST_CHORE = 10.0, 2.0
+#: How often it is said that a task is not known here.
+_REMIND = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a worker was told to do, and with what."""
+
+    id: uuid.UUID
+    queues: dict[str, int]
+    registry: Registry
+    settings: WorkerSettings
+    engines: Engines
+    sessions: Sessions
+    max_jobs: int | None
+    max_memory: int | None
+    job: type[Job]
+
+
+class Crew:
+    """The parts for one `serve()`; made on the event loop that runs async handlers.
+
+    `counts`: where to count. `leaving`: whether a task that is cancelled is so because all are. `idle`: called when
+    nothing is due any more.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        counts: Counter[str],
+        *,
+        leaving: Callable[[], bool],
+        idle: Callable[[], None] | None,
+    ) -> None:
+        engines, settings, job = assignment.engines, assignment.settings, assignment.job
+        worker = str(assignment.id)
+        connector = Connector(
+            engines.main, lease=settings.lease, pooled=settings.pooled, translate=engines.translate
+        )  # fmt: skip
+        self._assignment = assignment
+        self._counts, self._count_lock = counts, threading.Lock()
+        self._warned: dict[str, float] = {}
+        self._loop = asyncio.get_running_loop()
+        self.flights = Flights()
+        self.writer = OutcomeWriter(self._written, worker=worker, job=job)
+        self.executor = Executor(assignment.sessions, self._report, self._note, leaving)
+        runners = Runners(self._loop, self.executor, self._ended)
+        self.lanes = {
+            name: Lane(name, limit, buffer=settings.buffer, call=runners.call)
+            for name, limit in assignment.queues.items()
+        }  # fmt: skip
+        self.service = Service(
+            connector,
+            worker=worker,
+            lanes=self.lanes,
+            writer=self.writer,
+            take_in=self._take_in,
+            flights=self.flights,
+            settings=settings,
+            listening=lambda: self.listener is not None and self.listener.listening,
+            idle=idle,
+            max_jobs=assignment.max_jobs,
+            job=job,
+        )
+        self.listener: Listener | None = None
+        if engines.listener is not None:
+            engine = engines.listener.execution_options(schema_translate_map=engines.translate)
+            self.listener = Listener(engine, self.service.look_at, job=job)
+        self.maintenance = Maintenance(
+            connector,
+            worker=worker,
+            flights=self.flights,
+            lanes=self.lanes,
+            registry=assignment.registry,
+            executor=self.executor,
+            alive=self._alive,
+            leave=lambda connection: operations.leave(connection, assignment.id),
+            stop=self.stop_flight,
+            wake=self.service.wake,
+            settings=settings,
+            job=job,
+        )
+
+    # ---- beginning and ending
+
+    def start(self) -> None:
+        """Begin to claim, to maintain and to listen."""
+        self.service.start()
+        self.maintenance.start()
+        if self.listener is not None:
+            self.listener.start()
+        else:
+            logger.info("not listening for wake-ups; polling every %g s", self._assignment.settings.poll)
+
+    def running(self) -> list[Flight]:
+        """The jobs whose outcomes are not known yet."""
+        return [flight for flight in self.flights if not flight.reported]
+
+    def stop_flight(self, flight: Flight, why: Stop) -> None:
+        """Ask a run to end; an async handler is cancelled, on its loop."""
+        if flight.task.is_async:
+            self._loop.call_soon_threadsafe(flight.ask_to_stop, why)
+        else:
+            flight.ask_to_stop(why)
+
+    def give_back(self, flights: Iterable[Flight]) -> None:
+        """Wait for these no longer: they go back to their queues."""
+        for flight in flights:
+            self.executor.give_up(flight, Released(started=flight.started is not None))
+
+    def close_lanes(self) -> None:
+        """Claim no more, start no more, and give back what waits."""
+        self.service.stop_claiming()
+        for lane in self.lanes.values():
+            for flight in lane.close():
+                self.executor.give_up(flight, Released())
+        self.service.wake()
+
+    def finish(self) -> None:
+        """Write the last outcomes, and end the threads; maintenance strikes this worker off."""
+        if not self.service.finish(_FLUSH):
+            logger.error("%d outcomes could not be written; the jobs' leases will run out", len(self.writer))
+        self.maintenance.finish(_LAST_CHORE)
+        if self.listener is not None:
+            self.listener.finish(_LAST_CHORE)
+
+    # ---- what the parts tell each other
+
+    def _ended(self, lane: Lane) -> None:
+        self.service.ended(lane)
+
+    def _take_in(self, jobs: list[ClaimedJob]) -> None:
+        """Jobs that were claimed just now: to the lanes; what this worker does not know goes back."""
+        known, now = self._assignment.registry.get, monotonic()
+        by_lane: dict[str, list[Flight]] = {name: [] for name in self.lanes}
+        flights: list[Flight] = []
+        for job in jobs:
+            task = known(job.task)
+            if task is None:
+                self._return_unknown(job)
+                continue
+            flight = Flight(job, task, now)
+            flights.append(flight)
+            by_lane[job.queue].append(flight)
+        self.flights.add(flights)
+        for name, batch in by_lane.items():
+            if batch:
+                for flight in self.lanes[name].feed(batch):  # the worker leaves
+                    self.executor.give_up(flight, Released())
+
+    def _return_unknown(self, job: ClaimedJob) -> None:
+        """Another release may know the task: back to the queue with a delay, and no attempt spent."""
+        delay, now = self._assignment.settings.unknown_delay, monotonic()
+        self._counts["unknown"] += 1
+        if self._warned.get(job.task, 0.0) < now:
+            self._warned[job.task] = now + _REMIND
+            logger.warning(
+                "job %d: no task named %r is registered here; it goes back for %g s. Is its module imported (--app), "
+                "or was it renamed without an alias?", job.id, job.task, delay,
+                extra={"job_id": job.id, "task": job.task, "queue": job.queue},
+            )  # fmt: skip
+        self.writer.add(decide(job, Released(delay), Rules(), random=0.5))
+
+    def _report(self, flight: Flight, change: Change | None) -> None:
+        """An outcome: on its way to the database; None: there is nothing left to write."""
+        flight.reported = True
+        if change is None:
+            self.flights.drop(flight.job.id, flight.job.claims)
+        else:
+            self.writer.add(change)
+
+    def _written(self, changes: list[Change], answer: Answer) -> None:
+        self.flights.drop_all(changes)
+        if answer is Answer.APPLIED:
+            self._note(*changes)
+            return
+        for change in changes:
+            self._counts["lost"] += 1
+            logger.info("job %d: the outcome (%s) came too late; its claim was over", change.id, change.event.value)
+
+    def _note(self, *changes: Change) -> None:
+        completed = sum(change.event is Event.COMPLETE for change in changes)
+        with self._count_lock:
+            if completed:
+                self._counts[Event.COMPLETE.value] += completed
+            if completed < len(changes):
+                self._counts.update(change.event.value for change in changes if change.event is not Event.COMPLETE)
+
+    def _alive(self, connection: Connection) -> None:
+        queues = self._assignment.queues
+        operations.enrol(
+            connection,
+            self._assignment.id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            queues=list(queues),
+            concurrency=sum(queues.values()),
+            version=__version__,
+        )

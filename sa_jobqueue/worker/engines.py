@@ -1,0 +1,115 @@
+"""The engines of a worker: made from URLs and closed by it, or given by the application."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import URL, Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from ..errors import ConfigurationError, DatabaseUnavailable
+from ..migrations import check_schema
+from ..models import SCHEMA
+from ..urls import database_url, mask_passwords
+from .connections import check_engine, leave_out_closed
+
+__all__ = ["SERVICE_CONNECTIONS", "Engines"]
+
+logger = logging.getLogger(__name__)
+
+#: Connections of a worker process beside those of the handlers' sessions: service, maintenance, listener.
+SERVICE_CONNECTIONS = 3
+
+
+class Engines:
+    """The engines for `database`, sized for so many `slots`; the arguments are those of `Worker`.
+
+    Raises ConfigurationError for a URL that cannot be used.
+    """
+
+    def __init__(
+        self,
+        database: str | URL | Engine,
+        *,
+        async_engine: AsyncEngine | None,
+        listen: bool,
+        listen_url: str | URL | None,
+        schema: str | None,
+        slots: int,
+        pooled: bool,
+    ) -> None:
+        self._slots = slots
+        self._options = _options(slots, pooled=pooled)
+        self._ours: list[Engine] = []
+        self._ours_async: list[AsyncEngine] = []
+        self.main = database if isinstance(database, Engine) else self._make(database_url(database))
+        """The service's, and that of the sessions of `def` handlers."""
+        self.asynchronous = async_engine
+        """That of the sessions of `async def` handlers, if there is one."""
+        if async_engine is None and not isinstance(database, Engine):
+            self.asynchronous = self._make_async(self.main.url)
+        self.listener: Engine | None = None
+        """The one to listen on; None: only poll."""
+        if listen:
+            self.listener = self.main if listen_url is None else self._make(database_url(listen_url))
+        given: Mapping[Any, Any] = self.main.get_execution_options().get("schema_translate_map") or {}
+        self.translate: dict[str | None, str | None] = {SCHEMA: schema} if schema is not None else dict(given)
+        """The `schema_translate_map` that finds the tables."""
+
+    def _make(self, url: URL) -> Engine:
+        engine = create_engine(url, **self._options)
+        leave_out_closed(engine)
+        self._ours.append(engine)
+        return engine
+
+    def _make_async(self, url: URL) -> AsyncEngine:
+        engine = create_async_engine(url, **self._options)
+        leave_out_closed(engine.sync_engine)
+        self._ours_async.append(engine)
+        return engine
+
+    def check(self) -> None:
+        """Is the server there, has it our schema, can it take our connections?
+
+        Raises DatabaseUnavailable, SchemaError, ConfigurationError.
+        """
+        try:
+            with self.main.connect() as connection:
+                check_engine(connection)
+                translated = connection.execution_options(schema_translate_map=self.translate)
+                check_schema(translated, schema=self.translate.get(SCHEMA) or SCHEMA)
+                limit = int(connection.execute(text("SHOW max_connections")).scalar_one())
+        except DBAPIError as error:
+            raise DatabaseUnavailable(f"the database does not answer: {mask_passwords(str(error.orig))}") from error
+        if limit < SERVICE_CONNECTIONS + 1:
+            raise ConfigurationError(f"the server allows {limit} connections; a worker needs {SERVICE_CONNECTIONS + 1}")
+        if limit < SERVICE_CONNECTIONS + self._slots:
+            logger.warning(
+                "the server allows %d connections; with %d slots this worker may want %d, if every handler uses "
+                "ctx.session at once", limit, self._slots, SERVICE_CONNECTIONS + self._slots,
+            )  # fmt: skip
+
+    async def dispose(self) -> None:
+        """Close the pools that are ours."""
+        for asynchronous in self._ours_async:
+            await asynchronous.dispose()
+        for engine in self._ours:
+            engine.dispose()
+
+
+def _options(slots: int, *, pooled: bool) -> dict[str, Any]:
+    connect_args: dict[str, Any] = {
+        "connect_timeout": 10,
+        "keepalives": 1,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 20_000,
+    }
+    if pooled:
+        connect_args["prepare_threshold"] = None
+    # One connection per slot, so that no handler waits for another's; the service takes its own out of the pool.
+    return {"pool_size": slots, "max_overflow": SERVICE_CONNECTIONS, "connect_args": connect_args}

@@ -1,0 +1,175 @@
+"""The course of one `serve()`: begin, watch over it, and leave in two steps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from enum import IntEnum
+from time import monotonic
+from typing import TypeVar
+
+from .crew import Assignment, Crew
+from .flight import Stop
+
+__all__ = ["LAST_CALL", "Ending", "Shift"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: After the grace time, how long a handler that was asked to stop may take.
+LAST_CALL = 1.0
+#: An event loop that does nothing for so many seconds, when all should have ended, is blocked.
+_BEAT = 0.5
+#: Seconds between two looks at whether to end by itself; the second where jobs are counted for that.
+_LOOK, _LOOK_AT_JOBS = 1.0, 0.1
+
+
+class Ending(IntEnum):
+    """Why `run()` returned, as an exit code."""
+
+    STOPPED = 0
+    RECYCLE = 75  # asked to be started anew: max_jobs, max_memory, or all slots stuck
+
+
+class Shift:
+    """One `serve()`. Made and run by the task that serves; `stop` and `end_if_blocked` are for any thread."""
+
+    def __init__(self, assignment: Assignment, counts: Counter[str], *, until_idle: bool) -> None:
+        self._assignment, self._counts = assignment, counts
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._stop, self._hurry = asyncio.Event(), asyncio.Event()
+        self._ending = Ending.STOPPED
+        self.under_way = False
+        """Whether it has begun, and not yet ended."""
+        self._crew = Crew(assignment, counts, leaving=self._leaving, idle=self.stop if until_idle else None)
+
+    async def serve(self) -> Ending:
+        """Serve until `stop()` is called, or there is a reason to be started anew; what it ended for."""
+        worker, engines = self._assignment.id, self._assignment.engines
+        try:
+            await _apart(engines.check)
+        except BaseException:
+            await engines.dispose()
+            raise
+        queues = ", ".join(f"{name}={slots}" for name, slots in self._assignment.queues.items())
+        logger.info("worker %s serves %s", worker, queues)
+        self.under_way = True
+        self._crew.start()
+        try:
+            await self._watch()
+        finally:
+            await self._leave()
+            self.under_way = False
+        return self._ending
+
+    def stop(self, *, now: bool = False) -> None:
+        """Claim no more and let what runs finish; `now`: do not wait for it."""
+        try:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            if now:
+                self._loop.call_soon_threadsafe(self._hurry.set)
+        except RuntimeError:
+            logger.debug("the event loop is closed: the worker has ended")
+
+    def end_if_blocked(self) -> None:
+        """The time to leave is over. If a handler blocks the event loop, give back what it holds, and end the process."""
+        beat = threading.Event()
+        if not self.under_way:
+            return
+        try:
+            self._loop.call_soon_threadsafe(beat.set)
+        except RuntimeError:
+            return  # it is closed: run() is about to return
+        if beat.wait(_BEAT):
+            return
+        logger.error("a handler blocks the event loop; what runs is given back, and the process ends")
+        self._crew.close_lanes()
+        self._crew.give_back(self._crew.flights)
+        self._crew.finish()
+        logging.shutdown()
+        os._exit(self._ending)
+
+    def _leaving(self) -> bool:
+        """Whether a task that is cancelled is so because all are: with the one that serves, or after its end."""
+        return not self.under_way or (self._task is not None and self._task.cancelling() > 0)
+
+    async def _watch(self) -> None:
+        """Until it is time to stop: because somebody said so, or to be started anew."""
+        while not self._stop.is_set():
+            try:
+                look = _LOOK if self._assignment.max_jobs is None else _LOOK_AT_JOBS
+                await asyncio.wait_for(self._stop.wait(), timeout=look)
+            except TimeoutError:
+                if (reason := self._wants_recycling()) is not None:
+                    logger.warning("%s: ending, to be started anew", reason)
+                    self._ending = Ending.RECYCLE
+                    return
+                self._crew.service.watch.check()
+                self._crew.maintenance.watch.check()
+
+    def _wants_recycling(self) -> str | None:
+        claimed, lanes = self._crew.service.claimed, self._crew.lanes.values()
+        max_jobs, max_memory = self._assignment.max_jobs, self._assignment.max_memory
+        if max_jobs is not None and claimed >= max_jobs and not any(lane.waiting for lane in lanes):
+            return f"{claimed} jobs were claimed (max_jobs {max_jobs})"
+        if max_memory is not None and (resident := _resident()) > max_memory:
+            return f"{resident:,} bytes are resident (max_memory {max_memory:,})"
+        for lane in lanes:
+            if lane.stuck >= lane.limit:
+                return f"all {lane.limit} slots of queue {lane.name!r} are held by handlers that timed out"
+        return None
+
+    async def _leave(self) -> None:
+        """Two steps: let what runs finish; after the grace time, or a second signal, stop it and give it back."""
+        crew = self._crew
+        crew.close_lanes()
+        await self._wait_for_runs(self._assignment.settings.grace, unless=self._hurry)
+        if left := crew.running():
+            logger.warning("%d jobs still run; they are stopped and given back", len(left))
+            for flight in left:
+                crew.stop_flight(flight, Stop.SHUTDOWN)
+            await self._wait_for_runs(LAST_CALL)
+            crew.give_back(left)
+        await _apart(crew.finish)
+        await self._assignment.engines.dispose()
+        counted = ", ".join(f"{what} {number}" for what, number in sorted(self._counts.items()))
+        logger.info("worker %s has left: %s", self._assignment.id, counted)
+
+    async def _wait_for_runs(self, seconds: float, *, unless: asyncio.Event | None = None) -> None:
+        """Until no handler runs and none of their commits is under way, at most `seconds`."""
+        until = monotonic() + seconds
+        while monotonic() < until and self._crew.running():
+            if unless is not None and unless.is_set():
+                return
+            await asyncio.sleep(0.02)
+
+
+async def _apart(work: Callable[[], T]) -> T:
+    """Do `work` on a thread of its own: those of asyncio may all be taken by handlers that do not end."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="sa-jobqueue worker", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+def _resident() -> int:
+    """Bytes of memory resident now."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
