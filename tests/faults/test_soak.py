@@ -22,7 +22,7 @@ JOBS = 3 * sum(kind.weight for kind in KINDS)
 def steady(minute: int, **others: Any) -> Sample:
     """A sample of a run on which all is well."""
     values: dict[str, Any] = {
-        "at": minute * 60.0, "enqueued": minute * 6_000, "finished": minute * 6_000 - 50, "due": 3, "oldest_due": 0.1,
+        "at": minute * 60.0, "enqueued": minute * 6_000, "finished": minute * 6_000 - 50, "most_due": 3, "oldest_due": 0.1,
         "oldest_running": 3.0, "rows": 12_000, "heap": 8_000_000, "toast": 30_000_000, "indexes": 2_000_000,
         "dead": 5_000, "oldest_snapshot": 0.0, "memory": {11: 80_000_000, 12: 81_000_000}, "complaints": 0,
     }  # fmt: skip
@@ -133,7 +133,7 @@ def test_any_stretch_of_numbers_has_the_mix() -> None:
 def small() -> dict[str, Any]:
     """A soak of seconds."""
     said: list[str] = []
-    plan = Plan(minutes=0.05, seed=4, every=1.0, measured=1.5, warm_up=1.0, retain=2.0, pace=0.05)
+    plan = Plan(minutes=0.05, seed=4, every=1.0, measured=1.5, warm_up=1.0, backlog=400, retain=2.0, pace=0.05)
     return {**Soak(plan, say=said.append).run(), "said": said}
 
 

@@ -35,7 +35,7 @@ from tests.faults.server import Guard, Server
 from tests.faults.soak import tasks
 from tests.faults.soak.ledger import miscounts
 from tests.faults.soak.producer import Producer, enqueue_in_bulk
-from tests.faults.soak.verdicts import Sample, Seen, Verdict, judge
+from tests.faults.soak.verdicts import OLDEST_DUE, Sample, Seen, Verdict, judge
 from tests.support.commands import start_command
 from tests.support.waiting import wait_until
 
@@ -50,13 +50,17 @@ _SETTINGS = {
 _SHOWN = ("shared_buffers", "synchronous_commit", "fsync", "autovacuum_naptime")
 _LOOK = 1.0
 """Seconds between two looks at the oldest job."""
-_BACKLOG, _TOP_UP = 4_000, 1_000
-"""Due jobs that are kept waiting while the capacity is measured, and how many come at a time."""
+_TOP_UP = 4
+"""While the capacity is measured, so many times are needed to enqueue the backlog."""
 
 _DUE = """
     SELECT count(*) FILTER (WHERE run_at <= now()),
            coalesce(extract(epoch FROM max(now() - run_at)), 0)::float8
     FROM sa_jobqueue.job WHERE status = 'queued'
+"""
+_OLDEST = """
+    SELECT queue, priority, task, extract(epoch FROM now() - run_at)::float8, claims
+    FROM sa_jobqueue.job WHERE status = 'queued' ORDER BY run_at LIMIT 1
 """
 _RUNNING = """
     SELECT count(*), coalesce(extract(epoch FROM max(now() - claimed_at)), 0)::float8
@@ -94,6 +98,8 @@ class Plan:
     measured: float = 75.0
     """How long the capacity is measured, after a while to get warm."""
     warm_up: float = 15.0
+    backlog: int = 4_000
+    """Due jobs that wait all the time meanwhile."""
     retain: float = 120.0
     pace: float = 1.0
     """All times of the handlers are multiplied by it."""
@@ -111,6 +117,7 @@ class Soak:
         self._failed: array[int] = array("Q")
         self._miscounts: list[str] = []
         self._complaints: list[str] = []
+        self._notes: list[str] = []
         self._read = 0
         self._next = 0
         """The number of the next job to be."""
@@ -140,6 +147,7 @@ class Soak:
             "rate": rate,
             "jobs": self._next,
             "samples": [asdict(sample) for sample in samples],
+            "notes": self._notes[:100],
             "miscounts": seen.miscounts[:100],
             "complaints": seen.complaints[:100],
             "verdicts": [asdict(verdict) for verdict in verdicts],
@@ -179,7 +187,8 @@ class Soak:
         )  # fmt: skip
         self._guard.watch(self._supervisor.pid)
         self._stack.callback(self._end_workers)
-        wait_until(lambda: len(self._workers()) == self.plan.processes)
+        enrolled = "SELECT count(*) FROM sa_jobqueue.worker"
+        wait_until(lambda: self._ask(enrolled) == (self.plan.processes,), 60, "the workers")
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
@@ -215,11 +224,12 @@ class Soak:
             until = time.monotonic() + seconds
             while time.monotonic() < until:
                 due, _ = self._ask(_DUE)
-                if due >= _BACKLOG:
+                if due >= self.plan.backlog:
                     time.sleep(0.05)
                     continue
-                enqueue_in_bulk(self._engine, mix, self._next, _TOP_UP)
-                self._next += _TOP_UP
+                number = self.plan.backlog // _TOP_UP
+                enqueue_in_bulk(self._engine, mix, self._next, number)
+                self._next += number
             return self._ended()
 
         before = ended_after(self.plan.warm_up)
@@ -244,32 +254,34 @@ class Soak:
             begun = time.monotonic()
             self._say(HEAD)
             end, looks = plan.minutes * 60, 0
-            oldest_due = oldest_running = 0.0
+            most_due, oldest_due, oldest_running = 0, 0.0, 0.0
             while (passed := time.monotonic() - begun) < end:
                 time.sleep(max(min((looks + 1) * _LOOK, end) - passed, 0.0))
                 looks += 1
                 due, age = self._ask(_DUE)
-                oldest_due = max(oldest_due, age)
+                most_due, oldest_due = max(most_due, due), max(oldest_due, age)
+                if age > OLDEST_DUE:
+                    self._note_oldest(time.monotonic() - begun, due)
                 oldest_running = max(oldest_running, self._ask(_RUNNING)[1])
                 self._next = producer.committed
                 at = time.monotonic() - begun
                 if at >= (len(samples) + 1) * plan.every - _LOOK / 2:
                     self._operate()
-                    samples.append(self._sample(at, first, due, oldest_due, oldest_running))
-                    oldest_due = oldest_running = 0.0
+                    samples.append(self._sample(at, first, most_due, oldest_due, oldest_running))
+                    most_due, oldest_due, oldest_running = 0, 0.0, 0.0
                     self._say(line(samples[-1]))
         self._guard.forget(producer.process.pid or 0)
         self._next = producer.committed
         return samples
 
-    def _sample(self, at: float, first: int, due: int, oldest_due: float, oldest_running: float) -> Sample:
+    def _sample(self, at: float, first: int, most_due: int, oldest_due: float, oldest_running: float) -> Sample:
         heap, toast, indexes, rows, dead = self._ask(_SIZES)
         self._heed_log()
         return Sample(
             at=at,
             enqueued=self._next - first,
             finished=self._ended() - first,
-            due=due,
+            most_due=most_due,
             oldest_due=oldest_due,
             oldest_running=oldest_running,
             rows=rows,
@@ -281,6 +293,14 @@ class Soak:
             memory={worker.pid: worker.memory_info().rss for worker in self._workers()},
             complaints=len(self._complaints),
         )
+
+    def _note_oldest(self, at: float, due: int) -> None:
+        """Say which job has been due for too long, and how many others are."""
+        if (oldest := self._monitor.execute(_OLDEST).fetchone()) is not None:
+            queue, priority, task, age, claims = oldest
+            note = f"at {at:.0f} s: {due:,} due, the oldest for {age:.1f} s: {task}, {queue=}, {priority=}, {claims=}"
+            self._notes.append(note)
+            self._say(note)
 
     def _drain(self) -> None:
         """Let everything come to its end, also what is due in a minute, and let the workers leave."""
@@ -355,7 +375,7 @@ def is_complaint(text: str) -> bool:
 # ---- for people
 
 HEAD = (
-    "   time   enqueued   finished    due  oldest due/running   table (toast)       indexes       rows       dead"
+    "   time   enqueued   finished most due oldest due/running   table (toast)       indexes       rows       dead"
     "  snapshot  workers' memory     complaints"
 )
 
@@ -365,7 +385,7 @@ def line(sample: Sample) -> str:
     minutes, seconds = divmod(round(sample.at), 60)
     memory = " ".join(f"{size / 2**20:.1f}" for size in sample.memory.values())
     return (
-        f"{minutes:4}:{seconds:02} {sample.enqueued:10,} {sample.finished:10,} {sample.due:6,} "
+        f"{minutes:4}:{seconds:02} {sample.enqueued:10,} {sample.finished:10,} {sample.most_due:8,} "
         f"{sample.oldest_due:8.2f} s {sample.oldest_running:6.2f} s "
         f"{sample.table / 2**20:8.1f} ({sample.toast / 2**20:.1f}) MiB {sample.indexes / 2**20:7.1f} MiB "
         f"{sample.rows:10,} {sample.dead:10,} {sample.oldest_snapshot:7.2f} s  {memory} MiB {sample.complaints:5}"

@@ -31,9 +31,10 @@ class Sample:
     at: float
     enqueued: int
     finished: int
-    due: int
+    most_due: int
+    """The most jobs that were due and not claimed, at any look since the sample before."""
     oldest_due: float
-    """The longest that a due job had waited, at any look since the sample before, in seconds."""
+    """The longest that one of them had waited, in seconds."""
     oldest_running: float
     """The same for the time since its claim of a running one."""
     rows: int
