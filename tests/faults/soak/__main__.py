@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.source is not None:
         result = json.loads(given.source.read_text())
     else:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # the server and the workers end too
         print(f"seed {given.seed}", flush=True)
         plan = Plan(
             minutes=given.minutes, processes=given.processes, seed=given.seed, every=given.every,

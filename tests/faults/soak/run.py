@@ -54,13 +54,9 @@ _TOP_UP = 4
 """While the capacity is measured, so many times are needed to enqueue the backlog."""
 
 _DUE = """
-    SELECT count(*) FILTER (WHERE run_at <= now()),
-           coalesce(extract(epoch FROM max(now() - run_at)), 0)::float8
-    FROM sa_jobqueue.job WHERE status = 'queued'
-"""
-_OLDEST = """
-    SELECT queue, priority, task, extract(epoch FROM now() - run_at)::float8, claims
-    FROM sa_jobqueue.job WHERE status = 'queued' ORDER BY run_at LIMIT 1
+    SELECT queue, priority, count(*), extract(epoch FROM max(now() - run_at))::float8
+    FROM sa_jobqueue.job WHERE status = 'queued' AND run_at <= now()
+    GROUP BY queue, priority ORDER BY 4 DESC
 """
 _RUNNING = """
     SELECT count(*), coalesce(extract(epoch FROM max(now() - claimed_at)), 0)::float8
@@ -103,6 +99,19 @@ class Plan:
     retain: float = 120.0
     pace: float = 1.0
     """All times of the handlers are multiplied by it."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """Jobs that are due and not claimed, in one queue with one priority."""
+
+    queue: str
+    priority: int
+    jobs: int
+    oldest: float
+
+    def __str__(self) -> str:
+        return f"{self.queue}, priority {self.priority}: {self.jobs} ({self.oldest:.1f} s)"
 
 
 class Soak:
@@ -223,8 +232,7 @@ class Soak:
         def ended_after(seconds: float) -> int:
             until = time.monotonic() + seconds
             while time.monotonic() < until:
-                due, _ = self._ask(_DUE)
-                if due >= self.plan.backlog:
+                if sum(slot.jobs for slot in self._due()) >= self.plan.backlog:
                     time.sleep(0.05)
                     continue
                 number = self.plan.backlog // _TOP_UP
@@ -258,10 +266,11 @@ class Soak:
             while (passed := time.monotonic() - begun) < end:
                 time.sleep(max(min((looks + 1) * _LOOK, end) - passed, 0.0))
                 looks += 1
-                due, age = self._ask(_DUE)
-                most_due, oldest_due = max(most_due, due), max(oldest_due, age)
-                if age > OLDEST_DUE:
-                    self._note_oldest(time.monotonic() - begun, due)
+                due = self._due()
+                most_due = max(most_due, sum(slot.jobs for slot in due))
+                oldest_due = max([oldest_due, *(slot.oldest for slot in due)])
+                if any(slot.oldest > OLDEST_DUE for slot in due):
+                    self._note(f"at {time.monotonic() - begun:.0f} s due for too long: {'; '.join(map(str, due))}")
                 oldest_running = max(oldest_running, self._ask(_RUNNING)[1])
                 self._next = producer.committed
                 at = time.monotonic() - begun
@@ -294,13 +303,13 @@ class Soak:
             complaints=len(self._complaints),
         )
 
-    def _note_oldest(self, at: float, due: int) -> None:
-        """Say which job has been due for too long, and how many others are."""
-        if (oldest := self._monitor.execute(_OLDEST).fetchone()) is not None:
-            queue, priority, task, age, claims = oldest
-            note = f"at {at:.0f} s: {due:,} due, the oldest for {age:.1f} s: {task}, {queue=}, {priority=}, {claims=}"
-            self._notes.append(note)
-            self._say(note)
+    def _due(self) -> list[Due]:
+        """What is due just now; the oldest first."""
+        return [Due(*row) for row in self._monitor.execute(_DUE)]
+
+    def _note(self, note: str) -> None:
+        self._notes.append(note)
+        self._say(note)
 
     def _drain(self) -> None:
         """Let everything come to its end, also what is due in a minute, and let the workers leave."""

@@ -133,7 +133,7 @@ def _load(seen: Seen) -> Verdict:
 
 
 def _nothing(promise: str, found: list[str]) -> Verdict:
-    return Verdict(promise, f"{len(found)}, as {found[0]}" if found else "so it was", not found)
+    return Verdict(promise, f"{len(found)}, as {found[0]}" if found else "as promised", not found)
 
 
 def mib(size: float) -> str:
