@@ -24,7 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.faults.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=30, help="how long the load lasts (30)")
+    parser.add_argument(
+        "--minutes", type=float, default=30, help="how long the load lasts (30; below 10 sizes still grow)"
+    )
     parser.add_argument("--processes", type=int, default=2, help="worker processes (2)")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="of everything that is random")
     parser.add_argument("--every", type=float, default=60, metavar="SECONDS", help="between two samples (60)")
