@@ -17,7 +17,7 @@ OLDEST_DUE = 5.0
 A job that nobody was told of is seen by the next poll, after a second at most. One that came to light behind a resume
 point is found by the next sweep, after 0.8 seconds at most. One that was claimed ahead of a free slot goes back after two. At
 two thirds of the capacity there is room for all that is due, so nothing waits for long but for these; the rest is for a
-host that is busy."""
+host that is busy. More than that little breaks the promise: what has a low priority waits for the whole of a backlog."""
 SLOWEST = 5.0
 """Seconds that a claimed job may take beside its handler's own time: two until it goes back unstarted, and the same rest."""
 BEHIND = 0.97
