@@ -150,6 +150,13 @@ def faults(session: nox.Session) -> None:
     session.run("python", "-m", "tests.faults", *session.posargs)
 
 
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Work through half an hour of mixed load, and see what grows, waits or is lost: --minutes 30 --json FILE."""
+    install(session, "test", "bench", project=("-e", ".[embedded,uvloop]"))
+    session.run("python", "-m", "tests.faults.soak", *session.posargs)
+
+
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
 def pythons(session: nox.Session) -> None:
     """Run the tests on every supported Python that is here."""

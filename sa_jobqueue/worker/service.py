@@ -204,7 +204,7 @@ class Service:
         return True
 
     def _claim(self, connection: Connection, wanted: dict[str, int]) -> list[ClaimedJob]:
-        after, began = self._resume.begin(), monotonic()
+        after, began = self._resume.begin(wanted), monotonic()
         jobs = operations.claim(
             connection,
             worker=self._worker,
@@ -251,7 +251,7 @@ class Service:
             return
         if not self._resume.swept:  # there may be something behind the points
             for name in short:
-                self._looks[name].at = self._resume.sweep_at
+                self._looks[name].at = self._resume.sweep_at(name)
             return
         if self._listening() and self._gate_until < monotonic() + _GATE / 2:
             # Ask to be woken, then look once more: what was committed in between told nobody.

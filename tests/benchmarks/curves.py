@@ -89,7 +89,7 @@ def _claims(bench: Bench, count: int, warm_up: int = 10) -> list[float]:
     resume, times = ResumePoints(), []
     for _ in range(warm_up + count):
         with connection.begin():
-            after, began = resume.begin(), perf_counter()
+            after, began = resume.begin(["default"]), perf_counter()
             jobs = operations.claim(connection, worker="curves", queues={"default": BATCH}, lease=60, after=after)
             took = perf_counter() - began
         assert len(jobs) == BATCH

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support.pages import put_between
+
 DOCS = Path(__file__).parents[2] / "docs" / "explanation"
 PAGE, FOLDER = DOCS / "performance.md", DOCS / "pictures"
 
@@ -20,8 +22,8 @@ BEGIN = "<!-- pictures: written by `python -m tests.benchmarks.pictures` -->"
 END = "<!-- end of the pictures -->"
 
 #: On no background of their own, these can be read on furo's white and on its near-black.
-_TEXT, _GRID, _OURS, _OTHER = "#767676", "#9a9a9a", "#2f7fd6", "#d9762b"
-_STYLE: dict[str, Any] = {
+_TEXT, _GRID, OURS, OTHER = "#767676", "#9a9a9a", "#2f7fd6", "#d9762b"
+STYLE: dict[str, Any] = {
     "svg.hashsalt": "sa_jobqueue",
     "svg.fonttype": "none",
     "font.size": 11,
@@ -46,11 +48,11 @@ def throughput(axes: Any, points: list[dict[str, Any]]) -> None:
     """Jobs per second against processes, ours over the bare loop."""
     sizes = [one["processes"] for one in points]
     axes.fill_between(
-        sizes, [one["lowest"] for one in points], [one["highest"] for one in points], color=_OURS, alpha=0.15, linewidth=0
+        sizes, [one["lowest"] for one in points], [one["highest"] for one in points], color=OURS, alpha=0.15, linewidth=0
     )  # fmt: skip
-    axes.plot(sizes, [one["jobs_per_second"] for one in points], color=_OURS, label="worker, async no-op")
+    axes.plot(sizes, [one["jobs_per_second"] for one in points], color=OURS, label="worker, async no-op")
     raw = [one["raw_jobs_per_second"] for one in points]
-    axes.plot(sizes, raw, color=_OTHER, linestyle="--", label="bare SQL loop")
+    axes.plot(sizes, raw, color=OTHER, linestyle="--", label="bare SQL loop")
     axes.set_xlabel("processes")
     axes.set_ylabel("jobs per second")
     axes.set_xticks(sizes)
@@ -63,8 +65,8 @@ def latency(axes: Any, points: list[dict[str, Any]]) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
     rates = [one["jobs_per_second"] for one in points]
-    axes.plot(rates, [one["p99"] for one in points], color=_OTHER, linestyle="--", label="p99")
-    axes.plot(rates, [one["p50"] for one in points], color=_OURS, label="p50")
+    axes.plot(rates, [one["p99"] for one in points], color=OTHER, linestyle="--", label="p99")
+    axes.plot(rates, [one["p50"] for one in points], color=OURS, label="p50")
     axes.set_xlabel("load: jobs per second")
     axes.set_ylabel("enqueue to start, ms")
     axes.set_yscale("log")
@@ -78,8 +80,8 @@ def latency(axes: Any, points: list[dict[str, Any]]) -> None:
 def claim(axes: Any, points: list[dict[str, Any]]) -> None:
     """Milliseconds of a claim against the jobs that are queued."""
     depths = [one["queued"] for one in points]
-    axes.plot(depths, [one["p90"] for one in points], color=_OTHER, linestyle="--", label="p90")
-    axes.plot(depths, [one["p50"] for one in points], color=_OURS, label="p50")
+    axes.plot(depths, [one["p90"] for one in points], color=OTHER, linestyle="--", label="p90")
+    axes.plot(depths, [one["p50"] for one in points], color=OURS, label="p50")
     axes.set_xlabel("jobs queued")
     axes.set_ylabel(f"claim of {points[0]['batch']} jobs, ms")
     axes.set_xscale("log")
@@ -127,17 +129,21 @@ def draw(curves: dict[str, Any], folder: Path) -> list[Path]:
     for name, curve in DRAWN.items():
         if not curves[name]:
             continue
-        with mpl.rc_context(_STYLE):
+        with mpl.rc_context(STYLE):
             figure = Figure(figsize=(6.4, 3.4), layout="constrained")
             axes = figure.add_subplot()
             curve(axes, curves[name])
             axes.legend()
-            path = folder / f"{name}.svg"
-            figure.savefig(path, transparent=True, metadata={"Date": None, "Creator": None})
-        # matplotlib leaves blanks at the ends of lines.
-        path.write_text("\n".join(line.rstrip() for line in path.read_text().splitlines()) + "\n")
-        made.append(path)
+            made.append(save(figure, folder / f"{name}.svg"))
     return made
+
+
+def save(figure: Any, path: Path) -> Path:
+    """Write an SVG file that is the same, byte for byte, for the same figure."""
+    figure.savefig(path, transparent=True, metadata={"Date": None, "Creator": None})
+    # matplotlib leaves blanks at the ends of lines.
+    path.write_text("\n".join(line.rstrip() for line in path.read_text().splitlines()) + "\n")
+    return path
 
 
 def section(curves: dict[str, Any]) -> str:
@@ -149,29 +155,28 @@ def section(curves: dict[str, Any]) -> str:
 
 def caption(curves: dict[str, Any]) -> str:
     """When, and on what."""
-    machine = curves["machine"]
-    about = [f"{machine['cores']} cores"]
-    about += [f"{machine['processor']}"] if "processor" in machine else []
-    about += [f"{machine['memory']} of memory"] if "memory" in machine else []
-    settings = ", ".join(f"`{name}` {value}" for name, value in curves["settings"].items())
-    said = (
-        f"*Measured on {curves['date']}: {', '.join(about)}; {machine['system']}, Python {machine['python']} "
-        f"with {curves['event_loop']}, "
-        f"PostgreSQL {curves['postgresql']} on the same machine ({settings}).*"
-    )
+    said = f"*Measured on {curves['date']}: {place(curves)}.*"
     if curves["small"]:
         said += "\n\n**A small run, only to see that everything runs: its figures mean nothing.**"
     return said
 
 
+def place(measured: dict[str, Any]) -> str:
+    """The machine, the Python and the server of a measurement."""
+    machine = measured["machine"]
+    about = [f"{machine['cores']} cores"]
+    about += [f"{machine['processor']}"] if "processor" in machine else []
+    about += [f"{machine['memory']} of memory"] if "memory" in machine else []
+    settings = ", ".join(f"`{name}` {value}" for name, value in measured["settings"].items())
+    return (
+        f"{', '.join(about)}; {machine['system']}, Python {machine['python']} with {measured['event_loop']}, "
+        f"PostgreSQL {measured['postgresql']} on the same machine ({settings})"
+    )
+
+
 def write(page: Path, curves: dict[str, Any]) -> None:
     """Put the section between the page's markers; a page without them is refused."""
-    text = page.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise SystemExit(f"{page} needs one line {BEGIN!r} and one line {END!r}")
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    page.write_text(f"{before}{BEGIN}\n\n{section(curves)}\n\n{END}{after}")
+    put_between(page, BEGIN, END, section(curves))
 
 
 def main() -> None:

@@ -19,10 +19,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 import psycopg
@@ -46,6 +48,8 @@ _SETTINGS = {
     "hot_standby": "on",
     "log_checkpoints": "off",
 }
+
+NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
 class How(StrEnum):
@@ -117,17 +121,20 @@ class Server:
     _process: subprocess.Popen[bytes] | None = field(default=None)
 
     @classmethod
-    def make(cls, folder: Path, guard: Guard) -> Server:
-        """A new cluster below `folder`, which others must be able to enter (root's server is another user's)."""
+    def make(cls, folder: Path, guard: Guard, settings: Mapping[str, str] = NO_SETTINGS) -> Server:
+        """A new cluster below `folder`, which others must be able to enter (root's server is another user's).
+
+        `settings`: what is to be other than it is here.
+        """
         programs = EmbeddedServer(folder, settings={"fsync": "off"})
         programs.directory.mkdir(exist_ok=True, mode=0o755)
         programs._prepare()
         server = cls(programs, programs.data, free_port(), guard)
-        server._write_settings()
+        server._write_settings(settings)
         return server
 
-    def _write_settings(self) -> None:
-        settings = _SETTINGS | {"port": str(self.port)}
+    def _write_settings(self, others: Mapping[str, str] = NO_SETTINGS) -> None:
+        settings = _SETTINGS | {"port": str(self.port), **others}
         with open(self.data / "postgresql.conf", "a") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -32,9 +33,9 @@ def job(id: int, *, at: int = 0, queue: str = "default", priority: int = 4) -> C
     return ClaimedJob(id, 1, queue, "task", priority, due, 1, 10, 0, "{}", "{}", due)
 
 
-def claim(points: ResumePoints, *jobs: ClaimedJob, took: float = 0.01) -> object:
+def claim(points: ResumePoints, *jobs: ClaimedJob, took: float = 0.01, queues: Sequence[str] = ("default",)) -> object:
     """One claim: behind which points it was, and what it found."""
-    after = points.begin()
+    after = points.begin(queues)
     seen = None if after is None else dict(after)
     points.end(jobs, took)
     return seen
@@ -98,3 +99,19 @@ def test_a_claim_that_finds_nothing_moves_no_point(clock: Clock) -> None:
     assert claim(points) is None
     claim(points, job(1))
     assert claim(points) == claim(points) == {("default", 4): (NOON, 1)}
+
+
+def test_a_queue_that_others_are_faster_than_begins_at_the_front_all_the_same(clock: Clock) -> None:
+    """A sweep of the queues that were wanted just then is none of those that were not."""
+    points = ResumePoints()
+    claim(points, job(1), job(2, queue="mail"), queues=["default", "mail"])
+    clock.now += 1
+
+    swept = claim(points, job(3, queue="mail"), queues=["mail"])
+    again = claim(points, job(4, queue="mail"), queues=["mail"])
+    late = claim(points, queues=["default", "mail"])
+    then = claim(points, queues=["default", "mail"])
+
+    assert [swept, late] == [None, None]
+    assert isinstance(again, dict)
+    assert isinstance(then, dict)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.peers.results import OURS, Row, figures, processes
+from tests.support.pages import put_between
 
 BEGIN = "<!-- figures of peers: written by `python -m tests.benchmarks.peers --write` -->"
 END = "<!-- end of the figures of peers -->"
@@ -15,12 +16,7 @@ END = "<!-- end of the figures of peers -->"
 
 def write(page: Path, results: dict[str, Any]) -> None:
     """Put the results between the markers; a page without them is refused."""
-    text = page.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise SystemExit(f"{page} needs one line {BEGIN!r} and one line {END!r}")
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    page.write_text(f"{before}{BEGIN}\n\n{section(results)}\n{END}{after}")
+    put_between(page, BEGIN, END, section(results))
 
 
 def section(results: dict[str, Any]) -> str:
