@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -50,6 +51,8 @@ def _connected(url: str, slots: int) -> Worker:
     worker = Worker(url, {"default": slots}, registry=REGISTRY, schema=SCHEMA)
     with worker.engine.connect() as connection:
         connection.execute(text("SELECT 1"))
+    gc.collect()
+    gc.freeze()  # as the command `work` does
     return worker
 
 

@@ -5,6 +5,7 @@ sa-jobqueue work --app shop.tasks --queue mail=10 --queue default=50 --processes
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -184,6 +185,9 @@ def work(config: Config, options: WorkOptions) -> None:
         max_memory=memory,
         settings=settings,
     )
+    # What was loaded stays; else each full collection goes through all of it, with the interpreter to itself.
+    gc.collect()
+    gc.freeze()
     ending = worker.run(until_idle=options.drain)
     _leave_threads_behind(ending)
     raise typer.Exit(ending)

@@ -91,9 +91,9 @@ class Crew:
         self.flights = Flights()
         self.writer = OutcomeWriter(self._written, worker=worker, job=job)
         self.executor = Executor(assignment.sessions, self._report, self._note, leaving)
-        runners = Runners(self._loop, self.executor, self._ended)
+        self.runners = Runners(self._loop, self.executor, self._ended)
         self.lanes = {
-            name: Lane(name, limit, buffer=settings.buffer, call=runners.call)
+            name: Lane(name, limit, buffer=settings.buffer, call=self.runners.call)
             for name, limit in assignment.queues.items()
         }  # fmt: skip
         self.service = Service(
@@ -167,6 +167,7 @@ class Crew:
         """Write the last outcomes, and end the threads; maintenance strikes this worker off."""
         if not self.service.finish(_FLUSH):
             logger.error("%d outcomes could not be written; the jobs' leases will run out", len(self.writer))
+        self.runners.finish()
         self.maintenance.finish(_LAST_CHORE)
         if self.listener is not None:
             self.listener.finish(_LAST_CHORE)

@@ -19,6 +19,9 @@ __all__ = ["Lane"]
 
 #: A runner comes within milliseconds of being called, or, after so many seconds, something is in its way.
 _BLOCKED = 1.0
+#: As many jobs are claimed ahead as end in so many seconds: some rounds of finish and claim, also where handlers leave
+#: the service thread little of the interpreter.
+_AHEAD = 0.1
 
 
 class Lane:
@@ -134,12 +137,12 @@ class Lane:
         return len(self._waiting) <= self._buffer / 2
 
     def measure(self) -> None:
-        """Size the buffer: what ends in a twentieth of a second, some rounds of finish and claim."""
+        """Size the buffer anew."""
         now, ended = monotonic(), self._ended
         before, count_before = self._measured
         if now - before >= 0.05:
             rate = (ended - count_before) / (now - before)
-            self._buffer = min(self._most, max(rate * 0.05, self._buffer / 2))
+            self._buffer = min(self._most, max(rate * _AHEAD, self._buffer / 2))
             self._measured = (now, ended)
 
     def stale(self, seconds: float) -> list[Flight]:

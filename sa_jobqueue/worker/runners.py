@@ -37,7 +37,7 @@ class Runners:
         self._loop_thread = threading.get_ident()
         self._context = contextvars.copy_context()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._tickets: SimpleQueue[Lane] = SimpleQueue()
+        self._tickets: SimpleQueue[Lane | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
         self._idle = 0
@@ -55,6 +55,12 @@ class Runners:
             lane.not_coming()
             log = logger.debug if self._loop.is_closed() else logger.error
             log("no job of queue %r can be started just now: %r", lane.name, error)
+
+    def finish(self) -> None:
+        """End the threads: those that wait now, the others when their handlers have come back."""
+        with self._lock:
+            for _ in range(self._threads):
+                self._tickets.put(None)
 
     # ---- coroutines
 
@@ -104,8 +110,7 @@ class Runners:
         self._tickets.put(lane)
 
     def _work(self) -> None:
-        while True:
-            lane = self._tickets.get()
+        while (lane := self._tickets.get()) is not None:
             self._context.copy().run(self._pull, lane)
             with self._lock:
                 self._idle += 1

@@ -45,8 +45,6 @@ _GATE = 5.0
 _SUSPECT = 2
 #: The first wait after a queue was found empty; doubled up to `WorkerSettings.poll`.
 _FIRST_WAIT = 0.02
-
-
 #: Seconds between two attempts to reach a database that is away: soon after it is back, so are its workers.
 _LONGEST_PAUSE = 2.0
 _QUEUE = attrgetter("queue")
@@ -55,10 +53,16 @@ _QUEUE = attrgetter("queue")
 class _Look:
     """When a lane's queue is to be looked at again."""
 
-    __slots__ = ("at", "wait")
+    __slots__ = ("at", "told", "wait")
 
     def __init__(self) -> None:
         self.at, self.wait = 0.0, _FIRST_WAIT
+        self.told = False
+        """Whether new jobs were said to be there since the last claim began, which may not have seen them."""
+
+    def tell(self) -> None:
+        self.told = True
+        self.now()
 
     def now(self) -> None:
         self.at, self.wait = 0.0, _FIRST_WAIT
@@ -124,7 +128,7 @@ class Service:
         """New jobs are said to be in this queue; None: perhaps in any."""
         for name, look in self._looks.items():
             if queue is None or name == queue:
-                look.now()
+                look.tell()
         self._wake.set()
 
     def stop_claiming(self) -> None:
@@ -233,6 +237,7 @@ class Service:
             free = lane.free() if left is None else min(lane.free(), left - sum(wanted.values()))
             if free > 0 and (together or self._looks[name].at <= now):
                 wanted[name] = free
+                self._looks[name].told = False
         return wanted
 
     def _heed(self, connection: Connection, wanted: dict[str, int], jobs: list[ClaimedJob], *, quiet: bool) -> None:
@@ -241,7 +246,7 @@ class Service:
             self._take_in(jobs)
         self.claimed += len(jobs)  # afterwards: whoever sees the last of max_jobs counted may close the lanes
         got = Counter(map(_QUEUE, jobs)) if len(wanted) > 1 else dict.fromkeys(wanted, len(jobs))
-        short = [name for name, asked in wanted.items() if got[name] < asked]
+        short = [name for name, asked in wanted.items() if got[name] < asked and not self._looks[name].told]
         for name in wanted:
             if name not in short:
                 self._looks[name].now()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Callable
@@ -47,4 +48,6 @@ def _connected(address: str, queues: dict[str, int], **options: Any) -> Worker:
     worker = Worker(address, queues, registry=REGISTRY, schema=SCHEMA, **options)
     with worker.engine.connect() as connection:
         connection.execute(text("SELECT 1"))
+    gc.collect()
+    gc.freeze()  # as the command `work` does
     return worker

@@ -1,19 +1,30 @@
-"""When a worker that drains is done."""
+"""When a worker that drains is done, what wakes one that has nothing to do, and what it leaves behind."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import Any
 
+import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Registry, enqueue, task
-from tests.support.working import worker_for
+from sa_jobqueue import Registry, enqueue, operations, task
+from sa_jobqueue.worker import service
+from tests.support.waiting import wait_until
+from tests.support.working import crew_of, drain, worker_for, working
 
 
-async def test_draining_ends_when_one_of_several_queues_was_busy_for_longer(engine: Engine, url: str) -> None:
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+async def test_draining_ends_when_one_of_several_queues_was_busy_for_longer(
+    engine: Engine, url: str, registry: Registry
+) -> None:
     """Nothing due in any of them is idle, whenever each of them was last looked at."""
-    registry = Registry()
 
     @task(registry=registry, name="slow", queue="a")
     async def slow() -> None:
@@ -27,3 +38,52 @@ async def test_draining_ends_when_one_of_several_queues_was_busy_for_longer(engi
     await asyncio.wait_for(worker.serve(until_idle=True), timeout=10)
 
     assert worker.counts["complete"] == 1
+
+
+def test_a_wake_up_that_comes_during_a_claim_is_heeded_after_it(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim did not see the job; nor would anything else look for it soon, if the wake-up were forgotten."""
+    started, said = threading.Event(), threading.Event()
+    ready: list[Any] = []
+    claim = operations.claim
+
+    @task(registry=registry, name="new")
+    def new() -> None:
+        started.set()
+
+    def claim_before_it_is_there(*args: Any, **options: Any) -> Any:
+        found = claim(*args, **options)
+        if ready and not said.is_set():
+            with Session(engine) as session:
+                session.add(enqueue(new))
+                session.commit()
+            crew_of(ready[0]).service.look_at("default")
+            said.set()
+        return found
+
+    monkeypatch.setattr(service, "_FIRST_WAIT", 60.0)
+    monkeypatch.setattr(operations, "claim", claim_before_it_is_there)
+    with working(url, registry, listen=False, poll=60.0) as worker:
+        looks = crew_of(worker).service._looks
+        wait_until(lambda: looks["default"].at)  # it has found nothing, and would look again in a minute
+        ready.append(worker)
+        crew_of(worker).service.look_at("default")
+        assert started.wait(20)
+
+
+def test_a_worker_that_has_left_leaves_no_thread_behind(engine: Engine, url: str, registry: Registry) -> None:
+    """An application, or its tests, may run many in one process."""
+
+    @task(registry=registry, name="one")
+    def one() -> None: ...
+
+    with Session(engine) as session:
+        session.add_all(enqueue(one) for _ in range(20))
+        session.commit()
+    before = {thread for thread in threading.enumerate() if thread.name.startswith("sa-jobqueue")}
+
+    worker = drain(url, registry, queues={"default": 4})
+
+    assert worker.counts["complete"] == 20
+    wait_until(lambda: not {t for t in threading.enumerate() if t.name.startswith("sa-jobqueue")} - before)

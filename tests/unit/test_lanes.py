@@ -92,7 +92,7 @@ def test_jobs_are_wanted_when_those_that_wait_may_soon_not_be_enough(monkeypatch
     done = one.next(Kind.THREAD, arriving=True)
     for _ in range(190):
         done = one.next(Kind.THREAD, ended=done)
-    monkeypatch.setattr(lanes, "monotonic", lambda: now + 2)
+    monkeypatch.setattr(lanes, "monotonic", lambda: now + 4)
     one.measure()
 
     free = [one.free()]
@@ -100,7 +100,7 @@ def test_jobs_are_wanted_when_those_that_wait_may_soon_not_be_enough(monkeypatch
         done = one.next(Kind.THREAD, ended=done)
         free.append(one.free())
 
-    assert free[:6] == [0] * 6, "nine wait, and four or five end in a twentieth of a second"
+    assert free[:6] == [0] * 6, "nine wait, and four or five end in a tenth of a second"
     assert free[-1] == 3
 
 
