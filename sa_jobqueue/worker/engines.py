@@ -43,6 +43,8 @@ class Engines:
     ) -> None:
         self._slots = slots
         self._options = _options(slots, pooled=pooled)
+        if schema is not None:
+            self._options["execution_options"] = {"schema_translate_map": {SCHEMA: schema}}
         self._ours: list[Engine] = []
         self._ours_async: list[AsyncEngine] = []
         self.main = database if isinstance(database, Engine) else self._make(database_url(database))

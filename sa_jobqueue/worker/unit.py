@@ -113,8 +113,9 @@ class Unit:
             # Where it is so anyhow, to set it and to reset it would cost a sixth of a job that does one INSERT.
             if connection.default_isolation_level != "READ COMMITTED" or "isolation_level" in given:
                 options["isolation_level"] = "READ COMMITTED"
-            if self._translate:
-                options["schema_translate_map"] = {**(given.get("schema_translate_map") or {}), **self._translate}
+            translated = given.get("schema_translate_map") or {}
+            if self._translate and not self._translate.items() <= translated.items():
+                options["schema_translate_map"] = {**translated, **self._translate}
             if options:
                 connection = connection.execution_options(**options)
             self._begin(connection)
