@@ -15,6 +15,7 @@ import argparse
 import os
 import platform
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sa_jobqueue.embedded import embedded_url
@@ -69,6 +70,7 @@ def main() -> None:
     figures: list[Figure] = []
     with benchmark_schema(url, small=given.small, repetitions=given.repetitions, batch=given.batch) as bench:
         about = {
+            "date": datetime.now(UTC).date().isoformat(),
             "postgresql": str(bench.execute("SHOW server_version")),
             "python": platform.python_version(),
             "processors": str(os.cpu_count()),

@@ -82,10 +82,10 @@ def print_figures(figures: Iterable[Figure], title: str) -> None:
     for name in ("ours", "reference", "ratio", "target", "met"):
         table.add_column(name, justify="right")
     for one in figures:
-        reference = "" if one.reference is None else f"{_number(one.reference)} {one.unit} ({one.against})"
+        reference = "" if one.reference is None else f"{number(one.reference)} {one.unit} ({one.against})"
         table.add_row(
             one.measure,
-            f"{_number(one.ours)} {one.unit}",
+            f"{number(one.ours)} {one.unit}",
             reference,
             "" if one.ratio is None else f"{one.ratio:.3f}",
             one.target,
@@ -96,9 +96,9 @@ def print_figures(figures: Iterable[Figure], title: str) -> None:
 
 def line(one: Figure) -> str:
     """One figure as it comes."""
-    reference = "" if one.reference is None else f" : {_number(one.reference)} ({one.against}) = {one.ratio:.3f}"
+    reference = "" if one.reference is None else f" : {number(one.reference)} ({one.against}) = {one.ratio:.3f}"
     met = {True: ", met", False: ", NOT met", None: ""}[one.met]
-    return f"{one.measure}: {_number(one.ours)} {one.unit}{reference}; target {one.target or 'none'}{met}"
+    return f"{one.measure}: {number(one.ours)} {one.unit}{reference}; target {one.target or 'none'}{met}"
 
 
 def write_json(figures: Iterable[Figure], path: Path, about: dict[str, str]) -> None:
@@ -107,7 +107,8 @@ def write_json(figures: Iterable[Figure], path: Path, about: dict[str, str]) -> 
     path.write_text(json.dumps({"about": about, "figures": rows}, indent=2, ensure_ascii=False) + "\n")
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """With three digits that say something."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:,.2f}" if abs(value) >= 1 else f"{value:.3f}"

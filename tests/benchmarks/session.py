@@ -1,4 +1,8 @@
-"""Handlers that write through `ctx.session`, against a bare loop that does the same INSERT and status UPDATE."""
+"""Handlers that write through `ctx.session`, against bare loops that do the same INSERT and status UPDATE.
+
+One loop does so with a connection alone. The other has a `Session` for each job, as handlers have: it shows how much of
+the difference is the session's.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Update, bindparam, create_engine, func, insert, text, update
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import Connection, Update, bindparam, create_engine, func, insert, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job
 from sa_jobqueue.bench.crew import processes
@@ -30,12 +36,16 @@ CONCURRENCY = 32
 def session(bench: Bench) -> Iterator[Figure]:
     """32 at a time; the bare loops claim nothing, their jobs are running from the start."""
     jobs = 500 if bench.small else 10_000
-    for kind, task, loop in (("sync", "write_sync", with_threads), ("async", "write", with_tasks)):
-        pairs = interleaved(bench.repeat, partial(ours, bench, jobs, task), partial(bare, bench, jobs, loop))
-        yield compared(
-            f"drain, {kind} handler, one INSERT by ctx.session, {CONCURRENCY} at a time", pairs, "jobs/s",
-            "threads" if kind == "sync" else "tasks", at_least=0.7,
-        )  # fmt: skip
+    for kind, task, loop, against in (
+        ("sync", "write_sync", with_threads, "threads"),
+        ("async", "write", with_tasks, "tasks"),
+    ):
+        title = f"drain, {kind} handler, one INSERT by ctx.session, {CONCURRENCY} at a time"
+        mine = partial(ours, bench, jobs, task)
+        pairs = interleaved(bench.repeat, mine, partial(bare, bench, jobs, loop, False))
+        yield compared(title, pairs, "jobs/s", against, at_least=0.7)
+        pairs = interleaved(bench.repeat, mine, partial(bare, bench, jobs, loop, True))
+        yield compared(title, pairs, "jobs/s", f"{against}, a Session each")
 
 
 def ours(bench: Bench, jobs: int, task: str) -> float:
@@ -48,36 +58,44 @@ def ours(bench: Bench, jobs: int, task: str) -> float:
     return jobs / seconds
 
 
-def bare(bench: Bench, jobs: int, loop: Callable[..., float]) -> float:
-    """Jobs per second of one process with so many threads or tasks, each with a connection of its own."""
+def bare(bench: Bench, jobs: int, loop: Callable[..., float], sessions: bool) -> float:
+    """Jobs per second of one process with so many threads or tasks, each with a connection of its own.
+
+    `sessions`: each job has a session of its own instead.
+    """
     make_tables(bench)
     bench.prepare(jobs)
     bench.execute(f"UPDATE {SCHEMA}.job SET status = 'running', claims = 1, worker = 'bare', claimed_at = now()")
     bench.settle()
-    with processes(1, loop, bench.address) as crew:
+    with processes(1, loop, bench.address, sessions) as crew:
         crew.go()
     _check(bench, jobs)
     return jobs / float(crew.results[0])
 
 
-def with_threads(ready: Callable[[], Any], address: str) -> float:
+def with_threads(ready: Callable[[], Any], address: str, sessions: bool) -> float:
     """Seconds from the first transaction to the last commit."""
     engine = create_engine(address, pool_size=CONCURRENCY)
     with engine.connect() as connection:
         todo = deque(connection.execute(text(f"SELECT id FROM {SCHEMA}.job ORDER BY id")).scalars())
     complete = _complete()
 
+    def do(by: Connection | Session, id: int) -> None:
+        by.execute(insert(notes), {"n": id})
+        by.execute(complete, {"job_id": id, "seen": 1})
+        by.commit()
+
     def run() -> None:
         with engine.connect() as connection:
             connected.wait()
+            with suppress(IndexError):
+                while not sessions:
+                    do(connection, todo.popleft())
+        with suppress(IndexError):
             while True:
-                try:
-                    id = todo.popleft()
-                except IndexError:
-                    return
-                connection.execute(insert(notes), {"n": id})
-                connection.execute(complete, {"job_id": id, "seen": 1})
-                connection.commit()
+                id = todo.popleft()
+                with Session(engine) as session:
+                    do(session, id)
 
     connected = threading.Barrier(CONCURRENCY + 1)
     threads = [threading.Thread(target=run) for _ in range(CONCURRENCY)]
@@ -91,12 +109,12 @@ def with_threads(ready: Callable[[], Any], address: str) -> float:
     return time.perf_counter() - begun
 
 
-def with_tasks(ready: Callable[[], Any], address: str) -> float:
+def with_tasks(ready: Callable[[], Any], address: str, sessions: bool) -> float:
     """Seconds from the first transaction to the last commit, on the loop that a worker would use."""
-    return _run(_tasks(ready, address))
+    return _run(_tasks(ready, address, sessions))
 
 
-async def _tasks(ready: Callable[[], Any], address: str) -> float:
+async def _tasks(ready: Callable[[], Any], address: str, sessions: bool) -> float:
     engine = create_async_engine(address, pool_size=CONCURRENCY)
     async with engine.connect() as connection:
         found = await connection.execute(text(f"SELECT id FROM {SCHEMA}.job ORDER BY id"))
@@ -104,14 +122,23 @@ async def _tasks(ready: Callable[[], Any], address: str) -> float:
     complete = _complete()
     connections = [await engine.connect() for _ in range(CONCURRENCY)]
 
-    async def run(connection: Any) -> None:
+    async def do(by: AsyncConnection | AsyncSession, id: int) -> None:
+        await by.execute(insert(notes), {"n": id})
+        await by.execute(complete, {"job_id": id, "seen": 1})
+        await by.commit()
+
+    async def run(connection: AsyncConnection) -> None:
         while todo:
-            id = todo.popleft()
-            await connection.execute(insert(notes), {"n": id})
-            await connection.execute(complete, {"job_id": id, "seen": 1})
-            await connection.commit()
+            if not sessions:
+                await do(connection, todo.popleft())
+                continue
+            async with AsyncSession(engine) as session:
+                await do(session, todo.popleft())
 
     ready()
+    if sessions:
+        for connection in connections:
+            await connection.close()  # back to the pool, open
     begun = time.perf_counter()
     await asyncio.gather(*(run(connection) for connection in connections))
     seconds = time.perf_counter() - begun
