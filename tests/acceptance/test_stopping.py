@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import signal
+import threading
+from contextlib import ExitStack
+from itertools import count, islice
 from time import monotonic
+from typing import Any
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 from sa_jobqueue import JobStatus, enqueue
 from sa_jobqueue.tasks import AnyTask
 from tests.acceptance import app
 from tests.acceptance.conftest import Shop
+from tests.support.waiting import wait_until
 
 BUSY = 8.0
 """Seconds that a machine with far more to do than processors may add; without the promise it would be a minute or ten."""
@@ -107,3 +113,41 @@ def test_a_handler_that_blocks_the_event_loop_does_not_hold_the_process(shop: Sh
     job = shop.job(job_id)
     assert (job.status, job.attempt) == (JobStatus.QUEUED, 0)
     assert shop.effects() == []
+
+
+def test_a_rolling_restart_under_load_loses_nothing_and_spends_no_attempt(shop: Shop) -> None:
+    """Each worker is asked to stop when the next one serves, while jobs go on being enqueued."""
+    end, numbers = threading.Event(), count()
+
+    def produce() -> None:
+        with Session(shop.engine) as session:
+            while not end.is_set():
+                tasks = (app.write, app.write_async, app.nothing, app.nothing_async)
+                session.add_all(enqueue(tasks[n % 4], **_argument(n)) for n in islice(numbers, 20))
+                session.commit()
+
+    producer = threading.Thread(target=produce)
+    options = ("--queue=default=4", "--lease=30", "--grace=30")
+    with ExitStack() as stack:
+        old = stack.enter_context(shop.work(*options))
+        producer.start()
+        stack.callback(producer.join)
+        stack.callback(end.set)
+        for _ in range(3):
+            done = len(shop.effects())
+            new = stack.enter_context(shop.work(*options))
+            old.send(signal.SIGTERM)
+            assert old.wait() == 0
+            wait_until(lambda done=done: len(shop.effects()) > done + 20)
+            old = new
+        end.set()
+        producer.join()
+        jobs = shop.wait_for()
+    assert {(job.attempt, job.rescues) for job in jobs} == {(1, 0)}
+    written = sorted(effect.job_id for effect in shop.effects())
+    assert written == sorted(job.id for job in jobs if "write" in job.task)
+    assert len({effect.pid for effect in shop.effects()}) == 4
+
+
+def _argument(number: int) -> dict[str, Any]:
+    return {"note": str(number)} if number % 4 < 2 else {"number": number}

@@ -91,6 +91,17 @@ MUTATIONS = {
     "an outcome is written whatever the status": Mutation(
         "change_ids", r"[\w.]*job\.status = 'running'", "true", (JOB, CLAIM, finish(Completed()), finish(Snooze(0)))
     ),
+    "a plain completion is not fenced by its claim": Mutation(
+        "done_ids", r"[\w.]+\.claims = done\.claims", "true",
+        (JOB, CLAIM, operate("release"), CLAIM, finish(Completed(), back=1)),
+    ),
+    "a plain completion is written whatever the status": Mutation(
+        "done_ids", r"[\w.]*job\.status = 'running'", "true", (JOB, CLAIM, operate("release"), finish(Completed()))
+    ),
+    "a completion with its handler's writes is not fenced by its claim": Mutation(
+        "(done_id)", r"[\w.]+\.claims = %\(done_claims\)s::INTEGER", "%(done_claims)s::INTEGER IS NOT NULL",
+        (JOB, CLAIM, operate("release"), CLAIM, ("finish_with_effects", {"back": 1, "outcome": Completed()})),
+    ),
     "a rescue does not look at the lease again": Mutation(
         "change_ids", r"[\w.]+\.lease_expires_at <= now\(\)", "true",
         (
