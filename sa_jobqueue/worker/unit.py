@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, Engine, Pool, func, select
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -32,6 +32,7 @@ class Unit:
         "_job",
         "_opening",
         "_original",
+        "_pool",
         "_root",
         "_translate",
         "_worker",
@@ -55,6 +56,7 @@ class Unit:
         self._translate, self._idle = translate, idle
         self._worker, self._job = worker, job
         self._opening = self._closed = False
+        self._pool: Pool | None = None
         self.connection: Connection | None = None
         self.session = session
         self._original = session.get_bind
@@ -106,6 +108,7 @@ class Unit:
                 "ctx.session needs an engine of the handler's kind: async handlers an AsyncEngine, def handlers an "
                 "Engine; give the worker one, Worker(engine, async_engine=...), or a URL"
             )
+        self._pool = self._engine.pool
         connection = self._engine.connect()
         try:
             options: dict[str, Any] = {}
@@ -164,4 +167,6 @@ class Unit:
         finally:
             if self.connection is not None:
                 connection, self.connection = self.connection, None
+                if connection.engine.pool is not self._pool:
+                    connection.detach()  # the worker has left, and closed its pool: nobody would close what goes back
                 connection.close()

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Registry, enqueue, operations, task
+from sa_jobqueue import JobContext, Registry, enqueue, operations, task
 from sa_jobqueue.worker import service
 from tests.support.waiting import wait_until
 from tests.support.working import crew_of, drain, worker_for, working
@@ -87,3 +87,27 @@ def test_a_worker_that_has_left_leaves_no_thread_behind(engine: Engine, url: str
 
     assert worker.counts["complete"] == 20
     wait_until(lambda: not {t for t in threading.enumerate() if t.name.startswith("sa-jobqueue")} - before)
+
+
+def test_what_a_handler_holds_when_its_worker_leaves_is_closed_when_it_ends(
+    engine: Engine, url: str, registry: Registry
+) -> None:
+    """Its connection goes back to a pool that nobody has any more."""
+    held: list[Any] = []
+    go_on = threading.Event()
+
+    @task(registry=registry, name="stays")
+    def stays(ctx: JobContext) -> None:
+        held.append(ctx.session.connection().connection.dbapi_connection)
+        go_on.wait(60)
+
+    with Session(engine) as session:
+        session.add(enqueue(stays))
+        session.commit()
+    with working(url, registry, grace=0.1) as worker:
+        wait_until(lambda: held)
+        worker.stop(now=True)
+        wait_until(lambda: not worker.serving)
+    assert not held[0].closed
+    go_on.set()
+    wait_until(lambda: held[0].closed)
