@@ -93,14 +93,14 @@ def test_finishing_and_claiming_a_batch_is_one_commit_and_four_round_trips(
     """BEGIN, finish, claim, COMMIT: nothing per job, and no other transaction in between."""
     fill(url, registry, name, JOBS)
 
-    drain(engine, registry, queues={"default": SLOTS}, **CALM)
+    drain(engine, registry, queues={"default": SLOTS}, buffer=0, **CALM)  # many claims, none of them large
 
     made = rounds(wire)
     assert {one.kinds for one in made} <= {ROUND, *PARTS}
     assert {one.round_trips - len(one.kinds) for one in made} == {0}
     claims = [one for one in made if one.rows("UPDATE")]
     assert sum(one.rows("UPDATE") for one in claims) == JOBS
-    assert sum(one.kinds == ROUND for one in claims) >= 0.3 * len(claims), Counter(one.kinds for one in made)
+    assert sum(one.kinds == ROUND for one in claims) >= 0.3 * len(claims) > 10, Counter(one.kinds for one in made)
 
 
 def test_jobs_are_claimed_and_finished_in_batches(engine: Engine, url: str, registry: Registry, wire: Wire) -> None:
