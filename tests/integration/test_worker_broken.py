@@ -541,3 +541,5 @@ def test_leaving_does_not_fail_for_want_of_a_connection(engine: Engine, url: str
         assert job_of(engine, id).status == "queued"
     finally:
         gate.set()
+        wait_until(lambda: not small.pool.checkedout())  # type: ignore[attr-defined]
+        small.dispose()
