@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import settings
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -26,6 +27,10 @@ CHOICE = pytest.StashKey[keeper.Choice]()
 KEEPER = pytest.StashKey[subprocess.Popen[str]]()
 FOLDER = pytest.StashKey[Path]()
 RUN = pytest.StashKey[str]()
+
+# The same examples in each run, so that what fails is what was changed; `nox -s properties` looks for new ones.
+settings.register_profile("same", derandomize=True)
+settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

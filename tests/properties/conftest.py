@@ -5,7 +5,12 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "nightly", max_examples=100, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
+    "nightly",
+    derandomize=False,
+    max_examples=100,
+    stateful_step_count=100,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 
