@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Text, cast, delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 
+from .compiled import Compiled
 from .context import ClaimedJob
 from .lifecycle import FINISHED, Change, Claim
 from .models import Job, WorkerRow, status_in
@@ -87,8 +88,8 @@ class Expired:
 
 
 @lru_cache
-def _claim_statement(job: type[Job]) -> Any:
-    return claim_jobs(worker="", queues={}, lease=0, job=job)
+def _claim(job: type[Job]) -> Compiled:
+    return Compiled(claim_jobs(worker="", queues={}, lease=0, job=job))
 
 
 @lru_cache
@@ -97,18 +98,18 @@ def _apply_statement(job: type[Job], skip_locked: bool) -> Any:
 
 
 @lru_cache
-def _complete_statement(job: type[Job]) -> Any:
-    return complete_jobs(ids=[], claims=[], retain=[], job=job)
+def _complete(job: type[Job]) -> Compiled:
+    return Compiled(complete_jobs(ids=[], claims=[], retain=[], job=job))
 
 
 @lru_cache
-def _complete_one_statement(job: type[Job]) -> Any:
-    return complete_job(id=0, claims=0, retain=0.0, job=job)
+def _complete_one(job: type[Job]) -> Compiled:
+    return Compiled(complete_job(id=0, claims=0, retain=0.0, job=job))
 
 
 @lru_cache
-def _delete_statement(job: type[Job]) -> Any:
-    return delete_completed(ids=[], claims=[], job=job)
+def _delete(job: type[Job]) -> Compiled:
+    return Compiled(delete_completed(ids=[], claims=[], job=job))
 
 
 @lru_cache
@@ -137,11 +138,7 @@ def claim(
 ) -> list[ClaimedJob]:
     """Claim at most `queues[name]` due jobs of each queue for `lease` seconds, in the order to run them."""
     parameters = claim_parameters(worker=worker, queues=queues, lease=lease, after=after)
-    found = connection.execute(_claim_statement(job), parameters)
-    assert found.cursor is not None
-    # As the driver gives them: to make a Row of each takes as long as to fetch it, and no column needs one.
-    jobs = list(map(ClaimedJob._make, found.cursor.fetchall()))
-    found.close()
+    jobs = list(map(ClaimedJob._make, _claim(job).rows(connection, parameters)))
     jobs.sort(key=_DUE)
     jobs.sort(key=_PRIORITY, reverse=True)  # keeps the order of equals
     return jobs
@@ -156,14 +153,13 @@ def apply(
     """
     kept = [change for change in changes if change.plain and change.retain != 0]
     gone = [change for change in changes if change.plain and change.retain == 0] if len(kept) < len(changes) else []
-    written: list[int] = []
+    answers: dict[int, Answer] = {}
     if kept:
-        written += connection.scalar(_complete_statement(job), completion_parameters(kept, worker=worker)) or []
+        ((written,),) = _complete(job).rows(connection, completion_parameters(kept, worker=worker))
+        answers |= dict.fromkeys(written or (), Answer.APPLIED)
     if gone:
-        written += (
-            connection.scalar(_delete_statement(job), completion_parameters(gone, kept=False, worker=worker)) or []
-        )
-    answers = dict.fromkeys(written, Answer.APPLIED)
+        ((written,),) = _delete(job).rows(connection, completion_parameters(gone, kept=False, worker=worker))
+        answers |= dict.fromkeys(written or (), Answer.APPLIED)
     if len(answers) < len(changes):
         left = [change for change in changes if change.id not in answers]
         for row in connection.execute(_apply_statement(job, True), apply_parameters(left, worker=worker)):
@@ -177,8 +173,8 @@ def apply_one(connection: Connection, change: Change, *, worker: str | None = No
         parameters = {
             "done_id": change.id, "done_claims": change.claims, "done_retain": change.retain, "fence_worker": worker,
         }  # fmt: skip
-        written = connection.scalar(_complete_one_statement(job), parameters)
-        return Answer.LOST if written is None else Answer.APPLIED
+        written = _complete_one(job).rows(connection, parameters)
+        return Answer.APPLIED if written else Answer.LOST
     (answer,) = connection.execute(_apply_statement(job, False), apply_parameters([change], worker=worker))
     return Answer(answer.answer)
 

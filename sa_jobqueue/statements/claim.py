@@ -35,7 +35,7 @@ from sqlalchemy import (
 
 from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
 from ..models import Job, status_in, status_literal
-from ._parts import array, in_seconds, members, rows, table_of
+from ._parts import array, in_seconds, members, packed, rows, table_of
 
 __all__ = ["PRIORITIES", "Slot", "claim_jobs", "claim_parameters"]
 
@@ -65,11 +65,11 @@ def claim_parameters(
         "by_worker": worker,
         "lease_seconds": lease,
         "queue_names": list(queues),
-        "queue_free": list(queues.values()),
+        "queue_free": packed(queues.values()),
         "slot_queues": [queue for queue, _ in slots],
-        "slot_levels": [level for _, level in slots],
+        "slot_levels": packed([level for _, level in slots]),
         "slot_times": [point[0].isoformat() if point else "-infinity" for point in points],
-        "slot_ids": [point[1] if point else -(2**63) for point in points],
+        "slot_ids": packed([point[1] if point else -(2**63) for point in points]),
     }
 
 

@@ -29,7 +29,7 @@ from sqlalchemy import (
 
 from ..lifecycle import TRANSITIONS, Change, Event, JobStatus, sources
 from ..models import Job, status_in, status_literal
-from ._parts import array, held_by_claimer, in_seconds, lock_in_order, members, rows, table_of
+from ._parts import array, held_by_claimer, in_seconds, lock_in_order, members, packed, rows, table_of
 
 __all__ = ["complete_jobs", "completion_parameters", "delete_completed"]
 
@@ -37,11 +37,11 @@ __all__ = ["complete_jobs", "completion_parameters", "delete_completed"]
 def completion_parameters(changes: Sequence[Change], *, kept: bool = True, worker: str | None = None) -> dict[str, Any]:
     """The parameters of `complete_jobs` or, if not `kept`, `delete_completed`, by name."""
     parameters = {
-        "done_ids": [change.id for change in changes],
-        "done_claims": [change.claims for change in changes],
+        "done_ids": packed([change.id for change in changes]),
+        "done_claims": packed([change.claims for change in changes]),
         "fence_worker": worker,
     }
-    return {**parameters, "done_retain": [change.retain for change in changes]} if kept else parameters
+    return {**parameters, "done_retain": packed([change.retain for change in changes])} if kept else parameters
 
 
 def complete_jobs(

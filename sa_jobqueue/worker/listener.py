@@ -7,8 +7,11 @@ makes a new one when that is broken, and subscribes again.
 from __future__ import annotations
 
 import logging
+import selectors
+import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 
 import psycopg
@@ -27,8 +30,6 @@ logger = logging.getLogger(__name__)
 #: A connection that has said nothing for so many seconds is asked whether it still lives.
 _PING = 15.0
 _RETRY_MOST = 10.0
-#: How soon the thread sees that it is to end.
-_TURN = 0.25
 
 
 class Listener:
@@ -37,7 +38,8 @@ class Listener:
     def __init__(self, engine: Engine, heard: Callable[[str | None], None], *, job: type[Job] = Job) -> None:
         self._engine, self._heard, self._job = engine, heard, job
         self._end = threading.Event()
-        self._raw: psycopg.Connection | None = None
+        self._bell: socket.socket | None = None
+        """What the thread waits for beside its connection: rung at the end."""
         self._thread = threading.Thread(target=self._loop, name="sa-jobqueue listener", daemon=True)
         self.listening = False
         """Whether wake-ups come just now."""
@@ -49,6 +51,9 @@ class Listener:
     def finish(self, timeout: float) -> None:
         """End."""
         self._end.set()
+        if (bell := self._bell) is not None:
+            with suppress(OSError):  # the thread has closed it just now
+                bell.send(b".")
         self._thread.join(timeout)
 
     def _loop(self) -> None:
@@ -87,11 +92,21 @@ class Listener:
         return raw, channel
 
     def _listen(self, connection: Connection, raw: psycopg.Connection, channel: str) -> None:
+        """Sleep until there is something to read or to ask, or the end: to look now and then would cost an idle worker
+        more than all else.
+        """
         asked = monotonic()
-        while not self._end.is_set():
-            for notification in raw.notifies(timeout=_TURN):
-                self._heard(notification.payload)
-            if monotonic() - asked > _PING:
+        rung, bell = socket.socketpair()
+        with rung, bell, selectors.DefaultSelector() as selector:
+            selector.register(raw.fileno(), selectors.EVENT_READ)
+            selector.register(rung, selectors.EVENT_READ)
+            self._bell = bell
+            while not self._end.is_set():
+                for notification in raw.notifies(timeout=0):
+                    self._heard(notification.payload)
+                if monotonic() - asked < _PING:
+                    selector.select(max(asked + _PING - monotonic(), 0.0))
+                    continue
                 if operations.channel(connection, job=self._job) != channel:
                     return  # the table was made anew; so is the subscription
                 connection.commit()

@@ -70,6 +70,8 @@ class _Look:
     def later(self, most: float) -> None:
         self.at = monotonic() + self.wait * random.uniform(0.8, 1.2)
         self.wait = min(self.wait * 2, most)
+        if self.told:  # meanwhile, by another thread: what it wrote is overwritten
+            self.now()
 
 
 class Service:
@@ -188,14 +190,12 @@ class Service:
         wanted = self._wanted()
         if not changes and not wanted:
             return False
-        jobs: list[ClaimedJob] = []
         quiet = not len(self._flights)  # asked before the claim: a handler that ends during it may have enqueued
+        begin = self._connector.begin if changes else self._connector.begin_one
         try:
-            with self._connector.begin(connection):
+            with begin(connection):
                 answers = operations.apply(connection, changes, worker=self._worker, job=self._job)
-                if wanted:
-                    jobs = self._claim(connection, wanted)
-                    jobs = self._with_args(connection, self._part_suspects(connection, jobs))
+                jobs = self._claim(connection, wanted) if wanted else []
         except BaseException as error:
             if isinstance(error, DBAPIError) and operations.is_data_fault(error) and changes:
                 self._writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
@@ -204,6 +204,7 @@ class Service:
             raise
         self._writer.settle(changes, answers)
         if wanted:
+            jobs = self._with_args(connection, self._part_suspects(connection, jobs))
             self._heed(connection, wanted, jobs, quiet=quiet)
         return True
 
@@ -258,19 +259,19 @@ class Service:
             for name in short:
                 self._looks[name].at = self._resume.sweep_at(name)
             return
-        if self._listening() and self._gate_until < monotonic() + _GATE / 2:
-            # Ask to be woken, then look once more: what was committed in between told nobody.
-            with self._connector.begin(connection):
+        if self._listening() and self._gate_until < (now := monotonic()) + _GATE / 2:
+            with self._connector.begin_one(connection):
                 operations.listen_for(connection, list(self._lanes), seconds=_GATE, job=self._job)
-            self._gate_until = monotonic() + _GATE
-            return
+            lapsed, self._gate_until = self._gate_until < now, now + _GATE
+            if lapsed:
+                return  # to look once more: what was committed before we had asked told nobody
         if self._idle is not None and quiet and not jobs and len(short) == len(self._lanes):
             self._idle()
         for name in short:
             self._looks[name].later(self._settings.poll)
 
     def _part_suspects(self, connection: Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
-        """Hold one at most of the jobs whose workers died twice; the others go back in the claim's own transaction.
+        """Hold one at most of the jobs whose workers died twice; the others go back before any is run.
 
         One of them may be what kills workers. Rescued together and claimed together, they would all die with it each
         time, and all end with it as failed.
@@ -282,7 +283,8 @@ class Service:
         back = suspects[0 if any(flight.job.rescues >= most for flight in self._flights) else 1 :]
         later = Released(self._settings.lease * random.uniform(0.25, 0.5))
         changes = [decide(job, later, Rules(), random=0.5) for job in back]
-        operations.apply(connection, changes, worker=self._worker, job=self._job)
+        with self._connector.begin(connection):
+            operations.apply(connection, changes, worker=self._worker, job=self._job)
         gone = {job.id for job in back}
         return [job for job in jobs if job.id not in gone]
 
@@ -290,7 +292,8 @@ class Service:
         """The jobs with their arguments; those larger than the claim's limit are fetched one by one."""
         for number, job in enumerate(jobs):
             if job.args is None:
-                jobs[number] = job._replace(args=operations.fetch_args(connection, job.id, job=self._job))
+                with self._connector.begin_one(connection):
+                    jobs[number] = job._replace(args=operations.fetch_args(connection, job.id, job=self._job))
         return jobs
 
     def _connect(self) -> Connection:

@@ -107,7 +107,7 @@ def statements(request: pytest.FixtureRequest, databases: Databases) -> Iterator
     if request.param == "planned on 200,000 rows":
         fill()
     vacuum(engine)
-    with service_connection(engine, plan_cache_mode="force_generic_plan") as connection:
+    with service_connection(engine) as connection:
         prepared = prepare(connection)
         if request.param == "planned on an empty table":
             fill()

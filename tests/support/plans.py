@@ -21,13 +21,10 @@ from sa_jobqueue.worker.connections import Connector
 
 
 @contextmanager
-def service_connection(engine: Engine, **settings: str) -> Generator[Connection]:
-    """A connection with the worker's own settings, and others on top."""
+def service_connection(engine: Engine) -> Generator[Connection]:
+    """A connection with the worker's own settings."""
     connection = Connector(engine, lease=60.0).connect()
     with connection:
-        for name, value in settings.items():
-            connection.exec_driver_sql(f"SET {name} = {value}")
-        connection.commit()
         yield connection
 
 

@@ -22,7 +22,7 @@ _ANSWER = re.compile(r"^B\t\d+\t(CommandComplete|ParseComplete|ReadyForQuery)\b(
 
 @dataclass(frozen=True)
 class Transaction:
-    """From BEGIN to COMMIT or ROLLBACK."""
+    """From BEGIN to COMMIT or ROLLBACK; or one statement that is its own transaction."""
 
     tags: tuple[str, ...]
     """What the server answered to each statement: "BEGIN", "UPDATE 100", "COMMIT"."""
@@ -59,7 +59,7 @@ class Talk:
             elif message == "ReadyForQuery":
                 waits += answered or not prepared
                 answered = prepared = False
-                if rest.strip() == "I":
+                if rest.strip() == "I" and tags:
                     found.append(Transaction(tuple(tags), waits))
                     tags, waits = [], 0
         return found
