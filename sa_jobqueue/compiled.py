@@ -10,6 +10,7 @@ was a fifth of the time from a producer's commit to the start of the handler (ps
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,11 +20,14 @@ from sqlalchemy.sql import ClauseElement
 
 __all__ = ["Compiled"]
 
+_sql_logger = logging.getLogger("sqlalchemy.engine.Engine")
+
 
 class Compiled:
     """A statement that returns rows. Its parameters must be as the driver takes them: nothing of Core's converts them.
 
-    Over another driver than psycopg (a session of the application's may use one) Core executes it.
+    Core executes it over another driver than psycopg (a session of the application's may use one), and where somebody
+    wants to hear of statements, by events or by the log.
     """
 
     def __init__(self, statement: Executable) -> None:
@@ -37,7 +41,7 @@ class Compiled:
         Raises what SQLAlchemy would.
         """
         dialect = connection.dialect
-        if dialect.driver != "psycopg":
+        if dialect.driver != "psycopg" or _is_heard(connection):
             return connection.execute(self._statement, parameters).all()
         text, given = self._text(connection)
         if not connection.in_transaction():
@@ -61,6 +65,17 @@ class Compiled:
             compiled = self._statement.compile(dialect=connection.dialect, **options)
             text = self._texts[key] = (str(compiled), dict(compiled.params))
         return text
+
+
+def _is_heard(connection: Connection) -> bool:
+    """Whether somebody is to be told of the statements of this connection."""
+    events = connection.dispatch
+    return bool(
+        events.before_cursor_execute
+        or events.after_cursor_execute
+        or connection.engine.echo
+        or _sql_logger.isEnabledFor(logging.INFO)
+    )
 
 
 def _as_sqlalchemy(

@@ -110,9 +110,23 @@ def processes(size: int, work: Callable[..., Any], *arguments: Any, numbered: bo
 def _start(work: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[SpawnProcess, Connection]:
     ours, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=_member, args=(work, theirs, arguments), daemon=True)
-    process.start()
+    with _without_interrupts():
+        process.start()
     theirs.close()
     return process, ours
+
+
+@contextmanager
+def _without_interrupts() -> Generator[None]:
+    """What is started meanwhile inherits that Ctrl-C waits: until it ignores it, there is nobody to handle it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _answer(pipe: Connection) -> Any:

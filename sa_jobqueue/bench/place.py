@@ -29,6 +29,7 @@ from sqlalchemy.schema import CreateSchema, CreateTable, DropSchema
 
 from sa_jobqueue.errors import JobQueueError
 from sa_jobqueue.migrations import DEFAULT_SCHEMA, upgrade_database
+from sa_jobqueue.worker.connections import refuse_pooler
 
 __all__ = ["SCHEMA", "Place", "open_engine", "place"]
 
@@ -94,6 +95,7 @@ def _alone(url: URL) -> Generator[None]:
     """Keep a second measurement out of this database for as long as this one runs."""
     lock = select(func.pg_try_advisory_lock(func.hashtext(SCHEMA)))
     with create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect() as connection:
+        refuse_pooler(connection)
         if not connection.scalar(lock):
             raise JobQueueError("another benchmark is running in this database: wait for its end")
         yield

@@ -27,6 +27,7 @@ from sa_jobqueue import Job, JobStatus
 from sa_jobqueue.errors import ConfigurationError, JobQueueError
 from sa_jobqueue.migrations import DEFAULT_SCHEMA, upgrade_database
 from sa_jobqueue.models import WorkerRow
+from sa_jobqueue.worker.connections import refuse_pooler
 
 from .report import Check, Collected, collect, count_plainly, disagreements, judge
 from .screen import Role, Screen, jobs_of, show_failures, show_figures, show_largest, show_proof
@@ -166,6 +167,7 @@ def _alone(engine: Engine) -> Generator[None]:
     """Keep a second demo out of this database for as long as this one runs."""
     lock = func.pg_try_advisory_lock(func.hashtext(SCHEMA))
     with create_engine(engine.url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect() as connection:
+        refuse_pooler(connection)
         if not connection.scalar(select(lock)):
             raise JobQueueError(
                 "another demo is running in this database: wait for its end, or give another with --database-url"

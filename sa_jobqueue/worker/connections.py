@@ -24,7 +24,9 @@ __all__ = [
     "backoff",
     "check_engine",
     "hang_up",
+    "is_behind_pooler",
     "leave_out_closed",
+    "refuse_pooler",
     "service_limit",
     "service_settings",
 ]
@@ -178,6 +180,22 @@ def check_engine(connection: Connection) -> None:
         )
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         raise AutocommitError
+
+
+def is_behind_pooler(connection: Connection) -> bool:
+    """Whether a pooler answers at the engine's URL: then the server process is not the one that the driver was told of."""
+    raw: Any = connection.connection.dbapi_connection
+    answering: int = connection.scalars(select(func.pg_backend_pid())).one()
+    return bool(raw.info.backend_pid != answering)
+
+
+def refuse_pooler(connection: Connection) -> None:
+    """Raise ConfigurationError where a pooler answers: for what needs the same server process from one transaction to the next."""
+    if is_behind_pooler(connection):
+        raise ConfigurationError(
+            "a pooler answers for the database, and this needs the server itself: give a URL that leads past the pooler "
+            "(--database-url)"
+        )
 
 
 def leave_out_closed(engine: Engine) -> None:

@@ -14,7 +14,7 @@ from ..errors import ConfigurationError, DatabaseUnavailable
 from ..migrations import check_schema
 from ..models import SCHEMA
 from ..urls import database_url, mask_passwords
-from .connections import check_engine, leave_out_closed
+from .connections import check_engine, is_behind_pooler, leave_out_closed
 
 __all__ = ["SERVICE_CONNECTIONS", "Engines"]
 
@@ -41,7 +41,7 @@ class Engines:
         slots: int,
         pooled: bool,
     ) -> None:
-        self._slots = slots
+        self._slots, self._pooled = slots, pooled
         self._options = _options(slots, pooled=pooled)
         if schema is not None:
             self._options["execution_options"] = {"schema_translate_map": {SCHEMA: schema}}
@@ -84,6 +84,8 @@ class Engines:
                 translated = connection.execution_options(schema_translate_map=self.translate)
                 check_schema(translated, schema=self.translate.get(SCHEMA) or SCHEMA)
                 limit = int(connection.execute(text("SHOW max_connections")).scalar_one())
+                if not self._pooled and is_behind_pooler(connection):
+                    logger.warning("a pooler answers for the database: if it pools transactions, work with --pooled")
         except DBAPIError as error:
             raise DatabaseUnavailable(f"the database does not answer: {mask_passwords(str(error.orig))}") from error
         if limit < SERVICE_CONNECTIONS + 1:

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
+from tests.support import pooler
 from tests.support.commands import run_command, start_command
 from tests.support.waiting import wait_until
 
@@ -23,6 +24,12 @@ def modules(root: Path, number_of_files: int) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"import os, sys\n\nclass Thing{number}:\n" + "    def method(self): ...\n" * (number + 1))
     return root
+
+
+@pytest.fixture
+def database_url(database_url: str) -> str:
+    """Past the pooler: behind it, they refuse to begin."""
+    return pooler.direct(database_url)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Job
 from sa_jobqueue.bench.place import SCHEMA, place
 from sa_jobqueue.urls import database_url as as_url
+from tests.support import pooler
 from tests.support.cli import as_json, output, refused
 from tests.support.commands import start_command
 from tests.support.databases import connect
@@ -35,6 +36,18 @@ def workers_serve(url: str) -> bool:
         return False
     with connect(url) as connection:
         return connection.execute(f"SELECT 1 FROM {SCHEMA}.worker").fetchone() is not None
+
+
+@pytest.fixture
+def database_url(database_url: str) -> str:
+    """Past the pooler: behind it, they refuse to begin."""
+    return pooler.direct(database_url)
+
+
+@pytest.fixture
+def empty_database_url(empty_database_url: str) -> str:
+    """The same."""
+    return pooler.direct(empty_database_url)
 
 
 @pytest.mark.parametrize("kind", ["--async", "--sync"])

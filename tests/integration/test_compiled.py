@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 import psycopg
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DataError, OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -59,6 +62,39 @@ def test_a_connection_that_broke_is_not_used_again(engine: Engine) -> None:
         assert connection.invalidated
     with engine.connect() as connection:
         assert DIVIDE.rows(connection, {"n": 1}) == [(1,)]
+
+
+@pytest.mark.parametrize("where", ["an engine", "all engines"])
+def test_whoever_listens_hears_of_it(engine: Engine, where: str) -> None:
+    """And what they make of it is executed."""
+    heard: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
+        heard.append(statement)
+        return statement.replace("1", "7"), parameters
+
+    target = engine if where == "an engine" else Engine
+    event.listen(target, "before_cursor_execute", note, retval=True)
+    try:
+        with engine.connect() as connection:
+            assert DIVIDE.rows(connection, {"n": 1}) == [(7,)]
+    finally:
+        event.remove(target, "before_cursor_execute", note)
+    assert heard == ["SELECT 1 / %(n)s"]
+    with engine.connect() as connection:
+        assert DIVIDE.rows(connection, {"n": 1}) == [(1,)]
+
+
+@pytest.mark.parametrize("echo", [True, False])
+def test_an_engine_that_echoes_says_it(url: str, caplog: pytest.LogCaptureFixture, echo: bool) -> None:
+    """By `echo=True`, or by the level of SQLAlchemy's logger."""
+    engine = create_engine(url, echo=echo)
+    if not echo:
+        caplog.set_level(logging.INFO, "sqlalchemy.engine")
+    with engine.connect() as connection:
+        DIVIDE.rows(connection, {"n": 1})
+    engine.dispose()
+    assert "SELECT 1 / %(n)s" in caplog.messages
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])

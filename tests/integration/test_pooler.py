@@ -5,6 +5,7 @@ That all else works there too is shown by running the other tests so.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from typing import Any
@@ -14,8 +15,9 @@ from sqlalchemy import Engine, create_engine, event, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobContext, JobStatus, Registry, enqueue, task
+from sa_jobqueue.worker.engines import Engines
 from tests.support import pooler
-from tests.support.cli import invoke, output
+from tests.support.cli import invoke, output, refused
 from tests.support.databases import connect
 from tests.support.waiting import wait_until
 from tests.support.working import worker_for, working
@@ -47,6 +49,22 @@ def test_check_says_that_listen_hears_nothing_through_it(url: str) -> None:
     assert result.exit_code == 1
     assert "LISTEN hears nothing: behind a pooler, give workers a direct --listen-url" in result.stdout
     output("check", url=pooler.direct(url))
+
+
+@pytest.mark.parametrize("command", [("bench", "drain", "--jobs=10"), ("demo",)], ids=" ".join)
+def test_what_needs_the_server_itself_says_so(url: str, command: tuple[str, ...]) -> None:
+    """They keep others out by a lock of their session, and prepare statements."""
+    assert "a pooler answers for the database" in refused(*command, url=url)
+
+
+def test_a_worker_that_was_not_told_of_the_pooler_says_so(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It goes on, for the pooler may pool sessions."""
+    for pooled in (False, True):
+        engines = Engines(url, async_engine=None, listen=False, listen_url=None, schema=None, slots=1, pooled=pooled)
+        engines.check()
+        asyncio.run(engines.dispose())
+        assert ("a pooler answers for the database" in caplog.text) is not pooled
+        caplog.clear()
 
 
 def test_what_the_worker_sets_stays_in_its_transactions(engine: Engine, url: str) -> None:
