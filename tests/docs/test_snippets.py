@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import enqueue
@@ -42,6 +43,7 @@ def reader(
     module = ModuleType("shop")
     monkeypatch.setitem(sys.modules, "shop", module)
     with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
+        stack.callback(dispose_all, module, runner)
         made = Reader(tmp_path, url, module, runner)
         monkeypatch.chdir(made.cwd)
         if ROOT / "docs" in path.parents and TUTORIAL not in path.parents:
@@ -52,9 +54,18 @@ def reader(
         if not from_nothing and (path.parent.name == "howto" or path == ROOT / "docs" / "index.md"):
             stack.enter_context(an_order_and_its_job(module))
             module.async_engine = create_async_engine(url)
-            stack.callback(lambda: runner.run(module.async_engine.dispose()))
+            stack.callback(lambda engine: runner.run(engine.dispose()), module.async_engine)
         module.os = os
         yield made
+
+
+def dispose_all(module: ModuleType, runner: asyncio.Runner) -> None:
+    """Close what a page's own engines have opened."""
+    for one in vars(module).values():
+        if isinstance(one, Engine):
+            one.dispose()
+        elif isinstance(one, AsyncEngine):
+            runner.run(one.dispose())
 
 
 @contextlib.contextmanager
