@@ -515,7 +515,8 @@ def test_a_job_given_back_and_claimed_anew_in_a_lost_commit_is_not_forgotten(
             return bool(connection.scalar(select(Job.claims).where(Job.status == JobStatus.RUNNING)) == 2)
 
     (id,) = add(engine, enqueue("runs"))
-    with working(url, registry, lease=60) as worker:
+    # One slot: it is claimed for in the transaction that writes what became of its last job.
+    with working(url, registry, queues={"default": 1}, buffer=0, lease=60) as worker:
         wait_until(lambda: finished(engine, id), 10)
         assert_nothing_leaked(engine, worker)
     assert lost.done.is_set()
