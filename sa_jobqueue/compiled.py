@@ -33,7 +33,7 @@ class Compiled:
     def __init__(self, statement: Executable) -> None:
         assert isinstance(statement, ClauseElement)
         self._statement: Any = statement
-        self._texts: dict[tuple[tuple[Any, Any], ...], tuple[str, dict[str, Any]]] = {}
+        self._texts: dict[tuple[Any, ...], tuple[str, dict[str, Any]]] = {}
 
     def rows(self, connection: Connection, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
         """Execute it in the connection's transaction; the rows as the driver gives them.
@@ -59,7 +59,8 @@ class Compiled:
     def _text(self, connection: Connection) -> tuple[str, dict[str, Any]]:
         """The statement for this connection's schemas, and the parameters that have values in it already."""
         schemas = connection.get_execution_options().get("schema_translate_map") or {}
-        key = tuple(schemas.items())
+        # The name of a schema that is translated to None is the dialect's to say.
+        key = (connection.dialect.default_schema_name, *schemas.items())
         if (text := self._texts.get(key)) is None:
             options = {"schema_translate_map": dict(schemas), "render_schema_translate": True} if schemas else {}
             compiled = self._statement.compile(dialect=connection.dialect, **options)
@@ -68,11 +69,15 @@ class Compiled:
 
 
 def _is_heard(connection: Connection) -> bool:
-    """Whether somebody is to be told of the statements of this connection."""
-    events = connection.dispatch
+    """Whether somebody is to be told of the statements of this connection, or of their errors."""
+    events, of_dialect = connection.dispatch, connection.dialect.dispatch
     return bool(
         events.before_cursor_execute
         or events.after_cursor_execute
+        or events.before_execute
+        or events.after_execute
+        or of_dialect.do_execute
+        or of_dialect.handle_error
         or connection.engine.echo
         or _sql_logger.isEnabledFor(logging.INFO)
     )
@@ -81,11 +86,12 @@ def _is_heard(connection: Connection) -> bool:
 def _as_sqlalchemy(
     error: Exception, text: str, parameters: Mapping[str, Any], connection: Connection, cursor: Any
 ) -> BaseException:
-    """The error that Core would raise; a broken connection is invalidated, as Core would do."""
+    """The error that Core would raise. A broken connection is invalidated; Core would do so with its whole pool."""
     dialect: Dialect = connection.dialect
     broken = dialect.is_disconnect(error, connection.connection, cursor)  # type: ignore[arg-type]
     if broken:
         connection.invalidate(error)
     return DBAPIError.instance(
-        text, dict(parameters), error, dialect.loaded_dbapi.Error, connection_invalidated=broken, dialect=dialect
-    )
+        text, dict(parameters), error, dialect.loaded_dbapi.Error,
+        hide_parameters=connection.engine.hide_parameters, connection_invalidated=broken, dialect=dialect,
+    )  # fmt: skip

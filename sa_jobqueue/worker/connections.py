@@ -111,6 +111,8 @@ def service_settings(lease: float) -> dict[str, str]:
     limit = f"{int(service_limit(lease) * 1000)}ms"
     return {
         **_PLANNER,
+        # What is its own transaction is begun by the server, at its own level: a claim would fail by others' claims.
+        "default_transaction_isolation": "read committed",
         "DateStyle": "ISO",  # psycopg reads no times in another one
         "statement_timeout": limit,
         "idle_in_transaction_session_timeout": limit,
@@ -146,12 +148,12 @@ class Watch:
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self._busy: tuple[float, float, Connection] | None = None
+        self._busy: tuple[float, Connection] | None = None
 
     @contextmanager
-    def over(self, connection: Connection, limit: float | None = None) -> Generator[None]:
-        """What happens inside is watched; `limit`: another one, for this alone."""
-        self._busy = (monotonic(), self._limit if limit is None else limit, connection)
+    def over(self, connection: Connection) -> Generator[None]:
+        """What happens inside is watched."""
+        self._busy = (monotonic(), connection)
         try:
             yield
         finally:
@@ -160,11 +162,11 @@ class Watch:
     def check(self) -> None:
         """Cut off what has taken too long; its thread gets an error, and makes a new connection."""
         busy = self._busy
-        if busy is None or monotonic() - busy[0] < busy[1]:
+        if busy is None or monotonic() - busy[0] < self._limit:
             return
-        logger.warning("a service connection has been silent for %g s; it is cut off", busy[1])
+        logger.warning("a service connection has been silent for %g s; it is cut off", self._limit)
         try:
-            raw: Any = busy[2].connection.dbapi_connection
+            raw: Any = busy[1].connection.dbapi_connection
             with socket.socket(fileno=os.dup(raw.pgconn.socket)) as stalled:
                 stalled.shutdown(socket.SHUT_RDWR)
         except Exception:

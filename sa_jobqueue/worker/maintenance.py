@@ -26,7 +26,7 @@ from ..outcomes import ErrorEntry, Failed, Released, Rescued
 from ..retry import describe
 from ..settings import WorkerSettings
 from ..tasks import Registry
-from .connections import WATCH_MARGIN, Connector, Watch, backoff, hang_up, service_limit
+from .connections import Connector, Watch, backoff, hang_up
 from .executor import Executor, timed_out
 from .flight import Flight, Flights, Stop
 from .lanes import Lane
@@ -55,8 +55,6 @@ class _Chore:
     do: Callable[[Connection], bool | None]
     """True: there is more to do, so come again soon."""
     at: float = 0.0
-    limit: float | None = None
-    """After so many seconds the connection is taken for dead."""
 
 
 class Maintenance:
@@ -92,18 +90,17 @@ class Maintenance:
         # What takes several pages makes room for the others after a while.
         self._turn = lease / 12
         self._after = _BEFORE_ALL
-        # Found dead in time, so that another connection renews what this one should have.
-        limit = max(lease / 4, _SHORTEST_LIMIT)
         self._chores = [
-            _Chore(lease / 6, self._renew, limit=limit),
-            _Chore(_CANCEL_CHECK, self._hear_cancels, limit=limit),
-            _Chore(rescue_every, self._rescue, limit=limit),
+            _Chore(lease / 6, self._renew),
+            _Chore(_CANCEL_CHECK, self._hear_cancels),
+            _Chore(rescue_every, self._rescue),
             _Chore(settings.prune_every, self._prune, at=monotonic() + random.uniform(0, settings.prune_every)),
-            _Chore(max(min(lease / 3, 20.0), 1.0), self._say_alive, limit=limit),
+            _Chore(max(min(lease / 3, 20.0), 1.0), self._say_alive),
         ]
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="sa-jobqueue maintenance", daemon=True)
-        self.watch = Watch(service_limit(lease) + WATCH_MARGIN)
+        # Whatever the chore: found dead in time, so that another connection renews what this one should have.
+        self.watch = Watch(max(lease / 4, _SHORTEST_LIMIT))
         self.rescued = 0
         """Jobs rescued so far."""
 
@@ -142,7 +139,7 @@ class Maintenance:
                 self._connection = self._connector.connect()
                 self._healthy_since = monotonic()
             try:
-                with self.watch.over(self._connection, chore.limit):
+                with self.watch.over(self._connection):
                     more = chore.do(self._connection)
             except DBAPIError as error:
                 if not operations.is_data_fault(error):

@@ -68,8 +68,11 @@ class _Look:
         self.at, self.wait = 0.0, _FIRST_WAIT
 
     def later(self, most: float) -> None:
-        self.at = monotonic() + self.wait * random.uniform(0.8, 1.2)
+        self.not_before(monotonic() + self.wait * random.uniform(0.8, 1.2))
         self.wait = min(self.wait * 2, most)
+
+    def not_before(self, at: float) -> None:
+        self.at = at
         if self.told:  # meanwhile, by another thread: what it wrote is overwritten
             self.now()
 
@@ -104,6 +107,8 @@ class Service:
         self._connection: Connection | None = None
         self._gate_until = 0.0
         self._failures = 0
+        self._in_doubt = False
+        """Whether jobs may have been claimed that nobody here knows of."""
         self._thread = threading.Thread(target=self._loop, name="sa-jobqueue service", daemon=True)
         self.watch = Watch(service_limit(settings.lease) + WATCH_MARGIN)
         self.claimed = 0
@@ -154,7 +159,7 @@ class Service:
             except Exception as error:
                 self._broken(error)
                 busy = False
-            if self._ending and not len(self._writer):
+            if self._ending and not len(self._writer) and not self._in_doubt:
                 break
             if not busy:
                 self._wake.wait(self._pause())
@@ -198,6 +203,7 @@ class Service:
                 jobs = self._claim(connection, wanted) if wanted else []
         except BaseException as error:
             if isinstance(error, DBAPIError) and operations.is_data_fault(error) and changes:
+                self._in_doubt = False  # the claim was rolled back, too
                 self._writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
                 return True
             self._writer.put_back(changes)
@@ -209,6 +215,7 @@ class Service:
         return True
 
     def _claim(self, connection: Connection, wanted: dict[str, int]) -> list[ClaimedJob]:
+        self._in_doubt = True
         after, began = self._resume.begin(wanted), monotonic()
         jobs = operations.claim(
             connection,
@@ -245,6 +252,7 @@ class Service:
         """After a claim: hand the jobs over, and decide when to look again."""
         if jobs:
             self._take_in(jobs)
+        self._in_doubt = False
         self.claimed += len(jobs)  # afterwards: whoever sees the last of max_jobs counted may close the lanes
         got = Counter(map(_QUEUE, jobs)) if len(wanted) > 1 else dict.fromkeys(wanted, len(jobs))
         short = [name for name, asked in wanted.items() if got[name] < asked and not self._looks[name].told]
@@ -257,12 +265,12 @@ class Service:
             return
         if not self._resume.swept:  # there may be something behind the points
             for name in short:
-                self._looks[name].at = self._resume.sweep_at(name)
+                self._looks[name].not_before(self._resume.sweep_at(name))
             return
         if self._listening() and self._gate_until < (now := monotonic()) + _GATE / 2:
             with self._connector.begin_one(connection):
                 operations.listen_for(connection, list(self._lanes), seconds=_GATE, job=self._job)
-            lapsed, self._gate_until = self._gate_until < now, now + _GATE
+            lapsed, self._gate_until = self._gate_until < monotonic(), now + _GATE
             if lapsed:
                 return  # to look once more: what was committed before we had asked told nobody
         if self._idle is not None and quiet and not jobs and len(short) == len(self._lanes):
@@ -289,12 +297,21 @@ class Service:
         return [job for job in jobs if job.id not in gone]
 
     def _with_args(self, connection: Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
-        """The jobs with their arguments; those larger than the claim's limit are fetched one by one."""
-        for number, job in enumerate(jobs):
-            if job.args is None:
+        """The jobs with their arguments; those larger than the claim's limit are fetched one by one.
+
+        Without those that were deleted since their claim.
+        """
+        if all(job.args is not None for job in jobs):
+            return jobs
+        there: list[ClaimedJob] = []
+        for job in jobs:
+            args = job.args
+            if args is None:
                 with self._connector.begin_one(connection):
-                    jobs[number] = job._replace(args=operations.fetch_args(connection, job.id, job=self._job))
-        return jobs
+                    args = operations.fetch_args(connection, job.id, job=self._job)
+            if args is not None:
+                there.append(job._replace(args=args))
+        return there
 
     def _connect(self) -> Connection:
         connection = self._connector.connect()
@@ -306,6 +323,7 @@ class Service:
                 raise
             logger.warning("the database is back")
         self._connection = connection
+        self._gate_until = 0.0  # another server may answer now, which knows of no gates
         for look in self._looks.values():
             look.now()
         return connection
@@ -315,6 +333,7 @@ class Service:
         known = {*self._flights.claims(), *self._writer.claims()}
         with self._connector.begin(connection):
             released = operations.release_unknown(connection, worker=self._worker, known=known, job=self._job)
+        self._in_doubt = False
         if released:
             logger.warning("gave back %d jobs that a broken commit had claimed", len(released))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -10,10 +12,13 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DataError, OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.schema import CreateSchema
 
 from sa_jobqueue import operations
 from sa_jobqueue.compiled import Compiled
+from sa_jobqueue.models import SCHEMA
 from sa_jobqueue.operations import Answer
+from tests.support import pooler
 from tests.support.databases import driver_url
 from tests.support.factory import completed, make_job, statuses
 
@@ -74,15 +79,62 @@ def test_whoever_listens_hears_of_it(engine: Engine, where: str) -> None:
         return statement.replace("1", "7"), parameters
 
     target = engine if where == "an engine" else Engine
-    event.listen(target, "before_cursor_execute", note, retval=True)
-    try:
-        with engine.connect() as connection:
-            assert DIVIDE.rows(connection, {"n": 1}) == [(7,)]
-    finally:
-        event.remove(target, "before_cursor_execute", note)
+    with listening(target, "before_cursor_execute", note, retval=True), engine.connect() as connection:
+        assert DIVIDE.rows(connection, {"n": 1}) == [(7,)]
     assert heard == ["SELECT 1 / %(n)s"]
     with engine.connect() as connection:
         assert DIVIDE.rows(connection, {"n": 1}) == [(1,)]
+
+
+@pytest.mark.parametrize(
+    "name", ["before_execute", "after_execute", "after_cursor_execute", "do_execute", "handle_error"]
+)
+def test_every_event_of_a_statement_comes(engine: Engine, name: str) -> None:
+    """An application may translate errors, or count what it sends."""
+    heard: list[str] = []
+
+    def note(*_: Any, **__: Any) -> None:
+        heard.append(name)
+
+    with listening(engine, name, note), engine.connect() as connection, suppress(DataError):
+        DIVIDE.rows(connection, {"n": 0 if name == "handle_error" else 1})
+    assert set(heard) == {name}
+
+
+@contextmanager
+def listening(target: Any, name: str, heed: Any, **options: Any) -> Iterator[None]:
+    event.listen(target, name, heed, **options)
+    try:
+        yield
+    finally:
+        event.remove(target, name, heed)
+
+
+def test_an_error_hides_its_parameters_where_the_engine_says_so(url: str) -> None:
+    """They may be a customer's."""
+    engine = create_engine(url, hide_parameters=True)
+    with engine.connect() as connection, pytest.raises(DataError) as caught:
+        DIVIDE.rows(connection, {"n": 0})
+    engine.dispose()
+    assert "SQL parameters hidden" in str(caught.value)
+
+
+def test_each_engine_has_its_own_default_schema(database_url: str, engine: Engine) -> None:
+    """`{"sa_jobqueue": None}` means the schema that comes first in the search path, whichever that is for an engine."""
+    with engine.begin() as connection:
+        for schema in ("here", "there"):
+            connection.execute(CreateSchema(schema))
+            connection.execute(text(f"CREATE TABLE {schema}.job (LIKE sa_jobqueue.job INCLUDING ALL)"))
+    for schema in ("here", "there"):
+        own = create_engine(
+            pooler.direct(database_url),
+            connect_args={"options": f"-csearch_path={schema}"},
+            execution_options={"schema_translate_map": {SCHEMA: None}},
+        )
+        with own.begin() as connection:
+            id = make_job(connection, task=schema)
+            assert [(job.id, job.task) for job in claimed(connection)] == [(id, schema)]
+        own.dispose()
 
 
 @pytest.mark.parametrize("echo", [True, False])

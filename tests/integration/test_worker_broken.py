@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from typing import Any
 
 import pytest
 from psycopg import sql
-from sqlalchemy import Engine, create_engine, event, func, select
+from sqlalchemy import Connection, Engine, create_engine, delete, event, func, select, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -22,16 +23,19 @@ from sa_jobqueue import (
     Snooze,
     TaskName,
     enqueue,
+    operations,
     task,
 )
 from sa_jobqueue.errors import SessionUnavailable
 from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.migrations import downgrade_database, upgrade_database
 from sa_jobqueue.worker import listener
+from sa_jobqueue.worker.connections import Connector
 from sa_jobqueue.worker.service import Service
+from tests.support import pooler
 from tests.support.databases import connect
 from tests.support.waiting import wait_until
-from tests.support.working import crew_of, job_of, working
+from tests.support.working import crew_of, drain, job_of, working
 
 NEVER = RetryPolicy(no_retry=(BaseException,))
 
@@ -522,6 +526,75 @@ def test_a_job_given_back_and_claimed_anew_in_a_lost_commit_is_not_forgotten(
     assert lost.done.is_set()
     job = job_of(engine, id)
     assert (job.status, job.rescues, job.attempt, job.claims) == ("completed", 0, 1, 3)
+
+
+def test_what_was_claimed_as_the_worker_leaves_goes_back_though_the_connection_breaks(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the claim's commit, before anybody here knows of the jobs: nobody waits for the lease."""
+    fetching, leaving = threading.Event(), threading.Event()
+
+    @task(registry=registry, name="large")
+    async def large(text: str) -> None: ...
+
+    def fetch(connection: Connection, *_: Any, **__: Any) -> None:
+        fetching.set()
+        assert leaving.wait(10)
+        connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    monkeypatch.setattr(operations, "fetch_args", fetch)
+    # Random, so that it is not compressed below the limit of what comes with the claim.
+    (id,) = add(engine, enqueue("large", text=os.urandom(60_000).hex()))
+    with working(url, registry, lease=60) as worker:
+        assert fetching.wait(10)
+        crew = crew_of(worker)
+        worker.stop()
+        wait_until(lambda: crew.service._ending)
+        leaving.set()
+    job = job_of(engine, id)
+    assert (job.status, job.attempt, job.claims) == ("queued", 0, 1)
+
+
+def test_a_job_that_is_deleted_before_its_large_arguments_came_is_not_run(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its neighbours are."""
+    ran: list[str] = []
+
+    @task(registry=registry, name="large")
+    async def large(text: str) -> None:
+        ran.append(text[:4])
+
+    fetch = operations.fetch_args
+
+    def delete_first(connection: Connection, id: int, **options: Any) -> str | None:
+        if id == gone:
+            with engine.begin() as other:
+                other.execute(delete(Job).where(Job.id == id))
+        return fetch(connection, id, **options)
+
+    monkeypatch.setattr(operations, "fetch_args", delete_first)
+    gone, kept = add(engine, *(enqueue("large", text=name + os.urandom(60_000).hex()) for name in ("gone", "kept")))
+    drain(engine, registry)
+    assert job_of(engine, kept).status == "completed"
+    assert ran == ["kept"]
+
+
+def test_a_claim_is_read_committed_whatever_the_servers_default_is(database_url: str, registry: Registry) -> None:
+    """At a higher level claims fail where another one was quicker, also those that are their own transaction."""
+    url = pooler.direct(database_url)
+    with connect(url) as connection:
+        name = connection.info.dbname
+        connection.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    engine = create_engine(url)
+    connector = Connector(engine, lease=60.0)
+    levels = []
+    with connector.connect() as service:
+        for begin in (connector.begin, connector.begin_one):
+            with begin(service):
+                levels.append(service.scalar(text("SHOW transaction_isolation")))
+    engine.dispose()
+    assert levels == ["read committed", "read committed"]
 
 
 def test_leaving_does_not_fail_for_want_of_a_connection(engine: Engine, url: str, registry: Registry) -> None:

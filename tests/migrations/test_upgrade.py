@@ -303,8 +303,10 @@ def test_a_name_that_no_schema_can_have_is_refused(empty_engine: Engine, schema:
 
 def test_another_database_than_postgresql_is_refused() -> None:
     """In a revision of a project that also runs on SQLite."""
-    with operations(create_engine("sqlite://")) as (_, op), pytest.raises(ConfigurationError, match="sqlite"):
+    engine = create_engine("sqlite://")
+    with operations(engine) as (_, op), pytest.raises(ConfigurationError, match="sqlite"):
         migrations.upgrade(op)
+    engine.dispose()
 
 
 class TestCheckSchema:
