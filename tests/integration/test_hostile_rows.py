@@ -19,6 +19,7 @@ from sqlalchemy import Engine, event, select, text
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobContext, JobStatus, Registry, TaskName, enqueue, enqueue_many, task
+from tests.support import pooler
 from tests.support.cli import output
 from tests.support.databases import connect
 from tests.support.waiting import wait_until
@@ -55,6 +56,7 @@ def test_names_and_payloads_are_never_part_of_a_statement(engine: Engine, databa
     """Hostile names of queues and tasks, arguments, tags, results and errors, from enqueueing to the end: each job runs
     with what it was given, its queue is woken for it, and no statement's text has any of it.
     """
+    pooler.skip_where_deaf(database_url)
     registry = Registry()
     ran: dict[str, tuple[str, Any]] = {}
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import make_url
 
 from tests.support.waiting import wait_until
@@ -116,6 +117,12 @@ def direct(url: str) -> str:
 
 def is_pooled(url: str) -> bool:
     return bool(_running) and (make_url(url).host, make_url(url).port) == ("127.0.0.1", _running[0].port)
+
+
+def skip_where_deaf(url: str) -> None:
+    """Skip the test where workers on this URL hear of nothing, and only poll."""
+    if worker_options(url).get("listen") is False:
+        pytest.skip("behind a pooler, without a direct URL to listen on, workers only poll")
 
 
 def worker_options(url: str) -> dict[str, Any]:
