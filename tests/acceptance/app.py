@@ -77,6 +77,10 @@ async def write_async(ctx: AsyncJobContext, note: str) -> None:
     ctx.session.add(Effect(job_id=ctx.job_id, pid=os.getpid(), note=note))
 
 
+# No test waits by the sleeps below. They are what handlers do: pause between two looks at the test's gate (`hold`) or at
+# `ctx.cancelled`, block an event loop, or not end at all, until the process is killed.
+
+
 @task(registry=registry, retry=SOON)
 def held(ctx: JobContext, name: str) -> None:
     """Writes, then waits for the test: the first time only."""
