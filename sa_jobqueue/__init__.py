@@ -15,10 +15,11 @@ from .enqueue import enqueue, enqueue_many
 from .errors import JobQueueError
 from .lifecycle import JobStatus
 from .models import Job
+from .options import Call
 from .outcomes import Cancel, Discard, Retry, Snooze
 from .retry import RetryPolicy
 from .settings import WorkerSettings
-from .tasks import Call, Registry, Task, TaskName, task
+from .tasks import Registry, Task, TaskName, task
 from .version import __version__
 from .worker import Worker
 

@@ -17,9 +17,10 @@ from sqlalchemy import Executable
 
 from .errors import OptionError
 from .models import Job
+from .options import Call
 from .payload import load
 from .statements.insert import insert_jobs
-from .tasks import Call, Task, TaskName
+from .tasks import Task, TaskName
 
 __all__ = ["Call", "enqueue", "enqueue_many"]
 

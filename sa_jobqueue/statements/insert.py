@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..models import Job
-from ..tasks import Call
+from ..options import Call
 from ._parts import array, in_seconds, rows, table_of
 
 __all__ = ["insert_jobs", "insert_parameters"]

@@ -12,9 +12,10 @@ from sa_jobqueue import RetryPolicy, WorkerSettings, task
 from sa_jobqueue.lifecycle import Rules
 from sa_jobqueue.migrations import v01
 from sa_jobqueue.migrations.v01 import GATES
+from sa_jobqueue.options import Options
 from sa_jobqueue.payload import MAX_PAYLOAD
 from sa_jobqueue.retry import MAX_ERRORS, MAX_MESSAGE, MAX_TRACEBACK
-from sa_jobqueue.tasks import Options, Registry
+from sa_jobqueue.tasks import Registry
 from sa_jobqueue.worker import resume, service
 from sa_jobqueue.worker.connections import service_settings
 from sa_jobqueue.worker.engines import SERVICE_CONNECTIONS

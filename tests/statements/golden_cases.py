@@ -17,6 +17,7 @@ from sqlalchemy.dialects.postgresql import psycopg
 
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
 from sa_jobqueue.models import Job
+from sa_jobqueue.options import Call
 from sa_jobqueue.outcomes import ErrorEntry
 from sa_jobqueue.statements import (
     apply_changes,
@@ -35,7 +36,6 @@ from sa_jobqueue.statements.admin import held_by, postpone_purge
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
 from sa_jobqueue.statements.gates import channel_of, open_gates
 from sa_jobqueue.statements.leases import cancel_requests
-from sa_jobqueue.tasks import Call
 
 FOLDER = Path(__file__).parent / "golden"
 

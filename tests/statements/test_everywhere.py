@@ -15,6 +15,7 @@ from sa_jobqueue import operations
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.models import Job
 from sa_jobqueue.operations import Answer
+from sa_jobqueue.options import Call
 from sa_jobqueue.statements import (
     apply_changes,
     cancel_jobs,
@@ -28,7 +29,6 @@ from sa_jobqueue.statements import (
     renew_leases,
     retry_jobs,
 )
-from sa_jobqueue.tasks import Call
 from tests.support.factory import completed, make_job
 
 ELSEWHERE = 'other "schema'

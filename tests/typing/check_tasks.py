@@ -16,8 +16,9 @@ from sqlalchemy.orm import Session
 from sa_jobqueue.context import AsyncJobContext, JobContext
 from sa_jobqueue.enqueue import enqueue, enqueue_many
 from sa_jobqueue.models import Job
+from sa_jobqueue.options import Call
 from sa_jobqueue.outcomes import Retry, Snooze
-from sa_jobqueue.tasks import AnyTask, Call, Registry, TaskName, task
+from sa_jobqueue.tasks import AnyTask, Registry, TaskName, task
 
 
 @task

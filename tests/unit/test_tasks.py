@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from sa_jobqueue.context import AsyncJobContext, JobContext
 from sa_jobqueue.errors import OptionError, PayloadError, TaskError
 from sa_jobqueue.lifecycle import Rules
+from sa_jobqueue.options import Call
 from sa_jobqueue.payload import load
 from sa_jobqueue.retry import RetryPolicy
-from sa_jobqueue.tasks import AnyTask, Call, Registry, TaskName, task
+from sa_jobqueue.tasks import AnyTask, Registry, TaskName, task
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForTheChecker

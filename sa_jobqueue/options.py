@@ -1,0 +1,177 @@
+"""What a job is given beside its arguments: queue, priority, number of attempts, time, labels; checked before any SQL.
+
+>>> checked_int(4, "priority", 0, 9, OptionError)
+4
+>>> checked_int(40, "priority", 0, 9, OptionError)
+Traceback (most recent call last):
+sa_jobqueue.errors.OptionError: priority must be an integer from 0 to 9, not 40
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, Self, cast
+
+from .errors import JobQueueError, OptionError, PayloadError
+from .outcomes import Duration, seconds_of
+from .payload import encode_plain, load
+from .storable import shown, unstorable_text
+
+__all__ = [
+    "MAX_ATTEMPTS",
+    "MAX_NAME",
+    "Call",
+    "Enqueueable",
+    "Options",
+    "checked_duration",
+    "checked_int",
+    "checked_name",
+]
+
+#: Characters in the name of a task or of a queue.
+MAX_NAME = 200
+
+#: The largest `max_attempts`: the column is a smallint.
+MAX_ATTEMPTS = 32_767
+
+
+class Call(NamedTuple):
+    """One job to be, checked and encoded: made by `Task.call`, taken by `enqueue_many`."""
+
+    task: str
+    args: str
+    """JSON text."""
+    queue: str
+    priority: int
+    max_attempts: int
+    run_at: datetime | timedelta
+    """A time with a zone, or how long after the database's now."""
+    meta: str
+    """JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What goes into the row beside name and arguments; every value was checked."""
+
+    queue: str = "default"
+    priority: int = 4
+    max_attempts: int = 10
+    run_at: datetime | timedelta = timedelta(0)
+    tags: tuple[str, ...] = ()
+    meta: str = "{}"
+    """JSON text, with the tags."""
+
+
+class Enqueueable:
+    """What a task and a mere name have in common: options."""
+
+    name: str
+    _options: Options
+
+    def options(
+        self,
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        run_at: datetime | None = None,
+        delay: Duration | None = None,
+        max_attempts: int | None = None,
+        tags: Iterable[str] | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> Self:
+        """A copy with these options changed; the others stay as they are.
+
+        `queue`: 1 to 200 characters. `priority`: 0 to 9, higher first. `run_at`: a datetime with a time zone, or
+        `delay`: seconds or a timedelta, counted by the database from its now(). `max_attempts`: 1 to 32,767.
+        `meta`: plain JSON that travels along; takes the place of an earlier `meta`. `tags`: kept as `meta["tags"]`.
+
+        Raises OptionError for anything else.
+        """
+        changes: dict[str, Any] = {}
+        if queue is not None:
+            changes["queue"] = checked_name(queue, "queue", OptionError)
+        if priority is not None:
+            changes["priority"] = checked_int(priority, "priority", 0, 9, OptionError)
+        if max_attempts is not None:
+            changes["max_attempts"] = checked_int(max_attempts, "max_attempts", 1, MAX_ATTEMPTS, OptionError)
+        if run_at is not None or delay is not None:
+            changes["run_at"] = _checked_due(run_at, delay)
+        if tags is not None or meta is not None:
+            changes |= _checked_meta(self._options, tags, meta)
+        changed = copy.copy(self)
+        changed._options = replace(self._options, **changes)  # noqa: SLF001  # our own copy
+        return changed
+
+    def _make_call(self, args: str) -> Call:
+        options = self._options
+        return Call(
+            self.name, args, options.queue, options.priority, options.max_attempts, options.run_at, options.meta
+        )  # fmt: skip
+
+
+def checked_name(value: object, what: str, error: type[JobQueueError]) -> str:
+    if not isinstance(value, str):
+        raise error(f"{what} must be a text, not {shown(value)}")
+    if reason := unstorable_text(value):
+        raise error(f"{what} {value[:80]!r} {reason}")
+    if not 1 <= len(value) <= MAX_NAME:
+        raise error(f"{what} must have 1 to {MAX_NAME} characters, not {len(value)}: {value[:40]!r}")
+    return str(value)
+
+
+def checked_int(value: object, what: str, low: int, high: int, error: type[JobQueueError]) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise error(f"{what} must be an integer from {low} to {high:,}, not {shown(value)}")
+    return value
+
+
+def checked_duration(value: Duration, what: str, error: type[JobQueueError]) -> float:
+    try:
+        return seconds_of(value, what=what)
+    except (TypeError, ValueError, OverflowError) as reason:
+        raise error(str(reason)) from reason
+
+
+def _checked_due(run_at: datetime | None, delay: Duration | None) -> datetime | timedelta:
+    if delay is not None:
+        if run_at is not None:
+            raise OptionError("run_at and delay say the same thing twice: give one of them")
+        return timedelta(seconds=checked_duration(delay, "delay", OptionError))
+    if not isinstance(run_at, datetime):
+        raise OptionError(f"run_at must be a datetime, not {shown(run_at)}; for a duration there is delay=")
+    if run_at.utcoffset() is None:
+        raise OptionError(f"run_at must have a time zone, not the naive {run_at!r}: use datetime.now(UTC) or the like")
+    try:
+        return run_at.astimezone(UTC)
+    except OverflowError:
+        raise OptionError(f"run_at is outside of the calendar in UTC: {run_at!r}") from None
+
+
+def _checked_meta(
+    old: Options, tags: Iterable[str] | None, meta: object
+) -> dict[str, Any]:  # fmt: skip
+    if tags is None:
+        labels = old.tags
+    elif isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise OptionError(f"tags must be a list of texts, not {shown(tags)}")
+    else:
+        labels = tuple(checked_name(tag, "a tag", OptionError) for tag in tags)
+    entries: dict[str, Any]
+    if meta is None:
+        entries = {key: value for key, value in load(old.meta).items() if key != "tags"}
+    elif isinstance(meta, dict):
+        entries = dict(cast(dict[str, Any], meta))
+    else:
+        raise OptionError(f"meta must be a dict, not {shown(meta)}")
+    if "tags" in entries:
+        raise OptionError('meta["tags"] is where tags= is kept: give the tags there')
+    if labels:
+        entries["tags"] = list(labels)
+    try:
+        return {"tags": labels, "meta": encode_plain(entries, what="meta", item="")}
+    except PayloadError as error:
+        raise OptionError(str(error)) from error
