@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -162,9 +163,10 @@ def supervise(tmp_path: Path, child: str, **options: object) -> tuple[str, ...]:
 
 def test_a_worker_that_dies_at_once_is_started_again_ever_more_slowly(tmp_path: Path) -> None:
     with start_command(command=supervise(tmp_path, "import sys; sys.exit(3)")) as supervisor:
-        wait_until(lambda: supervisor.output.count("ended with exit code 3") >= 5)
-        assert "starting it again in 0." in supervisor.output
-        assert "starting it again in 1." in supervisor.output or "starting it again in 0.8" in supervisor.output
+        said = r"worker process 1 .* exit code 3 .* starting it again in (\S+) s"
+        wait_until(lambda: len(re.findall(said, supervisor.output)) >= 3)
+        delays = [float(delay) for delay in re.findall(said, supervisor.output)]
+        assert all(0.8 <= delay / (0.5 * 2**deaths) <= 1.2 for deaths, delay in enumerate(delays)), delays
         supervisor.send(signal.SIGTERM)
         assert supervisor.wait() == 0
 
