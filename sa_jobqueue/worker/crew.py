@@ -128,6 +128,8 @@ class Crew:
             job=job,
         )
 
+        self.watches = [part.watch for part in (self.service, self.maintenance, self.listener) if part is not None]
+
     # ---- beginning and ending
 
     def start(self) -> None:

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine
 from .. import operations
 from ..errors import ConfigurationError
 from ..models import Job
-from .connections import backoff, hang_up
+from .connections import Watch, backoff, hang_up
 
 __all__ = ["Listener"]
 
@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 #: A connection that has said nothing for so many seconds is asked whether it still lives.
 _PING = 15.0
+#: An answer that has not come after so many seconds does not come any more.
+_SILENCE = 10.0
 _RETRY_MOST = 10.0
 
 
@@ -41,6 +43,7 @@ class Listener:
         self._bell: socket.socket | None = None
         """What the thread waits for beside its connection: rung at the end."""
         self._thread = threading.Thread(target=self._loop, name="sa-jobqueue listener", daemon=True)
+        self.watch = Watch(_SILENCE)
         self.listening = False
         """Whether wake-ups come just now."""
 
@@ -62,7 +65,8 @@ class Listener:
             connection: Connection | None = None
             try:
                 connection = self._engine.connect()
-                raw, channel = self._subscribe(connection)
+                with self.watch.over(connection):
+                    raw, channel = self._subscribe(connection)
                 if failures:
                     logger.warning("listening again")
                 failures, self.listening = 0, True
@@ -107,7 +111,9 @@ class Listener:
                 if monotonic() - asked < _PING:
                     selector.select(max(asked + _PING - monotonic(), 0.0))
                     continue
-                if operations.channel(connection, job=self._job) != channel:
+                with self.watch.over(connection):
+                    now = operations.channel(connection, job=self._job)
+                    connection.commit()
+                if now != channel:
                     return  # the table was made anew; so is the subscription
-                connection.commit()
                 asked = monotonic()

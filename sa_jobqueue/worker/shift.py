@@ -110,8 +110,8 @@ class Shift:
                     logger.warning("%s: ending, to be started anew", reason)
                     self._ending = Ending.RECYCLE
                     return
-                self._crew.service.watch.check()
-                self._crew.maintenance.watch.check()
+                for watch in self._crew.watches:
+                    watch.check()
 
     def _wants_recycling(self) -> str | None:
         claimed, lanes = self._crew.service.claimed, self._crew.lanes.values()

@@ -131,7 +131,10 @@ class Worker:
         self._shift = shift = Shift(self._assignment, self.counts, until_idle=until_idle)
         if self._signals:
             shift.stop()  # a signal came before there was anything to stop
-        return await shift.serve()
+        try:
+            return await shift.serve()
+        finally:
+            self._signals = 0
 
     def stop(self, *, now: bool = False) -> None:
         """End `run()` or `serve()`: claim no more, let what runs finish; `now`: do not wait for it. From any thread."""

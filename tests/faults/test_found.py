@@ -14,10 +14,11 @@ import pytest
 from sqlalchemy import Engine, Row, create_engine, make_url, text
 
 from sa_jobqueue import JobContext, Registry, RetryPolicy, task
+from sa_jobqueue.worker import listener
 from sa_jobqueue.worker.service import Service
 from tests.faults.proxy import Proxy
 from tests.support.waiting import wait_until
-from tests.support.working import working
+from tests.support.working import crew_of, working
 
 LEASE = 2.0
 
@@ -232,6 +233,21 @@ def test_a_worker_whose_service_connection_is_half_open_claims_again_soon(databa
         stack.callback(proxy.cut, reset=True)  # so that leaving need not wait for it
         wait_until(lambda: held.ended == 2, timeout=20)
     engine.dispose()
+
+
+def test_a_listener_whose_connection_is_half_open_listens_again(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wake-ups would stay away until the network says that it is broken."""
+    monkeypatch.setattr(listener, "_PING", 0.1)
+    monkeypatch.setattr(listener, "_SILENCE", 0.5)
+    with bad_network(database_url) as (proxy, url), working(url, Registry()) as worker:
+        listening = crew_of(worker).listener
+        assert listening is not None
+        wait_until(lambda: listening.listening)
+        proxy.go_silent(only=lambda link: link.listens, newcomers=False)
+        wait_until(lambda: "listening again" in caplog.text)
+        assert listening.listening
 
 
 def test_no_pause_before_another_attempt_is_longer_than_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:

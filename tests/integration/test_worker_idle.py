@@ -111,3 +111,19 @@ def test_what_a_handler_holds_when_its_worker_leaves_is_closed_when_it_ends(
     assert not held[0].closed
     go_on.set()
     wait_until(lambda: held[0].closed)
+
+
+def test_a_worker_that_was_stopped_works_again(engine: Engine, url: str, registry: Registry) -> None:
+    """That its last turn was to end at once says nothing of the next one."""
+
+    @task(registry=registry, name="counted")
+    def counted() -> None: ...
+
+    with working(url, registry) as worker:
+        worker.stop(now=True)
+        wait_until(lambda: not worker.serving)
+    with Session(engine) as session:
+        session.add(enqueue(counted))
+        session.commit()
+    asyncio.run(worker.serve(until_idle=True))
+    assert worker.counts["complete"] == 1
