@@ -25,6 +25,8 @@ __all__ = ["Crew", "Ready", "processes"]
 
 _SPAWN = multiprocessing.get_context("spawn")
 
+_INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
+
 #: What a process calls when it is ready; returns when it may begin, with the pipe on which it hears that it shall stop.
 Ready = Callable[[], Connection]
 
@@ -119,12 +121,14 @@ def _start(work: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[SpawnP
 
 @contextmanager
 def _without_interrupts() -> Generator[None]:
-    """What is started meanwhile inherits that Ctrl-C waits: until it ignores it, there is nobody to handle it."""
+    """Ctrl-C and SIGTERM wait: what is started meanwhile could not handle them yet, nor read what it is to do from one
+    who has left. It inherits that they wait.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     resource_tracker.ensure_running()  # the first start would start it, and it lets Ctrl-C through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
     try:
         yield
     finally:
@@ -147,6 +151,8 @@ def _answer(pipe: Connection) -> Any:
 def _member(work: Callable[..., Any], pipe: Connection, arguments: tuple[Any, ...]) -> None:
     # Ctrl-C in a terminal reaches all: the one who measures ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
 
     def ready() -> Connection:
         pipe.send(("ready", None))
