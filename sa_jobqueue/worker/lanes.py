@@ -152,6 +152,10 @@ class Lane:
         with self._lock:
             while self._waiting and self._waiting[0].arrived <= before:
                 taken.append(self._waiting.popleft())
+            if taken:
+                self._buffer = (
+                    0.0  # it was made for faster ones; else as many would be claimed again, and half of it then
+                )
         return taken
 
     def close(self) -> Iterable[Flight]:

@@ -145,14 +145,13 @@ def test_what_cannot_start_soon_goes_back(engine: Engine, url: str, registry: Re
 
     @task(registry=registry, name="slow")
     def slow() -> None:
-        gate.wait(20)
+        gate.wait(60)
 
     with Session(engine) as session:
         session.execute(enqueue_many([fast.call(n) for n in range(3_000)]))
         session.execute(enqueue_many([slow.call()] * 2 + [fast.options(priority=3).call(n) for n in range(500)]))
         session.commit()
-    with working(url, registry, queues={"default": 2}, hoard=0.2) as worker:
-        wait_until(lambda: worker.counts["complete"] >= 3_000)
+    with working(url, registry, queues={"default": 2}, hoard=0.2):
 
         def only_the_slow_run() -> bool:
             with Session(engine) as session:

@@ -83,6 +83,23 @@ def test_a_lane_whose_runner_does_not_come_wants_no_jobs(monkeypatch: pytest.Mon
     assert stale.task is swallow
 
 
+def test_what_goes_back_is_not_claimed_ahead_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The room was made for jobs that ended faster; it grows again as soon as they do."""
+    one, _ = lane(limit=1, buffer=1_000)
+    now = lanes.monotonic()
+    one.feed([flight(nothing, number) for number in range(600)])
+    done = one.next(Kind.THREAD, arriving=True)
+    for _ in range(500):
+        done = one.next(Kind.THREAD, ended=done)
+    monkeypatch.setattr(lanes, "monotonic", lambda: now + 1)
+    one.measure()
+    assert one.free() == 0, "half of the room is filled"
+    monkeypatch.setattr(lanes, "monotonic", lambda: now + 5)
+
+    assert len(one.stale(2)) == 99
+    assert one.free() == 0, "its one slot is taken"
+
+
 def test_jobs_are_wanted_when_those_that_wait_may_soon_not_be_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not one for each that ends: a claim of a few costs as much as one of many."""
     one, _ = lane(limit=1, buffer=10)
