@@ -56,6 +56,7 @@ def draw(result: dict[str, Any], folder: Path) -> Path:
 def section(result: dict[str, Any], picture: str) -> str:
     """What stands between the page's markers, as Markdown."""
     plan, last = result["plan"], result["samples"][-1]
+    slowest = max(result["samples"], key=lambda sample: sample["slowness"])
     alt = "Sizes of the job table and memory of the workers over the minutes of the soak"
     parts = [
         (
@@ -69,6 +70,10 @@ def section(result: dict[str, Any], picture: str) -> str:
                 [verdict["promise"], verdict["seen"], "yes" if verdict["kept"] else "**no**"]
                 for verdict in result["verdicts"]
             ],
+        ),
+        (
+            f"The machine itself: in minute {slowest['at'] / 60:.0f}, its slowest, the same computation took "
+            f"{slowest['slowness']:.2f} times as much of the processor as while the capacity was measured."
         ),
         _table(["kind of job", "share"], [[kind.title, f"{kind.weight / _WEIGHTS:.1%}"] for kind in KINDS]),
         (

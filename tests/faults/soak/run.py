@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any, Self
 
 import psutil
@@ -128,6 +129,8 @@ class Soak:
         self._complaints: list[str] = []
         self._notes: list[str] = []
         self._read = 0
+        self._usual = 0.0
+        """What `effort` says of this machine while the capacity is measured."""
         self._next = 0
         """The number of the next job to be."""
 
@@ -228,10 +231,12 @@ class Soak:
     def _measure_capacity(self) -> float:
         """Jobs that come to their end per second when there are always more; each is the mix's next one, and due."""
         mix = tasks.Mix(self.plan.seed, pace=self.plan.pace, at_once=True)
+        efforts: list[float] = []
 
         def ended_after(seconds: float) -> int:
             until = time.monotonic() + seconds
             while time.monotonic() < until:
+                efforts.append(effort())
                 if sum(slot.jobs for slot in self._due()) >= self.plan.backlog:
                     time.sleep(0.05)
                     continue
@@ -244,6 +249,7 @@ class Soak:
         begun = time.monotonic()
         after = ended_after(self.plan.measured)
         rate = (after - before) / (time.monotonic() - begun)
+        self._usual = median(efforts)
         wait_until(lambda: self._ask(_LIVE) == (0,), 120, "the end of the backlog")
         return rate
 
@@ -262,7 +268,7 @@ class Soak:
             begun = time.monotonic()
             self._say(HEAD)
             end, looks = plan.minutes * 60, 0
-            most_due, oldest_due, oldest_running = 0, 0.0, 0.0
+            most_due, oldest_due, oldest_running, efforts = 0, 0.0, 0.0, list[float]()
             while (passed := time.monotonic() - begun) < end:
                 time.sleep(max(min((looks + 1) * _LOOK, end) - passed, 0.0))
                 looks += 1
@@ -272,18 +278,22 @@ class Soak:
                 if any(slot.oldest > OLDEST_DUE for slot in due):
                     self._note(f"at {time.monotonic() - begun:.0f} s due for too long: {'; '.join(map(str, due))}")
                 oldest_running = max(oldest_running, self._ask(_RUNNING)[1])
+                efforts.append(effort())
                 self._next = producer.committed
                 at = time.monotonic() - begun
                 if at >= (len(samples) + 1) * plan.every - _LOOK / 2:
                     self._operate()
-                    samples.append(self._sample(at, first, most_due, oldest_due, oldest_running))
-                    most_due, oldest_due, oldest_running = 0, 0.0, 0.0
+                    slowness = median(efforts) / self._usual
+                    samples.append(self._sample(at, first, most_due, oldest_due, oldest_running, slowness))
+                    most_due, oldest_due, oldest_running, efforts = 0, 0.0, 0.0, []
                     self._say(line(samples[-1]))
         self._guard.forget(producer.process.pid or 0)
         self._next = producer.committed
         return samples
 
-    def _sample(self, at: float, first: int, most_due: int, oldest_due: float, oldest_running: float) -> Sample:
+    def _sample(
+        self, at: float, first: int, most_due: int, oldest_due: float, oldest_running: float, slowness: float
+    ) -> Sample:
         heap, toast, indexes, rows, dead = self._ask(_SIZES)
         self._heed_log()
         return Sample(
@@ -299,6 +309,7 @@ class Soak:
             indexes=indexes,
             dead=dead,
             oldest_snapshot=self._ask(_SNAPSHOT)[0],
+            slowness=slowness,
             memory={worker.pid: worker.memory_info().rss for worker in self._workers()},
             complaints=len(self._complaints),
         )
@@ -369,6 +380,13 @@ class Soak:
         return [*self._miscounts, *found]
 
 
+def effort() -> float:
+    """Seconds of the processor that a fixed computation takes just now; about a thousandth."""
+    begun = time.thread_time()
+    sum(number * number for number in range(20_000))
+    return time.thread_time() - begun
+
+
 def is_complaint(text: str) -> bool:
     """Whether a line of a worker's log should not be there."""
     try:
@@ -385,7 +403,7 @@ def is_complaint(text: str) -> bool:
 
 HEAD = (
     "   time   enqueued   finished most due oldest due/running   table (toast)       indexes       rows       dead"
-    "  snapshot  workers' memory     complaints"
+    "  snapshot slowness  workers' memory     complaints"
 )
 
 
@@ -397,7 +415,7 @@ def line(sample: Sample) -> str:
         f"{minutes:4}:{seconds:02} {sample.enqueued:10,} {sample.finished:10,} {sample.most_due:8,} "
         f"{sample.oldest_due:8.2f} s {sample.oldest_running:6.2f} s "
         f"{sample.table / 2**20:8.1f} ({sample.toast / 2**20:.1f}) MiB {sample.indexes / 2**20:7.1f} MiB "
-        f"{sample.rows:10,} {sample.dead:10,} {sample.oldest_snapshot:7.2f} s  {memory} MiB {sample.complaints:5}"
+        f"{sample.rows:10,} {sample.dead:10,} {sample.oldest_snapshot:7.2f} s {sample.slowness:6.2f} x  {memory} MiB {sample.complaints:5}"
     )
 
 

@@ -44,6 +44,9 @@ class Sample:
     dead: int
     oldest_snapshot: float
     """Seconds that the oldest snapshot on the server had been held."""
+    slowness: float
+    """Processor time that a fixed computation took since the sample before, as a multiple of what it took while the capacity
+    was measured; medians. Above 1 the machine has become slower, whatever the queue does."""
     memory: dict[int, int]
     """What each worker process had resident, by its pid."""
     complaints: int
