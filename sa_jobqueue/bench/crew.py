@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -39,7 +40,8 @@ class Crew:
         self._members: list[tuple[SpawnProcess, Connection]] = []
         try:
             for number in range(size):
-                self._members.append(_start(work, (number, *arguments) if numbered else arguments))
+                with _without_interrupts():  # until it is one of those that would be killed
+                    self._members.append(_start(work, (number, *arguments) if numbered else arguments))
             for _, pipe in self._members:
                 _answer(pipe)
         except BaseException:
@@ -113,8 +115,7 @@ def processes(size: int, work: Callable[..., Any], *arguments: Any, numbered: bo
 def _start(work: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[SpawnProcess, Connection]:
     ours, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=_member, args=(work, theirs, arguments), daemon=True)
-    with _without_interrupts():
-        process.start()
+    process.start()
     theirs.close()
     return process, ours
 
@@ -122,17 +123,23 @@ def _start(work: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[SpawnP
 @contextmanager
 def _without_interrupts() -> Generator[None]:
     """Ctrl-C and SIGTERM wait: what is started meanwhile could not handle them yet, nor read what it is to do from one
-    who has left. It inherits that they wait.
+    who has left. It inherits that they wait. Here another thread may hear them, so they are put off by a handler, too.
     """
-    if not hasattr(signal, "pthread_sigmask"):
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
         return
+    heard: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, _: heard.append(number)) for number in _INTERRUPTS}
     resource_tracker.ensure_running()  # the first start would start it, and it lets Ctrl-C through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if heard:
+            signal.raise_signal(heard[0])
 
 
 def _answer(pipe: Connection) -> Any:

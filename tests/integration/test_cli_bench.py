@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import threading
+from multiprocessing.context import SpawnProcess
 from typing import Any
 
 import psycopg
@@ -11,6 +13,7 @@ from sqlalchemy import Engine, func, insert, make_url, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job
+from sa_jobqueue.bench.crew import Ready, processes
 from sa_jobqueue.bench.place import SCHEMA, place
 from sa_jobqueue.urls import database_url as as_url
 from tests.support import pooler
@@ -134,6 +137,40 @@ def test_only_one_measurement_runs_in_a_database_at_a_time(empty_database_url: s
         assert "another benchmark is running" in said
         assert exists(empty_database_url)
     assert not exists(empty_database_url)
+
+
+def wait_for_the_end(ready: Ready) -> None:
+    """Let go or not, it waits."""
+    ready().recv()
+
+
+@pytest.mark.parametrize("hears", ["main thread", "another thread"])
+def test_a_process_whose_start_is_interrupted_is_ended(monkeypatch: pytest.MonkeyPatch, hears: str) -> None:
+    """It would hold locks that the cleaning up waits for."""
+    started: list[SpawnProcess] = []
+    start, go, heard = SpawnProcess.start, threading.Event(), threading.Event()
+
+    def hear() -> None:
+        go.wait(30)
+        signal.raise_signal(signal.SIGINT)
+        heard.set()
+
+    if hears == "another thread":
+        threading.Thread(target=hear).start()  # now: what is started while signals wait has them wait, too
+
+    def interrupted(process: SpawnProcess) -> None:
+        start(process)
+        started.append(process)
+        if hears == "main thread":
+            signal.raise_signal(signal.SIGINT)
+        else:
+            go.set()
+            heard.wait(30)
+
+    monkeypatch.setattr(SpawnProcess, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), processes(2, wait_for_the_end):
+        raise AssertionError("it was let go")
+    assert [process.is_alive() for process in started] == [False]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
