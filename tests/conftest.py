@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -27,6 +28,10 @@ CHOICE = pytest.StashKey[keeper.Choice]()
 KEEPER = pytest.StashKey[subprocess.Popen[str]]()
 FOLDER = pytest.StashKey[Path]()
 RUN = pytest.StashKey[str]()
+
+# A shell lets what it starts in the background ignore Ctrl-C, and so would all that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in each run, so that what fails is what was changed; `nox -s properties` looks for new ones.
 settings.register_profile("same", derandomize=True)

@@ -7,7 +7,7 @@ import os
 import select as select_module
 import socket
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -54,8 +54,8 @@ class Connector:
     pooled: bool = False
     translate: Mapping[str | None, str | None] | None = None
 
-    def connect(self) -> Connection:
-        """A connection of our own, out of the pool for good; READ COMMITTED."""
+    def connect(self, watch: Watch | None = None) -> Connection:
+        """A connection of our own, out of the pool for good; READ COMMITTED. `watch`: over its first statements, too."""
         connection = self.engine.connect()
         try:
             check_engine(connection)
@@ -69,7 +69,7 @@ class Connector:
                 raw: Any = connection.connection.dbapi_connection
                 raw.prepare_threshold = None
             else:
-                with connection.begin():
+                with nullcontext() if watch is None else watch.over(connection), connection.begin():
                     self._set(connection, local=False)
         except BaseException:
             connection.close()

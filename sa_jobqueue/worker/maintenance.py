@@ -136,7 +136,7 @@ class Maintenance:
             if chore.at > monotonic() or self._end.is_set():
                 continue
             if self._connection is None:
-                self._connection = self._connector.connect()
+                self._connection = self._connector.connect(self.watch)
                 self._healthy_since = monotonic()
             try:
                 with self.watch.over(self._connection):

@@ -314,10 +314,11 @@ class Service:
         return there
 
     def _connect(self) -> Connection:
-        connection = self._connector.connect()
+        connection = self._connector.connect(self.watch)
         if self._failures or self.claimed:
             try:
-                self._recover(connection)
+                with self.watch.over(connection):
+                    self._recover(connection)
             except BaseException:
                 connection.close()
                 raise

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, Row, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, Row, create_engine, make_url, text
 
 from sa_jobqueue import JobContext, Registry, RetryPolicy, task
 from sa_jobqueue.worker import listener
+from sa_jobqueue.worker.connections import Connector
 from sa_jobqueue.worker.service import Service
 from tests.faults.proxy import Proxy
 from tests.support.waiting import wait_until
@@ -232,6 +236,45 @@ def test_a_worker_whose_service_connection_is_half_open_claims_again_soon(databa
         add(engine, "held", queue="default")
         stack.callback(proxy.cut, reset=True)  # so that leaving need not wait for it
         wait_until(lambda: held.ended == 2, timeout=20)
+    engine.dispose()
+
+
+def port_of(connection: Connection) -> int:
+    """The client's port, by which the proxy knows it."""
+    raw: Any = connection.connection.dbapi_connection
+    with socket.socket(fileno=os.dup(raw.pgconn.socket)) as own:
+        return int(own.getsockname()[1])
+
+
+def enrolled(engine: Engine) -> int:
+    """How many workers have said that they are there."""
+    with engine.connect() as connection:
+        return connection.scalar(text("SELECT count(*) FROM sa_jobqueue.worker")) or 0
+
+
+@pytest.mark.parametrize("part", ["service", "maintenance"])
+def test_a_connection_that_falls_silent_as_it_is_set_up_is_given_up(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """It has been opened, so that no timeout of connecting ends it any more."""
+    engine, held = create_engine(database_url), Held()
+    held.go.set()
+    silenced, set_up = threading.Event(), Connector._set
+    with bad_network(database_url) as (proxy, url):
+
+        def fall_silent(connector: Connector, connection: Connection, *, local: bool) -> None:
+            if threading.current_thread().name == f"sa-jobqueue {part}" and not silenced.is_set():
+                mine = port_of(connection)
+                proxy.go_silent(only=lambda link: link.port == mine, newcomers=False)
+                silenced.set()
+            set_up(connector, connection, local=local)
+
+        monkeypatch.setattr(Connector, "_set", fall_silent)
+        with working(url, held.register(), lease=LEASE):
+            wait_until(silenced.is_set)
+            add(engine, "held")
+            wait_until(lambda: job(engine).status == "completed")
+            wait_until(lambda: enrolled(engine) == 1)
     engine.dispose()
 
 
