@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Text, cast, func, select, text, update
@@ -17,7 +18,7 @@ from sa_jobqueue import operations
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import Change, Event
 from sa_jobqueue.models import Job
-from sa_jobqueue.operations import Answer
+from sa_jobqueue.operations import Answer, Renewal
 from sa_jobqueue.worker.unit import Unit
 from tests.faults.workload import registry
 
@@ -25,7 +26,7 @@ __all__ = ["MUTANT", "MUTATIONS", "registry"]
 
 MUTANT = "SA_FAULTS_MUTANT"
 
-_apply, _apply_one, _complete = operations.apply, operations.apply_one, Unit.complete
+_apply, _apply_one, _renew, _complete = operations.apply, operations.apply_one, operations.renew, Unit.complete
 _COLUMNS = Job.__table__.c
 
 _COMPLETED = text(
@@ -49,9 +50,15 @@ def _complete_one_regardless(connection: Connection, change: Change, **options: 
     return Answer.APPLIED
 
 
+def _renew_regardless(connection: Connection, held: Any, **options: Any) -> Renewal:
+    """No claim is said to be lost, so that no handler is stopped for it."""
+    return replace(_renew(connection, held, **options), lost=frozenset())
+
+
 def remove_the_fence() -> None:
-    """A completion does not look whether its claim is still valid."""
+    """A completion does not look whether its claim is still valid, nor does a renewal."""
     operations.apply, operations.apply_one = _complete_regardless, _complete_one_regardless
+    operations.renew = _renew_regardless
 
 
 def split_the_claim() -> None:
