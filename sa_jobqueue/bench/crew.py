@@ -128,9 +128,9 @@ def _without_interrupts() -> Generator[None]:
     if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
         return
+    resource_tracker.ensure_running()  # the first start would start it, and it lets Ctrl-C through again
     heard: list[int] = []
     handlers = {number: signal.signal(number, lambda number, _: heard.append(number)) for number in _INTERRUPTS}
-    resource_tracker.ensure_running()  # the first start would start it, and it lets Ctrl-C through again
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
     try:
         yield

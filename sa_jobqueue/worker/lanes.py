@@ -153,9 +153,8 @@ class Lane:
             while self._waiting and self._waiting[0].arrived <= before:
                 taken.append(self._waiting.popleft())
             if taken:
-                self._buffer = (
-                    0.0  # it was made for faster ones; else as many would be claimed again, and half of it then
-                )
+                # It was made for faster ones: else as many would be claimed ahead again, then half of it, and so on.
+                self._buffer = 0.0
         return taken
 
     def close(self) -> Iterable[Flight]:

@@ -112,8 +112,8 @@ class Listener:
                     selector.select(max(asked + _PING - monotonic(), 0.0))
                     continue
                 with self.watch.over(connection):
-                    now = operations.channel(connection, job=self._job)
+                    current = operations.channel(connection, job=self._job)
                     connection.commit()
-                if now != channel:
+                if current != channel:
                     return  # the table was made anew; so is the subscription
                 asked = monotonic()

@@ -177,7 +177,7 @@ def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path) -> None:
         import signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("deaf", flush=True)
-        time.sleep(600)
+        time.sleep(600)  # it is there to be killed: nobody waits for this to end
     """
     with start_command(command=supervise(tmp_path, child, grace=0)) as supervisor:
         wait_until(lambda: supervisor.output.count("deaf") == 2)

@@ -481,8 +481,6 @@ class Lost:
     """Breaks the next service transaction after its COMMIT was done, as if the answer had been lost."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, when: Any) -> None:
-        from sa_jobqueue.worker.connections import Connector
-
         self.done = threading.Event()
 
         class Broken:

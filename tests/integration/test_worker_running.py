@@ -151,7 +151,7 @@ def test_what_cannot_start_soon_goes_back(engine: Engine, url: str, registry: Re
         session.execute(enqueue_many([fast.call(n) for n in range(3_000)]))
         session.execute(enqueue_many([slow.call()] * 2 + [fast.options(priority=3).call(n) for n in range(500)]))
         session.commit()
-    with working(url, registry, queues={"default": 2}, hoard=0.2):
+    with working(url, registry, queues={"default": 2}, hoard=0.2) as worker:
 
         def only_the_slow_run() -> bool:
             with Session(engine) as session:
@@ -165,6 +165,7 @@ def test_what_cannot_start_soon_goes_back(engine: Engine, url: str, registry: Re
                 assert {job.attempt for job in waiting} <= {0}
         finally:
             gate.set()
+        wait_until(lambda: worker.counts["complete"] == 3_502)
 
 
 # ---- stopping a run

@@ -105,9 +105,8 @@ def test_the_statement_does_not_grow_with_the_batch() -> None:
 
 
 def test_the_text_of_the_statement() -> None:
-    text = " ".join(str(compiled(insert_jobs([]))).split()).replace(
-        "::VARCHAR", ""
-    )  # SQLAlchemy 2.1 casts, 2.0 does not
+    # SQLAlchemy 2.1 casts, 2.0 does not.
+    text = " ".join(str(compiled(insert_jobs([]))).split()).replace("::VARCHAR", "")
 
     assert text == (
         "INSERT INTO sa_jobqueue.job (task, args, queue, priority, max_attempts, run_at, meta) "

@@ -83,14 +83,20 @@ def test_a_lane_whose_runner_does_not_come_wants_no_jobs(monkeypatch: pytest.Mon
     assert stale.task is swallow
 
 
+def feed_and_end(one: Lane, fed: int, ended: int) -> Flight | None:
+    """Feed so many jobs to one runner, which ends so many; the one that runs then."""
+    one.feed([flight(nothing, number) for number in range(fed)])
+    running = one.next(Kind.THREAD, arriving=True)
+    for _ in range(ended):
+        running = one.next(Kind.THREAD, ended=running)
+    return running
+
+
 def test_what_goes_back_is_not_claimed_ahead_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The room was made for jobs that ended faster; it grows again as soon as they do."""
     one, _ = lane(limit=1, buffer=1_000)
     now = lanes.monotonic()
-    one.feed([flight(nothing, number) for number in range(600)])
-    done = one.next(Kind.THREAD, arriving=True)
-    for _ in range(500):
-        done = one.next(Kind.THREAD, ended=done)
+    feed_and_end(one, 600, 500)
     monkeypatch.setattr(lanes, "monotonic", lambda: now + 1)
     one.measure()
     assert one.free() == 0, "half of the room is filled"
@@ -105,10 +111,7 @@ def test_jobs_are_wanted_when_those_that_wait_may_soon_not_be_enough(monkeypatch
     one, _ = lane(limit=1, buffer=10)
     now = lanes.monotonic()
     monkeypatch.setattr(lanes, "monotonic", lambda: now + 1)
-    one.feed([flight(nothing, number) for number in range(200)])
-    done = one.next(Kind.THREAD, arriving=True)
-    for _ in range(190):
-        done = one.next(Kind.THREAD, ended=done)
+    done = feed_and_end(one, 200, 190)
     monkeypatch.setattr(lanes, "monotonic", lambda: now + 4)
     one.measure()
 
