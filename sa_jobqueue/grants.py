@@ -5,6 +5,7 @@
 GRANT USAGE ON SCHEMA "sa_jobqueue" TO "web"
 GRANT SELECT ON TABLE "sa_jobqueue".schema_version TO "web"
 GRANT INSERT, SELECT (id, created_at, claims, attempt, rescues) ON TABLE "sa_jobqueue".job TO "web"
+GRANT SELECT ON SEQUENCE "sa_jobqueue".gate_any TO "web"
 GRANT EXECUTE ON FUNCTION "sa_jobqueue".due_at(text) TO "web"
 
 Each list is the least that does; a test connects as such a role and shows both what it can do and what it cannot.
@@ -60,15 +61,16 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
         Can.ENQUEUE: (
             *_ALL,
             # A Session's INSERT returns these columns. An identity column's sequence wants no grant, and the wake-up
-            # trigger runs with the rights of its owner.
+            # trigger's function runs with the rights of its owner; only its condition does not.
             "INSERT, SELECT (id, created_at, claims, attempt, rescues) ON TABLE {schema}.job",
+            "SELECT ON SEQUENCE {schema}.gate_any",
             "EXECUTE ON FUNCTION {schema}.due_at(text)",
         ),
         Can.WORK: (
             *_ALL,
             f"SELECT, DELETE, UPDATE ({_WRITTEN_BY_WORKERS}) ON TABLE {{schema}}.job",
             "SELECT, INSERT, DELETE, UPDATE (seen_at) ON TABLE {schema}.worker",
-            "SELECT, UPDATE ON SEQUENCE " + ", ".join(f"{{schema}}.gate_{gate}" for gate in range(GATES)),
+            "SELECT, UPDATE ON SEQUENCE " + ", ".join(f"{{schema}}.gate_{gate}" for gate in (*range(GATES), "any")),
         ),
         Can.READ: (*_ALL, *_LOOK),
         Can.ADMIN: (

@@ -1,14 +1,15 @@
 """Wake-up gates: asking to be told of new jobs.
 
-A gate is a sequence, used as a cell that belongs to no transaction: the milliseconds of the epoch until which some
-worker wants to be woken. The INSERT trigger reads it and is silent when the time is over.
+A gate is a sequence, used as a cell that belongs to no transaction: the second of the epoch until which some
+worker wants to be woken. The INSERT trigger reads it and is silent when the time is over. There is one for each of
+sixteen parts of all queues, and one more, `gate_any`, for the latest of their times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import BigInteger, Executable, Float, Text, bindparam, cast, func, literal_column, select
+from sqlalchemy import BigInteger, Executable, Float, Text, bindparam, cast, func, literal_column, select, union_all
 from sqlalchemy.dialects.postgresql import REGCLASS
 
 from ._parts import array, rows
@@ -20,11 +21,13 @@ def open_gates(*, queues: Sequence[str], seconds: float, schema: str = "sa_jobqu
     """Ask to be woken for `queues` during the next `seconds`. Never shortens what another worker asked for."""
     wanted = rows("wanted", queue=array("queue_names", queues, Text()))
     number = func.hashtext(wanted.c.queue).op("&")(literal_column("15"))
-    name = func.concat(func.quote_ident(bindparam("in_schema", schema, Text)), literal_column("'.gate_'"), number)
-    gate = cast(name, REGCLASS)
+    each, latest = select(cast(number, Text).label("gate")), select(literal_column("'any'", Text))
+    asked = union_all(each, latest).subquery("asked")
+    prefix = func.concat(func.quote_ident(bindparam("in_schema", schema, Text)), literal_column("'.gate_'"))
+    gate = cast(func.concat(prefix, asked.c.gate), REGCLASS)
     clock = func.extract("epoch", func.clock_timestamp()) + bindparam("open_seconds", seconds, Float)
-    until = cast(clock * literal_column("1000"), BigInteger)
-    return select(func.setval(gate, func.greatest(until, func.pg_sequence_last_value(gate)))).select_from(wanted)
+    until = cast(func.ceil(clock), BigInteger)
+    return select(func.setval(gate, func.greatest(until, func.pg_sequence_last_value(gate)))).select_from(asked)
 
 
 def channel_of(*, table: str) -> Executable:

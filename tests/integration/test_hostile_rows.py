@@ -97,8 +97,8 @@ def test_names_and_payloads_are_never_part_of_a_statement(engine: Engine, databa
 
 def gates_are_open(engine: Engine, queues: list[str]) -> list[bool]:
     asked = text(
-        "SELECT coalesce(pg_sequence_last_value(to_regclass('sa_jobqueue.gate_' || (hashtext(name) & 15)))"
-        " > extract(epoch FROM clock_timestamp()) * 1000, false) FROM unnest(cast(:names AS text[])) AS name"
+        "SELECT coalesce(to_timestamp(pg_sequence_last_value(to_regclass('sa_jobqueue.gate_' || (hashtext(name) & 15))))"
+        " > clock_timestamp(), false) FROM unnest(cast(:names AS text[])) AS name"
     )
     with engine.connect() as connection:
         return list(connection.scalars(asked, {"names": queues}))

@@ -577,8 +577,7 @@ def test_an_idle_worker_is_woken_and_a_deaf_one_polls(engine: Engine, url: str, 
 def gate_is_open(url: str) -> bool:
     with connect(url) as connection:
         row: Any = connection.execute(
-            "SELECT max(pg_sequence_last_value(c.oid)) > extract(epoch FROM clock_timestamp()) * 1000"
-            " FROM pg_class c WHERE relkind = 'S' AND relname LIKE 'gate%'"
+            "SELECT to_timestamp(pg_sequence_last_value('sa_jobqueue.gate_any')) > clock_timestamp()"
         ).fetchone()
         return bool(row[0])
 

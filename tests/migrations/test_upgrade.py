@@ -62,7 +62,14 @@ def test_up_down_and_up_again_gives_the_same(empty_engine: Engine, schema: str) 
 
     assert upgrade_database(empty_engine, schema=schema) == CURRENT
     assert everything(empty_engine, schema) == first
-    assert {"table job", "table worker", "sequence gate_0", "sequence gate_15", "trigger job_wake"} <= first.keys()
+    assert {
+        "table job",
+        "table worker",
+        "sequence gate_0",
+        "sequence gate_15",
+        "sequence gate_any",
+        "trigger job_wake",
+    } <= first.keys()
 
 
 def test_every_version_can_be_reached_and_left(empty_engine: Engine) -> None:

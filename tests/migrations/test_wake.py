@@ -32,8 +32,9 @@ STRANGE = [
 ]
 
 OPEN = """
-    SELECT setval(to_regclass(quote_ident({schema}) || '.gate_' || (hashtext({queue}) & 15)),
-                  (extract(epoch FROM clock_timestamp() + {until} * interval '1 second') * 1000)::bigint)
+    SELECT setval(to_regclass(quote_ident({schema}) || '.gate_' || gate),
+                  ceil(extract(epoch FROM clock_timestamp() + {until} * interval '1 second'))::bigint)
+    FROM (VALUES ((hashtext({queue}) & 15)::text), ('any')) AS g (gate)
 """
 
 
@@ -125,7 +126,7 @@ def test_who_waits_is_woken(waiter: Waiter, producer: psycopg.Connection, queue:
 
 def test_a_gate_closes_by_itself(waiter: Waiter, producer: psycopg.Connection) -> None:
     """It is open until a time; after it, nobody waits."""
-    waiter.open("mail", until=-0.001)
+    waiter.open("mail", until=-1)
     insert(producer, "mail")
     assert waiter.woken() == []
 
@@ -218,7 +219,25 @@ def test_a_missing_gate_is_a_closed_one(waiter: Waiter, producer: psycopg.Connec
     assert waiter.woken() == []
 
 
-@pytest.mark.parametrize("schema", ["My Jobs", "jobs", '"', "j" * 63])
+def test_while_all_gates_are_closed_an_insert_does_not_call_the_function(
+    waiter: Waiter, producer: psycopg.Connection
+) -> None:
+    """Its condition is enough to know, at a small part of the cost; the gate it reads cannot be taken from it."""
+    assert not calls_the_function(producer)
+    waiter.open("another")
+    assert calls_the_function(producer)
+    waiter.open("another", until=-1)
+    assert not calls_the_function(producer)
+    with pytest.raises(psycopg.errors.DependentObjectsStillExist):
+        producer.execute("DROP SEQUENCE sa_jobqueue.gate_any")
+
+
+def calls_the_function(producer: psycopg.Connection) -> bool:
+    plan = producer.execute("EXPLAIN ANALYZE INSERT INTO sa_jobqueue.job (task) VALUES ('t')").fetchall()
+    return "Trigger job_wake" in str(plan)
+
+
+@pytest.mark.parametrize("schema", ["My Jobs", "jobs", '"', "it's", "j" * 63])
 def test_a_schema_of_another_name_has_gates_of_its_own(database_url: str, schema: str) -> None:
     """The channel goes by the table's oid: no name is too long for it, and two schemas do not wake each other."""
     engine = create_engine(database_url)
@@ -260,6 +279,18 @@ class TestLeastPrivilege:
         for refused in ("SELECT * FROM sa_jobqueue.job", "SELECT last_value FROM sa_jobqueue.gate_0"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 producer.execute(refused)
+
+    def test_who_may_not_read_the_latest_gate_either_is_heard(
+        self, waiter: Waiter, producer: psycopg.Connection, producer_role: str
+    ) -> None:
+        """It is all public; where a restored dump has lost that, the function asks, with the rights of its owner."""
+        producer.execute("REVOKE SELECT ON SEQUENCE sa_jobqueue.gate_any FROM PUBLIC")
+        producer.execute(f"SET ROLE {producer_role}")
+        insert(producer, "mail")
+        assert waiter.woken() == []
+        waiter.open("mail")
+        insert(producer, "mail")
+        assert waiter.woken() == ["mail"]
 
     def test_a_session_needs_to_read_what_it_added(
         self, waiter: Waiter, engine: Engine, producer: psycopg.Connection, producer_role: str

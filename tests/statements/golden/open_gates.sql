@@ -1,2 +1,7 @@
-SELECT setval(CAST(concat(quote_ident(%(in_schema)s::VARCHAR), '.gate_', hashtext(wanted.queue) & 15) AS REGCLASS), greatest(CAST((EXTRACT(epoch FROM clock_timestamp()) + %(open_seconds)s) * 1000 AS BIGINT), pg_sequence_last_value(CAST(concat(quote_ident(%(in_schema)s::VARCHAR), '.gate_', hashtext(wanted.queue) & 15) AS REGCLASS)))) AS setval_1
-FROM unnest(%(queue_names)s::TEXT[]) AS wanted(queue)
+SELECT setval(CAST(concat(concat(quote_ident(%(in_schema)s::VARCHAR), '.gate_'), asked.gate) AS REGCLASS), greatest(CAST(ceil(EXTRACT(epoch FROM clock_timestamp()) + %(open_seconds)s) AS BIGINT), pg_sequence_last_value(CAST(concat(concat(quote_ident(%(in_schema)s::VARCHAR), '.gate_'), asked.gate) AS REGCLASS)))) AS setval_1
+FROM (
+    SELECT CAST(hashtext(wanted.queue) & 15 AS TEXT) AS gate
+    FROM unnest(%(queue_names)s::TEXT[]) AS wanted(queue)
+    UNION ALL
+    SELECT 'any'
+) AS asked
