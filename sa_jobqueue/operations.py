@@ -168,15 +168,19 @@ def apply(
 
 
 def apply_one(connection: Connection, change: Change, *, worker: str | None = None, job: type[Job] = Job) -> Answer:
-    """Write one change in the transaction of its handler; waits for a row that somebody has locked just now."""
+    """Write one change in the transaction of its handler; waits for a row that somebody has locked just now.
+
+    So it is applied, or lost: to whoever had the lock, perhaps.
+    """
     if change.plain and change.retain != 0:
         parameters = {
             "done_id": change.id, "done_claims": change.claims, "done_retain": change.retain, "fence_worker": worker,
         }  # fmt: skip
-        written = _complete_one(job).rows(connection, parameters)
-        return Answer.APPLIED if written else Answer.LOST
-    (answer,) = connection.execute(_apply_statement(job, False), apply_parameters([change], worker=worker))
-    return Answer(answer.answer)
+        written = bool(_complete_one(job).rows(connection, parameters))
+    else:
+        (row,) = connection.execute(_apply_statement(job, False), apply_parameters([change], worker=worker))
+        written = row.answer == Answer.APPLIED
+    return Answer.APPLIED if written else Answer.LOST
 
 
 def renew(

@@ -14,6 +14,9 @@ COMPATIBLE_WITH = 1
 #: Wake-up gates; a queue's name is hashed to one.
 GATES = 16
 
+# No later than the year 5138, for any second of which there is a timestamp.
+_GATE = "CREATE SEQUENCE {{schema}}.gate_{gate} AS bigint MINVALUE 0 MAXVALUE 99999999999 START WITH 0 NO CYCLE CACHE 1"
+
 UP = (
     """
     CREATE TABLE {schema}.job (
@@ -79,13 +82,10 @@ UP = (
     """,
     # A gate is a sequence used as a cell outside transactions: the second of the epoch until which a worker wants
     # to be woken. A row would collect dead versions under a held snapshot and slow every enqueue.
-    *(
-        f"CREATE SEQUENCE {{schema}}.gate_{gate} AS bigint MINVALUE 0 START WITH 0 NO CYCLE CACHE 1"
-        for gate in range(GATES)
-    ),
+    *(_GATE.format(gate=gate) for gate in range(GATES)),
     # The latest of them all: while every worker is busy, it spares each enqueue the call of the trigger's function.
     # It is for all to read, because a WHEN is evaluated with the rights of who inserts.
-    "CREATE SEQUENCE {schema}.gate_any AS bigint MINVALUE 0 START WITH 0 NO CYCLE CACHE 1",
+    _GATE.format(gate="any"),
     "GRANT SELECT ON SEQUENCE {schema}.gate_any TO PUBLIC",
     # Silent unless somebody waits: a NOTIFY makes the commit take a lock that all notifying commits share.
     # SECURITY DEFINER: who may insert a job need not be able to read the gates. A gate that is missing is closed: the

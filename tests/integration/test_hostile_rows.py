@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, select, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobContext, JobStatus, Registry, TaskName, enqueue, enqueue_many, task
@@ -93,6 +94,22 @@ def test_names_and_payloads_are_never_part_of_a_statement(engine: Engine, databa
         for job in session.scalars(select(Job).where(Job.task.in_(HOSTILE))):
             said = job.errors[0]["message"] if job.status == JobStatus.FAILED else job.result
             assert said == job.task
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("args", "convert_from(decode('7b2261223a220022227d', 'hex'), 'UTF8')::jsonb"),
+        ("args", '\'{"a": "\\u0000"}\'::jsonb'),
+        ("queue", "convert_from(decode('6100', 'hex'), 'UTF8')"),
+        ("task", "'a' || chr(0)"),
+    ],
+)
+def test_no_row_can_hold_a_nul(engine: Engine, column: str, value: str) -> None:
+    """PostgreSQL refuses it in text and in JSON, however it comes; so nothing that is claimed has one."""
+    row = {"task": "'t'", column: value}
+    with engine.connect() as connection, pytest.raises(DBAPIError, match=r"0x00|u0000|null character"):
+        connection.exec_driver_sql(f"INSERT INTO sa_jobqueue.job ({', '.join(row)}) VALUES ({', '.join(row.values())})")
 
 
 def gates_are_open(engine: Engine, queues: list[str]) -> list[bool]:

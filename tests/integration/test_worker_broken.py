@@ -262,6 +262,7 @@ ODD = {
     "made at the end of time": "created_at = 'infinity'",
     "arguments no object": "args = '[]'",
     "number beyond all bounds": "args = ('{\"n\": 1' || repeat('0', 6000) || '}')::jsonb",
+    "arguments of 20 MB": "args = jsonb_build_object('n', repeat('x', 20000000))",
     "named at length": "task = repeat('x', 200)",
     "id beyond 2^31": "id = 2147483648 * 1000",
     "id below zero": "id = -id",

@@ -14,6 +14,7 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
 from sa_jobqueue.migrations import upgrade_database
+from sa_jobqueue.migrations.v01 import GATES
 from sa_jobqueue.models import Job
 from tests.support.databases import connect
 from tests.support.waiting import PATIENCE
@@ -111,7 +112,9 @@ def insert(
 
 
 def test_nobody_waits_nobody_is_woken(waiter: Waiter, producer: psycopg.Connection) -> None:
-    """A gate that was never opened is closed."""
+    """A gate that was never opened is closed, also while another one is open."""
+    insert(producer, *STRANGE)
+    waiter.open(other_gate(waiter, *STRANGE))
     insert(producer, *STRANGE)
     assert waiter.woken() == []
 
@@ -129,6 +132,16 @@ def test_a_gate_closes_by_itself(waiter: Waiter, producer: psycopg.Connection) -
     waiter.open("mail", until=-1)
     insert(producer, "mail")
     assert waiter.woken() == []
+
+
+def test_no_gate_can_be_set_so_that_an_insert_fails(waiter: Waiter, producer: psycopg.Connection) -> None:
+    """Who may open gates opens them until a time at most; there is none that a timestamp could not be."""
+    for gate in (*range(GATES), "any"):
+        with pytest.raises(psycopg.errors.NumericValueOutOfRange):
+            producer.execute(f"SELECT setval('sa_jobqueue.gate_{gate}', 100000000000)")
+        producer.execute(f"SELECT setval('sa_jobqueue.gate_{gate}', 99999999999)")
+    insert(producer, "mail")
+    assert waiter.woken() == ["mail"]
 
 
 def test_a_gate_can_be_opened_again_and_closed(waiter: Waiter, producer: psycopg.Connection) -> None:
@@ -214,6 +227,7 @@ def test_an_insert_of_nothing_is_silent(waiter: Waiter, producer: psycopg.Connec
 
 def test_a_missing_gate_is_a_closed_one(waiter: Waiter, producer: psycopg.Connection) -> None:
     """The trigger never makes the caller's INSERT fail."""
+    waiter.open("mail")
     producer.execute("DO $$ BEGIN FOR n IN 0..15 LOOP EXECUTE 'DROP SEQUENCE sa_jobqueue.gate_' || n; END LOOP; END $$")
     insert(producer, "mail")
     assert waiter.woken() == []

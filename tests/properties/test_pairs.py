@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import product
 from typing import Any
@@ -30,6 +30,7 @@ from tests.support.factory import TABLE, make_job, seen
 from tests.support.waiting import wait_until
 
 AGO = timedelta(minutes=-1)
+KEPT, DELETED = Rules(retain=60), Rules(retain=0)
 
 #: The state in which two jobs are when the two transactions come.
 STATES: dict[str, dict[str, Any]] = {
@@ -49,19 +50,33 @@ class World:
     """Two jobs, and what the claim of each would have seen, if it runs."""
 
     ids: list[int]
-    changes: Callable[[Outcome], list[Change]]
+    changes: Callable[[Outcome, Rules], list[Change]]
     held: dict[int, int]
+    answers: dict[int, Answer] = field(default_factory=dict)
+    """What a batch was told of a part of its jobs, until it has come again for those that were locked."""
 
     def places(self, ids: Any) -> Any:
         return sorted(self.ids.index(one) for one in ids) or None
 
 
-def ended(outcome: Outcome, **rules: Any) -> Operation:
+def ended(outcome: Outcome, rules: Rules = KEPT) -> Operation:
+    """As the worker's batch writes it: past what others have locked, for which it comes again."""
+
     def run(connection: Connection, world: World) -> Any:
-        answers = operations.apply(connection, world.changes(outcome))
-        return None if Answer.LOCKED in answers.values() else [answers[one] for one in world.ids]
+        left = [change for change in world.changes(outcome, rules) if change.id not in world.answers]
+        answers = operations.apply(connection, left)
+        if Answer.LOCKED in answers.values():
+            world.answers = {one: answer for one, answer in answers.items() if answer is not Answer.LOCKED}
+            return None
+        answers, world.answers = {**world.answers, **answers}, {}
+        return [answers[one] for one in world.ids]
 
     return run
+
+
+def ended_in_session(outcome: Outcome) -> Operation:
+    """As a handler's own transaction writes it, for the first of the two jobs: it waits for who has locked the row."""
+    return lambda connection, world: operations.apply_one(connection, world.changes(outcome, KEPT)[0])
 
 
 def claim(connection: Connection, world: World) -> Any:
@@ -89,6 +104,9 @@ OPERATIONS: dict[str, Operation] = {
     "enqueue": enqueue,
     "claim": claim,
     "complete": ended(Completed()),
+    "complete and delete": ended(Completed(), DELETED),
+    "complete in session": ended_in_session(Completed()),
+    "snooze in session": ended_in_session(Snooze(60)),
     "fail": ended(Retry(0)),
     "snooze": ended(Snooze(60)),
     "renew": renew,
@@ -102,6 +120,9 @@ OPERATIONS: dict[str, Operation] = {
 
 NAMED = [
     *(("complete", other) for other in ("cancel", "rescue", "retry", "discard")),
+    *(("complete in session", other) for other in ("cancel", "rescue", "retry", "complete", "renew")),
+    *(("snooze in session", other) for other in ("cancel", "rescue")),
+    *(("complete and delete", other) for other in ("cancel", "rescue")),
     *(("claim", other) for other in ("cancel", "prune", "discard")),
     ("enqueue", "prune"),
     *(("renew", other) for other in ("complete", "rescue")),
@@ -135,10 +156,9 @@ class Stage:
             self.watcher.execute(delete(TABLE))
             ids = [make_job(self.watcher, **STATES[state]) for _ in range(2)]
             claims = [seen(self.watcher, one) for one in ids]
-        rules = Rules(retain=60)
         return World(
             ids,
-            lambda outcome: [decide(one, outcome, rules, random=0.5) for one in claims],
+            lambda outcome, rules: [decide(one, outcome, rules, random=0.5) for one in claims],
             {one.id: one.claims for one in claims},
         )
 
