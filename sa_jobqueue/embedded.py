@@ -71,11 +71,14 @@ def embedded_url(database: str = "sa_jobqueue", *, directory: Path | None = None
 
 
 def default_directory() -> Path:
-    """Return where the embedded server keeps its things: the user's data folder; as root, a system folder.
+    """Return where the embedded server keeps its things: `SA_JOBQUEUE_EMBEDDED_DIR`, or else the user's data folder; as
+    root, a system folder.
 
     Root's server runs as another user, who could not reach a folder inside root's home.
     """
     _refuse_windows()
+    if said := os.environ.get("SA_JOBQUEUE_EMBEDDED_DIR"):
+        return Path(said)
     if os.geteuid() == 0:
         return Path("/var/lib/sa_jobqueue")
     if sys.platform == "darwin":

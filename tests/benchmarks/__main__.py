@@ -65,8 +65,7 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := [name for name in given.measures if name not in MEASURES]:
         parser.error(f"there is no measure {', '.join(unknown)}; there are {', '.join(MEASURES)}")
-    directory = os.environ.get("SA_JOBQUEUE_EMBEDDED_DIR")
-    url = given.database_url or embedded_url(directory=Path(directory) if directory else None)
+    url = given.database_url or embedded_url()
     figures: list[Figure] = []
     with benchmark_schema(url, small=given.small, repetitions=given.repetitions, batch=given.batch) as bench:
         about = {

@@ -132,8 +132,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each drain (3)")
     parser.add_argument("--database-url", default=os.environ.get("SA_JOBQUEUE_TEST_URL"))
     given = parser.parse_args()
-    directory = os.environ.get("SA_JOBQUEUE_EMBEDDED_DIR")
-    url = given.database_url or embedded_url(directory=Path(directory) if directory else None)
+    url = given.database_url or embedded_url()
     with benchmark_schema(url, small=given.small, repetitions=given.repetitions) as bench:
         result = measure(bench)
     given.json.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")

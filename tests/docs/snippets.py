@@ -29,6 +29,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 import urllib.request
@@ -44,6 +45,7 @@ from sybil.evaluators.doctest import DocTestRunner
 from sybil.evaluators.python import pad
 from sybil.parsers.markdown.lexers import FencedCodeBlockLexer
 
+from sa_jobqueue.urls import database_url
 from tests.docs.commands import check_commands
 from tests.support.commands import CLI, ROOT, environment
 from tests.support.waiting import PATIENCE, wait_until
@@ -53,6 +55,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 #: What would leave the document's folder: it needs a marker.
 OUTSIDE = {"apt", "apt-get", "docker", "git", "nox", "pip", "sudo", "systemctl", "kubectl", "journalctl"}
+EXPORT = "export SA_JOBQUEUE_DATABASE_URL="
 #: What only looks, so that it may be asked again until a job has run.
 LOOKING = re.compile(r"^(sa-jobqueue (list|show|stats|workers|check)\b|curl )")
 #: What stays in the background, and what it says when it is ready.
@@ -213,12 +216,35 @@ class Reader:
                 self.background.append(started)
                 wait_until(partial(self._says, started, SERVERS[server]), message=f"{command} to be ready")
                 self._expect(started, expected)
-            elif re.match(r"export SA_JOBQUEUE_DATABASE_URL=", command):
-                continue  # the test's database takes the place of the reader's
+            elif command.startswith(EXPORT):
+                self._export(command)
             elif expected and LOOKING.match(command):
                 wait_until(partial(self._same, command, expected))
             else:
                 self._same(command, expected)
+
+    def _export(self, command: str) -> None:
+        """The test's database takes the place of the reader's; where the line starts a server, one is started."""
+        value = command.removeprefix(EXPORT)
+        if "$(" in value:
+            value = self._url_of_embedded_server(value)
+        assert database_url(value).database == "shop"
+
+    def _url_of_embedded_server(self, value: str) -> str:
+        with tempfile.TemporaryDirectory(prefix="sajq-embedded-", dir="/tmp") as folder:
+            Path(folder).chmod(0o755)  # for root's server runs as another user
+            self.environment["SA_JOBQUEUE_EMBEDDED_DIR"] = folder
+            try:
+                said, code = self._run(f"url={value} && echo $url")
+                assert code == 0, said
+                engine = create_engine(url := said.strip())
+                with engine.connect() as connection:
+                    assert connection.scalar(text("SELECT 1")) == 1
+                engine.dispose()
+            finally:
+                self._same("sa-jobqueue embedded stop", "stopped\n")
+                del self.environment["SA_JOBQUEUE_EMBEDDED_DIR"]
+        return url
 
     def _start(self, command: str) -> Background:
         log = self.folder / f"background-{time.monotonic_ns()}.log"

@@ -253,8 +253,9 @@ def test_root_is_told_when_its_server_could_not_reach_the_folder(folder: Path) -
 
 
 def test_the_default_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The user's data folder; for root a system folder, which another user can reach."""
+    """The user's data folder; for root a system folder, which another user can reach. A variable names another one."""
     monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("SA_JOBQUEUE_EMBEDDED_DIR", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
@@ -263,6 +264,8 @@ def test_the_default_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tm
     assert default_directory() == tmp_path / "xdg/sa_jobqueue"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert default_directory() == Path("/var/lib/sa_jobqueue")
+    monkeypatch.setenv("SA_JOBQUEUE_EMBEDDED_DIR", str(tmp_path / "elsewhere"))
+    assert default_directory() == tmp_path / "elsewhere"
 
 
 def test_a_database_is_made_once(server: EmbeddedServer) -> None:

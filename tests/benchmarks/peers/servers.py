@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -35,8 +34,7 @@ class Postgres:
     @classmethod
     def at(cls, url: str | None) -> Postgres:
         """The server of `url`, or the embedded one, started where needed."""
-        directory = os.environ.get("SA_JOBQUEUE_EMBEDDED_DIR")
-        return cls(url or embedded_url("postgres", directory=Path(directory) if directory else None))
+        return cls(url or embedded_url("postgres"))
 
     @property
     def url(self) -> str:
