@@ -283,16 +283,18 @@ def prune(connection: Connection, *, limit: int = 1_000, job: type[Job] = Job) -
 
 def listen_for(connection: Connection, queues: Sequence[str], *, seconds: float, job: type[Job] = Job) -> None:
     """Ask to be woken for `queues` during the next `seconds`."""
-    schema = connection.schema_for_object(job.__table__) or "public"  # type: ignore[arg-type]
-    connection.execute(open_gates(queues=queues, seconds=seconds, schema=schema))
+    connection.execute(open_gates(queues=queues, seconds=seconds, schema=_schema(connection, job)))
 
 
 def channel(connection: Connection, *, job: type[Job] = Job) -> str:
     """The channel on which wake-ups come."""
-    preparer = connection.dialect.identifier_preparer
-    schema = connection.schema_for_object(job.__table__) or "public"  # type: ignore[arg-type]
-    table = f"{preparer.quote_identifier(schema)}.{preparer.quote_identifier(job.__tablename__)}"
-    return str(connection.scalar(channel_of(table=table)))
+    return str(connection.scalar(channel_of(table=job.__tablename__, schema=_schema(connection, job))))
+
+
+def _schema(connection: Connection, job: type[Job]) -> str:
+    """The schema where this connection finds the table."""
+    translated = connection.schema_for_object(job.__table__)  # type: ignore[arg-type]
+    return translated or str(connection.dialect.default_schema_name)
 
 
 def enrol(

@@ -30,7 +30,9 @@ def open_gates(*, queues: Sequence[str], seconds: float, schema: str = "sa_jobqu
     return select(func.setval(gate, func.greatest(until, func.pg_sequence_last_value(gate)))).select_from(asked)
 
 
-def channel_of(*, table: str) -> Executable:
-    """The channel on which a table's wake-ups come; `table` is its qualified, quoted name."""
-    oid = cast(cast(bindparam("of_table", table, Text), REGCLASS), BigInteger)
+def channel_of(*, table: str, schema: str = "sa_jobqueue") -> Executable:
+    """The channel on which a table's wake-ups come."""
+    in_schema, of_table = bindparam("in_schema", schema, Text), bindparam("of_table", table, Text)
+    name = func.concat(func.quote_ident(in_schema), literal_column("'.'"), func.quote_ident(of_table))
+    oid = cast(cast(name, REGCLASS), BigInteger)
     return select(func.concat(literal_column("'sa_jobqueue_'"), oid))

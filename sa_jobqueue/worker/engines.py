@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ..errors import ConfigurationError, DatabaseUnavailable
 from ..migrations import check_schema
+from ..migrations.steps import quote
 from ..models import SCHEMA
 from ..urls import database_url, mask_passwords
 from .connections import check_engine, is_behind_pooler, leave_out_closed
@@ -27,7 +28,7 @@ SERVICE_CONNECTIONS = 3
 class Engines:
     """The engines for `database`, sized for so many `slots`; the arguments are those of `Worker`.
 
-    Raises ConfigurationError for a URL that cannot be used.
+    Raises ConfigurationError for a URL or a schema's name that cannot be used.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Engines:
         self._slots, self._pooled = slots, pooled
         self._options = _options(slots, pooled=pooled)
         if schema is not None:
+            quote(schema)  # refuses what cannot be a schema's name
             self._options["execution_options"] = {"schema_translate_map": {SCHEMA: schema}}
         self._ours: list[Engine] = []
         self._ours_async: list[AsyncEngine] = []
@@ -82,7 +84,7 @@ class Engines:
             with self.main.connect() as connection:
                 check_engine(connection)
                 translated = connection.execution_options(schema_translate_map=self.translate)
-                check_schema(translated, schema=self.translate.get(SCHEMA) or SCHEMA)
+                check_schema(translated)
                 limit = int(connection.execute(text("SHOW max_connections")).scalar_one())
                 if not self._pooled and is_behind_pooler(connection):
                     logger.warning("a pooler answers for the database: if it pools transactions, work with --pooled")

@@ -134,6 +134,8 @@ def test_each_engine_has_its_own_default_schema(database_url: str, engine: Engin
         with own.begin() as connection:
             id = make_job(connection, task=schema)
             assert [(job.id, job.task) for job in claimed(connection)] == [(id, schema)]
+            oid = connection.scalar(text(f"SELECT '{schema}.job'::regclass::oid"))
+            assert operations.channel(connection) == f"sa_jobqueue_{oid}"
         own.dispose()
 
 

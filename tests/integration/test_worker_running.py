@@ -475,10 +475,11 @@ def test_without_an_async_engine_an_async_handlers_session_says_what_to_do(engin
     assert "AsyncEngine" in job_of(engine, id).errors[0]["message"]
 
 
-def test_the_whole_path_in_another_schema(database_url: str, registry: Registry) -> None:
-    """Said once, to the engine: ours moves, the application's tables stay where they are."""
-    upgrade_database(database_url, schema="My Jobs")
-    engine = create_engine(database_url, execution_options={"schema_translate_map": {"sa_jobqueue": "My Jobs"}})
+@pytest.mark.parametrize("schema", ["My Jobs", None])
+def test_the_whole_path_in_another_schema(empty_database_url: str, registry: Registry, schema: str | None) -> None:
+    """Said once, to the engine: ours moves (None: to the default schema), the application's tables stay where they are."""
+    engine = create_engine(empty_database_url, execution_options={"schema_translate_map": {"sa_jobqueue": schema}})
+    upgrade_database(engine)
     Base.metadata.create_all(engine)
 
     @task(registry=registry, name="handler")
@@ -489,13 +490,14 @@ def test_the_whole_path_in_another_schema(database_url: str, registry: Registry)
 
     add(engine, enqueue(handler, 2), enqueue(handler.options(delay=3600), 9))
     drain(engine, registry)
-    with connect(database_url) as plain:
-        assert plain.execute("SELECT count(*) FROM \"My Jobs\".job WHERE status = 'completed'").fetchone() == (3,)
-        assert plain.execute("SELECT count(*) FROM sa_jobqueue.job").fetchone() == (0,)
+    name = schema or "public"
+    with connect(empty_database_url) as plain:
+        assert plain.execute(f"SELECT count(*) FROM \"{name}\".job WHERE status = 'completed'").fetchone() == (3,)
+        assert plain.execute("SELECT to_regnamespace('sa_jobqueue')").fetchone() == (None,)
         assert plain.execute("SELECT count(*) FROM public.note").fetchone() == (3,)
     engine.dispose()
     # The same by a URL and a name.
-    asyncio.run(Worker(database_url, {"default": 1}, registry=registry, schema="My Jobs").serve(until_idle=True))
+    asyncio.run(Worker(empty_database_url, {"default": 1}, registry=registry, schema=name).serve(until_idle=True))
 
 
 def test_a_worker_that_cannot_begin_says_why(engine: Engine, url: str, empty_database_url: str) -> None:
@@ -517,6 +519,8 @@ def test_a_worker_that_cannot_begin_says_why(engine: Engine, url: str, empty_dat
         Worker(url, {})
     with pytest.raises(ConfigurationError, match="slots"):
         Worker(url, {"default": 0})
+    with pytest.raises(ConfigurationError, match="'' cannot be the name of a schema"):
+        Worker(url, {"default": 1}, schema="")
 
 
 # ---- connections that break, waking up

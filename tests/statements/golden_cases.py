@@ -84,7 +84,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "postpone_purge": lambda: postpone_purge(Job.id == 1, by=timedelta(days=1)),
     "count_jobs": count_jobs,
     "count_jobs_where": lambda: count_jobs(Job.queue == "mail"),
-    "channel_of": lambda: channel_of(table='"a"."job"'),
+    "channel_of": lambda: channel_of(table="job", schema="a"),
 }
 
 

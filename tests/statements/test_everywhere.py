@@ -31,7 +31,7 @@ from sa_jobqueue.statements import (
 )
 from tests.support.factory import completed, make_job
 
-ELSEWHERE = 'other "schema'
+ELSEWHERE = 'other "schema, 100%s'
 
 CALL = Call("greet", '{"name": "Zoë"}', "default", 4, 10, timedelta(0), "{}")
 
