@@ -33,7 +33,9 @@ from sqlalchemy import (
     and_,
     event,
     func,
+    inspect,
     literal_column,
+    select,
     text,
     type_coerce,
 )
@@ -180,15 +182,24 @@ class Job(Base):
 
     @validates("status")
     def _refuse_status(self, key: str, value: object) -> object:
+        current = self.__dict__.get(key)
+        if current is None and inspect(self).key is None:  # being made, by a merge perhaps
+            current = JobStatus.QUEUED
+        if value == current:
+            return current
         raise StatusError(
-            f"job.status is not set by hand (to {value!r}): session.execute(cancel_jobs(Job.id == ...)), "
-            "retry_jobs(...) or discard_jobs(...) from sa_jobqueue.statements change it, in this same transaction"
+            f"job.status is not set by hand, nor by merging an older object (to {value!r}): "
+            "session.execute(cancel_jobs(Job.id == ...)), retry_jobs(...) or discard_jobs(...) from "
+            "sa_jobqueue.statements change it, in this same transaction"
         )
 
     @hybrid_property
     def is_scheduled(self) -> bool:
         """Queued for a later time."""
-        return self.status == JobStatus.QUEUED and self.run_at > datetime.now(UTC)
+        due: datetime | timedelta | None = self.run_at  # before it is flushed it may be a delay, or not be said
+        if self.status != JobStatus.QUEUED or due is None:
+            return False
+        return due > timedelta(0) if isinstance(due, timedelta) else due > datetime.now(UTC)
 
     @is_scheduled.inplace.expression
     @classmethod
@@ -198,7 +209,7 @@ class Job(Base):
     @hybrid_property
     def is_retrying(self) -> bool:
         """Queued again after a failed attempt."""
-        return self.status == JobStatus.QUEUED and self.attempt > 0
+        return self.status == JobStatus.QUEUED and (self.attempt or 0) > 0
 
     @is_retrying.inplace.expression
     @classmethod
@@ -300,3 +311,10 @@ def _resolve_delay(mapper: Mapper[Job], connection: Connection, job: Job) -> Non
     """After the INSERT a delay has become a time; both are counted from the transaction's now()."""
     if isinstance(job.run_at, timedelta):
         set_committed_value(job, "run_at", job.created_at + job.run_at)
+
+
+@event.listens_for(Job, "after_update")
+def _load_time(mapper: Mapper[Job], connection: Connection, job: Job) -> None:
+    """After the UPDATE too. At once: under AsyncSession a lazy load would fail."""
+    if isinstance(job.__dict__.get("run_at"), timedelta):
+        set_committed_value(job, "run_at", connection.scalar(select(Job.run_at).where(Job.id == job.id)))

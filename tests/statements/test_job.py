@@ -1,0 +1,150 @@
+"""The row as an object of a session: how it reads, and what may be done to it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, delete, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session, load_only
+
+from sa_jobqueue.enqueue import enqueue
+from sa_jobqueue.errors import StatusError
+from sa_jobqueue.lifecycle import JobStatus
+from sa_jobqueue.models import Job
+from sa_jobqueue.tasks import TaskName
+from tests.support.factory import TABLE, make_job
+
+HOUR = timedelta(hours=1)
+READINGS = ("is_scheduled", "is_retrying", "is_live", "is_finished")
+
+#: The row, and the readings that are true of it.
+ROWS: list[tuple[dict[str, Any], set[str]]] = [
+    ({}, {"is_live"}),
+    ({"run_at": func.now() + HOUR}, {"is_live", "is_scheduled"}),
+    ({"attempt": 1}, {"is_live", "is_retrying"}),
+    ({"attempt": 1, "run_at": func.now() + HOUR}, {"is_live", "is_retrying", "is_scheduled"}),
+    ({"status": "blocked", "run_at": func.now() + HOUR}, {"is_live"}),
+    ({"status": "running", "attempt": 2, "run_at": func.now() + HOUR}, {"is_live"}),
+    ({"status": "completed", "attempt": 1}, {"is_finished"}),
+    ({"status": "failed", "attempt": 1}, {"is_finished"}),
+    ({"status": "cancelled"}, {"is_finished"}),
+]
+
+
+@pytest.mark.parametrize(("row", "wanted"), ROWS)
+def test_readings_are_the_same_in_python_and_in_sql(session: Session, row: dict[str, Any], wanted: set[str]) -> None:
+    """Whatever was loaded of the object before."""
+    id = make_job(session.connection(), **row)
+
+    readings = session.execute(select(*(getattr(Job, name).label(name) for name in READINGS))).mappings().one()
+    assert {name for name in READINGS if readings[name]} == wanted
+    for options in ([], [load_only(Job.id)]):
+        session.expunge_all()
+        job = session.scalars(select(Job).where(Job.id == id).options(*options)).one()
+        assert {name for name in READINGS if getattr(job, name)} == wanted
+
+
+def test_a_delay_that_is_set_on_a_loaded_job_becomes_a_time(session: Session) -> None:
+    """As that of a new one: counted by the database, and a time again after the flush."""
+    job = enqueue(TaskName("mail"))
+    session.add(job)
+    session.commit()
+
+    job.run_at = HOUR  # type: ignore[assignment]
+    assert job.is_scheduled
+    session.flush()
+
+    assert job.run_at == session.scalar(select(func.now())) + HOUR
+    assert job.is_scheduled
+    session.refresh(job)
+    assert job.run_at == session.scalar(select(func.now())) + HOUR
+
+
+async def test_a_delay_that_is_set_in_an_async_session_becomes_a_time(async_session: AsyncSession) -> None:
+    """Without a lazy load, which would fail there."""
+    job = enqueue(TaskName("mail"))
+    async_session.add(job)
+    await async_session.flush()
+
+    job.run_at = HOUR  # type: ignore[assignment]
+    await async_session.flush()
+
+    assert job.run_at == job.created_at + HOUR  # in one transaction
+    assert job.is_scheduled
+
+
+def test_a_time_that_is_set_on_a_loaded_job_stays_as_it_is(session: Session) -> None:
+    """And costs no query."""
+    moment = datetime(2030, 1, 1, tzinfo=UTC)
+    job = enqueue(TaskName("mail"))
+    session.add(job)
+    session.flush()
+
+    job.run_at = moment
+    session.flush()
+
+    assert job.__dict__["run_at"] is moment
+
+
+# ---- the status
+
+
+def detached(engine: Engine, **row: Any) -> Job:
+    """A job that was loaded, and is in no session any more."""
+    with engine.begin() as connection:
+        id = make_job(connection, **row)
+    with Session(engine) as session:
+        return session.scalars(select(Job).where(Job.id == id)).one()
+
+
+def statuses(connection: Connection) -> list[str]:
+    return list(connection.scalars(select(TABLE.c.status)))
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_job_can_be_merged(engine: Engine, session: Session, loaded: bool) -> None:
+    """Into a session that has it, or loads it then: its status is what the row's is."""
+    job = detached(engine, status="completed")
+    kept = session.scalars(select(Job)).one() if loaded else None
+
+    job.meta = {"seen": True}
+    merged = session.merge(job)
+    session.flush()
+
+    assert kept is None or merged is kept
+    assert merged.status is JobStatus.COMPLETED
+    assert session.scalar(select(TABLE.c.meta)) == {"seen": True}
+
+
+def test_a_new_job_can_be_merged(session: Session) -> None:
+    """It is inserted, queued."""
+    merged = session.merge(enqueue(TaskName("mail").options(delay=HOUR), to="ada"))
+    session.flush()
+
+    assert (merged.status, merged.run_at) == (JobStatus.QUEUED, merged.created_at + HOUR)
+    assert session.execute(select(TABLE.c.status, TABLE.c.args)).one() == (JobStatus.QUEUED, {"to": "ada"})
+
+
+def test_an_older_status_is_not_merged_into_the_row(engine: Engine, session: Session) -> None:
+    """It would run a job again that is done."""
+    job = detached(engine)
+    with engine.begin() as connection:
+        connection.execute(update(TABLE).values(status="completed"))
+
+    with pytest.raises(StatusError, match=r"QUEUED.*retry_jobs"):
+        session.merge(job)
+    session.rollback()
+    assert statuses(session.connection()) == ["completed"]
+
+
+def test_a_finished_job_that_was_deleted_is_not_merged(engine: Engine, session: Session) -> None:
+    """A row does not begin its life at the end."""
+    job = detached(engine, status="completed")
+    with engine.begin() as connection:
+        connection.execute(delete(TABLE))
+
+    with pytest.raises(StatusError, match="COMPLETED"):
+        session.merge(job)
