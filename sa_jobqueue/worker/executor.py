@@ -269,6 +269,8 @@ class Executor:
             return self._stopped(flight)
         if isinstance(value, _SIGNALS):
             return value
+        if isinstance(value, type) and issubclass(value, _SIGNALS):
+            raise TypeError(f"the handler returned the class {value.__name__}: write {value.__name__}(...)")
         if not flight.task.record:
             return _COMPLETED
         try:

@@ -101,6 +101,33 @@ def test_a_returned_outcome_keeps_the_writes_and_a_raised_one_does_not(
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("outcome", [Retry, Snooze, Cancel, Discard])
+def test_the_class_of_an_outcome_is_a_mistake(
+    notes: Engine, url: str, registry: Registry, outcome: type, kind: str
+) -> None:
+    """`return Snooze`, the parentheses forgotten, does not complete the job: the attempt fails, its writes are gone."""
+
+    @task(registry=registry, name="sync", max_attempts=1, record=True)
+    def handler(ctx: JobContext) -> object:
+        ctx.session.execute(note("lost"))
+        return outcome
+
+    @task(registry=registry, name="async", max_attempts=1)
+    async def async_handler(ctx: AsyncJobContext) -> object:
+        await ctx.session.execute(note("lost"))
+        return outcome
+
+    id = add(notes, enqueue(handler if kind == "sync" else async_handler))
+    drain(url, registry)
+    job = job_of(notes, id)
+    name = outcome.__name__
+    assert job.status == JobStatus.FAILED
+    assert job.errors[0]["type"] == "TypeError"
+    assert job.errors[0]["message"] == f"the handler returned the class {name}: write {name}(...)"
+    assert written(notes) == []
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
 def test_writes_commit_together_with_the_completion(notes: Engine, url: str, registry: Registry, kind: str) -> None:
     """A plain return completes the job in the very transaction of the handler's writes."""
 
