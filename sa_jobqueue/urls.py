@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError
 
 from .errors import ConfigurationError
 
-__all__ = ["database_url", "mask_passwords"]
+__all__ = ["check_psycopg", "database_url", "mask_passwords"]
 
 #: What means psycopg 3. SQLAlchemy 2.0 would take a bare `postgresql` for psycopg2, and knows no `postgres`.
 _PSYCOPG = frozenset({"postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg_async"})
@@ -30,7 +30,7 @@ def database_url(text: str | URL) -> URL:
     `postgresql://` and `postgres://` are taken for `postgresql+psycopg://`, on every version of SQLAlchemy.
 
     Raises `ConfigurationError` for anything else: another database, another driver, no URL at all. The message shows
-    what was given, without its password, and what is expected.
+    what was given, without its password, and what is expected. Also where psycopg cannot be used, see `check_psycopg`.
     """
     try:
         url = make_url(text)
@@ -41,7 +41,19 @@ def database_url(text: str | URL) -> URL:
         if driver and backend in _PSYCOPG:
             raise _refused(text, f"names the driver {driver}; commands and workers use psycopg 3")
         raise _refused(text, "is not a PostgreSQL URL")
+    check_psycopg()
     return url.set(drivername="postgresql+psycopg")
+
+
+def check_psycopg() -> None:
+    """Raise `ConfigurationError` where psycopg is installed without libpq, which it finds out when it is imported."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(
+            "psycopg cannot be used, most likely for want of PostgreSQL's client library libpq: install "
+            f"sa_jobqueue[binary], which brings it ({' '.join(str(error).split())})"
+        ) from error
 
 
 def mask_passwords(text: str) -> str:

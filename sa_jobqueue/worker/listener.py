@@ -13,15 +13,17 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
+from typing import TYPE_CHECKING
 
-import psycopg
-from psycopg import sql
 from sqlalchemy import Connection, Engine
 
 from .. import operations
 from ..errors import ConfigurationError
 from ..models import Job
 from .connections import Watch, backoff, hang_up
+
+if TYPE_CHECKING:  # whoever only enqueues, over another driver perhaps, needs no libpq
+    import psycopg
 
 __all__ = ["Listener"]
 
@@ -85,6 +87,9 @@ class Listener:
 
     def _subscribe(self, connection: Connection) -> tuple[psycopg.Connection, str]:
         """Take the connection out of the pool for good, and LISTEN on it."""
+        import psycopg
+        from psycopg import sql
+
         channel = operations.channel(connection, job=self._job)
         connection.commit()
         connection.detach()

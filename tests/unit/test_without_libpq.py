@@ -1,0 +1,68 @@
+"""psycopg without libpq, as a plain `pip install sa_jobqueue` has it on a machine without PostgreSQL's client."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+#: What psycopg has no such implementation of, it cannot import.
+WITHOUT = os.environ | {"PSYCOPG_IMPL": "none"}
+
+PRODUCER = """
+import sys
+from sqlalchemy import create_engine
+from sa_jobqueue import enqueue, enqueue_many, task
+
+@task(name="mail")
+def mail(to: str) -> None: ...
+
+print(enqueue(mail, "ada").args)
+for driver in ("pg8000", "asyncpg"):
+    dialect = create_engine(f"postgresql+{driver}://localhost/shop").dialect
+    assert "INSERT" in str(enqueue_many([mail.call("ada")]).compile(dialect=dialect))
+assert "psycopg" not in sys.modules
+"""
+
+WORKER = """
+from sa_jobqueue import Worker
+from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.migrations import upgrade_database
+
+for use in (lambda url: Worker(url, {"default": 1}), upgrade_database):
+    try:
+        use("postgresql://localhost/shop")
+    except ConfigurationError as error:
+        print(error)
+"""
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], env=WITHOUT, capture_output=True, text=True, check=False)
+
+
+def test_a_producer_over_another_driver_does_not_need_it() -> None:
+    """Importing, enqueueing and building statements are Python."""
+    done = python("-c", PRODUCER)
+
+    assert (done.returncode, done.stdout) == (0, "{'to': 'ada'}\n"), done.stderr
+
+
+def test_what_needs_it_says_what_to_install() -> None:
+    """A worker, and a migration."""
+    done = python("-c", WORKER)
+
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert len(said) == 2
+    assert all("install sa_jobqueue[binary]" in one for one in said)
+
+
+def test_a_command_says_it_on_one_line() -> None:
+    """Even when only help is asked for: no traceback."""
+    done = python("-m", "sa_jobqueue", "--help")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: psycopg cannot be used")
+    assert "install sa_jobqueue[binary]" in done.stderr
+    assert done.stderr.count("\n") == 1
