@@ -19,7 +19,7 @@ from .options import Call
 from .outcomes import Cancel, Discard, Retry, Snooze
 from .retry import RetryPolicy
 from .settings import WorkerSettings
-from .tasks import Registry, Task, TaskName, task
+from .tasks import Registry, Task, TaskName, default_registry, task
 from .version import __version__
 from .worker import Worker
 
@@ -41,6 +41,7 @@ __all__ = [
     "Worker",
     "WorkerSettings",
     "__version__",
+    "default_registry",
     "enqueue",
     "enqueue_many",
     "errors",

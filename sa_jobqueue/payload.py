@@ -40,12 +40,9 @@ from typing_extensions import TypedDict  # pydantic wants this one before Python
 
 from .context import AsyncJobContext, JobContext
 from .errors import PayloadError, TaskError
-from .storable import as_jsonb, checked_json, refusal, same, shown, unstorable
+from .storable import MAX_PAYLOAD, as_jsonb, checked_json, refusal, same, shown, unstorable
 
-__all__ = ["MAX_PAYLOAD", "Arguments", "encode_plain", "encode_result", "load", "signature"]
-
-#: Bytes of encoded arguments that are accepted: 1 MiB. Rows are read in batches; larger things belong elsewhere.
-MAX_PAYLOAD = 1_048_576
+__all__ = ["Arguments", "encode_plain", "encode_result", "load", "signature"]
 
 #: Types that come back as they were, without a look.
 _EXACT = frozenset({int, str, bool, float, NoneType, UUID, date})
@@ -234,10 +231,11 @@ class Arguments:
         return sentence
 
 
-def encode_plain(value: Mapping[str, Any], *, what: str, item: str = "argument ", limit: int = MAX_PAYLOAD) -> str:
+def encode_plain(value: Mapping[str, Any], *, what: str, item: str = "argument ", limit: int | None = None) -> str:
     """A mapping of plain JSON values as JSON text, for jobs named by a string and for `meta`; comes back equal.
 
-    `what` begins the message of the PayloadError for anything else; `item` stands before the name of a value.
+    `what` begins the message of the PayloadError for anything else; `item` stands before the name of a value. `limit`:
+    the registry's, in bytes; None where there is none.
     """
     try:
         data = to_json(value, inf_nan_mode="constants")

@@ -19,7 +19,10 @@ from pydantic_core import PydanticSerializationError, from_json
 
 from .errors import PayloadError
 
-__all__ = ["as_jsonb", "checked_json", "refusal", "same", "shown", "unstorable", "unstorable_text"]
+__all__ = ["MAX_PAYLOAD", "as_jsonb", "checked_json", "refusal", "same", "shown", "unstorable", "unstorable_text"]
+
+#: Bytes of encoded arguments that are accepted: 1 MiB. Rows are read in batches; larger things belong elsewhere.
+MAX_PAYLOAD = 1_048_576
 
 #: Integers up to this many digits can be read back: Python's own limit for text.
 MAX_DIGITS = 4_300
@@ -127,15 +130,18 @@ def as_jsonb(value: Any) -> Any:
     return value
 
 
-def checked_json(data: bytes, *, what: str, item: str, limit: int) -> str:
+def checked_json(data: bytes, *, what: str, item: str, limit: int | None) -> str:
     """The JSON as text; PayloadError if it is larger than `limit` bytes or cannot be stored.
 
-    `what` begins the message, `item` stands before the name of a value in it.
+    `what` begins the message, `item` stands before the name of a value in it. `limit`: that of a registry; None: the
+    usual one, which is not to be changed.
     """
-    if len(data) > limit:
+    most = MAX_PAYLOAD if limit is None else limit
+    if len(data) > most:
         raise PayloadError(
-            f"{what}: {len(data):,} bytes of JSON, more than the {limit:,} that are accepted: "
-            "store the data elsewhere and pass its key, or raise Registry.max_payload"
+            f"{what}: {len(data):,} bytes of JSON, more than the {most:,} that are accepted: "
+            "store the data elsewhere and pass its key"
+            + ("" if limit is None else ", or raise max_payload of the registry (default_registry, or the task's own)")
         )
     text = data.decode()
     suspect = any(one in text for one in _SUSPECTS)

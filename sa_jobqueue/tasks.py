@@ -22,16 +22,20 @@ from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from .context import AsyncJobContext, JobContext
-from .errors import OptionError, PayloadError, TaskError
+from .errors import ConfigurationError, OptionError, PayloadError, TaskError
 from .lifecycle import Rules
 from .options import MAX_ATTEMPTS, Call, Enqueueable, Options, checked_duration, checked_int, checked_name
 from .outcomes import Duration
-from .payload import MAX_PAYLOAD, Arguments, encode_plain, encode_result
+from .payload import Arguments, encode_plain, encode_result
 from .retry import RetryPolicy
+from .storable import MAX_PAYLOAD
 
 __all__ = ["AnyTask", "Registry", "Task", "TaskName", "default_registry", "task"]
 
 logger = logging.getLogger(__name__)
+
+#: What jsonb itself can hold, in bytes.
+_MAX_JSONB = 2**28 - 1
 
 _DEFAULT_RETAIN = Rules().retain
 _DEFAULT_RETAIN_FAILED = Rules().retain_failed
@@ -136,13 +140,26 @@ AnyTask: TypeAlias = Task[..., ..., Any]
 
 
 class Registry:
-    """The tasks by name and alias. `max_payload`: the most bytes of encoded arguments that its tasks accept."""
+    """The tasks by name and alias.
+
+    `max_payload`: the most bytes of encoded arguments, or of a result, that its tasks accept, up to 268,435,455; it can
+    be set later, too. Raises ConfigurationError for anything else.
+    """
 
     def __init__(self, *, max_payload: int = MAX_PAYLOAD) -> None:
         self.max_payload = max_payload
         self._tasks: dict[str, AnyTask] = {}
         self.get: Callable[[str], AnyTask | None] = self._tasks.get
         """The task of this name or alias, or None."""
+
+    @property
+    def max_payload(self) -> int:
+        """The most bytes of encoded arguments that are accepted."""
+        return self._max_payload
+
+    @max_payload.setter
+    def max_payload(self, value: int) -> None:
+        self._max_payload = checked_int(value, "max_payload", 1, _MAX_JSONB, ConfigurationError)
 
     def add(self, added: AnyTask) -> None:
         """Register a task; TaskError if another handler has its name or one of its aliases.
@@ -175,8 +192,8 @@ class Registry:
         return iter([one for name, one in self._tasks.items() if name == one.name])
 
 
-#: Where `@task` registers unless it is told otherwise.
 default_registry = Registry()
+"""Where `@task` registers unless it is told otherwise. Its `max_payload` also holds for jobs that are made by name."""
 
 
 class _Decorator(Protocol):

@@ -13,8 +13,8 @@ from sa_jobqueue.lifecycle import Rules
 from sa_jobqueue.migrations import v01
 from sa_jobqueue.migrations.v01 import GATES
 from sa_jobqueue.options import Options
-from sa_jobqueue.payload import MAX_PAYLOAD
 from sa_jobqueue.retry import MAX_ERRORS, MAX_MESSAGE, MAX_TRACEBACK
+from sa_jobqueue.storable import MAX_PAYLOAD
 from sa_jobqueue.tasks import Registry
 from sa_jobqueue.worker import resume, service
 from sa_jobqueue.worker.connections import service_settings
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="docs/ is not here")
         ("howto/deploy.md", "The grace time is 30 seconds", SETTINGS.grace, 30),
         ("howto/options.md", "The default is 4", Options().priority, 4),
         ("howto/options.md", "at most 1 MiB as JSON", MAX_PAYLOAD, 2**20),
-        ("howto/options.md", "`Registry(max_payload=...)` changes that", Registry().max_payload, MAX_PAYLOAD),
+        ("howto/options.md", "Arguments take at most 1 MiB as JSON", Registry().max_payload, MAX_PAYLOAD),
         ("howto/rename.md", "goes back to the queue for 15 seconds", SETTINGS.unknown_delay, 15),
         ("howto/retention.md", "cancelled ones after 7 days", RULES.retain, 7 * DAY),
         ("howto/retention.md", "failed ones after 30", RULES.retain_failed, 30 * DAY),

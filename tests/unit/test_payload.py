@@ -20,7 +20,8 @@ from pydantic import BaseModel, field_validator
 from typing_extensions import TypedDict
 
 from sa_jobqueue.errors import PayloadError, TaskError
-from sa_jobqueue.payload import MAX_PAYLOAD, Arguments, encode_plain, encode_result, load
+from sa_jobqueue.payload import Arguments, encode_plain, encode_result, load
+from sa_jobqueue.storable import MAX_PAYLOAD
 
 
 class Colour(enum.Enum):

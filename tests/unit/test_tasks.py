@@ -19,12 +19,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sa_jobqueue
 from sa_jobqueue.context import AsyncJobContext, JobContext
-from sa_jobqueue.errors import OptionError, PayloadError, TaskError
+from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError, TaskError
 from sa_jobqueue.lifecycle import Rules
 from sa_jobqueue.options import Call
 from sa_jobqueue.payload import load
 from sa_jobqueue.retry import RetryPolicy
+from sa_jobqueue.storable import MAX_PAYLOAD
 from sa_jobqueue.tasks import AnyTask, Registry, TaskName, task
 
 if TYPE_CHECKING:
@@ -477,3 +479,35 @@ def test_the_limit_of_the_registry_holds() -> None:
     with pytest.raises(PayloadError, match="its result: 22 bytes"):
         small.encode_result("x" * 20)
     assert small.encode_result([1, None]) == "[1,null]"
+
+
+def test_the_limit_of_the_default_registry_holds_for_jobs_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says where it is set; there it can be set."""
+    with pytest.raises(PayloadError, match=r"store the data elsewhere .*, or raise max_payload .*default_registry"):
+        TaskName("by.name").call(data="x" * MAX_PAYLOAD)
+    monkeypatch.setattr(sa_jobqueue.default_registry, "max_payload", 2 * MAX_PAYLOAD)
+
+    assert len(TaskName("by.name").call(data="x" * MAX_PAYLOAD).args) > MAX_PAYLOAD
+
+
+def test_the_limit_of_meta_is_not_to_be_changed() -> None:
+    """No registry counts, and the message names none."""
+    large = task(name="large", registry=Registry(max_payload=2 * MAX_PAYLOAD))(len_of)
+
+    with pytest.raises(OptionError) as caught:
+        large.options(meta={"a": "x" * MAX_PAYLOAD})
+    assert str(caught.value) == (
+        "meta: 1,048,584 bytes of JSON, more than the 1,048,576 that are accepted: "
+        "store the data elsewhere and pass its key"
+    )
+
+
+@pytest.mark.parametrize("limit", ["1", 0, -1, None, True, 1.5, 2**28])
+def test_a_limit_is_a_number_of_bytes(limit: Any) -> None:
+    """Refused in the constructor, and when it is set."""
+    registry = Registry()
+    with pytest.raises(ConfigurationError, match="max_payload must be an integer from 1 to 268,435,455, not"):
+        Registry(max_payload=limit)
+    with pytest.raises(ConfigurationError, match="max_payload must be"):
+        registry.max_payload = limit
+    assert registry.max_payload == MAX_PAYLOAD
