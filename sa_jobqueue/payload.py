@@ -29,6 +29,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from types import GenericAlias, NoneType, SimpleNamespace, UnionType
 from typing import Any, NotRequired, Unpack
 from uuid import UUID
@@ -132,12 +133,14 @@ class Arguments:
             valid = plan.validate_python(given, strict=True)
             if plan.rest is not None:
                 valid |= plan.rest.validate_python(rest)
-            data = plan.to_json(valid, by_alias=True, warnings=False)
+            data = plan.to_json(valid)
         except ValidationError as error:
             raise self._misfit(error, given | rest) from error
         except Exception as error:  # the serializer's, or of a validator of the user's
-            raise refusal(error, given | rest, what=f"task {self.task!r}", item="argument ") from error
-        text = checked_json(data, what=f"task {self.task!r}", item="argument ", limit=limit)
+            raise refusal(
+                error, given | rest, what=f"task {self.task!r}", item="argument ", write=plan.to_json
+            ) from error
+        text = checked_json(data, valid, what=f"task {self.task!r}", item="argument ", limit=limit)
         if not plan.exact:
             self._check_return(plan, text, valid)
         return text
@@ -214,13 +217,17 @@ class Arguments:
         return PayloadError(f"task {self.task!r}: {where}{'; '.join(said)}")
 
     def _sentence(self, one: Any, *, enqueueing: bool) -> str:
-        kind, path, value = one["type"], _path(one["loc"]), one["input"]
+        kind, loc, value = one["type"], one["loc"], one["input"]
+        of_key = len(loc) > 2 and loc[-1] == "[key]"  # pydantic's word for it; before it comes the key
+        path = _path(loc[:-2] if of_key else loc)
         takes = f"it takes ({', '.join(self.resolve().names)})"
-        if len(one["loc"]) == 1 and kind == "missing":
+        if len(loc) == 1 and kind == "missing":
             return f"argument {path} is missing; {takes}"
-        if len(one["loc"]) == 1 and kind == "extra_forbidden":
+        if len(loc) == 1 and kind == "extra_forbidden":
             return f"unknown argument {path}; {takes}"
         said = one["msg"][:1].lower() + one["msg"][1:]
+        if of_key:
+            return f"argument {path}: the key {shown(value)}: {said}"
         sentence = f"argument {path}: {said}, got {shown(value)}" if path else f"{said}, got {shown(value)}"
         if not enqueueing:
             return sentence
@@ -239,7 +246,7 @@ def encode_plain(value: Mapping[str, Any], *, what: str, item: str = "argument "
     """
     try:
         data = to_json(value, inf_nan_mode="constants")
-        text = checked_json(data, what=what, item=item, limit=limit)
+        text = checked_json(data, value, what=what, item=item, limit=limit)
         back = as_jsonb(load(text)) if _EXPONENT.search(text) else load(text)
     except PayloadError:
         raise
@@ -266,7 +273,7 @@ def encode_result(value: object, *, task: str, limit: int = MAX_PAYLOAD) -> str:
         data = to_json(value, inf_nan_mode="constants", bytes_mode="base64")
     except Exception as error:
         raise refusal(error, value, what=what, item="") from error
-    text = checked_json(data, what=what, item="", limit=limit)
+    text = checked_json(data, value, what=what, item="", limit=limit)
     if found := next(unstorable(value), None):
         raise PayloadError(f"{what}: {found}")
     return text
@@ -314,7 +321,7 @@ def _plan(handler: Callable[..., Any], task: str) -> _Plan:
         rest=rest,
         validate_python=adapter.validator.validate_python,
         validate_json=adapter.validator.validate_json,
-        to_json=SchemaSerializer(adapter.core_schema, _OUT).to_json,
+        to_json=partial(SchemaSerializer(adapter.core_schema, _OUT).to_json, by_alias=True, warnings=False),
         exact=rest is None and all(_exact(hints.get(name, Any)) for name in names if name != variable) and not variable,
         as_keywords=not only and variable is None and rest is None,
         names=names,

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, TypeGuard, cast
 
-from pydantic_core import PydanticSerializationError, from_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from .errors import PayloadError
 
@@ -26,6 +26,7 @@ MAX_PAYLOAD = 1_048_576
 
 #: Integers up to this many digits can be read back: Python's own limit for text.
 MAX_DIGITS = 4_300
+_TOO_LONG = 10**MAX_DIGITS
 
 #: Levels of nesting that are looked through for what cannot be stored. The JSON reader itself stops at 200.
 MAX_DEPTH = 100
@@ -54,6 +55,9 @@ def unstorable(value: Any, path: str = "", depth: int = 0) -> Iterator[str]:
     elif isinstance(value, (float, Decimal)):
         if not (value.is_finite() if isinstance(value, Decimal) else math.isfinite(value)):
             yield f"{at}{value!r} is no number that JSON can hold: pass None, or a text"
+    elif isinstance(value, int):
+        if abs(value) >= _TOO_LONG:
+            yield f"{at}an integer of more than {MAX_DIGITS:,} digits cannot be read back from JSON"
     elif depth > MAX_DEPTH:
         yield f"{at}nested more than {MAX_DEPTH} levels deep"
     else:
@@ -130,8 +134,8 @@ def as_jsonb(value: Any) -> Any:
     return value
 
 
-def checked_json(data: bytes, *, what: str, item: str, limit: int | None) -> str:
-    """The JSON as text; PayloadError if it is larger than `limit` bytes or cannot be stored.
+def checked_json(data: bytes, value: object, *, what: str, item: str, limit: int | None) -> str:
+    """The JSON that was made of `value`, as text; PayloadError if it is larger than `limit` bytes or cannot be stored.
 
     `what` begins the message, `item` stands before the name of a value in it. `limit`: that of a registry; None: the
     usual one, which is not to be changed.
@@ -149,19 +153,57 @@ def checked_json(data: bytes, *, what: str, item: str, limit: int | None) -> str
         try:
             plain = from_json(text)
         except ValueError as error:
-            raise PayloadError(f"{what}: cannot be read back from JSON: {error}") from error
+            raise refusal(error, value, what=what, item=item) from error
         if suspect and (found := next(unstorable(plain), None)):
             raise PayloadError(f"{what}: {item}{found}")
     return text
 
 
-def refusal(error: Exception, value: object, *, what: str, item: str) -> PayloadError:
-    """The PayloadError for `error`, which came while `value` was made into JSON."""
+def refusal(
+    error: Exception,
+    value: object,
+    *,
+    what: str,
+    item: str,
+    write: Callable[[Mapping[Any, Any]], object] | None = None,
+) -> PayloadError:
+    """The PayloadError for `error`, which came while `value` was made into JSON.
+
+    `write`: what makes JSON of the arguments, if `value` is a handler's: it knows types that nobody else does.
+    """
     if found := next(unstorable(value), None):
         return PayloadError(f"{what}: {item}{found}")
     said = str(error).removeprefix("Error serializing to JSON: ")
-    kind = "" if isinstance(error, PydanticSerializationError) else f"{type(error).__name__}: "
-    return PayloadError(f"{what}: cannot be stored as JSON: {kind}{said}")
+    if isinstance(error, PydanticSerializationError):
+        said = said[:1].lower() + said[1:]
+    else:
+        said = f"{type(error).__name__}: {said}"
+    path = _culprit(value, write or _as_json)
+    at = f"{item}{path}: " if path else ""
+    return PayloadError(f"{what}: {at}cannot be stored as JSON: {said}")
+
+
+def _culprit(value: object, write: Callable[[Mapping[Any, Any]], object]) -> str:
+    """The path to what in `value` cannot be made into JSON; "" if nothing in particular."""
+    if _is_mapping(value):
+        return next((f"{name}{_way(one)}" for name, one in value.items() if _fails(write, {name: one})), "")
+    return _way(value).removeprefix(".")
+
+
+def _way(value: object) -> str:
+    return next((f"{step}{_way(one)}" for step, one in _parts(value) if _fails(_as_json, one)), "")
+
+
+def _as_json(value: object) -> bytes:
+    return to_json(value, inf_nan_mode="constants", bytes_mode="base64")
+
+
+def _fails(write: Callable[[Any], object], value: object) -> bool:
+    try:
+        write(value)
+    except Exception:  # a serializer of the user's, too
+        return True
+    return False
 
 
 def shown(value: object) -> str:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import enum
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
-from typing import Any, Literal, NamedTuple, NotRequired
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, PlainSerializer, field_validator
 from typing_extensions import TypedDict
 
 from sa_jobqueue.errors import PayloadError, TaskError
@@ -246,13 +246,56 @@ def test_none_for_a_key_says_flush_first(annotation: Any) -> None:
         (Any, object(), "cannot be stored as JSON"),
         (uuid.UUID | str, str(uuid.UUID(int=0)), "would come back from JSON as UUID"),
         (dict[int | str, int], {1: 1, "1": 2}, "the key 1 is no string"),
-        (int, 10**5_000, "cannot be read back"),
+        (int, 10**5_000, "argument value: an integer of more than 4,300 digits cannot be read back from JSON"),
+        (dict[str, int], {1: 2}, "argument value: the key 1: input should be a valid string"),
+        (dict[str, dict[int, int]], {"a": {"b": 1}}, "argument value.a: the key 'b': input should be a valid integer"),
         (Any, "x" * 50_000 + "\x00", "holds a NUL character"),
     ],
     ids=lambda one: type(one).__name__,
 )
 def test_a_refusal_says_what_was_found_and_what_was_expected(annotation: Any, value: Any, said: str) -> None:
     assert said in refused(annotation, value)
+
+
+Blob = Annotated[Any, PlainSerializer(lambda _: "a blob")]
+
+
+def several(b: bytes = b"", blob: Blob = None, found: Any = None, n: int = 0) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (object(), "argument found: cannot be stored as JSON: unable to serialize unknown type: <class 'object'>"),
+        ({"a": [1, {len}]}, "argument found.a[1][0]: cannot be stored as JSON: unable to serialize unknown type: "),
+        ({"a": [10**5_000]}, "argument found.a[0]: an integer of more than 4,300 digits cannot be read back from JSON"),
+    ],
+)
+def test_what_json_does_not_know_is_named(value: object, said: str) -> None:
+    """The argument and the path in it, though the arguments beside it are of kinds that only their annotations explain."""
+    with pytest.raises(PayloadError) as caught:
+        Arguments(several, task="several").encode((b"\xff", object(), value), {})
+    assert str(caught.value).removeprefix("task 'several': ").startswith(said)
+    with pytest.raises(PayloadError) as caught:
+        encode_plain({"first": 1, "found": value}, what="by name")
+    assert str(caught.value).removeprefix("by name: ").startswith(said)
+    with pytest.raises(PayloadError) as caught:
+        encode_result([1, value], task="several")
+    assert (
+        str(caught.value).removeprefix("task 'several': its result: ").startswith(said.replace("argument found", "[1]"))
+    )
+
+
+@pytest.mark.parametrize("key", [1, 1.5, True, None, uuid.UUID(int=0), (1, 2)], ids=repr)
+@pytest.mark.parametrize("annotation", [Any, object, dict, dict[str, Any], Mapping[str, int], int | dict[Any, Any]])
+def test_a_key_that_is_no_string_is_refused(annotation: Any, key: object) -> None:
+    """Unless the annotation says what it is made into again, as `dict[int, str]` does. The message has the key."""
+    assert f"argument value: the key {key!r}" in refused(annotation, {key: 1})
+    assert f"argument value.a[0]: the key {key!r} is no string, and JSON has no other keys" in refused(
+        Any, {"a": [{key: 1}]}
+    )
+    with pytest.raises(PayloadError, match=re.escape(f"argument value: the key {key!r} is no string")):
+        encode_plain({"value": {key: 1}}, what="by name")
 
 
 def test_depth_is_bounded() -> None:
