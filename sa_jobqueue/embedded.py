@@ -99,6 +99,7 @@ class ServerStatus:
 
     @property
     def running(self) -> bool:
+        """Whether it runs just now."""
         return self.pid is not None
 
 

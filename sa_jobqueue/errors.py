@@ -17,14 +17,12 @@ __all__ = [
     "EmbeddedUnavailable",
     "HandlerTimeout",
     "JobQueueError",
-    "LostClaim",
     "OptionError",
     "PayloadError",
     "SchemaError",
     "SessionUnavailable",
     "StatusError",
     "TaskError",
-    "UnknownTask",
 ]
 
 
@@ -81,14 +79,6 @@ class TaskError(JobQueueError):
     """A task is declared in a way that cannot work."""
 
 
-class UnknownTask(JobQueueError):
-    """No task of this name is registered."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(f"no task named {name!r} is registered here: import the module that declares it")
-
-
 class OptionError(JobQueueError, ValueError):
     """An option of a job (queue, priority, run_at, max_attempts, ...) has a value that cannot be stored."""
 
@@ -103,10 +93,6 @@ class StatusError(JobQueueError):
 
 class SessionUnavailable(JobQueueError):
     """`ctx.session` cannot be opened."""
-
-
-class LostClaim(JobQueueError):
-    """This claim is no longer valid: another worker has the job, or it was ended. Nothing was written."""
 
 
 class HandlerTimeout(JobQueueError):

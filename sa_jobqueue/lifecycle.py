@@ -109,15 +109,24 @@ class Claimed(Protocol):
     """What has to be known of a claimed job to decide and to fence. `attempt` already counts this claim."""
 
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """`Job.id`."""
+
     @property
-    def claims(self) -> int: ...
+    def claims(self) -> int:
+        """How often it was claimed: the fence."""
+
     @property
-    def attempt(self) -> int: ...
+    def attempt(self) -> int:
+        """Which attempt this is; the first is 1."""
+
     @property
-    def max_attempts(self) -> int: ...
+    def max_attempts(self) -> int:
+        """How many it may have."""
+
     @property
-    def rescues(self) -> int: ...
+    def rescues(self) -> int:
+        """How often it was taken from a worker that died."""
 
 
 class Claim(NamedTuple):

@@ -114,6 +114,7 @@ class Enqueueable:
 
 
 def checked_name(value: object, what: str, error: type[JobQueueError]) -> str:
+    """`value` if it can be the name of a queue, a task or a tag; else raise `error`, which calls it `what`."""
     if not isinstance(value, str):
         raise error(f"{what} must be a text, not {shown(value)}")
     if reason := unstorable_text(value):
@@ -124,12 +125,14 @@ def checked_name(value: object, what: str, error: type[JobQueueError]) -> str:
 
 
 def checked_int(value: object, what: str, low: int, high: int, error: type[JobQueueError]) -> int:
+    """`value` if it is an integer (no bool) from `low` to `high`; else raise `error`, which calls it `what`."""
     if type(value) is not int or not low <= value <= high:
         raise error(f"{what} must be an integer from {low} to {high:,}, not {shown(value)}")
     return value
 
 
 def checked_duration(value: Duration, what: str, error: type[JobQueueError]) -> float:
+    """`value`, seconds or a timedelta, in seconds; raise `error` if it is below 0 or above 100 years."""
     try:
         return seconds_of(value, what=what)
     except (TypeError, ValueError, OverflowError) as reason:

@@ -38,9 +38,11 @@ logger = logging.getLogger(__name__)
 class MigrationOperations(Protocol):
     """What is used of Alembic's `op`: the module `alembic.op`, or an `Operations`."""
 
-    def get_context(self) -> MigrationContext: ...
+    def get_context(self) -> MigrationContext:
+        """Where the revision runs: on a connection, or offline."""
 
-    def execute(self, sqltext: Executable | str, /) -> None: ...
+    def execute(self, sqltext: Executable | str, /) -> None:
+        """Execute one statement there."""
 
 
 def upgrade(op: MigrationOperations, to: int | None = None, *, schema: str | None = None) -> None:

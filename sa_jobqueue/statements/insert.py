@@ -24,23 +24,7 @@ from ..models import Job
 from ..options import Call
 from ._parts import array, in_seconds, rows, table_of
 
-__all__ = ["insert_jobs", "insert_parameters"]
-
-
-def insert_parameters(calls: Iterable[Call]) -> dict[str, Any]:
-    """The parameters of `insert_jobs`, by name, for a statement that was built once and is executed often."""
-    columns: Sequence[Sequence[Any]] = list(zip(*calls, strict=True)) or [()] * len(Call._fields)
-    task, args, queue, priority, max_attempts, due, meta = columns
-    return {
-        "call_task": list(task),
-        "call_args": list(args),
-        "call_queue": list(queue),
-        "call_priority": list(priority),
-        "call_max_attempts": list(max_attempts),
-        "call_time": [one.isoformat() if isinstance(one, datetime) else None for one in due],
-        "call_delay": [one.total_seconds() if isinstance(one, timedelta) else None for one in due],
-        "call_meta": list(meta),
-    }
+__all__ = ["insert_jobs"]
 
 
 def insert_jobs(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
@@ -48,7 +32,7 @@ def insert_jobs(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
 
     Returns the column `id`, in the order of the calls.
     """
-    given = insert_parameters(calls)
+    given = _parameters(calls)
     table = table_of(job)
     # Times and JSON travel as text: all drivers take arrays of that.
     times = cast(array("call_time", given["call_time"], Text()), ARRAY(DateTime(timezone=True)))
@@ -74,3 +58,19 @@ def insert_jobs(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
     )
     columns = ["task", "args", "queue", "priority", "max_attempts", "run_at", "meta"]
     return insert(table).from_select(columns, source, include_defaults=False).returning(table.c.id)
+
+
+def _parameters(calls: Iterable[Call]) -> dict[str, Any]:
+    """A list for each parameter of the statement, by its name."""
+    columns: Sequence[Sequence[Any]] = list(zip(*calls, strict=True)) or [()] * len(Call._fields)
+    task, args, queue, priority, max_attempts, due, meta = columns
+    return {
+        "call_task": list(task),
+        "call_args": list(args),
+        "call_queue": list(queue),
+        "call_priority": list(priority),
+        "call_max_attempts": list(max_attempts),
+        "call_time": [one.isoformat() if isinstance(one, datetime) else None for one in due],
+        "call_delay": [one.total_seconds() if isinstance(one, timedelta) else None for one in due],
+        "call_meta": list(meta),
+    }

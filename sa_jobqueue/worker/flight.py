@@ -114,10 +114,6 @@ class Flights:
         with self._lock:
             self._held.update((flight.job.id, flight) for flight in flights)
 
-    def get(self, id: int) -> Flight | None:
-        """The flight of this job, if it is held."""
-        return self._held.get(id)
-
     def drop(self, id: int, claims: int) -> bool:
         """This claim has ended; False if it was not held. (A later claim of the same job may be held by now.)"""
         with self._lock:

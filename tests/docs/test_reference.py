@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,14 @@ def test_each_error_says_what_it_is() -> None:
     """The page of errors is made from the module as a whole; an error without a docstring would not be on it."""
     assert "sa_jobqueue.errors" in documented()
     assert [name for name in errors.__all__ if not vars(errors)[name].__doc__] == []
+
+
+def test_each_error_can_happen() -> None:
+    """Somewhere in the package it is raised, or made for somebody who raises it."""
+    package = Path(sa_jobqueue.__file__).parent
+    code = "\n".join(path.read_text() for path in package.rglob("*.py"))
+    never = [name for name in errors.__all__ if not re.search(rf"(?<!class ){name}[(,]", code)]
+    assert never == []
 
 
 def test_each_command_and_option_says_what_it_does() -> None:
