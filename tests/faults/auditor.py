@@ -10,6 +10,7 @@ them, for an id whose transaction was lost with a crash may be given out again.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,7 +64,7 @@ class Written(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A line of a handler's file; `at` is the host's monotonic clock."""
+    """A line of a handler's file; `at` is seconds of the epoch, of the host's clock."""
 
     key: str
     what: str
@@ -83,8 +84,8 @@ class Finding(NamedTuple):
 class Evidence:
     """All that the auditor looks at.
 
-    `forgotten`: from when to when (monotonic), for each failover, a server was asked whose commits are lost. What was claimed
-    in that time is in the files alone.
+    `forgotten`: from when to when (seconds of the epoch), for each failover, a server was asked whose commits are lost. What
+    was claimed in that time is in the files alone.
     """
 
     fates: Mapping[str, Fate]
@@ -124,10 +125,13 @@ class Evidence:
         """Whether the server that is asked now can know what led to this line."""
         return not any(begun <= line.at <= over for begun, over in self.forgotten)
 
-    def duplicates(self) -> int:
-        """How many effects outside the database happened once more than they had to."""
-        done = Counter(line.key for line in self.said if line.what == Word.DID)
-        return sum(times - 1 for times in done.values())
+    def duplicates(self, since: float = 0.0) -> int:
+        """How many effects outside the database happened once more than they had to, and did so `since` then."""
+        done: dict[str, list[float]] = defaultdict(list)
+        for line in self.said:
+            if line.what == Word.DID:
+                done[line.key].append(line.at)
+        return sum(at >= since for times in done.values() for at in sorted(times)[1:])
 
 
 # ---- the promises
@@ -277,9 +281,17 @@ def collect(
 
 def read_words(folder: Path) -> list[Said]:
     """All whole lines of the handlers' files (a killed process may leave half a line)."""
+    epoch = _epoch()
     said: list[Said] = []
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text().split("\n")[:-1]:
             found = json.loads(line)
-            said.append(Said(found["key"], found["what"], found["claims"], found["pid"], found["at"]))
+            said.append(Said(found["key"], found["what"], found["claims"], found["pid"], epoch + found["at"]))
     return said
+
+
+def _epoch() -> float:
+    """What the host's clock said when its monotonic clock was 0, by the closest pair of looks at both."""
+    pairs = [(time.monotonic(), time.time(), time.monotonic()) for _ in range(20)]
+    before, now, after = min(pairs, key=lambda pair: pair[2] - pair[0])
+    return now - (before + after) / 2

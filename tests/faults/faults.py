@@ -383,7 +383,7 @@ def wrong_clocks(scene: Scene, seconds: float) -> None:
 def fail_over(scene: Scene, seconds: float) -> None:
     """A standby that hears nothing for a while takes over: read-only at first, then promoted."""
     standby = scene.server.copy(scene.folder / f"standby-{scene.random.getrandbits(32):x}")
-    begun, kept = time.monotonic(), set(scene.producer.keys())
+    begun, kept = time.time(), set(scene.producer.keys())
     ((lsn,),) = scene.ask("SELECT pg_current_wal_lsn()")
     wait_until(lambda: standby.has_followed(str(lsn)))
     standby.stop_following()
@@ -393,7 +393,7 @@ def fail_over(scene: Scene, seconds: float) -> None:
     time.sleep(1.0)  # read-only
     standby.promote()
     # What was claimed on the old server may begin a little later.
-    scene.forgotten.append((begun, time.monotonic() + LEASE))
+    scene.forgotten.append((begun, time.time() + LEASE))
 
 
 # ---- all of them

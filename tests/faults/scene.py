@@ -16,7 +16,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,7 +28,7 @@ import psycopg
 
 from sa_jobqueue.migrations import upgrade_database
 from tests.faults import workload
-from tests.faults.auditor import Evidence, audit, collect
+from tests.faults.auditor import Evidence, Finding, audit, collect
 from tests.faults.proxy import Proxy
 from tests.faults.server import Guard, Server
 from tests.faults.workload import Fate, Producer
@@ -54,7 +54,7 @@ class Observed:
     fault: str
     lasted: float
     committed: int
-    """Jobs whose enqueueing committed from the fault's beginning until the throughput was back."""
+    """Jobs that were queued or running when the fault began, or whose enqueueing committed from then until all was well."""
     finished: int
     """How many of them came to a final state."""
     back: float | None
@@ -66,11 +66,11 @@ class Observed:
     rescued_in: float | None
     """From the fault's beginning until the last of these was back in the queue."""
     duplicates: int
-    """Effects outside the database that happened once more than they had to."""
+    """Effects outside the database, of any job, that happened once more than they had to since the fault began."""
     memory: int
     """The most bytes that a worker process had resident."""
     findings: list[str]
-    """What the auditor found."""
+    """What the auditor found, over all jobs so far, and had not found before this fault."""
 
     @property
     def recovered(self) -> float:
@@ -93,6 +93,7 @@ class Scene:
         self._stack = ExitStack()
         self._supervisors = 0
         self._memory = 0
+        self._found: set[str] = set()
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self.producer = Producer("", rate=rate, seed=seed)
@@ -219,19 +220,22 @@ class Scene:
         """Wait until all workers are there and jobs end as fast as usual."""
         wait_until(lambda: self.whole() and self.ended_lately() > self.usual / 2, timeout=90, message="a calm scene")
 
-    def settled(self, keys: Sequence[str]) -> bool:
+    def live(self, keys: Collection[str]) -> set[str]:
+        """Those of these keys whose jobs have not ended."""
+        live = f"SELECT meta->>'key' FROM sa_jobqueue.job WHERE status NOT IN {_FINISHED}"
+        return {str(key) for (key,) in self.ask(live)} & set(keys)
+
+    def settled(self, keys: Collection[str]) -> bool:
         """Whether the jobs with these keys have all ended."""
-        with self.server.connect(DATABASE) as connection:
-            live = "SELECT count(*) FROM sa_jobqueue.job WHERE meta->>'key' = ANY (%s) AND status NOT IN " + _FINISHED
-            found = connection.execute(live, [list(keys)]).fetchone()
-        return found == (0,)
+        return not self.live(keys)
 
     # ---- faults
 
     def suffer(self, name: str, act: Callable[[], None], *, patience: float = 60.0) -> Observed:
         """Let a fault happen, from its beginning to its end, wait for what comes after it, and audit."""
         self.calm()
-        before = self.producer.fates.copy()
+        before = set(self.producer.fates.copy())
+        met = self.live(before)
         self._memory = 0
         begun = time.time()
         act()
@@ -241,10 +245,11 @@ class Scene:
             wait_until(
                 lambda: time.time() > over + 1 and self.ended_lately() > self.usual / 2 and self.whole(), patience
             )
-        keys = [key for key in self.producer.fates.copy() if key not in before]
+        after = set(self.producer.fates.copy())
+        hit = met | (after - before)
         with suppress(AssertionError):
-            wait_until(lambda: self.settled(keys), timeout=patience)
-        return self._observe(name, begun, over, keys)
+            wait_until(lambda: self.settled(hit), timeout=patience)
+        return self._observe(name, begun, over, hit=hit, known=after)
 
     def fail_over(self, standby: Server) -> None:
         """Let everybody talk to this server from now on; the one before is gone without a word."""
@@ -267,10 +272,11 @@ class Scene:
         fates = self.producer.fates.copy()
         return collect(self.server.url(DATABASE), self.words, fates, forgotten=self.forgotten)
 
-    def _observe(self, name: str, begun: float, over: float, keys: Sequence[str]) -> Observed:
+    def _observe(self, name: str, begun: float, over: float, *, hit: set[str], known: set[str]) -> Observed:
+        """`hit`: the keys that the fault could do something to; `known`: these, and all whose jobs had ended before."""
         everything = self.evidence()
-        given = everything.of(keys)
-        committed = [key for key in keys if given.fates[key] is Fate.COMMITTED]
+        given = everything.of(known)
+        committed = {key for key in hit if given.fates[key] is Fate.COMMITTED}
         steps = [step for step in everything.steps if step.at >= begun]
         ends = sorted(step.at for step in everything.ends.values() if step.at >= begun)
         rescues = [step.at for step in steps if (step.rescues or 0) > (step.rescues_was or 0)]
@@ -278,15 +284,22 @@ class Scene:
             fault=name,
             lasted=over - begun,
             committed=len(committed),
-            finished=len(given.ends.keys() & set(committed)),
+            finished=len(given.ends.keys() & committed),
             back=_back(ends, over, max(int(self.usual * _WINDOW / 2), 2)),
             gap=max((later - earlier for earlier, later in pairwise([begun, *ends])), default=0.0),
             rescued=len(rescues),
             rescued_in=max(rescues) - begun if rescues else None,
-            duplicates=given.duplicates(),
+            duplicates=everything.duplicates(since=begun),
             memory=self._memory,
-            findings=[f"{finding.rule}: {finding.about}" for finding in audit(given)],
+            findings=self._new(audit(given)),
         )
+
+    def _new(self, findings: Sequence[Finding]) -> list[str]:
+        """Those that the auditor had not found before, as lines."""
+        found = [f"{finding.rule}: {finding.about}" for finding in findings]
+        new = [line for line in found if line not in self._found]
+        self._found.update(found)
+        return new
 
 
 def _back(ends: Sequence[float], over: float, number: int) -> float | None:

@@ -44,6 +44,8 @@ def test_a_job_that_went_well_gives_no_finding() -> None:
     )
     assert audit(twice) == []
     assert twice.duplicates() == 1
+    late = replace(twice, said=[BEGAN, DID, BEGAN._replace(claims=2), DID._replace(claims=2, at=DID.at + 5)])
+    assert (late.duplicates(since=DID.at + 5), late.duplicates(since=DID.at + 6)) == (1, 0)
 
 
 @pytest.mark.parametrize(

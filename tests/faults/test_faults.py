@@ -34,12 +34,20 @@ class Stage:
             self._scene.__exit__()
             self._scene = None
 
+    def finish(self) -> list[str]:
+        """Let all jobs end and audit everything, if there was a scene that was not left broken."""
+        return self._scene.finish() if self._scene is not None else []
+
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
     stage = Stage()
     yield stage
-    stage.clear()
+    # Not a test of its own: pytest-xdist may play in two processes, each on a stage of its own.
+    try:
+        assert stage.finish() == [], "over all that was done on this stage"
+    finally:
+        stage.clear()
 
 
 IN_CI = [fault for fault in FAULTS.values() if fault.ci]
