@@ -201,12 +201,26 @@ def session_effects_happen_once(given: Evidence) -> Iterator[str]:
             yield f"{effect} was not committed with the completion, which is {end}"
 
 
+def handlers_end_before_completions(given: Evidence) -> Iterator[str]:
+    """What a completed job does outside the database was done by the very claim that is completed, and before that."""
+    did: dict[tuple[str, int | None], float] = {}
+    for line in given.said:
+        if line.what == Word.DID:
+            run = (line.key, line.claims)
+            did[run] = min(line.at, did.get(run, line.at))
+    for key, end in given.ends.items():
+        if end.now == JobStatus.COMPLETED:
+            at = did.get((key, end.claims))
+            if at is None or at > end.at + TOLERANCE:
+                yield f"completed when the handler of that claim {'never' if at is None else 'not yet'} came to its end: {end}"
+
+
+TOLERANCE = 0.05
+"""Seconds: how far the files' times may be off the server's, for `read_words` looks at two clocks that somebody may set."""
+
+
 def effects_outside_follow_claims(given: Evidence) -> Iterator[str]:
-    """What a completed job does outside the database happened at least once; each claim runs a handler once at most."""
-    did = {line.key for line in given.said if line.what == Word.DID}
-    for row in given.rows:
-        if row.status == JobStatus.COMPLETED and row.key not in did:
-            yield f"completed, and its handler never came to its end: {row}"
+    """What is done outside the database is done by a claim, and each claim runs a handler once at most."""
     claimed = {(step.key, step.claims) for step in given.steps if step.now == JobStatus.RUNNING}
     for what in Word:
         runs = Counter((line.key, line.claims) for line in given.said if line.what == what and given.remembered(line))
@@ -239,6 +253,7 @@ RULES: dict[str, Callable[[Evidence], Iterator[str]]] = {
         one_claim_is_valid,
         live_claims_are_not_rescued,
         session_effects_happen_once,
+        handlers_end_before_completions,
         effects_outside_follow_claims,
         counters_stay_in_bounds,
         nobody_holds_what_is_over,

@@ -61,6 +61,11 @@ def remove_the_fence() -> None:
     operations.renew = _renew_regardless
 
 
+def remove_the_fence_of_batches() -> None:
+    """The same, but where a handler used `ctx.session` its completion is fenced."""
+    operations.apply, operations.renew = _complete_regardless, _renew_regardless
+
+
 def split_the_claim() -> None:
     """Claiming is a SELECT, and then an UPDATE of what was seen."""
 
@@ -120,7 +125,8 @@ def complete_and_die() -> None:
 
 
 MUTATIONS: dict[str, Callable[[], None]] = {
-    mutate.__name__: mutate for mutate in (remove_the_fence, split_the_claim, complete_first, complete_and_die)
+    mutate.__name__: mutate
+    for mutate in (remove_the_fence, remove_the_fence_of_batches, split_the_claim, complete_first, complete_and_die)
 }
 
 if mutant := os.environ.get(MUTANT):

@@ -27,25 +27,23 @@ RESCUED = Step("k", 3, 104.0, "3", "running", 1, 0, 103.0, "queued", 1, 1, 0)
 AGAIN = Step("k", 4, 105.0, "4", "queued", 1, 1, None, "running", 2, 1, 1)
 ROW = Row("k", 1, "tests.faults.workload.write", "completed", 1, 1, 20, 0, False)
 EFFECT = Written("k", 1, "3")
-BEGAN, DID = Said("k", "began", 1, 7, 50.0), Said("k", "did", 1, 7, 51.0)
+BEGAN, DID = Said("k", "began", 1, 7, 101.1), Said("k", "did", 1, 7, 101.9)
 WELL = Evidence({"k": Fate.COMMITTED}, [ROW], [MADE, TAKEN, ENDED], [EFFECT], [BEGAN, DID])
 
 
 def test_a_job_that_went_well_gives_no_finding() -> None:
     """Nor does one that was rescued and run once more, with its effect outside the database done twice."""
     assert audit(WELL) == []
-    end = ENDED._replace(n=5, claims_was=2, rescues_was=1, claims=2, rescues=1, lease_was=106.0)
+    end = ENDED._replace(n=5, at=106.0, claims_was=2, rescues_was=1, claims=2, rescues=1, lease_was=107.0)
     twice = replace(
         WELL,
         rows=[ROW._replace(claims=2, rescues=1)],
         steps=[MADE, TAKEN, RESCUED, AGAIN, end],
         effects=[EFFECT._replace(claims=2)],
-        said=[BEGAN, DID, BEGAN._replace(claims=2), DID._replace(claims=2)],
+        said=[BEGAN, DID, BEGAN._replace(claims=2, at=105.1), DID._replace(claims=2, at=105.9)],
     )
     assert audit(twice) == []
-    assert twice.duplicates() == 1
-    late = replace(twice, said=[BEGAN, DID, BEGAN._replace(claims=2), DID._replace(claims=2, at=DID.at + 5)])
-    assert (late.duplicates(since=DID.at + 5), late.duplicates(since=DID.at + 6)) == (1, 0)
+    assert [twice.duplicates(since) for since in (0.0, 105.9, 106.0)] == [1, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +63,9 @@ def test_a_job_that_went_well_gives_no_finding() -> None:
         (auditor.session_effects_happen_once, lambda w: replace(w, effects=[EFFECT, EFFECT])),
         (auditor.session_effects_happen_once, lambda w: replace(w, effects=[EFFECT._replace(xid="4")])),
         (auditor.session_effects_happen_once, lambda w: replace(w, effects=[EFFECT._replace(claims=2)])),
-        (auditor.effects_outside_follow_claims, lambda w: replace(w, said=[BEGAN])),
+        (auditor.handlers_end_before_completions, lambda w: replace(w, said=[BEGAN])),
+        (auditor.handlers_end_before_completions, lambda w: replace(w, said=[BEGAN, DID._replace(claims=2)])),
+        (auditor.handlers_end_before_completions, lambda w: replace(w, said=[BEGAN, DID._replace(at=102.1)])),
         (auditor.effects_outside_follow_claims, lambda w: replace(w, said=[BEGAN, BEGAN, DID])),
         (auditor.effects_outside_follow_claims, lambda w: replace(w, said=[BEGAN, DID, DID._replace(claims=2)])),
         (auditor.counters_stay_in_bounds, lambda w: replace(w, rows=[ROW._replace(attempt=21, claims=21)])),
@@ -150,6 +150,38 @@ def test_a_worker_without_the_fence_is_caught(
         if broken:  # the zombie may be later than the end of the jobs
             wait_until(lambda: broken <= rules_broken(engine, tmp_path, fates), message="the zombie's harm")
     assert bool(found) <= bool(broken)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mutant", "broken"),
+    [(None, set()), (mutants.remove_the_fence_of_batches.__name__, {"handlers_end_before_completions"})],
+)
+def test_a_worker_without_the_fence_is_caught_at_a_job_without_a_session(
+    engine: Engine, database_url: str, tmp_path: Path, mutant: str | None, broken: set[str]
+) -> None:
+    """It wakes and completes what another is in the midst of; nothing but the handlers' files can tell."""
+    fates = enqueue(engine, [workload.held], 1, 0.0)
+    with ExitStack() as stack:
+        (zombie,) = work(stack, database_url, tmp_path, mutant, 1)
+        wait_until(lambda: ("began", 1) in said(tmp_path))
+        zombie.send(signal.SIGSTOP)
+        work(stack, database_url, tmp_path, mutant, 1)
+        wait_until(lambda: ("began", 2) in said(tmp_path))
+        workload.let_go(tmp_path, claims=1)
+        zombie.send(signal.SIGCONT)
+        wait_until(lambda: ("did", 1) in said(tmp_path))
+        if mutant is None:
+            refused = ("came too late", "nothing it writes is kept")  # whichever it hears of first
+            wait_until(lambda: any(words in zombie.output for words in refused))
+            workload.let_go(tmp_path, claims=2)
+        # Broken: the handler of the other one still waits when the job has ended.
+        assert rules_broken(engine, tmp_path, fates) == broken
+
+
+def said(folder: Path) -> set[tuple[str, int]]:
+    """What handlers have said so far, and in which claim."""
+    return {(line.what, line.claims) for line in auditor.read_words(folder)}
 
 
 @pytest.mark.slow

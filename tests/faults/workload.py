@@ -218,11 +218,30 @@ def doomed(ctx: JobContext, seconds: float) -> None:
     raise RuntimeError("on purpose")
 
 
+@_task
+def held(ctx: JobContext, seconds: float) -> None:
+    """Has no effect in the database, and takes as long as the test wants: until this claim of it is let go."""
+    say(ctx, Word.BEGAN)
+    gate = _gate(Path(os.environ[FOLDER]), claims_of(ctx))
+    while not gate.exists():
+        time.sleep(0.01)
+    say(ctx, Word.DID)
+
+
+def let_go(folder: Path, *, claims: int) -> None:
+    """Let the handlers of `held` come to their end that wait in this claim."""
+    _gate(folder, claims).touch()
+
+
+def _gate(folder: Path, claims: int) -> Path:
+    return folder / f"go-{claims}"
+
+
 #: What is enqueued, and how often compared with the others.
 MIX: dict[AnyTask, int] = {
     plain: 4, plain_async: 4, write: 4, write_async: 4, write_late: 2, stumble: 1, snooze: 1, doomed: 1
 }  # fmt: skip
-WITHOUT_SESSION = frozenset({plain.name, plain_async.name})
+WITHOUT_SESSION = frozenset({plain.name, plain_async.name, held.name})
 """The tasks that write nothing through `ctx.session`."""
 DOOMED = doomed.name
 
