@@ -17,11 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.faults.faults import FAULTS, Fault, at_random
-from tests.faults.scene import LEASE, Observed, Scene
+from tests.faults.faults import FAULTS, PROMISE, Fault, at_random
+from tests.faults.scene import LEASE, PROCESSES, Observed, Scene
 
-PROMISE = 5.0
-"""Seconds in which the throughput has to be back after a fault's end."""
 MEMORY = 256 * 2**20
 """Bytes that no worker may have resident."""
 MIXED = "all at random"
@@ -82,17 +80,27 @@ def run(seed: int, seconds: float, *, only: str = "", short: bool = False) -> di
     }
 
 
-def _act(scene: Scene, fault: Fault, short: bool) -> None:
-    fault.act(scene, fault.short if short else fault.long)
+def _act(scene: Scene, fault: Fault, short: bool) -> float | None:
+    return fault.act(scene, fault.short if short else fault.long)
 
 
 def promises_broken(seen: Observed) -> list[str]:
     """What was not as promised."""
+    fault = FAULTS.get(seen.fault)
+    back_within, rescued_within = (fault.back_within, fault.rescued_within) if fault else (PROMISE, None)
     broken = list(seen.findings)
     if seen.finished != seen.committed:
         broken.append(f"{seen.committed - seen.finished} of {seen.committed} jobs came to no end")
-    if seen.back is None or seen.back > PROMISE:
-        broken.append(f"the throughput was back after {seen.back} s, not {PROMISE} s")
+    if seen.back is None or seen.back > back_within:
+        broken.append(f"the throughput was back after {seen.back} s, not {back_within} s")
+    if len(seen.workers) != PROCESSES:
+        broken.append(f"not whole: {len(seen.workers)} of {PROCESSES} workers were there")
+    for worker in seen.workers:
+        within = back_within + (LEASE if worker.new else 0)
+        if worker.after is None or worker.after > within:
+            broken.append(f"silent worker {worker.pid}: it claimed after {worker.after} s, not {within} s")
+    if rescued_within is not None and seen.rescued_in is not None and seen.rescued_in > rescued_within:
+        broken.append(f"jobs of a dead worker were back after {seen.rescued_in} s, not {rescued_within} s")
     if seen.memory > MEMORY:
         broken.append(f"a worker had {seen.memory:,} bytes resident")
     return broken

@@ -53,6 +53,7 @@ class Step(NamedTuple):
     claims: int | None
     rescues: int | None
     attempt: int | None = None
+    worker: str | None = None
 
 
 class Written(NamedTuple):
@@ -120,6 +121,13 @@ class Evidence:
         """Each job's last change, if it was into a final state."""
         last = {key: steps[-1] for key, steps in self.by_key.items()}
         return {key: step for key, step in last.items() if step.now in FINISHED}
+
+    def ends_of_claims(self, since: float) -> list[float]:
+        """When jobs ended whose last claim was made since then, in order."""
+        claimed = {
+            step.key: step.at for steps in self.by_key.values() for step in steps if step.now == JobStatus.RUNNING
+        }
+        return sorted(end.at for key, end in self.ends.items() if claimed.get(key, 0.0) >= since)
 
     def remembered(self, line: Said) -> bool:
         """Whether the server that is asked now can know what led to this line."""
@@ -275,7 +283,7 @@ _ROWS = """
 """
 _STEPS = """
     SELECT key, n, extract(epoch FROM at)::float8, xid, was, claims_was, rescues_was,
-           extract(epoch FROM lease_was)::float8, now, claims, rescues, attempt
+           extract(epoch FROM lease_was)::float8, now, claims, rescues, attempt, worker
     FROM audit.history WHERE key IS NOT NULL
 """
 _EFFECTS = "SELECT key, claims, xid FROM audit.effect"

@@ -48,6 +48,17 @@ _WINDOW = 0.5
 
 
 @dataclass(frozen=True)
+class Resumed:
+    """A worker process that was there when all was over."""
+
+    pid: int
+    after: float | None
+    """Seconds from the fault's end until it claimed a job; None: it did not."""
+    new: bool
+    """It was started after the fault had begun."""
+
+
+@dataclass(frozen=True)
 class Observed:
     """What was seen of one fault. Times are in seconds."""
 
@@ -58,17 +69,19 @@ class Observed:
     finished: int
     """How many of them came to a final state."""
     back: float | None
-    """From the fault's end until jobs ended as fast as usual; None: they did not."""
+    """From the fault's end until jobs that were claimed since then ended at least half as fast as usual; None: they did not."""
     gap: float
     """The longest time in which no job ended."""
     rescued: int
     """Jobs that were rescued from a worker."""
     rescued_in: float | None
-    """From the fault's beginning until the last of these was back in the queue."""
+    """From the fault's end until the last of these whose worker had died was back in the queue."""
     duplicates: int
     """Effects outside the database, of any job, that happened once more than they had to since the fault began."""
     memory: int
     """The most bytes that a worker process had resident."""
+    workers: list[Resumed]
+    """What became of each worker."""
     findings: list[str]
     """What the auditor found, over all jobs so far, and had not found before this fault."""
 
@@ -158,6 +171,20 @@ class Scene:
         """Whether all workers are there."""
         return len(self.workers()) == PROCESSES
 
+    def claimants(self, since: float) -> dict[int, float]:
+        """The worker processes, by pid, that have claimed since then, and when each did first; none if the server is away."""
+        statement = (
+            "SELECT pid, extract(epoch FROM min(at))::float8 FROM audit.history JOIN sa_jobqueue.worker "
+            f"ON worker.id::text = history.worker WHERE now = 'running' AND at > to_timestamp({since!r}) GROUP BY pid"
+        )
+        with suppress(psycopg.Error):
+            return {int(str(pid)): float(str(at)) for pid, at in self.ask(statement)}
+        return {}
+
+    def all_claim(self, since: float) -> bool:
+        """Whether all workers are there, and each has claimed since then."""
+        return self.whole() and {worker.pid for worker in self.workers()} <= self.claimants(since).keys()
+
     def a_worker(self) -> psutil.Process:
         """One of them, at random, that has something to do just now."""
         busy = "SELECT DISTINCT worker.pid FROM sa_jobqueue.worker JOIN sa_jobqueue.job ON job.worker = worker.id::text"
@@ -231,25 +258,34 @@ class Scene:
 
     # ---- faults
 
-    def suffer(self, name: str, act: Callable[[], None], *, patience: float = 60.0) -> Observed:
-        """Let a fault happen, from its beginning to its end, wait for what comes after it, and audit."""
+    def suffer(self, name: str, act: Callable[[], float | None], *, patience: float = 60.0) -> Observed:
+        """Let a fault happen, from its beginning to its end, wait for what comes after it, and audit.
+
+        `act` returns when the fault ended (`time.time()`), if that was not just now.
+        """
         self.calm()
         before = set(self.producer.fates.copy())
         met = self.live(before)
+        there = {worker.pid for worker in self.workers()}
         self._memory = 0
         begun = time.time()
-        act()
-        over = time.time()
+        over = act() or time.time()
         with suppress(AssertionError):
             # A second at least, to have seen something.
             wait_until(
-                lambda: time.time() > over + 1 and self.ended_lately() > self.usual / 2 and self.whole(), patience
+                lambda: time.time() > over + 1 and self.ended_lately() > self.usual / 2 and self.all_claim(over),
+                patience,
             )
+        claimed = self.claimants(over)
+        workers = [
+            Resumed(pid, claimed[pid] - over if pid in claimed else None, new=pid not in there)
+            for pid in sorted(worker.pid for worker in self.workers())
+        ]
         after = set(self.producer.fates.copy())
         hit = met | (after - before)
         with suppress(AssertionError):
             wait_until(lambda: self.settled(hit), timeout=patience)
-        return self._observe(name, begun, over, hit=hit, known=after)
+        return self._observe(name, begun, over, hit=hit, known=after, workers=workers)
 
     def fail_over(self, standby: Server) -> None:
         """Let everybody talk to this server from now on; the one before is gone without a word."""
@@ -272,27 +308,37 @@ class Scene:
         fates = self.producer.fates.copy()
         return collect(self.server.url(DATABASE), self.words, fates, forgotten=self.forgotten)
 
-    def _observe(self, name: str, begun: float, over: float, *, hit: set[str], known: set[str]) -> Observed:
+    def _observe(
+        self, name: str, begun: float, over: float, *, hit: set[str], known: set[str], workers: list[Resumed]
+    ) -> Observed:
         """`hit`: the keys that the fault could do something to; `known`: these, and all whose jobs had ended before."""
         everything = self.evidence()
         given = everything.of(known)
         committed = {key for key in hit if given.fates[key] is Fate.COMMITTED}
         steps = [step for step in everything.steps if step.at >= begun]
         ends = sorted(step.at for step in everything.ends.values() if step.at >= begun)
-        rescues = [step.at for step in steps if (step.rescues or 0) > (step.rescues_was or 0)]
+        rescues = [step for step in steps if (step.rescues or 0) > (step.rescues_was or 0)]
+        alive = self._ids({worker.pid for worker in workers})
+        buried = [step.at for step in rescues if step.worker not in alive]
         return Observed(
             fault=name,
             lasted=over - begun,
             committed=len(committed),
             finished=len(given.ends.keys() & committed),
-            back=_back(ends, over, max(int(self.usual * _WINDOW / 2), 2)),
+            back=_back(everything.ends_of_claims(since=over), over, max(int(self.usual * _WINDOW / 2), 2)),
             gap=max((later - earlier for earlier, later in pairwise([begun, *ends])), default=0.0),
             rescued=len(rescues),
-            rescued_in=max(rescues) - begun if rescues else None,
+            rescued_in=max(buried) - over if buried else None,
             duplicates=everything.duplicates(since=begun),
             memory=self._memory,
+            workers=workers,
             findings=self._new(audit(given)),
         )
+
+    def _ids(self, pids: set[int]) -> set[str]:
+        """The names under which these worker processes claim."""
+        known = self.ask("SELECT id::text, pid FROM sa_jobqueue.worker")
+        return {str(id) for id, pid in known if pid in pids}
 
     def _new(self, findings: Sequence[Finding]) -> list[str]:
         """Those that the auditor had not found before, as lines."""
@@ -304,8 +350,7 @@ class Scene:
 
 def _back(ends: Sequence[float], over: float, number: int) -> float | None:
     """When, counted from `over`, so many jobs ended within the window."""
-    later = [at for at in ends if at >= over]
-    for first, last in zip(later, later[number - 1 :], strict=False):
+    for first, last in zip(ends, ends[number - 1 :], strict=False):
         if last - first <= _WINDOW:
             return first - over
     return None

@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.__main__ import promises_broken
 from tests.faults.faults import FAULTS, Fault
-from tests.faults.scene import LEASE, Scene
+from tests.faults.scene import LEASE, Observed, Scene
 
 SEED = 20_261_121
 
@@ -55,27 +55,35 @@ IN_CI = [fault for fault in FAULTS.values() if fault.ci]
 
 @pytest.mark.parametrize("fault", IN_CI, ids=[fault.name for fault in IN_CI])
 def test_nothing_is_lost_and_nothing_is_run_by_two_when(stage: Stage, fault: Fault) -> None:
-    """The auditor is content, every job ends, jobs end as fast as before within 5 s, and memory is bounded."""
+    """The auditor is content and every job ends; within 5 s jobs end at least half as fast as usual, and every worker claims.
+
+    A worker that had to be started anew has 2 s more to claim; and memory is bounded.
+    """
     if missing := fault.needs():
         pytest.skip(missing)
+    assert suffer(stage, fault).committed > 0
+
+
+def suffer(stage: Stage, fault: Fault) -> Observed:
+    """Let a fault happen for as long as in CI, and see that it breaks no promise."""
     try:
         scene = stage.scene()
         seen = scene.suffer(fault.name, lambda: fault.act(scene, fault.short))
         assert promises_broken(seen) == []
-        assert seen.committed > 0
     except BaseException:
         stage.clear()
         raise
+    return seen
 
 
-def test_jobs_of_a_killed_worker_are_back_within_a_lease(stage: Stage) -> None:
-    """Counted from the kill: a lease, and the quarter of it in which others look for such jobs; once more for a busy host."""
-    scene = stage.scene()
+def test_jobs_of_a_killed_worker_are_back_within_a_lease_a_look_and_a_second(stage: Stage) -> None:
+    """Counted from the kill: its lease, the quarter of one after which others look again, and a second for a busy host.
+
+    So `RESCUE`, by which `promises_broken` judges; and all of the test above.
+    """
     kill = FAULTS["a worker is killed"]
+    assert kill.rescued_within == LEASE * 1.25 + 1
     for _ in range(5):  # it may have had no job just then
-        seen = scene.suffer(kill.name, lambda: kill.act(scene, 0.0))
-        assert promises_broken(seen) == []
-        if seen.rescued_in is not None:
-            assert seen.rescued_in < LEASE * 1.25 * 2
+        if suffer(stage, kill).rescued_in is not None:
             return
     pytest.fail("no worker that was killed had a job")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.faults.__main__ import promises_broken
-from tests.faults.scene import Scene
-
-pytestmark = pytest.mark.slow
+from tests.faults.faults import PROMISE
+from tests.faults.scene import LEASE, Observed, Resumed, Scene
 
 
 @pytest.fixture
@@ -18,6 +19,7 @@ def scene() -> Iterator[Scene]:
         yield scene
 
 
+@pytest.mark.slow
 def test_what_happens_to_jobs_that_were_there_before_a_fault_is_seen(scene: Scene) -> None:
     """Jobs vanish that were queued or running when it began, and others that had ended have their effects twice."""
     seen = scene.suffer("jobs in flight vanish", lambda: vanish(scene))
@@ -36,3 +38,49 @@ def vanish(scene: Scene) -> None:
     )
     assert gone
     assert doubled
+
+
+@pytest.mark.slow
+def test_workers_that_do_not_come_back_break_a_promise(scene: Scene) -> None:
+    """Two of three stay frozen. All three processes are there, and the third one does the work of all."""
+    frozen = scene.workers()[:2]
+
+    def freeze() -> None:
+        for worker in frozen:
+            worker.suspend()
+
+    seen = scene.suffer("two workers never wake", freeze, patience=PROMISE + LEASE)
+    silent = [what for what in promises_broken(seen) if what.startswith("silent")]
+    assert [what.split(":")[0] for what in silent] == [f"silent worker {pid}" for pid in sorted(w.pid for w in frozen)]
+
+
+WELL = Observed(
+    fault="a worker is killed", lasted=0.1, committed=20, finished=20, back=0.5, gap=0.3, rescued=2, rescued_in=2.4, duplicates=1,
+    memory=80 * 2**20, workers=[Resumed(1, 0.2, new=False), Resumed(2, 4.9, new=False), Resumed(3, 6.9, new=True)], findings=[],
+)  # fmt: skip
+
+
+def test_what_went_well_breaks_no_promise() -> None:
+    """All came to an end, all workers claim again, and a dead worker's jobs are back in time."""
+    assert promises_broken(WELL) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        ("came to no end", {"finished": 19}),
+        ("the throughput was back after None s", {"back": None}),
+        ("the throughput was back after 5.1 s", {"back": 5.1}),
+        ("not whole", {"workers": WELL.workers[:2]}),
+        ("silent worker 3", {"workers": [*WELL.workers[:2], Resumed(3, None, new=True)]}),
+        ("silent worker 3", {"workers": [*WELL.workers[:2], Resumed(3, 7.1, new=True)]}),
+        ("silent worker 3", {"workers": [*WELL.workers[:2], Resumed(3, 5.1, new=False)]}),
+        ("jobs of a dead worker were back after 3.6 s", {"rescued_in": 3.6}),
+        ("bytes resident", {"memory": 2**30}),
+        ("a rule", {"findings": ["a rule: that was broken"]}),
+    ],
+)
+def test_each_promise_can_be_broken(said: str, change: dict[str, Any]) -> None:
+    """One thing is other than when it went well, and it is said, and nothing else."""
+    (broken,) = promises_broken(replace(WELL, **change))
+    assert said in broken
