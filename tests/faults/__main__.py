@@ -1,7 +1,7 @@
 """The long runs: each fault alone, then all of them at random.
 
-python -m tests.faults --seed 7 --faults-seconds 600 --json seen.json
-python -m tests.faults --table seen.json                    # the table of the docs, from what was seen
+python -m tests.faults --seed 7 --faults-seconds 600 --json seen.json --write docs/explanation/delivery-guarantees.md
+python -m tests.faults --from seen.json --write docs/explanation/delivery-guarantees.md
 """
 
 from __future__ import annotations
@@ -11,37 +11,46 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.faults.faults import FAULTS, PROMISE, Fault, at_random
+from tests.faults.faults import FAULTS, PROMISE, Fault, at_random, at_random_under_a_snapshot
 from tests.faults.scene import LEASE, PROCESSES, Observed, Scene
+from tests.support.pages import put_between
 
 MEMORY = 256 * 2**20
 """Bytes that no worker may have resident."""
-MIXED = "all at random"
+#: The mixes, after each fault alone: by what they are called.
+MIXES: dict[str, Callable[..., None]] = {
+    "all at random": at_random,
+    "all at random under one snapshot": at_random_under_a_snapshot,
+}
+BEGIN, END = "<!-- faults: written by `python -m tests.faults --write` -->", "<!-- end of the faults -->"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, say what was seen, and return 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--faults-seconds", type=float, default=600, help="how long all faults come at random")
+    parser.add_argument("--faults-seconds", type=float, default=600, help="how long faults come at random, in each mix")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="of everything that is random")
-    parser.add_argument("--only", default="", help="the faults whose name has this in it, and no mix")
+    parser.add_argument("--only", default="", help="the faults and mixes whose name has this in it")
     parser.add_argument("--short", action="store_true", help="let each fault alone last as long as in CI")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was seen")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="only print the table of what was seen before")
+    parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="run nothing, read what was seen")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page")
     given = parser.parse_args(arguments)
-    if given.table is not None:
-        print(markdown(json.loads(given.table.read_text())))
-        return 0
-    print(f"seed {given.seed}", flush=True)
-    seen = run(given.seed, given.faults_seconds, only=given.only, short=given.short)
+    if given.source is not None:
+        seen = json.loads(given.source.read_text())
+    else:
+        print(f"seed {given.seed}", flush=True)
+        seen = run(given.seed, given.faults_seconds, only=given.only, short=given.short)
     if given.json is not None:
         given.json.write_text(json.dumps(seen, indent=1))
+    if given.write is not None:
+        put_between(given.write, BEGIN, END, markdown(seen))
     print(markdown(seen))
     print("\n".join(seen["broken"]) or "no promise was broken")
     return 1 if seen["broken"] else 0
@@ -65,8 +74,10 @@ def run(seed: int, seconds: float, *, only: str = "", short: bool = False) -> di
                 print(f"not run: {fault.name}: {missing}")
                 continue
             note(scene.suffer(fault.name, lambda fault=fault: _act(scene, fault, short)))  # type: ignore[misc]
-        if not only:
-            note(scene.suffer(MIXED, lambda: at_random(scene, seconds, say=print), patience=120))
+        for name, mix in MIXES.items():
+            if only not in name:
+                continue
+            note(scene.suffer(name, lambda mix=mix: mix(scene, seconds, say=print), patience=120))  # type: ignore[misc]
         left = scene.finish()
         version = scene.version
     broken = [f"{observed.fault}: {what}" for observed in seen for what in promises_broken(observed)]
@@ -124,8 +135,10 @@ def markdown(run: dict[str, Any]) -> str:
         f"| {seen['rescued']:,} | {seen['duplicates']:,} |"
         for seen in run["seen"]
     ]
+    verdict = "and no promise was broken" if not run["broken"] else "and not as promised:"
     head = [
-        f"{run['date']}, PostgreSQL {run['server']}, `--seed {run['seed']}`",
+        f"Seen on {run['date']}, PostgreSQL {run['server']}, `--seed {run['seed']}`, {verdict}",
+        *[f"- {what}" for what in run["broken"]],
         "",
         "| fault | lasted | jobs ended | back after | longest gap | rescued | done again |",
         "|---|---|---|---|---|---|---|",

@@ -330,11 +330,22 @@ def lock_the_table(scene: Scene, seconds: float) -> None:
 
 @fault("somebody holds a snapshot", ci=False, short=1.0, long=30)
 def hold_a_snapshot(scene: Scene, seconds: float) -> None:
-    """A transaction that sees the past, so that nothing can be cleaned up."""
+    """For a while."""
+    with snapshot(scene):
+        time.sleep(seconds)
+
+
+@contextmanager
+def snapshot(scene: Scene) -> Generator[None]:
+    """A transaction that sees the past from the block's beginning to its end, so that nothing can be cleaned up meanwhile."""
     with scene.server.connect(DATABASE) as somebody:
         somebody.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        somebody.execute("SELECT count(*) FROM sa_jobqueue.job")
-        time.sleep(seconds)
+        # It reads no table, so that it holds no lock: other faults make and drop triggers.
+        held = somebody.execute("SELECT pg_current_snapshot()::text").fetchone()
+        yield
+        assert somebody.execute("SELECT pg_current_snapshot()::text").fetchone() == held
+        mine = f"SELECT age(backend_xmin) > 0 FROM pg_stat_activity WHERE pid = {somebody.info.backend_pid}"
+        assert scene.ask(mine) == [(True,)], "it held nothing back"
 
 
 _FULL = """
@@ -424,7 +435,16 @@ _OVERTAKEN = (psycopg.Error, psutil.Error, AssertionError, LookupError)
 
 def at_random(scene: Scene, seconds: float, *, say: Callable[[str], None] = lambda text: None) -> None:
     """One fault after another, and often two at a time, until the time is over. The seed decides which, and for how long."""
-    mixable = [fault for fault in FAULTS.values() if not fault.needs()]
+    _mix(scene, seconds, [fault for fault in FAULTS.values() if not fault.needs()], say)
+
+
+def at_random_under_a_snapshot(scene: Scene, seconds: float, *, say: Callable[[str], None] = lambda text: None) -> None:
+    """The same while one snapshot is held from beginning to end; without the faults that would end it with the server."""
+    with snapshot(scene):
+        _mix(scene, seconds, [fault for fault in FAULTS.values() if not fault.needs() and not fault.alone], say)
+
+
+def _mix(scene: Scene, seconds: float, mixable: list[Fault], say: Callable[[str], None]) -> None:
     plan = random.Random(scene.seed)  # of its own: what the faults draw depends on how fast they are
     begun = time.monotonic()
     while time.monotonic() < begun + seconds:
