@@ -10,6 +10,8 @@ sa_jobqueue.errors.SchemaError: the job queue's schema is missing; version 1 is 
 
 from __future__ import annotations
 
+import shlex
+
 __all__ = [
     "AutocommitError",
     "ConfigurationError",
@@ -53,7 +55,7 @@ class SchemaError(JobQueueError):
 
     def __init__(self, *, found: int | None, needed: int, schema: str = "sa_jobqueue") -> None:
         self.found, self.needed, self.schema = found, needed, schema
-        option = "" if schema == "sa_jobqueue" else f" --schema {schema}"
+        option = "" if schema == "sa_jobqueue" else f" --schema {shlex.quote(schema)}"
         if found is None:
             message = (
                 f"the job queue's schema is missing; version {needed} is needed: run `sa-jobqueue migrate{option}`"

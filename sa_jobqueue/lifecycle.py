@@ -106,27 +106,25 @@ def sources(event: Event) -> tuple[JobStatus, ...]:
 
 
 class Claimed(Protocol):
-    """What has to be known of a claimed job to decide and to fence. `attempt` already counts this claim."""
+    """What has to be known of a claimed job to decide and to fence.
+
+    `claims` counts its claims, which is the fence; `rescues` those whose worker died. `attempt` already counts this claim.
+    """
 
     @property
-    def id(self) -> int:
-        """`Job.id`."""
+    def id(self) -> int: ...
 
     @property
-    def claims(self) -> int:
-        """How often it was claimed: the fence."""
+    def claims(self) -> int: ...
 
     @property
-    def attempt(self) -> int:
-        """Which attempt this is; the first is 1."""
+    def attempt(self) -> int: ...
 
     @property
-    def max_attempts(self) -> int:
-        """How many it may have."""
+    def max_attempts(self) -> int: ...
 
     @property
-    def rescues(self) -> int:
-        """How often it was taken from a worker that died."""
+    def rescues(self) -> int: ...
 
 
 class Claim(NamedTuple):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from sqlalchemy import (
     DDL,
@@ -196,7 +196,8 @@ class Job(Base):
     @hybrid_property
     def is_scheduled(self) -> bool:
         """Queued for a later time."""
-        due: datetime | timedelta | None = self.run_at  # before it is flushed it may be a delay, or not be said
+        # Before it is flushed it may be a delay, or not be said.
+        due = cast("datetime | timedelta | None", self.run_at)
         if self.status != JobStatus.QUEUED or due is None:
             return False
         return due > timedelta(0) if isinstance(due, timedelta) else due > datetime.now(UTC)

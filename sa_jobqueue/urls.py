@@ -8,6 +8,7 @@ postgresql+psycopg://shop:***@db.example/shop
 
 from __future__ import annotations
 
+import importlib
 import re
 
 from sqlalchemy import URL, make_url
@@ -48,7 +49,7 @@ def database_url(text: str | URL) -> URL:
 def check_psycopg() -> None:
     """Raise `ConfigurationError` where psycopg is installed without libpq, which it finds out when it is imported."""
     try:
-        import psycopg  # noqa: F401
+        importlib.import_module("psycopg")
     except ImportError as error:
         raise ConfigurationError(
             "psycopg cannot be used, most likely for want of PostgreSQL's client library libpq: install "

@@ -36,13 +36,14 @@ logger = logging.getLogger(__name__)
 
 
 class MigrationOperations(Protocol):
-    """What is used of Alembic's `op`: the module `alembic.op`, or an `Operations`."""
+    """What is used of Alembic's `op`: the module `alembic.op`, or an `Operations`.
 
-    def get_context(self) -> MigrationContext:
-        """Where the revision runs: on a connection, or offline."""
+    `get_context` says where the revision runs (on a connection, or offline), `execute` executes a statement there.
+    """
 
-    def execute(self, sqltext: Executable | str, /) -> None:
-        """Execute one statement there."""
+    def get_context(self) -> MigrationContext: ...
+
+    def execute(self, sqltext: Executable | str, /) -> None: ...
 
 
 def upgrade(op: MigrationOperations, to: int | None = None, *, schema: str | None = None) -> None:

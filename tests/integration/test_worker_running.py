@@ -513,6 +513,8 @@ def test_a_worker_that_cannot_begin_says_why(engine: Engine, url: str, empty_dat
     other.dispose()
     with pytest.raises(SchemaError, match="sa-jobqueue migrate"):
         drain(empty_database_url, registry)
+    with pytest.raises(SchemaError, match="run `sa-jobqueue migrate --schema 'My Jobs'`"):
+        drain(empty_database_url, registry, schema="My Jobs")
     with pytest.raises(DatabaseUnavailable):
         drain("postgresql://nobody:secret@localhost:1/none", registry)
     with pytest.raises(ConfigurationError, match="queues"):
