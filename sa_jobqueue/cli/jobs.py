@@ -16,7 +16,7 @@ from sa_jobqueue.urls import mask_passwords
 
 from .common import Config, Json, fail, one_line, transaction
 from .filters import Chosen
-from .output import Column, age, cleaned, moment, note, print_json, print_table, say
+from .output import Column, age, cleaned, masked, moment, note, print_json, print_table, say
 
 __all__ = ["list_jobs", "show"]
 
@@ -72,7 +72,8 @@ def list_jobs(
 
 
 def _as_json(row: Any) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != "now"}
+    job = {name: value for name, value in row.items() if name != "now"}
+    return job | {name: masked(job[name]) for name in ("error_type", "error_message")}
 
 
 def _as_line(row: Any) -> tuple[object, ...]:
@@ -105,7 +106,8 @@ def show(
     if job is None or now is None:
         fail(f"there is no job {id}", 1)
     if json:
-        print_json({column: getattr(job, column) for column in Job.__table__.columns.keys()})  # noqa: SIM118
+        columns = {column: getattr(job, column) for column in Job.__table__.columns.keys()}  # noqa: SIM118
+        print_json(columns | {"errors": masked(job.errors)})
         return
     _print_head(job)
     _print_times(job, now)
@@ -120,7 +122,7 @@ def show(
         if isinstance(error, dict):
             _print_error(cast(dict[str, Any], error), now)
         else:
-            _print_value("error", error)
+            _print_value("error", masked(error))
 
 
 def _print_head(job: Job) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from sa_jobqueue.urls import mask_passwords
 
+from .output import masked
+
 __all__ = ["LogFormat", "set_log_format"]
 
 
@@ -35,10 +37,10 @@ class _JsonFormatter(logging.Formatter):
             "message": mask_passwords(record.getMessage()),
             "pid": record.process,
         }
-        line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        line |= {name: masked(value) for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info:
             line["exception"] = mask_passwords(self.formatException(record.exc_info))
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return json.dumps(line, default=lambda value: mask_passwords(str(value)), ensure_ascii=False)
 
 
 def set_log_format(wanted: LogFormat) -> None:

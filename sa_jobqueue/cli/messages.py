@@ -82,6 +82,11 @@ class _Handler(logging.StreamHandler[Any]):
         self.stream = sys.stderr
         super().emit(record)
 
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Say, as `logging` does, what could not be written and why."""
+        said = f"Logged in {record.pathname}, line {record.lineno}: {record.msg!r}, arguments {record.args!r}\n"
+        sys.stderr.write(mask_passwords(f"--- Logging error ---\n{traceback.format_exc()}{said}"))
+
 
 def set_up_logging(level: LogLevel) -> None:
     """Log on stderr from `level` up, in place of what an earlier call set up."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from rich import box
@@ -19,7 +19,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Column", "age", "cleaned", "count", "moment", "note", "print_facts", "print_json", "print_table", "say"]
+from sa_jobqueue.urls import mask_passwords
+
+__all__ = [
+    "Column", "age", "cleaned", "count", "masked", "moment", "note", "print_facts", "print_json", "print_table", "say",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,19 @@ def cleaned(value: object, *, keep: str = "") -> str:
         letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode()
         for letter in text
     )
+
+
+def masked(value: Any) -> Any:
+    """`value`, plain JSON, without the passwords in its texts."""
+    match value:
+        case str():
+            return mask_passwords(value)
+        case dict():
+            return {masked(name): masked(one) for name, one in value.items()}
+        case list() | tuple():
+            return [masked(one) for one in value]
+        case _:
+            return value
 
 
 def age(seconds: float | None, *, short: bool = False) -> str:

@@ -131,6 +131,25 @@ def test_show_has_arguments_meta_result_and_every_attempt(engine: Engine, url: s
     assert as_json("show", str(number), url=url)["args"] == {"order_id": 7}
 
 
+def test_no_password_of_an_error_is_shown_in_any_form(engine: Engine, url: str) -> None:
+    """Whatever somebody wrote into `errors`; arguments are the user's, and stay as they are."""
+    dsn = "postgresql://bob:hunter2@db/x"
+    error = ERROR | {"message": f"cannot reach {dsn}", "traceback": f"Traceback:\n  connect({dsn!r})\n"}
+    with engine.begin() as connection:
+        number = make_job(connection, "failed", args={"dsn": dsn}, errors=[dsn, {"causes": [error]}, error])
+    masked = "postgresql://bob:***@db/x"
+    (job,) = as_json("list", url=url)
+    assert job["error_message"] == f"cannot reach {masked}"
+    assert output("list", url=url).endswith(f"ValueError: cannot reach {masked}\n")
+    entry = error | {"message": f"cannot reach {masked}", "traceback": f"Traceback:\n  connect({masked!r})\n"}
+    job = as_json("show", str(number), url=url)
+    assert job["errors"] == [masked, {"causes": [entry]}, entry]
+    assert job["args"] == {"dsn": dsn}
+    shown = output("show", str(number), url=url).replace(f'"dsn": "{dsn}"', "")
+    assert "hunter2" not in shown
+    assert shown.count(masked) == 3
+
+
 def test_a_job_that_is_not_there_is_said(url: str) -> None:
     result = invoke("show", "99", url=url)
     assert (result.exit_code, result.stderr) == (1, "error: there is no job 99\n")

@@ -1,0 +1,71 @@
+"""How commands write logs: a line per event, without passwords."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from sa_jobqueue.cli.config import LogLevel
+from sa_jobqueue.cli.logs import LogFormat, set_log_format
+from sa_jobqueue.cli.messages import set_up_logging
+
+DSN = "postgresql://bob:hunter2@db/x"
+MASKED = "postgresql://bob:***@db/x"
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    """Written to as a command does; afterwards the root logger is as before."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers[:] = []
+    set_up_logging(LogLevel.INFO)
+    yield logging.getLogger("shop")
+    root.handlers[:], root.level = handlers, level
+
+
+class _Database:
+    def __str__(self) -> str:
+        return DSN
+
+
+def test_extras_of_a_json_line_have_no_passwords(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    """However deep in them; numbers and times stay what they are."""
+    set_log_format(LogFormat.JSON)
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    logger.info("to %s", DSN, extra={"dsn": DSN, "many": [{DSN: (DSN, 7, None)}], "object": _Database(), "at": at})
+    line = json.loads(capsys.readouterr().err)
+    assert line["message"] == f"to {MASKED}"
+    assert line["dsn"] == line["object"] == MASKED
+    assert line["many"] == [{MASKED: [MASKED, 7, None]}]
+    assert line["at"] == str(at)
+
+
+@pytest.mark.parametrize("log_format", LogFormat)
+def test_a_traceback_has_no_passwords(
+    logger: logging.Logger, capsys: pytest.CaptureFixture[str], log_format: LogFormat
+) -> None:
+    set_log_format(log_format)
+    try:
+        raise RuntimeError(DSN)
+    except RuntimeError:
+        logger.exception("failed")
+    said = capsys.readouterr().err
+    assert f"RuntimeError: {MASKED}" in said
+    assert "hunter2" not in said
+
+
+@pytest.mark.usefixtures("logger")
+def test_what_cannot_be_written_is_said_without_passwords(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `logging` says it: where it was logged, and what is wrong with it."""
+    (handler,) = (one for one in logging.getLogger().handlers if type(one).__module__ == set_up_logging.__module__)
+    # To this handler alone: pytest's own would raise.
+    handler.handle(logging.LogRecord("shop", logging.INFO, "shop.py", 7, "%d jobs", (DSN,), None))
+    said = capsys.readouterr().err
+    assert "TypeError: %d format: a real number is required, not str" in said
+    assert f"shop.py, line 7: '%d jobs', arguments ('{MASKED}',)" in said
+    assert "hunter2" not in said
