@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from sqlalchemy import URL
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.settings import WorkerSettings
 from sa_jobqueue.urls import database_url
-from sa_jobqueue.worker.supervisor import Supervisor, drain_with_supervisor
+from sa_jobqueue.worker.supervisor import CANNOT_WORK, Supervisor, drain_with_supervisor
 from sa_jobqueue.worker.worker import Worker
 
 from .common import database, load_registry, transaction
@@ -118,6 +119,7 @@ class WorkOptions:
     ] = False
     log_format: Annotated[LogFormat, _option(help="One line of text, or one JSON object, per event.")] = LogFormat.TEXT
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False
+    tried_out: Annotated[bool, typer.Option("--tried-out", hidden=True)] = False
 
     @classmethod
     def from_options(cls, **given: Any) -> Self:
@@ -158,26 +160,22 @@ def work(config: Config, options: WorkOptions) -> None:
     memory = None if options.max_memory is None else _bytes(options.max_memory)
     direct = None if options.listen_url is None else database_url(options.listen_url)
     url = database(config)
-    if not options.supervised:
-        with transaction(config):
-            pass  # better one line now than one from each process
-        logger.info(
-            "serving %s in schema %s of %s",
-            ", ".join(f"{name}={slots}" for name, slots in queues.items()), config.schema, url,
-        )  # fmt: skip
-        if options.processes > 1 or options.max_jobs is not None or memory is not None:
-            command = [sys.executable, "-m", "sa_jobqueue", "work", *_arguments(config, options)]
-            supervisor = Supervisor(
-                command, options.processes, env=_environment(url, direct), grace=options.grace, until_idle=options.drain
-            )
-            raise typer.Exit(supervisor.run())
-    else:
+    slots_of = ", ".join(f"{name}={slots}" for name, slots in queues.items())
+    serving = f"serving {slots_of} in schema {config.schema} of {url}"
+    if options.supervised:
         # As if the terminal had said it: before the worker is up that ends the process, and afterwards it drains.
         drain_with_supervisor(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    else:
+        with transaction(config):
+            pass  # better one line now than one from each process
+        if options.processes > 1 or options.max_jobs is not None or memory is not None:
+            raise typer.Exit(_supervise(config, options, serving, _environment(url, direct)))
+    registry = load_registry(config)
+    registry.resolve()
     worker = Worker(
         url,
         queues,
-        registry=load_registry(config),
+        registry=registry,
         schema=config.schema if config.translate else None,
         listen=options.listen,
         listen_url=direct,
@@ -185,6 +183,11 @@ def work(config: Config, options: WorkOptions) -> None:
         max_memory=memory,
         settings=settings,
     )
+    if options.tried_out:
+        _leave_threads_behind(0)
+        return
+    if not options.supervised:
+        logger.info("%s", serving)
     # What was loaded stays; else each full collection goes through all of it, with the interpreter to itself.
     gc.collect()
     gc.freeze()
@@ -245,6 +248,20 @@ def _environment(url: URL, direct: URL | None) -> dict[str, str]:
         for name, value in urls.items() if value is not None
     }  # fmt: skip
     return {**os.environ, **said}
+
+
+def _supervise(config: Config, options: WorkOptions, serving: str, env: Mapping[str, str]) -> int:
+    """Keep the worker processes running; the exit code.
+
+    First one process makes all that a worker needs, and ends: what cannot work is said once, and nothing is started.
+    This process does not try that itself, for a supervisor has none of the application's code.
+    """
+    command = [sys.executable, "-m", "sa_jobqueue", "work", *_arguments(config, options)]
+    with subprocess.Popen([*command, "--tried-out"], env=env, stdin=subprocess.PIPE) as tried_out:
+        if tried_out.wait() == CANNOT_WORK:
+            return CANNOT_WORK
+    logger.info("%s", serving)
+    return Supervisor(command, options.processes, env=env, grace=options.grace, until_idle=options.drain).run()
 
 
 def _leave_threads_behind(code: int) -> None:

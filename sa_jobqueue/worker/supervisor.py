@@ -25,7 +25,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from types import FrameType
 
-__all__ = ["RECYCLE", "Supervisor", "drain_with_supervisor", "restart_delay"]
+__all__ = ["CANNOT_WORK", "RECYCLE", "Supervisor", "drain_with_supervisor", "restart_delay"]
 
 logger = logging.getLogger(__name__)
 

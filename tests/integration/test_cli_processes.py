@@ -43,6 +43,37 @@ def test_an_app_that_does_not_import_is_one_line(tmp_path: Path) -> None:
     assert "shop.py, line 2" in line
 
 
+@pytest.mark.parametrize("several", [(), ("--processes=2",), ("--max-jobs=5",)], ids="".join)
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--app=nosuch"], "--app nosuch: there is no module 'nosuch'"),
+        (["--app=unresolved"], "task 'unresolved.send': "),
+        (["--queue=a=0"], "queue 'a' needs 1 to 10,000 slots, not 0"),
+        (["--queue=mail=many"], "expected NAME or NAME=SLOTS"),
+        (["--schema=nothere"], "run `sa-jobqueue migrate --schema nothere`"),
+        ([f"--database-url={NOWHERE}"], "the database does not answer"),
+    ],
+    ids=lambda one: "".join(one) if isinstance(one, list) else "",
+)
+def test_a_worker_that_cannot_begin_is_one_line(
+    database_url: str, tmp_path: Path, several: tuple[str, ...], options: list[str], reason: str
+) -> None:
+    """Nothing is logged before, neither by it nor by its supervisor."""
+    (tmp_path / "unresolved.py").write_text(
+        "import sa_jobqueue\n@sa_jobqueue.task\ndef send(order: 'NoSuchType') -> None: ...\n"
+    )
+    assert reason in one_line("work", *options, *several, url=database_url, cwd=tmp_path)
+
+
+def test_a_thread_of_the_application_does_not_keep_workers_from_beginning(database_url: str, tmp_path: Path) -> None:
+    """The supervisor begins when the process has ended that tries whether the application imports."""
+    (tmp_path / "shop.py").write_text("import threading\nthreading.Thread(target=threading.Event().wait).start()\n")
+    ended = run_command("work", "--app=shop", "--processes=2", "--drain", url=database_url, cwd=tmp_path, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("found nothing more to do") == 2
+
+
 def test_debug_has_the_traceback_without_the_password() -> None:
     result = run_command("list", "--debug", url=NOWHERE)
     assert result.returncode == 2
