@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from .errors import ConfigurationError
 
@@ -36,20 +36,19 @@ class WorkerSettings:
     """The longest that a handler's transaction may sit idle; None: what the server says."""
 
     def __post_init__(self) -> None:
-        bounds = {
-            "lease": (0.5, 86_400), "poll": (0.01, 3_600), "grace": (0, 86_400), "buffer": (0, 100_000),
-            "hoard": (0.05, 86_400), "unknown_delay": (0, 86_400), "prune_every": (0.1, 86_400),
-            "max_rescues": (1, 1_000), "session_idle_timeout": (0.1, 86_400),
-        }  # fmt: skip
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name not in bounds or value is None:
+        for name, (kind, low, high) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is None and name == "session_idle_timeout":
                 continue
-            low, high = bounds[field.name]
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or math.isnan(value)
-                or not low <= value <= high
-            ):
-                raise ConfigurationError(f"{field.name} must be a number from {low} to {high}, not {value!r}")
+            if isinstance(value, bool) or not isinstance(value, (int, kind)) or not low <= value <= high:
+                said = "an integer" if kind is int else "a number"
+                raise ConfigurationError(f"{name} must be {said} from {low} to {high}, not {value!r}")
+        if not isinstance(self.pooled, bool):
+            raise ConfigurationError(f"pooled must be True or False, not {self.pooled!r}")
+
+
+_BOUNDS: Mapping[str, tuple[type[float], float, float]] = {
+    "lease": (float, 0.5, 86_400), "poll": (float, 0.01, 3_600), "grace": (float, 0, 86_400), "buffer": (int, 0, 100_000),
+    "hoard": (float, 0.05, 86_400), "unknown_delay": (float, 0, 86_400), "prune_every": (float, 0.1, 86_400),
+    "max_rescues": (int, 1, 1_000), "session_idle_timeout": (float, 0.1, 86_400),
+}  # fmt: skip

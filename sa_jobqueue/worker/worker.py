@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from ..errors import ConfigurationError
 from ..models import Job
+from ..options import checked_int, checked_name
 from ..settings import WorkerSettings
 from ..tasks import Registry, default_registry
 from .crew import Assignment
@@ -67,6 +69,9 @@ class Worker:
         job: type[Job] = Job,
     ) -> None:
         self.queues = _checked_queues(queues)
+        for name, limit in {"max_jobs": max_jobs, "max_memory": max_memory}.items():
+            if limit is not None:
+                checked_int(limit, name, 1, sys.maxsize, ConfigurationError)
         self.settings = settings or WorkerSettings()
         self.registry = registry
         self.id = uuid.uuid4()
@@ -169,8 +174,7 @@ def _checked_queues(queues: Mapping[str, int]) -> dict[str, int]:
     if not queues:
         raise ConfigurationError("a worker needs queues: {'default': 10}")
     for name, slots in queues.items():
-        if not isinstance(name, str) or not 1 <= len(name) <= 200 or "\x00" in name:
-            raise ConfigurationError(f"a queue's name has 1 to 200 characters and no NUL, not {name!r}")
+        checked_name(name, "queue", ConfigurationError)
         if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= 10_000:
             raise ConfigurationError(f"queue {name!r} needs 1 to 10,000 slots, not {slots!r}")
     return dict(queues)

@@ -50,11 +50,13 @@ def test_an_app_that_does_not_import_is_one_line(tmp_path: Path) -> None:
         (["--app=nosuch"], "--app nosuch: there is no module 'nosuch'"),
         (["--app=unresolved"], "task 'unresolved.send': "),
         (["--queue=a=0"], "queue 'a' needs 1 to 10,000 slots, not 0"),
+        (["--queue=a\udcff=1"], r"queue 'a\udcff' holds a lone surrogate, which is no Unicode text"),
+        (["--max-memory=0"], "max_memory must be an integer from 1"),
         (["--queue=mail=many"], "expected NAME or NAME=SLOTS"),
         (["--schema=nothere"], "run `sa-jobqueue migrate --schema nothere`"),
         ([f"--database-url={NOWHERE}"], "the database does not answer"),
     ],
-    ids=lambda one: "".join(one) if isinstance(one, list) else "",
+    ids=lambda one: ascii("".join(one)) if isinstance(one, list) else "",
 )
 def test_a_worker_that_cannot_begin_is_one_line(
     database_url: str, tmp_path: Path, several: tuple[str, ...], options: list[str], reason: str
