@@ -58,8 +58,8 @@ def check(
 ) -> None:
     """Check that all is well: database, workers, waiting jobs.
 
-    It looks at the server, its clock, the schema, LISTEN and NOTIFY, the workers, queues with due jobs that nobody
-    serves, and expired leases. Exit code 0: all is well; 1: something is wrong; 2: the database does not answer.
+    It looks at the server, its clock, the schema, LISTEN and NOTIFY, the workers and how many of them listen, queues with
+    due jobs that nobody serves, and expired leases. Exit code 0: all is well; 1: something is wrong; 2: the database does not answer.
 
     sa-jobqueue check --max-wait 10m --json
     """
@@ -164,10 +164,8 @@ def _workers(workers: Any) -> Finding:
     live = [worker for worker in workers if not worker.stale]
     stale = len(workers) - len(live)
     places = ", ".join(f"{cleaned(worker.host)}:{worker.pid}" for worker in live[:5]) + (", …" if len(live) > 5 else "")
-    said = (
-        f"{len(live)} live" + (f" ({places})" if live else "") + (f", {stale} not seen for a minute" if stale else "")
-    )
-    return Finding("workers", True, said)
+    listening = f" ({places}), {sum(worker.listening for worker in live)} listening" if live else ""
+    return Finding("workers", True, f"{len(live)} live{listening}{f', {stale} not seen for a minute' if stale else ''}")
 
 
 def _served(queues: Any, served: set[str]) -> Finding:

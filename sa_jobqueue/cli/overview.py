@@ -6,11 +6,12 @@ from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import Float, Text, cast, func, select
+from sqlalchemy import Float, Text, cast, column, func, select, table
 
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job, WorkerRow, status_literal
 from sa_jobqueue.statements import count_jobs
+from sa_jobqueue.worker.listener import LISTENS_FOR
 
 from .common import Config, Json, transaction
 from .filters import Queues, parse_duration
@@ -18,6 +19,7 @@ from .output import Column, age, note, print_json, print_table
 
 __all__ = ["STALE", "stats", "workers", "workers_statement"]
 
+_ACTIVITY = table("pg_stat_activity", column("datname"), column("application_name"), schema="pg_catalog")
 #: Seconds: a worker says that it lives every 20 s at the latest.
 STALE = 60.0
 
@@ -73,7 +75,9 @@ def _total(name: str, rows: list[dict[str, Any]]) -> Any:
 
 
 def workers_statement() -> Any:
-    """A row per worker process that has not left: its columns, `age` and `unseen` in seconds, jobs `running`."""
+    """A row per worker process that has not left: its columns, `age` and `unseen` in seconds, jobs `running`, and
+    whether it is `listening` for wake-ups.
+    """
     running = (
         select(func.count())
         .where(Job.status == status_literal(JobStatus.RUNNING), Job.worker == cast(WorkerRow.id, Text))
@@ -82,6 +86,9 @@ def workers_statement() -> Any:
     )
     started = func.extract("epoch", func.now() - WorkerRow.started_at)
     seen = func.extract("epoch", func.now() - WorkerRow.seen_at)
+    listeners = select(func.left(_ACTIVITY.c.application_name, len(LISTENS_FOR) + 36)).where(
+        _ACTIVITY.c.datname == func.current_database()
+    )
     return select(
         WorkerRow.id,
         WorkerRow.host,
@@ -95,6 +102,7 @@ def workers_statement() -> Any:
         cast(seen, Float).label("unseen"),
         (seen > STALE).label("stale"),
         running.label("running"),
+        func.concat(LISTENS_FOR, cast(WorkerRow.id, Text)).in_(listeners).label("listening"),
     ).order_by(WorkerRow.started_at, WorkerRow.id)
 
 

@@ -112,7 +112,7 @@ class Crew:
         self.listener: Listener | None = None
         if engines.listener is not None:
             engine = engines.listener.execution_options(schema_translate_map=engines.translate)
-            self.listener = Listener(engine, self.service.look_at, job=job)
+            self.listener = Listener(engine, self.service.look_at, worker=worker, job=job)
         self.maintenance = Maintenance(
             connector,
             worker=worker,

@@ -25,10 +25,14 @@ from .connections import Watch, backoff, hang_up
 if TYPE_CHECKING:  # whoever only enqueues, over another driver perhaps, needs no libpq
     import psycopg
 
-__all__ = ["Listener"]
+__all__ = ["LISTENS_FOR", "Listener"]
 
 logger = logging.getLogger(__name__)
 
+#: The `application_name` of a connection that listens: this, the worker's id, and as much of the URL's as has room. Unlike
+#: its query, every role may see it.
+LISTENS_FOR = "sa-jobqueue "
+_NAME = "SELECT set_config('application_name', left(concat_ws(' ', %s::text, current_setting('application_name')), 63), false)"
 #: A connection that has said nothing for so many seconds is asked whether it still lives.
 _PING = 15.0
 #: An answer that has not come after so many seconds does not come any more.
@@ -37,10 +41,12 @@ _RETRY_MOST = 10.0
 
 
 class Listener:
-    """Calls `heard(queue)` for each wake-up, and `heard(None)` after it (again) begins to listen."""
+    """Calls `heard(queue)` for each wake-up of `worker`, and `heard(None)` after it (again) begins to listen."""
 
-    def __init__(self, engine: Engine, heard: Callable[[str | None], None], *, job: type[Job] = Job) -> None:
-        self._engine, self._heard, self._job = engine, heard, job
+    def __init__(
+        self, engine: Engine, heard: Callable[[str | None], None], *, worker: str, job: type[Job] = Job
+    ) -> None:
+        self._engine, self._heard, self._worker, self._job = engine, heard, worker, job
         self._end = threading.Event()
         self._bell: socket.socket | None = None
         """What the thread waits for beside its connection: rung at the end."""
@@ -98,6 +104,7 @@ class Listener:
             raise ConfigurationError(f"listening needs psycopg 3, not {type(raw).__module__}")
         raw.autocommit = True
         raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        raw.execute(_NAME, [f"{LISTENS_FOR}{self._worker}"])
         return raw, channel
 
     def _listen(self, connection: Connection, raw: psycopg.Connection, channel: str) -> None:

@@ -15,12 +15,15 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, func, insert, make_url
 
+from sa_jobqueue import Registry
 from sa_jobqueue.cli import check as checking
 from sa_jobqueue.models import WorkerRow
 from tests.support import pooler
 from tests.support.cli import as_json, invoke, output, refused
 from tests.support.databases import connect
 from tests.support.factory import make_job, row
+from tests.support.waiting import wait_until
+from tests.support.working import working
 
 TASKS = """
 import uuid
@@ -223,8 +226,28 @@ def test_due_jobs_without_a_live_worker_are_a_problem(engine: Engine, url: str) 
     assert problems(url=url) == {"queues": "due jobs that no live worker serves: images (1)"}
     plain = invoke("check", url=url)
     assert plain.exit_code == 1
-    assert "workers   1 live (web-1:7), 1 not seen for a minute" in plain.stdout
+    assert "workers   1 live (web-1:7), 0 listening, 1 not seen for a minute" in plain.stdout
     assert [line.split()[0] for line in plain.stdout.splitlines()].count("problem") == 1
+
+
+def test_it_is_said_how_many_live_workers_listen(database_url: str) -> None:
+    """The listener's connection names its worker, before what the URL says; it counts for the workers of this database."""
+    url = make_url(database_url).update_query_dict({"application_name": "shop"}).render_as_string(hide_password=False)
+    with working(url, Registry(), listen=False):
+        (deaf,) = wait_until(lambda: as_json("workers", url=url))
+        assert deaf["listening"] is False
+        with working(url, Registry()) as worker:
+            wait_until(lambda: any(one["listening"] for one in as_json("workers", url=url)))
+            assert {one["id"]: one["listening"] for one in as_json("workers", url=url)} == {
+                deaf["id"]: False,
+                str(worker.id): True,
+            }
+            (said,) = (one for one in as_json("check", url=url)["checks"] if one["name"] == "workers")
+            place = f"{deaf['host']}:{deaf['pid']}"
+            assert said == {"name": "workers", "ok": True, "detail": f"2 live ({place}, {place}), 1 listening"}
+            with connect(database_url) as connection:
+                names = connection.execute("SELECT application_name FROM pg_stat_activity").fetchall()
+            assert (f"sa-jobqueue {worker.id} shop",) in names
 
 
 def test_an_expired_lease_and_a_long_wait_are_problems(engine: Engine, url: str) -> None:

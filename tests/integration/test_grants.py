@@ -320,6 +320,13 @@ def count(engine: Engine) -> int:
 # ---- read, admin
 
 
+def test_who_may_read_sees_which_workers_listen(make_role: MakeRole, database_url: str) -> None:
+    """Though the workers' connections are another role's."""
+    url = make_role("read")
+    with working(database_url, Registry()):
+        wait_until(lambda: [one["listening"] for one in as_json("workers", url=url)] == [True])
+
+
 def test_a_reader_can_look_and_not_write(make_role: MakeRole, engine: Engine, database_url: str) -> None:
     """Every command that looks works; every one that acts is refused, and so is each statement."""
     url = make_role("read")
