@@ -24,7 +24,7 @@ FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 
 
 PROMISE = 5.0
-"""Seconds from a fault's end within which jobs end as fast as before and every worker claims."""
+"""Seconds from a fault's end within which jobs end at least half as fast as usual, and every worker claims."""
 RESTART = 15.0
 """The same where it is a service manager that has to start all anew: four interpreters, on a busy machine, beside the three
 that drain."""

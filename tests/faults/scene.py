@@ -53,7 +53,7 @@ class Resumed:
 
     pid: int
     after: float | None
-    """Seconds from the fault's end until it claimed a job; None: it did not."""
+    """Seconds from the fault's end until it claimed jobs for the second time; None: it did not."""
     new: bool
     """It was started after the fault had begun."""
 
@@ -172,17 +172,22 @@ class Scene:
         return len(self.workers()) == PROCESSES
 
     def claimants(self, since: float) -> dict[int, float]:
-        """The worker processes, by pid, that have claimed since then, and when each did first; none if the server is away."""
-        statement = (
-            "SELECT pid, extract(epoch FROM min(at))::float8 FROM audit.history JOIN sa_jobqueue.worker "
-            f"ON worker.id::text = history.worker WHERE now = 'running' AND at > to_timestamp({since!r}) GROUP BY pid"
-        )
+        """The worker processes, by pid, that have claimed since then, and when; none if the server is away.
+
+        When they did for the second time: one claim may have been on its way when its worker was stopped.
+        """
+        claims = f"WHERE now = 'running' AND at > to_timestamp({since!r}) GROUP BY worker, xid"
+        statement = f"""
+            SELECT pid, extract(epoch FROM (array_agg(at ORDER BY at))[2])::float8
+            FROM (SELECT worker, min(at) AS at FROM audit.history {claims}) claim
+            JOIN sa_jobqueue.worker ON worker.id::text = claim.worker GROUP BY pid HAVING count(*) > 1
+        """
         with suppress(psycopg.Error):
             return {int(str(pid)): float(str(at)) for pid, at in self.ask(statement)}
         return {}
 
     def all_claim(self, since: float) -> bool:
-        """Whether all workers are there, and each has claimed since then."""
+        """Whether all workers are there, and each has claimed twice since then."""
         return self.whole() and {worker.pid for worker in self.workers()} <= self.claimants(since).keys()
 
     def a_worker(self) -> psutil.Process:
