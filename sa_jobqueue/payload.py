@@ -145,8 +145,10 @@ class Arguments:
             self._check_return(plan, text, valid)
         return text
 
-    def decode(self, text: str | bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the handler is called with, beside its context; PayloadError where the JSON does not fit."""
+    def decode(
+        self, text: str | bytes, *, what: str = "the stored arguments"
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the handler is called with, beside its context; PayloadError where the JSON, called `what`, does not fit."""
         plan = self._plan or self.resolve()
         try:
             found = plan.validate_json(text, strict=True)
@@ -154,11 +156,9 @@ class Arguments:
                 return (), found
             return _spread(plan, found)
         except ValidationError as error:
-            raise self._misfit(error, None) from error
+            raise self._misfit(error, None, what) from error
         except Exception as error:  # a validator of the user's
-            raise PayloadError(
-                f"task {self.task!r}: the stored arguments cannot be read: {type(error).__name__}: {error}"
-            ) from error
+            raise PayloadError(f"task {self.task!r}: {what} cannot be read: {type(error).__name__}: {error}") from error
 
     def _bind(
         self, plan: _Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -207,13 +207,13 @@ class Arguments:
                     f"{shown(back.get(name))}: annotate the parameter with the type that is meant, or pass plain JSON"
                 )
 
-    def _misfit(self, error: ValidationError, given: Mapping[str, Any] | None) -> PayloadError:
-        """The error in the user's words. `given`: the call's arguments; None when it is a stored row's."""
+    def _misfit(self, error: ValidationError, given: Mapping[str, Any] | None, what: str = "") -> PayloadError:
+        """The error in the user's words. `given`: the call's arguments; None for JSON, called `what`."""
         found = error.errors(include_url=False, include_context=False)
         said = [self._sentence(one, enqueueing=given is not None) for one in found[:3]]
         if len(found) > 3:
             said.append(f"and {len(found) - 3} more")
-        where = "" if given is not None else "the stored arguments do not fit the handler: "
+        where = "" if given is not None else f"{what} do not fit the handler: "
         return PayloadError(f"task {self.task!r}: {where}{'; '.join(said)}")
 
     def _sentence(self, one: Any, *, enqueueing: bool) -> str:

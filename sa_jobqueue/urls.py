@@ -70,5 +70,7 @@ def _refused(text: str | URL, reason: str) -> ConfigurationError:
         else re.sub(r"((?:://|^)[^:/@]*:)(?!//).*@", r"\1***@", text, flags=re.DOTALL)
     )
     return ConfigurationError(
-        f"{mask_passwords(shown)!r} {reason}: expected postgresql://user:password@host:port/database"
+        # No @ in it: it would look like a password, and be masked where the message is shown.
+        f"{mask_passwords(shown)!r} {reason}: expected postgresql://host:port/database, "
+        "with user and password before the host"
     )

@@ -17,7 +17,7 @@ from sa_jobqueue.models import Job, status_in, status_literal
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, prune_jobs, retry_jobs
 
 from .common import Config, Json, transaction
-from .filters import PANEL, Chosen, Status
+from .filters import PANEL, Chosen, Status, parse_id
 from .output import count, note, print_json, say
 
 __all__ = ["cancel", "discard", "prune", "retry"]
@@ -28,7 +28,12 @@ Criteria = Sequence[Criterion]
 _PAGE = 1_000
 
 _OPTIONS: Mapping[str, tuple[Any, Any]] = {
-    "ids": (Annotated[list[int] | None, typer.Argument(metavar="ID", help="These jobs.", show_default=False)], None),
+    "ids": (
+        Annotated[
+            list[int] | None, typer.Argument(metavar="ID", parser=parse_id, help="These jobs.", show_default=False)
+        ],
+        None,
+    ),
     "all": (
         Annotated[bool, typer.Option("--all", help="All jobs that it can be done to.", rich_help_panel=PANEL)],
         False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -126,18 +125,12 @@ def _clock(connection: Connection) -> Finding:
 
 
 def _schema(connection: Connection, schema: str) -> Finding:
-    found = current_version(connection)
-    option = "" if schema == "sa_jobqueue" else f" --schema {shlex.quote(schema)}"
-    if found is None or found < CURRENT:
-        what = "is missing" if found is None else f"has version {found}"
-        return Finding(
-            "schema", False, f"{schema} {what}; version {CURRENT} is needed: run `sa-jobqueue migrate{option}`"
-        )
     try:
         check_schema(connection)
     except SchemaError as error:
         return Finding("schema", False, str(error))
-    newer = f", newer than this release's {CURRENT}" if found > CURRENT else ""
+    found = current_version(connection)
+    newer = "" if found == CURRENT else f", newer than this release's {CURRENT}"
     return Finding("schema", True, f"{schema} has version {found}{newer}")
 
 

@@ -122,7 +122,8 @@ def database(config: Config) -> URL:
     if config.database_url is not None:
         if "://" not in config.database_url:  # not shown: whatever it is, a password may be in it
             raise ConfigurationError(
-                "the database URL that was given has no scheme: expected postgresql://user:password@host:port/database"
+                "the database URL that was given has no scheme: expected postgresql://host:port/database, "
+                "with user and password before the host"
             )
         return database_url(config.database_url)
     return database_url(embedded_url(directory=config.embedded_dir))
@@ -217,6 +218,9 @@ def _import(name: str) -> Any:
                 f"--app {name}: there is no module {error.name!r} (looked in {Path.cwd()} and on Python's path)"
             ) from error
         frame = traceback.extract_tb(error.__traceback__)[-1]
+        reason, file, line = str(error), frame.filename, frame.lineno
+        if isinstance(error, SyntaxError) and error.filename is not None:
+            reason, file, line = error.msg, error.filename, error.lineno
         raise ConfigurationError(
-            f"--app {name}: importing it failed: {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
+            f"--app {name}: importing it failed: {type(error).__name__}: {reason} ({file}, line {line})"
         ) from error

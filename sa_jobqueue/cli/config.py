@@ -23,7 +23,7 @@ from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.migrations.steps import quote
 from sa_jobqueue.models import SCHEMA
 
-__all__ = ["PREFIX", "Config", "LogLevel", "defaults_from_pyproject"]
+__all__ = ["PREFIX", "Config", "LogLevel", "defaults_from_pyproject", "key_of"]
 
 PREFIX = "SA_JOBQUEUE_"
 
@@ -145,7 +145,7 @@ def defaults_from_pyproject(root: Any, start: Path) -> dict[str, Any]:
     if file is None:
         return {}
     said = _table(file)
-    known = {_key(option) for option in _options(root)}
+    known = {key_of(option) for option in _options(root)}
     if unknown := [key for key in said if key not in known]:
         raise ConfigurationError(
             f"{file}: [tool.sa_jobqueue] has the unknown {'keys' if len(unknown) > 1 else 'key'} "
@@ -171,13 +171,15 @@ def _default_map(command: Any, said: Mapping[str, Any], file: Path) -> dict[str,
     if (subcommands := getattr(command, "commands", None)) is not None:
         return {name: _default_map(subcommand, said, file) for name, subcommand in subcommands.items()}
     return {
-        option.name: _value(option, said[_key(option)], file) for option in _options(command) if _key(option) in said
+        option.name: _value(option, said[key_of(option)], file)
+        for option in _options(command)
+        if key_of(option) in said
     }
 
 
 def _value(option: Any, value: Any, file: Path) -> Any:
     """A value as the option takes it: for one that may be repeated also a table, {mail = 10} for mail=10."""
-    key = _key(option)
+    key = key_of(option)
     if option.multiple:
         if isinstance(value, dict):
             return [f"{name}={part}" for name, part in cast(dict[str, Any], value).items()]
@@ -194,5 +196,6 @@ def _options(command: Any) -> Iterator[Any]:
     yield from (option for option in command.params if str(option.envvar or "").startswith(PREFIX))
 
 
-def _key(option: Any) -> str:
+def key_of(option: Any) -> str:
+    """The name of an option in pyproject.toml."""
     return str(option.envvar).removeprefix(PREFIX).lower()

@@ -17,7 +17,7 @@ from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job, status_literal
 
 __all__ = [
-    "PANEL", "Chosen", "Queues", "Status", "parse_duration",
+    "PANEL", "Chosen", "Queues", "Status", "parse_duration", "parse_id",
 ]  # fmt: skip
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
@@ -37,6 +37,17 @@ def parse_duration(text: str | timedelta) -> timedelta:
     except OverflowError:
         pass
     raise typer.BadParameter(f"{text!r} is not a duration; expected 45s, 10m, 2h, 3d, 1w or 1h30m")
+
+
+def parse_id(text: str | int) -> int:
+    """`text` as the number of a job. For Typer: `parser=parse_id`."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{str(text)[:80]!r} is not a job's number") from None
+    if not -(2**63) <= number < 2**63:
+        raise typer.BadParameter(f"{str(text)[:80]!r} is not a job's number: no job has more than 19 digits")
+    return number
 
 
 class Status(StrEnum):

@@ -15,7 +15,7 @@ from sa_jobqueue.models import Job
 from sa_jobqueue.urls import mask_passwords
 
 from .common import Config, Json, fail, one_line, transaction
-from .filters import Chosen
+from .filters import Chosen, parse_id
 from .output import Column, age, cleaned, masked, moment, note, print_json, print_table, say
 
 __all__ = ["list_jobs", "show"]
@@ -38,7 +38,9 @@ def list_jobs(
     config: Config,
     chosen: Chosen,
     *,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="At most so many jobs.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1_000_000_000, help="At most so many jobs.")
+    ] = 50,
     json: Json = False,
 ) -> None:
     """List jobs, the newest first.
@@ -97,7 +99,9 @@ def _since(time: datetime | None, now: datetime, *, short: bool = True) -> str:
 
 
 def show(
-    config: Config, id: Annotated[int, typer.Argument(metavar="ID", help="The job's number.")], json: Json = False
+    config: Config,
+    id: Annotated[int, typer.Argument(metavar="ID", parser=parse_id, help="The job's number.")],
+    json: Json = False,
 ) -> None:
     """Show one job: its arguments, its times, every attempt with its error."""
     with transaction(config) as connection, Session(connection, expire_on_commit=False) as session:

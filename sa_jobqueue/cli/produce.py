@@ -71,7 +71,9 @@ def enqueue(
     text = sys.stdin.read() if arguments == "-" else arguments
     given = _object(text, "the arguments")
     if isinstance(target, Task):
-        args, kwargs = target.decode(text)  # JSON has no UUIDs and no dates; the handler's annotations have
+        args, kwargs = target.decode(
+            text, what="the arguments"
+        )  # JSON has no UUIDs and no dates; the handler's annotations have
         call = target.call(*args, **kwargs)
     else:
         if config.app:
@@ -99,6 +101,9 @@ def _time(text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
-        return datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise OptionError(f"--run-at must be a time as 2030-01-31T09:00+01:00, not {text!r}") from None
+    if time.utcoffset() is None:
+        raise OptionError(f"--run-at must have a time zone, as in 2030-01-31T09:00+01:00, not {text!r}")
+    return time

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from sa_jobqueue.errors import ConfigurationError
@@ -20,7 +21,7 @@ from sa_jobqueue.version import __version__
 
 from . import act, bench, check, embedded, grants, jobs, migrate, overview, produce
 from .common import LogLevel, command, fail, help_text, say_error
-from .config import defaults_from_pyproject
+from .config import defaults_from_pyproject, key_of
 
 __all__ = ["app", "main"]
 
@@ -55,13 +56,30 @@ class Commands(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         except Exception as error:
-            if (message := getattr(error, "format_message", None)) is None:
+            if not hasattr(error, "format_message"):
                 raise
-            context = getattr(error, "ctx", None)  # a usage error of Click's, which Typer may have a copy of
-            hint = f" (see {context.command_path} --help)" if context is not None else ""
-            say_error(f"{message().rstrip('.')}{hint}")
+            say_error(_usage_error(error))
             sys.exit(2)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage_error(error: Any) -> str:
+    """A usage error of Click's, which Typer may have a copy of, with the value and where that was said."""
+    context, option = getattr(error, "ctx", None), getattr(error, "param", None)
+    hint = f" (see {context.command_path} --help)" if context is not None else ""
+    said = error.format_message().rstrip(".")
+    if context is None or option is None or type(error).__name__ != "BadParameter":
+        return f"{said}{hint}"
+    source = getattr(context.get_parameter_source(option.name), "name", "")
+    if source in {"ENVIRONMENT", "DEFAULT_MAP"}:
+        variable = option.envvar
+        place = variable if source == "ENVIRONMENT" else f"{key_of(option)} in [tool.sa_jobqueue] of pyproject.toml"
+        said = f"Invalid value for {place}: {error.message.rstrip('.')}"
+    elif getattr(option, "envvar", None):
+        said = f"Invalid value for '{option.opts[0]}': {error.message.rstrip('.')}"
+    if isinstance(reason := error.__cause__, ValidationError) and not option.multiple:
+        said += f", not {reason.errors()[0]['input']!r}"
+    return f"{said}{hint}"
 
 
 app = typer.Typer(

@@ -19,7 +19,7 @@ NOWHERE = "postgresql://me:secret@127.0.0.1:1/nowhere"
         ("postgresql://me:secret@127.0.0.1:1/nowhere?nonsense=1", "nonsense"),
         ("mysql://me:secret@db/shop", "is not a PostgreSQL URL"),
         ("postgresql://me:secret@db:port/shop", "is not a database URL"),
-        ("me:secret@db", "has no scheme"),
+        ("me:secret@db", "has no scheme: expected postgresql://host:port/database, with user and password before"),
     ],
 )
 def test_a_wrong_url_is_refused(url: str, reason: str) -> None:
@@ -43,6 +43,32 @@ def test_a_wrong_url_is_refused(url: str, reason: str) -> None:
 )
 def test_a_wrong_option_is_refused(arguments: tuple[str, ...]) -> None:
     assert "secret" not in refused(*arguments, url=NOWHERE)
+
+
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        ("option", "Invalid value for '--lease': "),
+        ("environment", "Invalid value for SA_JOBQUEUE_LEASE: "),
+        ("pyproject", "Invalid value for lease in [tool.sa_jobqueue] of pyproject.toml: "),
+    ],
+)
+def test_a_wrong_value_is_named_with_the_place_that_said_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if said == "pyproject":
+        (tmp_path / "pyproject.toml").write_text("[tool.sa_jobqueue]\nlease = 'soon'\n")
+    option = ["--lease", "soon"] if said == "option" else []
+    line = refused("work", *option, env={"SA_JOBQUEUE_LEASE": "soon"} if said == "environment" else {})
+    assert line.startswith(f"error: {place}")
+    assert "'soon'" in line
+
+
+@pytest.mark.parametrize("command", ["show", "retry", "cancel", "discard", "prune"])
+@pytest.mark.parametrize("number", [str(2**63), "9" * 30, "seven"])
+def test_what_is_no_number_of_a_job_is_refused_by_its_name(command: str, number: str) -> None:
+    assert f"{number!r} is not a job's number" in refused(command, number, url=NOWHERE)
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,9 @@ def test_a_time_needs_its_zone(engine: Engine, url: str) -> None:
     number = as_json("enqueue", "a", "--run-at", "2030-01-31T09:00+01:00", url=url)["id"]
     with engine.begin() as connection:
         assert row(connection, number).run_at.isoformat() == "2030-01-31T08:00:00+00:00"
-    assert "must have a time zone" in refused("enqueue", "a", "--run-at", "2030-01-31T09:00", url=url)
+    assert refused("enqueue", "a", "--run-at", "2030-01-31", url=url) == (
+        "error: --run-at must have a time zone, as in 2030-01-31T09:00+01:00, not '2030-01-31'\n"
+    )
     assert "--run-at must be a time" in refused("enqueue", "a", "--run-at", "tomorrow", url=url)
 
 
@@ -154,7 +156,8 @@ def test_with_an_app_the_handler_checks_the_arguments_and_says_the_options(
     with engine.begin() as connection:
         job = row(connection, int(number))
     assert (job.args, job.queue, job.max_attempts, job.priority) == ({"order": order}, "mail", 3, 7)
-    assert "order" in refused("enqueue", "shop.send", '{"order": 7}', "--app", "shop_tasks", url=url)
+    misfit = refused("enqueue", "shop.send", '{"order": 7}', "--app", "shop_tasks", url=url)
+    assert misfit.startswith("error: task 'shop.send': the arguments do not fit the handler: argument order: ")
     assert "wrong" in refused(
         "enqueue", "shop.send", f'{{"order": "{order}", "wrong": 1}}', "--app", "shop_tasks", url=url
     )
@@ -179,7 +182,7 @@ def test_an_app_may_name_a_registry_and_there_may_be_several(url: str, folder: P
         (None, "shop/tasks.py", "expected dots"),
         ("import not_installed", "shop_broken", "ModuleNotFoundError: No module named 'not_installed'"),
         ("from os import nothing_like_it", "shop_broken", "ImportError: cannot import name 'nothing_like_it'"),
-        ("def (", "shop_broken", "SyntaxError"),
+        ("\ndef (", "shop_broken", "({folder}/shop_broken.py, line 2)\n"),
         ("1 / 0", "shop_broken", "ZeroDivisionError: division by zero"),
         ("raise SystemExit('usage: shop')", "shop_broken", "SystemExit: usage: shop"),
         ("URL = 'x://me:secret@db'\nraise RuntimeError(URL)", "shop_broken", "RuntimeError: x://me:***@db"),
@@ -192,7 +195,7 @@ def test_an_app_that_does_not_import_is_named_with_the_reason(
         (folder / "shop_broken.py").write_text(source)
     line = refused("enqueue", "a", "--app", name, url="postgresql://nobody@127.0.0.1:1/nowhere")
     assert f"--app {name}: " in line
-    assert reason in line
+    assert reason.replace("{folder}", str(folder)) in line
 
 
 # ---- check
@@ -264,8 +267,11 @@ def test_an_expired_lease_and_a_long_wait_are_problems(engine: Engine, url: str)
 def test_a_missing_schema_is_a_problem_with_its_remedy(empty_database_url: str) -> None:
     """What needs the tables is not asked."""
     assert problems("--schema", "my jobs", url=empty_database_url) == {
-        "schema": "my jobs is missing; version 1 is needed: run `sa-jobqueue migrate --schema 'my jobs'`"
+        "schema": "the job queue's schema is missing; version 1 is needed: run `sa-jobqueue migrate --schema 'my jobs'`"
     }
+    assert "run `sa-jobqueue migrate --schema 'my jobs'`" in refused(
+        "list", "--schema", "my jobs", url=empty_database_url
+    )
 
 
 def test_a_read_only_server_is_a_problem(database_url: str) -> None:

@@ -46,7 +46,7 @@ def test_anything_else_is_refused_with_what_was_given_and_what_is_expected(given
     with pytest.raises(ConfigurationError, match=reason) as caught:
         database_url(given)
     message = str(caught.value)
-    assert "expected postgresql://user:password@host:port/database" in message
+    assert "expected postgresql://host:port/database, with user and password before the host" in mask_passwords(message)
     assert "\n" not in message
     assert "secret@" not in message
     assert "=secret" not in message
