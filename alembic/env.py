@@ -11,11 +11,12 @@ from alembic import context
 from alembic.operations import Operations
 from alembic.util import CommandError
 from sqlalchemy import URL, NullPool, create_engine
+from sqlalchemy.exc import OperationalError
 
 from sa_jobqueue import migrations
 from sa_jobqueue.embedded import embedded_url
 from sa_jobqueue.errors import JobQueueError
-from sa_jobqueue.urls import database_url
+from sa_jobqueue.urls import database_url, mask_passwords
 
 
 def main() -> None:
@@ -52,5 +53,6 @@ if not logging.getLogger().handlers:
 
 try:
     main()
-except JobQueueError as error:
-    raise CommandError(str(error)) from error  # which Alembic prints as one line
+except (JobQueueError, OperationalError) as error:  # a CommandError is what Alembic prints as one line
+    reason = error.orig if isinstance(error, OperationalError) else error
+    raise CommandError(" ".join(mask_passwords(str(reason)).split())) from error
