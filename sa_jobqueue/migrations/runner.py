@@ -99,8 +99,11 @@ def downgrade_database(target: Engine | Connection | URL | str, to: int = 0, *, 
 
 
 def sql(to: int | None = None, *, schema: str = DEFAULT_SCHEMA) -> str:
-    """Return the script that brings the schema up to version `to`, for `psql`. It may be run on any older version."""
-    steps = upgrades(CURRENT if to is None else to, schema)
+    """Return the script for `psql` that brings the schema up to version `to`; with 0 the one that removes it.
+
+    It may be run on any version up to this release's, also twice.
+    """
+    steps = downgrades(0, schema) if to == 0 else upgrades(CURRENT if to is None else to, schema)
     return "\n\n".join(f"{statement};" for statement in ("BEGIN", *steps, "COMMIT")) + "\n"
 
 

@@ -102,6 +102,11 @@ def test_the_script_and_the_revision_ask_no_database(empty_database_url: str) ->
     with connect(empty_database_url) as connection:
         connection.execute(script.encode())
     assert as_json("list", "--schema", "jobs", url=empty_database_url) == []
+    removal = output("migrate", "--sql", "--to", "0", "--schema", "jobs", url=nowhere)
+    with connect(empty_database_url) as connection:
+        for _ in range(2):
+            connection.execute(removal.encode())
+            assert connection.execute("SELECT to_regnamespace('jobs')").fetchone() == (None,)
     revision = output("migrate", "--revision", "--down-revision", "1a2b3c", url=nowhere)
     assert 'down_revision = "1a2b3c"' in revision
     ast.parse(revision)
