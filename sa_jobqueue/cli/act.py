@@ -140,6 +140,8 @@ def prune(
     """
     criteria = order.criteria(chosen, since=Job.finished_at)
     if expired:
+        if order.all:
+            raise ConfigurationError("--all and --expired contradict each other: give one of them")
         criteria.append(Job.purge_at <= func.now())
     else:
         order.check(chosen)

@@ -153,7 +153,12 @@ def work(config: Config, options: WorkOptions) -> None:
     """Run a worker: claim jobs of some queues and run their handlers.
 
     The first SIGTERM or Ctrl-C lets running jobs finish and gives back what has not been started; the second does not
-    wait. With several processes, or a limit on jobs or memory, a supervisor starts the workers anew when they end.
+    wait. With several processes, or a limit on jobs or memory, a supervisor starts the workers anew when they end. Exit
+    code 75: a process without a supervisor asks to be started anew, for all slots of a queue are held by handlers that
+    timed out.
+
+    sa-jobqueue work --app shop.tasks
+    sa-jobqueue work --app shop.tasks --queue mail=10 --queue default=50 --processes 2
     """
     set_log_format(options.log_format)
     settings, queues = options.settings(), _queues_of(options.queue)

@@ -121,6 +121,7 @@ def test_prune_expired_deletes_what_workers_would(engine: Engine, url: str) -> N
         kept = make_job(connection, "completed")
         make_job(connection, "failed", purge_at=timedelta(seconds=-1))
     assert as_json("prune", "--expired", "--dry-run", url=url)["count"] == 1
+    assert "--all and --expired contradict each other" in refused("prune", "--expired", "--all", url=url)
     assert output("prune", "--expired", url=url) == "pruned 1 job\n"
     assert now(engine) == {kept: "completed"}
 

@@ -91,6 +91,12 @@ def test_a_wrong_pyproject_is_one_line_and_help_goes_on(
     assert invoke("list", "--help").exit_code == 0
 
 
+def test_the_help_of_the_main_command_has_examples() -> None:
+    lines = [line.strip() for line in invoke("work", "--help").stdout.splitlines()]
+    assert "sa-jobqueue work --app shop.tasks" in lines
+    assert "sa-jobqueue work --app shop.tasks --queue mail=10 --queue default=50 --processes 2" in lines
+
+
 def test_help_does_not_show_the_password_of_pyproject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Help shows defaults, and what pyproject.toml says is one."""
     (tmp_path / "pyproject.toml").write_text(f'[tool.sa_jobqueue]\ndatabase_url = "{NOWHERE}"\nschema = "jobs"\n')
