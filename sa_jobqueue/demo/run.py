@@ -29,12 +29,12 @@ from sa_jobqueue.migrations import DEFAULT_SCHEMA, upgrade_database
 from sa_jobqueue.models import WorkerRow
 from sa_jobqueue.worker.connections import refuse_pooler
 
-from .report import Check, Collected, collect, count_plainly, disagreements, judge
-from .screen import Role, Screen, jobs_of, show_failures, show_figures, show_largest, show_proof
+from .report import Check, collect, count_plainly, disagreements, judge
+from .screen import Role, Screen, jobs_of, show_failures, show_figures, show_largest, show_proof, show_verdict
 from .tasks import Base, Module, add_file, add_file_async
 from .workers import Workers, work_command
 
-__all__ = ["BROKEN", "SCHEMA", "Plan", "run_demo", "source_files", "standard_library"]
+__all__ = ["BROKEN", "SCHEMA", "Plan", "rescue_checks", "run_demo", "source_files", "standard_library"]
 
 SCHEMA = "sa_jobqueue_demo"
 BROKEN = Path(__file__).with_name("broken.py.txt")
@@ -56,6 +56,8 @@ class Plan:
     root: Path
     processes: int = 2
     use_async: bool = False
+    must_rescue: bool = False
+    """It is a failure that no worker was killed with jobs in hand: in a small folder there may be too little to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,24 +141,23 @@ def _run(engine: Engine, plan: Plan, root: Path, paths: list[str], console: Cons
             found = collect(session)
         done = iter(range(1, len(paths) + 1))
         plain = count_plainly(paths, lambda: screen.move("checked", next(done), len(paths)))
-    checks = [*judge(found, plain), *_rescue_check(performance.kill, found)]
+    rescues = rescue_checks(performance.kill, found.rescued, needed=plan.must_rescue)
+    checks = [*judge(found, plain), *rescues]
     wrong = disagreements(found, plain)
     show_figures(console, found, workers_seen)
     show_failures(console, found.failures(), root)
     show_largest(console, found.largest(), root)
     show_proof(console, checks, wrong)
     proved = not wrong and all(check.holds for check in checks)
-    if proved:
-        console.print("\n  Nothing was lost, and nothing was done twice.\n", style="bold green")
-    else:
-        console.print("\n  The proof fails: the database does not say what it should.\n", style="bold red")
+    show_verdict(console, proved=proved, rescued=bool(rescues))
     return proved
 
 
-def _rescue_check(kill: Kill | None, found: Collected) -> list[Check]:
-    if kill is None:
-        return []
-    return [Check("rescued jobs of the killed worker", len(kill.jobs & found.rescued), len(kill.jobs))]
+def rescue_checks(kill: Kill | None, rescued: frozenset[int], *, needed: bool) -> list[Check]:
+    """Whether what the killed worker held was rescued; nothing where none was killed at work, unless that is `needed`."""
+    if kill is not None and kill.jobs:
+        return [Check("rescued jobs of the killed worker", len(kill.jobs & rescued), len(kill.jobs))]
+    return [Check("workers killed at work", 0, 1)] if needed else []
 
 
 # ---- the database

@@ -22,7 +22,9 @@ from rich.text import Text
 
 from .report import Check, Collected, Counts, FileResult
 
-__all__ = ["Role", "Screen", "jobs_of", "show_failures", "show_figures", "show_largest", "show_proof"]
+__all__ = [
+    "Role", "Screen", "jobs_of", "show_failures", "show_figures", "show_largest", "show_proof", "show_verdict",
+]  # fmt: skip
 
 _EVERY = 2.0
 #: Failures and disagreements shown one by one; a code base of another language would have thousands.
@@ -134,6 +136,20 @@ def show_proof(console: Console, checks: Iterable[Check], wrong: Sequence[str]) 
     for line in wrong[:_MOST]:
         console.print(Text(f"  {line}", style="red"))
     _and_more(console, len(wrong))
+
+
+def show_verdict(console: Console, *, proved: bool, rescued: bool) -> None:
+    """The last line. `rescued`: whether the rescue of a killed worker's jobs was a part of it."""
+    if not proved:
+        console.print("\n  The proof fails: the database does not say what it should.\n", style="bold red")
+        return
+    console.print("\n  Nothing was lost, and nothing was done twice.", style="bold green")
+    if not rescued:
+        console.print(
+            "  But no worker was killed at work: there was too little to do. That a rescue loses nothing is not shown.",
+            style="yellow", soft_wrap=True,
+        )  # fmt: skip
+    console.print()
 
 
 def _share(found: Collected, role: Role) -> str:

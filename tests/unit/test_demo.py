@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import textwrap
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from sa_jobqueue import JobStatus
 from sa_jobqueue.demo.report import Check, Collected, Counts, FileResult, Plain, count_plainly, disagreements, judge
-from sa_jobqueue.demo.run import BROKEN, source_files
+from sa_jobqueue.demo.run import BROKEN, Kill, rescue_checks, source_files
+from sa_jobqueue.demo.screen import show_verdict
 from sa_jobqueue.demo.tasks import Name, examine
 
 DONE, FAILED = JobStatus.COMPLETED, JobStatus.FAILED
@@ -154,3 +157,42 @@ def test_totals_that_agree_by_chance_do_not_deceive_it() -> None:
     )
 
     assert [check.what for check in judge(swapped, plain) if not check.holds] == ["files with the same result"]
+
+
+@pytest.mark.parametrize(
+    "kill", [None, Kill("w", frozenset(), 0.0)], ids=["none killed", "killed with nothing in hand"]
+)
+def test_a_rescue_that_was_not_seen_is_no_proof(kill: Kill | None) -> None:
+    """Where there must be one it is a failure; where there was too little to do, there is nothing to compare."""
+    (check,) = rescue_checks(kill, frozenset(), needed=True)
+    assert (check, check.holds) == (Check("workers killed at work", 0, 1), False)
+    assert rescue_checks(kill, frozenset(), needed=False) == []
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_every_job_of_the_killed_worker_must_be_rescued(needed: bool) -> None:
+    kill = Kill("w", frozenset({1, 2}), 0.0)
+    assert [check.holds for check in rescue_checks(kill, frozenset({1, 2, 3}), needed=needed)] == [True]
+    assert [check.holds for check in rescue_checks(kill, frozenset({2, 3}), needed=needed)] == [False]
+
+
+@pytest.mark.parametrize(
+    ("proved", "rescued", "said"),
+    [
+        (True, True, ["Nothing was lost, and nothing was done twice."]),
+        (
+            True,
+            False,
+            [
+                "Nothing was lost, and nothing was done twice.",
+                "But no worker was killed at work: there was too little to do. That a rescue loses nothing is not shown.",
+            ],
+        ),
+        (False, False, ["The proof fails: the database does not say what it should."]),
+    ],
+)
+def test_the_last_words_say_what_was_shown_and_what_was_not(proved: bool, rescued: bool, said: list[str]) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    show_verdict(console, proved=proved, rescued=rescued)
+    assert isinstance(console.file, io.StringIO)
+    assert [line.strip() for line in console.file.getvalue().splitlines() if line] == said
