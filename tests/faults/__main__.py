@@ -49,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seen = run(given.seed, given.faults_seconds, only=given.only, short=given.short)
     if given.json is not None:
         given.json.write_text(json.dumps(seen, indent=1))
-    if given.write is not None:
-        put_between(given.write, BEGIN, END, markdown(seen))
     print(markdown(seen))
     print("\n".join(seen["broken"]) or "no promise was broken")
+    if given.write is not None:
+        put_between(given.write, BEGIN, END, markdown(seen))
     return 1 if seen["broken"] else 0
 
 

@@ -328,7 +328,7 @@ def lock_the_table(scene: Scene, seconds: float) -> None:
         time.sleep(seconds)
 
 
-@fault("somebody holds a snapshot", ci=False, short=1.0, long=30)
+@fault("somebody holds a snapshot", short=1.0, long=30)
 def hold_a_snapshot(scene: Scene, seconds: float) -> None:
     """For a while."""
     with snapshot(scene):

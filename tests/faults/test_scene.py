@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.faults.__main__ import promises_broken
+from tests.faults.__main__ import BEGIN, END, main, promises_broken
 from tests.faults.faults import PROMISE
 from tests.faults.scene import Observed, Resumed, Scene
 
@@ -87,3 +89,20 @@ def test_each_promise_can_be_broken(said: str, change: dict[str, Any]) -> None:
     """One thing is other than when it went well, and it is said, and nothing else."""
     (broken,) = promises_broken(replace(WELL, **change))
     assert said in broken
+
+
+@pytest.mark.parametrize("broken", [[], ["a worker is killed: not whole"]])
+def test_what_was_seen_is_written_into_a_page(tmp_path: Path, broken: list[str]) -> None:
+    """The table and what was not as promised, between the markers; the rest of the page stays."""
+    page, source = tmp_path / "page.md", tmp_path / "seen.json"
+    page.write_text(f"before\n\n{BEGIN}\n\nold\n\n{END}\n\nafter\n")
+    seen = {"date": "2026-11-21", "server": "18.4", "seed": 7, "seen": [asdict(WELL)], "broken": broken}
+    source.write_text(json.dumps(seen))
+    assert main(["--from", str(source), "--write", str(page)]) == len(broken)
+    written = page.read_text()
+    assert "| a worker is killed | 0.1 s | 20 of 20 | 0.5 s | 0.3 s | 2 | 1 |\n" in written
+    assert ("no promise was broken" in written) == (not broken)
+    assert all(f"- {what}\n" in written for what in broken)
+    assert "old" not in written
+    assert written.startswith("before\n")
+    assert written.endswith("\nafter\n")
