@@ -71,9 +71,8 @@ def enqueue(
     text = sys.stdin.read() if arguments == "-" else arguments
     given = _object(text, "the arguments")
     if isinstance(target, Task):
-        args, kwargs = target.decode(
-            text, what="the arguments"
-        )  # JSON has no UUIDs and no dates; the handler's annotations have
+        # JSON has no UUIDs and no dates; the handler's annotations have.
+        args, kwargs = target.decode(text, what="the arguments")
         call = target.call(*args, **kwargs)
     else:
         if config.app:

@@ -103,8 +103,8 @@ class Listener:
         if not isinstance(raw, psycopg.Connection):
             raise ConfigurationError(f"listening needs psycopg 3, not {type(raw).__module__}")
         raw.autocommit = True
-        raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         raw.execute(_NAME, [f"{LISTENS_FOR}{self._worker}"])
+        raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         return raw, channel
 
     def _listen(self, connection: Connection, raw: psycopg.Connection, channel: str) -> None:
