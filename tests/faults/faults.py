@@ -15,7 +15,7 @@ import psutil
 import psycopg
 
 from tests.faults.proxy import About, Trap
-from tests.faults.scene import DATABASE, LEASE, Scene
+from tests.faults.scene import DATABASE, LEASE, PROCESSES, Scene
 from tests.faults.server import How
 from tests.support.waiting import wait_until
 
@@ -103,12 +103,16 @@ def stop_a_worker(scene: Scene, seconds: float) -> None:
 
 @fault("the supervisor is killed", ci=False, alone=True, back_within=RESTART)
 def kill_the_supervisor(scene: Scene, seconds: float) -> float:
-    """SIGKILL; its workers drain, and a service manager starts it again. Over with the kill: the rest is recovery."""
+    """SIGKILL; its workers drain, and a service manager starts it again.
+
+    All but the kill is recovery, and measured as such; a fault that is mixed with this one comes after it.
+    """
     workers, killed = scene.workers(), time.time()
     scene.supervisor.kill()
     scene.start_supervisor()
     _, left = psutil.wait_procs(workers, 20)
     assert left == [], "workers outlive their supervisor"
+    wait_until(lambda: scene.supervisor.output.count(" serves ") >= PROCESSES, 90, "the new workers")
     return killed
 
 
