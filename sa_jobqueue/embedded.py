@@ -205,8 +205,7 @@ class EmbeddedServer:
     @contextmanager
     def _exclusively(self) -> Generator[None]:
         """Hold the folder's lock. The kernel drops it with the process that held it, however that ended."""
-        if not self.directory.exists():
-            self.directory.mkdir(parents=True, mode=0o755 if os.geteuid() == 0 else 0o700)
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o755 if os.geteuid() == 0 else 0o700)
         with open(self.directory / "lock", "a") as file:
             for _ in _polls():
                 try:

@@ -92,6 +92,16 @@ def test_commands_that_start_at_once_share_one_server(server: EmbeddedServer) ->
         assert {user.output for user in users} == {f"ready {server.url('shared')}\n"}
 
 
+def test_a_folder_that_another_command_has_just_made_is_no_obstacle(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has looked before sees none, and goes on to make it."""
+    server.directory.mkdir(mode=0o755)
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path, **options: path != server.directory and exists(path, **options))
+    assert server.ensure_running() == server.url("postgres")
+
+
 def test_the_server_outlives_the_kill_of_its_starter(server: EmbeddedServer) -> None:
     """SIGKILL to a command, or to its whole process group, is nothing to the server."""
     with start_command(str(server.directory), command=USER) as first:
