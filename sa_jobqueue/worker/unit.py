@@ -150,7 +150,7 @@ class Unit:
             if not connection.in_transaction():
                 self._begin(connection)  # the handler rolled back what it wrote, and wrote nothing since
             answer = operations.apply_one(connection, change, worker=self._worker, job=self._job)
-            if answer is Answer.LOST:
+            if answer is not Answer.APPLIED:
                 return answer
             self.session.commit()
             self._closed = True  # from here on a task or thread that was left behind may begin nothing
