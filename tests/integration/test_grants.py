@@ -27,7 +27,7 @@ from tests.support.cli import as_json, output, refused
 from tests.support.databases import connect, driver_url
 from tests.support.factory import make_job
 from tests.support.waiting import wait_until
-from tests.support.working import job_of, working
+from tests.support.working import gate_is_open, job_of, working
 
 NAMES = ["web", 'we"b', "it's; DROP ROLE postgres --", "%s :x {schema} \\"]
 
@@ -198,14 +198,6 @@ def test_an_enqueuer_wakes_a_worker(make_role: MakeRole, engine: Engine, databas
             session.commit()
         assert started.wait(30)
     own.dispose()
-
-
-def gate_is_open(url: str) -> bool:
-    with connect(url) as connection:
-        row: Any = connection.execute(
-            "SELECT to_timestamp(pg_sequence_last_value('sa_jobqueue.gate_any')) > clock_timestamp()"
-        ).fetchone()
-        return bool(row[0])
 
 
 # ---- work

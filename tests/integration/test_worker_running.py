@@ -31,7 +31,7 @@ from sa_jobqueue.statements import cancel_jobs
 from tests.support import pooler
 from tests.support.databases import connect, driver_url
 from tests.support.waiting import wait_until
-from tests.support.working import drain, job_of, worker_for, working
+from tests.support.working import drain, gate_is_open, job_of, worker_for, working
 
 
 @pytest.fixture
@@ -578,14 +578,6 @@ def test_an_idle_worker_is_woken_and_a_deaf_one_polls(engine: Engine, url: str, 
     with working(url, registry, poll=0.2, listen=False):
         add(engine, enqueue(handler))
         assert started.wait(20)
-
-
-def gate_is_open(url: str) -> bool:
-    with connect(url) as connection:
-        row: Any = connection.execute(
-            "SELECT to_timestamp(pg_sequence_last_value('sa_jobqueue.gate_any')) > clock_timestamp()"
-        ).fetchone()
-        return bool(row[0])
 
 
 def test_nobody_is_notified_while_nobody_waits(engine: Engine, url: str) -> None:

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Job, Registry, Worker, WorkerSettings
 from sa_jobqueue.worker.crew import Crew
 from tests.support import pooler
+from tests.support.databases import connect
 from tests.support.waiting import wait_until
 
 
@@ -73,3 +74,12 @@ def job_of(engine: Engine, id: int) -> Job:
     """The row as it is now."""
     with Session(engine) as session:
         return session.scalars(select(Job).where(Job.id == id)).one()
+
+
+def gate_is_open(url: str) -> bool:
+    """Whether some worker has asked to be woken, and not too long ago."""
+    with connect(url) as connection:
+        row: Any = connection.execute(
+            "SELECT to_timestamp(pg_sequence_last_value('sa_jobqueue.gate_any')) > clock_timestamp()"
+        ).fetchone()
+        return bool(row[0])
