@@ -176,7 +176,7 @@ class Supervisor:
             self._drain()
             return
         logger.warning("%s again: the workers leave now", number.name)
-        self._terminate_all()
+        self._signal_all(signal.SIGINT)  # not SIGTERM: a process that has not seen the first would see one, not two
         if self._kill_at is not None:
             self._kill_at = min(self._kill_at, monotonic() + _LAST_CALL)
 
@@ -187,13 +187,13 @@ class Supervisor:
         self._stopping, self._kill_at = True, monotonic() + self._grace + _LAST_CALL
         for slot in self._slots:
             slot.start_at = None
-        self._terminate_all()
+        self._signal_all(signal.SIGTERM)
 
-    def _terminate_all(self) -> None:
+    def _signal_all(self, number: signal.Signals) -> None:
         for slot in self._slots:
             if slot.process is not None:
                 with suppress(ProcessLookupError):
-                    slot.process.send_signal(signal.SIGTERM)
+                    slot.process.send_signal(number)
 
     def _kill_late(self) -> None:
         if self._kill_at is None or monotonic() < self._kill_at:

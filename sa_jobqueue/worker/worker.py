@@ -159,7 +159,7 @@ class Worker:
         self._signals += 1
         now = self._signals > 1
         if now:
-            logger.warning("%s again: leaving now", number.name)
+            logger.warning("%s, the second signal: leaving now", number.name)
         else:
             logger.info("%s: finishing what is running, for at most %g s", number.name, self.settings.grace)
         self.stop(now=now)

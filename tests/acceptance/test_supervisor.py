@@ -65,15 +65,21 @@ def test_ctrl_c_reaches_the_supervisor_alone_which_lets_all_drain(shop: Shop) ->
     assert {job.attempt for job in shop.jobs()} == {1}
 
 
-def test_a_second_signal_reaches_the_workers(shop: Shop) -> None:
-    """They leave at once, and what they ran goes back."""
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_second_signal_reaches_the_workers(shop: Shop, frozen: bool) -> None:
+    """They leave at once, and what they ran goes back; also where the first has not been heard yet (`frozen`)."""
     (job_id,) = shop.add(enqueue(app.never_ends, "a"))
     with shop.work("--processes=2", "--lease=30") as supervisor:
-        shop.wait_said("started-a")
+        (worker,) = shop.wait_said("started-a")
+        if frozen:
+            os.kill(worker, signal.SIGSTOP)
         supervisor.send(signal.SIGTERM)
-        supervisor.wait_for("SIGTERM: finishing")
+        supervisor.wait_for("SIGTERM: the workers finish")
         begun = monotonic()
         supervisor.send(signal.SIGTERM)
+        supervisor.wait_for("SIGTERM again: the workers leave now")
+        if frozen:
+            os.kill(worker, signal.SIGCONT)
         assert supervisor.wait() == 0
         assert monotonic() - begun < 10  # not the 30 of the grace time
     assert (shop.job(job_id).status, shop.job(job_id).attempt) == (JobStatus.QUEUED, 0)
