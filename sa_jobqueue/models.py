@@ -277,6 +277,13 @@ event.listen(
         "autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 20000)"
     ),
 )
+# The claim and the completion leave an entry each beside the first one. Without room for them every page is split, and
+# searched for dead entries before: a sixth of what a job costs the server.
+event.listen(
+    Job.__table__,
+    "after_create",
+    DDL("ALTER INDEX %(schema)s.job_pkey SET (fillfactor = 45)"),  # type: ignore[no-untyped-call]
+)
 
 
 class WorkerRow(Base):

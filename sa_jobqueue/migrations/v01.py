@@ -41,7 +41,7 @@ UP = (
         worker text,
         errors jsonb NOT NULL DEFAULT '[]'::jsonb,
         result jsonb,
-        CONSTRAINT job_pkey PRIMARY KEY (id),
+        CONSTRAINT job_pkey PRIMARY KEY (id) WITH (fillfactor = 45),
         CONSTRAINT job_status_check
             CHECK (status IN ('queued', 'blocked', 'running', 'completed', 'failed', 'cancelled')),
         CONSTRAINT job_priority_check CHECK (priority BETWEEN 0 AND 9),

@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 from sa_jobqueue import (
     AsyncJobContext,
@@ -146,6 +146,51 @@ def test_writes_commit_together_with_the_completion(notes: Engine, url: str, reg
             text("SELECT count(*) FROM note, sa_jobqueue.job WHERE note.xmin = job.xmin AND job.id = :id"), {"id": id}
         )
     assert same == 1
+    assert job_of(notes, id).status == JobStatus.COMPLETED
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_the_commit_refuses_fails_the_attempt(notes: Engine, url: str, registry: Registry, kind: str) -> None:
+    """A deferred constraint speaks only at the COMMIT, after the completion was written: neither of them stays."""
+    with notes.begin() as connection:
+        connection.execute(text("ALTER TABLE note ADD UNIQUE (said) DEFERRABLE INITIALLY DEFERRED"))
+
+    @task(registry=registry, name="sync", max_attempts=1)
+    def handler(ctx: JobContext, said: str) -> None:
+        ctx.session.execute(note(said))
+
+    @task(registry=registry, name="async", max_attempts=1)
+    async def async_handler(ctx: AsyncJobContext, said: str) -> None:
+        await ctx.session.execute(note(said))
+
+    chosen = handler if kind == "sync" else async_handler
+    first, second, other = (add(notes, enqueue(chosen, said)) for said in ("once", "once", "other"))
+    drain(url, registry, queues={"default": 1})
+    assert written(notes) == ["once", "other"]
+    assert job_of(notes, first).status == job_of(notes, other).status == JobStatus.COMPLETED
+    refused = job_of(notes, second)
+    assert refused.status == JobStatus.FAILED
+    assert refused.errors[0]["type"] == "sqlalchemy.exc.IntegrityError"
+    assert "already exists" in refused.errors[0]["message"]
+
+
+def test_after_commit_is_heard_just_before_the_real_commit(notes: Engine, url: str, registry: Registry) -> None:
+    """The session's own commit is inside the worker's transaction: docs/howto/sessions.md says so."""
+    heard: list[list[str]] = []
+
+    class Listened(Session):
+        """A session class with a listener."""
+
+    event.listen(Listened, "after_commit", lambda session: heard.append(written(notes)))
+
+    @task(registry=registry, name="handler")
+    def handler(ctx: JobContext) -> None:
+        ctx.session.execute(note("done"))
+
+    id = add(notes, enqueue(handler))
+    drain(notes, registry, sessionmaker=sessionmaker(notes, class_=Listened))
+    assert heard == [[]]
+    assert written(notes) == ["done"]
     assert job_of(notes, id).status == JobStatus.COMPLETED
 
 

@@ -54,6 +54,7 @@ def test_the_models_and_the_migrations_agree(connection: Connection) -> None:
             "constraint job_priority_check",
         ),
         ("ALTER INDEX sa_jobqueue.job_claim_idx SET (fillfactor = 70)", "index job_claim_idx"),
+        ("ALTER INDEX sa_jobqueue.job_pkey RESET (fillfactor)", "index job_pkey"),
         (
             """
             DROP INDEX sa_jobqueue.job_running_idx;
