@@ -99,7 +99,7 @@ def test_what_goes_back_is_not_claimed_ahead_again(monkeypatch: pytest.MonkeyPat
     feed_and_end(one, 600, 500)
     monkeypatch.setattr(lanes, "monotonic", lambda: now + 1)
     one.measure()
-    assert one.free() == 0, "half of the room is filled"
+    assert one.free() == 0, "more than half of the room is filled"
     monkeypatch.setattr(lanes, "monotonic", lambda: now + 5)
 
     assert len(one.stale(2)) == 99
@@ -112,7 +112,7 @@ def test_jobs_are_wanted_when_those_that_wait_may_soon_not_be_enough(monkeypatch
     now = lanes.monotonic()
     monkeypatch.setattr(lanes, "monotonic", lambda: now + 1)
     done = feed_and_end(one, 200, 190)
-    monkeypatch.setattr(lanes, "monotonic", lambda: now + 4)
+    monkeypatch.setattr(lanes, "monotonic", lambda: now + 8)
     one.measure()
 
     free = [one.free()]
@@ -120,7 +120,7 @@ def test_jobs_are_wanted_when_those_that_wait_may_soon_not_be_enough(monkeypatch
         done = one.next(Kind.THREAD, ended=done)
         free.append(one.free())
 
-    assert free[:6] == [0] * 6, "nine wait, and four or five end in a tenth of a second"
+    assert free[:6] == [0] * 6, "nine wait, and four or five end in a fifth of a second"
     assert free[-1] == 3
 
 
