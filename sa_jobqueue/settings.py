@@ -20,7 +20,7 @@ class WorkerSettings:
     """The longest time between two looks at an idle queue; a NOTIFY makes it sooner."""
     grace: float = 30.0
     """After the first signal, the time that running jobs have to finish."""
-    buffer: int = 2_000
+    buffer: int = 1_000
     """Most jobs per queue that may be claimed ahead of a free slot; how many are depends on how fast they finish."""
     hoard: float = 2.0
     """A claimed job that has not been started for this long goes back to the queue."""

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="docs/ is not here")
         ("explanation/waking.md", "at most once a second", SETTINGS.poll, 1),
         ("explanation/decisions/006-gates-as-sequences.md", "Sixteen sequences", GATES, 16),
         ("explanation/decisions/007-sync-service-thread.md", "three connections per process", SERVICE_CONNECTIONS, 3),
-        ("explanation/performance.md", "at most 2,000 per queue", SETTINGS.buffer, 2_000),
+        ("explanation/performance.md", "at most 1,000 per queue", SETTINGS.buffer, 1_000),
         ("explanation/performance.md", "within two seconds goes back", SETTINGS.hoard, 2),
         ("explanation/performance.md", "at most once a second", SETTINGS.poll, 1),
         ("explanation/performance.md", "wait up to 5 milliseconds", service._GATHER, 0.005),
