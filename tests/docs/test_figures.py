@@ -78,6 +78,9 @@ def test_the_tables_settings_are_those_of_the_migration() -> None:
     ddl = Path(v01.__file__).read_text()
     table = ddl.partition("CREATE TABLE {schema}.job (")[2].partition(") WITH (\n")[2].partition(")")[0]
     assert said == {name: int(value) for name, value in re.findall(r"(\w+) = (\d+)", table)}
+    (of_index,) = re.findall(r"PRIMARY KEY \(id\) WITH \(fillfactor = (\d+)\)", ddl)
+    page = " ".join((DOCS / "explanation/performance.md").read_text().split())
+    assert f"index of the primary key has a `fillfactor` of {of_index}." in page
 
 
 def test_the_settings_for_workers_of_ones_own_are_those_of_the_worker() -> None:
