@@ -85,6 +85,14 @@ class WorkOptions:
             show_default=False,
         ),
     ] = None
+    pin: Annotated[
+        bool,
+        _processes(
+            "--pin",
+            help="Keep each worker process on one processor core, of those this command may use. For def handlers that "
+            "wait for the database most of the time; not for those that compute without Python's lock.",
+        ),
+    ] = False
     drain: Annotated[bool, typer.Option("--drain", help="End when nothing is due any more.")] = False
     lease: Annotated[
         float, _seconds(help="How long a claim holds without renewal: after a crash its jobs wait this long.")
@@ -164,6 +172,7 @@ def work(config: Config, options: WorkOptions) -> None:
     settings, queues = options.settings(), _queues_of(options.queue)
     memory = None if options.max_memory is None else _bytes(options.max_memory)
     direct = None if options.listen_url is None else database_url(options.listen_url)
+    cores = _cores() if options.pin else []
     url = database(config)
     slots_of = ", ".join(f"{name}={slots}" for name, slots in queues.items())
     serving = f"serving {slots_of} in schema {config.schema} of {url}"
@@ -174,7 +183,9 @@ def work(config: Config, options: WorkOptions) -> None:
         with transaction(config):
             pass  # better one line now than one from each process
         if options.processes > 1 or options.max_jobs is not None or memory is not None:
-            raise typer.Exit(_supervise(config, options, serving, _environment(url, direct)))
+            raise typer.Exit(_supervise(config, options, cores, serving, _environment(url, direct)))
+        if cores:
+            os.sched_setaffinity(0, cores[:1])
     registry = load_registry(config)
     registry.resolve()
     worker = Worker(
@@ -224,10 +235,19 @@ def _bytes(text: str) -> int:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
+def _cores() -> list[int]:
+    """The processor cores that this process may use; ConfigurationError where a system does not tell."""
+    if not hasattr(os, "sched_getaffinity"):
+        raise ConfigurationError(
+            f"--pin: processes cannot be kept on a core on {sys.platform}; Linux can; leave it out"
+        )
+    return sorted(os.sched_getaffinity(0))
+
+
 def _arguments(config: Config, options: WorkOptions) -> list[str]:
     """The command line that tells a worker process the same; its URLs are in its environment."""
     values = asdict(options) | {
-        "processes": 1, "supervised": True, "listen_url": None,
+        "processes": 1, "supervised": True, "listen_url": None, "pin": False,
         "app": config.app, "schema": config.schema, "log_level": config.log_level, "debug": config.debug,
     }  # fmt: skip
     said: list[str] = []
@@ -255,7 +275,7 @@ def _environment(url: URL, direct: URL | None) -> dict[str, str]:
     return {**os.environ, **said}
 
 
-def _supervise(config: Config, options: WorkOptions, serving: str, env: Mapping[str, str]) -> int:
+def _supervise(config: Config, options: WorkOptions, cores: Sequence[int], serving: str, env: Mapping[str, str]) -> int:
     """Keep the worker processes running; the exit code.
 
     First one process makes all that a worker needs, and ends: what cannot work is said once, and nothing is started.
@@ -266,7 +286,10 @@ def _supervise(config: Config, options: WorkOptions, serving: str, env: Mapping[
         if tried_out.wait() == CANNOT_WORK:
             return CANNOT_WORK
     logger.info("%s", serving)
-    return Supervisor(command, options.processes, env=env, grace=options.grace, until_idle=options.drain).run()
+    supervisor = Supervisor(
+        command, options.processes, env=env, cores=cores, grace=options.grace, until_idle=options.drain
+    )
+    return supervisor.run()
 
 
 def _leave_threads_behind(code: int) -> None:

@@ -66,6 +66,7 @@ _Event = _Ended | signal.Signals
 class Supervisor:
     """Runs `command` in so many `processes`, with the environment `env` (None: this process's own).
 
+    `cores`: where each process stays on one of these processor cores, shared out in turn; empty: anywhere.
     `grace`: seconds that a worker may take to drain; a little later it is killed. `until_idle`: a worker that ends by
     itself with 0 has done its work and is not started again.
     """
@@ -76,11 +77,13 @@ class Supervisor:
         processes: int,
         *,
         env: Mapping[str, str] | None = None,
+        cores: Sequence[int] = (),
         grace: float = 30.0,
         until_idle: bool = False,
     ) -> None:
         self._command = list(command)
         self._env = None if env is None else dict(env)
+        self._cores = cores
         self._grace, self._until_idle = grace, until_idle
         self._slots = [_Slot(number) for number in range(1, processes + 1)]
         self._events: SimpleQueue[_Event] = SimpleQueue()
@@ -124,6 +127,9 @@ class Supervisor:
         slot.process = subprocess.Popen(
             self._command, env=self._env, stdin=subprocess.PIPE, start_new_session=True
         )  # fmt: skip
+        if self._cores:
+            with suppress(ProcessLookupError):  # its end is heard of below
+                os.sched_setaffinity(slot.process.pid, {self._cores[(slot.number - 1) % len(self._cores)]})
         logger.info("worker process %d started (pid %d)", slot.number, slot.process.pid)
         threading.Thread(target=self._await_end, args=(slot, slot.process), daemon=True).start()
 

@@ -50,6 +50,27 @@ def test_a_killed_worker_process_is_started_again(shop: Shop) -> None:
     assert len(shop.effects()) == 1
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system keeps no process on a core")
+def test_pinned_processes_stay_on_a_core_each(shop: Shop) -> None:
+    """With all their threads; one that is started again is where the one before it was. One alone has the first core."""
+    cores = sorted(os.sched_getaffinity(0))
+    with shop.work("--processes=2", "--pin") as supervisor:
+        first, second = wait_until(lambda: len(both := workers(supervisor)) == 2 and both)
+        assert sorted([places(first), places(second)]) == sorted([[cores[0]], [cores[1 % len(cores)]]])
+        core = places(first)
+        first.kill()
+        (again,) = wait_until(lambda: [one for one in workers(supervisor) if one not in {first, second}])
+        supervisor.wait_for(f"(pid {again.pid})")
+        assert places(again) == core
+    with shop.work("--pin") as alone:
+        assert places(psutil.Process(alone.pid)) == [cores[0]]
+
+
+def places(process: psutil.Process) -> list[int]:
+    """The cores that threads of this process may use."""
+    return sorted(set().union(*(os.sched_getaffinity(thread.id) for thread in process.threads())))
+
+
 def test_ctrl_c_reaches_the_supervisor_alone_which_lets_all_drain(shop: Shop) -> None:
     """A terminal signals its whole foreground group; a worker that heard it twice would not wait for its jobs."""
     ids = shop.add(enqueue(app.held, "a"), enqueue(app.held_async, "b"))

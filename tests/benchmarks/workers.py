@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,12 +21,21 @@ from .tasks import REGISTRY, STARTED
 SLOTS = 100
 
 
-def work(ready: Callable[[], Any], address: str, queues: dict[str, int], max_jobs: int | None = None) -> dict[str, int]:
+def work(
+    ready: Callable[[], Any], address: str, queues: dict[str, int], max_jobs: int | None = None, pin: bool = False
+) -> dict[str, int]:
     """Until nothing is due, or `max_jobs` were claimed, as `sa-jobqueue work --drain` does; what came of the jobs."""
+    if pin:
+        on_one_core()
     worker = _connected(address, queues, max_jobs=max_jobs)
     ready()
     worker.run(until_idle=True)
     return dict(worker.counts)
+
+
+def on_one_core() -> None:
+    """Keep this process and all threads that it starts on one core, as `sa-jobqueue work --pin` does."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 def serve(ready: Callable[[], Any], address: str, queues: dict[str, int]) -> dict[int, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,11 @@ def test_a_wrong_value_is_named_with_the_place_that_said_it(
 @pytest.mark.parametrize("number", [str(2**63), "9" * 30, "seven"])
 def test_what_is_no_number_of_a_job_is_refused_by_its_name(command: str, number: str) -> None:
     assert f"{number!r} is not a job's number" in refused(command, number, url=NOWHERE)
+
+
+def test_a_system_that_keeps_no_process_on_a_core_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert refused("work", "--pin", url=NOWHERE).startswith("error: --pin: processes cannot be kept on a core on ")
 
 
 @pytest.mark.parametrize(
