@@ -146,6 +146,10 @@ def status_in(column: Any, statuses: Any) -> ColumnElement[bool]:
     return several
 
 
+# What `enqueue()` does not set is left out of the INSERT: it would be a NULL to send, and to parse, for each row.
+_UNSAID_TIME, _UNSAID_TEXT = DateTime(timezone=True).evaluates_none(), Text().evaluates_none()
+
+
 class Job(Base):
     """One job. Made by `enqueue()`, changed by statements; users read it."""
 
@@ -155,12 +159,12 @@ class Job(Base):
     run_at: Mapped[datetime] = mapped_column(DueTime, server_default=func.now(), default=timedelta(0))
     """When it is due. A retry or a snooze moves it."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    claimed_at: Mapped[datetime | None]
-    lease_expires_at: Mapped[datetime | None]
-    finished_at: Mapped[datetime | None]
-    purge_at: Mapped[datetime | None]
+    claimed_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
+    lease_expires_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
+    finished_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
+    purge_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     """When the row may be deleted; None: never."""
-    cancel_requested_at: Mapped[datetime | None]
+    cancel_requested_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     claims: Mapped[int] = mapped_column(Integer, server_default=text("0"))
     """How often it was claimed: the fence. (Beyond 2^31 it goes on below zero.)"""
     priority: Mapped[int] = mapped_column(SmallInteger, server_default=text("4"))
@@ -174,7 +178,7 @@ class Job(Base):
     args: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'::jsonb"))
     meta: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'::jsonb"))
     """Tags, trace context: whatever the producer wants to travel along."""
-    worker: Mapped[str | None]
+    worker: Mapped[str | None] = mapped_column(_UNSAID_TEXT)
     """The worker process that holds it, or held it last."""
     errors: Mapped[list[dict[str, Any]]] = mapped_column(JSONB, server_default=text("'[]'::jsonb"))
     """One entry per failed attempt or rescue: at, attempt, type, message, traceback."""
