@@ -25,17 +25,12 @@ def work(
     ready: Callable[[], Any], address: str, queues: dict[str, int], max_jobs: int | None = None, pin: bool = False
 ) -> dict[str, int]:
     """Until nothing is due, or `max_jobs` were claimed, as `sa-jobqueue work --drain` does; what came of the jobs."""
-    if pin:
-        on_one_core()
+    if pin:  # as `sa-jobqueue work --pin` does, before there are threads
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     worker = _connected(address, queues, max_jobs=max_jobs)
     ready()
     worker.run(until_idle=True)
     return dict(worker.counts)
-
-
-def on_one_core() -> None:
-    """Keep this process and all threads that it starts on one core, as `sa-jobqueue work --pin` does."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 def serve(ready: Callable[[], Any], address: str, queues: dict[str, int]) -> dict[int, float]:
