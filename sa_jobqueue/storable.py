@@ -31,9 +31,6 @@ _TOO_LONG = 10**MAX_DIGITS
 #: Levels of nesting that are looked through for what cannot be stored. The JSON reader itself stops at 200.
 MAX_DEPTH = 100
 
-#: Everything a JSON text must not hold shows up as one of these (or as an ordinary string: then we look closer).
-_SUSPECTS = ("NaN", "Infinity", "\\u0000")
-
 
 def unstorable_text(text: str) -> str | None:
     """Why PostgreSQL cannot store `text`, if it cannot."""
@@ -148,7 +145,8 @@ def checked_json(data: bytes, value: object, *, what: str, item: str, limit: int
             + ("" if limit is None else ", or raise max_payload of the registry (default_registry, or the task's own)")
         )
     text = data.decode()
-    suspect = any(one in text for one in _SUSPECTS)
+    # Everything a JSON text must not hold shows up as one of these (or as an ordinary string: then we look closer).
+    suspect = "NaN" in text or "Infinity" in text or "\\u0000" in text
     if suspect or len(text) > MAX_DIGITS:
         try:
             plain = from_json(text)

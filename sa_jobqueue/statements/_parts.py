@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import (
     ARRAY,
     CTE,
+    Boolean,
     ColumnElement,
     DateTime,
     Dialect,
@@ -32,7 +33,17 @@ from sqlalchemy.types import TypeEngine
 
 from ..models import Job
 
-__all__ = ["array", "held_by_claimer", "in_seconds", "lock_in_order", "members", "packed", "rows", "table_of"]
+__all__ = [
+    "array",
+    "held_by_claimer",
+    "in_seconds",
+    "lock_in_order",
+    "members",
+    "packed",
+    "packed_texts",
+    "rows",
+    "table_of",
+]
 
 _SECOND = literal_column("interval '1 second'", Interval)
 
@@ -49,21 +60,40 @@ def packed(numbers: Iterable[float | None]) -> str:
     return f"{{{','.join(['NULL' if one is None else str(one) for one in numbers])}}}"
 
 
-class _Packed(TypeDecorator[Sequence[float | None] | str]):
-    """Takes numbers, or what `packed` made of them."""
+def packed_texts(texts: Iterable[str | None]) -> str:
+    """The same of texts: they take the driver 4 to 14 times as long."""
+    return f"{{{','.join(['NULL' if one is None else _quoted(one) for one in texts])}}}"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+class _Packed(TypeDecorator[Sequence[Any] | str]):
+    """Takes what goes into an array, or the text that `packed` or `packed_texts` made of it."""
 
     impl = Text
     cache_ok = True
 
-    def process_bind_param(self, value: Sequence[float | None] | str | None, dialect: Dialect) -> str:
-        return value if isinstance(value, str) else packed(value or ())
+    def __init__(self, of_texts: bool = False) -> None:
+        super().__init__()
+        self.of_texts = of_texts
+
+    def process_bind_param(self, value: Sequence[Any] | str | None, dialect: Dialect) -> str:
+        if isinstance(value, str):
+            return value
+        values: Sequence[Any] = value or ()
+        return packed_texts(values) if self.of_texts else packed(values)
 
 
 def array(name: str, values: Sequence[Any], of: TypeEngine[Any]) -> ColumnElement[Any]:
-    """An array parameter: the statement's text stays the same however many values there are."""
-    if isinstance(of, (Integer, Float)):
-        return cast(bindparam(name, values, _Packed), ARRAY(of))
-    return bindparam(name, list(values), ARRAY(of), expanding=False)
+    """An array parameter: the statement's text stays the same however many values there are.
+
+    `values`: numbers, or texts as PostgreSQL reads them as `of`; or what `packed` or `packed_texts` made of them.
+    """
+    of_texts = not isinstance(of, (Integer, Float, Boolean))
+    return cast(bindparam(name, values, _Packed(of_texts)), ARRAY(of))
 
 
 def rows(alias: str, /, **columns: ColumnElement[Any]) -> TableValuedAlias:

@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from sqlalchemy import (
-    ARRAY,
     BigInteger,
     Column,
     ColumnElement,
@@ -35,7 +34,7 @@ from sqlalchemy import (
 
 from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
 from ..models import Job, status_in, status_literal
-from ._parts import array, in_seconds, members, packed, rows, table_of
+from ._parts import array, in_seconds, members, packed, packed_texts, rows, table_of
 
 __all__ = ["PRIORITIES", "Slot", "claim_jobs", "claim_parameters"]
 
@@ -64,11 +63,11 @@ def claim_parameters(
     return {
         "by_worker": worker,
         "lease_seconds": lease,
-        "queue_names": list(queues),
+        "queue_names": packed_texts(queues),
         "queue_free": packed(queues.values()),
-        "slot_queues": [queue for queue, _ in slots],
+        "slot_queues": packed_texts([queue for queue, _ in slots]),
         "slot_levels": packed([level for _, level in slots]),
-        "slot_times": [point[0].isoformat() if point else "-infinity" for point in points],
+        "slot_times": packed_texts([point[0].isoformat() if point else "-infinity" for point in points]),
         "slot_ids": packed([point[1] if point else -(2**63) for point in points]),
     }
 
@@ -98,12 +97,11 @@ def claim_jobs(
         name=array("queue_names", given["queue_names"], Text()),
         free=array("queue_free", given["queue_free"], Integer()),
     )
-    times = cast(array("slot_times", given["slot_times"], Text()), ARRAY(DateTime(timezone=True)))
     slot = rows(
         "slot",
         queue=array("slot_queues", given["slot_queues"], Text()),
         level=array("slot_levels", given["slot_levels"], SmallInteger()),
-        at=times,
+        at=array("slot_times", given["slot_times"], DateTime(timezone=True)),
         id=array("slot_ids", given["slot_ids"], BigInteger()),
     )
     due = (

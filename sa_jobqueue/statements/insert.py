@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
-    ARRAY,
     DateTime,
     Executable,
     Float,
@@ -34,8 +33,6 @@ def insert_jobs(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
     """
     given = _parameters(calls)
     table = table_of(job)
-    # Times and JSON travel as text: all drivers take arrays of that.
-    times = cast(array("call_time", given["call_time"], Text()), ARRAY(DateTime(timezone=True)))
     call = rows(
         "call",
         task=array("call_task", given["call_task"], Text()),
@@ -43,7 +40,7 @@ def insert_jobs(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
         queue=array("call_queue", given["call_queue"], Text()),
         priority=array("call_priority", given["call_priority"], SmallInteger()),
         max_attempts=array("call_max_attempts", given["call_max_attempts"], SmallInteger()),
-        time=times,
+        time=array("call_time", given["call_time"], DateTime(timezone=True)),
         delay=array("call_delay", given["call_delay"], Float(53)),
         meta=array("call_meta", given["call_meta"], Text()),
     )

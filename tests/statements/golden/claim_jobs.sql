@@ -1,9 +1,9 @@
 WITH picked AS MATERIALIZED (
     SELECT candidate.id AS id
-    FROM unnest(%(queue_names)s::TEXT[], CAST(%(queue_free)s::VARCHAR AS INTEGER[])) AS queue(name, free)
+    FROM unnest(CAST(%(queue_names)s::VARCHAR AS TEXT[]), CAST(%(queue_free)s::VARCHAR AS INTEGER[])) AS queue(name, free)
     JOIN LATERAL (
         SELECT due.id AS id
-        FROM unnest(%(slot_queues)s::TEXT[], CAST(%(slot_levels)s::VARCHAR AS SMALLINT[]), CAST(%(slot_times)s::TEXT[] AS TIMESTAMP WITH TIME ZONE[]), CAST(%(slot_ids)s::VARCHAR AS BIGINT[])) AS slot(queue, level, at, id)
+        FROM unnest(CAST(%(slot_queues)s::VARCHAR AS TEXT[]), CAST(%(slot_levels)s::VARCHAR AS SMALLINT[]), CAST(%(slot_times)s::VARCHAR AS TIMESTAMP WITH TIME ZONE[]), CAST(%(slot_ids)s::VARCHAR AS BIGINT[])) AS slot(queue, level, at, id)
         JOIN LATERAL (
             SELECT sa_jobqueue.job.id AS id
             FROM sa_jobqueue.job

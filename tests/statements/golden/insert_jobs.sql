@@ -6,5 +6,5 @@ SELECT call.task,
     call.max_attempts,
     coalesce(call.time, now() + call.delay * interval '1 second') AS coalesce_1,
     CAST(call.meta AS JSONB) AS meta
-FROM unnest(%(call_task)s::TEXT[], %(call_args)s::TEXT[], %(call_queue)s::TEXT[], CAST(%(call_priority)s::VARCHAR AS SMALLINT[]), CAST(%(call_max_attempts)s::VARCHAR AS SMALLINT[]), CAST(%(call_time)s::TEXT[] AS TIMESTAMP WITH TIME ZONE[]), CAST(%(call_delay)s::VARCHAR AS FLOAT(53)[]), %(call_meta)s::TEXT[]) AS call(task, args, queue, priority, max_attempts, time, delay, meta)
+FROM unnest(CAST(%(call_task)s::VARCHAR AS TEXT[]), CAST(%(call_args)s::VARCHAR AS TEXT[]), CAST(%(call_queue)s::VARCHAR AS TEXT[]), CAST(%(call_priority)s::VARCHAR AS SMALLINT[]), CAST(%(call_max_attempts)s::VARCHAR AS SMALLINT[]), CAST(%(call_time)s::VARCHAR AS TIMESTAMP WITH TIME ZONE[]), CAST(%(call_delay)s::VARCHAR AS FLOAT(53)[]), CAST(%(call_meta)s::VARCHAR AS TEXT[])) AS call(task, args, queue, priority, max_attempts, time, delay, meta)
 RETURNING sa_jobqueue.job.id
