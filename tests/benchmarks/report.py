@@ -46,7 +46,7 @@ class Figure:
 
 
 def compared(
-    measure: str, pairs: Iterable[tuple[float, float]], unit: str, against: str, *,
+    measure: str, pairs: Iterable[tuple[float, ...]], unit: str, against: str, *,
     at_least: float | None = None, at_most: float | None = None,
 ) -> Figure:  # fmt: skip
     """A figure of pairs (ours, reference), each of one repetition: medians of both, and the median of the ratios."""
@@ -63,17 +63,15 @@ def compared(
     )
 
 
-def interleaved(repeat: int, ours: Callable[[], float], reference: Callable[[], float]) -> list[tuple[float, float]]:
-    """Measure in turn, A B, B A, A B …: what drifts, and what comes second, falls on both alike."""
-    pairs = []
+def interleaved(repeat: int, *runs: Callable[[], float]) -> list[tuple[float, ...]]:
+    """Measure in turn, A B, B A, A B …: what drifts, and what comes second, falls on all alike. A tuple per repetition."""
+    found = []
     for number in range(repeat):
         if number % 2 == 0:
-            mine = ours()
-            pairs.append((mine, reference()))
+            found.append(tuple(run() for run in runs))
         else:
-            other = reference()
-            pairs.append((ours(), other))
-    return pairs
+            found.append(tuple(run() for run in reversed(runs))[::-1])
+    return found
 
 
 def print_figures(figures: Iterable[Figure], title: str) -> None:

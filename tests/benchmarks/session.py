@@ -35,23 +35,27 @@ CONCURRENCY = 32
 
 def session(bench: Bench) -> Iterator[Figure]:
     """32 at a time; the bare loops claim nothing, their jobs are running from the start."""
-    jobs = 500 if bench.small else 10_000
+    jobs = 500 if bench.small else 6_000
     for kind, task, loop, against in (
         ("sync", "write_sync", with_threads, "threads"),
         ("async", "write", with_tasks, "tasks"),
     ):
         title = f"drain, {kind} handler, one INSERT by ctx.session, {CONCURRENCY} at a time"
-        mine = partial(ours, bench, jobs, task)
-        pairs = interleaved(bench.repeat, mine, partial(bare, bench, jobs, loop, False))
-        yield compared(title, pairs, "jobs/s", against, at_least=0.7)
-        pairs = interleaved(bench.repeat, mine, partial(bare, bench, jobs, loop, True))
-        yield compared(title, pairs, "jobs/s", f"{against}, a Session each")
-    title = f"drain, sync handler, one INSERT by ctx.session, {CONCURRENCY} at a time, --pin"
-    pinned = partial(ours, bench, jobs, "write_sync", pin=True)
-    pairs = interleaved(bench.repeat, pinned, partial(bare, bench, jobs, with_threads, False))
-    yield compared(title, pairs, "jobs/s", "threads", at_least=0.7)
-    pairs = interleaved(bench.repeat, pinned, partial(ours, bench, jobs, "write_sync"))
-    yield compared(title, pairs, "jobs/s", "without --pin")
+        mine, plain, sessions, *pinned = zip(
+            *interleaved(
+                bench.repeat,
+                partial(ours, bench, jobs, task),
+                partial(bare, bench, jobs, loop, False),
+                partial(bare, bench, jobs, loop, True),
+                *([partial(ours, bench, jobs, task, pin=True)] if kind == "sync" else []),
+            ),
+            strict=True,
+        )
+        yield compared(title, zip(mine, plain, strict=True), "jobs/s", against, at_least=0.7)
+        yield compared(title, zip(mine, sessions, strict=True), "jobs/s", f"{against}, a Session each")
+        for on_one_core in pinned:
+            yield compared(f"{title}, --pin", zip(on_one_core, plain, strict=True), "jobs/s", against, at_least=0.7)
+            yield compared(f"{title}, --pin", zip(on_one_core, mine, strict=True), "jobs/s", "without --pin")
 
 
 def ours(bench: Bench, jobs: int, task: str, *, pin: bool = False) -> float:
