@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
+from enum import Enum, StrEnum
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
@@ -33,6 +33,7 @@ from .statements.leases import cancel_requests, expired_leases, renew_leases
 __all__ = [
     "Answer",
     "Expired",
+    "Fault",
     "Renewal",
     "apply",
     "apply_one",
@@ -41,6 +42,7 @@ __all__ = [
     "claim",
     "enrol",
     "expired",
+    "fault_of",
     "fetch_args",
     "forget_workers",
     "is_data_fault",
@@ -56,8 +58,21 @@ logger = logging.getLogger(__name__)
 _DUE = attrgetter("run_at", "id")
 _PRIORITY = attrgetter("priority")
 
-#: Classes of SQLSTATE: data, constraints, program limits, and what functions and triggers raise.
-_DATA_FAULTS = frozenset({"09", "21", "22", "23", "27", "38", "39", "44", "54", "P0"})
+#: Classes of SQLSTATE. The server, its resources or its connections are out of order; a transaction of others was in the way.
+_AWAY = frozenset({"08", "0A", "25", "26", "28", "3D", "40", "53", "57"})
+#: It refuses, and may not do so for good: a privilege, what a trigger misses, a damaged page, another server's failure.
+_REFUSED = frozenset({"0L", "0P", "20", "24", "2B", "2F", "34", "3B", "3F", "42", "55", "58", "72", "F0", "HV", "XX"})
+#: query_canceled, by `statement_timeout` for one, and lock_not_available.
+_LATE = frozenset({"57014", "55P03"})
+
+
+class Fault(Enum):
+    """What an error says of the database."""
+
+    AWAY = "there is no use in asking it for anything just now"
+    LATE = "a lock was not to be had in time, or what was asked took too long"
+    REFUSED = "it answers, and refuses; the rows may be to blame, or who asks"
+    ROW = "a row or its values are to blame: data, constraints, limits, and what the application's triggers raise"
 
 
 class Answer(StrEnum):
@@ -234,33 +249,46 @@ def fetch_args(connection: Connection, id: int, *, job: type[Job] = Job) -> str 
     return text
 
 
-def is_data_fault(error: DBAPIError) -> bool:
-    """Whether a row or its values are to blame (by SQLSTATE), not the server or the connection.
-
-    Triggers of the application's may refuse a row as well as our constraints do.
-    """
+def fault_of(error: DBAPIError) -> Fault:
+    """What is wrong, by SQLSTATE. A code of the application's own, which PostgreSQL does not know, is the row's fault."""
     state = getattr(error.orig, "sqlstate", None) or ""
-    return not error.connection_invalidated and state[:2] in _DATA_FAULTS
+    if error.connection_invalidated or not state:
+        return Fault.AWAY
+    if state in _LATE:
+        return Fault.LATE
+    if state[:2] in _AWAY:
+        return Fault.AWAY
+    return Fault.REFUSED if state[:2] in _REFUSED else Fault.ROW
 
 
-def prune(connection: Connection, *, limit: int = 1_000, job: type[Job] = Job) -> int:
+def is_data_fault(error: DBAPIError) -> bool:
+    """Whether a row or its values are to blame."""
+    return fault_of(error) is Fault.ROW
+
+
+def prune(connection: Connection, *, limit: int = 1_000, seconds: float | None = None, job: type[Job] = Job) -> int:
     """Delete at most `limit` jobs whose time to be kept is over; how many were done.
 
-    A row that a foreign key of the application's needs stays: it is looked at again after a day, and is said once.
+    `seconds`: after which a DELETE is given up; the error is raised, and a smaller `limit` may do. A row that a foreign
+    key of the application's needs stays, and so does one that cannot be deleted in time even alone: it is looked at again
+    after a day, and is said once.
     """
     try:
         with connection.begin_nested():
             # A deferred foreign key would refuse only at the commit, and with it everything.
             connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
+            if seconds is not None:
+                connection.execute(select(func.set_config("statement_timeout", f"{int(seconds * 1000)}ms", True)))
             return len(connection.scalars(prune_jobs(limit=limit, job=job)).all())
     except DBAPIError as error:
-        if not is_data_fault(error):
+        fault = fault_of(error)
+        if fault is Fault.AWAY or (fault is Fault.LATE and limit > 1):
             raise
         if limit > 1:
             done, size = 0, max(limit // 10, 1)
             while done < limit:
                 asked = min(size, limit - done)
-                part = prune(connection, limit=asked, job=job)
+                part = prune(connection, limit=asked, seconds=seconds, job=job)
                 done += part
                 if part < asked:
                     break

@@ -115,6 +115,9 @@ def service_settings(lease: float) -> dict[str, str]:
         "default_transaction_isolation": "read committed",
         "DateStyle": "ISO",  # psycopg reads no times in another one
         "statement_timeout": limit,
+        # Rows of the queue's are skipped where somebody has locked them. What is waited for are the application's own,
+        # which reference a job that is deleted, and locks of the whole table.
+        "lock_timeout": "250ms",
         "idle_in_transaction_session_timeout": limit,
         "application_name": "sa-jobqueue worker",
     }

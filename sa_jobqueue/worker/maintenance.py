@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from .. import operations
 from ..lifecycle import Change, Rules, decide
 from ..models import Job
-from ..operations import Answer, Expired
+from ..operations import Answer, Expired, Fault, fault_of
 from ..outcomes import ErrorEntry, Failed, Released, Rescued
 from ..retry import describe
 from ..settings import WorkerSettings
@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 _TICK = 0.25
 _CANCEL_CHECK = 1.0
 _PAGE = 100
+#: Jobs deleted in one statement at most.
+_PRUNE_PAGE = 1_000
 _BEFORE_ALL = -(2**63)
 #: Seconds that a chore may take, however short the lease is: a host may be busy.
 _SHORTEST_LIMIT = 2.0
@@ -90,8 +92,10 @@ class Maintenance:
         # What takes several pages makes room for the others after a while.
         self._turn = lease / 12
         self._after = _BEFORE_ALL
+        self._prune_page = _PRUNE_PAGE
+        self._renewal = _Chore(lease / 6, self._renew)
         self._chores = [
-            _Chore(lease / 6, self._renew),
+            self._renewal,
             _Chore(_CANCEL_CHECK, self._hear_cancels),
             _Chore(rescue_every, self._rescue),
             _Chore(settings.prune_every, self._prune, at=monotonic() + random.uniform(0, settings.prune_every)),
@@ -132,22 +136,26 @@ class Maintenance:
         return max(min(due, _TICK if any(flight.deadline is not None for flight in self._flights) else due), 0.01)
 
     def _do_chores(self) -> None:
+        if (connection := self._connection) is None:
+            connection = self._connection = self._connector.connect(self.watch)
+            self._healthy_since = monotonic()
+            self._renewal.at = 0.0
         for chore in self._chores:
             if chore.at > monotonic() or self._end.is_set():
                 continue
-            if self._connection is None:
-                self._connection = self._connector.connect(self.watch)
-                self._healthy_since = monotonic()
+            # Whatever becomes of it: the others are not to wait for what fails each time.
+            chore.at = monotonic() + chore.every * random.uniform(0.9, 1.0)
             try:
-                with self.watch.over(self._connection):
-                    more = chore.do(self._connection)
+                with self.watch.over(connection):
+                    more = chore.do(connection)
             except DBAPIError as error:
-                if not operations.is_data_fault(error):
+                if fault_of(error) in {Fault.AWAY, Fault.LATE}:
                     raise
                 # One row must not keep the other chores from being done.
                 logger.error("a chore of maintenance failed: %s", error.orig)
                 more = False
-            chore.at = monotonic() + (0.0 if more else chore.every * random.uniform(0.9, 1.0))
+            if more:
+                chore.at = 0.0
 
     def _broken(self, error: Exception) -> None:
         self._failures += 1
@@ -290,9 +298,20 @@ class Maintenance:
         """Delete what was kept long enough: some pages, between which leases are renewed. Whether more is left."""
         until = monotonic() + self._turn
         while not self._end.is_set():
-            with self._connector.begin(connection):
-                if operations.prune(connection, limit=1_000, job=self._job) < 1_000:
-                    return False
+            page = self._prune_page
+            try:
+                with self._connector.begin(connection):
+                    done = operations.prune(connection, limit=page, seconds=max(self._turn, 0.1), job=self._job)
+            except DBAPIError as error:
+                if fault_of(error) is not Fault.LATE:
+                    raise
+                # To delete a job may touch rows of the application's: they are locked, or have no index to be found by.
+                self._prune_page = max(page // 10, 1)
+                return True
+            if done < page:
+                self._prune_page = _PRUNE_PAGE
+                return False
+            self._prune_page = min(2 * page, _PRUNE_PAGE)
             if monotonic() >= until:
                 return True
         return False

@@ -23,6 +23,7 @@ from .. import operations
 from ..context import ClaimedJob
 from ..lifecycle import Rules, decide
 from ..models import Job
+from ..operations import Fault
 from ..outcomes import Released
 from ..settings import WorkerSettings
 from .connections import WATCH_MARGIN, Connector, Watch, backoff, hang_up, service_limit
@@ -47,6 +48,8 @@ _SUSPECT = 2
 _FIRST_WAIT = 0.02
 #: Seconds between two attempts to reach a database that is away: soon after it is back, so are its workers.
 _LONGEST_PAUSE = 2.0
+#: When the database has refused so many outcomes, no more jobs are claimed until it takes some.
+_MOST_REFUSED = 100
 _QUEUE = attrgetter("queue")
 
 
@@ -105,7 +108,8 @@ class Service:
         self._batch = 1
         self._claiming, self._ending = True, False
         self._connection: Connection | None = None
-        self._gate_until = 0.0
+        self._gates: dict[str, float] = {}
+        """Until when we have asked to be woken, by queue."""
         self._failures = 0
         self._in_doubt = False
         """Whether jobs may have been claimed that nobody here knows of."""
@@ -155,6 +159,8 @@ class Service:
             self._wake.clear()
             try:
                 busy = self._watched_round()
+                if self._failures:
+                    logger.warning("the database is back")
                 self._failures = 0
             except Exception as error:
                 self._broken(error)
@@ -202,7 +208,7 @@ class Service:
                 answers = operations.apply(connection, changes, worker=self._worker, job=self._job)
                 jobs = self._claim(connection, wanted) if wanted else []
         except BaseException as error:
-            if isinstance(error, DBAPIError) and operations.is_data_fault(error) and changes:
+            if isinstance(error, DBAPIError) and operations.fault_of(error) is not Fault.AWAY and changes:
                 self._in_doubt = False  # the claim was rolled back, too
                 self._writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
                 return True
@@ -230,7 +236,8 @@ class Service:
 
     @property
     def _may_claim(self) -> bool:
-        return self._claiming and (self._max_jobs is None or self.claimed < self._max_jobs)
+        enough = self._max_jobs is not None and self.claimed >= self._max_jobs
+        return self._claiming and not enough and self._writer.refused < _MOST_REFUSED
 
     def _wanted(self) -> dict[str, int]:
         """How many jobs to claim from each queue now."""
@@ -267,16 +274,27 @@ class Service:
             for name in short:
                 self._looks[name].not_before(self._resume.sweep_at(name))
             return
-        if self._listening() and self._gate_until < (now := monotonic()) + _GATE / 2:
-            with self._connector.begin_one(connection):
-                operations.listen_for(connection, list(self._lanes), seconds=_GATE, job=self._job)
-            lapsed, self._gate_until = self._gate_until < monotonic(), now + _GATE
-            if lapsed:
-                return  # to look once more: what was committed before we had asked told nobody
+        if self._listening() and self._open_gates(connection, short):
+            return  # to look once more: what was committed before we had asked told nobody
         if self._idle is not None and quiet and not jobs and len(short) == len(self._lanes):
             self._idle()
         for name in short:
             self._looks[name].later(self._settings.poll)
+
+    def _open_gates(self, connection: Connection, short: list[str]) -> bool:
+        """Ask to be woken for the queues that have run dry; whether nobody would have been told of one of them.
+
+        Not for those that keep us busy: who enqueues there would tell for nothing, and NOTIFY takes a lock at each commit.
+        """
+        now = monotonic()
+        if all(self._gates.get(name, 0.0) >= now + _GATE / 2 for name in short):
+            return False
+        dry = {*short, *(name for name, look in self._looks.items() if look.at > now)}
+        with self._connector.begin_one(connection):
+            operations.listen_for(connection, sorted(dry), seconds=_GATE, job=self._job)
+        lapsed = any(self._gates.get(name, 0.0) < monotonic() for name in short)
+        self._gates |= dict.fromkeys(dry, now + _GATE)
+        return lapsed
 
     def _part_suspects(self, connection: Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
         """Hold one at most of the jobs whose workers died twice; the others go back before any is run.
@@ -322,9 +340,8 @@ class Service:
             except BaseException:
                 connection.close()
                 raise
-            logger.warning("the database is back")
         self._connection = connection
-        self._gate_until = 0.0  # another server may answer now, which knows of no gates
+        self._gates.clear()  # another server may answer now, which knows of none
         for look in self._looks.values():
             look.now()
         return connection
@@ -346,5 +363,10 @@ class Service:
             hang_up(broken)
         if self._failures == 1 or self._failures % 20 == 0:
             log: Any = logger.warning if isinstance(error, DBAPIError) else logger.exception
-            reason = getattr(error, "orig", None) or error
-            log("the database does not answer (%s); %d outcomes are kept; trying again", reason, len(self._writer))
+            answers = isinstance(error, DBAPIError) and operations.fault_of(error) is not Fault.AWAY
+            log(
+                "the database %s (%s); %d outcomes are kept; trying again",
+                "refuses what is asked of it" if answers else "does not answer",
+                getattr(error, "orig", None) or error,
+                len(self._writer),
+            )

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from .. import operations
 from ..lifecycle import Change, Event, JobStatus
 from ..models import Job
-from ..operations import Answer, is_data_fault
+from ..operations import Answer, Fault, fault_of
 from ..outcomes import ErrorEntry
 from ..retry import MAX_MESSAGE, clean
 
@@ -25,8 +25,13 @@ logger = logging.getLogger(__name__)
 #: A row that is locked is tried again after so many seconds: soon, for most are held for a moment by another worker's
 #: claim that came to see them too late, then more rarely, for an operator may hold it for long.
 _LOCKED_FIRST, _LOCKED_LATER = 0.01, 0.2
-#: A completed job that a foreign key keeps from being deleted at once stays this long before pruning tries.
-_UNDELETABLE_RETAIN = 86_400.0
+#: A completed job that a foreign key keeps from being deleted at once stays this long before pruning tries; the second
+#: where it only could not be deleted in time.
+_UNDELETABLE_RETAIN, _UNDELETED_RETAIN = 86_400.0, 60.0
+#: An outcome that the database refuses, and perhaps not for good, is tried again after so many seconds, alone.
+_REFUSED_FIRST, _REFUSED_LATER = 1.0, 30.0
+#: So many of a batch; when more are refused, it is not for what is in the rows.
+_MOST_REFUSED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +49,29 @@ class OutcomeWriter:
         self._pending: deque[Change] = deque()
         self._locked: list[_Later] = []
         self._waits: dict[int, float] = {}
+        self._refused: list[_Later] = []
         self._done = done
         self._worker, self._job = worker, job
 
     def __len__(self) -> int:
-        return len(self._pending) + len(self._locked)
+        return len(self._pending) + len(self._locked) + len(self._refused)
+
+    @property
+    def refused(self) -> int:
+        """How many are kept that the database has refused."""
+        return len(self._refused)
 
     def add(self, change: Change) -> None:
         """A change to be written."""
         self._pending.append(change)
 
     def take(self, most: int) -> list[Change]:
-        """The next batch; at most one change of each job, for the answers go by id."""
+        """The next batch; at most one change of each job, for the answers go by id. What was refused comes alone."""
+        now = monotonic()
+        if due := next((later for later in self._refused if later.at <= now), None):
+            self._refused.remove(due)
+            return [due.change]
         if self._locked:
-            now = monotonic()
             self._pending.extend(later.change for later in self._locked if later.at <= now)
             self._locked = [later for later in self._locked if later.at > now]
         pending = self._pending
@@ -74,12 +88,12 @@ class OutcomeWriter:
         self._pending.extendleft(reversed(changes))
 
     def next_at(self) -> float | None:
-        """When the next row that was locked is due, by the monotonic clock."""
-        return min((later.at for later in self._locked), default=None)
+        """When the next row that was locked, or refused, is due, by the monotonic clock."""
+        return min((later.at for later in (*self._locked, *self._refused)), default=None)
 
     def claims(self) -> list[tuple[int, int]]:
         """The claims, as (id, claims), whose changes are still to be written."""
-        changes = [*self._pending, *(later.change for later in self._locked)]
+        changes = [*self._pending, *(later.change for later in (*self._locked, *self._refused))]
         return [(change.id, change.claims) for change in changes]
 
     def settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:
@@ -101,36 +115,63 @@ class OutcomeWriter:
     def write_apart(self, begin: Callable[[], object], connection: Connection, changes: list[Change]) -> None:
         """Write a batch that failed as a whole: halve it until the bad row is alone, and end that one with the reason.
 
-        Each part is a transaction of its own. Raises only what says that the database is away.
+        Each part is a transaction of its own. What the rows may not be to blame for is kept and tried again later.
+        Raises what says that the database is away, or that it refuses more than a few.
         """
-        while changes:
+        parts, refused = [changes], 0
+        while parts:
+            part = parts.pop()
             try:
                 with begin():  # type: ignore[attr-defined]
-                    answers = operations.apply(connection, changes, worker=self._worker, job=self._job)
+                    answers = operations.apply(connection, part, worker=self._worker, job=self._job)
             except DBAPIError as error:
-                if not is_data_fault(error):
-                    self.put_back(changes)
-                    raise
-                if len(changes) > 1:
-                    half = len(changes) // 2
-                    self.put_back(changes[half:])
-                    self.write_apart(begin, connection, changes[:half])
-                    changes = self.take(len(changes) - half)
+                fault = fault_of(error)
+                if fault is not Fault.AWAY and (instead := _instead(part, error, fault)) is not None:
+                    parts += instead
                     continue
-                if (mended := _mend(changes[0], error)) is None:
-                    logger.error("job %d: its outcome cannot be written: %s", changes[0].id, error.orig)
-                    self._done(changes, Answer.LOST)
-                    return
-                changes = [mended]
+                if fault is Fault.ROW:
+                    logger.error("job %d: its outcome cannot be written: %s", part[0].id, error.orig)
+                    self._done(part, Answer.LOST)
+                    continue
+                refused += 1
+                if fault is Fault.AWAY or refused > _MOST_REFUSED:
+                    self.put_back([change for part in (part, *reversed(parts)) for change in part])
+                    raise
+                self._keep_refused(part[0], error)
+            except BaseException:
+                self.put_back([change for part in (part, *reversed(parts)) for change in part])
+                raise
             else:
-                self.settle(changes, answers)
-                return
+                self.settle(part, answers)
+
+    def _keep_refused(self, change: Change, error: DBAPIError) -> None:
+        """It is tried again later, and alone, lest others fail by it."""
+        wait = self._waits[change.id] = min(max(2 * self._waits.get(change.id, 0.0), _REFUSED_FIRST), _REFUSED_LATER)
+        self._refused.append(_Later(monotonic() + wait, change))
+        logger.error("job %d: its outcome is refused, and tried again later: %s", change.id, error.orig)
+
+
+def _instead(part: list[Change], error: DBAPIError, fault: Fault) -> list[list[Change]] | None:
+    """What to write in place of a part that failed; None: there is nothing."""
+    if fault is Fault.LATE and any(map(_deletes, part)):
+        # To delete them touches rows of the application's that reference them: pruning has more time for that.
+        logger.warning("%d jobs with retain=0 could not be deleted in time; pruning will: %s", len(part), error.orig)
+        return [[change._replace(retain=_UNDELETED_RETAIN) if _deletes(change) else change for change in part]]
+    if len(part) > 1:
+        half = len(part) // 2
+        return [part[half:], part[:half]]
+    if _deletes(part[0]):  # what cannot be deleted can perhaps be kept
+        return [[part[0]._replace(retain=_UNDELETABLE_RETAIN)]]
+    mended = _mend(part[0], error) if fault is Fault.ROW else None
+    return None if mended is None else [[mended]]
+
+
+def _deletes(change: Change) -> bool:
+    return change.event is Event.COMPLETE and change.retain == 0
 
 
 def _mend(change: Change, error: DBAPIError) -> Change | None:
     """A change that can be written in place of one that cannot; None when that was it already."""
-    if change.event is Event.COMPLETE and change.retain == 0:  # what cannot be deleted can perhaps be kept
-        return change._replace(retain=_UNDELETABLE_RETAIN)
     reason = ErrorEntry("OutcomeNotWritten", clean(f"its outcome could not be written: {error.orig}")[:MAX_MESSAGE])
     if change.error == reason:
         return None

@@ -65,7 +65,7 @@ def test_arguments_that_do_not_fit(
     assert_it_failed_alone(engine, poisoned, "the stored arguments do not fit the handler", caplog.text)
 
 
-@pytest.mark.parametrize("raises", ["P0001", "22003", "23514"])
+@pytest.mark.parametrize("raises", ["P0001", "22003", "23514", "SHOP1"])
 @pytest.mark.parametrize("kind", ["no session", "session", "async session"])
 def test_an_outcome_that_the_database_refuses(
     engine: Engine, database_url: str, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, kind: str, raises: str

@@ -1,0 +1,219 @@
+"""What the database refuses, or does not do in time, for some of the rows: the rest goes on meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from psycopg.errors import lookup
+from sqlalchemy import Engine, func, insert, select, text
+from sqlalchemy.exc import DBAPIError
+
+from sa_jobqueue import JobStatus, Registry, operations, task
+from sa_jobqueue.operations import Fault, fault_of
+from tests.support.factory import TABLE, make_job, make_jobs
+from tests.support.waiting import wait_until
+from tests.support.working import crew_of, working
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+def count(engine: Engine, status: JobStatus, task: str) -> int:
+    with engine.connect() as connection:
+        found = select(func.count()).where(TABLE.c.status == status, TABLE.c.task == task)
+        return int(connection.scalar(found) or 0)
+
+
+def fill(engine: Engine, number: int) -> list[int]:
+    """Jobs of the task "runs", one for each `n`; their ids."""
+    with engine.begin() as connection:
+        jobs = [{"task": "runs", "args": {"n": n}} for n in range(number)]
+        return list(connection.scalars(insert(TABLE).returning(TABLE.c.id, sort_by_parameter_order=True), jobs))
+
+
+@contextmanager
+def locked_reference(engine: Engine, job: int) -> Iterator[None]:
+    """A row of the application's that references the job, ON DELETE SET NULL, and that somebody has locked."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE email (job_id bigint REFERENCES sa_jobqueue.job ON DELETE SET NULL)")
+        connection.execute(text("INSERT INTO email VALUES (:job)"), {"job": job})
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SELECT FROM email FOR UPDATE")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("state", "fault"),
+    [
+        ("P0001", Fault.ROW), ("22003", Fault.ROW), ("23514", Fault.ROW), ("54000", Fault.ROW), ("SHOP1", Fault.ROW),
+        ("42883", Fault.REFUSED), ("42501", Fault.REFUSED), ("55000", Fault.REFUSED), ("XX001", Fault.REFUSED),
+        ("57014", Fault.LATE), ("55P03", Fault.LATE),
+        ("57P01", Fault.AWAY), ("53100", Fault.AWAY), ("25006", Fault.AWAY), ("40001", Fault.AWAY), ("0A000", Fault.AWAY),
+    ],
+)  # fmt: skip
+def test_an_error_says_what_is_wrong(engine: Engine, state: str, fault: Fault) -> None:
+    """By its SQLSTATE, as the driver brings it."""
+    with engine.connect() as connection, pytest.raises(DBAPIError) as caught:
+        connection.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '{state}'; END $$")
+    assert fault_of(caught.value) is fault
+
+
+def test_a_lost_connection_is_nobodys_fault(engine: Engine) -> None:
+    """It has no SQLSTATE, or the connection is known to be broken."""
+    gone = lookup("57P01")("terminating connection")
+    assert fault_of(DBAPIError("", {}, gone, connection_invalidated=True)) is Fault.AWAY
+    assert fault_of(DBAPIError("", {}, OSError("reset"))) is Fault.AWAY
+
+
+def test_an_outcome_that_is_refused_for_now_is_kept_alone(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trigger of the application's is broken for one row: the others complete, and so does this one once it is mended."""
+    runs: list[int] = []
+
+    @task(registry=registry, name="runs")
+    async def handler(n: int) -> None:
+        runs.append(n)
+
+    ids = fill(engine, 200)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION breaks() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM nowhere(); RETURN new; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER breaks BEFORE UPDATE ON sa_jobqueue.job FOR EACH ROW"
+            f" WHEN (old.id = {ids[3]} AND new.status <> 'running') EXECUTE FUNCTION breaks()"
+        )
+    caplog.set_level(logging.ERROR, "sa_jobqueue")
+    with working(url, registry, queues={"default": 20}):
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 199)
+        wait_until(lambda: f"job {ids[3]}: its outcome is refused" in caplog.text)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("DROP TRIGGER breaks ON sa_jobqueue.job")
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 200)
+    assert sorted(runs) == list(range(200))
+
+
+def test_nothing_is_lost_where_all_outcomes_are_refused_for_a_while(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A privilege was taken away, say: the outcomes are kept, and no handler runs twice."""
+    runs: list[int] = []
+
+    @task(registry=registry, name="runs")
+    async def handler(n: int) -> None:
+        runs.append(n)
+
+    fill(engine, 30)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION forbids() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION 'permission denied' USING ERRCODE = '42501'; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER forbids BEFORE UPDATE ON sa_jobqueue.job FOR EACH ROW"
+            " WHEN (new.status = 'completed') EXECUTE FUNCTION forbids()"
+        )
+    monkeypatch.setattr("sa_jobqueue.worker.writer._REFUSED_LATER", 1.0)
+    with working(url, registry, queues={"default": 20}) as worker:
+        wait_until(lambda: len(runs) >= 20 and crew_of(worker).writer.refused > 0)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("DROP TRIGGER forbids ON sa_jobqueue.job")
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 30)
+    assert sorted(runs) == list(range(30))
+
+
+def test_a_locked_row_that_references_a_job_to_be_deleted_holds_up_nothing(
+    engine: Engine, url: str, registry: Registry
+) -> None:
+    """`retain=0`, and what would have to be set NULL is locked: the job is kept for pruning, the others are done."""
+
+    @task(registry=registry, name="gone", retain=0)
+    async def gone() -> None: ...
+
+    @task(registry=registry, name="other")
+    async def other() -> None: ...
+
+    with engine.begin() as connection:
+        job = make_job(connection, task="gone")
+    with locked_reference(engine, job), working(url, registry) as worker:
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "gone") == 1)
+        with engine.begin() as connection:
+            make_jobs(connection, 50, task="other")
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "other") == 50)
+        assert worker.counts["lost"] == 0
+    with engine.connect() as connection:
+        kept = connection.execute(select(TABLE.c.claims, TABLE.c.purge_at - TABLE.c.finished_at)).first()
+        assert kept is not None
+        assert (kept[0], kept[1].total_seconds()) == (1, 60.0)
+
+
+def test_a_job_that_cannot_be_pruned_in_time_does_not_keep_others_from_being_rescued(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody has locked a row that references it; a dead worker's job is back all the same, and others are pruned."""
+
+    @task(registry=registry, name="runs")
+    async def runs() -> None: ...
+
+    with engine.begin() as connection:
+        over = timedelta(hours=-1)
+        stays, *_ = make_jobs(connection, 30, JobStatus.COMPLETED, task="kept", finished_at=over, purge_at=over)
+        make_job(connection, JobStatus.RUNNING, task="runs", worker="gone", claims=1, attempt=1, lease_expires_at=over)
+    with locked_reference(engine, stays), working(url, registry, lease=1.0, prune_every=0.1):
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 1)
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "kept") == 1)
+        wait_until(lambda: f"jobs [{stays}] cannot be deleted" in caplog.text)
+
+
+def test_pruning_takes_smaller_pages_where_a_page_takes_too_long(engine: Engine, url: str, registry: Registry) -> None:
+    """Each DELETE looks through a table of the application's that has no index for it, say."""
+    with engine.begin() as connection:
+        over = timedelta(hours=-1)
+        make_jobs(connection, 30, JobStatus.COMPLETED, task="kept", finished_at=over, purge_at=over)
+        connection.exec_driver_sql(
+            "CREATE FUNCTION takes_long() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN PERFORM pg_sleep(0.03); RETURN old; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER takes_long BEFORE DELETE ON sa_jobqueue.job FOR EACH ROW EXECUTE FUNCTION takes_long()"
+        )
+        with pytest.raises(DBAPIError) as caught, connection.begin_nested():
+            operations.prune(connection, limit=1_000, seconds=0.3)
+        assert fault_of(caught.value) is Fault.LATE
+    with working(url, registry, lease=4.0, prune_every=0.1):
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "kept") == 0)
+
+
+def test_who_keeps_a_worker_busy_is_not_asked_to_wake_it(engine: Engine, url: str, registry: Registry) -> None:
+    """A queue that has run dry opens its gate; one of the same worker's whose slots are taken lets its own lapse."""
+    leave = threading.Event()
+
+    @task(registry=registry, name="holds")
+    def holds() -> None:
+        leave.wait(30)
+
+    with engine.begin() as connection:
+        make_jobs(connection, 2, task="holds", queue="busy")
+    with working(url, registry, queues={"busy": 1, "idle": 1}, buffer=0):
+        try:
+            wait_until(lambda: open_gates(engine) == ["idle"])
+        finally:
+            leave.set()
+        wait_until(lambda: open_gates(engine) == ["busy", "idle"])
+
+
+def open_gates(engine: Engine) -> list[str]:
+    statement = text(
+        "SELECT name FROM unnest(ARRAY['busy', 'idle']) AS name WHERE"
+        " to_timestamp(pg_sequence_last_value(to_regclass('sa_jobqueue.gate_' || (hashtext(name) & 15)))) > clock_timestamp()"
+    )
+    with engine.connect() as connection:
+        return list(connection.scalars(statement))
