@@ -301,7 +301,7 @@ class Maintenance:
             page = self._prune_page
             try:
                 with self._connector.begin(connection):
-                    done = operations.prune(connection, limit=page, seconds=max(self._turn, 0.1), job=self._job)
+                    done = operations.prune(connection, limit=page, seconds=self._settings.lease / 8, job=self._job)
             except DBAPIError as error:
                 if fault_of(error) is not Fault.LATE:
                     raise

@@ -144,7 +144,7 @@ def test_a_half_open_connection_of_maintenance_costs_no_lease(database_url: str)
 
 def test_pruning_for_long_costs_no_lease(database_url: str) -> None:
     """However much there is to delete, and however slow that is, leases are renewed in between."""
-    engine, held, lease = create_engine(database_url), Held(), 1.5
+    engine, held, lease = create_engine(database_url), Held(), 3.0
     with engine.begin() as connection:
         for statement in (
             "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.2); RETURN NULL; END $$",
