@@ -34,6 +34,7 @@ from .executor import Executor, Sessions
 from .flight import Flight, Flights, Stop
 from .lanes import Lane
 from .listener import Listener
+from .lookout import Lookout
 from .maintenance import Maintenance
 from .runners import Runners
 from .service import Service
@@ -68,7 +69,7 @@ class Crew:
     """The parts for one `serve()`; made on the event loop that runs async handlers.
 
     `counts`: where to count. `leaving`: whether a task that is cancelled is so because all are. `idle`: called when
-    nothing is due any more.
+    nothing is due any more. `hopeless`: called, on another thread, when the event loop stays blocked past a timeout.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Crew:
         *,
         leaving: Callable[[], bool],
         idle: Callable[[], None] | None,
+        hopeless: Callable[[], None],
     ) -> None:
         engines, settings, job = assignment.engines, assignment.settings, assignment.job
         worker = str(assignment.id)
@@ -113,6 +115,7 @@ class Crew:
         if engines.listener is not None:
             engine = engines.listener.execution_options(schema_translate_map=engines.translate)
             self.listener = Listener(engine, self.service.look_at, worker=worker, job=job)
+        self.lookout = Lookout(self._loop, self.flights, hopeless)
         self.maintenance = Maintenance(
             connector,
             worker=worker,
@@ -124,22 +127,22 @@ class Crew:
             leave=lambda connection: operations.leave(connection, assignment.id),
             stop=self.stop_flight,
             wake=self.service.wake,
+            blocked=lambda: self.lookout.blocked,
             settings=settings,
             job=job,
         )
 
-        self.watches = [part.watch for part in (self.service, self.maintenance, self.listener) if part is not None]
-
     # ---- beginning and ending
 
     def start(self) -> None:
-        """Begin to claim, to maintain and to listen."""
+        """Begin to claim, to maintain, to listen, and to look after all that."""
         self.service.start()
         self.maintenance.start()
         if self.listener is not None:
             self.listener.start()
         else:
             logger.info("not listening for wake-ups; polling every %g s", self._assignment.settings.poll)
+        self.lookout.start([part.watch for part in (self.service, self.maintenance, self.listener) if part is not None])
 
     def running(self) -> list[Flight]:
         """The jobs whose outcomes are not known yet."""
@@ -173,6 +176,7 @@ class Crew:
         self.maintenance.finish(_LAST_CHORE)
         if self.listener is not None:
             self.listener.finish(_LAST_CHORE)
+        self.lookout.finish(_LAST_CHORE)
 
     # ---- what the parts tell each other
 

@@ -69,7 +69,7 @@ class Flight:
         self.undecoded = True
         """The handler has not been called yet."""
         self.abandoned = False
-        """It was given up while its thread still runs."""
+        """It was given up while its handler still runs."""
         self.settled = False
         """There is an outcome."""
         self.reported = False

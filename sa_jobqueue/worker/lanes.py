@@ -104,7 +104,7 @@ class Lane:
             self._called = None
 
     def abandon(self, flight: Flight) -> None:
-        """A handler has timed out and cannot be stopped; its slot stays taken until its thread ends."""
+        """A handler has timed out and cannot be stopped; its slot stays taken until it comes back."""
         with self._lock:
             flight.abandoned = True
             self.stuck += 1

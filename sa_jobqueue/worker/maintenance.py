@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at deadlines of sync handlers and at cancels that were asked for.
 _TICK = 0.25
+#: Seconds that an event loop has to end an async handler by itself, before maintenance does.
+_ASYNC_MARGIN = 2.0
 _CANCEL_CHECK = 1.0
 _PAGE = 100
 #: Jobs deleted in one statement at most.
@@ -60,7 +62,9 @@ class _Chore:
 
 
 class Maintenance:
-    """The chores of one worker process. `stop(flight, why)` asks a running handler to end."""
+    """The chores of one worker process. `stop(flight, why)` asks a running handler to end; `blocked()`: whether the event
+    loop is known not to answer.
+    """
 
     def __init__(
         self,
@@ -75,12 +79,14 @@ class Maintenance:
         leave: Callable[[Connection], None],
         stop: Callable[[Flight, Stop], None],
         wake: Callable[[], None],
+        blocked: Callable[[], bool],
         settings: WorkerSettings,
         job: type[Job] = Job,
     ) -> None:
         self._connector, self._worker, self._flights, self._lanes = connector, worker, flights, lanes
         self._registry, self._executor = registry, executor
         self._alive, self._leave, self._stop, self._wake = alive, leave, stop, wake
+        self._blocked = blocked
         self._settings, self._job = settings, job
         self._connection: Connection | None = None
         self._healthy_since = self._looked_at = 0.0
@@ -167,20 +173,34 @@ class Maintenance:
             log("maintenance waits for the database (%s)", getattr(error, "orig", None) or error)
 
     def _end_late_handlers(self) -> None:
-        """A sync handler cannot be stopped; its attempt is given up, and what it writes later is refused."""
-        now = monotonic()
+        """A sync handler cannot be stopped, nor an async one whose loop is blocked: its attempt is given up, and what it
+        writes later is refused.
+        """
+        now, blocked = monotonic(), self._blocked()
         for flight in self._flights:
-            if flight.deadline is not None and flight.deadline <= now and not flight.task.is_async:
+            if self._is_late(flight, now, blocked=blocked):
                 flight.deadline = None
                 if flight.settled:
                     continue
-                self._stop(flight, Stop.TIMEOUT)
                 error = timed_out(flight)
-                logger.warning("job %d: %s; its thread may still run", flight.job.id, error)
+                if flight.task.is_async:
+                    # No cancel: should the loop answer again, asyncio's own timeout does that.
+                    flight.stop = flight.stop or Stop.TIMEOUT
+                    logger.warning("job %d: %s; the event loop it runs on is blocked", flight.job.id, error)
+                else:
+                    self._stop(flight, Stop.TIMEOUT)
+                    logger.warning("job %d: %s; its thread may still run", flight.job.id, error)
                 self._lanes[flight.job.queue].abandon(flight)
                 if not self._executor.give_up(flight, Failed(error, describe(error))):
                     self._lanes[flight.job.queue].keep(flight)
                 self._wake()
+
+    def _is_late(self, flight: Flight, now: float, *, blocked: bool) -> bool:
+        if flight.deadline is None:
+            return False
+        if not flight.task.is_async:
+            return flight.deadline <= now
+        return blocked and flight.deadline + _ASYNC_MARGIN <= now and flight.runner is not None
 
     def _give_back_stale(self) -> None:
         """What was claimed and does not get a slot, or an event loop that is not blocked, goes back to the queue."""

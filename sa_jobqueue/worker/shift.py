@@ -34,20 +34,36 @@ class Ending(IntEnum):
     """Why `run()` returned, as an exit code."""
 
     STOPPED = 0
-    RECYCLE = 75  # asked to be started anew: max_jobs, max_memory, or all slots stuck
+    RECYCLE = 75  # asked to be started anew: max_jobs, max_memory, all slots stuck, or the event loop blocked for good
 
 
 class Shift:
-    """One `serve()`. Made and run by the task that serves; `stop` and `end_if_blocked` are for any thread."""
+    """One `serve()`. Made and run by the task that serves; `stop` and `end_if_blocked` are for any thread.
 
-    def __init__(self, assignment: Assignment, counts: Counter[str], *, until_idle: bool) -> None:
-        self._assignment, self._counts = assignment, counts
+    `own_process`: whether the process is the worker's own, and may be ended with it.
+    """
+
+    def __init__(
+        self, assignment: Assignment, counts: Counter[str], *, until_idle: bool, own_process: bool = False
+    ) -> None:
+        self._assignment, self._counts, self._own_process = assignment, counts, own_process
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
         self._ending = Ending.STOPPED
+        self._stopping = False
+        self._full: set[str] = set()
+        """Queues whose slots were all stuck at the last look."""
+        self._threads_until: float | None = None
+        """The event loop is blocked for good; until then threads are waited for."""
         self.under_way = False
         """Whether it has begun, and not yet ended."""
-        self._crew = Crew(assignment, counts, leaving=self._leaving, idle=self.stop if until_idle else None)
+        self._crew = Crew(
+            assignment,
+            counts,
+            leaving=self._leaving,
+            idle=self.stop if until_idle else None,
+            hopeless=self._end_hopeless,
+        )
 
     async def serve(self) -> Ending:
         """Serve until `stop()` is called, or there is a reason to be started anew; what it ended for."""
@@ -70,6 +86,7 @@ class Shift:
 
     def stop(self, *, now: bool = False) -> None:
         """Claim no more and let what runs finish; `now`: do not wait for it."""
+        self._stopping = True
         try:
             self._loop.call_soon_threadsafe(self._stop.set)
             if now:
@@ -95,6 +112,27 @@ class Shift:
         logging.shutdown()
         os._exit(self._ending)
 
+    def _end_hopeless(self) -> None:
+        """A handler goes on blocking the event loop though its attempt was given up. Called again and again meanwhile.
+
+        Where the process is our own, it ends, to be started anew: at first as by a signal, then without the loop.
+        """
+        grace, found = self._assignment.settings.grace, "a handler that timed out goes on blocking the event loop"
+        if self._threads_until is None:
+            self._threads_until = monotonic() + grace
+            if not self._own_process:
+                logger.error("%s; async jobs wait for it until this process is started anew", found)
+                return
+            logger.error("%s; the process ends, to be started anew: def handlers have %g s to finish", found, grace)
+            if not self._stopping:
+                self._ending = Ending.RECYCLE
+            self.stop()
+            self._crew.close_lanes()
+        if self._own_process:
+            on_threads = any(not flight.task.is_async for flight in self._crew.running())
+            if not on_threads or monotonic() >= self._threads_until:
+                self.end_if_blocked()
+
     def _leaving(self) -> bool:
         """Whether a task that is cancelled is so because all are: with the one that serves, or after its end."""
         return not self.under_way or (self._task is not None and self._task.cancelling() > 0)
@@ -110,8 +148,6 @@ class Shift:
                     logger.warning("%s: ending, to be started anew", reason)
                     self._ending = Ending.RECYCLE
                     return
-                for watch in self._crew.watches:
-                    watch.check()
 
     def _wants_recycling(self) -> str | None:
         claimed, lanes = self._crew.service.claimed, self._crew.lanes.values()
@@ -120,8 +156,10 @@ class Shift:
             return f"{claimed} jobs were claimed (max_jobs {max_jobs})"
         if max_memory is not None and (resident := _resident()) > max_memory:
             return f"{resident:,} bytes are resident (max_memory {max_memory:,})"
+        # At two looks: when a loop that was blocked goes on, so do the handlers that were given up meanwhile, and end.
+        before, self._full = self._full, {lane.name for lane in lanes if lane.stuck >= lane.limit}
         for lane in lanes:
-            if lane.stuck >= lane.limit:
+            if lane.name in before & self._full:
                 return f"all {lane.limit} slots of queue {lane.name!r} are held by handlers that timed out"
         return None
 

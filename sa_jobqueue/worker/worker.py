@@ -115,6 +115,9 @@ class Worker:
     def run(self, *, until_idle: bool = False) -> Ending:
         """Work until a signal comes (or, `until_idle`, until there is nothing due); what it ended for.
 
+        It ends the process, and does not return, when a handler blocks the event loop past the grace time or, for
+        more than some seconds, past its timeout.
+
         Raises SchemaError, DatabaseUnavailable, TaskError, ConfigurationError when it cannot begin.
         """
         with suppress(RuntimeError):  # there should be no loop
@@ -124,7 +127,7 @@ class Worker:
         try:
             asyncio.set_event_loop(loop)
             with hearing_signals(self._heed_signal, self._end_if_blocked):
-                return loop.run_until_complete(self.serve(until_idle=until_idle))
+                return loop.run_until_complete(self._serve(until_idle=until_idle, own_process=True))
         finally:
             # Not asyncio.run: it would wait for handlers that ignore being cancelled.
             asyncio.set_event_loop(None)
@@ -132,8 +135,11 @@ class Worker:
 
     async def serve(self, *, until_idle: bool = False) -> Ending:
         """Work inside the running event loop until `stop()` is called."""
+        return await self._serve(until_idle=until_idle, own_process=False)
+
+    async def _serve(self, *, until_idle: bool, own_process: bool) -> Ending:
         self.registry.resolve()
-        self._shift = shift = Shift(self._assignment, self.counts, until_idle=until_idle)
+        self._shift = shift = Shift(self._assignment, self.counts, until_idle=until_idle, own_process=own_process)
         if self._signals:
             shift.stop()  # a signal came before there was anything to stop
         try:

@@ -178,6 +178,15 @@ async def overtime_async(ctx: AsyncJobContext, name: str) -> None:
         await asyncio.sleep(pause)
 
 
+@task(registry=registry, retry=SOON, timeout=0.5, max_attempts=1)
+async def overtime_blocking(ctx: AsyncJobContext, name: str) -> None:
+    """Blocks the event loop for longer than it may take."""
+    ctx.session.add(Effect(job_id=ctx.job_id, pid=os.getpid(), note=name))
+    await ctx.session.flush()
+    for pause in hold(name):
+        time.sleep(pause)  # noqa: ASYNC251  # that is the point
+
+
 @task(registry=registry, retry=SOON)
 async def ignore_cancel(name: str) -> None:
     """Does not let itself be cancelled."""

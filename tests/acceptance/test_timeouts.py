@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from time import monotonic
 
+import psutil
 import pytest
 
 from sa_jobqueue import Job, JobStatus, enqueue
@@ -12,6 +13,8 @@ from sa_jobqueue.tasks import AnyTask
 from tests.acceptance import app
 from tests.acceptance.conftest import Shop
 from tests.support.waiting import wait_until
+
+IMPATIENT = "tests.acceptance.impatient:registry"
 
 
 def test_a_sync_handler_past_its_timeout_is_given_up_fenced_and_keeps_its_slot(shop: Shop) -> None:
@@ -62,6 +65,49 @@ def test_a_worker_whose_slots_are_all_stuck_asks_to_be_started_anew(shop: Shop) 
         shop.wait_for(left)
         assert "is started anew" in supervisor.output
     assert [effect.note for effect in shop.effects()] == ["left"]
+
+
+def test_a_worker_whose_event_loop_is_blocked_past_a_timeout_is_started_anew(shop: Shop) -> None:
+    """The attempt fails while the handler blocks; some seconds later the process ends, once what runs on threads has."""
+    (late,) = shop.add(enqueue(app.overtime_blocking, "a"))
+    with shop.work("--queue=default=1", "--queue=other=2", "--processes=1", "--max-jobs=1000", "--lease=30") as worker:
+        (pid,) = shop.wait_said("started-a")
+        (held,) = shop.add(enqueue(app.held.options(queue="other"), "b"))
+        others = shop.add(*(enqueue(app.write_async.options(queue="default"), str(n)) for n in range(3)))
+        shop.wait_said("started-b")
+        (job,) = shop.wait_for(late, status=JobStatus.FAILED)
+        assert [error["type"] for error in job.errors] == ["sa_jobqueue.errors.HandlerTimeout"]
+        worker.wait_for("goes on blocking the event loop")
+        assert psutil.pid_exists(pid)
+        shop.go("b")
+        done = shop.wait_for(held, *others)
+        assert f"job {late} (tests.acceptance.app.overtime_blocking) blocks it" in worker.output
+        assert "is started anew, as it asked" in worker.output
+    assert [job.rescues for job in done] == [0] * 4
+    assert {effect.note: effect.pid == pid for effect in shop.effects()} == {
+        "b": True,
+        "0": False,
+        "1": False,
+        "2": False,
+    }
+
+
+def test_a_blocked_worker_whose_handler_comes_back_before_its_end_leaves_in_order(shop: Shop) -> None:
+    """It was about to end, and ends as it would have without the block."""
+    (late,) = shop.add(enqueue(app.overtime_blocking, "a"))
+    with shop.work("--queue=default=1", "--queue=other=1", "--lease=30", app=IMPATIENT) as worker:
+        shop.wait_said("started-a")
+        (held,) = shop.add(enqueue(app.held.options(queue="other"), "b"))
+        shop.wait_said("started-b")
+        worker.wait_for("goes on blocking the event loop")
+        shop.go("a")
+        worker.wait_for("the event loop answers again")
+        shop.go("b")
+        assert worker.wait() == 75
+        assert "has left: complete 1, fail 1" in worker.output
+    assert shop.job(held).status == JobStatus.COMPLETED
+    assert shop.job(late).status == JobStatus.FAILED
+    assert [effect.note for effect in shop.effects()] == ["b"]
 
 
 @pytest.mark.parametrize("task", [app.held_async, app.stops_when_asked])
