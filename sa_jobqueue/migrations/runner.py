@@ -36,14 +36,15 @@ logger = logging.getLogger(__name__)
 
 
 class MigrationOperations(Protocol):
-    """What is used of Alembic's `op`: the module `alembic.op`, or an `Operations`.
+    """What is used of Alembic's `op`: the module `alembic.op`, or an `Operations`."""
 
-    `get_context` says where the revision runs (on a connection, or offline), `execute` executes a statement there.
-    """
+    def get_context(self) -> MigrationContext:
+        """Return what says where the revision runs: on a connection, or offline (`--sql`)."""
+        ...
 
-    def get_context(self) -> MigrationContext: ...
-
-    def execute(self, sqltext: Executable | str, /) -> None: ...
+    def execute(self, sqltext: Executable | str, /) -> None:
+        """Execute a statement in the revision's transaction; offline, write it out."""
+        ...
 
 
 def upgrade(op: MigrationOperations, to: int | None = None, *, schema: str | None = None) -> None:

@@ -5,8 +5,9 @@
     python -m tests.benchmarks --database-url postgresql://… --json figures.json drain latency
 
 Each prints a line: measure, ours, reference, ratio, target, met. Absolute figures drift with the machine, so a target is
-a ratio of two things measured in turn, several times, in one run. The schema `sa_jobqueue_measures` is made for it and
-dropped afterwards.
+a ratio of two things measured in turn, several times, in one run. `counts` needs none: what it prints is exact, on every
+machine and small or not, and a test (tests/integration/test_round_trips.py) pins it. The schema `sa_jobqueue_measures` is
+made for all and dropped afterwards.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from sa_jobqueue.embedded import embedded_url
 
+from .counts import counts
 from .depth import dead_entries, depth, future, queues
 from .drain import drain, retain
 from .enqueue import bulk, gated, one_by_one
@@ -48,6 +50,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         idle,
         memory,
         wal,
+        counts,
     )
 }
 

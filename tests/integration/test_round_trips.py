@@ -1,6 +1,8 @@
 """What the worker asks of the server, counted: a round trip, a commit or a written row more per batch fails here.
 
-These are counts, not times: they are the same on every machine. A change that needs fewer lowers the numbers.
+These are counts, not times: they are the same on every machine. A change that needs fewer lowers the numbers. How many
+outcomes a round of a free worker finds depends on time: so it is counted against what each of its rounds had to do, and in
+lockstep, where that is known, to the last round trip.
 """
 
 from __future__ import annotations
@@ -8,18 +10,25 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import dropwhile
+from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, func, insert, select
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, create_engine, func, insert, select
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, enqueue_many, task
+from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, enqueue, enqueue_many, operations, task
+from sa_jobqueue.worker import service
+from sa_jobqueue.worker.service import Service
+from sa_jobqueue.worker.writer import OutcomeWriter
+from tests.benchmarks import __main__ as benchmarks
 from tests.support import pooler
-from tests.support.databases import connect
+from tests.support.databases import SCHEMA, connect
+from tests.support.lockstep import Step
 from tests.support.waiting import wait_until
-from tests.support.wire import Transaction, Wire
+from tests.support.wire import Counts, Transaction, Wire, counting
 from tests.support.working import drain, worker_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="psycopg has libpq's trace on Linux only")
@@ -36,6 +45,20 @@ FINISH = ("BEGIN", "SELECT", "COMMIT")
 CLAIM, GATE = ("UPDATE",), ("SELECT",)
 #: The transaction of a handler that does one INSERT by `ctx.session`.
 BY_HANDLER = ("BEGIN", "INSERT", "UPDATE", "COMMIT")
+#: What maintenance says of its worker; it takes a connection for good that a handler may have had before.
+ALIVE = ("BEGIN", "INSERT", "DELETE", "COMMIT")
+
+#: What `python -m tests.benchmarks --small counts` prints per 100 jobs: round trips, commits, statements, rows written.
+#: A batch of 100 is claimed and finished by four round trips and, but for the first claim, one commit.
+BENCHMARK = {
+    "drain, async no-op": ("4.00", "1.10", "2.00", "200"),
+    "drain, sync no-op on threads": ("4.00", "1.10", "2.00", "200"),
+    "drain, async no-op, retain=0": ("4.00", "1.10", "2.00", "200"),
+    "drain, sync handler, one INSERT by ctx.session": ("410", "110", "210", "300"),
+    "session.add(enqueue()) + commit": ("300", "100", "100", "100"),
+    "session.add_all of 1,000 jobs + commit": ("0.300", "0.100", "0.100", "100"),
+    "enqueue_many of 1,000 jobs + commit": ("0.300", "0.100", "0.100", "100"),
+}
 
 notes = Table("round_trips_note", MetaData(), Column("n", Integer))
 
@@ -59,6 +82,10 @@ def registry() -> Registry:
     @task(registry=registry, name="on_thread")
     def on_thread(n: int) -> None: ...
 
+    @task(registry=registry, name="recorded", record=True)
+    async def recorded(n: int) -> int:
+        return n
+
     @task(registry=registry, name="write")
     async def write(ctx: AsyncJobContext, n: int) -> None:
         await ctx.session.execute(insert(notes), {"n": n})
@@ -78,26 +105,66 @@ def wire(engine: Engine) -> Iterator[Wire]:
     wire.close()
 
 
+@pytest.fixture
+def decided(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What the service may say: a transaction for each round with something to do, and one for each opening of a gate."""
+    decided: list[tuple[str, ...]] = []
+    take, wanted, make_round, listen_for = OutcomeWriter.take, Service._wanted, Service._round, operations.listen_for
+    seen: dict[str, Any] = {}
+
+    def taking(self: OutcomeWriter, most: int) -> Any:
+        seen["changes"] = take(self, most)
+        return seen["changes"]
+
+    def wanting(self: Service) -> Any:
+        seen["wanted"] = wanted(self)
+        return seen["wanted"]
+
+    def listening(*args: Any, **options: Any) -> None:
+        seen["gates"] += 1
+        listen_for(*args, **options)
+
+    def making_round(self: Service, connection: Connection) -> bool:
+        seen["gates"] = 0
+        busy = make_round(self, connection)
+        if busy:
+            decided.append((ROUND if seen["wanted"] else FINISH) if seen["changes"] else CLAIM)
+        decided.extend([GATE] * seen["gates"])
+        return busy
+
+    monkeypatch.setattr(OutcomeWriter, "take", taking)
+    monkeypatch.setattr(Service, "_wanted", wanting)
+    monkeypatch.setattr(Service, "_round", making_round)
+    monkeypatch.setattr(operations, "listen_for", listening)
+    return decided
+
+
 def fill(url: str, registry: Registry, name: str, jobs: int) -> None:
     """By an engine of its own, which is not listened to."""
-    found = registry.get(name)
-    assert found is not None
     engine = create_engine(url)
-    with Session(engine) as session:
-        session.execute(enqueue_many([found.call(n=n) for n in range(jobs)]))
-        session.commit()
+    add(engine, registry, name, jobs)
     engine.dispose()
 
 
+def add(engine: Engine, registry: Registry, name: str, jobs: int) -> None:
+    found = registry.get(name)
+    assert found is not None
+    with Session(engine) as session:
+        session.execute(enqueue_many([found.call(n=n) for n in range(jobs)]))
+        session.commit()
+
+
 def rounds(wire: Wire) -> list[Transaction]:
-    """The service's transactions, without the two at its start: looking at the schema, and setting up."""
-    (service,) = wire.connections("claimed_at ?=")
-    return service.transactions[2:]
+    """The service's transactions from its first claim on: before are those at its start, more where the pool has made its
+    connection for something else.
+    """
+    (talk,) = wire.connections("claimed_at ?=")
+    return list(dropwhile(lambda one: "UPDATE" not in one.kinds, talk.transactions))
 
 
 @pytest.mark.parametrize("name", ["kept", "deleted", "on_thread"])
 def test_finishing_and_claiming_a_batch_is_one_commit_and_four_round_trips(
-    engine: Engine, url: str, registry: Registry, wire: Wire, name: str
+    engine: Engine, url: str, registry: Registry, wire: Wire, decided: list[tuple[str, ...]], name: str
 ) -> None:
     """BEGIN, finish, claim, COMMIT: nothing per job, and no other transaction in between."""
     fill(url, registry, name, JOBS)
@@ -105,7 +172,7 @@ def test_finishing_and_claiming_a_batch_is_one_commit_and_four_round_trips(
     drain(engine, registry, queues={"default": SLOTS}, buffer=0, **CALM)  # many claims, none of them large
 
     made = rounds(wire)
-    assert {one.kinds for one in made} <= {ROUND, FINISH, CLAIM, GATE}
+    assert [one.kinds for one in made] == decided
     assert CLAIM in {one.kinds for one in made}, "the first one has nothing to finish"
     assert {one.round_trips - len(one.kinds) for one in made} == {0}
     claims = [one for one in made if one.rows("UPDATE")]
@@ -113,13 +180,144 @@ def test_finishing_and_claiming_a_batch_is_one_commit_and_four_round_trips(
     assert sum(one.kinds == ROUND for one in claims) >= 0.3 * len(claims) > 10, Counter(one.kinds for one in made)
 
 
-def test_jobs_are_claimed_and_finished_in_batches(engine: Engine, url: str, registry: Registry, wire: Wire) -> None:
-    """All commits of the service together, those at its end included, are far fewer than jobs."""
+def test_jobs_are_claimed_and_finished_in_batches(
+    engine: Engine, url: str, registry: Registry, wire: Wire, decided: list[tuple[str, ...]]
+) -> None:
+    """Each round of the service is one commit, its last ones included, and rounds are far fewer than jobs."""
     fill(url, registry, "kept", JOBS)
 
     drain(engine, registry, queues={"default": SLOTS}, **CALM)
 
-    assert len(rounds(wire)) <= JOBS / SLOTS * 4
+    made = rounds(wire)
+    assert [one.kinds for one in made] == decided
+    assert {one.round_trips - len(one.kinds) for one in made} == {0}
+    assert len(made) <= JOBS / SLOTS * 4
+
+
+@pytest.mark.parametrize("name", ["kept", "deleted", "on_thread", "recorded"])
+async def test_in_lockstep_each_batch_takes_exactly_four_round_trips_and_one_commit(
+    engine: Engine, registry: Registry, wire: Wire, name: str
+) -> None:
+    """The first claim is alone, and so is the last completion: together they cost what a round between them does."""
+    add(engine, registry, name, 10 * SLOTS)
+    step = stepping(engine, registry, max_jobs=10 * SLOTS)
+
+    with counting(wire, schema=SCHEMA) as counted:
+        await step.drain()
+
+    step.close()
+    assert [(one.kinds, one.round_trips) for one in said(wire)] == [(CLAIM, 1), *[(ROUND, 4)] * 9, (FINISH, 3)]
+    assert counted.result == Counts(round_trips=40, commits=11, statements=20, rows=2 * 10 * SLOTS)
+
+
+@pytest.mark.parametrize(
+    ("names", "statements"),
+    [
+        (["kept"], 1),
+        (["deleted"], 1),
+        (["recorded"], 1),
+        (["kept", "deleted"], 2),
+        (["kept", "deleted", "recorded"], 3),
+    ],
+)
+async def test_each_kind_of_outcome_in_a_batch_is_one_statement(
+    engine: Engine, registry: Registry, wire: Wire, names: list[str], statements: int
+) -> None:
+    """However many of it there are: completed and kept, completed and deleted, all others."""
+    for name in names:
+        add(engine, registry, name, 10)
+    step = stepping(engine, registry, max_jobs=10 * len(names))
+    step.round()
+    await step.run()
+
+    with counting(wire, schema=SCHEMA) as counted:
+        step.round()
+
+    step.close()
+    assert counted.result == Counts(2 + statements, 1, statements, rows=10 * len(names))
+
+
+async def test_a_look_at_an_empty_queue_is_one_round_trip(
+    engine: Engine, registry: Registry, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one asks to be woken, which is another, and looks once more."""
+    monkeypatch.setattr(service, "_GATE", 60.0)  # not to be renewed, however long the test takes
+    step = stepping(engine, registry, listening=True)
+    looks = []
+
+    for _ in range(2):
+        with counting(wire, schema=SCHEMA) as counted:
+            step.round()
+        looks.append(([one.kinds for one in said(wire)], counted.result))
+
+    step.close()
+    assert looks == [
+        ([CLAIM, GATE], Counts(round_trips=2, commits=2, statements=2, rows=0)),
+        ([CLAIM], Counts(round_trips=1, commits=1, statements=1, rows=0)),
+    ]
+
+
+async def test_in_lockstep_a_handlers_session_leaves_the_service_only_its_claims(
+    engine: Engine, registry: Registry, wire: Wire
+) -> None:
+    """Four round trips and a commit for each job; for each batch a claim, and nothing to finish."""
+    notes.metadata.create_all(engine)
+    add(engine, registry, "write_on_thread", 12)
+    step = stepping(engine, registry, queues={"default": 3}, max_jobs=12)
+
+    with counting(wire, schema=SCHEMA) as counted:
+        await step.drain()
+
+    step.close()
+    assert Counter(one.kinds for one in said(wire)) == {CLAIM: 4, BY_HANDLER: 12}
+    assert counted.result == Counts(round_trips=4 + 4 * 12, commits=4 + 12, statements=4 + 2 * 12, rows=2 * 12)
+
+
+@pytest.mark.parametrize("jobs", [1, 1_000])
+def test_enqueueing_is_three_round_trips_and_one_commit(
+    engine: Engine, registry: Registry, wire: Wire, jobs: int
+) -> None:
+    """BEGIN, one INSERT for all, COMMIT: by `session.add_all` of jobs as by `enqueue_many`."""
+    kept = registry.get("kept")
+    assert kept is not None
+    engine.connect().close()
+
+    with counting(wire, schema=SCHEMA) as added, Session(engine) as session:
+        session.add_all([enqueue(kept, n) for n in range(jobs)])
+        session.commit()
+    with counting(wire, schema=SCHEMA) as many:
+        add(engine, registry, "kept", jobs)
+
+    assert added.result == many.result == Counts(round_trips=3, commits=1, statements=1, rows=jobs)
+
+
+def test_the_benchmark_prints_the_counts(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are exact: who lowers or raises one says so here."""
+    monkeypatch.setattr("sys.argv", ["benchmarks", "--small", "--database-url", database_url, "counts"])
+
+    benchmarks.main()
+
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.endswith("; target none")]
+    assert printed == [
+        f"{work}: {name}: {count} per 100 jobs; target none"
+        for work, counts in BENCHMARK.items()
+        for name, count in zip(("round trips", "commits", "statements", "rows written"), counts, strict=True)
+    ]
+
+
+def stepping(engine: Engine, registry: Registry, *, listening: bool = False, **options: Any) -> Step:
+    """A worker in lockstep, connected, that claims nothing ahead."""
+    worker = worker_for(engine, registry, **{"queues": {"default": SLOTS}, "buffer": 0, **CALM, **options})
+    step = Step(worker, listening=listening)
+    step.connect()
+    return step
+
+
+def said(wire: Wire) -> list[Transaction]:
+    """All that was said since `counting` began."""
+    return [one for talk in wire.connections() for one in talk.transactions]
 
 
 @pytest.mark.parametrize(("name", "updated", "deleted"), [("kept", 2, 0), ("deleted", 1, 1), ("on_thread", 2, 0)])
@@ -184,5 +382,5 @@ def handled(wire: Wire) -> list[tuple[tuple[str, ...], int]]:
         (one.kinds, one.round_trips)
         for talk in wire.connections("INTO round_trips_note")
         for one in talk.transactions
-        if "INSERT" in one.kinds
+        if "INSERT" in one.kinds and one.kinds != ALIVE
     ]

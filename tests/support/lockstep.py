@@ -1,0 +1,61 @@
+"""A worker without threads of its own: a round of its service is made when it is asked for, while no handler runs.
+
+In a worker that runs by itself, how many outcomes a round finds depends on time. Here each finds all there are, so what
+it asks of the server is the same each time, and can be counted.
+
+step = Step(worker)
+step.round()                                          # claim
+await step.run()                                      # run what was claimed
+await step.drain()                                    # so on, until there is nothing to do
+step.close()
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+from sa_jobqueue import Worker
+from sa_jobqueue.worker.crew import Crew
+from tests.support.waiting import wait_until_async
+
+
+class Step:
+    """The parts of `worker`, of which none is started. Made on the event loop that runs async handlers.
+
+    `listening`: whether it is as if a listener could hear of new jobs.
+    """
+
+    def __init__(self, worker: Worker, *, listening: bool = False) -> None:
+        self._crew = Crew(worker._assignment, Counter(), leaving=lambda: False, idle=None)
+        self._crew.listener = SimpleNamespace(listening=listening)  # type: ignore[assignment]
+
+    def connect(self) -> None:
+        """Make the service's connection, which the first round would make."""
+        self._crew.service._connect()
+
+    def round(self) -> bool:
+        """Write what has ended and claim for what is free; whether there was something to do.
+
+        Handlers on the event loop do not run meanwhile, for it is not theirs. Those on threads may.
+        """
+        return self._crew.service._watched_round()
+
+    async def run(self) -> None:
+        """Let all that was claimed come to its end."""
+        await wait_until_async(self._is_over, message="the handlers to end")
+
+    async def drain(self) -> None:
+        """Rounds and runs, until a round finds nothing to do."""
+        while self.round():
+            await self.run()
+
+    def close(self) -> None:
+        """End the threads of handlers, and the service's connection."""
+        self._crew.runners.finish()
+        if (connection := self._crew.service._connection) is not None:
+            connection.close()
+
+    def _is_over(self) -> bool:
+        lanes = self._crew.lanes.values()
+        return not self._crew.running() and not any(lane.running or lane.waiting or lane._called for lane in lanes)
