@@ -38,8 +38,8 @@ class ClaimedJob(NamedTuple):
     rescues: int
     args: str | None
     """JSON text; None when it is larger than the claim's limit and has to be fetched by itself."""
-    meta: str
-    """JSON text."""
+    meta: str | None
+    """JSON text; None likewise."""
     created_at: datetime
 
 
@@ -91,7 +91,7 @@ class _Context(Generic[S]):
     @property
     def meta(self) -> Mapping[str, Any]:
         """What the producer gave along: tags, trace context."""
-        found = json.loads(self._job.meta)
+        found = json.loads(self._job.meta or "{}")
         return found if isinstance(found, dict) else {}
 
     @property

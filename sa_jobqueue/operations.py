@@ -13,9 +13,9 @@ from datetime import datetime, timedelta
 from enum import Enum, StrEnum
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Text, cast, delete, func, select, text
+from sqlalchemy import Connection, Text, case, cast, delete, func, literal_column, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 
@@ -25,16 +25,18 @@ from .lifecycle import FINISHED, Change, Claim
 from .models import Job, WorkerRow, status_in
 from .statements.admin import held_by, postpone_purge, prune_jobs, release_jobs
 from .statements.apply import apply_changes, apply_parameters
-from .statements.claim import Slot, claim_jobs, claim_parameters
+from .statements.claim import INLINE_LIMIT, NOTHING_INLINE, Slot, claim_jobs, claim_parameters
 from .statements.complete import complete_job, complete_jobs, completion_parameters, delete_completed
 from .statements.gates import channel_of, open_gates
 from .statements.leases import cancel_requests, expired_leases, renew_leases
 
 __all__ = [
+    "MOST_TEXT",
     "Answer",
     "Expired",
     "Fault",
     "Renewal",
+    "Texts",
     "apply",
     "apply_one",
     "cancelled_among",
@@ -46,6 +48,7 @@ __all__ = [
     "fetch_args",
     "forget_workers",
     "is_data_fault",
+    "is_too_much",
     "leave",
     "listen_for",
     "prune",
@@ -64,6 +67,10 @@ _AWAY = frozenset({"08", "0A", "25", "26", "28", "3D", "40", "53", "57"})
 _REFUSED = frozenset({"0L", "0P", "20", "24", "2B", "2F", "34", "3B", "3F", "42", "55", "58", "72", "F0", "HV", "XX"})
 #: query_canceled, by `statement_timeout` for one, and lock_not_available.
 _LATE = frozenset({"57014", "55P03"})
+#: And what a row may be to blame for, or else the server: no memory left, a statement that took too long.
+_TOO_MUCH = frozenset({"53200", "57014"})
+#: Bytes of text that are fetched of a job's arguments, and of its meta, unless a worker is told otherwise.
+MOST_TEXT = 64 * 2**20
 
 
 class Fault(Enum):
@@ -100,6 +107,15 @@ class Expired:
     task: str
     queue: str
     worker: str | None
+
+
+class Texts(NamedTuple):
+    """A job's arguments and meta as JSON text, None where they are too long; and how many bytes that would be."""
+
+    args: str | None
+    meta: str | None
+    args_bytes: int
+    meta_bytes: int
 
 
 @lru_cache
@@ -149,10 +165,15 @@ def claim(
     queues: Mapping[str, int],
     lease: float,
     after: Mapping[Slot, tuple[datetime, int]] | None = None,
+    inline: bool = True,
     job: type[Job] = Job,
 ) -> list[ClaimedJob]:
-    """Claim at most `queues[name]` due jobs of each queue for `lease` seconds, in the order to run them."""
-    parameters = claim_parameters(worker=worker, queues=queues, lease=lease, after=after)
+    """Claim at most `queues[name]` due jobs of each queue for `lease` seconds, in the order to run them.
+
+    `inline`: short arguments and meta come along. Otherwise none that is not empty: what a row holds cannot make it fail.
+    """
+    limit = INLINE_LIMIT if inline else NOTHING_INLINE
+    parameters = claim_parameters(worker=worker, queues=queues, lease=lease, after=after, args_limit=limit)
     jobs = list(map(ClaimedJob._make, _claim(job).rows(connection, parameters)))
     jobs.sort(key=_DUE)
     jobs.sort(key=_PRIORITY, reverse=True)  # keeps the order of equals
@@ -242,11 +263,20 @@ def release_unknown(
     return list(connection.scalars(release_jobs(held_by(worker, but=known, job=job), job=job)))
 
 
-def fetch_args(connection: Connection, id: int, *, job: type[Job] = Job) -> str | None:
-    """One job's arguments as JSON text; None if the row is gone."""
+def fetch_args(connection: Connection, id: int, *, most: int = MOST_TEXT, job: type[Job] = Job) -> Texts | None:
+    """One job's arguments and meta, unless they are longer than `most` bytes as text; None if the row is gone."""
     columns = job.__table__.c
-    text: str | None = connection.scalar(select(cast(columns.args, Text)).where(columns.id == id))
-    return text
+    made = (
+        select(cast(columns.args, Text).label("args"), cast(columns.meta, Text).label("meta"))
+        .where(columns.id == id)
+        .offset(literal_column("0"))  # a fence: else each would be made three times
+        .subquery("made")
+        .c
+    )
+    sizes = func.octet_length(made.args), func.octet_length(made.meta)
+    short = (case((size <= most, one)) for one, size in zip((made.args, made.meta), sizes, strict=True))
+    row = connection.execute(select(*short, *sizes)).one_or_none()
+    return None if row is None else Texts._make(row)
 
 
 def fault_of(error: DBAPIError) -> Fault:
@@ -264,6 +294,11 @@ def fault_of(error: DBAPIError) -> Fault:
 def is_data_fault(error: DBAPIError) -> bool:
     """Whether a row or its values are to blame."""
     return fault_of(error) is Fault.ROW
+
+
+def is_too_much(error: DBAPIError) -> bool:
+    """Whether what a row holds may be too much as text: more than the server can make, in its time and its memory."""
+    return is_data_fault(error) or getattr(error.orig, "sqlstate", None) in _TOO_MUCH
 
 
 def prune(connection: Connection, *, limit: int = 1_000, seconds: float | None = None, job: type[Job] = Job) -> int:

@@ -155,12 +155,12 @@ class Watch:
 
     @contextmanager
     def over(self, connection: Connection) -> Generator[None]:
-        """What happens inside is watched."""
-        self._busy = (monotonic(), connection)
+        """What happens inside is watched. What is watched by itself in there has a time of its own, and so has the rest."""
+        outer, self._busy = self._busy, (monotonic(), connection)
         try:
             yield
         finally:
-            self._busy = None
+            self._busy = None if outer is None else (monotonic(), outer[1])
 
     def check(self) -> None:
         """Cut off what has taken too long; its thread gets an error, and makes a new connection."""

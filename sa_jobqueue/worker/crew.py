@@ -24,7 +24,7 @@ from ..context import ClaimedJob
 from ..lifecycle import Change, Event, Rules, decide
 from ..models import Job
 from ..operations import Answer
-from ..outcomes import Released
+from ..outcomes import Outcome, Released
 from ..settings import WorkerSettings
 from ..tasks import Registry
 from ..version import __version__
@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 _FLUSH, _LAST_CHORE = 10.0, 2.0
 #: How often it is said that a task is not known here.
 _REMIND = 60.0
+#: So many times as many bytes as `enqueue()` sent can the text be that comes back: `1e308` has 309 digits.
+_UNFOLDS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +106,13 @@ class Crew:
             lanes=self.lanes,
             writer=self.writer,
             take_in=self._take_in,
+            set_aside=self._set_aside,
             flights=self.flights,
             settings=settings,
             listening=lambda: self.listener is not None and self.listener.listening,
             idle=idle,
             max_jobs=assignment.max_jobs,
+            most_text=_most_text(assignment.registry),
             job=job,
         )
         self.listener: Listener | None = None
@@ -183,7 +187,7 @@ class Crew:
     def _ended(self, lane: Lane) -> None:
         self.service.ended(lane)
 
-    def _take_in(self, jobs: list[ClaimedJob]) -> None:
+    def _take_in(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
         """Jobs that were claimed just now: to the lanes; what this worker does not know goes back."""
         known, now = self._assignment.registry.get, monotonic()
         by_lane: dict[str, list[Flight]] = {name: [] for name in self.lanes}
@@ -193,7 +197,7 @@ class Crew:
             if task is None:
                 self._return_unknown(job)
                 continue
-            flight = Flight(job, task, now)
+            flight = Flight(job, task, now, claimed_at)
             flights.append(flight)
             by_lane[job.queue].append(flight)
         self.flights.add(flights)
@@ -201,6 +205,14 @@ class Crew:
             if batch:
                 for flight in self.lanes[name].feed(batch):  # the worker leaves
                     self.executor.give_up(flight, Released())
+
+    def _set_aside(self, job: ClaimedJob, outcome: Outcome) -> None:
+        """A job that was claimed and will not be run: this comes of it, unless the worker does not know it at all."""
+        task = self._assignment.registry.get(job.task)
+        if task is None:
+            self._return_unknown(job)
+        else:
+            self.writer.add(decide(job, outcome, task.rules, random=0.5))
 
     def _return_unknown(self, job: ClaimedJob) -> None:
         """Another release may know the task: back to the queue with a delay, and no attempt spent."""
@@ -251,3 +263,8 @@ class Crew:
             concurrency=sum(queues.values()),
             version=__version__,
         )
+
+
+def _most_text(registry: Registry) -> int:
+    """What `enqueue()` accepts is fetched, however far its limit was raised; PostgreSQL itself makes texts of 1 GiB at most."""
+    return min(max(operations.MOST_TEXT, _UNFOLDS * registry.max_payload), 2**30)

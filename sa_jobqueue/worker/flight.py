@@ -53,11 +53,14 @@ class Flight:
         "undecoded",
     )
 
-    def __init__(self, job: ClaimedJob, task: Task[Any, Any, Any], arrived: float | None = None) -> None:
+    def __init__(
+        self, job: ClaimedJob, task: Task[Any, Any, Any], arrived: float | None = None, claimed_at: float | None = None
+    ) -> None:
         self.job = job
         self.task = task
         self.kind = Kind.ASYNC if task.is_async else Kind.THREAD
-        self.arrived = self.renewed = monotonic() if arrived is None else arrived
+        self.arrived = monotonic() if arrived is None else arrived
+        self.renewed = self.arrived if claimed_at is None else claimed_at  # its arguments may have been long in coming
         self.started: float | None = None
         self.deadline: float | None = None
         self.stop: Stop | None = None

@@ -24,9 +24,10 @@ from ..context import ClaimedJob
 from ..lifecycle import Rules, decide
 from ..models import Job
 from ..operations import Fault
-from ..outcomes import Released
+from ..outcomes import Outcome, Released
 from ..settings import WorkerSettings
 from .connections import WATCH_MARGIN, Connector, Watch, backoff, hang_up, service_limit
+from .fetch import Fetcher
 from .flight import Flights
 from .lanes import Lane
 from .resume import ResumePoints
@@ -81,7 +82,10 @@ class _Look:
 
 
 class Service:
-    """Claims into `lanes` and writes what `writer` holds. `take_in` gets the jobs that were claimed."""
+    """Claims into `lanes` and writes what `writer` holds.
+
+    `take_in` gets the jobs that were claimed, and when; `set_aside` those that are not run, with what comes of them.
+    """
 
     def __init__(
         self,
@@ -90,12 +94,14 @@ class Service:
         worker: str,
         lanes: dict[str, Lane],
         writer: OutcomeWriter,
-        take_in: Callable[[list[ClaimedJob]], None],
+        take_in: Callable[[list[ClaimedJob], float], None],
+        set_aside: Callable[[ClaimedJob, Outcome], None],
         flights: Flights,
         settings: WorkerSettings,
         listening: Callable[[], bool],
         idle: Callable[[], None] | None = None,
         max_jobs: int | None = None,
+        most_text: int = operations.MOST_TEXT,
         job: type[Job] = Job,
     ) -> None:
         self._connector, self._worker, self._lanes, self._writer = connector, worker, lanes, writer
@@ -111,12 +117,20 @@ class Service:
         self._gates: dict[str, float] = {}
         """Until when we have asked to be woken, by queue."""
         self._failures = 0
+        self._began = 0.0
+        """When the last claim began."""
         self._in_doubt = False
         """Whether jobs may have been claimed that nobody here knows of."""
+        self._bare = False
+        """Whether the next claim brings no arguments and no meta along: the last one failed, perhaps by them."""
         self._thread = threading.Thread(target=self._loop, name="sa-jobqueue service", daemon=True)
         self.watch = Watch(service_limit(settings.lease) + WATCH_MARGIN)
+        self._fetcher = Fetcher(
+            connector, self.watch, take_in=self._count_in, set_aside=set_aside, lease=settings.lease, most=most_text,
+            leaving=lambda: not self._claiming, job=job,
+        )  # fmt: skip
         self.claimed = 0
-        """Jobs claimed so far."""
+        """Jobs claimed so far, and handed over."""
 
     def start(self) -> None:
         """Begin."""
@@ -213,25 +227,35 @@ class Service:
                 self._writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
                 return True
             self._writer.put_back(changes)
+            if self._bare and not changes and isinstance(error, DBAPIError) and operations.is_too_much(error):
+                logger.warning("a claim failed (%s); it is tried again without arguments and meta", error.orig)
+                self._in_doubt = False
+                return True
             raise
         self._writer.settle(changes, answers)
         if wanted:
-            jobs = self._with_args(connection, self._part_suspects(connection, jobs))
+            jobs = self._part_suspects(connection, jobs)
             self._heed(connection, wanted, jobs, quiet=quiet)
         return True
 
     def _claim(self, connection: Connection, wanted: dict[str, int]) -> list[ClaimedJob]:
         self._in_doubt = True
-        after, began = self._resume.begin(wanted), monotonic()
-        jobs = operations.claim(
-            connection,
-            worker=self._worker,
-            queues=wanted,
-            lease=self._settings.lease,
-            after=after,
-            job=self._job,
-        )
-        self._resume.end(jobs, monotonic() - began)
+        after, self._began = self._resume.begin(wanted), monotonic()
+        try:
+            jobs = operations.claim(
+                connection,
+                worker=self._worker,
+                queues=wanted,
+                lease=self._settings.lease,
+                after=after,
+                inline=not self._bare,
+                job=self._job,
+            )
+        except DBAPIError as error:
+            self._bare = not self._bare and operations.is_too_much(error)
+            raise
+        self._bare = False
+        self._resume.end(jobs, monotonic() - self._began)
         return jobs
 
     @property
@@ -258,9 +282,8 @@ class Service:
     def _heed(self, connection: Connection, wanted: dict[str, int], jobs: list[ClaimedJob], *, quiet: bool) -> None:
         """After a claim: hand the jobs over, and decide when to look again."""
         if jobs:
-            self._take_in(jobs)
+            self._fetcher.hand_over(connection, jobs, claimed_at=self._began)
         self._in_doubt = False
-        self.claimed += len(jobs)  # afterwards: whoever sees the last of max_jobs counted may close the lanes
         got = Counter(map(_QUEUE, jobs)) if len(wanted) > 1 else dict.fromkeys(wanted, len(jobs))
         short = [name for name, asked in wanted.items() if got[name] < asked and not self._looks[name].told]
         for name in wanted:
@@ -280,6 +303,10 @@ class Service:
             self._idle()
         for name in short:
             self._looks[name].later(self._settings.poll)
+
+    def _count_in(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
+        self._take_in(jobs, claimed_at)
+        self.claimed += len(jobs)  # afterwards: whoever sees the last of max_jobs counted may close the lanes
 
     def _open_gates(self, connection: Connection, short: list[str]) -> bool:
         """Ask to be woken for the queues that have run dry; whether nobody would have been told of one of them.
@@ -313,23 +340,6 @@ class Service:
             operations.apply(connection, changes, worker=self._worker, job=self._job)
         gone = {job.id for job in back}
         return [job for job in jobs if job.id not in gone]
-
-    def _with_args(self, connection: Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
-        """The jobs with their arguments; those larger than the claim's limit are fetched one by one.
-
-        Without those that were deleted since their claim.
-        """
-        if all(job.args is not None for job in jobs):
-            return jobs
-        there: list[ClaimedJob] = []
-        for job in jobs:
-            args = job.args
-            if args is None:
-                with self._connector.begin_one(connection):
-                    args = operations.fetch_args(connection, job.id, job=self._job)
-            if args is not None:
-                there.append(job._replace(args=args))
-        return there
 
     def _connect(self) -> Connection:
         connection = self._connector.connect(self.watch)

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, func, insert, select
 
 from sa_jobqueue import AsyncJobContext, JobContext, JobStatus, Registry, task
-from tests.support.factory import TABLE, row
+from tests.support.factory import TABLE, row, unfolding
 from tests.support.waiting import wait_until
 from tests.support.working import crew_of, drain, working
 
@@ -44,7 +44,7 @@ def assert_it_failed_alone(engine: Engine, poisoned: int, said: str, log: str) -
 
 def run(engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, **options: Any) -> None:
     caplog.set_level(logging.INFO, "sa_jobqueue")
-    drain(url, registry, queues={"default": BATCH}, listen=False, lease=60.0, **options)
+    drain(url, registry, **{"queues": {"default": BATCH}, "listen": False, "lease": 60.0, **options})
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,31 @@ def test_arguments_that_do_not_fit(
         connection.exec_driver_sql("UPDATE sa_jobqueue.job SET args = %s::jsonb WHERE id = %s", (args, poisoned))
     run(engine, url, registry, caplog)
     assert_it_failed_alone(engine, poisoned, "the stored arguments do not fit the handler", caplog.text)
+
+
+@pytest.mark.parametrize("slots", [BATCH, 20])
+@pytest.mark.parametrize("column", ["args", "meta"])
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [(700, "91,702,107"), (9_000, "cannot be made text, of which at most 67,108,864 bytes are read")],
+)
+def test_a_row_that_unfolds(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, numbers: int, said: str, column: str,
+    slots: int,
+) -> None:  # fmt: skip
+    """A few kilobytes that are 90 MB as text, or more than a server can send; claimed by itself or with outcomes."""
+
+    @task(registry=registry, name="runs")
+    async def runs(n: int) -> None: ...
+
+    poisoned = fill(engine)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE sa_jobqueue.job SET {column} = {unfolding(numbers)} WHERE id = {poisoned}")
+    run(engine, url, registry, caplog, queues={"default": slots})
+    assert "the database does not answer" not in caplog.text
+    with engine.begin() as connection:  # so that it can be looked at
+        connection.exec_driver_sql(f"UPDATE sa_jobqueue.job SET {column} = '{{}}' WHERE id = {poisoned}")
+    assert_it_failed_alone(engine, poisoned, said, caplog.text)
 
 
 @pytest.mark.parametrize("raises", ["P0001", "22003", "23514", "SHOP1"])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import Connection, func, select, text
+from sqlalchemy.exc import OperationalError
 
 from sa_jobqueue import operations
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job
 from sa_jobqueue.statements import claim_jobs
-from tests.support.factory import TABLE, make_job, make_jobs, refer, row, statuses, users_table
+from tests.support.factory import TABLE, make_job, make_jobs, refer, row, statuses, unfolding, users_table
 
 HOUR = timedelta(hours=1)
 
@@ -283,17 +285,72 @@ def test_large_arguments_are_left_behind(connection: Connection) -> None:
     found = {job.id: job.args for job in claim(connection)}
 
     assert found == {large: None, small: '{"n": 1}'}
-    assert json.loads(operations.fetch_args(connection, large) or "") == {"blob": blob}
+    texts = operations.fetch_args(connection, large)
+    assert texts is not None
+    assert json.loads(texts.args or "") == {"blob": blob}
+    assert (texts.meta, texts.args_bytes, texts.meta_bytes) == ("{}", len(texts.args or ""), 2)
     assert operations.fetch_args(connection, -1) is None
 
 
+@pytest.mark.parametrize("name", ["args", "meta"])
+@pytest.mark.parametrize("value", ["jsonb_build_object('n', repeat('a', 1000000))", unfolding(1), "incompressible"])
+def test_what_is_large_as_text_is_left_behind_however_small_it_is_stored(
+    connection: Connection, name: str, value: str
+) -> None:
+    """A thousand of them together would not fit into memory; so too for what is large in both ways."""
+    small, large = make_jobs(connection, 2)
+    if value == "incompressible":
+        value = f"jsonb_build_object('n', '{os.urandom(60_000).hex()}')"
+    connection.execute(text(f"UPDATE sa_jobqueue.job SET {name} = {value} WHERE id = {large}"))
+
+    found = {job.id: (job.args, job.meta) for job in claim(connection)}
+
+    assert found == {small: ("{}", "{}"), large: (None, "{}") if name == "args" else ("{}", None)}
+
+
+@pytest.mark.parametrize("name", ["args", "meta"])
+def test_a_claim_that_takes_nothing_along_fails_by_no_row(connection: Connection, name: str) -> None:
+    """What is beyond 1 GB as text makes any other claim fail, and with it all jobs of the queue."""
+    one, other = make_jobs(connection, 2, args={"n": 1}, meta={"n": 2})
+    connection.execute(text(f"UPDATE sa_jobqueue.job SET {name} = {unfolding(9_000)} WHERE id = {one}"))
+
+    with pytest.raises(OperationalError, match="1073741823 bytes") as caught, connection.begin_nested():
+        claim(connection)
+    assert operations.is_too_much(caught.value)
+    assert {job.id: (job.args, job.meta) for job in claim(connection, inline=False)} == dict.fromkeys(
+        (one, other), (None, None)
+    )
+    with pytest.raises(OperationalError, match="1073741823 bytes"):
+        operations.fetch_args(connection, one)
+
+
+def test_what_is_longer_than_the_most_is_not_fetched(connection: Connection) -> None:
+    """But how long it is."""
+    one = make_job(connection, args={"text": "äöü"}, meta={"n": 1})
+
+    assert operations.fetch_args(connection, one, most=18) == ('{"text": "äöü"}', '{"n": 1}', 18, 8)
+    assert operations.fetch_args(connection, one, most=17) == (None, '{"n": 1}', 18, 8)
+    assert operations.fetch_args(connection, one, most=7) == (None, None, 18, 8)
+
+
 def test_the_limit_for_arguments_is_a_parameter(connection: Connection) -> None:
-    """In bytes as stored."""
-    make_job(connection, args={"n": 1})
+    """In bytes of text; and what is empty comes along anyhow."""
+    make_job(connection, args={})
+    connection.execute(text("UPDATE sa_jobqueue.job SET args = '[1e30]', meta = '[1e31]'"))
 
-    found = connection.execute(claim_jobs(worker="me", queues={"default": 1}, lease=60, args_limit=3)).one()
+    def found(limit: int) -> list[bool]:
+        with connection.begin_nested() as savepoint:
+            row = connection.execute(claim_jobs(worker="me", queues={"default": 1}, lease=60, args_limit=limit)).one()
+            savepoint.rollback()
+        return [row.args is not None, row.meta is not None]
 
-    assert found.args is None
+    assert {limit: found(limit) for limit in (34, 33, 32, 3, -1)} == {
+        34: [True, True], 33: [True, False], 32: [False, False], 3: [False, False], -1: [False, False],
+    }  # fmt: skip
+    connection.execute(text("UPDATE sa_jobqueue.job SET args = '{}', meta = '[]'"))
+    assert found(-1) == [True, True]
+    connection.execute(text("UPDATE sa_jobqueue.job SET args = 'null', meta = '0'"))
+    assert found(-1) == [False, False]
 
 
 def test_the_builder_returns_the_columns_of_a_claimed_job(connection: Connection) -> None:

@@ -123,7 +123,9 @@ def test_the_operations_elsewhere(elsewhere_engine: Engine) -> None:
     with elsewhere_engine.begin() as connection:
         connection.execute(insert_jobs([CALL, CALL]))
         first, second = operations.claim(connection, worker="me", queues={"default": 5}, lease=60)
-        assert operations.fetch_args(connection, first.id) == CALL.args
+        texts = operations.fetch_args(connection, first.id)
+        assert texts is not None
+        assert texts.args == CALL.args
         assert operations.renew(connection, {first.id: 1}, lease=0).lost == frozenset()
         assert operations.cancelled_among(connection, {first.id: 1}) == frozenset()
         assert [found.claim.id for found in operations.expired(connection)] == [first.id]

@@ -42,6 +42,18 @@ RETURNING sa_jobqueue.job.id,
     sa_jobqueue.job.attempt,
     sa_jobqueue.job.max_attempts,
     sa_jobqueue.job.rescues,
-    CASE WHEN (pg_column_size(sa_jobqueue.job.args) <= %(args_limit)s::INTEGER) THEN CAST(sa_jobqueue.job.args AS TEXT) END AS args,
-    CAST(sa_jobqueue.job.meta AS TEXT) AS meta,
+    CASE WHEN (pg_column_size(sa_jobqueue.job.args) <= 8) THEN CAST(sa_jobqueue.job.args AS TEXT) WHEN (pg_column_size(sa_jobqueue.job.args) <= %(inline_limit)s::INTEGER) THEN (
+    SELECT CASE WHEN (octet_length(made.text) <= %(inline_limit)s::INTEGER) THEN made.text END AS anon_1
+    FROM (
+        SELECT CAST(sa_jobqueue.job.args AS TEXT) AS text
+        LIMIT ALL OFFSET 0
+    ) AS made
+) END AS args,
+    CASE WHEN (pg_column_size(sa_jobqueue.job.meta) <= 8) THEN CAST(sa_jobqueue.job.meta AS TEXT) WHEN (pg_column_size(sa_jobqueue.job.meta) <= %(inline_limit)s::INTEGER) THEN (
+    SELECT CASE WHEN (octet_length(made.text) <= %(inline_limit)s::INTEGER) THEN made.text END AS anon_2
+    FROM (
+        SELECT CAST(sa_jobqueue.job.meta AS TEXT) AS text
+        LIMIT ALL OFFSET 0
+    ) AS made
+) END AS meta,
     least(greatest(sa_jobqueue.job.created_at, timestamptz '0002-01-01 00:00:00+00'), timestamptz '9999-01-01 00:00:00+00') AS created_at
