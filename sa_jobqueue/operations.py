@@ -15,17 +15,17 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Text, case, cast, delete, func, literal_column, select, text
+from sqlalchemy import Connection, Text, case, cast, delete, func, literal, literal_column, select, text, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 
 from .compiled import Compiled
 from .context import ClaimedJob
-from .lifecycle import FINISHED, Change, Claim
+from .lifecycle import FINISHED, Change, Claim, Event, sources
 from .models import Job, WorkerRow, status_in
 from .statements.admin import held_by, postpone_purge, prune_jobs, release_jobs
 from .statements.apply import apply_changes, apply_parameters
-from .statements.claim import INLINE_LIMIT, NOTHING_INLINE, Slot, claim_jobs, claim_parameters
+from .statements.claim import INLINE_LIMIT, NOTHING_INLINE, PRIORITIES, Slot, claim_jobs, claim_parameters
 from .statements.complete import complete_job, complete_jobs, completion_parameters, delete_completed
 from .statements.gates import channel_of, open_gates
 from .statements.leases import cancel_requests, expired_leases, renew_leases
@@ -46,6 +46,7 @@ __all__ = [
     "expired",
     "fault_of",
     "fetch_args",
+    "first_due",
     "forget_workers",
     "is_data_fault",
     "is_too_much",
@@ -178,6 +179,27 @@ def claim(
     jobs.sort(key=_DUE)
     jobs.sort(key=_PRIORITY, reverse=True)  # keeps the order of equals
     return jobs
+
+
+def first_due(
+    connection: Connection, queue: str, *, after: Mapping[Slot, tuple[datetime, int]], job: type[Job] = Job
+) -> tuple[Slot, tuple[datetime, int]] | None:
+    """The slot and the (run_at, id) of the job that a claim would take first from this queue, behind these points."""
+    columns = job.__table__.c
+    due = (
+        select(columns.run_at, columns.id)
+        .where(columns.queue == queue, status_in(columns.status, sources(Event.CLAIM)), columns.run_at <= func.now())
+        .order_by(columns.run_at, columns.id)
+        .limit(1)
+        .with_for_update(key_share=True, skip_locked=True)
+    )
+    for slot in ((queue, level) for level in PRIORITIES):
+        wanted = due.where(columns.priority == slot[1])
+        if slot in after:
+            wanted = wanted.where(tuple_(columns.run_at, columns.id) > tuple_(*map(literal, after[slot])))
+        if (row := connection.execute(wanted).first()) is not None:
+            return slot, (row.run_at, row.id)
+    return None
 
 
 def apply(

@@ -51,6 +51,8 @@ _FIRST_WAIT = 0.02
 _LONGEST_PAUSE = 2.0
 #: When the database has refused so many outcomes, no more jobs are claimed until it takes some.
 _MOST_REFUSED = 100
+#: So many jobs in a row are left out because they cannot be claimed; when there are more, it is not for them.
+_MOST_LEFT_OUT = 3
 _QUEUE = attrgetter("queue")
 
 
@@ -121,6 +123,8 @@ class Service:
         """When the last claim began."""
         self._in_doubt = False
         """Whether jobs may have been claimed that nobody here knows of."""
+        self._left_out = 0
+        """Jobs that could not be claimed, since the last one that could."""
         self._bare = False
         """Whether the next claim brings no arguments and no meta along: the last one failed, perhaps by them."""
         self._thread = threading.Thread(target=self._loop, name="sa-jobqueue service", daemon=True)
@@ -231,6 +235,8 @@ class Service:
                 logger.warning("a claim failed (%s); it is tried again without arguments and meta", error.orig)
                 self._in_doubt = False
                 return True
+            if wanted and not changes and self._step_over(connection, wanted, error):
+                return True
             raise
         self._writer.settle(changes, answers)
         if wanted:
@@ -257,6 +263,38 @@ class Service:
         self._bare = False
         self._resume.end(jobs, monotonic() - self._began)
         return jobs
+
+    def _step_over(self, connection: Connection, wanted: dict[str, int], error: BaseException) -> bool:
+        """A claim failed, perhaps by one of its rows (a trigger refuses it, say): claim singly, and leave that one out for
+        a while. False: it was not for a row, or for more than a few.
+        """
+        if not isinstance(error, DBAPIError) or operations.fault_of(error) not in {Fault.ROW, Fault.REFUSED}:
+            return False
+        for queue in wanted:
+            after = self._resume.floors()
+            try:
+                with self._connector.begin_one(connection):
+                    began = monotonic()
+                    jobs = operations.claim(
+                        connection, worker=self._worker, queues={queue: 1}, lease=self._settings.lease, after=after,
+                        inline=False, job=self._job,
+                    )  # fmt: skip
+            except DBAPIError as refusal:
+                if operations.fault_of(refusal) not in {Fault.ROW, Fault.REFUSED} or self._left_out >= _MOST_LEFT_OUT:
+                    self._left_out = 0
+                    return False
+                with self._connector.begin(connection):
+                    found = operations.first_due(connection, queue, after=after, job=self._job)
+                if found is not None:
+                    self._left_out += 1
+                    self._resume.leave_out(*found)
+                    logger.error("job %d cannot be claimed; it is left out for a while: %s", found[1][1], refusal.orig)
+            else:
+                self._fetcher.hand_over(connection, self._part_suspects(connection, jobs), claimed_at=began)
+                self._in_doubt = False
+                if jobs:
+                    self._left_out = 0
+        return True
 
     @property
     def _may_claim(self) -> bool:

@@ -101,6 +101,39 @@ def test_an_outcome_that_is_refused_for_now_is_kept_alone(
     assert sorted(runs) == list(range(200))
 
 
+@pytest.mark.parametrize("number", [1, 8])
+def test_a_job_that_cannot_be_claimed_is_stepped_over(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    number: int,
+) -> None:  # fmt: skip
+    """A trigger of the application's refuses their every change, the claim's, too: the others are run, and the log says which."""
+    runs: list[int] = []
+
+    @task(registry=registry, name="runs")
+    async def handler(n: int) -> None:
+        runs.append(n)
+
+    ids = fill(engine, 100)
+    bad = ids[40 : 40 + number]
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER refuse BEFORE UPDATE ON sa_jobqueue.job FOR EACH ROW"
+            f" WHEN (old.id BETWEEN {bad[0]} AND {bad[-1]}) EXECUTE FUNCTION refuse()"
+        )
+    monkeypatch.setattr("sa_jobqueue.worker.resume._LEFT_OUT", 5.0)
+    with working(url, registry, queues={"default": 20, "other": 2}):
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 100 - number)
+        for one in bad:
+            wait_until(lambda one=one: f"job {one} cannot be claimed" in caplog.text)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("DROP TRIGGER refuse ON sa_jobqueue.job")
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 100)
+    assert sorted(runs) == list(range(100))
+
+
 def test_nothing_is_lost_where_all_outcomes_are_refused_for_a_while(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
