@@ -27,7 +27,7 @@ class Step:
     """
 
     def __init__(self, worker: Worker, *, listening: bool = False) -> None:
-        self._crew = Crew(worker._assignment, Counter(), leaving=lambda: False, idle=None)
+        self._crew = Crew(worker._assignment, Counter(), leaving=lambda: False, idle=None, hopeless=lambda: None)
         self._crew.listener = SimpleNamespace(listening=listening)  # type: ignore[assignment]
 
     def connect(self) -> None:
