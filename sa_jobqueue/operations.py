@@ -25,7 +25,7 @@ from .lifecycle import FINISHED, Change, Claim, Event, sources
 from .models import Job, WorkerRow, status_in
 from .statements.admin import held_by, postpone_purge, prune_jobs, release_jobs
 from .statements.apply import apply_changes, apply_parameters
-from .statements.claim import INLINE_LIMIT, NOTHING_INLINE, PRIORITIES, Slot, claim_jobs, claim_parameters
+from .statements.claim import INLINE_LIMIT, NOTHING_INLINE, PRIORITIES, Slot, claim_jobs, claim_parameters, in_python
 from .statements.complete import complete_job, complete_jobs, completion_parameters, delete_completed
 from .statements.gates import channel_of, open_gates
 from .statements.leases import cancel_requests, expired_leases, renew_leases
@@ -187,7 +187,7 @@ def first_due(
     """The slot and the (run_at, id) of the job that a claim would take first from this queue, behind these points."""
     columns = job.__table__.c
     due = (
-        select(columns.run_at, columns.id)
+        select(in_python(columns.run_at).label("due"), columns.id)
         .where(columns.queue == queue, status_in(columns.status, sources(Event.CLAIM)), columns.run_at <= func.now())
         .order_by(columns.run_at, columns.id)
         .limit(1)
@@ -198,7 +198,7 @@ def first_due(
         if slot in after:
             wanted = wanted.where(tuple_(columns.run_at, columns.id) > tuple_(*map(literal, after[slot])))
         if (row := connection.execute(wanted).first()) is not None:
-            return slot, (row.run_at, row.id)
+            return slot, (row.due, row.id)
     return None
 
 
@@ -320,6 +320,8 @@ def is_data_fault(error: DBAPIError) -> bool:
 
 def is_too_much(error: DBAPIError) -> bool:
     """Whether what a row holds may be too much as text: more than the server can make, in its time and its memory."""
+    if error.connection_invalidated:
+        return False
     return is_data_fault(error) or getattr(error.orig, "sqlstate", None) in _TOO_MUCH
 
 

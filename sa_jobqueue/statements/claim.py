@@ -31,12 +31,13 @@ from sqlalchemy import (
     type_coerce,
     update,
 )
+from sqlalchemy.sql.elements import KeyedColumnElement
 
 from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
 from ..models import Job, status_in, status_literal
 from ._parts import array, in_seconds, members, packed, packed_texts, rows, table_of
 
-__all__ = ["INLINE_LIMIT", "NOTHING_INLINE", "PRIORITIES", "Slot", "claim_jobs", "claim_parameters"]
+__all__ = ["INLINE_LIMIT", "NOTHING_INLINE", "PRIORITIES", "Slot", "claim_jobs", "claim_parameters", "in_python"]
 
 #: The priorities, the order in which they are served.
 PRIORITIES = tuple(range(9, -1, -1))
@@ -170,13 +171,13 @@ def claim_jobs(
             columns.queue,
             columns.task,
             columns.priority,
-            _in_python(columns.run_at),
+            in_python(columns.run_at),
             columns.attempt,
             columns.max_attempts,
             columns.rescues,
             _inline(columns.args, limit),
             _inline(columns.meta, limit),
-            _in_python(columns.created_at),
+            in_python(columns.created_at),
         )
     )
 
@@ -194,7 +195,7 @@ def _inline(column: Column[Any], limit: ColumnElement[int]) -> ColumnElement[Any
     return case((size <= _EMPTY, cast(column, Text)), (size <= limit, short.scalar_subquery())).label(column.key)
 
 
-def _in_python(time: Column[Any]) -> ColumnElement[Any]:
+def in_python(time: KeyedColumnElement[Any]) -> ColumnElement[Any]:
     """A time that Python can hold: one job whose `run_at` is -infinity would fail every claim."""
     held = func.least(func.greatest(time, _FIRST), _LAST)
     return type_coerce(held, DateTime(timezone=True)).label(time.key)

@@ -65,9 +65,12 @@ class Lookout:
     def _look_again(self) -> None:
         self._ask()
         while not self._end.wait(_LOOK):
-            for watch in self._watches:
-                watch.check()
-            self._look_at_loop()
+            try:
+                for watch in self._watches:
+                    watch.check()
+                self._look_at_loop()
+            except Exception:  # of the application's: a filter of logs, the repr of a task
+                logger.debug("a look after the worker failed", exc_info=True)
 
     def _ask(self) -> None:
         self._silent, self._asked_at, self._answered_at = 0, monotonic(), None

@@ -26,7 +26,7 @@ from ..outcomes import ErrorEntry, Failed, Released, Rescued
 from ..retry import describe
 from ..settings import WorkerSettings
 from ..tasks import Registry
-from .connections import Connector, Watch, backoff, hang_up
+from .connections import Connector, Watch, backoff, hang_up, service_limit
 from .executor import Executor, timed_out
 from .flight import Flight, Flights, Stop
 from .lanes import Lane
@@ -272,11 +272,14 @@ class Maintenance:
         while not self._end.is_set() and self._is_healthy():
             with self._connector.begin(connection):
                 page = operations.expired(connection, after=self._after, limit=_PAGE, job=self._job)
+            if page:
+                self._after = page[
+                    -1
+                ].claim.id  # beforehand: what keeps a page from being written does not keep the next
             if page and self._is_healthy():
                 self._write_rescues(connection, page)
             if len(page) < _PAGE:
                 break
-            self._after = page[-1].claim.id
             if monotonic() >= until:
                 return True
         self._after = _BEFORE_ALL
@@ -318,10 +321,10 @@ class Maintenance:
         """Delete what was kept long enough: some pages, between which leases are renewed. Whether more is left."""
         until = monotonic() + self._turn
         while not self._end.is_set():
-            page = self._prune_page
+            page, seconds = self._prune_page, min(self._settings.lease / 8, service_limit(self._settings.lease))
             try:
                 with self._connector.begin(connection):
-                    done = operations.prune(connection, limit=page, seconds=self._settings.lease / 8, job=self._job)
+                    done = operations.prune(connection, limit=page, seconds=seconds, job=self._job)
             except DBAPIError as error:
                 if fault_of(error) is not Fault.LATE:
                     raise

@@ -11,7 +11,8 @@ import logging
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from operator import attrgetter
 from time import monotonic
 from typing import Any
@@ -51,8 +52,11 @@ _FIRST_WAIT = 0.02
 _LONGEST_PAUSE = 2.0
 #: When the database has refused so many outcomes, no more jobs are claimed until it takes some.
 _MOST_REFUSED = 100
-#: So many jobs in a row are left out because they cannot be claimed; when there are more, it is not for them.
+#: So many jobs in a row are left out because they cannot be claimed; when there are more, it is perhaps not for them, and
+#: there is a pause before each.
 _MOST_LEFT_OUT = 3
+#: Seconds for which jobs are claimed singly, to come to the one that cannot be.
+_SINGLY = 1.0
 _QUEUE = attrgetter("queue")
 
 
@@ -173,6 +177,7 @@ class Service:
         return not self._thread.is_alive()
 
     def _loop(self) -> None:
+        hurried = False
         while True:
             self._wake.clear()
             try:
@@ -185,6 +190,9 @@ class Service:
                 busy = False
             if self._ending and not len(self._writer) and not self._in_doubt:
                 break
+            if self._ending and not hurried:
+                hurried = True
+                self._writer.hurry()
             if not busy:
                 self._wake.wait(self._pause())
             self._gather()
@@ -228,11 +236,11 @@ class Service:
         except BaseException as error:
             if isinstance(error, DBAPIError) and operations.fault_of(error) is not Fault.AWAY and changes:
                 self._in_doubt = False  # the claim was rolled back, too
-                self._writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
+                self._writer.write_apart(lambda: self._begin_apart(connection), connection, changes)
                 return True
             self._writer.put_back(changes)
             if self._bare and not changes and isinstance(error, DBAPIError) and operations.is_too_much(error):
-                logger.warning("a claim failed (%s); it is tried again without arguments and meta", error.orig)
+                logger.info("a claim failed (%s); it is tried again without arguments and meta", error.orig)
                 self._in_doubt = False
                 return True
             if wanted and not changes and self._step_over(connection, wanted, error):
@@ -240,6 +248,7 @@ class Service:
             raise
         self._writer.settle(changes, answers)
         if wanted:
+            self._left_out = 0 if jobs else self._left_out
             jobs = self._part_suspects(connection, jobs)
             self._heed(connection, wanted, jobs, quiet=quiet)
         return True
@@ -264,37 +273,45 @@ class Service:
         self._resume.end(jobs, monotonic() - self._began)
         return jobs
 
+    @contextmanager
+    def _begin_apart(self, connection: Connection) -> Generator[None]:
+        """A transaction that has the whole time of the watch for itself."""
+        with self.watch.over(connection), self._connector.begin(connection):
+            yield
+
     def _step_over(self, connection: Connection, wanted: dict[str, int], error: BaseException) -> bool:
         """A claim failed, perhaps by one of its rows (a trigger refuses it, say): claim singly, and leave that one out for
         a while. False: it was not for a row, or for more than a few.
         """
-        if not isinstance(error, DBAPIError) or operations.fault_of(error) not in {Fault.ROW, Fault.REFUSED}:
+        if not _may_be_a_rows(error):
             return False
-        for queue in wanted:
-            after = self._resume.floors()
-            try:
-                with self._connector.begin_one(connection):
-                    began = monotonic()
-                    jobs = operations.claim(
-                        connection, worker=self._worker, queues={queue: 1}, lease=self._settings.lease, after=after,
-                        inline=False, job=self._job,
-                    )  # fmt: skip
-            except DBAPIError as refusal:
-                if operations.fault_of(refusal) not in {Fault.ROW, Fault.REFUSED} or self._left_out >= _MOST_LEFT_OUT:
-                    self._left_out = 0
-                    return False
-                with self._connector.begin(connection):
-                    found = operations.first_due(connection, queue, after=after, job=self._job)
-                if found is not None:
+        until = monotonic() + _SINGLY
+        for queue, asked in wanted.items():
+            for _ in range(asked):
+                after = self._resume.floors()
+                self._in_doubt, self._began = True, monotonic()
+                first = None
+                try:
+                    with self._begin_apart(connection):
+                        first = operations.first_due(connection, queue, after=after, job=self._job)
+                        jobs = operations.claim(
+                            connection, worker=self._worker, queues={queue: 1}, lease=self._settings.lease, after=after,
+                            inline=False, job=self._job,
+                        )  # fmt: skip
+                except DBAPIError as refusal:
+                    if not _may_be_a_rows(refusal) or first is None:
+                        return False
+                    self._in_doubt = False
                     self._left_out += 1
-                    self._resume.leave_out(*found)
-                    logger.error("job %d cannot be claimed; it is left out for a while: %s", found[1][1], refusal.orig)
-            else:
-                self._fetcher.hand_over(connection, self._part_suspects(connection, jobs), claimed_at=began)
+                    self._resume.leave_out(*first)
+                    logger.error("job %d cannot be claimed; it is left out for a while: %s", first[1][1], refusal.orig)
+                    break
+                self._fetcher.hand_over(connection, self._part_suspects(connection, jobs), claimed_at=self._began)
                 self._in_doubt = False
-                if jobs:
-                    self._left_out = 0
-        return True
+                if not jobs or monotonic() >= until:
+                    break
+                self._left_out = 0
+        return self._left_out <= _MOST_LEFT_OUT
 
     @property
     def _may_claim(self) -> bool:
@@ -418,3 +435,7 @@ class Service:
                 getattr(error, "orig", None) or error,
                 len(self._writer),
             )
+
+
+def _may_be_a_rows(error: BaseException) -> bool:
+    return isinstance(error, DBAPIError) and operations.fault_of(error) in {Fault.ROW, Fault.REFUSED}

@@ -50,6 +50,8 @@ class OutcomeWriter:
         self._locked: list[_Later] = []
         self._waits: dict[int, float] = {}
         self._refused: list[_Later] = []
+        self._longest = _REFUSED_LATER
+        self._took_refused = False
         self._done = done
         self._worker, self._job = worker, job
 
@@ -68,7 +70,9 @@ class OutcomeWriter:
     def take(self, most: int) -> list[Change]:
         """The next batch; at most one change of each job, for the answers go by id. What was refused comes alone."""
         now = monotonic()
-        if due := next((later for later in self._refused if later.at <= now), None):
+        due = next((later for later in self._refused if later.at <= now), None)
+        self._took_refused = due is not None and not (self._took_refused and self._pending)  # in turn with the others
+        if due is not None and self._took_refused:
             self._refused.remove(due)
             return [due.change]
         if self._locked:
@@ -119,36 +123,44 @@ class OutcomeWriter:
         Raises what says that the database is away, or that it refuses more than a few.
         """
         parts, refused = [changes], 0
-        while parts:
-            part = parts.pop()
-            try:
-                with begin():  # type: ignore[attr-defined]
-                    answers = operations.apply(connection, part, worker=self._worker, job=self._job)
-            except DBAPIError as error:
-                fault = fault_of(error)
-                if fault is not Fault.AWAY and (instead := _instead(part, error, fault)) is not None:
-                    parts += instead
-                    continue
-                if fault is Fault.ROW:
-                    logger.error("job %d: its outcome cannot be written: %s", part[0].id, error.orig)
-                    self._done(part, Answer.LOST)
-                    continue
-                refused += 1
-                if fault is Fault.AWAY or refused > _MOST_REFUSED:
-                    self.put_back([change for part in (part, *reversed(parts)) for change in part])
-                    raise
-                self._keep_refused(part[0], error)
-            except BaseException:
-                self.put_back([change for part in (part, *reversed(parts)) for change in part])
-                raise
-            else:
-                self.settle(part, answers)
+        try:
+            while parts:
+                try:
+                    with begin():  # type: ignore[attr-defined]
+                        answers = operations.apply(connection, parts[-1], worker=self._worker, job=self._job)
+                except DBAPIError as error:
+                    fault = fault_of(error)
+                    refused += fault is not Fault.ROW and len(parts[-1]) == 1
+                    if fault is Fault.AWAY or refused > _MOST_REFUSED:
+                        raise
+                    part = parts.pop()
+                    if (instead := _instead(part, error, fault)) is not None:
+                        parts += instead
+                    elif fault is Fault.ROW:
+                        logger.error("job %d: its outcome cannot be written: %s", part[0].id, error.orig)
+                        self._done(part, Answer.LOST)
+                    else:
+                        self._keep_refused(part[0], error)
+                else:
+                    self.settle(parts.pop(), answers)
+        except BaseException:
+            self.put_back([change for part in reversed(parts) for change in part])
+            raise
+
+    def hurry(self) -> None:
+        """The worker leaves: what was refused is due now, and soon again."""
+        self._longest = _REFUSED_FIRST
+        self._refused = [_Later(0.0, later.change) for later in self._refused]
 
     def _keep_refused(self, change: Change, error: DBAPIError) -> None:
         """It is tried again later, and alone, lest others fail by it."""
-        wait = self._waits[change.id] = min(max(2 * self._waits.get(change.id, 0.0), _REFUSED_FIRST), _REFUSED_LATER)
+        before = self._waits.get(change.id, 0.0)
+        wait = self._waits[change.id] = min(max(2 * before, _REFUSED_FIRST), self._longest)
         self._refused.append(_Later(monotonic() + wait, change))
-        logger.error("job %d: its outcome is refused, and tried again later: %s", change.id, error.orig)
+        logger.log(
+            logging.DEBUG if before >= _REFUSED_FIRST else logging.ERROR,
+            "job %d: its outcome is refused, and tried again later: %s", change.id, error.orig,
+        )  # fmt: skip
 
 
 def _instead(part: list[Change], error: DBAPIError, fault: Fault) -> list[list[Change]] | None:

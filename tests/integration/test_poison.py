@@ -65,8 +65,7 @@ def test_arguments_that_do_not_fit(
     assert_it_failed_alone(engine, poisoned, "the stored arguments do not fit the handler", caplog.text)
 
 
-@pytest.mark.parametrize("slots", [BATCH, 20])
-@pytest.mark.parametrize("column", ["args", "meta"])
+@pytest.mark.parametrize(("column", "slots"), [("args", BATCH), ("args", 20), ("meta", 20)])
 @pytest.mark.parametrize(
     ("numbers", "said"),
     [(700, "91,702,107"), (9_000, "cannot be made text, of which at most 67,108,864 bytes are read")],

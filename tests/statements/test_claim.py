@@ -314,13 +314,13 @@ def test_a_claim_that_takes_nothing_along_fails_by_no_row(connection: Connection
     one, other = make_jobs(connection, 2, args={"n": 1}, meta={"n": 2})
     connection.execute(text(f"UPDATE sa_jobqueue.job SET {name} = {unfolding(9_000)} WHERE id = {one}"))
 
-    with pytest.raises(OperationalError, match="1073741823 bytes") as caught, connection.begin_nested():
+    with pytest.raises(OperationalError, match="string buffer") as caught, connection.begin_nested():
         claim(connection)
     assert operations.is_too_much(caught.value)
     assert {job.id: (job.args, job.meta) for job in claim(connection, inline=False)} == dict.fromkeys(
         (one, other), (None, None)
     )
-    with pytest.raises(OperationalError, match="1073741823 bytes"):
+    with pytest.raises(OperationalError, match="string buffer"):
         operations.fetch_args(connection, one)
 
 
