@@ -101,6 +101,34 @@ def test_an_outcome_that_is_refused_for_now_is_kept_alone(
     assert sorted(runs) == list(range(200))
 
 
+def test_what_was_refused_is_tried_once_more_when_the_worker_leaves(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have been tried in half a minute; by then another worker would have run the job again."""
+    runs: list[int] = []
+
+    @task(registry=registry, name="runs")
+    async def handler(n: int) -> None:
+        runs.append(n)
+
+    fill(engine, 1)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION breaks() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM nowhere(); RETURN new; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER breaks BEFORE UPDATE ON sa_jobqueue.job FOR EACH ROW"
+            " WHEN (new.status = 'completed') EXECUTE FUNCTION breaks()"
+        )
+    monkeypatch.setattr("sa_jobqueue.worker.writer._REFUSED_FIRST", 30.0)
+    with working(url, registry) as worker:
+        wait_until(lambda: crew_of(worker).writer.refused == 1)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("DROP TRIGGER breaks ON sa_jobqueue.job")
+    assert count(engine, JobStatus.COMPLETED, "runs") == 1
+    assert runs == [0]
+
+
 @pytest.mark.parametrize("number", [1, 8])
 def test_a_job_that_cannot_be_claimed_is_stepped_over(
     engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
