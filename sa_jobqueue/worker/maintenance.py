@@ -276,8 +276,8 @@ class Maintenance:
                 self._after = page[
                     -1
                 ].claim.id  # beforehand: what keeps a page from being written does not keep the next
-            if page and self._is_healthy():
-                self._write_rescues(connection, page)
+                if self._is_healthy():
+                    self._write_rescues(connection, page)
             if len(page) < _PAGE:
                 break
             if monotonic() >= until:

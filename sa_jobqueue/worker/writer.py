@@ -165,9 +165,9 @@ class OutcomeWriter:
 
 def _instead(part: list[Change], error: DBAPIError, fault: Fault) -> list[list[Change]] | None:
     """What to write in place of a part that failed; None: there is nothing."""
-    if fault is Fault.LATE and any(map(_deletes, part)):
+    if fault is Fault.LATE and (leaving := sum(map(_deletes, part))):
         # To delete them touches rows of the application's that reference them: pruning has more time for that.
-        logger.warning("%d jobs with retain=0 could not be deleted in time; pruning will: %s", len(part), error.orig)
+        logger.warning("%d jobs with retain=0 could not be deleted in time; pruning will: %s", leaving, error.orig)
         return [[change._replace(retain=_UNDELETED_RETAIN) if _deletes(change) else change for change in part]]
     if len(part) > 1:
         half = len(part) // 2

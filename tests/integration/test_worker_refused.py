@@ -38,6 +38,34 @@ def fill(engine: Engine, number: int) -> list[int]:
         return list(connection.scalars(insert(TABLE).returning(TABLE.c.id, sort_by_parameter_order=True), jobs))
 
 
+def recorded(registry: Registry) -> list[int]:
+    """Register the task "runs"; the `n` of each run, as it comes."""
+    runs: list[int] = []
+
+    @task(registry=registry, name="runs")
+    async def handler(n: int) -> None:
+        runs.append(n)
+
+    return runs
+
+
+def refuse(engine: Engine, when: str, statement: str) -> None:
+    """A trigger of the application's: where `when` holds for a change of a job, `statement` fails."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {statement}; RETURN new; END $$"
+        )
+        connection.exec_driver_sql(
+            f"CREATE TRIGGER refuse BEFORE UPDATE ON sa_jobqueue.job FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION refuse()"
+        )
+
+
+def mend(engine: Engine) -> None:
+    """The trigger is dropped."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TRIGGER refuse ON sa_jobqueue.job")
+
+
 @contextmanager
 def locked_reference(engine: Engine, job: int) -> Iterator[None]:
     """A row of the application's that references the job, ON DELETE SET NULL, and that somebody has locked."""
@@ -76,27 +104,14 @@ def test_an_outcome_that_is_refused_for_now_is_kept_alone(
     engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A trigger of the application's is broken for one row: the others complete, and so does this one once it is mended."""
-    runs: list[int] = []
-
-    @task(registry=registry, name="runs")
-    async def handler(n: int) -> None:
-        runs.append(n)
-
+    runs = recorded(registry)
     ids = fill(engine, 200)
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE FUNCTION breaks() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM nowhere(); RETURN new; END $$"
-        )
-        connection.exec_driver_sql(
-            "CREATE TRIGGER breaks BEFORE UPDATE ON sa_jobqueue.job FOR EACH ROW"
-            f" WHEN (old.id = {ids[3]} AND new.status <> 'running') EXECUTE FUNCTION breaks()"
-        )
+    refuse(engine, f"old.id = {ids[3]} AND new.status <> 'running'", "PERFORM nowhere()")
     caplog.set_level(logging.ERROR, "sa_jobqueue")
     with working(url, registry, queues={"default": 20}):
         wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 199)
         wait_until(lambda: f"job {ids[3]}: its outcome is refused" in caplog.text)
-        with engine.begin() as connection:
-            connection.exec_driver_sql("DROP TRIGGER breaks ON sa_jobqueue.job")
+        mend(engine)
         wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 200)
     assert sorted(runs) == list(range(200))
 
@@ -105,26 +120,13 @@ def test_what_was_refused_is_tried_once_more_when_the_worker_leaves(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would have been tried in half a minute; by then another worker would have run the job again."""
-    runs: list[int] = []
-
-    @task(registry=registry, name="runs")
-    async def handler(n: int) -> None:
-        runs.append(n)
-
+    runs = recorded(registry)
     fill(engine, 1)
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE FUNCTION breaks() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM nowhere(); RETURN new; END $$"
-        )
-        connection.exec_driver_sql(
-            "CREATE TRIGGER breaks BEFORE UPDATE ON sa_jobqueue.job FOR EACH ROW"
-            " WHEN (new.status = 'completed') EXECUTE FUNCTION breaks()"
-        )
+    refuse(engine, "new.status = 'completed'", "PERFORM nowhere()")
     monkeypatch.setattr("sa_jobqueue.worker.writer._REFUSED_FIRST", 30.0)
     with working(url, registry) as worker:
         wait_until(lambda: crew_of(worker).writer.refused == 1)
-        with engine.begin() as connection:
-            connection.exec_driver_sql("DROP TRIGGER breaks ON sa_jobqueue.job")
+        mend(engine)
     assert count(engine, JobStatus.COMPLETED, "runs") == 1
     assert runs == [0]
 
@@ -135,29 +137,16 @@ def test_a_job_that_cannot_be_claimed_is_stepped_over(
     number: int,
 ) -> None:  # fmt: skip
     """A trigger of the application's refuses their every change, the claim's, too: the others are run, and the log says which."""
-    runs: list[int] = []
-
-    @task(registry=registry, name="runs")
-    async def handler(n: int) -> None:
-        runs.append(n)
-
+    runs = recorded(registry)
     ids = fill(engine, 100)
     bad = ids[40 : 40 + number]
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$"
-        )
-        connection.exec_driver_sql(
-            "CREATE TRIGGER refuse BEFORE UPDATE ON sa_jobqueue.job FOR EACH ROW"
-            f" WHEN (old.id BETWEEN {bad[0]} AND {bad[-1]}) EXECUTE FUNCTION refuse()"
-        )
+    refuse(engine, f"old.id BETWEEN {bad[0]} AND {bad[-1]}", "RAISE EXCEPTION 'not this one'")
     monkeypatch.setattr("sa_jobqueue.worker.resume._LEFT_OUT", 5.0)
     with working(url, registry, queues={"default": 20, "other": 2}):
         wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 100 - number)
         for one in bad:
             wait_until(lambda one=one: f"job {one} cannot be claimed" in caplog.text)
-        with engine.begin() as connection:
-            connection.exec_driver_sql("DROP TRIGGER refuse ON sa_jobqueue.job")
+        mend(engine)
         wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 100)
     assert sorted(runs) == list(range(100))
 
@@ -166,27 +155,13 @@ def test_nothing_is_lost_where_all_outcomes_are_refused_for_a_while(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A privilege was taken away, say: the outcomes are kept, and no handler runs twice."""
-    runs: list[int] = []
-
-    @task(registry=registry, name="runs")
-    async def handler(n: int) -> None:
-        runs.append(n)
-
+    runs = recorded(registry)
     fill(engine, 30)
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE FUNCTION forbids() RETURNS trigger LANGUAGE plpgsql AS"
-            " $$ BEGIN RAISE EXCEPTION 'permission denied' USING ERRCODE = '42501'; END $$"
-        )
-        connection.exec_driver_sql(
-            "CREATE TRIGGER forbids BEFORE UPDATE ON sa_jobqueue.job FOR EACH ROW"
-            " WHEN (new.status = 'completed') EXECUTE FUNCTION forbids()"
-        )
+    refuse(engine, "new.status = 'completed'", "RAISE EXCEPTION 'permission denied' USING ERRCODE = '42501'")
     monkeypatch.setattr("sa_jobqueue.worker.writer._REFUSED_LATER", 1.0)
     with working(url, registry, queues={"default": 20}) as worker:
         wait_until(lambda: len(runs) >= 20 and crew_of(worker).writer.refused > 0)
-        with engine.begin() as connection:
-            connection.exec_driver_sql("DROP TRIGGER forbids ON sa_jobqueue.job")
+        mend(engine)
         wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 30)
     assert sorted(runs) == list(range(30))
 
