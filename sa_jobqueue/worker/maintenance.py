@@ -273,9 +273,8 @@ class Maintenance:
             with self._connector.begin(connection):
                 page = operations.expired(connection, after=self._after, limit=_PAGE, job=self._job)
             if page:
-                self._after = page[
-                    -1
-                ].claim.id  # beforehand: what keeps a page from being written does not keep the next
+                # Beforehand: what keeps a page from being written does not keep the next.
+                self._after = page[-1].claim.id
                 if self._is_healthy():
                     self._write_rescues(connection, page)
             if len(page) < _PAGE:
