@@ -51,14 +51,15 @@ _UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 def cancel_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
-    """Cancel jobs: one that waits is cancelled, one that runs is asked to stop, and is cancelled unless it completes.
+    """Cancel jobs: one that waits is cancelled, one that runs is asked to stop and not retried.
 
-    It is one UPDATE, so it holds against a claim at the same moment.
+    The one that runs is `completed` if it completes all the same, `failed` if its last attempt fails, and else
+    cancelled. It is one UPDATE, so it holds against a claim at the same moment.
     """
     columns = table_of(job).c
     waiting = not_(status_in(columns.status, [JobStatus.RUNNING]))
     cancelled = TRANSITIONS[JobStatus.QUEUED, Event.CANCEL]
-    return _update(job, Event.CANCEL, where).values(
+    return _update("cancel_jobs", job, Event.CANCEL, where).values(
         status=type_coerce(case((waiting, status_literal(cancelled)), else_=columns.status), StatusText()),
         finished_at=case((waiting, func.now())),
         purge_at=case((waiting, _kept_for(Rules().retain))),
@@ -73,7 +74,7 @@ def retry_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
     """
     columns = table_of(job).c
     finished = status_in(columns.status, FINISHED)
-    return _update(job, Event.REQUEUE, where).values(
+    return _update("retry_jobs", job, Event.REQUEUE, where).values(
         status=status_literal(TRANSITIONS[JobStatus.FAILED, Event.REQUEUE]),
         run_at=func.least(columns.run_at, func.now()),
         attempt=case((finished, literal_column("0")), else_=columns.attempt),
@@ -95,7 +96,7 @@ def discard_jobs(*where: Criterion, reason: str = "discarded by an operator", jo
         literal_column("'traceback'"), literal_column("''"),
         type_=JSONB,
     )  # fmt: skip
-    return _update(job, Event.DISCARD, where).values(
+    return _update("discard_jobs", job, Event.DISCARD, where).values(
         status=status_literal(TRANSITIONS[JobStatus.QUEUED, Event.DISCARD]),
         finished_at=func.now(),
         purge_at=_kept_for(Rules().retain_failed),
@@ -112,7 +113,7 @@ def release_jobs(*where: Criterion, delay: Duration = 0, job: type[Job] = Job) -
     asked = columns.cancel_requested_at.is_not(None)
     back, cancelled = TRANSITIONS[JobStatus.RUNNING, Event.RELEASE], TRANSITIONS[JobStatus.RUNNING, Event.CANCEL]
     later = in_seconds(seconds_of(delay, what="release_jobs(delay=...)"), name="delay_seconds")
-    return _update(job, Event.RELEASE, where).values(
+    return _update("release_jobs", job, Event.RELEASE, where).values(
         status=type_coerce(case((asked, status_literal(cancelled)), else_=status_literal(back)), StatusText()),
         run_at=case((asked, columns.run_at), else_=later),
         attempt=func.greatest(columns.attempt - literal_column("1"), literal_column("0")),
@@ -166,10 +167,10 @@ def postpone_purge(*where: Criterion, by: timedelta, job: type[Job] = Job) -> Ex
     return update(job).where(*where).values(purge_at=later).returning(columns.id).execution_options(**_UNSYNCHRONIZED)
 
 
-def _update(job: type[Job], event: Event, where: Sequence[Criterion]) -> ReturningUpdate[Any]:
-    """An UPDATE of the jobs that match and are in a state `event` is allowed in; looked at again under the lock."""
+def _update(name: str, job: type[Job], event: Event, where: Sequence[Criterion]) -> ReturningUpdate[Any]:
+    """The UPDATE of `name`: jobs that match and are in a state `event` is allowed in; looked at again under the lock."""
     if not where:
-        raise ValueError(f"say which jobs: {event.value}_jobs(Job.queue == 'mail'), or (true(),) for all of them")
+        raise ValueError(f"say which jobs: {name}(Job.queue == 'mail'), or {name}(true()) for all of them")
     columns = table_of(job).c
     allowed = status_in(columns.status, sources(event))
     locked = lock_in_order(table_of(job), allowed, *where, skip_locked=False)
