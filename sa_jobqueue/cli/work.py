@@ -163,7 +163,7 @@ def work(config: Config, options: WorkOptions) -> None:
     The first SIGTERM or Ctrl-C lets running jobs finish and gives back what has not been started; the second does not
     wait. With several processes, or a limit on jobs or memory, a supervisor starts the workers anew when they end. Exit
     code 75: a process without a supervisor asks to be started anew, for all slots of a queue are held by handlers that
-    timed out.
+    timed out, or one of these goes on blocking the event loop.
 
     sa-jobqueue work --app shop.tasks
     sa-jobqueue work --app shop.tasks --queue mail=10 --queue default=50 --processes 2
@@ -221,6 +221,10 @@ def _queues_of(given: Sequence[str]) -> dict[str, int]:
             name, slots = text, str(_SLOTS)
         if not re.fullmatch(r"\d{1,9}", slots, re.ASCII):
             raise ConfigurationError(f"--queue {text}: expected NAME or NAME=SLOTS, as in mail=10")
+        if re.search(r"=\d+\s*[,;]", name, re.ASCII):
+            raise ConfigurationError(
+                f"--queue {text}: expected one queue; repeat --queue, or write spaces between them in SA_JOBQUEUE_QUEUE"
+            )
         if name in queues:
             raise ConfigurationError(f"--queue {text}: the queue {name!r} is named twice")
         queues[name] = int(slots)

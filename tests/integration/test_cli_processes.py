@@ -53,6 +53,7 @@ def test_an_app_that_does_not_import_is_one_line(tmp_path: Path) -> None:
         (["--queue=a\udcff=1"], r"queue 'a\udcff' holds a lone surrogate, which is no Unicode text"),
         (["--max-memory=0"], "max_memory must be an integer from 1"),
         (["--queue=mail=many"], "expected NAME or NAME=SLOTS"),
+        (["--queue=mail=1,slow=2"], "--queue mail=1,slow=2: expected one queue; repeat --queue"),
         (["--schema=nothere"], "run `sa-jobqueue migrate --schema nothere`"),
         ([f"--database-url={NOWHERE}"], "the database does not answer"),
     ],
