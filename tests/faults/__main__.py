@@ -84,6 +84,7 @@ def run(seed: int, seconds: float, *, only: str = "", short: bool = False) -> di
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "seed": seed,
+        "seconds": seconds,
         "server": version,
         "lease": LEASE,
         "seen": [asdict(observed) for observed in seen],
@@ -135,9 +136,10 @@ def markdown(run: dict[str, Any]) -> str:
         f"| {seen['rescued']:,} | {seen['duplicates']:,} |"
         for seen in run["seen"]
     ]
+    asked = f"--seed {run['seed']} --faults-seconds {run['seconds']:g}"
     verdict = "and no promise was broken" if not run["broken"] else "and not as promised:"
     head = [
-        f"Seen on {run['date']}, PostgreSQL {run['server']}, `--seed {run['seed']}`, {verdict}",
+        f"Seen on {run['date']}, PostgreSQL {run['server']}, `{asked}`, {verdict}",
         *[f"- {what}" for what in run["broken"]],
         "",
         "| fault | lasted | jobs ended | back after | longest gap | rescued | done again |",

@@ -96,10 +96,18 @@ def test_what_was_seen_is_written_into_a_page(tmp_path: Path, broken: list[str])
     """The table and what was not as promised, between the markers; the rest of the page stays."""
     page, source = tmp_path / "page.md", tmp_path / "seen.json"
     page.write_text(f"before\n\n{BEGIN}\n\nold\n\n{END}\n\nafter\n")
-    seen = {"date": "2026-11-21", "server": "18.4", "seed": 7, "seen": [asdict(WELL)], "broken": broken}
+    seen = {
+        "date": "2026-11-21",
+        "server": "18.4",
+        "seed": 7,
+        "seconds": 60.0,
+        "seen": [asdict(WELL)],
+        "broken": broken,
+    }
     source.write_text(json.dumps(seen))
     assert main(["--from", str(source), "--write", str(page)]) == len(broken)
     written = page.read_text()
+    assert "`--seed 7 --faults-seconds 60`" in written
     assert "| a worker is killed | 0.1 s | 20 of 20 | 0.5 s | 0.3 s | 2 | 1 |\n" in written
     assert ("no promise was broken" in written) == (not broken)
     assert all(f"- {what}\n" in written for what in broken)

@@ -61,7 +61,8 @@ def section(result: dict[str, Any], picture: str) -> str:
     parts = [
         (
             f"Capacity: {result['capacity']:,.0f} jobs/s. Load: {result['rate']:,.0f} jobs/s for {plan['minutes']:g} "
-            f"minutes, {result['jobs']:,} jobs in all. At the end of the load the table held about {last['rows']:,} rows."
+            f"minutes, {result['jobs']:,} jobs in all, with those by which the capacity was measured. "
+            f"At the end of the load the table held about {last['rows']:,} rows."
         ),
         f"![{alt}]({picture})",
         _table(
