@@ -111,7 +111,7 @@ class _Context(Generic[S]):
     @property
     def cancelled(self) -> bool:
         """True once this run should stop: a cancel was asked for, it timed out, its lease is lost, or the
-        worker leaves. A long sync handler looks here from time to time.
+        worker leaves and its grace time is over. A long sync handler looks here from time to time.
 
         A handler that has seen True and then returns has not completed: its writes roll back, and the job is
         cancelled or given back, as was asked. What it returns explicitly (`Snooze`, `Cancel`, ...) counts as ever.
