@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Final, cast
 
 from sqlalchemy import (
     DDL,
@@ -150,12 +150,20 @@ def status_in(column: Any, statuses: Any) -> ColumnElement[bool]:
 _UNSAID_TIME, _UNSAID_TEXT = DateTime(timezone=True).evaluates_none(), Text().evaluates_none()
 
 
+#: What a row begins with, of what only the queue's statements change.
+_AT_FIRST: Final[dict[str, object]] = {"status": JobStatus.QUEUED, "claims": 0}
+
+
 class Job(Base):
     """One job. Made by `enqueue()`, changed by statements; users read it."""
 
     __tablename__ = "job"
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
+    # These two come first, so that a merge is refused before it has copied anything.
+    status: Mapped[JobStatus] = mapped_column(StatusText, server_default=text("'queued'"))
+    claims: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    """How often it was claimed: the fence. (Beyond 2^31 it goes on below zero.)"""
     run_at: Mapped[datetime] = mapped_column(DueTime, server_default=func.now(), default=timedelta(0))
     """When it is due. A retry or a snooze moves it."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
@@ -165,14 +173,11 @@ class Job(Base):
     purge_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     """When the row may be deleted; None: never."""
     cancel_requested_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
-    claims: Mapped[int] = mapped_column(Integer, server_default=text("0"))
-    """How often it was claimed: the fence. (Beyond 2^31 it goes on below zero.)"""
     priority: Mapped[int] = mapped_column(SmallInteger, server_default=text("4"))
     """0 to 9, higher first."""
     attempt: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
     max_attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("10"))
     rescues: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
-    status: Mapped[JobStatus] = mapped_column(StatusText, server_default=text("'queued'"))
     queue: Mapped[str] = mapped_column(server_default=text("'default'"))
     task: Mapped[str]
     args: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'::jsonb"))
@@ -184,15 +189,16 @@ class Job(Base):
     """One entry per failed attempt or rescue: at, attempt, type, message, traceback."""
     result: Mapped[Any | None] = mapped_column(JSONB(none_as_null=True))
 
-    @validates("status")
-    def _refuse_status(self, key: str, value: object) -> object:
-        current = self.__dict__.get(key)
-        if current is None and inspect(self).key is None:  # being made, by a merge perhaps
-            current = JobStatus.QUEUED
+    @validates("status", "claims")
+    def _refuse(self, key: str, value: object) -> object:
+        state = inspect(self)
+        current = self.__dict__.get(key, _AT_FIRST[key] if state.key is None else None)
         if value == current:
             return current
+        if state.key is None and state.session is not None and "task" not in self.__dict__:
+            state.session.expunge(self)  # half made by a merge, for its row is gone
         raise StatusError(
-            f"job.status is not set by hand, nor by merging an older object (to {value!r}): "
+            f"job.{key} is not set by hand, nor by merging an older object (to {value!r}): "
             "session.execute(cancel_jobs(Job.id == ...)), retry_jobs(...) or discard_jobs(...) from "
             "sa_jobqueue.statements change it, in this same transaction"
         )

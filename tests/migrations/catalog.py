@@ -21,8 +21,8 @@ _COLUMNS = """
     WHERE c.relnamespace = to_regnamespace(:schema) AND c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped
 """
 
-_ORDER = """
-    SELECT 'columns of ' || c.relname, array_agg(a.attname::text ORDER BY a.attnum)
+_NAMES = """
+    SELECT 'columns of ' || c.relname, array_agg(a.attname::text ORDER BY a.attname)
     FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
     WHERE c.relnamespace = to_regnamespace(:schema) AND c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped
     GROUP BY c.relname
@@ -66,8 +66,8 @@ _TRIGGERS = """
 
 
 def tables(connection: Connection, schema: str = "sa_jobqueue") -> Definitions:
-    """What the models can say: tables, columns and their order, defaults, constraints, indexes, storage options."""
-    return _read(connection, schema, _TABLES, _COLUMNS, _ORDER, _CONSTRAINTS, _INDEXES)
+    """What the models can say: tables, columns, defaults, constraints, indexes, storage options."""
+    return _read(connection, schema, _TABLES, _COLUMNS, _NAMES, _CONSTRAINTS, _INDEXES)
 
 
 def everything(connection: Connection, schema: str = "sa_jobqueue") -> Definitions:

@@ -31,7 +31,7 @@ def drift(connection: Connection) -> set[str]:
 
 
 def test_the_models_and_the_migrations_agree(connection: Connection) -> None:
-    """Columns, their order, types, defaults and identity, constraints, indexes, storage options."""
+    """Columns, types, defaults and identity, constraints, indexes, storage options."""
     assert catalog.differences(catalog.tables(connection), catalog.tables(connection, "by_models")) == {}
 
 

@@ -128,23 +128,32 @@ def test_a_new_job_can_be_merged(session: Session) -> None:
     assert session.execute(select(TABLE.c.status, TABLE.c.args)).one() == (JobStatus.QUEUED, {"to": "ada"})
 
 
-def test_an_older_status_is_not_merged_into_the_row(engine: Engine, session: Session) -> None:
-    """It would run a job again that is done."""
+@pytest.mark.parametrize(
+    "since",
+    [{"status": "completed", "claims": 1, "attempt": 1}, {"claims": 1, "run_at": func.now() + HOUR}],
+    ids=["completed", "put off"],
+)
+def test_an_older_state_is_not_merged_into_the_row(engine: Engine, session: Session, since: dict[str, Any]) -> None:
+    """It would run a job again that is done or was put off, or give a claim back its number; nothing of it is copied."""
     job = detached(engine)
     with engine.begin() as connection:
-        connection.execute(update(TABLE).values(status="completed"))
+        connection.execute(update(TABLE).values(since))
+        before = connection.execute(select(TABLE)).one()
 
-    with pytest.raises(StatusError, match=r"QUEUED.*retry_jobs"):
+    with pytest.raises(StatusError, match="retry_jobs"):
         session.merge(job)
-    session.rollback()
-    assert statuses(session.connection()) == ["completed"]
+    session.commit()
+    assert session.execute(select(TABLE)).one() == before
 
 
-def test_a_finished_job_that_was_deleted_is_not_merged(engine: Engine, session: Session) -> None:
-    """A row does not begin its life at the end."""
-    job = detached(engine, status="completed")
+@pytest.mark.parametrize("row", [{"status": "completed"}, {"claims": 1}], ids=str)
+def test_a_job_with_a_past_that_was_deleted_is_not_merged(engine: Engine, session: Session, row: dict[str, Any]) -> None:
+    """A row begins its life queued; nothing of a refused one is left in the session."""
+    job = detached(engine, **row)
     with engine.begin() as connection:
         connection.execute(delete(TABLE))
 
-    with pytest.raises(StatusError, match="COMPLETED"):
+    with pytest.raises(StatusError, match="by merging an older object"):
         session.merge(job)
+    session.commit()
+    assert statuses(session.connection()) == []

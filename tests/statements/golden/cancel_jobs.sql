@@ -9,10 +9,10 @@ WITH locked AS MATERIALIZED (
     FOR NO KEY UPDATE OF job
 )
 UPDATE sa_jobqueue.job
-SET finished_at=CASE WHEN (sa_jobqueue.job.status != 'running') THEN now() END,
+SET status=CASE WHEN (sa_jobqueue.job.status != 'running') THEN 'cancelled' ELSE sa_jobqueue.job.status END,
+    finished_at=CASE WHEN (sa_jobqueue.job.status != 'running') THEN now() END,
     purge_at=CASE WHEN (sa_jobqueue.job.status != 'running') THEN now() + 604800.0 * interval '1 second' END,
-    cancel_requested_at=coalesce(sa_jobqueue.job.cancel_requested_at, now()),
-    status=CASE WHEN (sa_jobqueue.job.status != 'running') THEN 'cancelled' ELSE sa_jobqueue.job.status END
+    cancel_requested_at=coalesce(sa_jobqueue.job.cancel_requested_at, now())
 WHERE sa_jobqueue.job.id = any(array((
         SELECT locked.id
         FROM locked

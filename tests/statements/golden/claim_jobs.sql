@@ -22,11 +22,11 @@ WITH picked AS MATERIALIZED (
     ) AS candidate ON true
 )
 UPDATE sa_jobqueue.job
-SET claimed_at=now(),
-    lease_expires_at=(now() + %(lease_seconds)s * interval '1 second'),
+SET status='running',
     claims=CASE WHEN (sa_jobqueue.job.claims = 2147483647) THEN '-2147483648'::integer ELSE sa_jobqueue.job.claims + 1 END,
+    claimed_at=now(),
+    lease_expires_at=(now() + %(lease_seconds)s * interval '1 second'),
     attempt=(least(sa_jobqueue.job.attempt, 32766) + 1),
-    status='running',
     worker=%(by_worker)s::VARCHAR
 WHERE sa_jobqueue.job.id = any(array((
         SELECT picked.id

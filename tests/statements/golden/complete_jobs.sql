@@ -8,10 +8,10 @@ WITH locked AS MATERIALIZED (
 ),
     written AS (
     UPDATE sa_jobqueue.job
-    SET lease_expires_at=NULL,
+    SET status='completed',
+        lease_expires_at=NULL,
         finished_at=now(),
         purge_at=(now() + done.retain * interval '1 second'),
-        status='completed',
         result=NULL
     FROM unnest(CAST(%(done_ids)s::VARCHAR AS BIGINT[]), CAST(%(done_claims)s::VARCHAR AS INTEGER[]), CAST(%(done_retain)s::VARCHAR AS FLOAT(53)[])) AS done(id, claims, retain)
     WHERE sa_jobqueue.job.id = any(array((

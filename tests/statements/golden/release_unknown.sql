@@ -13,12 +13,12 @@ WITH locked AS MATERIALIZED (
     FOR NO KEY UPDATE OF job
 )
 UPDATE sa_jobqueue.job
-SET run_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN sa_jobqueue.job.run_at ELSE now() + %(delay_seconds)s * interval '1 second' END,
+SET status=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN 'cancelled' ELSE 'queued' END,
+    run_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN sa_jobqueue.job.run_at ELSE now() + %(delay_seconds)s * interval '1 second' END,
     lease_expires_at=NULL,
     finished_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN now() END,
     purge_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN now() + 604800.0 * interval '1 second' END,
-    attempt=greatest(sa_jobqueue.job.attempt - 1, 0),
-    status=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN 'cancelled' ELSE 'queued' END
+    attempt=greatest(sa_jobqueue.job.attempt - 1, 0)
 WHERE sa_jobqueue.job.id = any(array((
         SELECT locked.id
         FROM locked

@@ -7,14 +7,14 @@ WITH locked AS MATERIALIZED (
     FOR NO KEY UPDATE OF job
 )
 UPDATE sa_jobqueue.job
-SET run_at=least(sa_jobqueue.job.run_at, now()),
+SET status='queued',
+    run_at=least(sa_jobqueue.job.run_at, now()),
     lease_expires_at=NULL,
     finished_at=NULL,
     purge_at=NULL,
     cancel_requested_at=NULL,
     attempt=CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')) THEN 0 ELSE sa_jobqueue.job.attempt END,
     rescues=0,
-    status='queued',
     result=NULL
 WHERE sa_jobqueue.job.id = any(array((
         SELECT locked.id
