@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine
@@ -50,6 +51,8 @@ R = TypeVar("R")
 
 _SIGNALS = (Retry, Snooze, Cancel, Discard)
 _COMPLETED = Completed()
+#: What a handler may return by mistake, from behind a decorator: its own body, not begun.
+_UNRUN = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +274,13 @@ class Executor:
             return value
         if isinstance(value, type) and issubclass(value, _SIGNALS):
             raise TypeError(f"the handler returned the class {value.__name__}: write {value.__name__}(...)")
+        if isinstance(value, _UNRUN):
+            if not isinstance(value, AsyncGeneratorType):
+                value.close()  # else Python warns of it
+            raise TypeError(
+                f"the handler returned a {type(value).__name__}, and nobody runs it: a decorator around an `async def` or a "
+                "generator must itself await it or run it to its end"
+            )
         if not flight.task.record:
             return _COMPLETED
         try:

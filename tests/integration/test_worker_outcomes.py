@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -125,6 +127,38 @@ def test_the_class_of_an_outcome_is_a_mistake(
     assert job.errors[0]["type"] == "TypeError"
     assert job.errors[0]["message"] == f"the handler returned the class {name}: write {name}(...)"
     assert written(notes) == []
+
+
+async def _coroutine() -> None: ...
+
+
+def _generator() -> Iterator[None]:
+    yield
+
+
+async def _async_generator() -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [(_coroutine, "coroutine"), (_generator, "generator"), (_async_generator, "async_generator")],
+    ids=["coroutine", "generator", "async generator"],
+)
+def test_a_handler_whose_decorator_does_not_run_it_is_a_mistake(
+    notes: Engine, url: str, registry: Registry, body: Callable[[], Any], what: str
+) -> None:
+    """The body behind the decorator has not begun: the job is not completed, and Python has nothing to warn of."""
+
+    @functools.wraps(body)
+    def decorated() -> Any:
+        return body()
+
+    id = add(notes, enqueue(task(registry=registry, name="decorated", max_attempts=1)(decorated)))
+    drain(url, registry)
+    job = job_of(notes, id)
+    assert job.status == JobStatus.FAILED
+    assert job.errors[0]["message"].startswith(f"the handler returned a {what}, and nobody runs it")
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
