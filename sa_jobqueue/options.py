@@ -121,7 +121,7 @@ def checked_name(value: object, what: str, error: type[JobQueueError]) -> str:
         raise error(f"{what} {value[:80]!r} {reason}")
     if not 1 <= len(value) <= MAX_NAME:
         raise error(f"{what} must have 1 to {MAX_NAME} characters, not {len(value)}: {value[:40]!r}")
-    return str(value)
+    return str.__str__(value)  # of a `class Queue(str, Enum)` the value, not "Queue.MAIL"
 
 
 def checked_int(value: object, what: str, low: int, high: int, error: type[JobQueueError]) -> int:
