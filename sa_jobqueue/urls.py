@@ -21,7 +21,8 @@ __all__ = ["check_psycopg", "database_url", "mask_passwords"]
 #: What means psycopg 3. SQLAlchemy 2.0 would take a bare `postgresql` for psycopg2, and knows no `postgres`.
 _PSYCOPG = frozenset({"postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg_async"})
 
-_IN_URL = re.compile(r"(://[^\s:/@]*:)(?:\S*|[^@\n]*)@")
+#: Up to the last @ of a URL; where it is a database's, whatever the password holds. A port is no password.
+_IN_URL = re.compile(r"(postgres\w*(?:\+\w+)?://[^\s:/@]*:)(?:\S*|[^@\n]*)@|(://[^\s:/@]*:)(?!\d+(?:[/?#\s]|$))\S*@")
 _IN_PAIR = re.compile(r"((?:password|passwd)\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)", re.IGNORECASE)
 
 
@@ -42,6 +43,8 @@ def database_url(text: str | URL) -> URL:
         if driver and backend in _PSYCOPG:
             raise _refused(text, f"names the driver {driver}; commands and workers use psycopg 3")
         raise _refused(text, "is not a PostgreSQL URL")
+    if "@" in (url.host or ""):
+        raise _refused(text, "has a host with an at sign in it; in a user's name or password write %40 for it")
     check_psycopg()
     return url.set(drivername="postgresql+psycopg")
 
@@ -59,16 +62,12 @@ def check_psycopg() -> None:
 
 def mask_passwords(text: str) -> str:
     """Return `text` with `***` for each password in a URL (`//user:…@`, `?password=…`) or a `password=…` pair."""
-    return _IN_PAIR.sub(r"\1***", _IN_URL.sub(r"\1***@", text))
+    return _IN_PAIR.sub(r"\1***", _IN_URL.sub(r"\1\2***@", text))
 
 
 def _refused(text: str | URL, reason: str) -> ConfigurationError:
     # A URL that cannot be read: whatever stands before its last @ may be the password.
-    shown = (
-        str(text)
-        if isinstance(text, URL)
-        else re.sub(r"((?:://|^)[^:/@]*:)(?!//).*@", r"\1***@", text, flags=re.DOTALL)
-    )
+    shown = re.sub(r"((?:://|^)[^:/@]*:)(?!//).*@", r"\1***@", str(text), flags=re.DOTALL)
     return ConfigurationError(
         # No @ in it: it would look like a password, and be masked where the message is shown.
         f"{mask_passwords(shown)!r} {reason}: expected postgresql://host:port/database, "

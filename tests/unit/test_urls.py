@@ -37,6 +37,7 @@ def test_a_socket_folder_is_kept() -> None:
         ("host=db.example password = 'a secret' dbname=shop", "is not a database URL"),
         ("postgresql://me:secret@db.example:port/shop", "is not a database URL"),
         ("postgresql://me:se cr@et@db.example:port/shop", "is not a database URL"),
+        ("postgresql://me:se@cr@et@db.example/shop", "is not a database URL|has a host with an at sign"),
         ("shop", "is not a database URL"),
         ("", "is not a database URL"),
     ],
@@ -53,6 +54,14 @@ def test_anything_else_is_refused_with_what_was_given_and_what_is_expected(given
     assert "a secret" not in message
     assert "cr@et" not in message
     assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize("given", ["postgresql://me:se@cret@db/shop", URL.create("postgresql", "me", "se", "cret@db")])
+def test_an_at_sign_in_a_password_is_refused_with_what_to_write(given: str | URL) -> None:
+    """Half of the password would be taken for the host, and be shown."""
+    with pytest.raises(ConfigurationError, match=r"postgresql://me:\*\*\*@db.*write %40") as caught:
+        database_url(given)
+    assert "cret" not in str(caught.value)
 
 
 def test_a_url_object_is_refused_without_its_password() -> None:
@@ -72,6 +81,9 @@ def test_a_url_object_is_refused_without_its_password() -> None:
         (r"PASSWORD = 'it\'s me' dbname=db", "PASSWORD = *** dbname=db"),
         ("postgresql://me@h:5432/db is unreachable", "postgresql://me@h:5432/db is unreachable"),
         ("no password here", "no password here"),
+        ("amqp://me:p@w@h/x, not at a@b", "amqp://me:***@h/x, not at a@b"),
+        ("POST http://api:8080/7 failed for bob@x", "POST http://api:8080/7 failed for bob@x"),
+        ("no answer from http://api:8080 for bob@x", "no answer from http://api:8080 for bob@x"),
     ],
 )
 def test_passwords_are_masked_in_any_text(text: str, masked: str) -> None:
