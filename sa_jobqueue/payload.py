@@ -55,6 +55,24 @@ _CONFIG = ConfigDict(strict=True, val_json_bytes="base64")
 #: For the serializer as a whole: it does not look into a TypedDict's own configuration.
 _OUT = CoreConfig(ser_json_inf_nan="constants", ser_json_bytes="base64")
 
+#: The beginnings of pydantic's kinds of error where a text was given for what is an object in Python.
+_OBJECTS = (
+    "is_instance_of",
+    "uuid",
+    "date",
+    "time",
+    "decimal",
+    "bytes",
+    "enum",
+    "dataclass",
+    "model",
+    "dict",
+    "list",
+    "tuple",
+    "set",
+    "frozen_set",
+)
+
 _Parameter = inspect.Parameter
 _POSITIONAL = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -154,7 +172,9 @@ class Arguments:
             found = plan.validate_json(text, strict=True)
             if plan.as_keywords:
                 return (), found
-            return _spread(plan, found)
+            return _spread(plan, found, f"task {self.task!r}: {what}")
+        except PayloadError:
+            raise
         except ValidationError as error:
             raise self._misfit(error, None, what) from error
         except Exception as error:  # a validator of the user's
@@ -202,9 +222,12 @@ class Arguments:
             if not (name in back and same(value, back[name])):
                 if found := next(unstorable(value, name), None):
                     raise PayloadError(f"task {self.task!r}: argument {found}")
+                again = shown(back.get(name))
+                if again == shown(value):
+                    again = "something else: its JSON does not hold all of it"
                 raise PayloadError(
-                    f"task {self.task!r}: argument {name}: {shown(value)} would come back from JSON as "
-                    f"{shown(back.get(name))}: annotate the parameter with the type that is meant, or pass plain JSON"
+                    f"task {self.task!r}: argument {name}: {shown(value)} would come back from JSON as {again}: "
+                    "annotate the parameter with the type that is meant, or pass plain JSON"
                 )
 
     def _misfit(self, error: ValidationError, given: Mapping[str, Any] | None, what: str = "") -> PayloadError:
@@ -233,7 +256,7 @@ class Arguments:
             return sentence
         if value is None:
             return f"{sentence}: if this is the key of a row that is not in the database yet, flush first (session.flush())"
-        if isinstance(value, str) and kind not in {"int_type", "bool_type", "float_type", "string_type"}:
+        if isinstance(value, str) and kind.startswith(_OBJECTS):
             return f"{sentence}: pass the Python object, not its text"
         return sentence
 
@@ -332,6 +355,10 @@ def _check_context(handler: Callable[..., Any], context: Any, parameter: inspect
     if parameter.kind not in _POSITIONAL:
         raise TaskError(f"task {task!r}: the context {parameter.name!r} is given by position, before any `*`")
     if inspect.iscoroutinefunction(handler) != (context is AsyncJobContext):
+        if inspect.iscoroutinefunction(inspect.unwrap(handler)) == (context is AsyncJobContext):
+            raise TaskError(
+                f"task {task!r}: a decorator makes a `def` of an `async def`, or the other way round: mend that"
+            )
         found, needed = ("async def", AsyncJobContext) if context is JobContext else ("def", JobContext)
         raise TaskError(
             f"task {task!r}: an `{found}` handler is given a {needed.__name__}, not a {context.__name__}: "
@@ -378,7 +405,13 @@ def _culprit(fields: dict[str, Any]) -> str | None:
         try:
             TypeAdapter(hint.__args__[0] if typing.get_origin(hint) is NotRequired else hint)
         except Exception as error:  # whatever it is, it is reported
-            return f"the annotation of {name!r} cannot be checked: {str(error).splitlines()[0]}"
+            if typing.get_args(hint) and not {JobContext, AsyncJobContext}.isdisjoint(typing.get_args(hint)):
+                return f"annotate {name!r} plainly with the context's class, for it is always given"
+            said = str(error).splitlines()[0].partition(". Set ")[0]  # what would be done about it in a model
+            return (
+                f"the annotation of {name!r} cannot be checked ({said}): "
+                "pass a row's key, plain JSON, a dataclass or a pydantic model"
+            )
     return None
 
 
@@ -399,8 +432,8 @@ def _exact(hint: Any) -> bool:
 # ---- calling a handler
 
 
-def _spread(plan: _Plan, found: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments in the form that this signature wants."""
+def _spread(plan: _Plan, found: dict[str, Any], what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments in the form that this signature wants; PayloadError, which begins with `what`, if there is none."""
     if plan.rest is not None:
         found = _with_rest(plan, found)
     more = found.pop(plan.variable, ()) if plan.variable is not None else ()
@@ -409,6 +442,9 @@ def _spread(plan: _Plan, found: dict[str, Any]) -> tuple[tuple[Any, ...], dict[s
         if name not in found or not (more or name in plan.positional_only):
             break
         args.append(found.pop(name))
+    missing = plan.positional[len(args) : len(args) + 1]
+    if missing and (more or not plan.positional_only.isdisjoint(found)):
+        raise PayloadError(f"{what}: argument {missing[0]} is missing, and what follows it has to be given by position")
     return (*args, *more), found
 
 
