@@ -11,7 +11,7 @@ from alembic import context
 from alembic.operations import Operations
 from alembic.util import CommandError
 from sqlalchemy import URL, NullPool, create_engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue import migrations
 from sa_jobqueue.embedded import embedded_url
@@ -53,6 +53,6 @@ if not logging.getLogger().handlers:
 
 try:
     main()
-except (JobQueueError, OperationalError) as error:  # a CommandError is what Alembic prints as one line
-    reason = error.orig if isinstance(error, OperationalError) else error
+except (JobQueueError, DBAPIError) as error:  # a CommandError is what Alembic prints as one line
+    reason = error.orig if isinstance(error, DBAPIError) else error
     raise CommandError(" ".join(mask_passwords(str(reason)).split())) from error

@@ -56,6 +56,8 @@ class RetryPolicy:
             raise ValueError(f"RetryPolicy.factor must be at least 1, not {self.factor!r}")
         if not 0 <= self.jitter <= 1:
             raise ValueError(f"RetryPolicy.jitter must be between 0 and 1, not {self.jitter!r}")
+        if isinstance(self.no_retry, type):
+            raise ValueError(f"RetryPolicy.no_retry holds exception classes: ({self.no_retry.__name__},)")
         object.__setattr__(self, "no_retry", tuple(self.no_retry))  # a list would do for nobody but isinstance()
         for rule in self.no_retry:
             if not (isinstance(rule, type) and issubclass(rule, BaseException)):

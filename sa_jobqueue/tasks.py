@@ -265,6 +265,11 @@ def task(
     Raises TaskError for what cannot work, as far as it can be seen already; the annotations are resolved at the first
     job or at the start of a worker.
     """
+    if registry is not None and not isinstance(registry, Registry):
+        raise TaskError(f"registry must be a Registry, not {registry!r}")
+    for flag, value in {"record": record, "rescue": rescue}.items():
+        if not isinstance(value, bool):
+            raise TaskError(f"{flag} must be True or False, not {value!r}")
     options = Options(
         queue=checked_name(queue, "queue", TaskError),
         priority=checked_int(priority, "priority", 0, 9, TaskError),

@@ -185,9 +185,10 @@ def _prune(config: Config, criteria: Criteria) -> list[int]:
     """Page by page, each in a transaction of its own. Where a foreign key holds a row, the page shrinks to find it."""
     deleted: list[int] = []
     kept: list[int] = []
-    after, page = 0, _PAGE
+    after: int | None = None
+    page = _PAGE
     while True:
-        where = [*criteria, Job.id > after]
+        where = [*criteria, true() if after is None else Job.id > after]
         try:
             with transaction(config) as connection:
                 ids = list(connection.scalars(prune_jobs(*where, limit=page)))

@@ -14,7 +14,7 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, func, or_, select, text
 from sqlalchemy.exc import DBAPIError
 
-from sa_jobqueue.errors import ConfigurationError, SchemaError
+from sa_jobqueue.errors import ConfigurationError, JobQueueError, SchemaError
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.migrations import CURRENT, check_schema, current_version
 from sa_jobqueue.models import Job, status_literal
@@ -67,9 +67,10 @@ def check(
     try:
         with engine.connect() as connection:
             findings = list(_findings(connection, engine, max_wait, config.schema))
-    except DBAPIError as error:
+    except (DBAPIError, JobQueueError) as error:
         if json:
-            finding = Finding("database", False, one_line(mask_passwords(str(error.orig))))
+            reason = error.orig if isinstance(error, DBAPIError) else error
+            finding = Finding("database", False, one_line(mask_passwords(str(reason))))
             print_json({"ok": False, "checks": [asdict(finding)]})
         raise
     ok = all(finding.ok for finding in findings)

@@ -168,6 +168,14 @@ def transaction(config: Config) -> Generator[Connection]:
         yield connection
 
 
+def working_folder() -> Path:
+    """Return where we are; ConfigurationError where that folder is gone."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise ConfigurationError(f"the working directory cannot be used: {error.strerror}") from error
+
+
 # ---- the application's tasks
 
 
@@ -176,7 +184,7 @@ def load_registry(config: Config) -> Registry:
 
     Raises ConfigurationError that names the module and the reason.
     """
-    folder = str(Path.cwd())
+    folder = str(working_folder())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     registries: list[Registry] = []

@@ -39,6 +39,8 @@ def _explained(error: Exception) -> str:
             "08", "28", "3D", "53", "57",
         ):  # fmt: skip
             return f"the database does not answer: {reason}"
+        case DBAPIError(orig=psycopg.errors.InsufficientPrivilege() as reason):
+            return f"the database refused: {reason}: sa-jobqueue grants --help says how a role gets the rights it needs"
         case DBAPIError(orig=reason):
             return f"the database refused: {reason}"
         case UnicodeEncodeError(object=given):  # an argument whose bytes are not those of the locale

@@ -68,7 +68,7 @@ def enqueue(
         tags=tag or None,
         meta=None if meta is None else _object(meta, "--meta"),
     )
-    text = sys.stdin.read() if arguments == "-" else arguments
+    text = _stdin() if arguments == "-" else arguments
     given = _object(text, "the arguments")
     if isinstance(target, Task):
         # JSON has no UUIDs and no dates; the handler's annotations have.
@@ -84,6 +84,15 @@ def enqueue(
         print_json({"id": made, "task": call.task, "queue": call.queue})
     else:
         typer.echo(made)
+
+
+def _stdin() -> str:
+    if sys.stdin is None:
+        raise PayloadError("the arguments were to come from stdin, which is closed")
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise PayloadError(f"the arguments on stdin are not UTF-8: {error}") from error
 
 
 def _object(text: str, what: str) -> dict[str, Any]:

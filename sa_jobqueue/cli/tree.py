@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
+import io
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +21,7 @@ from sa_jobqueue.urls import mask_passwords
 from sa_jobqueue.version import __version__
 
 from . import act, bench, check, embedded, grants, jobs, migrate, overview, produce
-from .common import LogLevel, command, fail, help_text, say_error
+from .common import LogLevel, command, fail, help_text, say_error, working_folder
 from .config import defaults_from_pyproject, key_of
 
 __all__ = ["app", "main"]
@@ -55,6 +56,12 @@ class Commands(TyperGroup):
         except BrokenPipeError:  # whoever read has gone; nor must Python say so at its end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or error.filename is not None:
+                raise
+            say_error(f"the output cannot be written: {error.strerror}")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(2)
         except Exception as error:
             if not hasattr(error, "format_message"):
                 raise
@@ -123,7 +130,7 @@ def root(
         typer.echo(context.get_help())
         return
     try:
-        context.default_map = defaults_from_pyproject(context.command, Path.cwd())
+        context.default_map = defaults_from_pyproject(context.command, working_folder())
     except ConfigurationError as error:
         if not context.meta[_HELP]:  # help is to be had all the same
             fail(str(error))
@@ -184,6 +191,12 @@ _add_group(
 
 def main() -> None:
     """Run the command line."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed, as by `>&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for letters that its encoding does not have
     try:
         app(prog_name="sa-jobqueue")
     except Exception as error:  # a bug of ours: all of it, but no password

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -115,7 +115,7 @@ def current_version(connection: Connection, schema: str | None = None) -> int | 
     """
     name = _translated(connection, schema)
     table = f"{quote(name)}.schema_version"
-    with _plain_errors(name):
+    with _plain_errors(name, _MAY_NOT_LOOK):
         if connection.scalar(text("SELECT to_regclass(:table)"), {"table": table}) is None:
             return None
         version: int | None = connection.scalar(_verbatim(f"SELECT max(version) FROM {table}"))
@@ -221,13 +221,19 @@ _REASONS: Final = {
 }
 
 
+_MAY_NOT_LOOK: Final = {
+    "42501": "the role may not look at it: `sa-jobqueue grants --role ROLE --can read` (or enqueue, work, admin) prints the "
+    "GRANTs that it needs, for the owner to execute"
+}
+
+
 @contextmanager
-def _plain_errors(schema: str) -> Generator[None]:
+def _plain_errors(schema: str, reasons: Mapping[str, str] = _REASONS) -> Generator[None]:
     """Say in one line what is expected to go wrong at times; let the rest pass."""
     try:
         yield
     except DBAPIError as error:
-        if (reason := _REASONS.get(_sqlstate(error.orig))) is None:
+        if (reason := reasons.get(_sqlstate(error.orig))) is None:
             raise
         raise JobQueueError(f"the job queue's schema {schema!r}: {_primary_message(error.orig)}: {reason}") from error
 

@@ -89,6 +89,8 @@ def retry_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
 
 def discard_jobs(*where: Criterion, reason: str = "discarded by an operator", job: type[Job] = Job) -> Executable:
     """Give up jobs that wait: they end as `failed`, with `reason` in `errors`. A running job is not touched: cancel it."""
+    if not isinstance(reason, str):
+        raise TypeError(f"the reason must be a text, not {reason!r}")
     table = table_of(job)
     note = func.jsonb_build_object(
         literal_column("'type'"), literal_column("'Discard'"),
@@ -141,6 +143,8 @@ def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> E
     Rows that somebody has locked are left for the next time. A row that a foreign key of the application's still
     needs makes the statement fail, as any DELETE would.
     """
+    if limit < 1:
+        raise ValueError(f"limit must be 1 or more, not {limit!r}")
     table = table_of(job)
     columns = table.c
     chosen = (

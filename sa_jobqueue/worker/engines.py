@@ -42,6 +42,14 @@ class Engines:
         slots: int,
         pooled: bool,
     ) -> None:
+        if isinstance(database, AsyncEngine):
+            raise ConfigurationError(
+                "the first engine is for the worker itself: an Engine or a URL; AsyncEngine: async_engine="
+            )
+        if not isinstance(database, (str, URL, Engine)):
+            raise ConfigurationError(f"the database is a URL or an Engine, not {database!r}")
+        if async_engine is not None and not isinstance(async_engine, AsyncEngine):
+            raise ConfigurationError(f"async_engine is an AsyncEngine (create_async_engine), not {async_engine!r}")
         self._slots, self._pooled = slots, pooled
         self._options = _options(slots, pooled=pooled)
         if schema is not None:

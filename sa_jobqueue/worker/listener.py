@@ -16,6 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
 from .. import operations
 from ..errors import ConfigurationError
@@ -82,8 +83,9 @@ class Listener:
                 self._listen(connection, raw, channel)
             except Exception as error:
                 failures += 1
+                reason = error.orig if isinstance(error, DBAPIError) else error
                 if failures == 1:
-                    logger.warning("not listening for wake-ups (%s); polling meanwhile", error)
+                    logger.warning("not listening for wake-ups (%s); polling meanwhile", " ".join(str(reason).split()))
             finally:
                 self.listening = False
                 if connection is not None:

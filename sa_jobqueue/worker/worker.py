@@ -72,6 +72,11 @@ class Worker:
         for name, limit in {"max_jobs": max_jobs, "max_memory": max_memory}.items():
             if limit is not None:
                 checked_int(limit, name, 1, sys.maxsize, ConfigurationError)
+        if not isinstance(registry, Registry):
+            raise ConfigurationError(f"registry is a Registry, not {registry!r}")
+        for name, maker in {"sessionmaker": sessionmaker, "async_sessionmaker": async_sessionmaker}.items():
+            if maker is not None and not callable(maker):
+                raise ConfigurationError(f"{name} is what SQLAlchemy's {name}() returns, not {maker!r}")
         self.settings = settings or WorkerSettings()
         self.registry = registry
         self.id = uuid.uuid4()
@@ -177,6 +182,8 @@ class Worker:
 
 
 def _checked_queues(queues: Mapping[str, int]) -> dict[str, int]:
+    if not isinstance(queues, Mapping):
+        raise ConfigurationError(f"queues are names with their slots, {{'default': 10}}, not {queues!r}")
     if not queues:
         raise ConfigurationError("a worker needs queues: {'default': 10}")
     for name, slots in queues.items():

@@ -116,6 +116,14 @@ def test_prune_counts_ages_from_the_end(engine: Engine, url: str) -> None:
     assert now(engine) == {today: "completed"}
 
 
+def test_prune_takes_any_number(engine: Engine, url: str) -> None:
+    """Somebody else's INSERT may have given a job one below 1."""
+    with engine.begin() as connection:
+        ids = [make_job(connection, "completed", id=id) for id in (-(2**63), -5, 0, 3)]
+    assert output("prune", "--", *map(str, ids[:3]), url=url) == "pruned 3 jobs\n"
+    assert now(engine) == {3: "completed"}
+
+
 def test_prune_expired_deletes_what_workers_would(engine: Engine, url: str) -> None:
     with engine.begin() as connection:
         kept = make_job(connection, "completed")

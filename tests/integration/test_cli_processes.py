@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from tests.support.commands import run_command
+from tests.support.commands import environment, run_command
 
 NOWHERE = "postgresql://me:secret@127.0.0.1:1/nowhere"
 
@@ -41,6 +42,26 @@ def test_an_app_that_does_not_import_is_one_line(tmp_path: Path) -> None:
     line = one_line("enqueue", "a", "--app", "shop", url=NOWHERE, cwd=tmp_path)
     assert "--app shop: importing it failed: ModuleNotFoundError: No module named 'not_installed'" in line
     assert "shop.py, line 2" in line
+
+
+def test_a_folder_that_is_gone_and_an_output_that_is_full_are_one_line(tmp_path: Path) -> None:
+    """Nor is one that is closed a reason for a traceback."""
+    gone = tmp_path / "gone"
+    script = f"mkdir {gone} && cd {gone} && rmdir {gone} && exec $0 -m sa_jobqueue list"
+    assert "the working directory cannot be used" in shell(script, 2)
+    assert "the output cannot be written: No space left on device" in shell(
+        "exec $0 -m sa_jobqueue --help > /dev/full", 2
+    )
+    assert shell("exec $0 -m sa_jobqueue --help >&-", 0) == ""
+
+
+def shell(script: str, code: int) -> str:
+    """What a command of the shell says on stderr; `$0` is Python."""
+    command = ["sh", "-c", script, sys.executable]
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert result.returncode == code, result
+    assert result.stderr.count("\n") == bool(code), result.stderr
+    return result.stderr
 
 
 @pytest.mark.parametrize("several", [(), ("--processes=2",), ("--max-jobs=5",)], ids="".join)

@@ -147,6 +147,10 @@ def test_arguments_come_from_stdin_too(engine: Engine, url: str) -> None:
         assert row(connection, int(number)).args == {"text": "long"}
 
 
+def test_stdin_that_is_no_text_is_refused(url: str) -> None:
+    assert "the arguments on stdin are not UTF-8" in refused("enqueue", "a", "-", url=url, stdin=b'{"a": "\xff"}')
+
+
 @pytest.mark.parametrize("arguments", ["[1]", "{bad", '{"a": NaN}', "7"])
 def test_what_is_no_json_object_is_refused(url: str, arguments: str) -> None:
     assert refused("enqueue", "a", arguments, url=url)

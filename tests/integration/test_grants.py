@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.statements import cancel_jobs, release_jobs
 from sa_jobqueue.tasks import TaskName
 from tests.support import pooler
-from tests.support.cli import as_json, output, refused
+from tests.support.cli import as_json, invoke, output, refused
 from tests.support.databases import connect, driver_url
 from tests.support.factory import make_job
 from tests.support.waiting import wait_until
@@ -331,7 +332,9 @@ def test_a_reader_can_look_and_not_write(make_role: MakeRole, engine: Engine, da
     assert as_json("check", url=url)["ok"] is True
     before = as_json("list", url=database_url)
     for command in ("retry", "cancel", "discard", "prune"):
-        assert "permission denied for table job" in refused(command, str(id), url=url)
+        said = refused(command, str(id), url=url)
+        assert "permission denied for table job" in said
+        assert "sa-jobqueue grants" in said
     assert as_json("list", url=database_url) == before
     assert (
         allowed(
@@ -347,6 +350,17 @@ def test_a_reader_can_look_and_not_write(make_role: MakeRole, engine: Engine, da
         )
         == []
     )
+
+
+def test_who_may_nothing_is_told_what_to_grant(make_role: MakeRole) -> None:
+    """Not that the role should own the schema; and `check --json` is JSON all the same."""
+    url = make_role()
+    said = refused("list", url=url)
+    assert "permission denied for schema" in said
+    assert "`sa-jobqueue grants --role ROLE --can read`" in said
+    result = invoke("check", "--json", url=url)
+    assert result.exit_code == 2
+    assert "permission denied" in json.loads(result.stdout)["checks"][0]["detail"]
 
 
 def test_an_admin_can_look_and_act(make_role: MakeRole, engine: Engine) -> None:

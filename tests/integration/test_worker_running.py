@@ -525,6 +525,23 @@ def test_a_worker_that_cannot_begin_says_why(engine: Engine, url: str, empty_dat
         Worker(url, {"default": 1}, schema="")
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"queues": ["mail"]}, r"queues are names with their slots, {'default': 10}, not \['mail'\]"),
+        ({"database": create_async_engine("postgresql+psycopg://")}, "the first engine is for the worker itself"),
+        ({"database": None}, "the database is a URL or an Engine, not None"),
+        ({"async_engine": create_engine("postgresql+psycopg://")}, "async_engine is an AsyncEngine"),
+        ({"registry": "shop"}, "registry is a Registry, not 'shop'"),
+        ({"sessionmaker": 42}, r"sessionmaker is what SQLAlchemy's sessionmaker\(\) returns, not 42"),
+    ],
+    ids=["queues", "engine", "nothing", "async engine", "registry", "sessionmaker"],
+)
+def test_a_wrong_argument_is_named_at_once(url: str, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Worker(**{"database": url, "queues": {"default": 1}, **given})
+
+
 # ---- connections that break, waking up
 
 

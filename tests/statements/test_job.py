@@ -147,7 +147,9 @@ def test_an_older_state_is_not_merged_into_the_row(engine: Engine, session: Sess
 
 
 @pytest.mark.parametrize("row", [{"status": "completed"}, {"claims": 1}], ids=str)
-def test_a_job_with_a_past_that_was_deleted_is_not_merged(engine: Engine, session: Session, row: dict[str, Any]) -> None:
+def test_a_job_with_a_past_that_was_deleted_is_not_merged(
+    engine: Engine, session: Session, row: dict[str, Any]
+) -> None:
     """A row begins its life queued; nothing of a refused one is left in the session."""
     job = detached(engine, **row)
     with engine.begin() as connection:

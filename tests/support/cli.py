@@ -21,7 +21,7 @@ _APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliR
 
 
 def invoke(
-    *arguments: str, url: str | None = None, env: Mapping[str, str] | None = None, stdin: str | None = None
+    *arguments: str, url: str | None = None, env: Mapping[str, str] | None = None, stdin: str | bytes | None = None
 ) -> Result:
     """Run `sa-jobqueue ARGUMENTS` with none of the caller's settings; an unexpected error is raised here."""
     settings: dict[str, str | None] = {name: None for name in os.environ if name.startswith("SA_JOBQUEUE_")}

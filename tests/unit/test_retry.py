@@ -78,6 +78,7 @@ def test_the_delay_never_shrinks(policy: RetryPolicy, attempt: int) -> None:
         ({"jitter": float("nan")}, "jitter must be between 0 and 1"),
         ({"no_retry": ("ValueError",)}, "no_retry holds exception classes"),
         ({"no_retry": (int,)}, "no_retry holds exception classes"),
+        ({"no_retry": ValueError}, r"no_retry holds exception classes: \(ValueError,\)"),
         ({"no_retry": (ValueError("an instance"),)}, "no_retry holds exception classes"),
     ],
 )

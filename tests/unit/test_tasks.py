@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import logging
@@ -12,6 +13,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,12 +233,15 @@ def test_static_methods_and_named_lambdas_are_functions() -> None:
         {"retain": -1},
         {"retain": timedelta(days=-1)},
         {"retry": 3},
+        {"rescue": "no"},
+        {"record": 1},
+        {"registry": "mine"},
     ],
     ids=lambda options: str(options)[:40],
 )
 def test_bad_options_are_refused_at_decoration(options: dict[str, Any]) -> None:
     with pytest.raises(TaskError):
-        task(registry=Registry(), **options)(len_of)
+        task(**{"registry": Registry(), **options})(len_of)
 
 
 def len_of(text: str) -> int:
@@ -258,7 +263,19 @@ def test_a_context_in_the_wrong_place_is_refused() -> None:
     @task(registry=own)
     async def coroutine(ctx: JobContext) -> None: ...
 
+    @task(registry=own)
+    def optional(ctx: JobContext | None) -> None: ...
+
+    async def behind(ctx: AsyncJobContext) -> None: ...
+
+    @task(registry=own)
+    @functools.wraps(behind)
+    def decorated(*args: Any) -> Any:
+        return behind(*args)
+
     wrong: list[tuple[AnyTask, str]] = [
+        (optional, "annotate 'ctx' plainly with the context's class"),
+        (decorated, "a decorator makes a `def` of an `async def`"),
         (second, "must be the first parameter"),
         (keyword, "is given by position"),
         (sync, "an `def` handler is given a JobContext, not a AsyncJobContext"),
@@ -272,6 +289,17 @@ def test_a_context_in_the_wrong_place_is_refused() -> None:
 
 
 # ---- options
+
+
+def test_a_name_may_be_a_member_of_an_enum_of_texts() -> None:
+    """Its value is the name, on every Python: `str()` of it would be "Name.MAIL"."""
+
+    class Name(str, Enum):  # noqa: UP042  # of a StrEnum str() is the value
+        MAIL = "mail"
+
+    made = task(name=Name.MAIL, queue=Name.MAIL, registry=Registry())(len_of)
+    assert (made.name, made.call("x").queue, TaskName(Name.MAIL).name) == ("mail", "mail", "mail")
+    assert made.options(queue=Name.MAIL, tags=[Name.MAIL]).call("x")[2::4] == ("mail", '{"tags":["mail"]}')
 
 
 def test_options_make_a_changed_copy() -> None:
