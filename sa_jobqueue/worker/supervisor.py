@@ -50,7 +50,7 @@ class _Slot:
     start_at: float | None = 0.0
     """When to start it (again); None: not at all, or it runs."""
     deaths: int = 0
-    """Fast deaths in a row."""
+    """Fast deaths in a row, and starts that failed."""
     starts: int = 0
 
 
@@ -123,15 +123,46 @@ class Supervisor:
 
     def _start(self, slot: _Slot) -> None:
         slot.start_at, slot.started_at = None, monotonic()
+        try:
+            slot.process = self._spawn(slot)
+        except (OSError, RuntimeError) as error:  # no such program now, no memory, no more processes or threads
+            if not any(one.starts for one in self._slots):
+                raise  # nothing runs that this could harm
+            delay = self._start_later(slot)
+            logger.error(
+                "worker process %d could not be started: %s; trying again in %.1f s", slot.number, error, delay
+            )
+            return
         slot.starts += 1
-        slot.process = subprocess.Popen(
-            self._command, env=self._env, stdin=subprocess.PIPE, start_new_session=True
-        )  # fmt: skip
         if self._cores:
-            with suppress(ProcessLookupError):  # its end is heard of below
-                os.sched_setaffinity(slot.process.pid, {self._cores[(slot.number - 1) % len(self._cores)]})
+            self._pin(slot.process.pid, self._cores[(slot.number - 1) % len(self._cores)])
         logger.info("worker process %d started (pid %d)", slot.number, slot.process.pid)
-        threading.Thread(target=self._await_end, args=(slot, slot.process), daemon=True).start()
+
+    def _spawn(self, slot: _Slot) -> subprocess.Popen[bytes]:
+        """A new process, whose end will be heard of. Raises OSError, and RuntimeError if there can be no more threads."""
+        process = subprocess.Popen(self._command, env=self._env, stdin=subprocess.PIPE, start_new_session=True)
+        try:
+            threading.Thread(target=self._await_end, args=(slot, process), daemon=True).start()
+        except RuntimeError:
+            with process:  # nobody would hear of its end
+                process.kill()
+            raise
+        return process
+
+    def _pin(self, pid: int, core: int) -> None:
+        try:
+            os.sched_setaffinity(pid, {core})
+        except ProcessLookupError:
+            pass  # its end will be heard of
+        except OSError as error:  # the cores that may be used are others by now
+            logger.warning("pid %d could not be kept on core %d: %s", pid, core, error)
+
+    def _start_later(self, slot: _Slot) -> float:
+        """Start it again after one more death; returns in how many seconds."""
+        slot.deaths += 1
+        delay = restart_delay(slot.deaths, random=random.random())
+        slot.start_at = monotonic() + delay
+        return delay
 
     def _await_end(self, slot: _Slot, process: subprocess.Popen[bytes]) -> None:
         self._events.put(_Ended(slot, process.wait()))
@@ -167,9 +198,9 @@ class Supervisor:
             logger.info("worker process %d (pid %d) is started anew, as it asked", slot.number, pid)
             slot.deaths, slot.start_at = 0, monotonic()
         else:
-            slot.deaths = 1 if ran >= _HEALTHY else slot.deaths + 1
-            delay = restart_delay(slot.deaths, random=random.random())
-            slot.start_at = monotonic() + delay
+            if ran >= _HEALTHY:
+                slot.deaths = 0
+            delay = self._start_later(slot)
             logger.warning(
                 "worker process %d (pid %d) %s after %.1f s; starting it again in %.1f s",
                 slot.number, pid, how, ran, delay,

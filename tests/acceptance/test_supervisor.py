@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import textwrap
+import threading
 from collections import Counter
 from pathlib import Path
 from time import monotonic
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sa_jobqueue import JobStatus, enqueue
-from sa_jobqueue.worker.supervisor import RECYCLE, restart_delay
+from sa_jobqueue.worker.supervisor import RECYCLE, Supervisor, restart_delay
 from sa_jobqueue.worker.worker import Ending
 from tests.acceptance import app
 from tests.acceptance.conftest import APP, Shop
@@ -175,7 +176,7 @@ def test_the_exit_code_that_asks_for_a_new_start_is_the_workers() -> None:
 # ---- without a database: what the supervisor makes of any child
 
 
-def supervise(tmp_path: Path, child: str, **options: object) -> tuple[str, ...]:
+def supervise(tmp_path: Path, child: str, *, python: str = sys.executable, **options: object) -> tuple[str, ...]:
     """A command that supervises two processes of this script."""
     script = tmp_path / "child.py"
     script.write_text(textwrap.dedent(child), encoding="utf-8")
@@ -184,7 +185,7 @@ def supervise(tmp_path: Path, child: str, **options: object) -> tuple[str, ...]:
         import logging, sys
         from sa_jobqueue.worker.supervisor import Supervisor
         logging.basicConfig(level="INFO")
-        sys.exit(Supervisor([sys.executable, {str(script)!r}], 2{keywords}).run())
+        sys.exit(Supervisor([{python!r}, {str(script)!r}], 2{keywords}).run())
     """
     return sys.executable, "-c", textwrap.dedent(program)
 
@@ -218,3 +219,68 @@ def test_workers_that_have_done_their_work_are_not_started_again(tmp_path: Path)
     with start_command(command=supervise(tmp_path, "", until_idle=True)) as supervisor:
         assert supervisor.wait() == 0
         assert supervisor.output.count("started (pid") == 2
+
+
+def test_a_start_that_fails_harms_no_other_worker(tmp_path: Path) -> None:
+    """A deploy takes the interpreter away for a while: it is tried again, and the others go on and drain in the end."""
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    child = f"""
+        import os, signal, sys, time
+
+        def drain(number, frame):
+            print("drained", flush=True)
+            sys.exit(0)
+
+        signal.signal(signal.SIGTERM, drain)
+        try:
+            open({str(tmp_path / "first")!r}, "x").close()
+        except FileExistsError:
+            print("steady", flush=True)
+            time.sleep(600)  # it is there to be drained: nobody waits for this to end
+        print("first", flush=True)
+        while os.path.lexists({str(python)!r}):
+            time.sleep(0.01)
+        sys.exit({RECYCLE})
+    """
+    with start_command(command=supervise(tmp_path, child, python=str(python))) as supervisor:
+        supervisor.wait_for("first")
+        supervisor.wait_for("steady")
+        python.unlink()
+        wait_until(lambda: len(re.findall(r"could not be started: .*; trying again in \S+ s", supervisor.output)) >= 2)
+        python.symlink_to(sys.executable)
+        wait_until(lambda: supervisor.output.count("steady") == 2)
+        supervisor.send(signal.SIGTERM)
+        assert supervisor.wait() == 0
+        assert supervisor.output.count("drained") == 2
+
+
+def test_a_worker_without_a_thread_to_await_its_end_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first of both runs when there can be no more threads."""
+    left, start = iter([True, False]), threading.Thread.start
+    before = set(psutil.Process().children())
+
+    def scarce(thread: threading.Thread) -> None:
+        if not next(left, True):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    assert Supervisor([sys.executable, "-c", ""], 2, until_idle=True).run() == 0
+    assert "worker process 2 could not be started: can't start new thread" in caplog.text
+    assert set(psutil.Process().children()) <= before
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system keeps no process on a core")
+def test_a_worker_whose_core_is_gone_runs_on_any(tmp_path: Path) -> None:
+    """A container may be given other cores while the supervisor runs."""
+    with start_command(command=supervise(tmp_path, "", until_idle=True, cores=[1_000])) as supervisor:
+        assert supervisor.wait() == 0
+        assert supervisor.output.count("could not be kept on core 1000") == 2
+
+
+def test_where_nothing_can_be_started_the_command_ends(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Supervisor([str(tmp_path / "nowhere")], 2).run()
