@@ -52,6 +52,8 @@ class _Slot:
     deaths: int = 0
     """Fast deaths in a row, and starts that failed."""
     starts: int = 0
+    cannot_work: bool = False
+    """What its last process said of itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,13 @@ class Supervisor:
         self._stopping = False
         self._kill_at: float | None = None
         self._code = 0
+        self._worked = False
+        """Whether any process has got to work, as far as can be seen from here."""
 
     def run(self) -> int:
         """Keep the workers running until a signal comes, let them drain, and return the exit code.
 
-        0: all have drained. 1: one had to be killed. 2: one could not even begin. Call it on the main thread.
+        0: all have drained. 1: one had to be killed. 2: none could even begin. Call it on the main thread.
         """
         with self._catch_signals():
             try:
@@ -186,10 +190,12 @@ class Supervisor:
         ran = monotonic() - slot.started_at
         pid = _close(slot)
         how = _described(code)
+        slot.cannot_work = code == CANNOT_WORK
+        self._worked |= ran >= _HEALTHY or not slot.cannot_work
         if self._stopping:
             logger.info("worker process %d (pid %d) %s", slot.number, pid, how)
-        elif code == CANNOT_WORK and slot.starts == 1:
-            logger.error("worker process %d (pid %d) cannot work; ending", slot.number, pid)
+        elif self._is_hopeless():
+            logger.error("no worker process can work; ending")
             self._code = CANNOT_WORK
             self._drain()
         elif code == 0 and self._until_idle:
@@ -205,6 +211,13 @@ class Supervisor:
                 "worker process %d (pid %d) %s after %.1f s; starting it again in %.1f s",
                 slot.number, pid, how, ran, delay,
             )  # fmt: skip
+
+    def _is_hopeless(self) -> bool:
+        """Whether it is the setting that is wrong: nobody has ever worked, and nobody is left who might.
+
+        One that cannot begin while others work has met a database that is away just now.
+        """
+        return not self._worked and all(slot.process is None and slot.cannot_work for slot in self._slots)
 
     def _heed_signal(self, number: signal.Signals) -> None:
         self._signals += 1

@@ -221,6 +221,31 @@ def test_workers_that_have_done_their_work_are_not_started_again(tmp_path: Path)
         assert supervisor.output.count("started (pid") == 2
 
 
+def test_where_no_worker_can_begin_the_supervisor_ends_too(tmp_path: Path) -> None:
+    with start_command(command=supervise(tmp_path, "import sys; sys.exit(2)")) as supervisor:
+        assert supervisor.wait() == 2
+        assert "no worker process can work; ending" in supervisor.output
+
+
+def test_a_worker_that_cannot_begin_while_another_works_is_tried_again(tmp_path: Path) -> None:
+    """The database was away just then: neither has to end for that."""
+    child = f"""
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+        try:
+            open({str(tmp_path / "first")!r}, "x").close()
+        except FileExistsError:
+            print("steady", flush=True)
+            time.sleep(600)  # it is there to be drained: nobody waits for this to end
+        sys.exit(2)
+    """
+    with start_command(command=supervise(tmp_path, child)) as supervisor:
+        wait_until(lambda: supervisor.output.count("steady") == 2)
+        assert len(re.findall(r"ended with exit code 2 after .* starting it again in", supervisor.output)) == 1
+        supervisor.send(signal.SIGTERM)
+        assert supervisor.wait() == 0
+
+
 def test_a_start_that_fails_harms_no_other_worker(tmp_path: Path) -> None:
     """A deploy takes the interpreter away for a while: it is tried again, and the others go on and drain in the end."""
     python = tmp_path / "python"

@@ -249,8 +249,10 @@ class Scene:
         return self.rate * (1 - self.producer.rolled_back)
 
     def calm(self) -> None:
-        """Wait until all workers are there and jobs end as fast as usual."""
-        wait_until(lambda: self.whole() and self.ended_lately() > self.usual / 2, timeout=90, message="a calm scene")
+        """Wait until all workers are there, each has claimed, and jobs end as fast as usual."""
+        wait_until(
+            lambda: self.all_claim(0.0) and self.ended_lately() > self.usual / 2, timeout=90, message="a calm scene"
+        )
 
     def live(self, keys: Collection[str]) -> set[str]:
         """Those of these keys whose jobs have not ended."""
