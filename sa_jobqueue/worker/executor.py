@@ -320,6 +320,9 @@ class Executor:
                 return Cancelled(ErrorEntry("Cancelled", "the run was stopped, as was asked for"))
             case Stop.SHUTDOWN:
                 return Released(started=True)
+            case Stop.TIMEOUT:
+                error = timed_out(flight)
+                return Failed(error, describe(error))
             case _:
                 return None
 

@@ -180,20 +180,25 @@ class Maintenance:
         for flight in self._flights:
             if self._is_late(flight, now, blocked=blocked):
                 flight.deadline = None
-                if flight.settled:
-                    continue
-                error = timed_out(flight)
-                if flight.task.is_async:
-                    # No cancel: should the loop answer again, asyncio's own timeout does that.
-                    flight.stop = flight.stop or Stop.TIMEOUT
-                    logger.warning("job %d: %s; the event loop it runs on is blocked", flight.job.id, error)
-                else:
-                    self._stop(flight, Stop.TIMEOUT)
-                    logger.warning("job %d: %s; its thread may still run", flight.job.id, error)
-                self._lanes[flight.job.queue].abandon(flight)
-                if not self._executor.give_up(flight, Failed(error, describe(error))):
-                    self._lanes[flight.job.queue].keep(flight)
-                self._wake()
+                if not flight.settled:
+                    self._give_up(flight)
+
+    def _give_up(self, flight: Flight) -> None:
+        lane, error = self._lanes[flight.job.queue], timed_out(flight)
+        lane.abandon(flight)
+        if not self._executor.give_up(flight, Failed(error, describe(error))):
+            lane.keep(flight)
+            return
+        # Only now: a handler that is told to stop may come back at once, and its end would be the one that counts.
+        if flight.task.is_async:
+            # No cancel: should the loop answer again, asyncio's own timeout does that.
+            flight.stop = flight.stop or Stop.TIMEOUT
+            where = "the event loop it runs on is blocked"
+        else:
+            self._stop(flight, Stop.TIMEOUT)
+            where = "its thread may still run"
+        self._wake()
+        logger.warning("job %d: %s; %s", flight.job.id, error, where)
 
     def _is_late(self, flight: Flight, now: float, *, blocked: bool) -> bool:
         if flight.deadline is None:

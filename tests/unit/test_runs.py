@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
-from sa_jobqueue import Registry, task
+from sa_jobqueue import JobContext, Registry, task
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import Change, Event
 from sa_jobqueue.tasks import AnyTask
@@ -73,6 +73,24 @@ async def test_a_job_that_swallows_its_cancel_leaves_no_trace_on_the_next_job_of
     assert failed.event is Event.RETRY
     assert failed.error is not None
     assert failed.error.type == "asyncio.exceptions.CancelledError"
+
+
+def test_a_run_that_ends_because_of_its_timeout_says_so_itself() -> None:
+    """Whoever settles first, the handler or who gives it up, writes the same."""
+    changes: list[Change | None] = []
+    executor = Executor(Sessions(), lambda flight, change: changes.append(change), lambda change: None)
+
+    @task(registry=Registry(), timeout=60)
+    def look(ctx: JobContext) -> None:
+        late.ask_to_stop(Stop.TIMEOUT)
+        assert ctx.cancelled
+
+    late = flight(look)
+    executor.run(late)
+    (change,) = changes
+    assert change is not None
+    assert change.error is not None
+    assert change.error.type == "sa_jobqueue.errors.HandlerTimeout"
 
 
 def test_a_handler_that_ends_just_when_it_is_given_up_frees_its_slot_once() -> None:
