@@ -161,6 +161,8 @@ class Executor:
 
     def run(self, flight: Flight) -> None:
         """Run a `def` handler, on the thread that calls."""
+        if self._ends_unbegun(flight):
+            return
         run = _Run(flight, self._sessions)
         self._start(flight)
         try:
@@ -178,6 +180,8 @@ class Executor:
 
     async def run_async(self, flight: Flight, runner: asyncio.Task[Any]) -> None:
         """Run an `async def` handler in `runner`, the task that calls."""
+        if self._ends_unbegun(flight):
+            return
         run = _Run(flight, self._sessions)
         self._start(flight)
         flight.runner = runner
@@ -192,10 +196,7 @@ class Executor:
                 await self._take_back(runner, flight)
             change = self.decide(flight, self._returned(flight, value))
             unit = run.unit
-            if unit is None:
-                if run.settle():
-                    self._report(flight, change)
-            elif change is None or _left_early(flight, value):
+            if change is None or unit is None or _left_early(flight, value):
                 await self._finish_async(run, change)
             elif run.settle():
                 completion = change
@@ -243,8 +244,17 @@ class Executor:
             return None
         return decide(flight.job, outcome, flight.task.rules, random=random.random())
 
-    def give_up(self, flight: Flight, outcome: Outcome) -> bool:
-        """End a flight without its handler: not started, timed out, or in the way of leaving. False: it has ended."""
+    def _ends_unbegun(self, flight: Flight) -> bool:
+        """Whether it was told to stop while it waited for its slot; then it has ended. (Nobody would tell it again.)"""
+        if flight.stop is None:
+            return False
+        self.give_up(flight, self._stopped(flight))
+        return True
+
+    def give_up(self, flight: Flight, outcome: Outcome | None) -> bool:
+        """End a flight without its handler: not started, timed out, or in the way of leaving. None: nothing is left to
+        write. False: it has ended.
+        """
         if not flight.settle():
             return False
         self._report(flight, self.decide(flight, outcome))
@@ -319,7 +329,7 @@ class Executor:
             case Stop.CANCEL:
                 return Cancelled(ErrorEntry("Cancelled", "the run was stopped, as was asked for"))
             case Stop.SHUTDOWN:
-                return Released(started=True)
+                return Released(started=flight.started is not None)
             case Stop.TIMEOUT:
                 error = timed_out(flight)
                 return Failed(error, describe(error))

@@ -28,10 +28,11 @@ from sa_jobqueue import (
 from sa_jobqueue.errors import AutocommitError, ConfigurationError, DatabaseUnavailable, SchemaError
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.statements import cancel_jobs
+from sa_jobqueue.worker.lanes import Lane
 from tests.support import pooler
 from tests.support.databases import connect, driver_url
-from tests.support.waiting import wait_until
-from tests.support.working import drain, gate_is_open, job_of, worker_for, working
+from tests.support.waiting import wait_until, wait_until_async
+from tests.support.working import crew_of, drain, gate_is_open, job_of, worker_for, working
 
 
 @pytest.fixture
@@ -199,6 +200,42 @@ def test_a_running_job_is_cancelled(engine: Engine, url: str, registry: Registry
     assert job.status == JobStatus.CANCELLED
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT to_regclass('trace')")) is None
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_job_that_is_cancelled_while_it_waits_for_its_slot_does_not_begin(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """It was claimed ahead; when its turn comes, what was said meanwhile still holds."""
+    gate, ran = threading.Event(), []
+
+    @task(registry=registry, name="sync")
+    def sync_handler(first: bool) -> None:
+        ran.append(first)
+        wait_until(gate.is_set)
+
+    @task(registry=registry, name="async")
+    async def async_handler(first: bool) -> None:
+        ran.append(first)
+        await wait_until_async(gate.is_set)
+
+    # One is claimed ahead, however fast the others end.
+    monkeypatch.setattr(Lane, "measure", lambda lane: setattr(lane, "_buffer", 1.0))
+    handler = sync_handler if kind == "sync" else async_handler
+    with working(url, registry, queues={"default": 1}, hoard=60) as worker:
+        crew = crew_of(worker)
+        (first,) = add(engine, enqueue(handler, True))
+        wait_until(lambda: ran)
+        (ahead,) = add(engine, enqueue(handler, False))
+        wait_until(lambda: crew.lanes["default"].waiting == 1)
+        with Session(engine) as session:
+            session.execute(cancel_jobs(Job.id == ahead))
+            session.commit()
+        wait_until(lambda: any(flight.job.id == ahead and flight.stop for flight in crew.flights))
+        gate.set()
+        wait_until(lambda: finished(engine, first, ahead))
+    assert ran == [True]
+    assert [job_of(engine, id).status for id in (first, ahead)] == [JobStatus.COMPLETED, JobStatus.CANCELLED]
 
 
 def test_a_job_that_completes_in_spite_of_a_cancel_is_completed(engine: Engine, url: str, registry: Registry) -> None:

@@ -54,7 +54,7 @@ def test_a_handler_that_returns_as_soon_as_it_sees_its_timeout_has_timed_out(
     """What it was told to do must not make its attempt end without an outcome."""
     give_up = Executor.give_up
 
-    def come_last(self: Executor, flight: Flight, outcome: Outcome) -> bool:
+    def come_last(self: Executor, flight: Flight, outcome: Outcome | None) -> bool:
         # Was the handler told before its attempt is given up? Then it comes back before that, too.
         wait_until(lambda: flight.stop is None or flight.settled)
         return give_up(self, flight, outcome)

@@ -6,6 +6,8 @@ import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from sa_jobqueue import JobContext, Registry, task
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import Change, Event
@@ -73,6 +75,29 @@ async def test_a_job_that_swallows_its_cancel_leaves_no_trace_on_the_next_job_of
     assert failed.event is Event.RETRY
     assert failed.error is not None
     assert failed.error.type == "asyncio.exceptions.CancelledError"
+
+
+@pytest.mark.parametrize(
+    ("why", "event"), [(Stop.CANCEL, Event.CANCEL), (Stop.SHUTDOWN, Event.RELEASE), (Stop.LOST, None)]
+)
+@pytest.mark.parametrize("handler", [nothing, swallow])
+async def test_a_run_that_was_stopped_before_it_began_does_not_begin(
+    why: Stop, event: Event | None, handler: AnyTask
+) -> None:
+    """What it is told only while it runs, it would not hear any more."""
+    changes: list[Change | None] = []
+    executor = Executor(Sessions(), lambda flight, change: changes.append(change), lambda change: None)
+    early = flight(handler)
+    early.ask_to_stop(why)
+    if handler.is_async:
+        runner = asyncio.current_task()
+        assert runner is not None
+        await asyncio.wait_for(executor.run_async(early, runner), 5)
+    else:
+        executor.run(early)
+    assert early.started is None
+    assert early.settled
+    assert [change and change.event for change in changes] == [event]
 
 
 def test_a_run_that_ends_because_of_its_timeout_says_so_itself() -> None:
