@@ -89,7 +89,7 @@ class Runners:
                     ended(lane)
                     await asyncio.sleep(0)
                     turn = flight.started
-            if contextvars.copy_context() != clean:
+            if _left_behind(clean):
                 lane.end(flight)
                 flight = None
             else:
@@ -124,9 +124,17 @@ class Runners:
                     run(flight)
                 except BaseException as error:
                     self._executor.broke(flight, error)
-            if contextvars.copy_context() != clean:
+            if _left_behind(clean):
                 lane.end(flight)
                 flight = None
             else:
                 flight = lane.next(Kind.THREAD, ended=flight)
             ended(lane)
+
+
+def _left_behind(clean: contextvars.Context) -> bool:
+    """Whether the context variables are no longer those of the worker's start."""
+    try:
+        return contextvars.copy_context() != clean
+    except BaseException:  # of the application's: values whose == has no truth value, as that of an array
+        return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +16,8 @@ from sa_jobqueue.tasks import AnyTask
 from sa_jobqueue.worker.executor import Executor, Sessions
 from sa_jobqueue.worker.flight import Flight, Stop
 from sa_jobqueue.worker.lanes import Lane
+from sa_jobqueue.worker.runners import Runners
+from tests.support.waiting import wait_until_async
 
 registry = Registry()
 
@@ -131,3 +134,40 @@ def test_a_handler_that_ends_just_when_it_is_given_up_frees_its_slot_once() -> N
     lane.abandon(lost)
     lane.end(lost)
     assert lane.stuck == 0
+
+
+class Incomparable:
+    """Its == has no truth value, as that of an array."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+weights: ContextVar[Incomparable] = ContextVar("weights")
+
+
+@task(registry=registry)
+async def weigh() -> None:
+    """Leaves another value behind, as an `async def` handler."""
+    weights.set(Incomparable())
+
+
+@task(registry=registry)
+def weigh_on_thread() -> None:
+    """The same on a thread."""
+    weights.set(Incomparable())
+
+
+@pytest.mark.parametrize("handler", [weigh, weigh_on_thread])
+async def test_a_context_variable_that_cannot_be_compared_costs_no_slot(handler: AnyTask) -> None:
+    """Its runner cannot tell what the handler left behind, and ends; another comes for the next job."""
+    weights.set(Incomparable())
+    changes: list[Change | None] = []
+    executor = Executor(Sessions(), lambda flight, change: changes.append(change), lambda change: None)
+    runners = Runners(asyncio.get_running_loop(), executor, lambda lane: None)
+    lane = Lane("default", 1, buffer=0, call=runners.call)
+    lane.feed([flight(handler, number) for number in range(3)])
+    await wait_until_async(lambda: len(changes) == 3 and lane.running == 0, 10)
+    runners.finish()
