@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 from ..context import AsyncJobContext, JobContext
-from ..errors import HandlerTimeout, PayloadError
+from ..errors import HandlerTimeout, PayloadError, SessionUnavailable
 from ..lifecycle import Change, decide
 from ..models import Job
 from ..operations import Answer
@@ -93,13 +93,13 @@ class Sessions:
 class _Run:
     """One call of a handler: its context, and its session if it opens one."""
 
-    __slots__ = ("_sessions", "_settled", "async_session", "flight", "unit")
+    __slots__ = ("_ended", "_sessions", "_settled", "async_session", "flight", "unit")
 
     def __init__(self, flight: Flight, sessions: Sessions) -> None:
         self.flight, self._sessions = flight, sessions
         self.unit: Unit | None = None
         self.async_session: AsyncSession | None = None
-        self._settled = False
+        self._settled = self._ended = False
 
     def settle(self) -> bool:
         """Whether the outcome of this run is the one that counts."""
@@ -108,6 +108,7 @@ class _Run:
 
     def close(self) -> None:
         """Roll back what was not committed; a connection that is broken by now has done so itself."""
+        self._ended = True
         if self.unit is not None:
             try:
                 self.unit.close()
@@ -135,12 +136,22 @@ class _Run:
         return (JobContext(flight.job, self._open, flight.notice_stop), *args), kwargs
 
     def _open(self) -> Session:
+        self._refuse_late()
         session, self.unit = self._sessions.open()
+        self._refuse_late()  # a thread that was left behind may open it just when the job ends
         return session
 
     def _open_async(self) -> AsyncSession:
+        self._refuse_late()
         self.async_session, self.unit = self._sessions.open_async()
+        self._refuse_late()
         return self.async_session
+
+    def _refuse_late(self) -> None:
+        """What is opened after the end would be nobody's to commit or to close."""
+        if self._ended:
+            self.close()
+            raise SessionUnavailable("the job has ended: ctx.session cannot be opened any more")
 
 
 class Executor:
@@ -196,7 +207,9 @@ class Executor:
                 await self._take_back(runner, flight)
             change = self.decide(flight, self._returned(flight, value))
             unit = run.unit
-            if change is None or unit is None or _left_early(flight, value):
+            if unit is None:
+                self._finish(run, change)
+            elif change is None or _left_early(flight, value):
                 await self._finish_async(run, change)
             elif run.settle():
                 completion = change

@@ -34,7 +34,7 @@ from sa_jobqueue.worker.service import Service
 from tests.support import pooler
 from tests.support.databases import connect
 from tests.support.factory import unfolding
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, wait_until_async
 from tests.support.working import crew_of, drain, job_of, working
 
 NEVER = RetryPolicy(no_retry=(BaseException,))
@@ -246,6 +246,51 @@ def test_a_session_that_outlives_its_job_or_is_shared_leaves_no_transaction_open
         for own in (worker.engine, asynchronous.sync_engine):
             # A service connection, too, is checked out for a moment, until it is detached.
             wait_until(lambda own=own: own.pool.checkedout() == 0)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("end", ["returns", "raises"])
+def test_a_session_that_is_first_asked_for_after_the_job_has_ended_is_refused(
+    engine: Engine, url: str, registry: Registry, kind: str, end: str
+) -> None:
+    """What a thread or task left behind would write by it, nobody would commit, nor close its transaction."""
+    outcomes: list[object] = []
+
+    def leave() -> None:
+        if end == "raises":
+            raise ValueError
+
+    @task(registry=registry, name="sync", retry=NEVER)
+    def sync_handler(ctx: JobContext) -> None:
+        def later() -> None:
+            wait_until(lambda: finished(engine, ctx.job_id))
+            try:
+                ctx.session.execute(select(1))
+                outcomes.append("executed")
+            except SessionUnavailable as error:
+                outcomes.append(str(error))
+
+        threading.Thread(target=later).start()
+        leave()
+
+    @task(registry=registry, name="async", retry=NEVER)
+    async def async_handler(ctx: AsyncJobContext) -> None:
+        async def later() -> None:
+            await wait_until_async(lambda: finished(engine, ctx.job_id))
+            try:
+                await ctx.session.execute(select(1))
+                outcomes.append("executed")
+            except SessionUnavailable as error:
+                outcomes.append(str(error))
+
+        left_behind.append(asyncio.create_task(later()))
+        leave()
+
+    left_behind: list[asyncio.Task[None]] = []
+    add(engine, enqueue(kind))
+    with working(url, registry):
+        wait_until(lambda: outcomes)
+    assert outcomes == ["the job has ended: ctx.session cannot be opened any more"]
 
 
 # ---- rows

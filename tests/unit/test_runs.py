@@ -8,12 +8,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
-from sa_jobqueue import JobContext, Registry, task
+from sa_jobqueue import AsyncJobContext, JobContext, Registry, task
 from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.errors import SessionUnavailable
 from sa_jobqueue.lifecycle import Change, Event
 from sa_jobqueue.tasks import AnyTask
-from sa_jobqueue.worker.executor import Executor, Sessions
+from sa_jobqueue.worker.executor import Executor, Sessions, _Run
 from sa_jobqueue.worker.flight import Flight, Stop
 from sa_jobqueue.worker.lanes import Lane
 from sa_jobqueue.worker.runners import Runners
@@ -136,6 +139,16 @@ def test_a_handler_that_ends_just_when_it_is_given_up_frees_its_slot_once() -> N
     assert lane.stuck == 0
 
 
+@task(registry=registry)
+def uses_session(ctx: JobContext) -> None:
+    """Does what its test does."""
+
+
+@task(registry=registry)
+async def uses_async_session(ctx: AsyncJobContext) -> None:
+    """The same with an AsyncSession."""
+
+
 class Incomparable:
     """Its == has no truth value, as that of an array."""
 
@@ -171,3 +184,23 @@ async def test_a_context_variable_that_cannot_be_compared_costs_no_slot(handler:
     lane.feed([flight(handler, number) for number in range(3)])
     await wait_until_async(lambda: len(changes) == 3 and lane.running == 0, 10)
     runners.finish()
+
+
+@pytest.mark.parametrize("handler", [uses_session, uses_async_session])
+def test_a_session_that_is_opened_just_when_its_job_ends_is_closed_again(handler: AnyTask) -> None:
+    """Whoever comes second, the end or the opening, sees the other."""
+    opened: list[Session | AsyncSession] = []
+
+    def ending(session: Any) -> Any:
+        opened.append(session)
+        run.close()
+        return session
+
+    makers: dict[str, Any] = {"maker": lambda: ending(Session()), "async_maker": lambda: ending(AsyncSession())}
+    run = _Run(flight(handler), Sessions(**makers))
+    (context,), _ = run.arguments()
+    with pytest.raises(SessionUnavailable):
+        _ = context.session
+    (session,) = opened
+    with pytest.raises(SessionUnavailable):
+        (session if isinstance(session, Session) else session.sync_session).connection()
