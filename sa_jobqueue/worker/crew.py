@@ -150,7 +150,7 @@ class Crew:
 
     def running(self) -> list[Flight]:
         """The jobs whose outcomes are not known yet."""
-        return [flight for flight in self.flights if not flight.reported]
+        return [flight for flight in self.flights.runs() if not flight.reported]
 
     def stop_flight(self, flight: Flight, why: Stop) -> None:
         """Ask a run to end; an async handler is cancelled, on its loop."""
@@ -200,11 +200,21 @@ class Crew:
             flight = Flight(job, task, now, claimed_at)
             flights.append(flight)
             by_lane[job.queue].append(flight)
-        self.flights.add(flights)
+        for lost in self.flights.add(flights):
+            self._lose(lost)
         for name, batch in by_lane.items():
             if batch:
                 for flight in self.lanes[name].feed(batch):  # the worker leaves
                     self.executor.give_up(flight, Released())
+
+    def _lose(self, flight: Flight) -> None:
+        """Its job was taken away, and claimed here again: no renewal will say that this run's claim is over."""
+        if not flight.settled:
+            logger.warning(
+                "job %d was taken away and is claimed here again: its earlier run is stopped, and nothing it writes is kept",
+                flight.job.id,
+            )
+            self.stop_flight(flight, Stop.LOST)
 
     def _set_aside(self, job: ClaimedJob, outcome: Outcome) -> None:
         """A job that was claimed and will not be run: this comes of it, unless the worker does not know it at all."""

@@ -270,7 +270,7 @@ class Executor:
         """
         if not flight.settle():
             return False
-        self._report(flight, self.decide(flight, outcome))
+        self._report(flight, None if flight.stop is Stop.LOST else self.decide(flight, outcome))
         return True
 
     def _start(self, flight: Flight) -> None:

@@ -99,10 +99,14 @@ class Flight:
 
 
 class Flights:
-    """Every claim that this process holds, by job id: what is to be renewed, and what a reconnect may not give back."""
+    """Every claim that this process holds, by job id: what is to be renewed, and what a reconnect may not give back.
+
+    A run may outlast its claim: `runs()` are those of the claims, and those that go on though theirs is lost.
+    """
 
     def __init__(self) -> None:
         self._held: dict[int, Flight] = {}
+        self._lost: dict[tuple[int, int], Flight] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -112,28 +116,46 @@ class Flights:
         with self._lock:
             return iter(list(self._held.values()))
 
-    def add(self, flights: list[Flight]) -> None:
-        """Hold these claims."""
+    def runs(self) -> list[Flight]:
+        """What goes on here, or waits for its turn, whether its claim is held or lost."""
         with self._lock:
-            self._held.update((flight.job.id, flight) for flight in flights)
+            return [*self._held.values(), *self._lost.values()]
 
-    def drop(self, id: int, claims: int) -> bool:
-        """This claim has ended; False if it was not held. (A later claim of the same job may be held by now.)"""
+    def add(self, flights: list[Flight]) -> list[Flight]:
+        """Hold these claims. Returns those that are lost by that: of jobs that were taken away, and claimed here again."""
+        held = self._held
         with self._lock:
-            flight = self._held.get(id)
-            if flight is None or flight.job.claims != claims:
+            lost = [held[flight.job.id] for flight in flights if flight.job.id in held]
+            held.update((flight.job.id, flight) for flight in flights)
+            self._lost.update(((flight.job.id, flight.job.claims), flight) for flight in lost)
+        return lost
+
+    def lose(self, flight: Flight) -> bool:
+        """This claim is lost; False if it was not held."""
+        with self._lock:
+            if self._held.get(flight.job.id) is not flight:
                 return False
-            del self._held[id]
+            del self._held[flight.job.id]
+            self._lost[flight.job.id, flight.job.claims] = flight
             return True
+
+    def drop(self, id: int, claims: int) -> None:
+        """This claim has ended. (A later claim of the same job may be held by now.)"""
+        with self._lock:
+            self._drop(id, claims)
 
     def drop_all(self, changes: list[Change]) -> None:
         """The claims of these changes have ended."""
-        held = self._held
         with self._lock:
             for change in changes:
-                flight = held.get(change.id)
-                if flight is not None and flight.job.claims == change.claims:
-                    del held[change.id]
+                self._drop(change.id, change.claims)
+
+    def _drop(self, id: int, claims: int) -> None:
+        flight = self._held.get(id)
+        if flight is not None and flight.job.claims == claims:
+            del self._held[id]
+        elif self._lost:
+            self._lost.pop((id, claims), None)
 
     def unrenewed(self, seconds: float) -> list[Flight]:
         """Those claimed or last renewed more than `seconds` ago."""

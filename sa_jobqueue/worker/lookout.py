@@ -93,7 +93,7 @@ class Lookout:
         self._silent += 1
         if self._silent < _SILENT_LOOKS:
             return
-        self._held.update(flight for flight in self._flights if flight.runner is not None)
+        self._held.update(flight for flight in self._flights.runs() if flight.runner is not None)
         current = asyncio.current_task(self._loop)
         blocking = next((flight for flight in self._held if flight.runner is current), None)
         if self._silent == _SILENT_LOOKS:

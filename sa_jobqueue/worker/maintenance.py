@@ -139,7 +139,9 @@ class Maintenance:
         if self._failures:
             return backoff(self._failures, first=0.1, most=2.0)
         due = min(chore.at for chore in self._chores) - monotonic()
-        return max(min(due, _TICK if any(flight.deadline is not None for flight in self._flights) else due), 0.01)
+        return max(
+            min(due, _TICK if any(flight.deadline is not None for flight in self._flights.runs()) else due), 0.01
+        )
 
     def _do_chores(self) -> None:
         if (connection := self._connection) is None:
@@ -177,7 +179,7 @@ class Maintenance:
         writes later is refused.
         """
         now, blocked = monotonic(), self._blocked()
-        for flight in self._flights:
+        for flight in self._flights.runs():
             if self._is_late(flight, now, blocked=blocked):
                 flight.deadline = None
                 if not flight.settled:
@@ -237,7 +239,7 @@ class Maintenance:
                 self._stop(flight, Stop.CANCEL)
 
     def _lose(self, flight: Flight) -> None:
-        if self._flights.drop(flight.job.id, flight.job.claims):
+        if self._flights.lose(flight):
             logger.warning("job %d: its lease is lost; it is stopped, and nothing it writes is kept", flight.job.id)
             self._stop(flight, Stop.LOST)
 

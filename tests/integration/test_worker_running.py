@@ -27,7 +27,8 @@ from sa_jobqueue import (
 )
 from sa_jobqueue.errors import AutocommitError, ConfigurationError, DatabaseUnavailable, SchemaError
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.statements import cancel_jobs
+from sa_jobqueue.statements import cancel_jobs, release_jobs
+from sa_jobqueue.worker.flight import Stop
 from sa_jobqueue.worker.lanes import Lane
 from tests.support import pooler
 from tests.support.databases import connect, driver_url
@@ -50,6 +51,12 @@ def add(engine: Engine, *jobs: Job) -> list[int]:
 def finished(engine: Engine, *ids: int) -> bool:
     with Session(engine) as session:
         return all(job.is_finished for job in session.scalars(select(Job).where(Job.id.in_(ids))))
+
+
+def take_away(engine: Engine, id: int) -> None:
+    with Session(engine) as session:
+        session.execute(release_jobs(Job.id == id))
+        session.commit()
 
 
 # ---- slots and order
@@ -259,6 +266,99 @@ def test_a_job_that_completes_in_spite_of_a_cancel_is_completed(engine: Engine, 
         wait_until(lambda: finished(engine, done, failed))
     assert job_of(engine, done).status == JobStatus.COMPLETED
     assert (job_of(engine, failed).status, job_of(engine, failed).attempt) == (JobStatus.CANCELLED, 1)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_run_whose_job_was_taken_away_and_claimed_here_again_is_stopped(
+    engine: Engine, url: str, registry: Registry, kind: str
+) -> None:
+    """By the same worker, which renews the new claim, and would never hear that the old one is lost."""
+    runs: list[int] = []
+    told = threading.Event()
+
+    @task(registry=registry, name="sync")
+    def sync_handler(ctx: JobContext) -> None:
+        if not runs:
+            ctx.session.execute(text("CREATE TABLE trace ()"))
+            runs.append(1)
+            wait_until(lambda: ctx.cancelled)
+            told.set()
+        wait_until(told.is_set)
+
+    @task(registry=registry, name="async")
+    async def async_handler(ctx: AsyncJobContext) -> None:
+        if not runs:
+            await ctx.session.execute(text("CREATE TABLE trace ()"))
+            runs.append(1)
+            try:
+                await asyncio.sleep(60)
+            finally:
+                told.set()
+        await wait_until_async(told.is_set)
+
+    with working(url, registry) as worker:
+        crew = crew_of(worker)
+        (id,) = add(engine, enqueue(sync_handler if kind == "sync" else async_handler))
+        wait_until(lambda: runs)
+        take_away(engine, id)
+        wait_until(told.is_set)
+        wait_until(lambda: finished(engine, id))
+        wait_until(lambda: not crew.lanes["default"].running and not crew.flights.runs())
+        assert worker.counts == {"complete": 1}
+    job = job_of(engine, id)
+    assert (job.status, job.attempt, job.claims, job.errors) == (JobStatus.COMPLETED, 1, 2, [])
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT to_regclass('trace')")) is None
+
+
+@pytest.mark.parametrize("claimed_again", [True, False])
+def test_a_lost_run_that_does_not_come_back_still_counts_for_its_slot_and_when_the_worker_leaves(
+    engine: Engine, url: str, registry: Registry, claimed_again: bool
+) -> None:
+    """Its timeout ends nothing that is left to write, but says that its slot is stuck; until then it is waited for."""
+    reached, gate, leaving = threading.Event(), threading.Event(), threading.Event()
+    waited: list[bool] = []
+
+    @task(registry=registry, name="stays", timeout=60)
+    def stays() -> None:
+        if not reached.is_set():
+            reached.set()
+            gate.wait(60)
+
+    @task(registry=registry, name="ends last", timeout=60)
+    def ends_last() -> None:
+        if not waited:
+            waited.append(False)
+            leaving.wait(60)
+            crew.service._thread.join(0.3)
+            waited.append(crew.service._thread.is_alive())
+
+    with working(url, registry) as worker:
+        crew = crew_of(worker)
+        lane = crew.lanes["default"]
+        ids = add(engine, enqueue(stays), enqueue(ends_last))
+        wait_until(lambda: reached.is_set() and waited)
+        first = {flight.task.name: flight for flight in crew.flights}
+        if not claimed_again:
+            crew.service.stop_claiming()
+        for id in ids:
+            take_away(engine, id)
+        wait_until(lambda: all(flight.stop is Stop.LOST for flight in first.values()))
+        assert set(crew.running()) >= set(first.values())
+        first["stays"].deadline = 0.0
+        wait_until(lambda: lane.stuck == 1)
+        assert first["stays"] not in crew.running()
+        gate.set()
+        wait_until(lambda: lane.stuck == 0)
+        wait_until(lambda: lane.running == 1 and not len(crew.flights))
+        if claimed_again:
+            assert finished(engine, *ids)
+        worker.stop()
+        wait_until(lambda: lane._closed)
+        leaving.set()
+    assert waited == [False, True]
+    assert set(worker.counts) <= {"complete", "lost"}
+    assert [job_of(engine, id).errors for id in ids] == [[], []]
 
 
 def test_an_async_handler_is_stopped_by_its_timeout(engine: Engine, url: str, registry: Registry) -> None:
