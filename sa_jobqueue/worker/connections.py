@@ -23,6 +23,7 @@ __all__ = [
     "Watch",
     "backoff",
     "check_engine",
+    "drop_idle",
     "hang_up",
     "is_behind_pooler",
     "leave_out_closed",
@@ -235,3 +236,13 @@ def hang_up(connection: Connection) -> None:
             close()
         except Exception:
             logger.debug("a broken connection did not close", exc_info=True)
+
+
+def drop_idle(engine: Engine) -> None:
+    """Close what waits in the pool, after a service connection failed: what broke it may have broken these as silently, and
+    `pool_pre_ping` asks in `connect()`, where no watch sees it. Connections that are checked out stay open.
+    """
+    try:
+        engine.dispose()
+    except Exception:  # of a listener of the application's
+        logger.debug("the pool did not close", exc_info=True)

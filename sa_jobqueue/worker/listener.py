@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from .. import operations
 from ..errors import ConfigurationError
 from ..models import Job
-from .connections import Watch, backoff, hang_up
+from .connections import Watch, backoff, drop_idle, hang_up
 
 if TYPE_CHECKING:  # whoever only enqueues, over another driver perhaps, needs no libpq
     import psycopg
@@ -86,6 +86,7 @@ class Listener:
                 reason = error.orig if isinstance(error, DBAPIError) else error
                 if failures == 1:
                     logger.warning("not listening for wake-ups (%s); polling meanwhile", " ".join(str(reason).split()))
+                    drop_idle(self._engine)
             finally:
                 self.listening = False
                 if connection is not None:

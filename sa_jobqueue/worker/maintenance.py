@@ -26,7 +26,7 @@ from ..outcomes import ErrorEntry, Failed, Released, Rescued
 from ..retry import describe
 from ..settings import WorkerSettings
 from ..tasks import Registry
-from .connections import Connector, Watch, backoff, hang_up, service_limit
+from .connections import Connector, Watch, backoff, drop_idle, hang_up, service_limit
 from .executor import Executor, timed_out
 from .flight import Flight, Flights, Stop
 from .lanes import Lane
@@ -170,6 +170,8 @@ class Maintenance:
         broken, self._connection = self._connection, None
         if broken is not None:
             hang_up(broken)
+        if self._failures == 1:
+            drop_idle(self._connector.engine)
         if self._failures == 1 or self._failures % 20 == 0:
             log: Any = logger.warning if isinstance(error, DBAPIError) else logger.exception
             log("maintenance waits for the database (%s)", getattr(error, "orig", None) or error)

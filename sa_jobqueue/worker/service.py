@@ -27,7 +27,7 @@ from ..models import Job
 from ..operations import Fault
 from ..outcomes import Outcome, Released
 from ..settings import WorkerSettings
-from .connections import WATCH_MARGIN, Connector, Watch, backoff, hang_up, service_limit
+from .connections import WATCH_MARGIN, Connector, Watch, backoff, drop_idle, hang_up, service_limit
 from .fetch import Fetcher
 from .flight import Flights
 from .lanes import Lane
@@ -426,6 +426,8 @@ class Service:
         broken, self._connection = self._connection, None
         if broken is not None:
             hang_up(broken)
+        if self._failures == 1:
+            drop_idle(self._connector.engine)
         if self._failures == 1 or self._failures % 20 == 0:
             log: Any = logger.warning if isinstance(error, DBAPIError) else logger.exception
             answers = isinstance(error, DBAPIError) and operations.fault_of(error) is not Fault.AWAY

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
 from typing import Any
 
@@ -818,3 +820,52 @@ def test_leaving_does_not_fail_for_want_of_a_connection(engine: Engine, url: str
         gate.set()
         wait_until(lambda: not small.pool.checkedout())  # type: ignore[attr-defined]
         small.dispose()
+
+
+def test_a_lost_connection_is_replaced_by_a_new_one_not_by_an_old_one_of_the_pool(
+    url: str, engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network that forgot the first has forgotten that one, too, and `pool_pre_ping` would ask it without a deadline. What
+    handlers have is left to them.
+    """
+    held, gate, asked = threading.Event(), threading.Event(), list[str]()
+
+    @task(registry=registry, name="quick")
+    def quick(ctx: JobContext) -> None:
+        ctx.session.execute(select(1))
+
+    @task(registry=registry, name="holds")
+    def holds(ctx: JobContext) -> None:
+        ctx.session.execute(select(1))
+        held.set()
+        assert gate.wait(30)
+        ctx.session.execute(select(1))
+
+    def ping(_: object) -> bool:
+        asked.append(threading.current_thread().name)
+        return True
+
+    own = create_engine(url, pool_pre_ping=True, **pooler.engine_options(url))
+    monkeypatch.setattr(own.dialect, "do_ping", ping)
+    with working(own, registry, listen=False, lease=60) as worker:
+        ids = add(engine, enqueue("holds"))
+        assert held.wait(10)
+        ids += add(engine, enqueue("quick"))
+        wait_until(lambda: finished(engine, ids[1]) and own.pool.checkedin())  # type: ignore[attr-defined]
+        asked.clear()
+        cut(crew_of(worker).service._connection)
+        ids += add(engine, enqueue("quick"))
+        wait_until(lambda: finished(engine, ids[2]))
+        gate.set()
+        wait_until(lambda: finished(engine, *ids))
+    own.dispose()
+    assert "sa-jobqueue service" not in asked
+    assert {(job.status, job.claims) for job in (job_of(engine, id) for id in ids)} == {(JobStatus.COMPLETED, 1)}
+
+
+def cut(connection: Connection | None) -> None:
+    """As a network does, or a watch."""
+    assert connection is not None
+    raw: Any = connection.connection.dbapi_connection
+    with socket.socket(fileno=os.dup(raw.pgconn.socket)) as line:
+        line.shutdown(socket.SHUT_RDWR)
