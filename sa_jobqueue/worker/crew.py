@@ -211,7 +211,8 @@ class Crew:
         """Its job was taken away, and claimed here again: no renewal will say that this run's claim is over."""
         if not flight.settled:
             logger.warning(
-                "job %d was taken away and is claimed here again: its earlier run is stopped, and nothing it writes is kept",
+                "job %d: its claim was taken away, and it is claimed here again; the earlier run is stopped, and nothing it "
+                "writes is kept",
                 flight.job.id,
             )
             self.stop_flight(flight, Stop.LOST)
