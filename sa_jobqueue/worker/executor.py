@@ -323,7 +323,7 @@ class Executor:
             return error
         if flight.stop is Stop.LOST or flight.stop is Stop.SHUTDOWN:
             return self._stopped(flight)
-        if flight.stop is Stop.CANCEL and isinstance(error, asyncio.CancelledError):
+        if flight.stop in {Stop.CANCEL, Stop.TIMEOUT} and isinstance(error, asyncio.CancelledError):
             return self._stopped(flight)
         if isinstance(error, PayloadError) and flight.undecoded:
             entry = replace(describe(error), traceback="")

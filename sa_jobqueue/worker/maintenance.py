@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 _TICK = 0.25
 #: Seconds that an event loop has to end an async handler by itself, before maintenance does.
 _ASYNC_MARGIN = 2.0
+#: The same where the loop answers, and has cancelled it: what a handler may need to clean up, to close a client or to wait
+#: for a rollback. As long as a handler may go on blocking the loop.
+_CLEANUP = 10.0
 _CANCEL_CHECK = 1.0
 _PAGE = 100
 #: Jobs deleted in one statement at most.
@@ -177,39 +180,43 @@ class Maintenance:
             log("maintenance waits for the database (%s)", getattr(error, "orig", None) or error)
 
     def _end_late_handlers(self) -> None:
-        """A sync handler cannot be stopped, nor an async one whose loop is blocked: its attempt is given up, and what it
-        writes later is refused.
+        """A sync handler cannot be stopped, nor an async one whose loop is blocked, or that does not let itself be
+        cancelled: its attempt is given up, and what it writes later is refused.
         """
         now, blocked = monotonic(), self._blocked()
         for flight in self._flights.runs():
             if self._is_late(flight, now, blocked=blocked):
                 flight.deadline = None
                 if not flight.settled:
-                    self._give_up(flight)
+                    self._give_up(flight, blocked=blocked)
 
-    def _give_up(self, flight: Flight) -> None:
+    def _give_up(self, flight: Flight, *, blocked: bool) -> None:
         lane, error = self._lanes[flight.job.queue], timed_out(flight)
         lane.abandon(flight)
         if not self._executor.give_up(flight, Failed(error, describe(error))):
             lane.keep(flight)
             return
         # Only now: a handler that is told to stop may come back at once, and its end would be the one that counts.
-        if flight.task.is_async:
+        if flight.task.is_async and blocked:
             # No cancel: should the loop answer again, asyncio's own timeout does that.
             flight.stop = flight.stop or Stop.TIMEOUT
-            where = "the event loop it runs on is blocked"
+            why = "the event loop it runs on is blocked"
         else:
-            self._stop(flight, Stop.TIMEOUT)
-            where = "its thread may still run"
+            self._stop(flight, Stop.TIMEOUT)  # an async one is cancelled once more, in its cleanup perhaps
+            why = (
+                "it was cancelled, and does not come to its end" if flight.task.is_async else "its thread may still run"
+            )
         self._wake()
-        logger.warning("job %d: %s; %s", flight.job.id, error, where)
+        logger.warning("job %d: %s; %s", flight.job.id, error, why)
 
     def _is_late(self, flight: Flight, now: float, *, blocked: bool) -> bool:
         if flight.deadline is None:
             return False
         if not flight.task.is_async:
             return flight.deadline <= now
-        return blocked and flight.deadline + _ASYNC_MARGIN <= now and flight.runner is not None
+        if blocked:
+            return flight.deadline + _ASYNC_MARGIN <= now and flight.runner is not None
+        return flight.deadline + _CLEANUP <= now
 
     def _give_back_stale(self) -> None:
         """What was claimed and does not get a slot, or an event loop that is not blocked, goes back to the queue."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import suppress
 
 import pytest
 from sqlalchemy import Engine
@@ -14,8 +16,9 @@ from sa_jobqueue.outcomes import Outcome
 from sa_jobqueue.worker import lookout, maintenance
 from sa_jobqueue.worker.executor import Executor
 from sa_jobqueue.worker.flight import Flight
-from tests.support.waiting import wait_until
-from tests.support.working import crew_of, job_of, working
+from sa_jobqueue.worker.shift import Ending
+from tests.support.waiting import PATIENCE, wait_until
+from tests.support.working import crew_of, job_of, worker_for, working
 
 NEVER = RetryPolicy(no_retry=(BaseException,))
 
@@ -30,6 +33,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture)
     """What takes seconds elsewhere takes tenths of them here."""
     monkeypatch.setattr(lookout, "_LOOK", 0.1)
     monkeypatch.setattr(maintenance, "_ASYNC_MARGIN", 0.2)
+    monkeypatch.setattr(maintenance, "_CLEANUP", 0.5)
     caplog.set_level(logging.WARNING, "sa_jobqueue")
 
 
@@ -75,3 +79,79 @@ def test_a_handler_that_returns_as_soon_as_it_sees_its_timeout_has_timed_out(
         wait_until(lambda: not crew.lanes["default"].running and not len(crew.flights))
         assert crew.lanes["default"].stuck == 0
         assert worker.counts == {"fail": 1}
+
+
+@pytest.mark.parametrize("name", ["cleans up for ever", "ignores its cancel"])
+def test_an_async_handler_that_does_not_end_when_its_timeout_cancels_it_has_timed_out(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """Its attempt is given up after a while. It is cancelled once more; as long as it stays, its slot is stuck."""
+    cancels: list[bool] = []
+    gate = asyncio.Event()
+
+    @task(registry=registry, name="cleans up for ever", timeout=0.1, retry=NEVER)
+    async def cleans_up_for_ever(ctx: AsyncJobContext) -> None:
+        ctx.session.add(enqueue("written"))
+        await ctx.session.flush()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancels.append(ctx.cancelled)
+            await asyncio.Event().wait()
+
+    @task(registry=registry, name="ignores its cancel", timeout=0.1, retry=NEVER)
+    async def ignores_its_cancel(ctx: AsyncJobContext) -> None:
+        ctx.session.add(enqueue("written"))
+        while not gate.is_set():
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                cancels.append(ctx.cancelled)
+
+    @task(registry=registry, name="next")
+    async def following() -> None:
+        await asyncio.sleep(0)
+
+    (id,) = add(engine, enqueue(name))
+    with working(url, registry, queues={"default": 2}) as worker:
+        crew = crew_of(worker)
+        lane = crew.lanes["default"]
+        assert_times_out(engine, id)
+        assert "it was cancelled, and does not come to its end" in caplog.text
+        if name == "ignores its cancel":
+            wait_until(lambda: cancels == [False, True])
+            assert (lane.running, lane.stuck) == (1, 1)
+            crew._loop.call_soon_threadsafe(gate.set)
+        wait_until(lambda: (lane.running, lane.stuck) == (0, 0))
+        behind = add(engine, *(enqueue("next") for _ in range(5)))
+        wait_until(lambda: all(job_of(engine, one).status == "completed" for one in behind))
+        assert worker.counts == {"fail": 1, "complete": 5}
+    with Session(engine) as session:
+        assert session.query(Job).filter_by(task="written").count() == 0
+    assert "CancelledError" not in caplog.text
+    assert_times_out(engine, id)
+
+
+def test_a_worker_whose_slots_are_all_held_by_async_handlers_past_their_timeouts_asks_to_be_started_anew(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where threads hold them."""
+    gate = asyncio.Event()
+
+    @task(registry=registry, name="ignores", timeout=0.1, retry=NEVER)
+    async def ignores() -> None:
+        while not gate.is_set():
+            with suppress(asyncio.CancelledError):
+                await gate.wait()
+
+    async def serve() -> Ending:
+        try:
+            return await worker.serve()
+        finally:
+            gate.set()
+
+    (id,) = add(engine, enqueue(ignores))
+    worker = worker_for(url, registry, queues={"default": 1})
+    assert asyncio.run(asyncio.wait_for(serve(), PATIENCE)) is Ending.RECYCLE
+    assert "all 1 slots of queue 'default' are held by handlers that timed out" in caplog.text
+    assert_times_out(engine, id)
