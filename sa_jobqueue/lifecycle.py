@@ -175,6 +175,11 @@ class Change(NamedTuple):
         """Whether it says no more than "done": what nearly all outcomes are, and what is written fastest."""
         return self.event is Event.COMPLETE and self.error is None and self.result is None
 
+    @property
+    def deletes(self) -> bool:
+        """Whether the row is deleted at once."""
+        return self.event is Event.COMPLETE and self.retain == 0
+
 
 _COMPLETED = TRANSITIONS[_S.RUNNING, Event.COMPLETE]
 _INTERRUPTED = ErrorEntry("Interrupted", "the worker left while it ran, and it may not run twice (rescue=False)")

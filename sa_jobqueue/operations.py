@@ -50,6 +50,7 @@ __all__ = [
     "forget_workers",
     "is_data_fault",
     "is_too_much",
+    "kept_for_now",
     "leave",
     "listen_for",
     "prune",
@@ -70,6 +71,9 @@ _REFUSED = frozenset({"0L", "0P", "20", "24", "2B", "2F", "34", "3B", "3F", "42"
 _LATE = frozenset({"57014", "55P03"})
 #: And what a row may be to blame for, or else the server: no memory left, a statement that took too long.
 _TOO_MUCH = frozenset({"53200", "57014"})
+#: A completed job that a foreign key keeps from being deleted at once stays this long before pruning tries; the second
+#: where it only could not be deleted in time.
+_UNDELETABLE_RETAIN, _UNDELETED_RETAIN = 86_400.0, 60.0
 #: Bytes of text that are fetched of a job's arguments, and of its meta, unless a worker is told otherwise.
 MOST_TEXT = 64 * 2**20
 
@@ -239,6 +243,11 @@ def apply_one(connection: Connection, change: Change, *, worker: str | None = No
         (row,) = connection.execute(_apply_statement(job, False), apply_parameters([change], worker=worker))
         written = row.answer == Answer.APPLIED
     return Answer.APPLIED if written else Answer.LOST
+
+
+def kept_for_now(change: Change, fault: Fault) -> Change:
+    """What to write in place of a change that would delete its row and, for this fault, cannot."""
+    return change._replace(retain=_UNDELETED_RETAIN if fault is Fault.LATE else _UNDELETABLE_RETAIN)
 
 
 def renew(

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Pool, func, select
-from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from .. import operations
 from ..errors import SessionUnavailable
 from ..lifecycle import Change
 from ..models import Job
-from ..operations import Answer
+from ..operations import Answer, fault_of, kept_for_now
 
 __all__ = ["Unit"]
 
@@ -149,7 +149,7 @@ class Unit:
             connection = self.connection
             if not connection.in_transaction():
                 self._begin(connection)  # the handler rolled back what it wrote, and wrote nothing since
-            answer = operations.apply_one(connection, change, worker=self._worker, job=self._job)
+            answer = self._write(connection, change)
             if answer is not Answer.APPLIED:
                 return answer
             self.session.commit()
@@ -158,6 +158,20 @@ class Unit:
             return answer
         finally:
             self.close()
+
+    def _write(self, connection: Connection, change: Change) -> Answer:
+        """Write `change`; a row that it should delete, and that cannot be deleted, is kept for now."""
+        if not change.deletes:
+            return operations.apply_one(connection, change, worker=self._worker, job=self._job)
+        try:
+            # A row of the application's may need this one, or be locked. A deferred constraint says so only at the
+            # COMMIT: then the attempt fails.
+            with connection.begin_nested():
+                return operations.apply_one(connection, change, worker=self._worker, job=self._job)
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            return self._write(connection, kept_for_now(change, fault_of(error)))
 
     def close(self) -> None:
         """Roll back what was not committed and give the connection back."""

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from .. import operations
 from ..lifecycle import Change, Event, JobStatus
 from ..models import Job
-from ..operations import Answer, Fault, fault_of
+from ..operations import Answer, Fault, fault_of, kept_for_now
 from ..outcomes import ErrorEntry
 from ..retry import MAX_MESSAGE, clean
 
@@ -25,9 +25,6 @@ logger = logging.getLogger(__name__)
 #: A row that is locked is tried again after so many seconds: soon, for most are held for a moment by another worker's
 #: claim that came to see them too late, then more rarely, for an operator may hold it for long.
 _LOCKED_FIRST, _LOCKED_LATER = 0.01, 0.2
-#: A completed job that a foreign key keeps from being deleted at once stays this long before pruning tries; the second
-#: where it only could not be deleted in time.
-_UNDELETABLE_RETAIN, _UNDELETED_RETAIN = 86_400.0, 60.0
 #: An outcome that the database refuses, and perhaps not for good, is tried again after so many seconds, alone.
 _REFUSED_FIRST, _REFUSED_LATER = 1.0, 30.0
 #: So many of a batch; when more are refused, it is not for what is in the rows.
@@ -165,21 +162,17 @@ class OutcomeWriter:
 
 def _instead(part: list[Change], error: DBAPIError, fault: Fault) -> list[list[Change]] | None:
     """What to write in place of a part that failed; None: there is nothing."""
-    if fault is Fault.LATE and (leaving := sum(map(_deletes, part))):
+    if fault is Fault.LATE and (leaving := sum(change.deletes for change in part)):
         # To delete them touches rows of the application's that reference them: pruning has more time for that.
         logger.warning("%d jobs with retain=0 could not be deleted in time; pruning will: %s", leaving, error.orig)
-        return [[change._replace(retain=_UNDELETED_RETAIN) if _deletes(change) else change for change in part]]
+        return [[kept_for_now(change, fault) if change.deletes else change for change in part]]
     if len(part) > 1:
         half = len(part) // 2
         return [part[half:], part[:half]]
-    if _deletes(part[0]):  # what cannot be deleted can perhaps be kept
-        return [[part[0]._replace(retain=_UNDELETABLE_RETAIN)]]
+    if part[0].deletes:  # what cannot be deleted can perhaps be kept
+        return [[kept_for_now(part[0], fault)]]
     mended = _mend(part[0], error) if fault is Fault.ROW else None
     return None if mended is None else [[mended]]
-
-
-def _deletes(change: Change) -> bool:
-    return change.event is Event.COMPLETE and change.retain == 0
 
 
 def _mend(change: Change, error: DBAPIError) -> Change | None:

@@ -448,6 +448,66 @@ def test_retain_zero_deletes_the_row_on_completion(notes: Engine, url: str, regi
     assert [(job.id, job.status) for job in left] == [(id, JobStatus.FAILED)]
 
 
+@pytest.mark.parametrize("kind", ["sync", "async", "commits"])
+def test_retain_zero_keeps_a_row_that_the_application_needs_together_with_the_writes(
+    notes: Engine, url: str, registry: Registry, kind: str
+) -> None:
+    """`ctx.session` and the completion are one transaction: a foreign key refuses the deletion alone."""
+    with notes.begin() as connection:
+        connection.execute(text("CREATE TABLE invoice (job_id bigint REFERENCES sa_jobqueue.job)"))
+
+    @task(registry=registry, name="sync", retain=0)
+    def handler(ctx: JobContext, said: str) -> None:
+        ctx.session.execute(note(said))
+
+    @task(registry=registry, name="async", retain=0)
+    async def async_handler(ctx: AsyncJobContext, said: str) -> None:
+        await ctx.session.execute(note(said))
+
+    @task(registry=registry, name="commits", retain=0)
+    def handler_that_commits(ctx: JobContext, said: str) -> None:
+        ctx.session.execute(note(said))
+        ctx.session.commit()
+        ctx.session.execute(note("more"))
+
+    chosen = {"sync": handler, "async": async_handler, "commits": handler_that_commits}[kind]
+    needed, _ = (add(notes, enqueue(chosen, said)) for said in ("needed", "free"))
+    with notes.begin() as connection:
+        connection.execute(text("INSERT INTO invoice VALUES (:id)"), {"id": needed})
+    drain(url, registry)
+    with Session(notes) as session:
+        (kept,) = session.query(Job).all()
+    assert (kept.id, kept.status, kept.attempt, kept.errors) == (needed, JobStatus.COMPLETED, 1, [])
+    assert kept.finished_at is not None
+    assert kept.purge_at == kept.finished_at + timedelta(days=1)
+    assert written(notes) == sorted(["needed", "free", *["more", "more"] * (kind == "commits")])
+
+
+def test_retain_zero_keeps_a_row_that_cannot_be_deleted_in_time_together_with_the_writes(
+    notes: Engine, url: str, registry: Registry
+) -> None:
+    """As long as the `lock_timeout` of the handler's connection says; pruning tries again a minute later."""
+    with notes.begin() as connection:
+        connection.execute(text("CREATE TABLE email (job_id bigint REFERENCES sa_jobqueue.job ON DELETE SET NULL)"))
+
+    @task(registry=registry, name="handler", retain=0)
+    def handler(ctx: JobContext) -> None:
+        ctx.session.execute(text("SET LOCAL lock_timeout = '50ms'"))
+        ctx.session.execute(note("done"))
+
+    id = add(notes, enqueue(handler))
+    with notes.begin() as connection:
+        connection.execute(text("INSERT INTO email VALUES (:id)"), {"id": id})
+    with notes.begin() as connection:
+        connection.execute(text("SELECT FROM email FOR UPDATE"))
+        drain(url, registry)
+    kept = job_of(notes, id)
+    assert (kept.status, kept.attempt, kept.errors) == (JobStatus.COMPLETED, 1, [])
+    assert kept.finished_at is not None
+    assert kept.purge_at == kept.finished_at + timedelta(minutes=1)
+    assert written(notes) == ["done"]
+
+
 def test_stored_arguments_that_do_not_fit_fail_the_job_and_can_be_retried(
     notes: Engine, url: str, registry: Registry
 ) -> None:
