@@ -54,6 +54,7 @@ __all__ = [
     "leave",
     "listen_for",
     "prune",
+    "prune_first",
     "release_unknown",
     "renew",
 ]
@@ -335,46 +336,50 @@ def is_too_much(error: DBAPIError) -> bool:
 
 
 def prune(connection: Connection, *, limit: int = 1_000, seconds: float | None = None, job: type[Job] = Job) -> int:
-    """Delete at most `limit` jobs whose time to be kept is over; how many were done.
+    """Delete at most `limit` jobs whose time to be kept is over; how many they were.
 
-    `seconds`: after which a DELETE is given up; the error is raised, and a smaller `limit` may do. A row that a foreign
-    key of the application's needs stays, and so does one that cannot be deleted in time even alone: it is looked at again
-    after a day, and is said once.
+    `seconds`: after which the DELETE is given up. One row that cannot be deleted keeps the others, too: the error is raised,
+    and a smaller `limit` may do; `prune_first` gets past such a row.
     """
+    _refuse_soon(connection, seconds)
+    return len(connection.scalars(prune_jobs(limit=limit, job=job)).all())
+
+
+def prune_first(connection: Connection, *, seconds: float | None = None, job: type[Job] = Job) -> bool | None:
+    """Delete the job whose time has been over for longest: whether it could be; None if there is none.
+
+    One that a foreign key of the application's needs stays, and so does one that cannot be deleted in time: it is looked
+    at again after a day, and is said once.
+    """
+    columns = job.__table__.c
+    first: int | None = connection.scalar(
+        select(columns.id)
+        .where(status_in(columns.status, FINISHED), columns.purge_at <= func.now())
+        .order_by(columns.purge_at, columns.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)  # held to the end: another worker may not put off the next in its place
+    )
+    if first is None:
+        return None
     try:
         with connection.begin_nested():
-            # A deferred foreign key would refuse only at the commit, and with it everything.
-            connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
-            if seconds is not None:
-                connection.execute(select(func.set_config("statement_timeout", f"{int(seconds * 1000)}ms", True)))
-            return len(connection.scalars(prune_jobs(limit=limit, job=job)).all())
+            _refuse_soon(connection, seconds)
+            connection.execute(prune_jobs(columns.id == first, job=job))
     except DBAPIError as error:
-        fault = fault_of(error)
-        if fault is Fault.AWAY or (fault is Fault.LATE and limit > 1):
+        if fault_of(error) is Fault.AWAY:
             raise
-        if limit > 1:
-            done, size = 0, max(limit // 10, 1)
-            while done < limit:
-                asked = min(size, limit - done)
-                part = prune(connection, limit=asked, seconds=seconds, job=job)
-                done += part
-                if part < asked:
-                    break
-            return done
-        columns = job.__table__.c
-        # The one that prune_jobs took: the first that nobody has locked.
-        first = (
-            select(columns.id)
-            .where(status_in(columns.status, FINISHED), columns.purge_at <= func.now())
-            .order_by(columns.purge_at, columns.id)
-            .limit(1)
-            .with_for_update(skip_locked=True)
-        )
-        kept = connection.scalars(
-            postpone_purge(columns.id == first.scalar_subquery(), by=timedelta(days=1), job=job)
-        ).all()
-        logger.warning("jobs %s cannot be deleted; they stay for another day: %s", kept, error.orig)
-        return len(kept)
+        connection.execute(postpone_purge(columns.id == first, by=timedelta(days=1), job=job))
+        logger.warning("job %d cannot be deleted; it stays for another day: %s", first, error.orig)
+        return False
+    return True
+
+
+def _refuse_soon(connection: Connection, seconds: float | None) -> None:
+    """Let a DELETE say that it cannot be done by itself, and in time."""
+    # A deferred foreign key would refuse only at the commit, and with it everything.
+    connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
+    if seconds is not None:
+        connection.execute(select(func.set_config("statement_timeout", f"{int(seconds * 1000)}ms", True)))
 
 
 def listen_for(connection: Connection, queues: Sequence[str], *, seconds: float, job: type[Job] = Job) -> None:

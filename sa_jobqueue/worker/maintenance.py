@@ -335,24 +335,33 @@ class Maintenance:
     def _prune(self, connection: Connection) -> bool:
         """Delete what was kept long enough: some pages, between which leases are renewed. Whether more is left."""
         until = monotonic() + self._turn
-        while not self._end.is_set():
-            page, seconds = self._prune_page, min(self._settings.lease / 8, service_limit(self._settings.lease))
-            try:
-                with self._connector.begin(connection):
-                    done = operations.prune(connection, limit=page, seconds=seconds, job=self._job)
-            except DBAPIError as error:
-                if fault_of(error) is not Fault.LATE:
-                    raise
-                # To delete a job may touch rows of the application's: they are locked, or have no index to be found by.
-                self._prune_page = max(page // 10, 1)
-                return True
-            if done < page:
-                self._prune_page = _PRUNE_PAGE
-                return False
-            self._prune_page = min(2 * page, _PRUNE_PAGE)
+        while not self._end.is_set() and self._prune_some(connection):
             if monotonic() >= until:
                 return True
         return False
+
+    def _prune_some(self, connection: Connection) -> bool:
+        """Delete a page in a transaction of its own, and find how large the next may be. Whether there may be more."""
+        page, seconds = self._prune_page, min(self._settings.lease / 8, service_limit(self._settings.lease))
+        try:
+            with self._connector.begin(connection):
+                if page > 1:
+                    more = grows = operations.prune(connection, limit=page, seconds=seconds, job=self._job) == page
+                else:
+                    deleted = operations.prune_first(connection, seconds=seconds, job=self._job)
+                    more, grows = deleted is not None, deleted is True  # those that cannot be deleted come together
+        except DBAPIError as error:
+            fault = fault_of(error)
+            if fault is Fault.AWAY or (page == 1 and fault is not Fault.LATE):
+                raise
+            # Rows of the application's need one of them, or are locked, or have no index to be found by.
+            self._prune_page = max(page // 10, 1)
+            return True
+        if not more:
+            self._prune_page = _PRUNE_PAGE
+        elif grows:
+            self._prune_page = min(2 * page, _PRUNE_PAGE)
+        return more
 
 
 def _rescued(found: Expired) -> Rescued:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Executable, column, func, select, table, text, true
+from sqlalchemy.exc import IntegrityError
 
 from sa_jobqueue import operations
 from sa_jobqueue.lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules
@@ -407,9 +408,27 @@ def test_a_reference_in_an_open_transaction_is_skipped(connection: Connection, o
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-@pytest.mark.parametrize("limit", [1, 3, 7, 25, 1_000])
+@pytest.mark.parametrize("limit", [3, 1_000])
+def test_a_page_with_a_row_that_the_application_needs_is_refused_as_a_whole(
+    connection: Connection, limit: int, deferred: bool
+) -> None:
+    """At once, also by a constraint that would speak at the commit only: a smaller page may do."""
+    users_table(connection, deferred=deferred)
+    ids = make_jobs(connection, 30, "completed", purge_at=OVER)
+    refer(connection, ids[2])
+    connection.commit()
+
+    with pytest.raises(IntegrityError):
+        operations.prune(connection, limit=limit)
+    connection.rollback()
+
+    assert operations.prune(connection, limit=2) == 2
+    assert sorted(statuses(connection)) == ids[2:]
+
+
+@pytest.mark.parametrize("deferred", [False, True])
 def test_pruning_goes_on_past_rows_that_the_application_needs(
-    connection: Connection, limit: int, deferred: bool, caplog: pytest.LogCaptureFixture
+    connection: Connection, deferred: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They stay, are looked at again after a day, and are said."""
     users_table(connection, deferred=deferred)
@@ -420,16 +439,15 @@ def test_pruning_goes_on_past_rows_that_the_application_needs(
     connection.commit()
 
     done = []
-    while part := operations.prune(connection, limit=limit):
-        assert part <= limit
-        done.append(part)
+    while (deleted := operations.prune_first(connection)) is not None:
+        done.append(deleted)
         connection.commit()
 
-    assert sum(done) == 30
+    assert done == [one not in needed for one in ids]
     assert sorted(statuses(connection)) == needed
     now = connection.scalar(select(func.now()))
     assert all(timedelta(0) < row(connection, one).purge_at - now <= timedelta(days=1) for one in needed)
-    assert all(str(one) in caplog.text for one in needed)
+    assert all(f"job {one} cannot be deleted" in caplog.text for one in needed)
 
 
 def test_pruning_past_a_needed_row_does_not_wait_for_a_locked_one(connection: Connection, other: Connection) -> None:
@@ -440,8 +458,25 @@ def test_pruning_past_a_needed_row_does_not_wait_for_a_locked_one(connection: Co
     connection.commit()
     other.execute(select(TABLE.c.id).where(TABLE.c.id == locked).with_for_update())
 
-    assert operations.prune(connection) == 2
+    assert [operations.prune_first(connection) for _ in range(3)] == [False, True, None]
 
     assert exists(connection, needed)
     assert not exists(connection, free)
     assert row(connection, locked).purge_at < connection.scalar(select(func.now()))
+
+
+def test_what_is_put_off_stays_with_its_pruner(connection: Connection, other: Connection) -> None:
+    """Another, at the same moment, takes the next one; and neither puts off what the other has tried."""
+    users_table(connection)
+    needed, free = (make_job(connection, "completed", purge_at=OVER * n) for n in (2, 1))
+    refer(connection, needed)
+    connection.commit()
+
+    assert operations.prune_first(connection) is False
+    assert operations.prune_first(other) is True
+    assert operations.prune_first(other) is None
+
+    other.commit()
+    connection.commit()
+    assert not exists(connection, free)
+    assert row(connection, needed).purge_at > connection.scalar(select(func.now()))
