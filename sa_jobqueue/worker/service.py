@@ -57,6 +57,9 @@ _MOST_REFUSED = 100
 _MOST_LEFT_OUT = 3
 #: Seconds for which jobs are claimed singly, to come to the one that cannot be.
 _SINGLY = 1.0
+#: So many leases, and a second, after a worker began it has looked for expired leases: when it was healthy for one, and a quarter
+#: (of a short one, half) of that later at most.
+_RESCUED_BY = 1.5
 _QUEUE = attrgetter("queue")
 
 
@@ -129,6 +132,10 @@ class Service:
         """Whether jobs may have been claimed that nobody here knows of."""
         self._left_out = 0
         """Jobs that could not be claimed, since the last one that could."""
+        self._rescued_by = 0.0
+        """When maintenance has rescued what it can."""
+        self._awaiting_rescue = False
+        """Whether nothing was due at the last look, but lost jobs were about to be."""
         self._bare = False
         """Whether the next claim brings no arguments and no meta along: the last one failed, perhaps by them."""
         self._thread = threading.Thread(target=self._loop, name="sa-jobqueue service", daemon=True)
@@ -142,6 +149,7 @@ class Service:
 
     def start(self) -> None:
         """Begin."""
+        self._rescued_by = monotonic() + _RESCUED_BY * self._settings.lease + 1.0
         self._thread.start()
 
     def wake(self) -> None:
@@ -354,10 +362,33 @@ class Service:
             return
         if self._listening() and self._open_gates(connection, short):
             return  # to look once more: what was committed before we had asked told nobody
-        if self._idle is not None and quiet and not jobs and len(short) == len(self._lanes):
+        dry = quiet and not jobs and len(short) == len(self._lanes)
+        if self._idle is not None and dry and not self._await_rescue(connection):
             self._idle()
         for name in short:
             self._looks[name].later(self._settings.poll)
+
+    def _await_rescue(self, connection: Connection) -> bool:
+        """Whether jobs that a dead worker held are about to be due, or may have become due since the last look.
+
+        A worker rescues nothing in its first lease. If each one left sooner, as from cron, nobody would ever do it.
+        """
+        before, self._awaiting_rescue = (
+            self._awaiting_rescue,
+            monotonic() < self._rescued_by and self._has_lost(connection),
+        )
+        if self._awaiting_rescue and not before:
+            most = self._rescued_by - monotonic()
+            logger.info(
+                "nothing is due but jobs that a lost worker held: staying to rescue them, for at most %.0f s", most
+            )
+        return self._awaiting_rescue or before
+
+    def _has_lost(self, connection: Connection) -> bool:
+        """Whether leases of jobs in these queues have run out."""
+        with self._connector.begin_one(connection):
+            lost = operations.expired(connection, limit=_BATCH, job=self._job)
+        return any(found.queue in self._lanes for found in lost)
 
     def _count_in(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
         self._take_in(jobs, claimed_at)

@@ -7,13 +7,13 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import JobContext, Registry, enqueue, operations, task
+from sa_jobqueue import Job, JobContext, JobStatus, Registry, enqueue, operations, task
 from sa_jobqueue.worker import service
 from tests.support.waiting import wait_until
-from tests.support.working import crew_of, drain, worker_for, working
+from tests.support.working import crew_of, drain, job_of, worker_for, working
 
 
 @pytest.fixture
@@ -38,6 +38,54 @@ async def test_draining_ends_when_one_of_several_queues_was_busy_for_longer(
     await asyncio.wait_for(worker.serve(until_idle=True), timeout=10)
 
     assert worker.counts["complete"] == 1
+
+
+def lose(engine: Engine, job: Job, *, lease: str = "1 hour") -> int:
+    """A job that a dead worker held; its lease ran out so long ago."""
+    with Session(engine) as session:
+        session.add(job)
+        session.commit()
+        session.execute(
+            text(
+                "UPDATE sa_jobqueue.job SET status = 'running', claims = 1, attempt = 1, worker = 'dead', claimed_at = now(), "
+                "lease_expires_at = now() - CAST(:lease AS interval) WHERE id = :id"
+            ),
+            {"id": job.id, "lease": lease},
+        )
+        session.commit()
+        return job.id
+
+
+def test_draining_stays_until_what_a_dead_worker_held_is_rescued_and_done(engine: Engine, registry: Registry) -> None:
+    """A worker rescues nothing in its first lease. Where all leave sooner, as from cron, nobody would ever do it."""
+
+    @task(registry=registry, name="runs")
+    async def runs() -> None: ...
+
+    id = lose(engine, enqueue(runs))
+    drain(engine, registry, lease=0.5, listen=False)
+    job = job_of(engine, id)
+    assert (job.status, job.rescues) == (JobStatus.COMPLETED, 1)
+
+
+@pytest.mark.parametrize("lost", ["in another queue", "not yet", "and cannot be rescued"])
+def test_draining_does_not_wait_for_what_is_not_rescued_soon(
+    engine: Engine, registry: Registry, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each lease is an hour, and the worker would stay for it."""
+
+    @task(registry=registry, name="runs")
+    async def runs() -> None: ...
+
+    if lost == "and cannot be rescued":  # so long ago it began
+        monkeypatch.setattr(service, "_RESCUED_BY", 0.0)
+    queue = "other" if lost == "in another queue" else "default"
+    id = lose(engine, enqueue(runs.options(queue=queue)), lease="-1 hour" if lost == "not yet" else "1 hour")
+    drained = asyncio.wait_for(
+        worker_for(engine, registry, lease=3600, listen=False).serve(until_idle=True), timeout=20
+    )
+    asyncio.run(drained)
+    assert job_of(engine, id).status == JobStatus.RUNNING
 
 
 def test_a_wake_up_that_comes_during_a_claim_is_heeded_after_it(
