@@ -41,8 +41,9 @@ CALM = {"lease": 60.0, "hoard": 60.0, "poll": 1.0}
 ROUND = ("BEGIN", "SELECT", "UPDATE", "COMMIT")
 #: Where there is nothing to claim.
 FINISH = ("BEGIN", "SELECT", "COMMIT")
-#: Where there is nothing to finish. One statement is its own transaction; so is the one that opens a gate.
-CLAIM, GATE = ("UPDATE",), ("SELECT",)
+#: Where there is nothing to finish. One statement is its own transaction; so is the one that opens a gate, and the one that
+#: looks for expired leases before a worker that drains leaves.
+CLAIM, GATE, LEASES = ("UPDATE",), ("SELECT",), ("SELECT",)
 #: The transaction of a handler that does one INSERT by `ctx.session`.
 BY_HANDLER = ("BEGIN", "INSERT", "UPDATE", "COMMIT")
 #: What maintenance says of its worker; it takes a connection for good that a handler may have had before.
@@ -107,9 +108,12 @@ def wire(engine: Engine) -> Iterator[Wire]:
 
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """What the service may say: a transaction for each round with something to do, and one for each opening of a gate."""
+    """What the service may say: a transaction for each round with something to do, one for each opening of a gate,
+    and one for the look at leases before it leaves.
+    """
     decided: list[tuple[str, ...]] = []
-    take, wanted, make_round, listen_for = OutcomeWriter.take, Service._wanted, Service._round, operations.listen_for
+    take, wanted, make_round = OutcomeWriter.take, Service._wanted, Service._round
+    listen_for, has_lost = operations.listen_for, Service._has_lost
     seen: dict[str, Any] = {}
 
     def taking(self: OutcomeWriter, most: int) -> Any:
@@ -121,21 +125,26 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         return seen["wanted"]
 
     def listening(*args: Any, **options: Any) -> None:
-        seen["gates"] += 1
+        seen["asides"].append(GATE)
         listen_for(*args, **options)
 
+    def looking(self: Service, connection: Connection) -> bool:
+        seen["asides"].append(LEASES)
+        return has_lost(self, connection)
+
     def making_round(self: Service, connection: Connection) -> bool:
-        seen["gates"] = 0
+        seen["asides"] = []
         busy = make_round(self, connection)
         if busy:
             decided.append((ROUND if seen["wanted"] else FINISH) if seen["changes"] else CLAIM)
-        decided.extend([GATE] * seen["gates"])
+        decided.extend(seen["asides"])
         return busy
 
     monkeypatch.setattr(OutcomeWriter, "take", taking)
     monkeypatch.setattr(Service, "_wanted", wanting)
     monkeypatch.setattr(Service, "_round", making_round)
     monkeypatch.setattr(operations, "listen_for", listening)
+    monkeypatch.setattr(Service, "_has_lost", looking)
     return decided
 
 
