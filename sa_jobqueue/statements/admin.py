@@ -143,8 +143,8 @@ def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> E
     Rows that somebody has locked are left for the next time. A row that a foreign key of the application's still
     needs makes the statement fail, as any DELETE would.
     """
-    if limit < 1:
-        raise ValueError(f"limit must be 1 or more, not {limit!r}")
+    if limit < 0:
+        raise ValueError(f"limit must be 0 or more, not {limit!r}")
     table = table_of(job)
     columns = table.c
     chosen = (

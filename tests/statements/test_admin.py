@@ -86,7 +86,7 @@ def test_all_jobs_must_be_asked_for(builder: Callable[..., Executable]) -> None:
 
 def test_what_only_the_server_would_refuse_is_refused_before() -> None:
     """The caller's transaction would be lost by it."""
-    with pytest.raises(ValueError, match="limit must be 1 or more, not -1"):
+    with pytest.raises(ValueError, match="limit must be 0 or more, not -1"):
         prune_jobs(limit=-1)
     with pytest.raises(TypeError, match="the reason must be a text, not None"):
         discard_jobs(true(), reason=None)  # type: ignore[arg-type]
