@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tests.acceptance.app import Base, Effect
 from tests.support import pooler
 from tests.support.commands import Command, start_command
 from tests.support.waiting import PATIENCE, wait_until
+from tests.support.working import add
 
 APP = "tests.acceptance.app:registry"
 
@@ -50,19 +51,14 @@ class Shop:
                     family += worker.children()
                     worker.kill()
                 for process in family:
-                    if process.is_running():
+                    with suppress(psutil.NoSuchProcess):
                         process.kill()
 
     # ---- jobs
 
     def add(self, *jobs: Job) -> list[int]:
         """Enqueue jobs in one transaction; their ids."""
-        with Session(self.engine) as session:
-            session.add_all(jobs)
-            session.flush()
-            ids = [job.id for job in jobs]
-            session.commit()
-            return ids
+        return add(self.engine, *jobs)
 
     def jobs(self, *where: Any) -> Sequence[Job]:
         """The jobs as they are now, by id."""

@@ -22,17 +22,17 @@ from sa_jobqueue.worker.supervisor import RECYCLE, Supervisor, restart_delay
 from sa_jobqueue.worker.worker import Ending
 from tests.acceptance import app
 from tests.acceptance.conftest import APP, Shop
-from tests.support.commands import Command, run_command, start_command
+from tests.support.commands import Command, alive, run_command, start_command
 from tests.support.waiting import wait_until
 
 
 def workers(supervisor: Command) -> list[psutil.Process]:
     """The worker processes that run now."""
-    return [child for child in supervisor.children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in supervisor.children() if alive(child)]
 
 
 def wait_gone(*processes: psutil.Process) -> None:
-    wait_until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes))
+    wait_until(lambda: not any(map(alive, processes)))
 
 
 def test_a_killed_worker_process_is_started_again(shop: Shop) -> None:

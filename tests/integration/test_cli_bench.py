@@ -18,7 +18,7 @@ from sa_jobqueue.bench.place import SCHEMA, place
 from sa_jobqueue.urls import database_url as as_url
 from tests.support import pooler
 from tests.support.cli import as_json, output, refused
-from tests.support.commands import start_command
+from tests.support.commands import alive, start_command
 from tests.support.databases import connect
 from tests.support.waiting import wait_until
 
@@ -183,7 +183,7 @@ def test_it_cleans_up_when_it_is_interrupted(empty_database_url: str, number: si
 
         assert bench.wait() == code
         assert "Traceback" not in bench.output
-        wait_until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children))
+        wait_until(lambda: not any(map(alive, children)))
     assert not exists(empty_database_url)
 
 

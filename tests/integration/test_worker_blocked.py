@@ -16,7 +16,7 @@ from sa_jobqueue import AsyncJobContext, Job, Registry, RetryPolicy, enqueue, op
 from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.worker import lookout, maintenance
 from tests.support.waiting import PATIENCE, wait_until
-from tests.support.working import crew_of, job_of, working
+from tests.support.working import add, crew_of, job_of, working
 
 NEVER = RetryPolicy(no_retry=(BaseException,))
 WATCH = "sa-jobqueue watch"
@@ -53,13 +53,6 @@ def gate() -> Iterator[Gate]:
     gate = Gate()
     yield gate
     gate.opened.set()
-
-
-def add(engine: Engine, *jobs: Job) -> list[int]:
-    with Session(engine) as session:
-        session.add_all(jobs)
-        session.commit()
-        return [job.id for job in jobs]
 
 
 def wait_finished(engine: Engine, id: int) -> Job:

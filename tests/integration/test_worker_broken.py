@@ -37,7 +37,7 @@ from tests.support import pooler
 from tests.support.databases import connect
 from tests.support.factory import unfolding
 from tests.support.waiting import wait_until, wait_until_async
-from tests.support.working import crew_of, drain, job_of, working
+from tests.support.working import add, crew_of, drain, job_of, working
 
 NEVER = RetryPolicy(no_retry=(BaseException,))
 
@@ -45,13 +45,6 @@ NEVER = RetryPolicy(no_retry=(BaseException,))
 @pytest.fixture
 def registry() -> Registry:
     return Registry()
-
-
-def add(engine: Engine, *jobs: Job) -> list[int]:
-    with Session(engine) as session:
-        session.add_all(jobs)
-        session.commit()
-        return [job.id for job in jobs]
 
 
 def statuses(engine: Engine, *where: Any) -> list[JobStatus]:

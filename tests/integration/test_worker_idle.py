@@ -44,16 +44,17 @@ def lose(engine: Engine, job: Job, *, lease: str = "1 hour") -> int:
     """A job that a dead worker held; its lease ran out so long ago."""
     with Session(engine) as session:
         session.add(job)
-        session.commit()
+        session.flush()
+        id = job.id
         session.execute(
             text(
                 "UPDATE sa_jobqueue.job SET status = 'running', claims = 1, attempt = 1, worker = 'dead', claimed_at = now(), "
                 "lease_expires_at = now() - CAST(:lease AS interval) WHERE id = :id"
             ),
-            {"id": job.id, "lease": lease},
+            {"id": id, "lease": lease},
         )
         session.commit()
-        return job.id
+    return id
 
 
 def test_draining_stays_until_what_a_dead_worker_held_is_rescued_and_done(engine: Engine, registry: Registry) -> None:

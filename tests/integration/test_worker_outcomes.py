@@ -28,7 +28,7 @@ from sa_jobqueue import (
     enqueue,
     task,
 )
-from tests.support.working import drain, job_of
+from tests.support.working import add_one, drain, job_of
 
 OUTCOMES: dict[str, tuple[Any, JobStatus]] = {
     "retry": (lambda: Retry(after=3600, reason="later"), JobStatus.QUEUED),
@@ -49,13 +49,6 @@ def notes(engine: Engine) -> Engine:
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE note (said text)"))
     return engine
-
-
-def add(engine: Engine, job: Job) -> int:
-    with Session(engine) as session:
-        session.add(job)
-        session.commit()
-        return job.id
 
 
 def written(engine: Engine) -> list[str]:
@@ -90,7 +83,7 @@ def test_a_returned_outcome_keeps_the_writes_and_a_raised_one_does_not(
             raise make()
         return make()
 
-    id = add(notes, enqueue(handler if kind == "sync" else async_handler))
+    id = add_one(notes, enqueue(handler if kind == "sync" else async_handler))
     drain(url, registry)
     job = job_of(notes, id)
     assert job.status == status
@@ -119,7 +112,7 @@ def test_the_class_of_an_outcome_is_a_mistake(
         await ctx.session.execute(note("lost"))
         return outcome
 
-    id = add(notes, enqueue(handler if kind == "sync" else async_handler))
+    id = add_one(notes, enqueue(handler if kind == "sync" else async_handler))
     drain(url, registry)
     job = job_of(notes, id)
     name = outcome.__name__
@@ -154,7 +147,7 @@ def test_a_handler_whose_decorator_does_not_run_it_is_a_mistake(
     def decorated() -> Any:
         return body()
 
-    id = add(notes, enqueue(task(registry=registry, name="decorated", max_attempts=1)(decorated)))
+    id = add_one(notes, enqueue(task(registry=registry, name="decorated", max_attempts=1)(decorated)))
     drain(url, registry)
     job = job_of(notes, id)
     assert job.status == JobStatus.FAILED
@@ -173,7 +166,7 @@ def test_writes_commit_together_with_the_completion(notes: Engine, url: str, reg
     async def async_handler(ctx: AsyncJobContext) -> None:
         await ctx.session.execute(note("done"))
 
-    id = add(notes, enqueue(handler if kind == "sync" else async_handler))
+    id = add_one(notes, enqueue(handler if kind == "sync" else async_handler))
     drain(url, registry)
     with notes.connect() as connection:
         same = connection.scalar(
@@ -198,7 +191,7 @@ def test_what_the_commit_refuses_fails_the_attempt(notes: Engine, url: str, regi
         await ctx.session.execute(note(said))
 
     chosen = handler if kind == "sync" else async_handler
-    first, second, other = (add(notes, enqueue(chosen, said)) for said in ("once", "once", "other"))
+    first, second, other = (add_one(notes, enqueue(chosen, said)) for said in ("once", "once", "other"))
     drain(url, registry, queues={"default": 1})
     assert written(notes) == ["once", "other"]
     assert job_of(notes, first).status == job_of(notes, other).status == JobStatus.COMPLETED
@@ -221,7 +214,7 @@ def test_after_commit_is_heard_just_before_the_real_commit(notes: Engine, url: s
     def handler(ctx: JobContext) -> None:
         ctx.session.execute(note("done"))
 
-    id = add(notes, enqueue(handler))
+    id = add_one(notes, enqueue(handler))
     drain(notes, registry, sessionmaker=sessionmaker(notes, class_=Listened))
     assert heard == [[]]
     assert written(notes) == ["done"]
@@ -239,7 +232,7 @@ def test_a_handlers_commit_publishes_nothing_early(notes: Engine, url: str, regi
         seen.append(written(notes))
         raise RuntimeError("too bad")
 
-    id = add(notes, enqueue(handler))
+    id = add_one(notes, enqueue(handler))
     drain(url, registry)
     assert seen == [[]]
     assert written(notes) == []
@@ -316,7 +309,7 @@ def test_a_handlers_commits_and_rollbacks_mean_what_they_say_within_the_job(
     async def async_handler(ctx: AsyncJobContext) -> None:
         await ctx.session.run_sync(go)
 
-    id = add(notes, enqueue(async_handler if ending.endswith("async") else handler))
+    id = add_one(notes, enqueue(async_handler if ending.endswith("async") else handler))
     drain(url, registry)
 
     kept = ending.startswith("returns")
@@ -333,7 +326,7 @@ def test_a_handlers_rollback_takes_back_its_own_writes_only(notes: Engine, url: 
         ctx.session.rollback()
         ctx.session.execute(note("second"))
 
-    id = add(notes, enqueue(handler))
+    id = add_one(notes, enqueue(handler))
     drain(url, registry)
     assert written(notes) == ["second"]
     assert job_of(notes, id).status == JobStatus.COMPLETED
@@ -356,8 +349,8 @@ def test_jobs_enqueued_in_the_session_of_a_failing_handler_are_not_there(
         if fail:
             raise RuntimeError
 
-    add(notes, enqueue(handler, True))
-    add(notes, enqueue(handler, False))
+    add_one(notes, enqueue(handler, True))
+    add_one(notes, enqueue(handler, False))
     drain(url, registry)
     assert ran == ["good"]
 
@@ -376,7 +369,7 @@ def test_a_flush_that_fails_at_the_end_is_the_handlers_failure(
     async def async_handler(ctx: AsyncJobContext) -> None:
         ctx.session.add(Job(task="x" * 201, queue="q", args={}, meta={}))
 
-    id = add(notes, enqueue(handler if kind == "sync" else async_handler))
+    id = add_one(notes, enqueue(handler if kind == "sync" else async_handler))
     drain(url, registry)
     job = job_of(notes, id)
     assert job.status == JobStatus.FAILED
@@ -390,7 +383,7 @@ def test_an_exception_is_retried_until_the_attempts_are_spent(notes: Engine, url
     def handler(n: int) -> None:
         raise LookupError(f"no {n}\x00")
 
-    id = add(notes, enqueue(handler, 7))
+    id = add_one(notes, enqueue(handler, 7))
     drain(url, registry)
     job = job_of(notes, id)
     assert (job.status, job.attempt) == (JobStatus.FAILED, 3)
@@ -408,7 +401,7 @@ def test_no_retry_ends_at_once(notes: Engine, url: str, registry: Registry) -> N
     def handler() -> None:
         raise UnicodeDecodeError("utf-8", b"", 0, 1, "a ValueError, too")
 
-    id = add(notes, enqueue(handler))
+    id = add_one(notes, enqueue(handler))
     drain(url, registry)
     assert (job_of(notes, id).status, job_of(notes, id).attempt) == (JobStatus.FAILED, 1)
 
@@ -424,7 +417,7 @@ def test_a_result_is_recorded_where_the_task_says_so(notes: Engine, url: str, re
     def bad() -> float:
         return float("nan")
 
-    kept, lost = add(notes, enqueue(good)), add(notes, enqueue(bad))
+    kept, lost = add_one(notes, enqueue(good)), add_one(notes, enqueue(bad))
     drain(url, registry)
     assert job_of(notes, kept).result == {"sum": 3}
     job = job_of(notes, lost)
@@ -440,8 +433,8 @@ def test_retain_zero_deletes_the_row_on_completion(notes: Engine, url: str, regi
         if fail:
             raise RuntimeError
 
-    add(notes, enqueue(handler, False))
-    id = add(notes, enqueue(handler, True))
+    add_one(notes, enqueue(handler, False))
+    id = add_one(notes, enqueue(handler, True))
     drain(url, registry)
     with Session(notes) as session:
         left = session.query(Job).all()
@@ -471,7 +464,7 @@ def test_retain_zero_keeps_a_row_that_the_application_needs_together_with_the_wr
         ctx.session.execute(note("more"))
 
     chosen = {"sync": handler, "async": async_handler, "commits": handler_that_commits}[kind]
-    needed, _ = (add(notes, enqueue(chosen, said)) for said in ("needed", "free"))
+    needed, _ = (add_one(notes, enqueue(chosen, said)) for said in ("needed", "free"))
     with notes.begin() as connection:
         connection.execute(text("INSERT INTO invoice VALUES (:id)"), {"id": needed})
     drain(url, registry)
@@ -495,7 +488,7 @@ def test_retain_zero_keeps_a_row_that_cannot_be_deleted_in_time_together_with_th
         ctx.session.execute(text("SET LOCAL lock_timeout = '50ms'"))
         ctx.session.execute(note("done"))
 
-    id = add(notes, enqueue(handler))
+    id = add_one(notes, enqueue(handler))
     with notes.begin() as connection:
         connection.execute(text("INSERT INTO email VALUES (:id)"), {"id": id})
     with notes.begin() as connection:
@@ -539,7 +532,7 @@ def test_an_unknown_task_goes_back_and_no_attempt_is_spent(
     notes: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     """During a rolling deploy another worker may know it."""
-    id = add(notes, enqueue("of.the.next.release", n=1))
+    id = add_one(notes, enqueue("of.the.next.release", n=1))
     with caplog.at_level(logging.WARNING):
         worker = drain(url, registry)
     job = job_of(notes, id)
@@ -557,7 +550,7 @@ def test_an_alias_runs_the_renamed_handler(notes: Engine, url: str, registry: Re
     def handler(n: int) -> None:
         ran.append(n)
 
-    add(notes, enqueue("old.name", n=5))
+    add_one(notes, enqueue("old.name", n=5))
     drain(url, registry)
     assert ran == [5]
 
@@ -583,7 +576,7 @@ def test_the_context_shows_the_job(notes: Engine, url: str, registry: Registry, 
         look(ctx)
 
     chosen = handler if kind == "sync" else async_handler
-    id = add(notes, enqueue(chosen.options(meta={"trace": "abc"}, tags=["x"], max_attempts=7)))
+    id = add_one(notes, enqueue(chosen.options(meta={"trace": "abc"}, tags=["x"], max_attempts=7)))
     drain(url, registry)
     assert seen["logged"] == {"job_id": id, "task": kind, "queue": "default", "attempt": 1, "more": 1}
     assert seen["enqueued_at"] == job_of(notes, id).created_at
@@ -604,6 +597,6 @@ def test_large_arguments_arrive(notes: Engine, url: str, registry: Registry, siz
     def handler(content: str) -> None:
         got.append(content)
 
-    add(notes, enqueue(handler, sent))
+    add_one(notes, enqueue(handler, sent))
     drain(url, registry)
     assert got == [sent]

@@ -33,19 +33,12 @@ from sa_jobqueue.worker.lanes import Lane
 from tests.support import pooler
 from tests.support.databases import connect, driver_url
 from tests.support.waiting import wait_until, wait_until_async
-from tests.support.working import crew_of, drain, gate_is_open, job_of, worker_for, working
+from tests.support.working import add, crew_of, drain, gate_is_open, job_of, worker_for, working
 
 
 @pytest.fixture
 def registry() -> Registry:
     return Registry()
-
-
-def add(engine: Engine, *jobs: Job) -> list[int]:
-    with Session(engine) as session:
-        session.add_all(jobs)
-        session.commit()
-        return [job.id for job in jobs]
 
 
 def finished(engine: Engine, *ids: int) -> bool:

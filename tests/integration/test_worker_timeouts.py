@@ -18,7 +18,7 @@ from sa_jobqueue.worker.executor import Executor
 from sa_jobqueue.worker.flight import Flight
 from sa_jobqueue.worker.shift import Ending
 from tests.support.waiting import PATIENCE, wait_until
-from tests.support.working import crew_of, job_of, worker_for, working
+from tests.support.working import add, crew_of, job_of, worker_for, working
 
 NEVER = RetryPolicy(no_retry=(BaseException,))
 
@@ -35,13 +35,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture)
     monkeypatch.setattr(maintenance, "_ASYNC_MARGIN", 0.2)
     monkeypatch.setattr(maintenance, "_CLEANUP", 0.5)
     caplog.set_level(logging.WARNING, "sa_jobqueue")
-
-
-def add(engine: Engine, *jobs: Job) -> list[int]:
-    with Session(engine) as session:
-        session.add_all(jobs)
-        session.commit()
-        return [job.id for job in jobs]
 
 
 def assert_times_out(engine: Engine, id: int) -> None:

@@ -124,6 +124,14 @@ class Command:
         return psutil.Process(self.pid).children(recursive=True)
 
 
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs: it is neither gone nor a zombie."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it went between the two looks
+        return False
+
+
 @contextmanager
 def start_command(
     *arguments: str,

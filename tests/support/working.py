@@ -64,6 +64,22 @@ def working(database: str | Engine, registry: Registry, **options: Any) -> Itera
         raise ended[0]
 
 
+def add(engine: Engine, *jobs: Job) -> list[int]:
+    """Enqueue jobs in one transaction; their ids, which a row that is done by now and deleted could not tell any more."""
+    with Session(engine) as session:
+        session.add_all(jobs)
+        session.flush()
+        ids = [job.id for job in jobs]
+        session.commit()
+    return ids
+
+
+def add_one(engine: Engine, job: Job) -> int:
+    """The same of one job."""
+    (id,) = add(engine, job)
+    return id
+
+
 def crew_of(worker: Worker) -> Crew:
     """The parts of a worker that serves."""
     assert worker._shift is not None
