@@ -10,10 +10,10 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import JobStatus, enqueue
+from sa_jobqueue import Job, JobStatus, enqueue
 from sa_jobqueue.tasks import AnyTask
 from tests.acceptance import app
 from tests.acceptance.conftest import Shop
@@ -118,6 +118,7 @@ def test_a_handler_that_blocks_the_event_loop_does_not_hold_the_process(shop: Sh
 def test_a_rolling_restart_under_load_loses_nothing_and_spends_no_attempt(shop: Shop) -> None:
     """Each worker is asked to stop when the next one serves, while jobs go on being enqueued."""
     end, numbers = threading.Event(), count()
+    unfinished = select(func.count()).where(Job.status != JobStatus.COMPLETED)
 
     def produce() -> None:
         with Session(shop.engine) as session:
@@ -125,6 +126,8 @@ def test_a_rolling_restart_under_load_loses_nothing_and_spends_no_attempt(shop: 
                 tasks = (app.write, app.write_async, app.nothing, app.nothing_async)
                 session.add_all(enqueue(tasks[n % 4], **_argument(n)) for n in islice(numbers, 20))
                 session.commit()
+                # Else a slow worker would never be done.
+                wait_until(lambda: end.is_set() or session.scalars(unfinished).one() < 200)
 
     producer = threading.Thread(target=produce)
     options = ("--queue=default=4", "--lease=30", "--grace=30")
