@@ -98,8 +98,8 @@ def test_a_job_that_kills_its_worker_each_time_ends_failed_and_takes_no_neighbou
 
 def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(shop: Shop) -> None:
     """Renewals come from a thread of their own; nobody rescues what is alive."""
-    ids = shop.add(enqueue(app.block, 2.5), enqueue(app.held_async, "neighbour"))
-    with shop.work("--lease=0.5") as worker, shop.work("--lease=0.5", "--queue=other"):
+    ids = shop.add(enqueue(app.block, 3.5), enqueue(app.held_async, "neighbour"))
+    with shop.work("--lease=1") as worker, shop.work("--lease=1", "--queue=other"):
         shop.go("neighbour")
         done = shop.wait_for(*ids)
     assert {(job.attempt, job.rescues, job.claims) for job in done} == {(1, 0, 1)}

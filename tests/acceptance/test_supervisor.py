@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
@@ -56,7 +57,8 @@ def test_pinned_processes_stay_on_a_core_each(shop: Shop) -> None:
     """With all their threads; one that is started again is where the one before it was. One alone has the first core."""
     cores = sorted(os.sched_getaffinity(0))
     with shop.work("--processes=2", "--pin") as supervisor:
-        first, second = wait_until(lambda: len(both := workers(supervisor)) == 2 and both)
+        supervisor.wait_for("worker process 2 started")  # said when it is on its core
+        first, second = workers(supervisor)
         assert sorted([places(first), places(second)]) == sorted([[cores[0]], [cores[1 % len(cores)]]])
         core = places(first)
         first.kill()
@@ -69,7 +71,11 @@ def test_pinned_processes_stay_on_a_core_each(shop: Shop) -> None:
 
 def places(process: psutil.Process) -> list[int]:
     """The cores that threads of this process may use."""
-    return sorted(set().union(*(os.sched_getaffinity(thread.id) for thread in process.threads())))
+    cores: set[int] = set()
+    for thread in process.threads():
+        with suppress(ProcessLookupError):  # it has ended since
+            cores |= os.sched_getaffinity(thread.id)
+    return sorted(cores)
 
 
 def test_ctrl_c_reaches_the_supervisor_alone_which_lets_all_drain(shop: Shop) -> None:
