@@ -31,6 +31,8 @@ from .connections import WATCH_MARGIN, Connector, Watch, backoff, drop_idle, han
 from .fetch import Fetcher
 from .flight import Flights
 from .lanes import Lane
+from .looks import Look
+from .lost import LostJobs
 from .resume import ResumePoints
 from .writer import OutcomeWriter
 
@@ -46,8 +48,6 @@ _GATHER = 0.005
 _GATE = 5.0
 #: A job whose worker has died so often is not run beside another one of these.
 _SUSPECT = 2
-#: The first wait after a queue was found empty; doubled up to `WorkerSettings.poll`.
-_FIRST_WAIT = 0.02
 #: Seconds between two attempts to reach a database that is away: soon after it is back, so are its workers.
 _LONGEST_PAUSE = 2.0
 #: When the database has refused so many outcomes, no more jobs are claimed until it takes some.
@@ -57,37 +57,7 @@ _MOST_REFUSED = 100
 _MOST_LEFT_OUT = 3
 #: Seconds for which jobs are claimed singly, to come to the one that cannot be.
 _SINGLY = 1.0
-#: So many leases, and a second, after a worker began it has looked for expired leases: when it was healthy for one, and a quarter
-#: (of a short one, half) of that later at most.
-_RESCUED_BY = 1.5
 _QUEUE = attrgetter("queue")
-
-
-class _Look:
-    """When a lane's queue is to be looked at again."""
-
-    __slots__ = ("at", "told", "wait")
-
-    def __init__(self) -> None:
-        self.at, self.wait = 0.0, _FIRST_WAIT
-        self.told = False
-        """Whether new jobs were said to be there since the last claim began, which may not have seen them."""
-
-    def tell(self) -> None:
-        self.told = True
-        self.now()
-
-    def now(self) -> None:
-        self.at, self.wait = 0.0, _FIRST_WAIT
-
-    def later(self, most: float) -> None:
-        self.not_before(monotonic() + self.wait * random.uniform(0.8, 1.2))
-        self.wait = min(self.wait * 2, most)
-
-    def not_before(self, at: float) -> None:
-        self.at = at
-        if self.told:  # meanwhile, by another thread: what it wrote is overwritten
-            self.now()
 
 
 class Service:
@@ -117,8 +87,9 @@ class Service:
         self._take_in, self._flights, self._settings, self._listening = take_in, flights, settings, listening
         self._idle, self._max_jobs = idle, max_jobs
         self._job = job
+        self._lost = LostJobs(connector, lanes, lease=settings.lease, job=job)
         self._resume = ResumePoints()
-        self._looks = {name: _Look() for name in lanes}
+        self._looks = {name: Look() for name in lanes}
         self._wake, self._enough = threading.Event(), threading.Event()
         self._batch = 1
         self._claiming, self._ending = True, False
@@ -132,10 +103,6 @@ class Service:
         """Whether jobs may have been claimed that nobody here knows of."""
         self._left_out = 0
         """Jobs that could not be claimed, since the last one that could."""
-        self._rescued_by = 0.0
-        """When maintenance has rescued what it can."""
-        self._awaiting_rescue = False
-        """Whether nothing was due at the last look, but lost jobs were about to be."""
         self._bare = False
         """Whether the next claim brings no arguments and no meta along: the last one failed, perhaps by them."""
         self._thread = threading.Thread(target=self._loop, name="sa-jobqueue service", daemon=True)
@@ -149,7 +116,7 @@ class Service:
 
     def start(self) -> None:
         """Begin."""
-        self._rescued_by = monotonic() + _RESCUED_BY * self._settings.lease + 1.0
+        self._lost.begin()
         self._thread.start()
 
     def wake(self) -> None:
@@ -353,7 +320,7 @@ class Service:
             if name not in short:
                 self._looks[name].now()
             elif got[name]:
-                self._looks[name].wait = _FIRST_WAIT
+                self._looks[name].shorten()
         if not short:
             return
         if not self._resume.swept:  # there may be something behind the points
@@ -363,32 +330,10 @@ class Service:
         if self._listening() and self._open_gates(connection, short):
             return  # to look once more: what was committed before we had asked told nobody
         dry = quiet and not jobs and len(short) == len(self._lanes)
-        if self._idle is not None and dry and not self._await_rescue(connection):
+        if self._idle is not None and dry and not self._lost.awaited(connection):
             self._idle()
         for name in short:
             self._looks[name].later(self._settings.poll)
-
-    def _await_rescue(self, connection: Connection) -> bool:
-        """Whether jobs that a dead worker held are about to be due, or may have become due since the last look.
-
-        A worker rescues nothing in its first lease. If each one left sooner, as from cron, nobody would ever do it.
-        """
-        before, self._awaiting_rescue = (
-            self._awaiting_rescue,
-            monotonic() < self._rescued_by and self._has_lost(connection),
-        )
-        if self._awaiting_rescue and not before:
-            most = self._rescued_by - monotonic()
-            logger.info(
-                "nothing is due but jobs that a lost worker held: staying to rescue them, for at most %.0f s", most
-            )
-        return self._awaiting_rescue or before
-
-    def _has_lost(self, connection: Connection) -> bool:
-        """Whether leases of jobs in these queues have run out."""
-        with self._connector.begin_one(connection):
-            lost = operations.expired(connection, limit=_BATCH, job=self._job)
-        return any(found.queue in self._lanes for found in lost)
 
     def _count_in(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
         self._take_in(jobs, claimed_at)
