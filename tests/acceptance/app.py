@@ -178,9 +178,9 @@ async def overtime_async(ctx: AsyncJobContext, name: str) -> None:
         await asyncio.sleep(pause)
 
 
-@task(registry=registry, retry=SOON, timeout=0.5, max_attempts=1)
+@task(registry=registry, retry=SOON, timeout=2, max_attempts=1)
 async def overtime_blocking(ctx: AsyncJobContext, name: str) -> None:
-    """Blocks the event loop for longer than it may take."""
+    """Blocks the event loop for longer than it may take; on a busy machine the way to there takes a while."""
     ctx.session.add(Effect(job_id=ctx.job_id, pid=os.getpid(), note=name))
     await ctx.session.flush()
     for pause in hold(name):

@@ -14,6 +14,11 @@ from tests.acceptance import app
 from tests.acceptance.conftest import Shop
 from tests.support.waiting import wait_until
 
+NOBODY_SPEAKS = text(
+    "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    " AND backend_type = 'client backend' AND state <> 'idle'"
+)
+
 
 @pytest.mark.parametrize("held", [app.held, app.held_async])
 def test_a_job_of_a_killed_worker_is_rescued_and_runs_once_more(shop: Shop, held: AnyTask) -> None:
@@ -73,8 +78,12 @@ def test_a_job_with_one_attempt_that_was_only_buffered_in_a_killed_worker_still_
     claimed_ahead = (Job.id.in_(ids), Job.status == JobStatus.RUNNING)
     with shop.work("--queue=default=1") as first:
         shop.wait_said("started-a")
-        buffered = [job.id for job in wait_until(lambda: shop.jobs(*claimed_ahead))]
+        wait_until(lambda: shop.jobs(*claimed_ahead))
         first.kill()
+        first.wait()
+    wait_until(lambda: shop.execute(NOBODY_SPEAKS)[0][0])  # what the dead one has sent is through
+    buffered = [job.id for job in shop.jobs(*claimed_ahead)]
+    assert buffered
     with shop.work():
         done = shop.wait_for()
     assert len(shop.effects()) == len(ids) + 1
@@ -87,7 +96,7 @@ def test_a_job_that_kills_its_worker_each_time_ends_failed_and_takes_no_neighbou
     before = shop.add(*(enqueue(app.nap, 0.02) for _ in range(6)))
     (killer,) = shop.add(enqueue(app.kill_worker))
     after = shop.add(*(enqueue(app.nap, 0.02) for _ in range(20)))
-    with shop.work("--processes=2", "--lease=0.5", "--queue=default=4"):
+    with shop.work("--processes=2", "--lease=1", "--queue=default=4"):
         (failed,) = shop.wait_for(killer, status=JobStatus.FAILED, timeout=60)
         neighbours = shop.wait_for(*before, *after)
     assert failed.rescues == len(shop.pids("killed")) == 5

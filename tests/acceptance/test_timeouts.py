@@ -94,11 +94,11 @@ def test_a_worker_whose_event_loop_is_blocked_past_a_timeout_is_started_anew(sho
 
 def test_a_blocked_worker_whose_handler_comes_back_before_its_end_leaves_in_order(shop: Shop) -> None:
     """It was about to end, and ends as it would have without the block."""
-    (late,) = shop.add(enqueue(app.overtime_blocking, "a"))
     with shop.work("--queue=default=1", "--queue=other=1", "--lease=30", app=IMPATIENT) as worker:
-        shop.wait_said("started-a")
         (held,) = shop.add(enqueue(app.held.options(queue="other"), "b"))
         shop.wait_said("started-b")
+        (late,) = shop.add(enqueue(app.overtime_blocking, "a"))
+        shop.wait_said("started-a")
         worker.wait_for("goes on blocking the event loop")
         shop.go("a")
         worker.wait_for("the event loop answers again")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sa_jobqueue.cli import tree
-from tests.support.cli import invoke, refused
+from tests.support.cli import invoke, output, refused
 
 NOWHERE = "postgresql://me:secret@127.0.0.1:1/nowhere"
 
@@ -136,3 +136,12 @@ def test_an_unexpected_error_keeps_its_traceback_but_no_password(
     assert ended.value.code == 1
     assert "Traceback" in said
     assert "a bug at postgresql://me:***@127.0.0.1:1/nowhere" in said
+
+
+@pytest.mark.parametrize("arguments", [(), ("list", "--help"), ("embedded", "path")])
+def test_a_terminal_of_no_width_is_one_of_unknown_width(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """Some supervisors set COLUMNS=0; every command acts, and says what it did, all the same."""
+    env = {"SA_JOBQUEUE_EMBEDDED_DIR": str(tmp_path)}
+    assert output(*arguments, url=NOWHERE, env=env | {"COLUMNS": "0"}) == output(
+        *arguments, url=NOWHERE, env=env | {"COLUMNS": "80"}
+    )

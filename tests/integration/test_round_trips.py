@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, enqueue, enqueue_many, operations, task
 from sa_jobqueue.worker import service
+from sa_jobqueue.worker.lost import LostJobs
 from sa_jobqueue.worker.service import Service
 from sa_jobqueue.worker.writer import OutcomeWriter
 from tests.benchmarks import __main__ as benchmarks
@@ -113,7 +114,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """
     decided: list[tuple[str, ...]] = []
     take, wanted, make_round = OutcomeWriter.take, Service._wanted, Service._round
-    listen_for, has_lost = operations.listen_for, Service._has_lost
+    listen_for, are_there = operations.listen_for, LostJobs._are_there
     seen: dict[str, Any] = {}
 
     def taking(self: OutcomeWriter, most: int) -> Any:
@@ -128,9 +129,9 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         seen["asides"].append(GATE)
         listen_for(*args, **options)
 
-    def looking(self: Service, connection: Connection) -> bool:
+    def looking(self: LostJobs, connection: Connection) -> bool:
         seen["asides"].append(LEASES)
-        return has_lost(self, connection)
+        return are_there(self, connection)
 
     def making_round(self: Service, connection: Connection) -> bool:
         seen["asides"] = []
@@ -144,7 +145,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     monkeypatch.setattr(Service, "_wanted", wanting)
     monkeypatch.setattr(Service, "_round", making_round)
     monkeypatch.setattr(operations, "listen_for", listening)
-    monkeypatch.setattr(Service, "_has_lost", looking)
+    monkeypatch.setattr(LostJobs, "_are_there", looking)
     return decided
 
 

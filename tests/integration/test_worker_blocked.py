@@ -96,7 +96,7 @@ def test_a_handler_that_blocks_the_loop_past_its_timeout_is_given_up_and_may_com
     """
     again: list[bool] = []
 
-    @task(registry=registry, name="blocks", timeout=0.3, retry=NEVER)
+    @task(registry=registry, name="blocks", timeout=2, retry=NEVER)  # it has to come as far as to the gate
     async def blocks(ctx: AsyncJobContext) -> None:
         ctx.session.add(enqueue("written"))
         await ctx.session.flush()

@@ -727,7 +727,7 @@ def test_a_fetch_that_takes_too_much_holds_up_nobody(
     before_each_fetch(monkeypatch, fail_once)
     monkeypatch.setattr(fetch, "_LATER", 0.2)
     ids = add(engine, *map(large, "abc"))
-    with working(engine, registry, lease=1) as worker:
+    with working(engine, registry, lease=60) as worker:
         wait_until(lambda: finished(engine, *ids))
         assert_nothing_leaked(engine, worker)
     assert [(job_of(engine, id).attempt, job_of(engine, id).claims) for id in ids] == [(1, 2), (1, 1), (1, 1)]

@@ -11,7 +11,6 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobContext, JobStatus, Registry, enqueue, operations, task
-from sa_jobqueue.worker import service
 from tests.support.waiting import wait_until
 from tests.support.working import crew_of, drain, job_of, worker_for, working
 
@@ -64,7 +63,7 @@ def test_draining_stays_until_what_a_dead_worker_held_is_rescued_and_done(engine
     async def runs() -> None: ...
 
     id = lose(engine, enqueue(runs))
-    drain(engine, registry, lease=0.5, listen=False)
+    drain(engine, registry, lease=1.0, listen=False)
     job = job_of(engine, id)
     assert (job.status, job.rescues) == (JobStatus.COMPLETED, 1)
 
@@ -79,7 +78,7 @@ def test_draining_does_not_wait_for_what_is_not_rescued_soon(
     async def runs() -> None: ...
 
     if lost == "and cannot be rescued":  # so long ago it began
-        monkeypatch.setattr(service, "_RESCUED_BY", 0.0)
+        monkeypatch.setattr("sa_jobqueue.worker.lost._RESCUED_BY", 0.0)
     queue = "other" if lost == "in another queue" else "default"
     id = lose(engine, enqueue(runs.options(queue=queue)), lease="-1 hour" if lost == "not yet" else "1 hour")
     drained = asyncio.wait_for(
@@ -111,7 +110,7 @@ def test_a_wake_up_that_comes_during_a_claim_is_heeded_after_it(
             said.set()
         return found
 
-    monkeypatch.setattr(service, "_FIRST_WAIT", 60.0)
+    monkeypatch.setattr("sa_jobqueue.worker.looks._FIRST_WAIT", 60.0)
     monkeypatch.setattr(operations, "claim", claim_before_it_is_there)
     with working(url, registry, listen=False, poll=60.0) as worker:
         looks = crew_of(worker).service._looks

@@ -664,8 +664,12 @@ def test_a_worker_that_cannot_begin_says_why(engine: Engine, url: str, empty_dat
         ({"async_engine": create_engine("postgresql+psycopg://")}, "async_engine is an AsyncEngine"),
         ({"registry": "shop"}, "registry is a Registry, not 'shop'"),
         ({"sessionmaker": 42}, r"sessionmaker is what SQLAlchemy's sessionmaker\(\) returns, not 42"),
+        (
+            {"sessionmaker": sessionmaker(twophase=True)},
+            "sessionmaker has twophase=True: a job and its writes are one transaction",
+        ),
     ],
-    ids=["queues", "engine", "nothing", "async engine", "registry", "sessionmaker"],
+    ids=["queues", "engine", "nothing", "async engine", "registry", "sessionmaker", "two phases"],
 )
 def test_a_wrong_argument_is_named_at_once(url: str, given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
