@@ -19,6 +19,7 @@ from sqlalchemy import (
     DDL,
     BigInteger,
     CheckConstraint,
+    ClauseElement,
     ColumnElement,
     Connection,
     DateTime,
@@ -71,6 +72,17 @@ class StatusText(TypeDecorator[JobStatus]):
         return None if value is None else JobStatus(value)
 
 
+def checked_due(value: object) -> None:
+    """Refuse what is no due time, with an OptionError."""
+    if isinstance(value, timedelta):
+        if value < timedelta(0):
+            raise OptionError(f"run_at must be a delay of 0 seconds or more, not {value!r}; func.now() is at once")
+    elif not isinstance(value, datetime):
+        raise OptionError(f"run_at must be a datetime with a time zone or a timedelta from now, not {value!r}")
+    elif value.tzinfo is None:
+        raise OptionError(f"run_at must have a time zone, not the naive {value!r}: use datetime.now(UTC) or the like")
+
+
 class _DueText(TypeDecorator[Any]):
     """How a due time travels: "+90.000000 seconds" or an absolute time, as text."""
 
@@ -80,13 +92,10 @@ class _DueText(TypeDecorator[Any]):
     def process_bind_param(self, value: datetime | timedelta | None, dialect: Dialect) -> str | None:
         if value is None:
             return None
+        checked_due(value)
         if isinstance(value, timedelta):
             # Seconds alone: in an interval a day is 23 hours when the session's zone changes to summer time.
             return f"+{value.total_seconds():.6f} seconds"
-        if value.tzinfo is None:
-            raise OptionError(
-                f"run_at must have a time zone, not the naive {value!r}: use datetime.now(UTC) or the like"
-            )
         return value.astimezone(UTC).isoformat()
 
 
@@ -118,7 +127,7 @@ class DueTime(TypeDecorator[datetime]):
         return _DueAt(type_coerce(bindparam, _DueText()))
 
     def coerce_compared_value(self, op: Any, value: Any) -> TypeEngine[Any]:
-        return DateTime(timezone=True)
+        return DateTime(timezone=True).coerce_compared_value(op, value)
 
 
 class Base(DeclarativeBase):
@@ -203,6 +212,12 @@ class Job(Base):
             "sa_jobqueue.statements change it, in this same transaction"
         )
 
+    @validates("run_at")
+    def _refuse_time(self, key: str, value: Any) -> Any:
+        if value is not None and not hasattr(value, "__clause_element__") and not isinstance(value, ClauseElement):
+            checked_due(value)  # here, and not in the flush, which would lose what else is in it
+        return value
+
     @hybrid_property
     def is_scheduled(self) -> bool:
         """Queued for a later time."""
@@ -256,7 +271,9 @@ class Job(Base):
             set_committed_value(self, "errors", [])
 
     def __repr__(self) -> str:
-        state = self.__dict__
+        state, key = self.__dict__, inspect(self).identity
+        if key is not None and "task" not in state:
+            return f"<Job {key[0]}, not loaded>"
         return f"<Job {state.get('id')} {state.get('task')!r} in {state.get('queue')!r}: {state.get('status')}>"
 
     __table_args__ = (

@@ -9,7 +9,6 @@ sa_jobqueue.errors.OptionError: priority must be an integer from 0 to 9, not 40
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -102,8 +101,9 @@ class Enqueueable:
             changes["run_at"] = _checked_due(run_at, delay)
         if tags is not None or meta is not None:
             changes |= _checked_meta(self._options, tags, meta)
-        changed = copy.copy(self)
-        changed._options = replace(self._options, **changes)  # noqa: SLF001  # our own copy
+        changed = object.__new__(type(self))
+        vars(changed).update(vars(self))
+        changed._options = replace(self._options, **changes)
         return changed
 
     def _make_call(self, args: str) -> Call:

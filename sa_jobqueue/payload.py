@@ -109,6 +109,8 @@ class _Plan:
     """What `Arguments` knows once the annotations are resolved."""
 
     context: type[JobContext | AsyncJobContext] | None
+    taken: str | None
+    """The name of the context, where a keyword of `**kwargs` could have it."""
     positional: tuple[str, ...]
     positional_only: frozenset[str]
     variable: str | None
@@ -198,6 +200,7 @@ class Arguments:
             if name in plan.positional_only or name == plan.variable:
                 raise PayloadError(f"task {self.task!r}: argument {name} cannot be given by keyword")
             if plan.rest is not None and name not in plan.names:
+                _refuse_taken(plan, name, f"task {self.task!r}")
                 rest[name] = value
             else:
                 given[name] = value
@@ -211,7 +214,7 @@ class Arguments:
         try:
             back = plan.validate_json(stored, strict=True)
             if plan.rest is not None:
-                back = _with_rest(plan, back)
+                back = _with_rest(plan, back, f"task {self.task!r}")
         except ValidationError as error:
             if found := next(unstorable(valid), None):
                 raise PayloadError(f"task {self.task!r}: argument {found}") from error
@@ -314,8 +317,11 @@ def _plan(handler: Callable[..., Any], task: str) -> _Plan:
     parameters = list(signature(handler).parameters.values())
     hints = _hints(handler, parameters, task)
     context = hints.get(parameters[0].name) if parameters else None
+    taken: str | None = None
     if context in (JobContext, AsyncJobContext):
-        _check_context(handler, context, parameters.pop(0), task)
+        first = parameters.pop(0)
+        _check_context(handler, context, first, task)
+        taken = first.name if first.kind is _Parameter.POSITIONAL_OR_KEYWORD else None
     else:
         context = None
     fields: dict[str, Any] = {}
@@ -338,6 +344,7 @@ def _plan(handler: Callable[..., Any], task: str) -> _Plan:
     only = frozenset(one.name for one in parameters if one.kind is _Parameter.POSITIONAL_ONLY)
     return _Plan(
         context=context,
+        taken=taken,
         positional=tuple(one.name for one in parameters if one.kind in _POSITIONAL),
         positional_only=only,
         variable=variable,
@@ -408,6 +415,8 @@ def _culprit(fields: dict[str, Any]) -> str | None:
             if typing.get_args(hint) and not {JobContext, AsyncJobContext}.isdisjoint(typing.get_args(hint)):
                 return f"annotate {name!r} plainly with the context's class, for it is always given"
             said = str(error).splitlines()[0].partition(". Set ")[0]  # what would be done about it in a model
+            if "typing_extensions" in said:  # pydantic's word for a TypedDict before Python 3.12
+                return f"the annotation of {name!r} cannot be checked: {said}"
             return (
                 f"the annotation of {name!r} cannot be checked ({said}): "
                 "pass a row's key, plain JSON, a dataclass or a pydantic model"
@@ -435,7 +444,7 @@ def _exact(hint: Any) -> bool:
 def _spread(plan: _Plan, found: dict[str, Any], what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments in the form that this signature wants; PayloadError, which begins with `what`, if there is none."""
     if plan.rest is not None:
-        found = _with_rest(plan, found)
+        found = _with_rest(plan, found, what)
     more = found.pop(plan.variable, ()) if plan.variable is not None else ()
     args: list[Any] = []
     for name in plan.positional:
@@ -448,12 +457,22 @@ def _spread(plan: _Plan, found: dict[str, Any], what: str) -> tuple[tuple[Any, .
     return (*args, *more), found
 
 
-def _with_rest(plan: _Plan, found: dict[str, Any]) -> dict[str, Any]:
-    """`found` with what is for `**kwargs` validated, too."""
+def _with_rest(plan: _Plan, found: dict[str, Any], what: str) -> dict[str, Any]:
+    """`found` with what is for `**kwargs` validated, too; PayloadError, which begins with `what`, if it cannot be."""
     assert plan.rest is not None
     rest = {name: value for name, value in found.items() if name not in plan.names}
+    for name in rest:
+        _refuse_taken(plan, name, what)
     known = {name: value for name, value in found.items() if name in plan.names}
     return known | plan.rest.validate_json(rest)
+
+
+def _refuse_taken(plan: _Plan, name: str, what: str) -> None:
+    if name == plan.taken:
+        raise PayloadError(
+            f"{what}: argument {name} has the name of the context, which the worker gives: "
+            f"call it something else, or make the context positional-only, `({name}, /, ...)`"
+        )
 
 
 # ---- speaking

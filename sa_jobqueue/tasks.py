@@ -14,9 +14,11 @@ A row can only name a task that is registered; nothing is imported by the name i
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
@@ -85,6 +87,8 @@ class Task(Enqueueable, Generic[F, P, R]):
         self.decode = self._arguments.decode
         """JSON text of a row -> (args, kwargs) for the handler, after its context; PayloadError if it does not fit."""
         functools.update_wrapper(self, handler)
+        if self.is_async:
+            _mark_coroutine_function(self)
 
     def __call__(self, /, *args: F.args, **kwargs: F.kwargs) -> R:
         """Call the handler, here and now."""
@@ -106,6 +110,10 @@ class Task(Enqueueable, Generic[F, P, R]):
     def encode_result(self, value: object) -> str:
         """What the handler returned as JSON text; PayloadError where it cannot be stored."""
         return encode_result(value, task=self.name, limit=self.registry.max_payload)
+
+    def __reduce__(self) -> str:
+        """Pickled by name, as functions are: for a pool of processes."""
+        return self.__qualname__
 
     def __repr__(self) -> str:
         return f"<Task {self.name!r}>"
@@ -299,6 +307,14 @@ def task(
         return made
 
     return decorate if handler is None else decorate(handler)
+
+
+def _mark_coroutine_function(made: AnyTask) -> None:
+    """So that frameworks which ask whether to await a call of the task (Starlette's BackgroundTasks, FastAPI) are told."""
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(made)
+    else:
+        made._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _check_handler(handler: object, name: str | None) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
@@ -117,12 +118,14 @@ def cleaned(value: object, *, keep: str = "") -> str:
 
 
 def masked(value: Any) -> Any:
-    """`value`, plain JSON, without the passwords in its texts."""
+    """`value` as plain JSON, as far as it is any, without the passwords in its texts."""
     match value:
         case str():
             return mask_passwords(value)
+        case float() if not isfinite(value):
+            return str(value)
         case dict():
-            return {masked(name): masked(one) for name, one in value.items()}
+            return {mask_passwords(str(name)): masked(one) for name, one in value.items()}
         case list() | tuple():
             return [masked(one) for one in value]
         case _:

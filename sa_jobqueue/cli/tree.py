@@ -50,6 +50,8 @@ class Commands(TyperGroup):
     ) -> Any:
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        if os.environ.get("COLUMNS") == "0":  # no width is known; Rich would show nothing at all
+            del os.environ["COLUMNS"]
         try:
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
             sys.stdout.flush()

@@ -87,7 +87,7 @@ def standard_library() -> Path:
 def source_files(root: Path) -> list[str]:
     """The `.py` files below `root` in a fixed order, without hidden folders and installed packages.
 
-    Names that are not valid Unicode are left out: the database could not hold them.
+    Names that are not valid Unicode are left out, for the database could not hold them, and so are pipes, which have no end.
     """
     return sorted(_walk(root))
 
@@ -97,7 +97,7 @@ def _walk(root: Path) -> Iterator[str]:
         folders[:] = [name for name in folders if name not in _LEFT_OUT and not name.startswith(".")]
         for name in files:
             path = str(Path(folder, name))
-            if name.endswith(".py") and _is_unicode(path):
+            if name.endswith(".py") and _is_unicode(path) and not Path(path).is_fifo():
                 yield path
 
 

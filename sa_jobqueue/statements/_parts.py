@@ -10,6 +10,7 @@ from sqlalchemy import (
     CTE,
     Boolean,
     ColumnElement,
+    ColumnExpressionArgument,
     DateTime,
     Dialect,
     Float,
@@ -122,7 +123,9 @@ def in_seconds(seconds: ColumnElement[Any] | float, *, name: str | None = None) 
     return type_coerce(func.now() + amount * _SECOND, DateTime(timezone=True))
 
 
-def lock_in_order(table: Table, *where: ColumnElement[bool], skip_locked: bool = True, to_delete: bool = False) -> CTE:
+def lock_in_order(
+    table: Table, *where: ColumnExpressionArgument[bool], skip_locked: bool = True, to_delete: bool = False
+) -> CTE:
     """The ids that match, locked by this statement, lowest first: two batches over the same rows cannot deadlock,
     and a row that an operator has locked does not hold up its neighbours.
 

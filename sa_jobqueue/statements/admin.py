@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    ColumnExpressionArgument,
     DateTime,
     Executable,
     Integer,
@@ -45,7 +46,7 @@ from .apply import append_error
 
 __all__ = ["cancel_jobs", "discard_jobs", "prune_jobs", "release_jobs", "retry_jobs"]
 
-Criterion = ColumnElement[bool]
+Criterion = ColumnExpressionArgument[bool]
 
 _UNSYNCHRONIZED = {"synchronize_session": False}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     ColumnElement,
+    ColumnExpressionArgument,
     Executable,
     Float,
     and_,
@@ -20,7 +21,7 @@ from ._parts import in_seconds, table_of
 __all__ = ["count_jobs"]
 
 
-def count_jobs(*where: ColumnElement[bool], lately: float = 3_600.0, job: type[Job] = Job) -> Executable:
+def count_jobs(*where: ColumnExpressionArgument[bool], lately: float = 3_600.0, job: type[Job] = Job) -> Executable:
     """A row per queue, by name: queue, queued, due, oldest_due_age, blocked, running, completed, failed, cancelled.
 
     `due` are the queued jobs whose time has come; `oldest_due_age` is how long, in seconds, the first of them has

@@ -54,7 +54,7 @@ def insert_jobs(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
         cast(call.c.meta, JSONB),
     )
     columns = ["task", "args", "queue", "priority", "max_attempts", "run_at", "meta"]
-    return insert(table).from_select(columns, source, include_defaults=False).returning(table.c.id)
+    return insert(job).from_select(columns, source, include_defaults=False).returning(table.c.id)
 
 
 def _parameters(calls: Iterable[Call]) -> dict[str, Any]:

@@ -77,6 +77,10 @@ class Worker:
         for name, maker in {"sessionmaker": sessionmaker, "async_sessionmaker": async_sessionmaker}.items():
             if maker is not None and not callable(maker):
                 raise ConfigurationError(f"{name} is what SQLAlchemy's {name}() returns, not {maker!r}")
+            if getattr(maker, "kw", {}).get("twophase"):
+                raise ConfigurationError(
+                    f"{name} has twophase=True: a job and its writes are one transaction of one database"
+                )
         self.settings = settings or WorkerSettings()
         self.registry = registry
         self.id = uuid.uuid4()

@@ -14,7 +14,7 @@ from sa_jobqueue.enqueue import enqueue, enqueue_many
 from sa_jobqueue.errors import OptionError, PayloadError
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.models import Job
+from sa_jobqueue.models import Base, Job
 from sa_jobqueue.tasks import Registry, task
 from tests.conformance.conftest import SESSIONS, Client, Order, settle
 
@@ -278,3 +278,13 @@ async def test_jobs_go_into_the_schema_of_the_translate_map(client: Client, appl
     with application.connect() as connection:
         found = connection.execute(text("SELECT run_at - created_at FROM other.job ORDER BY id"))
         assert list(found.scalars()) == [timedelta(0), HOUR, HOUR]
+
+
+def test_many_go_where_a_session_that_is_bound_by_class_sends_them(application: Engine) -> None:
+    """As other jobs do: the base class of the models is enough."""
+    with Session(binds={Base: application}) as session:
+        session.add(enqueue(send, 1))
+        session.execute(enqueue_many([send.call(2)]))
+        session.commit()
+
+    assert [job.args["order_id"] for job in jobs_in(application)] == [1, 2]

@@ -11,9 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, load_only
 
 from sa_jobqueue.enqueue import enqueue
-from sa_jobqueue.errors import StatusError
+from sa_jobqueue.errors import OptionError, StatusError
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job
+from sa_jobqueue.statements import cancel_jobs
 from sa_jobqueue.tasks import TaskName
 from tests.support.factory import TABLE, make_job
 
@@ -87,6 +88,60 @@ def test_a_time_that_is_set_on_a_loaded_job_stays_as_it_is(session: Session) -> 
     session.flush()
 
     assert job.__dict__["run_at"] is moment
+
+
+def test_a_time_is_reckoned_with_in_sql(session: Session) -> None:
+    """As any timestamptz: postponed for a whole queue, set from itself, compared, subtracted."""
+    moment = datetime(2030, 1, 1, tzinfo=UTC)
+    job = enqueue(TaskName("mail").options(run_at=moment))
+    session.add(job)
+    session.flush()
+
+    session.execute(update(Job).where(Job.queue == "default").values(run_at=Job.run_at + HOUR))
+    session.refresh(job)
+    assert job.run_at == moment + HOUR
+    job.run_at = Job.run_at - 2 * HOUR  # type: ignore[assignment]
+    session.flush()
+    assert job.run_at == moment - HOUR
+    assert session.scalars(select(Job.id).where(Job.run_at + HOUR == moment, Job.run_at > moment - 2 * HOUR)).all()
+    assert session.scalar(select(Job.run_at - moment)) == -HOUR
+    assert session.scalars(cancel_jobs(Job.run_at + HOUR <= moment)).all() == [job.id]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (datetime(2030, 1, 1), "must have a time zone, not the naive"),  # noqa: DTZ001
+        (-HOUR, "must be a delay of 0 seconds or more, not"),
+        ("2030-01-01", "must be a datetime with a time zone or a timedelta from now, not '2030-01-01'"),
+        (7, "must be a datetime with a time zone or a timedelta from now, not 7"),
+    ],
+)
+def test_what_is_no_due_time_is_refused_before_the_flush(session: Session, value: Any, said: str) -> None:
+    """A flush that fails would take along what else is in it; in a statement the same is said."""
+    job = enqueue(TaskName("mail"))
+    session.add(job)
+
+    with pytest.raises(OptionError, match=said):
+        job.run_at = value
+    with pytest.raises(OptionError, match=said):
+        Job(task="mail", run_at=value)
+    session.flush()
+    with pytest.raises(Exception, match=said):
+        session.execute(update(Job).values(run_at=value))
+    assert session.scalar(select(func.count(Job.id))) == 1
+
+
+def test_a_job_that_is_not_loaded_shows_its_id(session: Session) -> None:
+    """Its row is not read for that, which could fail."""
+    job = enqueue(TaskName("mail"))
+    assert repr(job) == "<Job None 'mail' in 'default': queued>"
+    session.add(job)
+    session.flush()
+    assert repr(job) == f"<Job {job.id} 'mail' in 'default': queued>"
+    id = job.id
+    session.expire_all()
+    assert repr(job) == f"<Job {id}, not loaded>"
 
 
 # ---- the status

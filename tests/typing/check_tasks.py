@@ -18,6 +18,7 @@ from sa_jobqueue.enqueue import enqueue, enqueue_many
 from sa_jobqueue.models import Job
 from sa_jobqueue.options import Call
 from sa_jobqueue.outcomes import Retry, Snooze
+from sa_jobqueue.statements import cancel_jobs, count_jobs, discard_jobs, prune_jobs, release_jobs, retry_jobs
 from sa_jobqueue.tasks import AnyTask, Registry, TaskName, task
 
 
@@ -107,3 +108,24 @@ def tasks_fit_where_any_task_is_wanted(registry: Registry) -> None:
     assert_type(registry.get("x"), AnyTask | None)
     assert_type(plain.is_async, bool)
     assert_type(plain.timeout, float | None)
+
+
+def any_criterion_of_a_select_is_one_of_a_statement(session: Session) -> None:
+    assert_type(cancel_jobs(Job.queue == "mail", Job.is_scheduled), Executable)
+    session.execute(retry_jobs(Job.is_finished))
+    session.execute(discard_jobs(Job.is_live, Job.id.in_([1])))
+    session.execute(release_jobs(Job.is_live))
+    session.execute(prune_jobs(Job.is_finished, limit=1_000))
+    session.execute(count_jobs(Job.is_retrying))
+
+    cancel_jobs("mail")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@task
+def with_rest(ctx: JobContext, /, order_id: int, **rest: str) -> None: ...
+
+
+def a_context_beside_keywords_of_any_name_has_none_itself() -> None:
+    assert_type(enqueue(with_rest, 1, colour="red", ctx="free"), Job)
+
+    enqueue(with_rest, "1")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]

@@ -86,12 +86,13 @@ def test_the_broken_file_is_no_module_to_anybody() -> None:
 
 
 def test_the_walk_leaves_out_hidden_installed_and_unstorable_files(tmp_path: Path) -> None:
-    """What remains comes in a fixed order; a link that leads nowhere is a file that cannot be read."""
+    """What remains comes in a fixed order, without what nobody could read to its end; a link that leads nowhere is a file that cannot be read."""
     for name in ("b.py", "a/c.py", ".git/x.py", "lib/site-packages/y.py", "a/__pycache__/z.py", "a/d.txt", "ä .py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/latin-\xe9.py")).touch()
     (tmp_path / "loose.py").symlink_to(tmp_path / "nowhere.py")
+    os.mkfifo(tmp_path / "pipe.py")
 
     assert [Path(path).relative_to(tmp_path).as_posix() for path in source_files(tmp_path)] == [
         "a/c.py",

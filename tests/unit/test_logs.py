@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -43,6 +44,17 @@ def test_extras_of_a_json_line_have_no_passwords(logger: logging.Logger, capsys:
     assert line["dsn"] == line["object"] == MASKED
     assert line["many"] == [{MASKED: [MASKED, 7, None]}]
     assert line["at"] == str(at)
+
+
+def test_any_extra_makes_a_json_line(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is no JSON is shown as text; what the line says itself is not overwritten."""
+    set_log_format(LogFormat.JSON)
+    logger.info("one", extra={"totals": {(1, 2): 3, None: 4}, "ratio": [float("nan"), 0.5], "level": 3, "pid": "x"})
+    (text,) = capsys.readouterr().err.splitlines()
+    line = json.loads(text, parse_constant=pytest.fail)
+    assert line["totals"] == {"(1, 2)": 3, "None": 4}
+    assert line["ratio"] == ["nan", 0.5]
+    assert (line["level"], line["pid"], line["extra_level"], line["extra_pid"]) == ("info", os.getpid(), 3, "x")
 
 
 @pytest.mark.parametrize("log_format", LogFormat)

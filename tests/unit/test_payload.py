@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import re
+import sys
+import typing
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, PlainSerializer, SecretStr, field_validator
 from typing_extensions import TypedDict
 
+from sa_jobqueue.context import JobContext
 from sa_jobqueue.errors import PayloadError, TaskError
 from sa_jobqueue.payload import Arguments, encode_plain, encode_result, load
 from sa_jobqueue.storable import MAX_PAYLOAD
@@ -417,6 +420,24 @@ def test_a_call_that_python_would_refuse_is_refused(args: Any, kwargs: Any, said
         Arguments(full, task="full").encode(args, kwargs)
 
 
+def with_context(ctx: JobContext, one: int, **rest: str) -> None: ...
+
+
+def with_context_by_position(ctx: JobContext, /, one: int, **rest: str) -> None: ...
+
+
+def test_a_keyword_cannot_have_the_name_of_the_context() -> None:
+    """Python would be given it twice, at each attempt; where the context has no name, the keyword is free."""
+    one = Arguments(with_context, task="one")
+    with pytest.raises(PayloadError, match="'one': argument ctx has the name of the context, which the worker gives"):
+        one.encode((1,), {"ctx": "red"})
+    with pytest.raises(PayloadError, match="'one': the stored arguments: argument ctx has the name of the context"):
+        one.decode('{"one": 1, "ctx": "red"}')
+    assert one.decode(one.encode((1,), {"colour": "red"})) == ((), {"one": 1, "colour": "red"})
+    free = Arguments(with_context_by_position, task="free")
+    assert free.decode(free.encode((1,), {"ctx": "red"})) == ((), {"one": 1, "ctx": "red"})
+
+
 @pytest.mark.parametrize("text", ['{"ids": [5, 6]}', '{"c": 1, "ids": [5]}'])
 def test_what_python_could_only_give_by_position_needs_what_comes_before_it(text: str) -> None:
     """A row by SQL, or by name, may leave it out; nothing moves into its place."""
@@ -480,6 +501,14 @@ def test_an_annotation_that_cannot_be_checked_is_a_task_error() -> None:
     ) as error:
         arguments(Opaque).resolve()
     assert "arbitrary_types_allowed" not in str(error.value)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="pydantic takes typing's own TypedDict from Python 3.12 on")
+def test_a_typed_dict_of_an_old_python_is_told_which_one_to_take() -> None:
+    """And no other advice is given."""
+    line: Any = typing.TypedDict("line", {"text": str})
+    with pytest.raises(TaskError, match=r"'value' cannot be checked: .*typing_extensions.TypedDict.* < 3\.12\.$"):
+        arguments(line).resolve()
 
 
 def test_an_annotation_that_cannot_be_found_is_a_task_error() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
 import inspect
 import logging
+import pickle
 import re
 import runpy
 import sys
@@ -99,6 +101,21 @@ def test_the_context_is_no_part_of_the_arguments() -> None:
 def test_both_kinds_of_handler_are_told_apart() -> None:
     assert coroutine.is_async
     assert not add.is_async
+
+
+def test_frameworks_are_told_whether_to_await_a_task() -> None:
+    """Starlette calls what it takes for a plain function on a thread, and would drop the coroutine."""
+    asked = inspect.iscoroutinefunction if sys.version_info >= (3, 12) else asyncio.iscoroutinefunction
+    assert asked(coroutine)
+    assert asked(coroutine.options(priority=9))
+    assert not asked(add)
+
+
+def test_a_task_is_pickled_by_its_name_as_a_function_is() -> None:
+    """So a pool of processes takes it."""
+    assert pickle.loads(pickle.dumps(add)) is add
+    with pytest.raises(pickle.PicklingError):
+        pickle.dumps(add.options(priority=9))
 
 
 def test_annotations_are_resolved_at_the_first_use() -> None:
