@@ -20,7 +20,7 @@ from sa_jobqueue.statements.complete import complete_jobs, completion_parameters
 from sa_jobqueue.statements.leases import cancel_requests
 from tests.support.databases import Databases
 from tests.support.factory import completed
-from tests.support.plans import Plan, Prepared, service_connection
+from tests.support.plans import Plan, Prepared, driver_of, service_connection
 
 ROWS = 200_000
 
@@ -83,7 +83,7 @@ def prepare(connection: Connection) -> Statements:
         expired=one(expired_leases()),
         prune=one(prune_jobs(limit=0)),
     )
-    connection.commit()
+    driver_of(connection).commit()  # SQLAlchemy has not begun what psycopg has: its commit() would do nothing
     return prepared
 
 
@@ -254,7 +254,7 @@ def test_the_pins_can_fail(databases: Databases) -> None:
             UPDATE_FROM,
             {"ids": [1], "claims": [1]},
         )
-        connection.commit()
+        driver_of(connection).commit()
         with engine.begin() as filling:
             filling.exec_driver_sql(FILL)
 

@@ -118,13 +118,3 @@ class Prepared:
             self._driver.pgconn.exec_(b"ROLLBACK")  # past psycopg, which forgets what it has prepared with a rollback
         assert row is not None
         return Plan(row[0][0]["Plan"], row[0][0].get("Execution Time"))
-
-    def plans(self) -> tuple[int, int]:
-        """How often it was planned for any values, and for those at hand."""
-        row = self._driver.execute(
-            "SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE name = %s",
-            [self._name],
-            prepare=False,
-        ).fetchone()
-        assert row is not None
-        return row
