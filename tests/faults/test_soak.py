@@ -24,7 +24,7 @@ def steady(minute: int, **others: Any) -> Sample:
     values: dict[str, Any] = {
         "at": minute * 60.0, "enqueued": minute * 6_000, "finished": minute * 6_000 - 50, "most_due": 3, "oldest_due": 0.1,
         "oldest_running": 3.0, "rows": 12_000, "heap": 8_000_000, "toast": 30_000_000, "indexes": 2_000_000,
-        "dead": 5_000, "oldest_snapshot": 0.0, "slowness": 1.0, "memory": {11: 80_000_000, 12: 81_000_000}, "complaints": 0,
+        "dead": 5_000, "oldest_snapshot": 0.0, "slowness": 1.0, "flush": 0.01, "memory": {11: 80_000_000, 12: 81_000_000}, "complaints": 0,
     }  # fmt: skip
     return Sample(**{**values, **others})
 
@@ -156,7 +156,7 @@ def test_a_small_soak_says_what_it_sees(small: dict[str, Any]) -> None:
     assert len(samples) == 3
     assert all(min(sample["heap"], sample["toast"], sample["indexes"]) > 0 for sample in samples)
     assert all(len(sample["memory"]) == 2 for sample in samples)
-    assert all(sample["slowness"] > 0 for sample in samples)
+    assert all(sample["slowness"] > 0 and sample["flush"] > 0 for sample in samples)
     assert small["said"][0].startswith("capacity ")
     assert len([line for line in small["said"] if "MiB" in line]) == len(samples)
 

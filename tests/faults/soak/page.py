@@ -57,6 +57,7 @@ def section(result: dict[str, Any], picture: str) -> str:
     """What stands between the page's markers, as Markdown."""
     plan, last = result["plan"], result["samples"][-1]
     slowest = max(result["samples"], key=lambda sample: sample["slowness"])
+    latest = max(result["samples"], key=lambda sample: sample["flush"])
     alt = "Sizes of the job table and memory of the workers over the minutes of the soak"
     parts = [
         (
@@ -74,7 +75,9 @@ def section(result: dict[str, Any], picture: str) -> str:
         ),
         (
             f"The machine itself: in minute {slowest['at'] / 60:.0f}, its slowest, the same computation took "
-            f"{slowest['slowness']:.2f} times as much of the processor as while the capacity was measured."
+            f"{slowest['slowness']:.2f} times as much of the processor as while the capacity was measured. A page that was "
+            f"written and flushed once a second was on the disk after {latest['flush'] * 1000:,.0f} ms at the latest, "
+            f"in minute {latest['at'] / 60:.0f}."
         ),
         _table(["kind of job", "share"], [[kind.title, f"{kind.weight / _WEIGHTS:.1%}"] for kind in KINDS]),
         (

@@ -10,6 +10,7 @@ deletes those that are old (by themselves they would stay for 30 days, and the t
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import tempfile
@@ -268,7 +269,7 @@ class Soak:
             begun = time.monotonic()
             self._say(HEAD)
             end, looks = plan.minutes * 60, 0
-            most_due, oldest_due, oldest_running, efforts = 0, 0.0, 0.0, list[float]()
+            most_due, oldest_due, oldest_running, efforts, flushes = 0, 0.0, 0.0, list[float](), list[float]()
             while (passed := time.monotonic() - begun) < end:
                 time.sleep(max(min((looks + 1) * _LOOK, end) - passed, 0.0))
                 looks += 1
@@ -279,20 +280,21 @@ class Soak:
                     self._note(f"at {time.monotonic() - begun:.0f} s due for too long: {'; '.join(map(str, due))}")
                 oldest_running = max(oldest_running, self._ask(_RUNNING)[1])
                 efforts.append(effort())
+                flushes.append(flush(self.folder / "flushed"))
                 self._next = producer.committed
                 at = time.monotonic() - begun
                 if at >= (len(samples) + 1) * plan.every - _LOOK / 2:
                     self._operate()
-                    slowness = median(efforts) / self._usual
-                    samples.append(self._sample(at, first, most_due, oldest_due, oldest_running, slowness))
-                    most_due, oldest_due, oldest_running, efforts = 0, 0.0, 0.0, []
+                    speeds = {"slowness": median(efforts) / self._usual, "flush": max(flushes)}
+                    samples.append(self._sample(at, first, most_due, oldest_due, oldest_running, **speeds))
+                    most_due, oldest_due, oldest_running, efforts, flushes = 0, 0.0, 0.0, [], []
                     self._say(line(samples[-1]))
         self._guard.forget(producer.process.pid or 0)
         self._next = producer.committed
         return samples
 
     def _sample(
-        self, at: float, first: int, most_due: int, oldest_due: float, oldest_running: float, slowness: float
+        self, at: float, first: int, most_due: int, oldest_due: float, oldest_running: float, **speeds: float
     ) -> Sample:
         heap, toast, indexes, rows, dead = self._ask(_SIZES)
         self._heed_log()
@@ -309,7 +311,7 @@ class Soak:
             indexes=indexes,
             dead=dead,
             oldest_snapshot=self._ask(_SNAPSHOT)[0],
-            slowness=slowness,
+            **speeds,
             memory={worker.pid: worker.memory_info().rss for worker in self._workers()},
             complaints=len(self._complaints),
         )
@@ -387,6 +389,16 @@ def effort() -> float:
     return time.thread_time() - begun
 
 
+def flush(path: Path) -> float:
+    """Seconds until a page that is written to `path` is on the disk, as a commit waits for one."""
+    begun = time.monotonic()
+    with path.open("wb") as file:
+        file.write(bytes(8192))
+        file.flush()
+        os.fsync(file.fileno())
+    return time.monotonic() - begun
+
+
 def is_complaint(text: str) -> bool:
     """Whether a line of a worker's log should not be there."""
     try:
@@ -403,7 +415,7 @@ def is_complaint(text: str) -> bool:
 
 HEAD = (
     "   time   enqueued   finished most due oldest due/running   table (toast)       indexes       rows       dead"
-    "  snapshot slowness  workers' memory     complaints"
+    "  snapshot slowness     flush  workers' memory     complaints"
 )
 
 
@@ -415,7 +427,8 @@ def line(sample: Sample) -> str:
         f"{minutes:4}:{seconds:02} {sample.enqueued:10,} {sample.finished:10,} {sample.most_due:8,} "
         f"{sample.oldest_due:8.2f} s {sample.oldest_running:6.2f} s "
         f"{sample.table / 2**20:8.1f} ({sample.toast / 2**20:.1f}) MiB {sample.indexes / 2**20:7.1f} MiB "
-        f"{sample.rows:10,} {sample.dead:10,} {sample.oldest_snapshot:7.2f} s {sample.slowness:6.2f} x  {memory} MiB {sample.complaints:5}"
+        f"{sample.rows:10,} {sample.dead:10,} {sample.oldest_snapshot:7.2f} s {sample.slowness:6.2f} x {sample.flush:7.3f} s  "
+        f"{memory} MiB {sample.complaints:5}"
     )
 
 

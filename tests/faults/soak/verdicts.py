@@ -47,6 +47,8 @@ class Sample:
     slowness: float
     """Processor time that a fixed computation took since the sample before, as a multiple of what it took while the capacity
     was measured; medians. Above 1 the machine has become slower, whatever the queue does."""
+    flush: float
+    """The longest that a page which was written once a second took to be on the disk, in seconds."""
     memory: dict[int, int]
     """What each worker process had resident, by its pid."""
     complaints: int
