@@ -72,15 +72,20 @@ class StatusText(TypeDecorator[JobStatus]):
         return None if value is None else JobStatus(value)
 
 
-def checked_due(value: object) -> None:
-    """Refuse what is no due time, with an OptionError."""
+def checked_due(value: object) -> datetime | timedelta:
+    """`value` if it can be a due time, a datetime in UTC or a delay; else raise OptionError."""
     if isinstance(value, timedelta):
         if value < timedelta(0):
             raise OptionError(f"run_at must be a delay of 0 seconds or more, not {value!r}; func.now() is at once")
-    elif not isinstance(value, datetime):
+        return value
+    if not isinstance(value, datetime):
         raise OptionError(f"run_at must be a datetime with a time zone or a timedelta from now, not {value!r}")
-    elif value.tzinfo is None:
+    if value.utcoffset() is None:
         raise OptionError(f"run_at must have a time zone, not the naive {value!r}: use datetime.now(UTC) or the like")
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise OptionError(f"run_at is outside of the calendar in UTC: {value!r}") from None
 
 
 class _DueText(TypeDecorator[Any]):
@@ -92,11 +97,11 @@ class _DueText(TypeDecorator[Any]):
     def process_bind_param(self, value: datetime | timedelta | None, dialect: Dialect) -> str | None:
         if value is None:
             return None
-        checked_due(value)
-        if isinstance(value, timedelta):
+        due = checked_due(value)
+        if isinstance(due, timedelta):
             # Seconds alone: in an interval a day is 23 hours when the session's zone changes to summer time.
-            return f"+{value.total_seconds():.6f} seconds"
-        return value.astimezone(UTC).isoformat()
+            return f"+{due.total_seconds():.6f} seconds"
+        return due.isoformat()
 
 
 class _DueAt(FunctionElement[datetime]):

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Self, cast
 
 from .errors import JobQueueError, OptionError, PayloadError
+from .models import checked_due
 from .outcomes import Duration, seconds_of
 from .payload import encode_plain, load
 from .storable import shown, unstorable_text
@@ -146,12 +147,7 @@ def _checked_due(run_at: datetime | None, delay: Duration | None) -> datetime | 
         return timedelta(seconds=checked_duration(delay, "delay", OptionError))
     if not isinstance(run_at, datetime):
         raise OptionError(f"run_at must be a datetime, not {shown(run_at)}; for a duration there is delay=")
-    if run_at.utcoffset() is None:
-        raise OptionError(f"run_at must have a time zone, not the naive {run_at!r}: use datetime.now(UTC) or the like")
-    try:
-        return run_at.astimezone(UTC)
-    except OverflowError:
-        raise OptionError(f"run_at is outside of the calendar in UTC: {run_at!r}") from None
+    return checked_due(run_at)
 
 
 def _checked_meta(

@@ -37,11 +37,11 @@ class _JsonFormatter(logging.Formatter):
             "message": mask_passwords(record.getMessage()),
             "pid": record.process,
         }
+        if record.exc_info:
+            line["exception"] = mask_passwords(self.formatException(record.exc_info))
         for name, value in vars(record).items():
             if name not in _STANDARD:
                 line[f"extra_{name}" if name in line else name] = masked(value)
-        if record.exc_info:
-            line["exception"] = mask_passwords(self.formatException(record.exc_info))
         return json.dumps(line, default=lambda value: mask_passwords(str(value)), ensure_ascii=False)
 
 

@@ -57,6 +57,16 @@ def test_any_extra_makes_a_json_line(logger: logging.Logger, capsys: pytest.Capt
     assert (line["level"], line["pid"], line["extra_level"], line["extra_pid"]) == ("info", os.getpid(), 3, "x")
 
 
+def test_an_extra_does_not_hide_a_traceback(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor is it lost; where there is none it keeps its name."""
+    set_log_format(LogFormat.JSON)
+    logger.info("one", extra={"exception": "mine"})
+    logger.info("two", extra={"exception": "mine"}, exc_info=ValueError("amiss"))
+    one, two = map(json.loads, capsys.readouterr().err.splitlines())
+    assert one["exception"] == two["extra_exception"] == "mine"
+    assert two["exception"] == "ValueError: amiss"
+
+
 @pytest.mark.parametrize("log_format", LogFormat)
 def test_a_traceback_has_no_passwords(
     logger: logging.Logger, capsys: pytest.CaptureFixture[str], log_format: LogFormat
