@@ -8,7 +8,7 @@ from datetime import timedelta
 from threading import Event, Thread
 
 import pytest
-from sqlalchemy import Connection, Engine, func, select, text
+from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.exc import OperationalError
 
 from sa_jobqueue import operations
@@ -212,14 +212,9 @@ def test_applying_and_renewing_the_same_rows_never_deadlocks(engine: Engine) -> 
     again = TABLE.update().where(TABLE.c.id.in_(shared)).values(status="running")
     answered: set[str] = set()
 
-    def be_patient(connection: Connection) -> None:
-        connection.execute(text("SET lock_timeout = 0"))  # a disk that stalls is no deadlock
-        connection.commit()
-
     def renewing(order: list[int]) -> object:
         def work(stop: Event) -> None:
             with service_connection(engine) as connection:
-                be_patient(connection)
                 for _ in range(rounds):
                     operations.renew(connection, dict.fromkeys(order, 1), lease=60)
                     connection.commit()
@@ -232,7 +227,6 @@ def test_applying_and_renewing_the_same_rows_never_deadlocks(engine: Engine) -> 
         # The rescues are lost in the write, for their leases are renewed all the time; so the rows stay.
         changes = [completed(change.id) if change.id in shared else change for change in reversed(rescues)]
         with service_connection(engine) as connection:
-            be_patient(connection)
             for _ in range(rounds):
                 answered.update(operations.apply(connection, changes).values())
                 connection.commit()

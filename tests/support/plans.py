@@ -22,9 +22,12 @@ from sa_jobqueue.worker.connections import Connector
 
 @contextmanager
 def service_connection(engine: Engine) -> Generator[Connection]:
-    """A connection with the worker's own settings."""
+    """A connection with the worker's own settings, but for its deadlines: a slow machine is no bad plan."""
     connection = Connector(engine, lease=60.0).connect()
     with connection:
+        for deadline in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+            connection.exec_driver_sql(f"SET {deadline} = 0")
+        connection.commit()
         yield connection
 
 
