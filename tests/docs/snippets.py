@@ -29,7 +29,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import tomllib
 import urllib.request
@@ -48,6 +47,7 @@ from sybil.parsers.markdown.lexers import FencedCodeBlockLexer
 from sa_jobqueue.urls import database_url
 from tests.docs.commands import check_commands
 from tests.support.commands import CLI, ROOT, environment
+from tests.support.folders import server_folder
 from tests.support.waiting import PATIENCE, wait_until
 
 LANGUAGES = ("python", "console", "sql", "toml", "ini", "yaml", "dockerfile", "text")
@@ -231,9 +231,8 @@ class Reader:
         assert database_url(value).database == "shop"
 
     def _url_of_embedded_server(self, value: str) -> str:
-        with tempfile.TemporaryDirectory(prefix="sajq-embedded-", dir="/tmp") as folder:
-            Path(folder).chmod(0o755)  # for root's server runs as another user
-            self.environment["SA_JOBQUEUE_EMBEDDED_DIR"] = folder
+        with server_folder() as folder:
+            self.environment["SA_JOBQUEUE_EMBEDDED_DIR"] = str(folder)
             try:
                 said, code = self._run(f"url={value} && echo $url")
                 assert code == 0, said

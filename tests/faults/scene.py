@@ -13,14 +13,12 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Self
 
 import psutil
@@ -33,6 +31,7 @@ from tests.faults.proxy import Proxy
 from tests.faults.server import Guard, Server
 from tests.faults.workload import Fate, Producer
 from tests.support.commands import Command, start_command
+from tests.support.folders import make_server_folder
 from tests.support.waiting import wait_until
 
 LEASE = 2.0
@@ -97,9 +96,7 @@ class Scene:
     def __init__(self, *, seed: int, rate: float = RATE) -> None:
         self.seed, self.random = seed, random.Random(seed)
         self.rate = rate
-        # In /tmp itself, and open to the user who runs the server for root.
-        self.folder = Path(tempfile.mkdtemp(prefix="sajq_faults-", dir="/tmp"))
-        self.folder.chmod(0o755)
+        self.folder = make_server_folder("sajq_faults-")
         self.words = self.folder / "words"
         self.words.mkdir()
         self.forgotten: list[tuple[float, float]] = []

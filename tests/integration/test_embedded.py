@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from sa_jobqueue.embedded import EmbeddedServer, default_directory, embedded_url
 from sa_jobqueue.errors import EmbeddedUnavailable
 from tests.support.commands import start_command
 from tests.support.databases import connect
+from tests.support.folders import server_folder
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
@@ -47,9 +47,8 @@ Make = Callable[..., EmbeddedServer]
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder that the server's user can reach: pytest's own are closed to others."""
-    with tempfile.TemporaryDirectory(prefix="sajq-embedded-", dir="/tmp") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
+    with server_folder() as made:
+        yield made
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -27,13 +26,13 @@ from sa_jobqueue.embedded import EmbeddedServer
 from sa_jobqueue.errors import EmbeddedUnavailable
 from tests.support import pooler
 from tests.support.commands import ROOT
+from tests.support.folders import make_server_folder
 
 TEST_SETTINGS = {
     "fsync": "off",
     "full_page_writes": "off",
     "max_connections": "800",
     "max_prepared_transactions": "20",
-    "max_wal_size": "4GB",
 }
 DEBIAN_PROGRAMS = "/usr/lib/postgresql/{}/bin"
 EMBEDDED_VERSIONS = (18, 16)
@@ -156,9 +155,7 @@ def _stop_embedded(server: EmbeddedServer) -> None:
 
 def launch(choice: Choice, run: str, *, pooled: bool = False) -> tuple[subprocess.Popen[str], Path]:
     """Start a keeper for this run; its process, and its folder, by which it is asked."""
-    # In /tmp itself, for a socket's path must be short, and open to the user who runs the server for root.
-    folder = Path(tempfile.mkdtemp(prefix=f"{run}-", dir="/tmp"))
-    folder.chmod(0o755)
+    folder = make_server_folder(f"{run}-")
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.keeper"],
         cwd=ROOT,
