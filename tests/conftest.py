@@ -7,6 +7,7 @@ database, emptied before the test: faster, and right wherever a test does not ch
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import signal
@@ -85,6 +86,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_configure_node(node) -> None:  # type: ignore[no-untyped-def]  # pytest-xdist's
     node.workerinput["keeper_folder"] = str(node.config.stash[FOLDER])
     node.workerinput["keeper_run"] = node.config.stash[RUN]
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays to the end: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

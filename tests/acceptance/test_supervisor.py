@@ -307,9 +307,17 @@ def test_a_worker_without_a_thread_to_await_its_end_is_started_again(
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system keeps no process on a core")
 def test_a_worker_whose_core_is_gone_runs_on_any(tmp_path: Path) -> None:
     """A container may be given other cores while the supervisor runs."""
-    with start_command(command=supervise(tmp_path, "", until_idle=True, cores=[1_000])) as supervisor:
+    seen = tmp_path / "seen"
+    child = f"""
+        import os, time
+
+        while not os.path.exists({str(seen)!r}):  # one that has ended cannot be kept anywhere
+            time.sleep(0.01)
+    """
+    with start_command(command=supervise(tmp_path, child, until_idle=True, cores=[1_000])) as supervisor:
+        wait_until(lambda: supervisor.output.count("could not be kept on core 1000") == 2)
+        seen.touch()
         assert supervisor.wait() == 0
-        assert supervisor.output.count("could not be kept on core 1000") == 2
 
 
 def test_where_nothing_can_be_started_the_command_ends(tmp_path: Path) -> None:
