@@ -36,6 +36,7 @@ from ..models import Job
 
 __all__ = [
     "array",
+    "at_end",
     "held_by_claimer",
     "in_seconds",
     "lock_in_order",
@@ -117,10 +118,18 @@ def held_by_claimer(table: Table, worker: str | None) -> ColumnElement[bool]:
     return or_(by_worker.is_(None), table.c.worker == by_worker)
 
 
-def in_seconds(seconds: ColumnElement[Any] | float, *, name: str | None = None) -> ColumnElement[Any]:
-    """The database's now() and `seconds` more."""
+def in_seconds(
+    seconds: ColumnElement[Any] | float, *, name: str | None = None, after: ColumnElement[Any] | None = None
+) -> ColumnElement[Any]:
+    """`seconds` after the database's now(), or after that time."""
     amount = bindparam(name, seconds, Float) if name is not None else seconds
-    return type_coerce(func.now() + amount * _SECOND, DateTime(timezone=True))
+    since = func.now() if after is None else after
+    return type_coerce(since + amount * _SECOND, DateTime(timezone=True))
+
+
+def at_end() -> ColumnElement[Any]:
+    """When a run ended. It may be written in the handler's transaction, whose now() is when that began."""
+    return func.statement_timestamp(type_=DateTime(timezone=True))
 
 
 def lock_in_order(

@@ -34,7 +34,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from ..lifecycle import FINISHED, Change, Event, JobStatus, sources
 from ..models import Job, StatusText, status_in, status_literal
 from ..retry import MAX_ERRORS
-from ._parts import array, held_by_claimer, in_seconds, lock_in_order, members, rows, table_of
+from ._parts import array, at_end, held_by_claimer, in_seconds, lock_in_order, members, rows, table_of
 
 __all__ = ["append_error", "apply_changes", "apply_parameters"]
 
@@ -69,7 +69,7 @@ def apply_changes(
 ) -> Executable:
     """Write what claimed jobs became, each only if its claim is still valid.
 
-    `worker`: who claimed them; None for a rescue, or where one does not know. `skip_locked`: do not wait for a row that somebody has locked just now. Durations count from the database's now().
+    `worker`: who claimed them; None for a rescue, or where one does not know. `skip_locked`: do not wait for a row that somebody has locked just now. Durations count from the statement's beginning, by the database's clock.
 
     Returns a row per change: id, claims, answer. The answer is "applied"; "lost": the claim is no longer valid, or,
     for a rescue, the lease was renewed; or "locked": try again.
@@ -129,9 +129,14 @@ def apply_changes(
         .where(mine, not_(func.coalesce(leaves, literal_column("false"))))
         .values(
             status=type_coerce(status, StatusText()),
-            run_at=case((finished, columns.run_at), else_=in_seconds(change.c.delay)),
-            finished_at=case((finished, func.now())),
-            purge_at=case((finished, in_seconds(change.c.retain))),
+            run_at=case(
+                (finished, columns.run_at),
+                # At once: also for a claim in this very transaction.
+                (change.c.delay == literal_column("0"), func.now()),
+                else_=in_seconds(change.c.delay, after=at_end()),
+            ),
+            finished_at=case((finished, at_end())),
+            purge_at=case((finished, in_seconds(change.c.retain, after=at_end()))),
             lease_expires_at=null(),
             attempt=func.greatest(cast(columns.attempt, Integer) + change.c.attempt, literal_column("0")),
             rescues=func.least(cast(columns.rescues, Integer) + change.c.rescues, literal_column("32767")),
@@ -165,7 +170,7 @@ def apply_changes(
 def append_error(table: Any, entry: Any) -> Any:
     """The column `errors` with `entry` (jsonb) at its end, stamped with the time and attempt; the oldest gives way."""
     errors = table.c.errors
-    stamp = func.jsonb_build_object(literal_column("'at'"), func.now(), literal_column("'attempt'"), table.c.attempt)
+    stamp = func.jsonb_build_object(literal_column("'at'"), at_end(), literal_column("'attempt'"), table.c.attempt)
     newest: ColumnElement[Any] = literal_column(f"'$[last - {MAX_ERRORS - 2} to last]'::jsonpath")
     kept = case(
         (func.jsonb_typeof(errors) != literal_column("'array'"), literal_column("'[]'::jsonb")),

@@ -29,7 +29,7 @@ from sqlalchemy import (
 
 from ..lifecycle import TRANSITIONS, Change, Event, JobStatus, sources
 from ..models import Job, status_in, status_literal
-from ._parts import array, held_by_claimer, in_seconds, lock_in_order, members, packed, rows, table_of
+from ._parts import array, at_end, held_by_claimer, in_seconds, lock_in_order, members, packed, rows, table_of
 
 __all__ = ["complete_jobs", "completion_parameters", "delete_completed"]
 
@@ -54,7 +54,7 @@ def complete_jobs(
 ) -> Executable:
     """Jobs that were done without anything to record become `completed`, each only if its claim is still valid.
 
-    `retain`: seconds from the database's now until the row may be deleted, None: never. `worker`: who claimed them. One row comes back: the ids
+    `retain`: seconds, by the database's clock, until the row may be deleted, None: never. `worker`: who claimed them. One row comes back: the ids
     that were written, as an array, or NULL. A row that somebody has locked just now is left out.
     """
     table = table_of(job)
@@ -70,7 +70,7 @@ def complete_jobs(
     written = (
         update(table)
         .where(*_fenced(table, done, locked, worker))
-        .values(_completed(in_seconds(done.c.retain)))
+        .values(_completed(in_seconds(done.c.retain, after=at_end())))
         .returning(columns.id)
         .cte("written")
     )
@@ -94,7 +94,7 @@ def complete_job(
             held_by_claimer(table, worker),
             status_in(columns.status, sources(Event.COMPLETE)),
         )
-        .values(_completed(in_seconds(bindparam("done_retain", retain, Float))))
+        .values(_completed(in_seconds(bindparam("done_retain", retain, Float), after=at_end())))
         .returning(columns.id)
     )
 
@@ -102,7 +102,7 @@ def complete_job(
 def _completed(purge_at: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
     return {
         "status": status_literal(TRANSITIONS[JobStatus.RUNNING, Event.COMPLETE]),
-        "finished_at": func.now(),
+        "finished_at": at_end(),
         "purge_at": purge_at,
         "lease_expires_at": null(),
         "result": null(),

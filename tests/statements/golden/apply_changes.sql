@@ -47,13 +47,13 @@ WITH locked AS MATERIALIZED (
     updated AS (
     UPDATE sa_jobqueue.job
     SET status=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END,
-        run_at=CASE WHEN (CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END IN ('completed', 'failed', 'cancelled')) THEN sa_jobqueue.job.run_at ELSE now() + change.delay * interval '1 second' END,
+        run_at=CASE WHEN (CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END IN ('completed', 'failed', 'cancelled')) THEN sa_jobqueue.job.run_at WHEN (change.delay = 0) THEN now() ELSE statement_timestamp() + change.delay * interval '1 second' END,
         lease_expires_at=NULL,
-        finished_at=CASE WHEN (CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END IN ('completed', 'failed', 'cancelled')) THEN now() END,
-        purge_at=CASE WHEN (CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END IN ('completed', 'failed', 'cancelled')) THEN now() + change.retain * interval '1 second' END,
+        finished_at=CASE WHEN (CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END IN ('completed', 'failed', 'cancelled')) THEN statement_timestamp() END,
+        purge_at=CASE WHEN (CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END IN ('completed', 'failed', 'cancelled')) THEN statement_timestamp() + change.retain * interval '1 second' END,
         attempt=greatest(CAST(sa_jobqueue.job.attempt AS INTEGER) + change.attempt, 0),
         rescues=least(CAST(sa_jobqueue.job.rescues AS INTEGER) + change.rescues, 32767),
-        errors=CASE WHEN (change.error IS NULL) THEN sa_jobqueue.job.errors ELSE CASE WHEN (jsonb_typeof(sa_jobqueue.job.errors) != 'array') THEN '[]'::jsonb WHEN (jsonb_array_length(sa_jobqueue.job.errors) >= 20) THEN jsonb_path_query_array(sa_jobqueue.job.errors, '$[last - 18 to last]'::jsonpath) ELSE sa_jobqueue.job.errors END || jsonb_build_array(CAST(change.error AS JSONB) || jsonb_build_object('at', now(), 'attempt', sa_jobqueue.job.attempt)) END,
+        errors=CASE WHEN (change.error IS NULL) THEN sa_jobqueue.job.errors ELSE CASE WHEN (jsonb_typeof(sa_jobqueue.job.errors) != 'array') THEN '[]'::jsonb WHEN (jsonb_array_length(sa_jobqueue.job.errors) >= 20) THEN jsonb_path_query_array(sa_jobqueue.job.errors, '$[last - 18 to last]'::jsonpath) ELSE sa_jobqueue.job.errors END || jsonb_build_array(CAST(change.error AS JSONB) || jsonb_build_object('at', statement_timestamp(), 'attempt', sa_jobqueue.job.attempt)) END,
         result=CAST(change.result AS JSONB)
     FROM unnest(CAST(%(change_ids)s::VARCHAR AS BIGINT[]), CAST(%(change_claims)s::VARCHAR AS INTEGER[]), CAST(%(change_status)s::VARCHAR AS TEXT[]), CAST(%(change_if_cancelled)s::VARCHAR AS TEXT[]), CAST(%(change_delay)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_attempt)s::VARCHAR AS SMALLINT[]), CAST(%(change_rescues)s::VARCHAR AS SMALLINT[]), CAST(%(change_error)s::VARCHAR AS TEXT[]), CAST(%(change_result)s::VARCHAR AS TEXT[]), CAST(%(change_retain)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_expired)s::VARCHAR AS BOOLEAN[])) AS change(id, claims, status, if_cancelled, delay, attempt, rescues, error, result, retain, expired)
     WHERE sa_jobqueue.job.id = any(array((

@@ -1,8 +1,8 @@
 UPDATE sa_jobqueue.job
 SET status='completed',
     lease_expires_at=NULL,
-    finished_at=now(),
-    purge_at=(now() + %(done_retain)s * interval '1 second'),
+    finished_at=statement_timestamp(),
+    purge_at=(statement_timestamp() + %(done_retain)s * interval '1 second'),
     result=NULL
 WHERE sa_jobqueue.job.id = %(done_id)s::BIGINT
 AND sa_jobqueue.job.claims = %(done_claims)s::INTEGER

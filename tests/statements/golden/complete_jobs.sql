@@ -10,8 +10,8 @@ WITH locked AS MATERIALIZED (
     UPDATE sa_jobqueue.job
     SET status='completed',
         lease_expires_at=NULL,
-        finished_at=now(),
-        purge_at=(now() + done.retain * interval '1 second'),
+        finished_at=statement_timestamp(),
+        purge_at=(statement_timestamp() + done.retain * interval '1 second'),
         result=NULL
     FROM unnest(CAST(%(done_ids)s::VARCHAR AS BIGINT[]), CAST(%(done_claims)s::VARCHAR AS INTEGER[]), CAST(%(done_retain)s::VARCHAR AS FLOAT(53)[])) AS done(id, claims, retain)
     WHERE sa_jobqueue.job.id = any(array((
