@@ -16,13 +16,14 @@ from sqlalchemy.exc import ArgumentError
 
 from .errors import ConfigurationError
 
-__all__ = ["check_psycopg", "database_url", "mask_passwords"]
+__all__ = ["check_psycopg", "database_url", "mask_passwords", "same_database"]
 
 #: What means psycopg 3. SQLAlchemy 2.0 would take a bare `postgresql` for psycopg2, and knows no `postgres`.
 _PSYCOPG = frozenset({"postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg_async"})
 
-#: Up to the last @ of a URL; where it is a database's, whatever the password holds. A port is no password.
-_IN_URL = re.compile(r"(postgres\w*(?:\+\w+)?://[^\s:/@]*:)(?:\S*|[^@\n]*)@|(://[^\s:/@]*:)(?!\d+(?:[/?#\s]|$))\S*@")
+#: What stands before a password in a URL; where it is a database's, whatever the password holds. A port is no password.
+_BEFORE = re.compile(r"(postgres\w{0,20}(?:\+\w{1,20})?://[^\s:/@]*:)|(?://[^\s:/@]*:)(?!\d+(?:[/?#\s]|$))")
+_SPACE = re.compile(r"\s|$")
 _IN_PAIR = re.compile(r"((?:password|passwd)\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)", re.IGNORECASE)
 
 
@@ -62,7 +63,39 @@ def check_psycopg() -> None:
 
 def mask_passwords(text: str) -> str:
     """Return `text` with `***` for each password in a URL (`//user:…@`, `?password=…`) or a `password=…` pair."""
-    return _IN_PAIR.sub(r"\1***", _IN_URL.sub(r"\1\2***@", text))
+    if "@" in text:
+        text = "\n".join([_mask_line(line) if "@" in line else line for line in text.split("\n")])
+    return _IN_PAIR.sub(r"\1***", text)
+
+
+def _mask_line(line: str) -> str:
+    """With `***` up to the last @ of the word, or, in a database's URL, to the next one behind a space.
+
+    No part is looked at more than some times: what is logged may be a megabyte of URLs.
+    """
+    shown, done, start, word_end, last = [], 0, 0, -1, -1
+    while before := _BEFORE.search(line, start):
+        start = before.end()
+        if start > word_end:
+            word_end = _SPACE.search(line, start).start()  # type: ignore[union-attr]
+            last = line.rfind("@", start, word_end)
+        end = last if last >= start else line.find("@", start) if before[1] else -1
+        if end >= 0:
+            shown += [line[done:start], "***"]
+            done = start = end
+        elif before[1]:
+            break
+    return "".join([*shown, line[done:]])
+
+
+def same_database(one: URL, other: URL) -> bool:
+    """Whether both lead to the same database as the same user, as far as can be seen without asking a server."""
+    return _place(one) == _place(other)
+
+
+def _place(url: URL) -> tuple[object, ...]:
+    query = url.query
+    return url.host or query.get("host"), str(url.port or query.get("port") or 5432), url.database, url.username
 
 
 def _refused(text: str | URL, reason: str) -> ConfigurationError:
