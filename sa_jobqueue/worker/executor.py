@@ -70,12 +70,15 @@ class Sessions:
 
     def open(self) -> tuple[Session, Unit]:
         """A session for a `def` handler, and the unit that it belongs to."""
-        session = Session() if self.maker is None else self.maker()
+        session = Session() if self.maker is None else _checked(self.maker(), Session)
         return session, self._unit(session, self.engine)
 
     def open_async(self) -> tuple[AsyncSession, Unit]:
         """The same for an `async def` handler; does no I/O."""
-        session = AsyncSession(expire_on_commit=False) if self.async_maker is None else self.async_maker()
+        if self.async_maker is None:
+            session = AsyncSession(expire_on_commit=False)
+        else:
+            session = _checked(self.async_maker(), AsyncSession)
         engine = None if self.async_engine is None else self.async_engine.sync_engine
         return session, self._unit(session.sync_session, engine)
 
@@ -83,11 +86,19 @@ class Sessions:
         return Unit(
             session,
             engine=engine,
+            database=None if self.engine is None else self.engine.url,
             translate=self.translate,
             idle=self.idle_timeout,
             worker=self.worker,
             job=self.job,
         )
+
+
+def _checked(made: R, wanted: type[R]) -> R:
+    """A session of the application's making; one of the other kind would keep nothing, and say nothing of it."""
+    if not isinstance(made, wanted):
+        raise SessionUnavailable(f"the application's sessionmaker made {made!r}; a {wanted.__name__} is expected")
+    return made
 
 
 class _Run:

@@ -9,28 +9,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Pool, func, select
+from sqlalchemy import URL, Connection, Engine, Pool, func, select
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from .. import operations
 from ..errors import SessionUnavailable
 from ..lifecycle import Change
-from ..models import Job
+from ..models import SCHEMA, Job
 from ..operations import Answer, fault_of, kept_for_now
+from ..urls import same_database
 
 __all__ = ["Unit"]
+
+_NO_MAP: Mapping[str | None, str | None] = {}
 
 
 class Unit:
     """One handler's database work: its session, and the transaction that ends together with the job's completion."""
 
     __slots__ = (
+        "_close_session",
         "_closed",
+        "_database",
         "_engine",
         "_idle",
         "_job",
         "_opening",
+        "_options",
         "_original",
         "_pool",
         "_root",
@@ -45,6 +51,7 @@ class Unit:
         session: Session,
         *,
         engine: Engine | None,
+        database: URL | None = None,
         translate: Mapping[str | None, str | None] | None,
         idle: float | None = None,
         worker: str | None = None,
@@ -53,26 +60,37 @@ class Unit:
         # A session of the user's sessionmaker knows its engine, and perhaps other databases for some of its classes.
         own = session.bind
         self._engine = engine if own is None else own.engine
-        self._translate, self._idle = translate, idle
+        self._database = database if self._engine is None else self._engine.url
+        self._translate, self._idle = translate or {}, idle
         self._worker, self._job = worker, job
         self._opening = self._closed = False
         self._pool: Pool | None = None
         self.connection: Connection | None = None
         self.session = session
-        self._original = session.get_bind
+        self._options: Mapping[str, Any] = {}
+        self._original, self._close_session = session.get_bind, session.close
         self._root: SessionTransaction | None = None
         # The handler's own commit() ends nothing, and its rollback() undoes what it wrote. SAVEPOINT and RELEASE would
         # be two of six round trips, so there is none before the handler has committed something: see `_join`.
         session.join_transaction_mode = "rollback_only"
         session.get_bind = self._bind  # type: ignore[method-assign]
+        session.close = self._discard  # type: ignore[method-assign]
+
+    def _discard(self) -> None:
+        """The session's `close()`, also at the end of `with ctx.session:`. What was not committed is not kept."""
+        if self.session.in_transaction():
+            self.session.rollback()  # by itself it would leave a transaction that it has joined as it is
+        self._close_session()
 
     def _bind(self, *args: Any, **options: Any) -> Engine | Connection:
-        """Where the session's next statement goes: to our transaction, or, by the user's `binds`, to another database."""
+        """Where the session's next statement goes: to our transaction, or, by `binds` or a `get_bind` of the
+        application's, to another database.
+        """
         try:
             elsewhere = self._original(*args, **options)
         except UnboundExecutionError:
             elsewhere = None
-        if elsewhere is not None and elsewhere.engine is not self._engine:
+        if elsewhere is not None and not self._is_ours(elsewhere.engine):
             return elsewhere
         if self._closed:
             # What is opened here would be nobody's to close: an open transaction for ever.
@@ -89,6 +107,22 @@ class Unit:
                 self._opening = False
         self._join(self.connection)
         return self.connection
+
+    def _is_ours(self, engine: Engine) -> bool:
+        """Whether it leads to the job's database. What is written there is written in one transaction with the job's
+        completion, on the engine that was asked for first.
+        """
+        if engine is self._engine:
+            return True
+        if self._database is None or not same_database(engine.url, self._database):
+            return False
+        if self.connection is None:
+            self._engine = engine
+        elif self._translated(engine.get_execution_options()) != self._translated(self._options):
+            raise SessionUnavailable(
+                "ctx.session is one connection: it cannot follow two engines with different schema_translate_maps"
+            )
+        return True
 
     def _join(self, connection: Connection) -> None:
         """Let the session's next transaction join ours; a new one, if the handler rolled the last one back.
@@ -114,18 +148,30 @@ class Unit:
             options: dict[str, Any] = {}
             given = connection.get_execution_options()
             # Where it is so anyhow, to set it and to reset it would cost a sixth of a job that does one INSERT.
-            if connection.default_isolation_level != "READ COMMITTED" or "isolation_level" in given:
+            if (
+                connection.default_isolation_level != "READ COMMITTED"
+                or "isolation_level" in given
+                or getattr(connection.connection.dbapi_connection, "autocommit", False)
+            ):
                 options["isolation_level"] = "READ COMMITTED"
-            translated = given.get("schema_translate_map") or {}
-            if self._translate and not self._translate.items() <= translated.items():
-                options["schema_translate_map"] = {**translated, **self._translate}
+            if (translated := self._translated(given)) is not (given.get("schema_translate_map") or _NO_MAP):
+                options["schema_translate_map"] = translated
             if options:
                 connection = connection.execution_options(**options)
+            self._options = connection.get_execution_options()
             self._begin(connection)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _translated(self, options: Mapping[str, Any]) -> Mapping[str | None, str | None]:
+        """The `schema_translate_map` for an engine or a connection with these options: its own, but for our tables."""
+        own: Mapping[str | None, str | None] = options.get("schema_translate_map") or _NO_MAP
+        schema = self._translate.get(SCHEMA, SCHEMA)
+        if own.get(SCHEMA, SCHEMA) == schema and self._translate.keys() <= own.keys():
+            return own
+        return {**self._translate, **own, SCHEMA: schema}
 
     def _begin(self, connection: Connection) -> None:
         connection.begin()
@@ -139,20 +185,24 @@ class Unit:
         None: the session was never used, so there is nothing to commit and `change` is still to be written.
         """
         try:
-            if self.connection is None and not (self.session.new or self.session.dirty or self.session.deleted):
-                self.session.commit()
-                return None
-            self.session.flush()
+            session = self.session
+            session.flush()
             if self.connection is None:
-                self.session.commit()  # all of it went to other databases
-                return None
+                if session.autobegin or session.in_transaction():
+                    session.commit()  # listeners hear of it, and may write
+                if self.connection is None:
+                    return None  # it was not used, or for other databases
             connection = self.connection
             if not connection.in_transaction():
                 self._begin(connection)  # the handler rolled back what it wrote, and wrote nothing since
+            if connection.get_execution_options() is not self._options:  # the handler set some, for its statements
+                translate = self._options.get("schema_translate_map")
+                connection.execution_options(schema_translate_map=translate, stream_results=False, yield_per=None)
             answer = self._write(connection, change)
             if answer is not Answer.APPLIED:
                 return answer
-            self.session.commit()
+            if session.in_transaction():
+                session.commit()
             self._closed = True  # from here on a task or thread that was left behind may begin nothing
             connection.commit()
             return answer
@@ -177,7 +227,7 @@ class Unit:
         """Roll back what was not committed and give the connection back."""
         self._closed = True
         try:
-            self.session.close()
+            self._close_session()
         finally:
             if self.connection is not None:
                 connection, self.connection = self.connection, None

@@ -1,0 +1,400 @@
+"""Where handlers' sessions come from, and what they keep: the application's own sessionmakers, engines, schemas, options."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, Select, create_engine, event, func, insert, select, text
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from sa_jobqueue import (
+    AsyncJobContext,
+    Discard,
+    JobContext,
+    JobStatus,
+    Registry,
+    Retry,
+    RetryPolicy,
+    Snooze,
+    Worker,
+    enqueue,
+    task,
+)
+from sa_jobqueue.migrations import upgrade_database
+from tests.support.databases import connect, driver_url
+from tests.support.working import add, add_one, drain, job_of, worker_for
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Note(Base):
+    __tablename__ = "note"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    said: Mapped[str]
+
+
+class Marked(Session):
+    """A session class of the application's own."""
+
+
+async def test_the_applications_own_sessionmakers_are_used(
+    engine: Engine, async_engine: AsyncEngine, registry: Registry
+) -> None:
+    """Its session class, its options, its engine; completed in the same transaction as ever."""
+    Base.metadata.create_all(engine)
+    kinds: list[str] = []
+
+    @task(registry=registry, name="sync")
+    def handler(ctx: JobContext) -> None:
+        kinds.append(type(ctx.session).__name__)
+        ctx.session.add(Note(said="sync"))
+
+    @task(registry=registry, name="async")
+    async def async_handler(ctx: AsyncJobContext) -> None:
+        kinds.append(type(ctx.session.sync_session).__name__)
+        ctx.session.add(Note(said="async"))
+
+    ids = add(engine, enqueue(handler), enqueue(async_handler))
+    worker = worker_for(
+        engine,
+        registry,
+        async_engine=async_engine,
+        sessionmaker=sessionmaker(engine, class_=Marked),
+        async_sessionmaker=async_sessionmaker(async_engine, sync_session_class=Marked),
+    )
+    await worker.serve(until_idle=True)
+    assert kinds == ["Marked", "Marked"]
+    assert all(job_of(engine, id).is_finished for id in ids)
+    with Session(engine) as session:
+        assert sorted(session.scalars(select(Note.said))) == ["async", "sync"]
+
+
+def test_async_handlers_may_use_another_driver(engine: Engine, url: str, registry: Registry) -> None:
+    """An AsyncEngine over asyncpg serves `ctx.session`, completion included."""
+    Base.metadata.create_all(engine)
+
+    @task(registry=registry, name="async", record=True)
+    async def handler(ctx: AsyncJobContext) -> str:
+        ctx.session.add(Note(said="asyncpg"))
+        return "é"
+
+    (id,) = add(engine, enqueue(handler))
+
+    async def main() -> None:
+        other = create_async_engine(driver_url(url, "asyncpg"))
+        await worker_for(engine, registry, async_engine=other).serve(until_idle=True)
+        await other.dispose()
+
+    asyncio.run(main())
+    assert (job_of(engine, id).status, job_of(engine, id).result) == (JobStatus.COMPLETED, "é")
+
+
+def test_without_an_async_engine_an_async_handlers_session_says_what_to_do(engine: Engine, registry: Registry) -> None:
+    """A sync Engine is never made into an async one: connect arguments and events would be lost."""
+
+    @task(registry=registry, name="async", max_attempts=1)
+    async def handler(ctx: AsyncJobContext) -> None:
+        await ctx.session.execute(text("SELECT 1"))
+
+    (id,) = add(engine, enqueue(handler))
+    drain(engine, registry)
+    assert "AsyncEngine" in job_of(engine, id).errors[0]["message"]
+
+
+@pytest.mark.parametrize("schema", ["My Jobs", None])
+def test_the_whole_path_in_another_schema(empty_database_url: str, registry: Registry, schema: str | None) -> None:
+    """Said once, to the engine: ours moves (None: to the default schema), the application's tables stay where they are."""
+    engine = create_engine(empty_database_url, execution_options={"schema_translate_map": {"sa_jobqueue": schema}})
+    upgrade_database(engine)
+    Base.metadata.create_all(engine)
+
+    @task(registry=registry, name="handler")
+    def handler(ctx: JobContext, n: int) -> None:
+        ctx.session.add(Note(said=f"{n}"))
+        if n:
+            ctx.session.add(enqueue(handler, n - 1))
+
+    add(engine, enqueue(handler, 2), enqueue(handler.options(delay=3600), 9))
+    drain(engine, registry)
+    name = schema or "public"
+    with connect(empty_database_url) as plain:
+        assert plain.execute(f"SELECT count(*) FROM \"{name}\".job WHERE status = 'completed'").fetchone() == (3,)
+        assert plain.execute("SELECT to_regnamespace('sa_jobqueue')").fetchone() == (None,)
+        assert plain.execute("SELECT count(*) FROM public.note").fetchone() == (3,)
+    engine.dispose()
+    # The same by a URL and a name.
+    asyncio.run(Worker(empty_database_url, {"default": 1}, registry=registry, schema=name).serve(until_idle=True))
+
+
+# ---- what a session keeps
+
+
+@pytest.fixture
+def notes(engine: Engine) -> Engine:
+    Base.metadata.create_all(engine)
+    return engine
+
+
+def written(engine: Engine) -> list[str]:
+    with Session(engine) as session:
+        return list(session.scalars(select(Note.said).order_by(Note.said)))
+
+
+def clock() -> Select[tuple[datetime]]:
+    return select(func.clock_timestamp())
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_delays_and_times_count_from_the_end_of_the_handler(
+    notes: Engine, url: str, registry: Registry, kind: str
+) -> None:
+    """Not from the beginning of its transaction, however long that lasted."""
+    ends: list[datetime] = []
+    outcomes: list[Any] = [Snooze(3600), Retry(after=3600), None]
+
+    @task(registry=registry, name="sync", retain=60)
+    def handler(ctx: JobContext, n: int) -> Any:
+        ends.append(ctx.session.scalars(clock()).one())
+        return outcomes[n]
+
+    @task(registry=registry, name="async", retain=60)
+    async def async_handler(ctx: AsyncJobContext, n: int) -> Any:
+        ends.append((await ctx.session.scalars(clock())).one())
+        return outcomes[n]
+
+    chosen = handler if kind == "sync" else async_handler
+    ids = add(notes, *(enqueue(chosen, n) for n in range(3)))
+    drain(url, registry, queues={"default": 1})
+    snoozed, retried, completed = (job_of(notes, id) for id in ids)
+    assert snoozed.run_at >= ends[0] + timedelta(hours=1)
+    assert retried.run_at >= ends[1] + timedelta(hours=1)
+    assert datetime.fromisoformat(retried.errors[0]["at"]) >= ends[1]
+    assert completed.finished_at is not None
+    assert completed.finished_at >= ends[2]
+    assert completed.purge_at == completed.finished_at + timedelta(seconds=60)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("committed_before", [False, True])
+def test_what_was_not_committed_when_a_session_is_closed_is_not_kept(
+    notes: Engine, url: str, registry: Registry, committed_before: bool, kind: str
+) -> None:
+    """As in any session; also at the end of `with ctx.session:`. What the handler committed is kept."""
+
+    @task(registry=registry, name="sync")
+    def handler(ctx: JobContext) -> None:
+        if committed_before:
+            ctx.session.add(Note(said="committed"))
+            ctx.session.commit()
+        with ctx.session as session:
+            session.add(Note(said="in a block"))
+            session.flush()
+        ctx.session.add(Note(said="later"))
+
+    @task(registry=registry, name="async")
+    async def async_handler(ctx: AsyncJobContext) -> None:
+        if committed_before:
+            ctx.session.add(Note(said="committed"))
+            await ctx.session.commit()
+        async with ctx.session as session:
+            session.add(Note(said="in a block"))
+            await session.flush()
+        ctx.session.add(Note(said="later"))
+
+    id = add_one(notes, enqueue(handler if kind == "sync" else async_handler))
+    drain(url, registry)
+    assert written(notes) == (["committed", "later"] if committed_before else ["later"])
+    assert job_of(notes, id).status == JobStatus.COMPLETED
+
+
+def test_an_autocommit_engine_of_a_sessionmaker_commits_with_the_job(
+    notes: Engine, url: str, registry: Registry
+) -> None:
+    """Whatever the engine would do by itself: what a failing handler wrote is not kept."""
+    automatic = create_engine(url, isolation_level="AUTOCOMMIT")
+    async_automatic = create_async_engine(url, isolation_level="AUTOCOMMIT")
+
+    @task(registry=registry, name="sync", max_attempts=1)
+    def handler(ctx: JobContext) -> None:
+        ctx.session.add(Note(said="sync"))
+        ctx.session.flush()
+        raise Discard("after all")
+
+    @task(registry=registry, name="async", max_attempts=1)
+    async def async_handler(ctx: AsyncJobContext) -> None:
+        ctx.session.add(Note(said="async"))
+        await ctx.session.flush()
+        raise Discard("after all")
+
+    ids = add(notes, enqueue(handler), enqueue(async_handler))
+
+    async def main() -> None:
+        maker = sessionmaker(automatic)
+        worker = worker_for(notes, registry, async_engine=async_automatic, sessionmaker=maker)
+        await worker.serve(until_idle=True)
+        await async_automatic.dispose()
+
+    asyncio.run(main())
+    automatic.dispose()
+    assert [job_of(notes, id).status for id in ids] == [JobStatus.FAILED] * 2
+    assert written(notes) == []
+
+
+@pytest.mark.parametrize("way", ["get_bind", "binds", "options"])
+def test_a_session_that_finds_its_engine_by_itself_writes_together_with_the_job(
+    notes: Engine, url: str, registry: Registry, way: str
+) -> None:
+    """Another Engine for the job's own database: nothing is published before the completion."""
+    application = create_engine(url)
+
+    class Routed(Session):
+        """As Flask-SQLAlchemy's."""
+
+        def get_bind(self, *args: Any, **options: Any) -> Engine:
+            return application
+
+    makers: dict[str, Any] = {
+        "get_bind": sessionmaker(class_=Routed),
+        "binds": sessionmaker(binds={Base: application}),
+        "options": sessionmaker(application, binds={Base: application.execution_options(marked=True)}),
+    }
+
+    @task(registry=registry, name="handler", max_attempts=2, retry=RetryPolicy(base=0))
+    def handler(ctx: JobContext) -> None:
+        ctx.session.scalar(select(1))  # by no class of the application's
+        ctx.session.add(Note(said=f"attempt {ctx.attempt}"))
+        ctx.session.commit()
+        if ctx.attempt == 1:
+            raise RuntimeError("once")
+
+    id = add_one(notes, enqueue(handler))
+    drain(url, registry, sessionmaker=makers[way])
+    application.dispose()
+    assert job_of(notes, id).status == JobStatus.COMPLETED
+    assert written(notes) == ["attempt 2"]
+    with notes.connect() as connection:
+        together = text("SELECT count(*) FROM note, sa_jobqueue.job WHERE note.xmin = job.xmin")
+        assert connection.scalar(together) == 1
+
+
+def test_a_session_of_two_translations_is_refused(notes: Engine, url: str, registry: Registry) -> None:
+    """One connection cannot look in two places at once for the same table."""
+    tenant = notes.execution_options(schema_translate_map={None: "tenant"})
+
+    @task(registry=registry, name="handler", max_attempts=1)
+    def handler(ctx: JobContext) -> None:
+        ctx.session.scalar(select(1))
+        ctx.session.add(Note(said="where?"))
+
+    id = add_one(notes, enqueue(handler))
+    drain(notes, registry, sessionmaker=sessionmaker(notes, binds={Base: tenant}))
+    assert "two engines with different schema_translate_maps" in job_of(notes, id).errors[0]["message"]
+
+
+def test_a_session_follows_its_own_engines_translations(notes: Engine, url: str, registry: Registry) -> None:
+    """The worker's are only for what that engine does not say."""
+    with notes.begin() as connection:
+        for name in ("tenant_a", "tenant_b"):
+            connection.execute(text(f"CREATE SCHEMA {name}"))
+            connection.execute(text(f"CREATE TABLE {name}.note (LIKE public.note INCLUDING ALL)"))
+    a, b = (notes.execution_options(schema_translate_map={None: name}) for name in ("tenant_a", "tenant_b"))
+
+    @task(registry=registry, name="handler")
+    def handler(ctx: JobContext, said: str) -> None:
+        ctx.session.add(Note(said=said))
+
+    add_one(notes, enqueue(handler, "b"))
+    drain(a, registry, sessionmaker=sessionmaker(b))
+    add_one(notes, enqueue(handler, "a"))
+    drain(a, registry)
+    assert written(notes) == []
+    assert (written(a), written(b)) == (["a"], ["b"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"stream_results": True}, {"yield_per": 10}, {"schema_translate_map": {None: "tenant"}}],
+    ids=["stream_results", "yield_per", "schema_translate_map"],
+)
+def test_a_handlers_options_are_for_its_own_statements(
+    empty_database_url: str, registry: Registry, options: dict[str, Any]
+) -> None:
+    """The completion goes where the jobs are, which is not where they are by default, and is no cursor."""
+    engine = create_engine(empty_database_url, execution_options={"schema_translate_map": {"sa_jobqueue": "jobs"}})
+    upgrade_database(engine)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA tenant"))
+        connection.execute(text("CREATE TABLE tenant.note (id serial PRIMARY KEY, said text)"))
+        connection.execute(text("CREATE TABLE public.note (id serial PRIMARY KEY, said text)"))
+
+    moved = "schema_translate_map" in options
+
+    @task(registry=registry, name="handler", max_attempts=1, record=True)
+    def handler(ctx: JobContext) -> str:
+        ctx.session.connection(execution_options=options)
+        if moved:
+            ctx.session.execute(insert(Note).values(said="done"))
+        else:
+            assert ctx.session.execute(select(Note)).all() == []
+        return "done"
+
+    id = add_one(engine, enqueue(handler))
+    drain(engine, registry)
+    job = job_of(engine, id)
+    assert (job.status, job.result) == (JobStatus.COMPLETED, "done")
+    assert written(engine.execution_options(**options)) == (["done"] if moved else [])
+    engine.dispose()
+
+
+def test_what_a_listener_writes_at_the_end_is_kept(notes: Engine, url: str, registry: Registry) -> None:
+    """Once, with the completion; also where the handler itself wrote nothing."""
+
+    class Audited(Session):
+        """With a listener that writes."""
+
+    event.listen(Audited, "before_commit", lambda session: session.execute(insert(Note).values(said="audit")))
+
+    @task(registry=registry, name="handler")
+    def handler(ctx: JobContext, writes: bool) -> None:
+        if writes:
+            ctx.session.add(Note(said="done"))
+        else:
+            ctx.session.info["seen"] = True
+
+    for writes, stays in (False, ["audit"]), (True, ["audit", "audit", "done"]):
+        id = add_one(notes, enqueue(handler, writes))
+        drain(notes, registry, sessionmaker=sessionmaker(notes, class_=Audited))
+        assert job_of(notes, id).status == JobStatus.COMPLETED
+        assert written(notes) == stays
+
+
+@pytest.mark.parametrize("does", ["nothing", "begins", "begins and ends"])
+def test_a_session_without_autobegin_is_the_handlers_to_begin(
+    notes: Engine, url: str, registry: Registry, does: str
+) -> None:
+    @task(registry=registry, name="handler", max_attempts=1)
+    def handler(ctx: JobContext) -> None:
+        if does == "nothing":
+            ctx.session.expunge_all()
+        elif does == "begins":
+            ctx.session.begin()
+            ctx.session.add(Note(said="done"))
+        else:
+            with ctx.session.begin():
+                ctx.session.add(Note(said="done"))
+
+    id = add_one(notes, enqueue(handler))
+    drain(notes, registry, sessionmaker=sessionmaker(notes, autobegin=False))
+    assert job_of(notes, id).status == JobStatus.COMPLETED
+    assert written(notes) == ([] if does == "nothing" else ["done"])
