@@ -80,8 +80,7 @@ class Shift:
         try:
             await self._watch()
         finally:
-            await self._leave()
-            self.under_way = False
+            await self._leave_whatever_comes()
         return self._ending
 
     def stop(self, *, now: bool = False) -> None:
@@ -163,6 +162,22 @@ class Shift:
                 return f"all {lane.limit} slots of queue {lane.name!r} are held by handlers that timed out"
         return None
 
+    async def _leave_whatever_comes(self) -> None:
+        """Leave, to the end: a task that is cancelled meanwhile, once or again and again, does not wait for handlers."""
+        cancelled, leaving = False, asyncio.ensure_future(self._leave())
+        while not leaving.done():
+            try:
+                await asyncio.wait([leaving])
+            except asyncio.CancelledError:
+                cancelled = True
+                self._hurry.set()
+            if leaving.done() and leaving.cancelled():  # with all the tasks of the loop
+                leaving = asyncio.ensure_future(self._leave())
+        self.under_way = False
+        leaving.result()
+        if cancelled:
+            raise asyncio.CancelledError
+
     async def _leave(self) -> None:
         """Two steps: let what runs finish; after the grace time, or a second signal, stop it and give it back."""
         crew = self._crew
@@ -191,6 +206,7 @@ class Shift:
 async def _apart(work: Callable[[], T]) -> T:
     """Do `work` on a thread of its own: those of asyncio may all be taken by handlers that do not end."""
     done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # it goes on, also where nobody waits for it any more
 
     def run() -> None:
         try:

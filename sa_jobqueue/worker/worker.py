@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from sqlalchemy import URL, Engine
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from ..errors import ConfigurationError
 from ..models import Job
@@ -77,10 +77,20 @@ class Worker:
         for name, maker in {"sessionmaker": sessionmaker, "async_sessionmaker": async_sessionmaker}.items():
             if maker is not None and not callable(maker):
                 raise ConfigurationError(f"{name} is what SQLAlchemy's {name}() returns, not {maker!r}")
+            wanted = AsyncSession if name.startswith("async") else Session
+            made = getattr(maker, "class_", wanted)
+            if isinstance(made, type) and not issubclass(made, wanted):
+                raise ConfigurationError(f"{name} makes {made.__name__} objects; a {wanted.__name__} is expected")
+            if isinstance(maker, (scoped_session, async_scoped_session)):
+                raise ConfigurationError(
+                    f"{name} makes a Session for each job; {maker!r} would give one to several: pass its session_factory"
+                )
             if getattr(maker, "kw", {}).get("twophase"):
                 raise ConfigurationError(
                     f"{name} has twophase=True: a job and its writes are one transaction of one database"
                 )
+        if settings is not None and not isinstance(settings, WorkerSettings):
+            raise ConfigurationError(f"settings is a WorkerSettings, not {settings!r}")
         self.settings = settings or WorkerSettings()
         self.registry = registry
         self.id = uuid.uuid4()
@@ -150,19 +160,21 @@ class Worker:
         self.registry.resolve()
         self._shift = shift = Shift(self._assignment, self.counts, until_idle=until_idle, own_process=own_process)
         if self._signals:
-            shift.stop()  # a signal came before there was anything to stop
+            shift.stop(now=self._signals > 1)  # a signal, or stop(), came before there was anything to stop
         try:
             return await shift.serve()
         finally:
             self._signals = 0
 
     def stop(self, *, now: bool = False) -> None:
-        """End `run()` or `serve()`: claim no more, let what runs finish; `now`: do not wait for it. From any thread."""
-        if self._shift is None:
-            return
-        if now:
-            self._signals = max(self._signals, 2)
-        self._shift.stop(now=now)
+        """End `run()` or `serve()`: claim no more, let what runs finish; `now`: do not wait for it. From any thread.
+
+        Of a worker that has not begun yet, the first of them.
+        """
+        if now or self._shift is None:
+            self._signals = max(self._signals, 2 if now else 1)
+        if self._shift is not None:
+            self._shift.stop(now=now)
 
     @property
     def serving(self) -> bool:

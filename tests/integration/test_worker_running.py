@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from psycopg import sql
 from sqlalchemy import Engine, create_engine, select, text, true
-from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from sa_jobqueue import (
     AsyncJobContext,
@@ -26,10 +26,11 @@ from sa_jobqueue import (
     task,
 )
 from sa_jobqueue.errors import AutocommitError, ConfigurationError, DatabaseUnavailable, SchemaError
-from sa_jobqueue.migrations import upgrade_database
+from sa_jobqueue.models import WorkerRow
 from sa_jobqueue.statements import cancel_jobs, release_jobs
 from sa_jobqueue.worker.flight import Stop
 from sa_jobqueue.worker.lanes import Lane
+from sa_jobqueue.worker.worker import Ending
 from tests.support import pooler
 from tests.support.databases import connect, driver_url
 from tests.support.waiting import wait_until, wait_until_async
@@ -447,6 +448,56 @@ def test_a_job_that_may_not_run_twice_fails_when_its_worker_leaves(
     assert ran == []
 
 
+@pytest.mark.parametrize("who", ["it", "all"])
+def test_a_worker_that_is_cancelled_again_and_again_still_leaves(
+    engine: Engine, url: str, registry: Registry, who: str
+) -> None:
+    """As anyio does it, or `asyncio.run` at its end: what ran goes back, the threads end, the worker is struck off."""
+    started = threading.Event()
+
+    @task(registry=registry, name="long")
+    async def long() -> None:
+        started.set()
+        await asyncio.sleep(600)
+
+    async def main() -> Worker:
+        worker = worker_for(url, registry, grace=60)
+        serving = asyncio.create_task(worker.serve())
+        await wait_until_async(started.is_set)
+        assert worker.serving
+        for _ in range(5):
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for one in others if who == "all" else {serving}:
+                one.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+        return worker
+
+    (id,) = add(engine, enqueue(long))
+    before = set(threading.enumerate())
+    assert not asyncio.run(main()).serving
+    wait_until(lambda: set(threading.enumerate()) <= before)
+    job = job_of(engine, id)
+    assert (job.status, job.attempt, job.errors) == (JobStatus.QUEUED, 0, [])
+    with Session(engine) as session:
+        assert session.scalars(select(WorkerRow)).all() == []
+
+
+@pytest.mark.parametrize("now", [False, True])
+async def test_a_stop_before_it_has_begun_is_heeded(database_url: str, registry: Registry, now: bool) -> None:
+    """A start-up that fails just then is not left waiting. The next `serve()` works as ever."""
+    worker = worker_for(database_url, registry)
+    serving = asyncio.create_task(worker.serve())
+    worker.stop(now=now)
+    assert await asyncio.wait_for(serving, 30) == Ending.STOPPED
+
+    again = asyncio.create_task(worker.serve())
+    await wait_until_async(lambda: worker.serving)
+    worker.stop()
+    assert await asyncio.wait_for(again, 30) == Ending.STOPPED
+
+
 async def test_run_inside_a_running_loop_says_what_to_do(url: str) -> None:
     """`serve()` is for that."""
     with pytest.raises(ConfigurationError, match="await worker"):
@@ -524,110 +575,7 @@ def test_a_row_that_a_foreign_key_needs_stays_when_it_should_be_deleted(
         assert [(job.id, job.status) for job in session.scalars(select(Job))] == [(ids[3], JobStatus.COMPLETED)]
 
 
-# ---- sessions and engines
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Note(Base):
-    __tablename__ = "note"
-    id: Mapped[int] = mapped_column(primary_key=True)
-    said: Mapped[str]
-
-
-class Marked(Session):
-    """A session class of the application's own."""
-
-
-async def test_the_applications_own_sessionmakers_are_used(
-    engine: Engine, async_engine: AsyncEngine, registry: Registry
-) -> None:
-    """Its session class, its options, its engine; completed in the same transaction as ever."""
-    Base.metadata.create_all(engine)
-    kinds: list[str] = []
-
-    @task(registry=registry, name="sync")
-    def handler(ctx: JobContext) -> None:
-        kinds.append(type(ctx.session).__name__)
-        ctx.session.add(Note(said="sync"))
-
-    @task(registry=registry, name="async")
-    async def async_handler(ctx: AsyncJobContext) -> None:
-        kinds.append(type(ctx.session.sync_session).__name__)
-        ctx.session.add(Note(said="async"))
-
-    ids = add(engine, enqueue(handler), enqueue(async_handler))
-    worker = worker_for(
-        engine,
-        registry,
-        async_engine=async_engine,
-        sessionmaker=sessionmaker(engine, class_=Marked),
-        async_sessionmaker=async_sessionmaker(async_engine, sync_session_class=Marked),
-    )
-    await worker.serve(until_idle=True)
-    assert kinds == ["Marked", "Marked"]
-    assert finished(engine, *ids)
-    with Session(engine) as session:
-        assert sorted(session.scalars(select(Note.said))) == ["async", "sync"]
-
-
-def test_async_handlers_may_use_another_driver(engine: Engine, url: str, registry: Registry) -> None:
-    """An AsyncEngine over asyncpg serves `ctx.session`, completion included."""
-    Base.metadata.create_all(engine)
-
-    @task(registry=registry, name="async", record=True)
-    async def handler(ctx: AsyncJobContext) -> str:
-        ctx.session.add(Note(said="asyncpg"))
-        return "é"
-
-    (id,) = add(engine, enqueue(handler))
-
-    async def main() -> None:
-        other = create_async_engine(driver_url(url, "asyncpg"))
-        await worker_for(engine, registry, async_engine=other).serve(until_idle=True)
-        await other.dispose()
-
-    asyncio.run(main())
-    assert (job_of(engine, id).status, job_of(engine, id).result) == (JobStatus.COMPLETED, "é")
-
-
-def test_without_an_async_engine_an_async_handlers_session_says_what_to_do(engine: Engine, registry: Registry) -> None:
-    """A sync Engine is never made into an async one: connect arguments and events would be lost."""
-
-    @task(registry=registry, name="async", max_attempts=1)
-    async def handler(ctx: AsyncJobContext) -> None:
-        await ctx.session.execute(text("SELECT 1"))
-
-    (id,) = add(engine, enqueue(handler))
-    drain(engine, registry)
-    assert "AsyncEngine" in job_of(engine, id).errors[0]["message"]
-
-
-@pytest.mark.parametrize("schema", ["My Jobs", None])
-def test_the_whole_path_in_another_schema(empty_database_url: str, registry: Registry, schema: str | None) -> None:
-    """Said once, to the engine: ours moves (None: to the default schema), the application's tables stay where they are."""
-    engine = create_engine(empty_database_url, execution_options={"schema_translate_map": {"sa_jobqueue": schema}})
-    upgrade_database(engine)
-    Base.metadata.create_all(engine)
-
-    @task(registry=registry, name="handler")
-    def handler(ctx: JobContext, n: int) -> None:
-        ctx.session.add(Note(said=f"{n}"))
-        if n:
-            ctx.session.add(enqueue(handler, n - 1))
-
-    add(engine, enqueue(handler, 2), enqueue(handler.options(delay=3600), 9))
-    drain(engine, registry)
-    name = schema or "public"
-    with connect(empty_database_url) as plain:
-        assert plain.execute(f"SELECT count(*) FROM \"{name}\".job WHERE status = 'completed'").fetchone() == (3,)
-        assert plain.execute("SELECT to_regnamespace('sa_jobqueue')").fetchone() == (None,)
-        assert plain.execute("SELECT count(*) FROM public.note").fetchone() == (3,)
-    engine.dispose()
-    # The same by a URL and a name.
-    asyncio.run(Worker(empty_database_url, {"default": 1}, registry=registry, schema=name).serve(until_idle=True))
+# ---- what cannot begin
 
 
 def test_a_worker_that_cannot_begin_says_why(engine: Engine, url: str, empty_database_url: str) -> None:
@@ -668,8 +616,35 @@ def test_a_worker_that_cannot_begin_says_why(engine: Engine, url: str, empty_dat
             {"sessionmaker": sessionmaker(twophase=True)},
             "sessionmaker has twophase=True: a job and its writes are one transaction",
         ),
+        ({"sessionmaker": async_sessionmaker()}, "sessionmaker makes .*AsyncSession.* objects; a Session is expected"),
+        (
+            {"async_sessionmaker": sessionmaker()},
+            "async_sessionmaker makes .*Session.* objects; a AsyncSession is expect",
+        ),
+        ({"settings": {"lease": 5}}, r"settings is a WorkerSettings, not {'lease': 5}"),
+        (
+            {"sessionmaker": scoped_session(sessionmaker())},
+            "sessionmaker makes a Session for each job; .*session_factory",
+        ),
+        (
+            {"async_sessionmaker": async_scoped_session(async_sessionmaker(), scopefunc=lambda: 1)},
+            "async_sessionmaker makes a Session for each job; .*session_factory",
+        ),
     ],
-    ids=["queues", "engine", "nothing", "async engine", "registry", "sessionmaker", "two phases"],
+    ids=[
+        "queues",
+        "engine",
+        "nothing",
+        "async engine",
+        "registry",
+        "sessionmaker",
+        "two phases",
+        "async one",
+        "sync one",
+        "settings",
+        "scoped",
+        "async scoped",
+    ],
 )
 def test_a_wrong_argument_is_named_at_once(url: str, given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
