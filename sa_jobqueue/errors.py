@@ -5,7 +5,7 @@ The class docstring is the default message; attributes carry the evidence:
 >>> raise SchemaError(found=None, needed=1)
 Traceback (most recent call last):
 ...
-sa_jobqueue.errors.SchemaError: the job queue's schema is missing; version 1 is needed: run `sa-jobqueue migrate`
+sa_jobqueue.errors.SchemaError: the job queue's schema 'sa_jobqueue' is missing; version 1 is needed: run `sa-jobqueue migrate`
 """
 
 from __future__ import annotations
@@ -53,21 +53,25 @@ class SchemaError(JobQueueError):
     `found` is the version there (None: no schema at all), `needed` the one this release works with.
     """
 
-    def __init__(self, *, found: int | None, needed: int, schema: str = "sa_jobqueue") -> None:
-        self.found, self.needed, self.schema = found, needed, schema
+    def __init__(
+        self, *, found: int | None, needed: int, schema: str = "sa_jobqueue", database: str | None = None
+    ) -> None:
+        self.found, self.needed, self.schema, self.database = found, needed, schema, database
+        place = "" if database is None else f" of database {database!r}"
         option = "" if schema == "sa_jobqueue" else f" --schema {shlex.quote(schema)}"
         if found is None:
             message = (
-                f"the job queue's schema is missing; version {needed} is needed: run `sa-jobqueue migrate{option}`"
+                f"the job queue's schema {schema!r}{place} is missing; version {needed} is needed: "
+                f"run `sa-jobqueue migrate{option}`"
             )
         elif found < needed:
             message = (
-                f"the job queue's schema {schema!r} has version {found}; version {needed} is needed: "
+                f"the job queue's schema {schema!r}{place} has version {found}; version {needed} is needed: "
                 f"run `sa-jobqueue migrate{option}`"
             )
         else:
             message = (
-                f"the job queue's schema {schema!r} has version {found}, which releases made for version {needed} "
+                f"the job queue's schema {schema!r}{place} has version {found}, which releases made for version {needed} "
                 "can no longer work with: upgrade the package sa-jobqueue"
             )
         super().__init__(message)

@@ -324,6 +324,11 @@ def _plan(handler: Callable[..., Any], task: str) -> _Plan:
         taken = first.name if first.kind is _Parameter.POSITIONAL_OR_KEYWORD else None
     else:
         context = None
+        if parameters and parameters[0].name == "ctx" and "ctx" not in hints:
+            needed = (AsyncJobContext if inspect.iscoroutinefunction(handler) else JobContext).__name__
+            raise TaskError(
+                f"task {task!r}: the worker gives a context where it is asked for: annotate 'ctx' with {needed}"
+            )
     fields: dict[str, Any] = {}
     variable: str | None = None
     rest: _Rest | None = None

@@ -86,8 +86,10 @@ def _usage_error(error: Any) -> str:
         said = f"Invalid value for {place}: {error.message.rstrip('.')}"
     elif getattr(option, "envvar", None):
         said = f"Invalid value for '{option.opts[0]}': {error.message.rstrip('.')}"
+    said = said.replace("Value error, ", "", 1)  # pydantic's word, from Typer
     if isinstance(reason := error.__cause__, ValidationError) and not option.multiple:
-        said += f", not {reason.errors()[0]['input']!r}"
+        given = repr(reason.errors()[0]["input"])
+        said += "" if given in said else f", not {given}"
     return f"{said}{hint}"
 
 

@@ -221,9 +221,10 @@ def _queues_of(given: Sequence[str]) -> dict[str, int]:
             name, slots = text, str(_SLOTS)
         if not re.fullmatch(r"\d{1,9}", slots, re.ASCII):
             raise ConfigurationError(f"--queue {text}: expected NAME or NAME=SLOTS, as in mail=10")
-        if re.search(r"=\d+\s*[,;]", name, re.ASCII):
+        if re.search(r"=\d+(\s|[,;])", name, re.ASCII):
             raise ConfigurationError(
-                f"--queue {text}: expected one queue; repeat --queue, or write spaces between them in SA_JOBQUEUE_QUEUE"
+                f"--queue {text}: expected one queue; repeat --queue, or write spaces between them in SA_JOBQUEUE_QUEUE, "
+                "a list or a table in pyproject.toml"
             )
         if name in queues:
             raise ConfigurationError(f"--queue {text}: the queue {name!r} is named twice")

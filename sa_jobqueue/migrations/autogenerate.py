@@ -39,8 +39,13 @@ def include_object(
         context.configure(..., include_object=sa_jobqueue.migrations.include_object)
 
     For projects that put our models into their `target_metadata`, or that reflect them; else `include_name` is enough, and
-    quicker, for it does without reading the tables. For a schema of another name: see `include_name`.
+    quicker, for it does without reading the tables. For a schema of another name: see `include_name`. Foreign keys into that
+    are left alone: the models name the usual one, which Alembic does not translate, and would propose to drop and make
+    such a key again and again.
     """
+    if type_ == "foreign_key_constraint" and schema != DEFAULT_SCHEMA:
+        referred = [element.target_fullname.rsplit(".", 2) for element in object.elements]
+        return not any(len(parts) == 3 and parts[0] in {DEFAULT_SCHEMA, schema} for parts in referred)
     table = object if type_ == "table" else getattr(object, "table", None)
     return getattr(table, "schema", None) != schema
 

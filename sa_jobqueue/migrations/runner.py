@@ -131,12 +131,12 @@ def check_schema(connection: Connection, schema: str | None = None) -> None:
     name = _translated(connection, schema)
     found = current_version(connection, name)
     if found is None or found < CURRENT:
-        raise SchemaError(found=found, needed=CURRENT, schema=name)
+        raise SchemaError(found=found, needed=CURRENT, schema=name, database=connection.engine.url.database)
     if found == CURRENT:
         return
     oldest = connection.scalar(_verbatim(f"SELECT max(compatible_with) FROM {quote(name)}.schema_version"))
     if oldest > CURRENT:
-        raise SchemaError(found=found, needed=CURRENT, schema=name)
+        raise SchemaError(found=found, needed=CURRENT, schema=name, database=connection.engine.url.database)
     logger.info(
         "the job queue's schema %r has version %d; this release knows version %d and can work with it",
         name, found, CURRENT,

@@ -35,6 +35,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
@@ -144,8 +145,11 @@ def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> E
     Rows that somebody has locked are left for the next time. A row that a foreign key of the application's still
     needs makes the statement fail, as any DELETE would.
     """
+    if not isinstance(limit, int):
+        raise TypeError(f"limit must be an integer, not {limit!r}")
     if limit < 0:
         raise ValueError(f"limit must be 0 or more, not {limit!r}")
+    _check("prune_jobs", where)
     table = table_of(job)
     columns = table.c
     chosen = (
@@ -176,6 +180,7 @@ def _update(name: str, job: type[Job], event: Event, where: Sequence[Criterion])
     """The UPDATE of `name`: jobs that match and are in a state `event` is allowed in; looked at again under the lock."""
     if not where:
         raise ValueError(f"say which jobs: {name}(Job.queue == 'mail'), or {name}(true()) for all of them")
+    _check(name, where)
     columns = table_of(job).c
     allowed = status_in(columns.status, sources(event))
     locked = lock_in_order(table_of(job), allowed, *where, skip_locked=False)
@@ -185,6 +190,15 @@ def _update(name: str, job: type[Job], event: Event, where: Sequence[Criterion])
         .returning(columns.id)
         .execution_options(**_UNSYNCHRONIZED)
     )
+
+
+def _check(name: str, where: Sequence[Criterion]) -> None:
+    """Raise TypeError for what is no condition: an id, a list of them, a text."""
+    for one in where:
+        try:
+            and_(one)
+        except ArgumentError as error:
+            raise TypeError(f"{name} takes conditions, as in {name}(Job.id == 3), not {one!r}") from error
 
 
 def _kept_for(seconds: float | None) -> ColumnElement[Any]:

@@ -74,6 +74,7 @@ def shell(script: str, code: int) -> str:
         (["--queue=a\udcff=1"], r"queue 'a\udcff' holds a lone surrogate, which is no Unicode text"),
         (["--max-memory=0"], "max_memory must be an integer from 1"),
         (["--queue=mail=many"], "expected NAME or NAME=SLOTS"),
+        (["--queue=mail=1 slow=2"], "--queue mail=1 slow=2: expected one queue; repeat --queue"),
         (["--queue=mail=1,slow=2"], "--queue mail=1,slow=2: expected one queue; repeat --queue"),
         (["--schema=nothere"], "run `sa-jobqueue migrate --schema nothere`"),
         ([f"--database-url={NOWHERE}"], "the database does not answer"),
@@ -125,7 +126,7 @@ def test_options_come_before_the_environment_and_that_before_pyproject(database_
     (tmp_path / "pyproject.toml").write_text(
         f'[tool.sa_jobqueue]\ndatabase-url = "{database_url}"\nschema = "by_pyproject"\n'
     )
-    assert "'by_pyproject'" in schema_found(below) or "schema is missing" in schema_found(below)
+    assert "schema 'by_pyproject' of database" in schema_found(below)
     made = run_command("migrate", cwd=below)
     assert made.stdout == "schema by_pyproject: version 1 (new)\n", made.stderr
     made = run_command("migrate", cwd=below, env={"SA_JOBQUEUE_SCHEMA": "by_environment"})
@@ -133,6 +134,15 @@ def test_options_come_before_the_environment_and_that_before_pyproject(database_
     made = run_command("migrate", "--schema", "by_option", cwd=below, env={"SA_JOBQUEUE_SCHEMA": "by_environment"})
     assert made.stdout == "schema by_option: version 1 (new)\n"
     assert "does not answer" in one_line("list", cwd=below, url=NOWHERE)
+
+
+def test_a_relative_folder_in_pyproject_is_where_that_file_is(tmp_path: Path) -> None:
+    """Wherever below it the command is given: one project, one server."""
+    below = tmp_path / "src"
+    below.mkdir()
+    (tmp_path / "pyproject.toml").write_text('[tool.sa_jobqueue]\nembedded_dir = ".pg"\n')
+    paths = [run_command("embedded", "path", cwd=folder).stdout for folder in (tmp_path, below)]
+    assert paths == [f"{tmp_path / '.pg'}\n"] * 2
 
 
 def schema_found(folder: Path) -> str:

@@ -276,7 +276,8 @@ def test_an_expired_lease_and_a_long_wait_are_problems(engine: Engine, url: str)
 def test_a_missing_schema_is_a_problem_with_its_remedy(empty_database_url: str) -> None:
     """What needs the tables is not asked."""
     assert problems("--schema", "my jobs", url=empty_database_url) == {
-        "schema": "the job queue's schema is missing; version 1 is needed: run `sa-jobqueue migrate --schema 'my jobs'`"
+        "schema": f"the job queue's schema 'my jobs' of database {make_url(empty_database_url).database!r} is missing; "
+        "version 1 is needed: run `sa-jobqueue migrate --schema 'my jobs'`"
     }
     assert "run `sa-jobqueue migrate --schema 'my jobs'`" in refused(
         "list", "--schema", "my jobs", url=empty_database_url

@@ -84,10 +84,21 @@ def test_all_jobs_must_be_asked_for(builder: Callable[..., Executable]) -> None:
         builder()
 
 
+@pytest.mark.parametrize("builder", [*BUILDERS.values(), prune_jobs])
+@pytest.mark.parametrize("wrong", [3, "3", [1, 2]])
+def test_an_id_is_no_condition(builder: Callable[..., Executable], wrong: object) -> None:
+    """The commands take ids; the error says how a statement does."""
+    name = builder.__name__
+    with pytest.raises(TypeError, match=rf"{name} takes conditions, as in {name}\(Job.id == 3\), not "):
+        builder(wrong)
+
+
 def test_what_only_the_server_would_refuse_is_refused_before() -> None:
     """The caller's transaction would be lost by it."""
     with pytest.raises(ValueError, match="limit must be 0 or more, not -1"):
         prune_jobs(limit=-1)
+    with pytest.raises(TypeError, match="limit must be an integer, not 'x'"):
+        prune_jobs(limit="x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="the reason must be a text, not None"):
         discard_jobs(true(), reason=None)  # type: ignore[arg-type]
 

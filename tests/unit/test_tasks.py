@@ -290,7 +290,15 @@ def test_a_context_in_the_wrong_place_is_refused() -> None:
     def decorated(*args: Any) -> Any:
         return behind(*args)
 
+    @task(registry=own)
+    def bare(ctx, order_id: int = 1) -> None: ...  # type: ignore[no-untyped-def]
+
+    @task(registry=own)
+    async def async_bare(ctx, order_id: int = 1) -> None: ...  # type: ignore[no-untyped-def]
+
     wrong: list[tuple[AnyTask, str]] = [
+        (bare, "annotate 'ctx' with JobContext$"),
+        (async_bare, "annotate 'ctx' with AsyncJobContext$"),
         (optional, "annotate 'ctx' plainly with the context's class"),
         (decorated, "a decorator makes a `def` of an `async def`"),
         (second, "must be the first parameter"),
