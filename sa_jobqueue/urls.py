@@ -22,7 +22,7 @@ __all__ = ["check_psycopg", "database_url", "mask_passwords", "same_database"]
 _PSYCOPG = frozenset({"postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg_async"})
 
 #: What stands before a password in a URL; where it is a database's, whatever the password holds. A port is no password.
-_BEFORE = re.compile(r"(postgres\w{0,20}(?:\+\w{1,20})?://[^\s:/@]*:)|(?://[^\s:/@]*:)(?!\d+(?:[/?#\s]|$))")
+_BEFORE = re.compile(r"(postgres\w{0,20}(?:\+\w{1,20})?://[^\s:/@]*:)|://[^\s:/@]*:(?!\d+(?:[/?#\s]|$))")
 _SPACE = re.compile(r"\s|$")
 _IN_PAIR = re.compile(r"((?:password|passwd)\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)", re.IGNORECASE)
 
@@ -85,17 +85,18 @@ def _mask_line(line: str) -> str:
             done = start = end
         elif before[1]:
             break
+        else:
+            start = before.start() + 1
     return "".join([*shown, line[done:]])
 
 
 def same_database(one: URL, other: URL) -> bool:
-    """Whether both lead to the same database as the same user, as far as can be seen without asking a server."""
-    return _place(one) == _place(other)
+    """Whether both name the same database, as the same user and with the same options, as far as URLs can say."""
+    return one.database is not None and _place(one) == _place(other)
 
 
 def _place(url: URL) -> tuple[object, ...]:
-    query = url.query
-    return url.host or query.get("host"), str(url.port or query.get("port") or 5432), url.database, url.username
+    return url.host, url.port or 5432, url.database, url.username, url.query
 
 
 def _refused(text: str | URL, reason: str) -> ConfigurationError:

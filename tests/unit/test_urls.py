@@ -78,6 +78,9 @@ def test_a_url_object_is_refused_without_its_password() -> None:
         ("postgresql+psycopg://me:p:w/x?@h/db", "postgresql+psycopg://me:***@h/db"),
         ("at postgresql://me:p@w@h/db, not at a@b", "at postgresql://me:***@h/db, not at a@b"),
         ("postgresql://me:two words@h/db", "postgresql://me:***@h/db"),
+        ("//postgresql://me:two words@h/db", "//postgresql://me:***@h/db"),
+        ("postgresql:///db?application_name=x:y&password=p@w", "postgresql:///db?application_name=x:y&password=***"),
+        ("https://x/a//b:c?m=joe@x.org", "https://x/a//b:c?m=joe@x.org"),
         ("postgresql:///db?password=pw&host=/tmp", "postgresql:///db?password=***&host=/tmp"),
         ("host=h sslpassword=pw dbname=db", "host=h sslpassword=*** dbname=db"),
         (r"PASSWORD = 'it\'s me' dbname=db", "PASSWORD = *** dbname=db"),
@@ -105,7 +108,8 @@ _PLAIN = re.compile(r"(postgres\w*(?:\+\w+)?://[^\s:/@]*:)(?:\S*|[^@\n]*)@|(://[
 
 @given(
     st.lists(
-        st.sampled_from(["postgresql", "postgres+x", "://", "u", ":", "80", "/", "@", " ", "\n", "p"]), max_size=30
+        st.sampled_from(["postgresql", "postgres+x", "://", "//", "u", ":", "80", "/", "@", " ", "\n", "p"]),
+        max_size=30,
     )
 )
 def test_what_is_masked_is_what_the_plain_expression_finds(parts: list[str]) -> None:
