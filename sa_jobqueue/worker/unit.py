@@ -6,8 +6,10 @@ Everything here is synchronous code over a `Session`; an async handler's runs in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakSet
 
 from sqlalchemy import URL, Connection, Engine, Pool, func, select
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
@@ -22,13 +24,21 @@ from ..urls import same_database
 
 __all__ = ["Unit"]
 
+logger = logging.getLogger(__name__)
+
 _NO_MAP: Mapping[str | None, str | None] = {}
+#: An engine with other ones than ours is another transaction's.
+_OF_TRANSACTIONS = ("isolation_level", "postgresql_readonly", "postgresql_deferrable")
+#: Engines that were warned of.
+_WARNED: WeakSet[Engine] = WeakSet()
 
 
 class Unit:
     """One handler's database work: its session, and the transaction that ends together with the job's completion."""
 
     __slots__ = (
+        "_altered",
+        "_asked",
         "_close_session",
         "_closed",
         "_database",
@@ -63,24 +73,31 @@ class Unit:
         self._database = database if self._engine is None else self._engine.url
         self._translate, self._idle = translate or {}, idle
         self._worker, self._job = worker, job
-        self._opening = self._closed = False
+        self._opening = self._closed = self._altered = False
         self._pool: Pool | None = None
         self.connection: Connection | None = None
         self.session = session
         self._options: Mapping[str, Any] = {}
+        self._asked = self._engine
         self._original, self._close_session = session.get_bind, session.close
         self._root: SessionTransaction | None = None
         # The handler's own commit() ends nothing, and its rollback() undoes what it wrote. SAVEPOINT and RELEASE would
         # be two of six round trips, so there is none before the handler has committed something: see `_join`.
         session.join_transaction_mode = "rollback_only"
         session.get_bind = self._bind  # type: ignore[method-assign]
-        session.close = self._discard  # type: ignore[method-assign]
+        # By itself a session leaves a transaction that it has joined as it is.
+        session.close = self._discarding(session.close)  # type: ignore[method-assign]
+        session.reset = self._discarding(session.reset)  # type: ignore[method-assign]
 
-    def _discard(self) -> None:
+    def _discarding(self, end: Callable[[], None]) -> Callable[[], None]:
         """The session's `close()`, also at the end of `with ctx.session:`. What was not committed is not kept."""
-        if self.session.in_transaction():
-            self.session.rollback()  # by itself it would leave a transaction that it has joined as it is
-        self._close_session()
+
+        def close() -> None:
+            if self.session.in_transaction():
+                self.session.rollback()
+            end()
+
+        return close
 
     def _bind(self, *args: Any, **options: Any) -> Engine | Connection:
         """Where the session's next statement goes: to our transaction, or, by `binds` or a `get_bind` of the
@@ -90,6 +107,7 @@ class Unit:
             elsewhere = self._original(*args, **options)
         except UnboundExecutionError:
             elsewhere = None
+        engine = self._engine if elsewhere is None else elsewhere.engine
         if elsewhere is not None and not self._is_ours(elsewhere.engine):
             return elsewhere
         if self._closed:
@@ -106,23 +124,25 @@ class Unit:
             finally:
                 self._opening = False
         self._join(self.connection)
+        self._translate_for(self.connection, engine)
         return self.connection
 
     def _is_ours(self, engine: Engine) -> bool:
-        """Whether it leads to the job's database. What is written there is written in one transaction with the job's
-        completion, on the engine that was asked for first.
-        """
-        if engine is self._engine:
+        """Whether it leads to our connection: it is ours, or ours with other options, but those of a transaction."""
+        ours = self._engine
+        if engine is ours:
             return True
-        if self._database is None or not same_database(engine.url, self._database):
-            return False
-        if self.connection is None:
-            self._engine = engine
-        elif self._translated(engine.get_execution_options()) != self._translated(self._options):
-            raise SessionUnavailable(
-                "ctx.session is one connection: it cannot follow two engines with different schema_translate_maps"
-            )
-        return True
+        given = engine.get_execution_options()
+        if ours is not None and engine.pool is ours.pool:
+            options = ours.get_execution_options()
+            return all(given.get(name) == options.get(name) for name in _OF_TRANSACTIONS)
+        if self._database is not None and same_database(engine.url, self._database) and engine not in _WARNED:
+            _WARNED.add(engine)
+            logger.warning(
+                "ctx.session writes to %s by an engine of its own (its binds, or get_bind), so not in one transaction with "
+                "the job; give the worker that engine", engine.url,
+            )  # fmt: skip
+        return False
 
     def _join(self, connection: Connection) -> None:
         """Let the session's next transaction join ours; a new one, if the handler rolled the last one back.
@@ -148,11 +168,10 @@ class Unit:
             options: dict[str, Any] = {}
             given = connection.get_execution_options()
             # Where it is so anyhow, to set it and to reset it would cost a sixth of a job that does one INSERT.
-            if (
-                connection.default_isolation_level != "READ COMMITTED"
-                or "isolation_level" in given
-                or getattr(connection.connection.dbapi_connection, "autocommit", False)
-            ):
+            if connection.default_isolation_level != "READ COMMITTED" or "isolation_level" in given:
+                options["isolation_level"] = "READ COMMITTED"
+            elif getattr(connection.connection.dbapi_connection, "autocommit", False):
+                self._altered = True
                 options["isolation_level"] = "READ COMMITTED"
             if (translated := self._translated(given)) is not (given.get("schema_translate_map") or _NO_MAP):
                 options["schema_translate_map"] = translated
@@ -164,6 +183,13 @@ class Unit:
             connection.close()
             raise
         return connection
+
+    def _translate_for(self, connection: Connection, engine: Engine | None) -> None:
+        """From here on tables are where `engine`, one of several for our connection, has them."""
+        if engine is not self._asked:
+            self._asked = engine
+            options = self._options if engine is None or engine is self._engine else engine.get_execution_options()
+            connection.execution_options(schema_translate_map=self._translated(options))
 
     def _translated(self, options: Mapping[str, Any]) -> Mapping[str | None, str | None]:
         """The `schema_translate_map` for an engine or a connection with these options: its own, but for our tables."""
@@ -195,12 +221,15 @@ class Unit:
             connection = self.connection
             if not connection.in_transaction():
                 self._begin(connection)  # the handler rolled back what it wrote, and wrote nothing since
-            if connection.get_execution_options() is not self._options:  # the handler set some, for its statements
+            given = connection.get_execution_options()
+            if given is not self._options:  # by the handler, for its own statements
                 translate = self._options.get("schema_translate_map")
                 connection.execution_options(schema_translate_map=translate, stream_results=False, yield_per=None)
             answer = self._write(connection, change)
             if answer is not Answer.APPLIED:
                 return answer
+            if given is not self._options:  # listeners are the handler's
+                connection.execution_options(schema_translate_map=given.get("schema_translate_map"))
             if session.in_transaction():
                 session.commit()
             self._closed = True  # from here on a task or thread that was left behind may begin nothing
@@ -233,4 +262,6 @@ class Unit:
                 connection, self.connection = self.connection, None
                 if connection.engine.pool is not self._pool:
                     connection.detach()  # the worker has left, and closed its pool: nobody would close what goes back
+                elif self._altered:
+                    connection.invalidate()  # whoever set it to AUTOCOMMIT would get it back without
                 connection.close()

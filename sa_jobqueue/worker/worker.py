@@ -171,7 +171,7 @@ class Worker:
 
         Of a worker that has not begun yet, the first of them.
         """
-        if now or self._shift is None:
+        if self._shift is None or (now and self.serving):
             self._signals = max(self._signals, 2 if now else 1)
         if self._shift is not None:
             self._shift.stop(now=now)

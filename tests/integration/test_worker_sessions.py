@@ -14,6 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from sa_jobqueue import (
     AsyncJobContext,
     Discard,
+    Job,
     JobContext,
     JobStatus,
     Registry,
@@ -190,7 +191,7 @@ def test_delays_and_times_count_from_the_end_of_the_handler(
 def test_what_was_not_committed_when_a_session_is_closed_is_not_kept(
     notes: Engine, url: str, registry: Registry, committed_before: bool, kind: str
 ) -> None:
-    """As in any session; also at the end of `with ctx.session:`. What the handler committed is kept."""
+    """As in any session; also at the end of `with ctx.session:`, and by `reset()`. What the handler committed is kept."""
 
     @task(registry=registry, name="sync")
     def handler(ctx: JobContext) -> None:
@@ -200,6 +201,9 @@ def test_what_was_not_committed_when_a_session_is_closed_is_not_kept(
         with ctx.session as session:
             session.add(Note(said="in a block"))
             session.flush()
+        ctx.session.add(Note(said="reset"))
+        ctx.session.flush()
+        ctx.session.reset()
         ctx.session.add(Note(said="later"))
 
     @task(registry=registry, name="async")
@@ -210,6 +214,9 @@ def test_what_was_not_committed_when_a_session_is_closed_is_not_kept(
         async with ctx.session as session:
             session.add(Note(said="in a block"))
             await session.flush()
+        ctx.session.add(Note(said="reset"))
+        await ctx.session.flush()
+        await ctx.session.reset()
         ctx.session.add(Note(said="later"))
 
     id = add_one(notes, enqueue(handler if kind == "sync" else async_handler))
@@ -251,11 +258,85 @@ def test_an_autocommit_engine_of_a_sessionmaker_commits_with_the_job(
     assert written(notes) == []
 
 
-@pytest.mark.parametrize("way", ["get_bind", "binds", "options"])
-def test_a_session_that_finds_its_engine_by_itself_writes_together_with_the_job(
-    notes: Engine, url: str, registry: Registry, way: str
+def test_an_engine_that_others_put_into_autocommit_stays_so(notes: Engine, url: str, registry: Registry) -> None:
+    """By a listener, of which SQLAlchemy knows nothing: the job's connection does not go back to the pool."""
+    automatic = create_engine(url, pool_size=1, max_overflow=0)
+
+    @event.listens_for(automatic, "connect")
+    def set_autocommit(connection: Any, _: object) -> None:
+        connection.autocommit = True
+
+    @task(registry=registry, name="handler", max_attempts=1)
+    def handler(ctx: JobContext) -> None:
+        ctx.session.add(Note(said="job"))
+        ctx.session.flush()
+        raise Discard("after all")
+
+    id = add_one(notes, enqueue(handler))
+    drain(notes, registry, sessionmaker=sessionmaker(automatic))
+    with automatic.connect() as connection:
+        connection.execute(insert(Note).values(said="application"))
+    automatic.dispose()
+    assert job_of(notes, id).status == JobStatus.FAILED
+    assert written(notes) == ["application"]
+
+
+def test_engines_of_one_pool_write_together_with_the_job(notes: Engine, url: str, registry: Registry) -> None:
+    """Each where it has its tables: nothing is published before the completion, and jobs are enqueued where they are."""
+    with notes.begin() as connection:
+        connection.execute(text("CREATE SCHEMA tenant"))
+        connection.execute(text("CREATE TABLE tenant.note (LIKE public.note INCLUDING ALL)"))
+    tenant = notes.execution_options(schema_translate_map={None: "tenant"})
+
+    @task(registry=registry, name="handler", max_attempts=2, retry=RetryPolicy(base=0))
+    def handler(ctx: JobContext, again: bool) -> None:
+        if again:
+            ctx.session.add(enqueue(handler, False))
+        ctx.session.add(Note(said=f"attempt {ctx.attempt}"))
+        ctx.session.flush()
+        ctx.session.execute(text("INSERT INTO public.note (said) VALUES ('by text')"))
+        assert ctx.session.scalars(select(Note.said)).all()[-1] == f"attempt {ctx.attempt}"
+        assert ctx.session.scalar(select(func.count()).select_from(Job)) == 3
+        ctx.session.commit()
+        if ctx.attempt == 1 and again:
+            raise RuntimeError("once")
+
+    add(notes, enqueue("elsewhere", queue="other"), enqueue(handler, True))
+    drain(notes, registry, sessionmaker=sessionmaker(notes, binds={Base: tenant}))
+    assert written(tenant) == ["attempt 1", "attempt 2"]
+    assert written(notes) == ["by text"] * 2
+    with notes.connect() as connection:
+        together = text("SELECT count(*) FROM tenant.note, sa_jobqueue.job WHERE note.xmin = job.xmin")
+        assert connection.scalar(together) == 2
+
+
+def test_a_session_may_read_elsewhere(notes: Engine, url: str, registry: Registry) -> None:
+    """SQLAlchemy's way to route reads to a replica: what is read only is no place for the completion."""
+    reading = notes.execution_options(postgresql_readonly=True)
+
+    class Routed(Session):
+        """Reads here, and writes there."""
+
+        def get_bind(self, *args: Any, clause: Any = None, **options: Any) -> Engine:
+            return reading if isinstance(clause, Select) else notes
+
+    @task(registry=registry, name="handler", max_attempts=1)
+    def handler(ctx: JobContext) -> None:
+        assert ctx.session.scalar(text("SHOW transaction_read_only")) == "off"
+        assert ctx.session.scalar(select(func.current_setting("transaction_read_only"))) == "on"
+        ctx.session.add(Note(said="done"))
+
+    id = add_one(notes, enqueue(handler))
+    drain(notes, registry, sessionmaker=sessionmaker(class_=Routed))
+    assert job_of(notes, id).status == JobStatus.COMPLETED
+    assert written(notes) == ["done"]
+
+
+@pytest.mark.parametrize("way", ["get_bind", "binds"])
+def test_an_engine_of_its_own_for_the_jobs_database_is_warned_of(
+    notes: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:
-    """Another Engine for the job's own database: nothing is published before the completion."""
+    """What it writes is not in the job's transaction. It is for the application to say whether that is meant."""
     application = create_engine(url)
 
     class Routed(Session):
@@ -264,42 +345,26 @@ def test_a_session_that_finds_its_engine_by_itself_writes_together_with_the_job(
         def get_bind(self, *args: Any, **options: Any) -> Engine:
             return application
 
-    makers: dict[str, Any] = {
-        "get_bind": sessionmaker(class_=Routed),
-        "binds": sessionmaker(binds={Base: application}),
-        "options": sessionmaker(application, binds={Base: application.execution_options(marked=True)}),
-    }
+    makers: dict[str, Any] = {"get_bind": sessionmaker(class_=Routed), "binds": sessionmaker(binds={Base: application})}
 
-    @task(registry=registry, name="handler", max_attempts=2, retry=RetryPolicy(base=0))
+    @task(registry=registry, name="handler")
     def handler(ctx: JobContext) -> None:
-        ctx.session.scalar(select(1))  # by no class of the application's
-        ctx.session.add(Note(said=f"attempt {ctx.attempt}"))
-        ctx.session.commit()
-        if ctx.attempt == 1:
-            raise RuntimeError("once")
+        ctx.session.add(Note(said="done"))
 
-    id = add_one(notes, enqueue(handler))
+    add(notes, enqueue(handler), enqueue(handler))
     drain(url, registry, sessionmaker=makers[way])
+    assert caplog.text.count("by an engine of its own (its binds, or get_bind)") == 1
+
+    caplog.clear()
+    id = add_one(notes, enqueue(handler))
+    drain(application, registry, sessionmaker=makers[way])
     application.dispose()
+    assert "of its own" not in caplog.text
     assert job_of(notes, id).status == JobStatus.COMPLETED
-    assert written(notes) == ["attempt 2"]
+    assert written(notes) == ["done"] * 3
     with notes.connect() as connection:
         together = text("SELECT count(*) FROM note, sa_jobqueue.job WHERE note.xmin = job.xmin")
         assert connection.scalar(together) == 1
-
-
-def test_a_session_of_two_translations_is_refused(notes: Engine, url: str, registry: Registry) -> None:
-    """One connection cannot look in two places at once for the same table."""
-    tenant = notes.execution_options(schema_translate_map={None: "tenant"})
-
-    @task(registry=registry, name="handler", max_attempts=1)
-    def handler(ctx: JobContext) -> None:
-        ctx.session.scalar(select(1))
-        ctx.session.add(Note(said="where?"))
-
-    id = add_one(notes, enqueue(handler))
-    drain(notes, registry, sessionmaker=sessionmaker(notes, binds={Base: tenant}))
-    assert "two engines with different schema_translate_maps" in job_of(notes, id).errors[0]["message"]
 
 
 def test_a_session_follows_its_own_engines_translations(notes: Engine, url: str, registry: Registry) -> None:
