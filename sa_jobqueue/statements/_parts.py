@@ -128,7 +128,7 @@ def in_seconds(
 
 
 def at_end() -> ColumnElement[Any]:
-    """When a run ended. It may be written in the handler's transaction, whose now() is when that began."""
+    """When a job ended: as it is written. The now() of a handler's transaction, or an operator's, is when that began."""
     return func.statement_timestamp(type_=DateTime(timezone=True))
 
 

@@ -42,7 +42,7 @@ from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
 from ..models import Job, StatusText, status_in, status_literal
 from ..outcomes import Duration, seconds_of
 from ..retry import entry
-from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
+from ._parts import array, at_end, in_seconds, lock_in_order, members, rows, table_of
 from .apply import append_error
 
 __all__ = ["cancel_jobs", "discard_jobs", "prune_jobs", "release_jobs", "retry_jobs"]
@@ -63,9 +63,9 @@ def cancel_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
     cancelled = TRANSITIONS[JobStatus.QUEUED, Event.CANCEL]
     return _update("cancel_jobs", job, Event.CANCEL, where).values(
         status=type_coerce(case((waiting, status_literal(cancelled)), else_=columns.status), StatusText()),
-        finished_at=case((waiting, func.now())),
+        finished_at=case((waiting, at_end())),
         purge_at=case((waiting, _kept_for(Rules().retain))),
-        cancel_requested_at=func.coalesce(columns.cancel_requested_at, func.now()),
+        cancel_requested_at=func.coalesce(columns.cancel_requested_at, at_end()),
     )
 
 
@@ -102,7 +102,7 @@ def discard_jobs(*where: Criterion, reason: str = "discarded by an operator", jo
     )  # fmt: skip
     return _update("discard_jobs", job, Event.DISCARD, where).values(
         status=status_literal(TRANSITIONS[JobStatus.QUEUED, Event.DISCARD]),
-        finished_at=func.now(),
+        finished_at=at_end(),
         purge_at=_kept_for(Rules().retain_failed),
         errors=append_error(table, note),
     )
@@ -121,7 +121,7 @@ def release_jobs(*where: Criterion, delay: Duration = 0, job: type[Job] = Job) -
         status=type_coerce(case((asked, status_literal(cancelled)), else_=status_literal(back)), StatusText()),
         run_at=case((asked, columns.run_at), else_=later),
         attempt=func.greatest(columns.attempt - literal_column("1"), literal_column("0")),
-        finished_at=case((asked, func.now())),
+        finished_at=case((asked, at_end())),
         purge_at=case((asked, _kept_for(Rules().retain))),
         lease_expires_at=null(),
     )
@@ -202,4 +202,8 @@ def _check(name: str, where: Sequence[Criterion]) -> None:
 
 
 def _kept_for(seconds: float | None) -> ColumnElement[Any]:
-    return null() if seconds is None else type_coerce(in_seconds(literal_column(str(seconds))), DateTime(timezone=True))
+    return (
+        null()
+        if seconds is None
+        else type_coerce(in_seconds(literal_column(str(seconds)), after=at_end()), DateTime(timezone=True))
+    )

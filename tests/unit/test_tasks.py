@@ -296,6 +296,11 @@ def test_a_context_in_the_wrong_place_is_refused() -> None:
     @task(registry=own)
     async def async_bare(ctx, order_id: int = 1) -> None: ...  # type: ignore[no-untyped-def]
 
+    @task(registry=own)
+    def argument(ctx=None, order_id: int = 1) -> None: ...  # type: ignore[no-untyped-def]
+
+    assert argument.call(order_id=2).args == '{"order_id":2}'
+
     wrong: list[tuple[AnyTask, str]] = [
         (bare, "annotate 'ctx' with JobContext$"),
         (async_bare, "annotate 'ctx' with AsyncJobContext$"),

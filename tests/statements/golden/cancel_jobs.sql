@@ -10,9 +10,9 @@ WITH locked AS MATERIALIZED (
 )
 UPDATE sa_jobqueue.job
 SET status=CASE WHEN (sa_jobqueue.job.status != 'running') THEN 'cancelled' ELSE sa_jobqueue.job.status END,
-    finished_at=CASE WHEN (sa_jobqueue.job.status != 'running') THEN now() END,
-    purge_at=CASE WHEN (sa_jobqueue.job.status != 'running') THEN now() + 604800.0 * interval '1 second' END,
-    cancel_requested_at=coalesce(sa_jobqueue.job.cancel_requested_at, now())
+    finished_at=CASE WHEN (sa_jobqueue.job.status != 'running') THEN statement_timestamp() END,
+    purge_at=CASE WHEN (sa_jobqueue.job.status != 'running') THEN statement_timestamp() + 604800.0 * interval '1 second' END,
+    cancel_requested_at=coalesce(sa_jobqueue.job.cancel_requested_at, statement_timestamp())
 WHERE sa_jobqueue.job.id = any(array((
         SELECT locked.id
         FROM locked

@@ -10,8 +10,8 @@ UPDATE sa_jobqueue.job
 SET status=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN 'cancelled' ELSE 'queued' END,
     run_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN sa_jobqueue.job.run_at ELSE now() + %(delay_seconds)s * interval '1 second' END,
     lease_expires_at=NULL,
-    finished_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN now() END,
-    purge_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN now() + 604800.0 * interval '1 second' END,
+    finished_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN statement_timestamp() END,
+    purge_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN statement_timestamp() + 604800.0 * interval '1 second' END,
     attempt=greatest(sa_jobqueue.job.attempt - 1, 0)
 WHERE sa_jobqueue.job.id = any(array((
         SELECT locked.id
