@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from time import monotonic
+from typing import Any
 
 from .executor import Executor
 from .flight import Kind
@@ -87,7 +88,7 @@ class Runners:
                     self._executor.broke(flight, error)
                 if flight.started is not None and flight.started > turn + _TURN:
                     ended(lane)
-                    await asyncio.sleep(0)
+                    await self._let_others(runner)
                     turn = flight.started
             if _left_behind(clean):
                 lane.end(flight)
@@ -95,6 +96,16 @@ class Runners:
             else:
                 flight = lane.next(Kind.ASYNC, ended=flight)
             ended(lane)
+
+    async def _let_others(self, runner: asyncio.Task[Any]) -> None:
+        """Let the event loop do something else. A cancel that comes just now is for a handler that has ended."""
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if self._executor.leaving():
+                raise
+            while runner.cancelling():
+                runner.uncancel()
 
     # ---- threads
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Generator
@@ -23,8 +24,13 @@ def hearing_signals(heed: Callable[[signal.Signals], float], overdue: Callable[[
     When these are over, `overdue` is called, and from then on every second. To be used on the main thread.
     """
     heard: SimpleQueue[signal.Signals | None] = SimpleQueue()
+    pid = os.getpid()
 
     def note(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != pid:  # a child that a handler has forked, where nobody listens
+            signal.signal(number, before[signal.Signals(number)])
+            os.kill(os.getpid(), number)
+            return
         # SimpleQueue.put may interrupt a put or get; a log call here could dead-lock with the one it interrupts.
         heard.put(signal.Signals(number))
 

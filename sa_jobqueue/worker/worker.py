@@ -15,8 +15,9 @@ import signal
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
+from typing import Any
 
 from sqlalchemy import URL, Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
@@ -146,7 +147,7 @@ class Worker:
         try:
             asyncio.set_event_loop(loop)
             with hearing_signals(self._heed_signal, self._end_if_blocked):
-                return loop.run_until_complete(self._serve(until_idle=until_idle, own_process=True))
+                return _run(loop, self._serve(until_idle=until_idle, own_process=True))
         finally:
             # Not asyncio.run: it would wait for handlers that ignore being cancelled.
             asyncio.set_event_loop(None)
@@ -207,6 +208,22 @@ def _checked_queues(queues: Mapping[str, int]) -> dict[str, int]:
         if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= 10_000:
             raise ConfigurationError(f"queue {name!r} needs 1 to 10,000 slots, not {slots!r}")
     return dict(queues)
+
+
+def _run(loop: asyncio.AbstractEventLoop, serve: Coroutine[Any, Any, Ending]) -> Ending:
+    """Run to the end of `serve`, whatever a handler's own tasks and callbacks do to the loop.
+
+    A loop is left when one of them raises SystemExit or KeyboardInterrupt, or calls `loop.stop()`. Signals are heard
+    elsewhere.
+    """
+    serving = loop.create_task(serve)
+    while True:
+        try:
+            return loop.run_until_complete(serving)
+        except (SystemExit, KeyboardInterrupt, RuntimeError) as error:
+            if serving.done() or loop.is_closed():
+                raise
+            logger.error("a task or callback of a handler's left the event loop (%r); the worker goes on", error)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
