@@ -419,8 +419,8 @@ def enrol(
 
 def forget_workers(connection: Connection, *, unseen_for: timedelta) -> int:
     """Strike off the workers that have not been seen for so long; how many they were."""
-    seen = WorkerRow.seen_at
-    return connection.execute(delete(WorkerRow).where(seen < func.now() - unseen_for)).rowcount
+    unseen = select(WorkerRow.id).where(WorkerRow.seen_at < func.now() - unseen_for).with_for_update(skip_locked=True)
+    return connection.execute(delete(WorkerRow).where(WorkerRow.id.in_(unseen))).rowcount
 
 
 def leave(connection: Connection, worker: uuid.UUID) -> None:

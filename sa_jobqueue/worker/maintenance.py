@@ -10,6 +10,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from time import monotonic
@@ -134,7 +135,8 @@ class Maintenance:
                 self._do_chores()
                 self._failures = 0
             except Exception as error:
-                self._broken(error)
+                with suppress(Exception):  # of the application's: a filter of logs
+                    self._broken(error)
         if self._connection is not None:
             self._say_goodbye(self._connection)
 
@@ -265,9 +267,15 @@ class Maintenance:
                 self._stop(flight, Stop.CANCEL)
 
     def _say_alive(self, connection: Connection) -> None:
-        with self._connector.begin(connection):
-            self._alive(connection)
-            operations.forget_workers(connection, unseen_for=_FORGET)
+        try:
+            with self._connector.begin(connection):
+                self._alive(connection)
+                operations.forget_workers(connection, unseen_for=_FORGET)
+        except DBAPIError as error:
+            if fault_of(error) is not Fault.LATE:
+                raise
+            # No outage: with one, the leases of others would not be looked at for a while.
+            logger.warning("the rows of the workers are locked (%s)", error.orig)
 
     def _say_goodbye(self, connection: Connection) -> None:
         # Not on a connection of the pool's: handlers that do not end may hold them all.

@@ -12,7 +12,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from time import monotonic
 from typing import Any
@@ -24,7 +24,7 @@ from .. import operations
 from ..context import ClaimedJob
 from ..lifecycle import Rules, decide
 from ..models import Job
-from ..operations import Fault
+from ..operations import Answer, Fault
 from ..outcomes import Outcome, Released
 from ..settings import WorkerSettings
 from .connections import WATCH_MARGIN, Connector, Watch, backoff, drop_idle, hang_up, service_limit
@@ -44,8 +44,9 @@ logger = logging.getLogger(__name__)
 _BATCH = 1_000
 #: Seconds that an outcome waits for others at most.
 _GATHER = 0.005
-#: Seconds that a request for wake-ups holds; renewed while there is nothing to do.
-_GATE = 5.0
+#: Seconds that a request for wake-ups holds: at least, and at most (for so long a worker that was killed has others told
+#: for nothing). It is renewed by looks that find nothing to do, so it holds for three of them.
+_GATE, _LONGEST_GATE = 5.0, 60.0
 #: A job whose worker has died so often is not run beside another one of these.
 _SUSPECT = 2
 #: Seconds between two attempts to reach a database that is away: soon after it is back, so are its workers.
@@ -94,6 +95,7 @@ class Service:
         self._batch = 1
         self._claiming, self._ending = True, False
         self._connection: Connection | None = None
+        self._gate = min(max(_GATE, 3 * settings.poll), _LONGEST_GATE)
         self._gates: dict[str, float] = {}
         """Until when we have asked to be woken, by queue."""
         self._failures = 0
@@ -157,11 +159,12 @@ class Service:
             self._wake.clear()
             try:
                 busy = self._watched_round()
-                if self._failures:
+                failures, self._failures = self._failures, 0
+                if failures:
                     logger.warning("the database is back")
-                self._failures = 0
             except Exception as error:
-                self._broken(error)
+                with suppress(Exception):  # of the application's: a filter of logs
+                    self._broken(error)
                 busy = False
             if self._ending and not len(self._writer) and not self._in_doubt:
                 break
@@ -333,7 +336,9 @@ class Service:
         if self._idle is not None and dry and not self._lost.awaited(connection):
             self._idle()
         for name in short:
-            self._looks[name].later(self._settings.poll)
+            self._looks[name].later(
+                min(self._settings.poll, self._gate / 3) if self._listening() else self._settings.poll
+            )
 
     def _count_in(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
         self._take_in(jobs, claimed_at)
@@ -345,13 +350,13 @@ class Service:
         Not for those that keep us busy: who enqueues there would tell for nothing, and NOTIFY takes a lock at each commit.
         """
         now = monotonic()
-        if all(self._gates.get(name, 0.0) >= now + _GATE / 2 for name in short):
+        if all(self._gates.get(name, 0.0) >= now + self._gate / 2 for name in short):
             return False
         dry = {*short, *(name for name, look in self._looks.items() if look.at > now)}
         with self._connector.begin_one(connection):
-            operations.listen_for(connection, sorted(dry), seconds=_GATE, job=self._job)
+            operations.listen_for(connection, sorted(dry), seconds=self._gate, job=self._job)
         lapsed = any(self._gates.get(name, 0.0) < monotonic() for name in short)
-        self._gates |= dict.fromkeys(dry, now + _GATE)
+        self._gates |= dict.fromkeys(dry, now + self._gate)
         return lapsed
 
     def _part_suspects(self, connection: Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
@@ -368,7 +373,10 @@ class Service:
         later = Released(self._settings.lease * random.uniform(0.25, 0.5))
         changes = [decide(job, later, Rules(), random=0.5) for job in back]
         with self._connector.begin(connection):
-            operations.apply(connection, changes, worker=self._worker, job=self._job)
+            answers = operations.apply(connection, changes, worker=self._worker, job=self._job)
+        for change in changes:
+            if answers[change.id] is Answer.LOCKED:  # by a claim that did not see ours, for a moment
+                self._writer.add(change)
         gone = {job.id for job in back}
         return [job for job in jobs if job.id not in gone]
 

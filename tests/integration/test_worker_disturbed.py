@@ -1,0 +1,257 @@
+"""What disturbs a worker from the side: the loop is left, cancels come late, locks are held, filters of logs raise."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, func, insert, select, text
+from sqlalchemy.orm import Session
+
+from sa_jobqueue import Job, JobStatus, Registry, enqueue, operations, task
+from sa_jobqueue.lifecycle import Change
+from sa_jobqueue.models import WorkerRow
+from sa_jobqueue.operations import Answer
+from sa_jobqueue.worker import service
+from sa_jobqueue.worker.worker import Ending
+from tests.support import pooler
+from tests.support.databases import connect
+from tests.support.factory import make_job
+from tests.support.waiting import wait_until
+from tests.support.working import add, add_one, crew_of, job_of, worker_for, working
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+def statuses(engine: Engine, *ids: int) -> list[JobStatus]:
+    with Session(engine) as session:
+        return list(session.scalars(select(Job.status).where(Job.id.in_(ids)).order_by(Job.id)))
+
+
+# ---- the event loop
+
+
+@pytest.mark.parametrize("leave", [SystemExit(0), KeyboardInterrupt(), "stop"], ids=["exit", "interrupt", "stop"])
+def test_a_task_of_a_handlers_that_leaves_the_event_loop_fails_its_own_job_alone(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, leave: Any
+) -> None:
+    """As a parser of arguments does it, which calls `sys.exit`, in a task that the handler awaits."""
+    left = threading.Event()
+
+    @task(registry=registry, name="leaves", max_attempts=1)
+    async def leaves() -> None:
+        async def part() -> None:
+            left.set()
+            if leave == "stop":
+                asyncio.get_running_loop().stop()
+            else:
+                raise leave
+
+        await asyncio.gather(part())
+
+    @task(registry=registry, name="neighbour", max_attempts=1, rescue=False)
+    async def neighbour() -> None:
+        while not left.is_set():
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    ids = add(engine, enqueue(neighbour), enqueue(leaves), enqueue(neighbour))
+    assert worker_for(url, registry).run(until_idle=True) == Ending.STOPPED
+    ended = JobStatus.COMPLETED if leave == "stop" else JobStatus.FAILED
+    assert statuses(engine, *ids) == [JobStatus.COMPLETED, ended, JobStatus.COMPLETED]
+    assert "left the event loop" in caplog.text
+    if leave != "stop":
+        assert job_of(engine, ids[1]).errors[0]["type"].endswith(type(leave).__name__)
+
+
+def test_cancels_that_come_after_a_handlers_end_cost_no_slot(engine: Engine, url: str, registry: Registry) -> None:
+    """A watchdog that was left behind cancels the task that its handler ran in, and other jobs run in by now."""
+
+    @task(registry=registry, name="watched", max_attempts=1)
+    async def watched() -> None:
+        runner = asyncio.current_task()
+        assert runner is not None
+        until = monotonic() + 0.01
+        while monotonic() < until:  # long enough for its runner to let others go on
+            await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(runner.cancel)
+
+    ids = add(engine, *(enqueue(watched) for _ in range(40)))
+    with working(url, registry, queues={"default": 3}) as worker:
+        wait_until(lambda: not {JobStatus.QUEUED, JobStatus.RUNNING} & set(statuses(engine, *ids)))
+        wait_until(lambda: crew_of(worker).lanes["default"].running == 0)
+
+
+def test_a_child_that_a_handler_forks_heeds_signals_as_ever() -> None:
+    """`Process.terminate()` of multiprocessing ends it."""
+    script = """
+        import os, signal
+        from sa_jobqueue.worker.signals import hearing_signals
+
+        with hearing_signals(lambda number: print("heard", flush=True) or 60.0, lambda: None):
+            child = os.fork()
+            if child == 0:
+                print("ready", flush=True)
+                while True:
+                    signal.pause()
+            os.kill(int(input()) and child, signal.SIGTERM)
+            print(os.WTERMSIG(os.waitpid(child, 0)[1]), flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+            input()
+    """
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.stdin.write("1\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == f"{signal.SIGTERM.value}\n"
+        assert process.stdout.readline() == "heard\n"
+        process.stdin.write("\n")
+
+
+# ---- locks
+
+
+def test_a_suspect_that_is_locked_when_it_should_go_back_goes_back_later(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that did not see ours locks the row for a moment. The job was not begun, and no worker has died."""
+    running, release = threading.Event(), threading.Event()
+    answers: list[Answer] = []
+    real = operations.apply
+
+    def apply(connection: Connection, changes: Sequence[Change], **options: Any) -> dict[int, Answer]:
+        if answers:
+            return real(connection, changes, **options)
+        with engine.begin() as other:
+            other.execute(text("SELECT id FROM sa_jobqueue.job FOR NO KEY UPDATE"))
+            found = real(connection, changes, **options)
+        answers.extend(found.values())
+        return found
+
+    @task(registry=registry, name="suspect")
+    def suspect() -> None:
+        running.set()
+        release.wait(60)
+
+    with engine.begin() as connection:
+        ids = [make_job(connection, task="suspect", rescues=2) for _ in range(2)]
+    monkeypatch.setattr(service.operations, "apply", apply)
+    with working(url, registry, queues={"default": 2}, lease=60):
+        wait_until(running.is_set)
+        wait_until(lambda: sorted(statuses(engine, *ids)) == [JobStatus.QUEUED, JobStatus.RUNNING])
+        release.set()
+    assert answers == [Answer.LOCKED]
+    assert [job_of(engine, id).rescues for id in ids] == [2, 2]
+
+
+def test_a_locked_row_of_the_workers_keeps_nobody_from_rescuing(engine: Engine, url: str, registry: Registry) -> None:
+    """Somebody looks at a worker that is gone, in a transaction that stays open."""
+
+    @task(registry=registry, name="rescued")
+    def rescued() -> None: ...
+
+    with engine.begin() as connection:
+        gone = {"id": "00000000-0000-0000-0000-000000000001", "queues": ["default"], "host": "a", "pid": 1}
+        long_ago = func.now() - timedelta(days=2)
+        values = {**gone, "concurrency": 1, "version": "1", "seen_at": long_ago, "started_at": long_ago}
+        connection.execute(insert(WorkerRow).values(values))
+    with engine.begin() as connection:
+        connection.execute(text("LOCK TABLE sa_jobqueue.worker IN SHARE ROW EXCLUSIVE MODE"))
+        with working(url, registry, lease=1.0):
+            with engine.begin() as other:
+                expired = timedelta(seconds=-1)
+                id = make_job(other, "running", task="rescued", claims=1, lease_expires_at=expired)
+            wait_until(lambda: job_of(engine, id).status == JobStatus.COMPLETED)
+    assert job_of(engine, id).rescues == 1
+
+
+# ---- waking
+
+
+@pytest.mark.parametrize(("poll", "holds"), [(0.1, 4.0), (10.0, 25.0), (600.0, 50.0)])
+def test_a_request_to_be_woken_holds_until_the_next_look(
+    engine: Engine, url: str, registry: Registry, poll: float, holds: float
+) -> None:
+    """However rarely it polls. (Not for much more than a minute: nobody takes it back for a worker that was killed.)"""
+    pooler.skip_where_deaf(url)
+
+    def open_for() -> float:
+        with connect(url) as connection:
+            row: Any = connection.execute(
+                "SELECT pg_sequence_last_value('sa_jobqueue.gate_any') - extract(epoch FROM clock_timestamp())::float8"
+            ).fetchone()
+            return row[0] or 0.0
+
+    with working(url, registry, poll=poll) as worker:
+        wait_until(lambda: open_for() > 0)
+        assert holds < open_for() < 65
+        look = crew_of(worker).service._looks["default"]
+        wait_until(lambda: look.at - monotonic() < open_for() - 1)
+
+
+# ---- logging
+
+
+@pytest.mark.parametrize("logger", ["sa_jobqueue.worker.service", "sa_jobqueue.worker.maintenance"])
+def test_a_filter_of_logs_that_raises_ends_no_thread_of_the_worker(
+    engine: Engine, database_url: str, url: str, registry: Registry, logger: str
+) -> None:
+    """It meets the record that says that the connection broke."""
+    raised: list[str] = []
+
+    def wrong(record: logging.LogRecord) -> bool:
+        if "waits for the database" in record.msg or "outcomes are kept" in record.msg:
+            raised.append(record.msg)
+            raise ValueError("a filter that is wrong")
+        return True
+
+    @task(registry=registry, name="handler")
+    def handler() -> None: ...
+
+    filtered = logging.getLogger(logger)
+    filtered.addFilter(wrong)
+    try:
+        with working(url, registry, lease=1.0) as worker:
+            crew = crew_of(worker)
+            add_one(engine, enqueue(handler))
+            wait_until(lambda: worker.counts["complete"] == 1)
+            engine.dispose()
+            terminate_until(url, lambda: bool(raised))
+            id = add_one(engine, enqueue(handler))
+            wait_until(lambda: job_of(engine, id).status == JobStatus.COMPLETED)
+            assert crew.service._thread.is_alive()
+            assert crew.maintenance._thread.is_alive()
+    finally:
+        filtered.removeFilter(wrong)
+
+
+def terminate_until(url: str, done: Callable[[], bool]) -> None:
+    """End all other connections to this database, again and again."""
+
+    def terminated() -> bool:
+        with connect(url) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        return done()
+
+    wait_until(terminated)
