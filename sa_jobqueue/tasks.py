@@ -21,7 +21,8 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from types import FunctionType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from .context import AsyncJobContext, JobContext
 from .errors import ConfigurationError, OptionError, PayloadError, TaskError
@@ -329,16 +330,22 @@ def _check_handler(handler: object, name: str | None) -> None:
         raise TaskError(f"{shown} is a generator, and nobody would run it to its end: return instead of yield")
     if handler.__name__ == "<lambda>" and name is None:
         raise TaskError("a lambda has no name that a row could carry: give it one, task(name=...)")
-    first = next(iter(inspect.unwrap(handler).__code__.co_varnames[: handler.__code__.co_argcount]), None)
+    first = next(iter(_function(handler).__code__.co_varnames[: handler.__code__.co_argcount]), None)
     owner = handler.__qualname__.rpartition(".")[0]
     if owner and not owner.endswith("<locals>") and first in {"self", "cls"}:
         raise TaskError(f"{shown} is a method, and a worker has no object to call it on: decorate a function")
 
 
+def _function(handler: Callable[..., Any]) -> FunctionType:
+    """The function behind the decorators; the handler itself where they wrap something else, a partial or an object."""
+    inner: Any = inspect.unwrap(handler)
+    return inner if hasattr(inner, "__code__") else cast(FunctionType, handler)
+
+
 def _default_name(handler: Callable[..., Any]) -> str:
     module = handler.__module__
     if module in {"__main__", "__mp_main__"}:  # the latter: the same script, imported by a spawned child
-        known = getattr(inspect.unwrap(handler), "__globals__", {})
+        known = _function(handler).__globals__
         spec, file = known.get("__spec__"), known.get("__file__")
         module = spec.name if spec is not None else Path(file).stem if file else module
     return f"{module}.{handler.__qualname__}"
@@ -362,13 +369,12 @@ def _rules(retry: object, retain: Duration | None, rescue: bool) -> Rules:
 
 def _origin(one: AnyTask) -> tuple[str, str]:
     """The same for the same function, also after a reload, and whether its file is run or imported."""
-    handler: Any = inspect.unwrap(one.handler)
-    return str(Path(handler.__code__.co_filename)), handler.__qualname__
+    function = _function(one.handler)
+    return str(Path(function.__code__.co_filename)), function.__qualname__
 
 
 def _line(one: AnyTask) -> int:
-    handler: Any = inspect.unwrap(one.handler)
-    return int(handler.__code__.co_firstlineno)
+    return _function(one.handler).__code__.co_firstlineno
 
 
 def _place(one: AnyTask) -> str:

@@ -223,6 +223,29 @@ def test_static_methods_and_named_lambdas_are_functions() -> None:
     assert task(name="mine", registry=own)(lambda: None).name == "mine"
 
 
+class Doubles:
+    def __call__(self, one: int, two: int = 2) -> int:
+        return one * two
+
+
+@pytest.mark.parametrize("wrapped", [functools.partial(add.handler, two=5), Doubles()], ids=["partial", "object"])
+def test_what_a_decorator_wraps_need_not_be_a_function(wrapped: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A function around a partial or an object is a handler, with the arguments of what is in it."""
+    own = Registry()
+
+    @functools.wraps(wrapped)
+    def decorated(*args: Any, **kwargs: Any) -> Any:
+        return wrapped(*args, **kwargs)
+
+    task(name="mine", registry=own)(decorated)
+    again = task(name="mine", registry=own)(decorated)
+
+    assert again(2) == wrapped(2)
+    assert again.call(one=2).args == '{"one":2}'
+    assert list(own) == [again]
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize(
     "options",
     [
