@@ -184,7 +184,7 @@ class Registry:
                     f"task name {taken!r} is taken by {_place(found)}; {_place(added)} needs another: "
                     "@task(name=...), or another alias"
                 )
-            if _line(found) != _line(added):
+            if _line(found) != _line(added) or _twins(found, added):
                 logger.warning("task %r is declared again: %s, now %s", found.name, _place(found), _place(added))
         for found in replaced:
             for name in (found.name, *found.aliases):
@@ -375,6 +375,11 @@ def _origin(one: AnyTask) -> tuple[str, str]:
 
 def _line(one: AnyTask) -> int:
     return _function(one.handler).__code__.co_firstlineno
+
+
+def _twins(one: AnyTask, other: AnyTask) -> bool:
+    """Whether they are two closures of one `def`, by a factory or a loop; a reload compiles it anew."""
+    return one.handler is not other.handler and _function(one.handler).__code__ is _function(other.handler).__code__
 
 
 def _place(one: AnyTask) -> str:

@@ -533,6 +533,37 @@ def test_a_function_declared_twice_is_said(caplog: pytest.LogCaptureFixture) -> 
     assert "is declared again" in caplog.text
 
 
+def test_two_closures_of_one_function_under_one_name_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    """They may do different things, and jobs of both would run the second. Names of their own keep them apart."""
+    own = Registry()
+
+    def make(kind: str, name: str | None) -> AnyTask:
+        @task(name=name, registry=own)
+        def sync_rows() -> str:
+            return kind
+
+        return sync_rows
+
+    assert [one.name for one in (make("orders", "orders"), make("users", "users"))] == ["orders", "users"]
+    assert caplog.records == []
+
+    make("orders", None)
+    second = make("users", None)
+    assert own.get(second.name) is second
+    assert len(caplog.records) == 1
+    assert "make.<locals>.sync_rows' is declared again" in caplog.text
+
+
+def test_the_same_function_again_is_not_said(caplog: pytest.LogCaptureFixture) -> None:
+    """With other options, say."""
+    own = Registry()
+    task(name="mine", registry=own)(len_of)
+    second = task(name="mine", queue="other", registry=own)(len_of)
+
+    assert list(own) == [second]
+    assert caplog.records == []
+
+
 def test_a_script_is_named_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`python shop.py` enqueues what `--app shop` runs; the script may be imported under its name as well."""
     own = Registry()
