@@ -16,8 +16,9 @@ is when the job runs. `*args` is a list under its own name; the names in `**kwar
 
 Validation is pydantic's strict mode: no `"5"` for an integer, no integer for a bool. What is accepted comes back equal:
 whatever is not sure to (a union, a model, an `Any`) is decoded at once and compared, so `(1, 2)` for an un-annotated
-parameter is refused, for it would come back as a list. Three things JSON and jsonb do not keep: the order of a dict's
-keys, the sign of -0.0, and the name of a time zone (its offset at that moment stays).
+parameter is refused, for it would come back as a list. Four things JSON and jsonb do not keep: the order of a dict's
+keys, the sign of -0.0, whether a number from 1e16 on was a float (for a parameter annotated `float` it is one again), and
+the name of a time zone (its offset at that moment stays).
 """
 
 from __future__ import annotations

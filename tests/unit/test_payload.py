@@ -261,6 +261,17 @@ def test_a_refusal_says_what_was_found_and_what_was_expected(annotation: Any, va
     assert said in refused(annotation, value)
 
 
+@pytest.mark.parametrize("number", [1e16, -1.8e18, 1e22])
+@pytest.mark.parametrize("wrap", [lambda number: number, lambda number: {"a": [number]}], ids=["itself", "inside"])
+def test_a_float_that_jsonb_makes_an_equal_integer_is_accepted(wrap: Callable[[float], Any], number: float) -> None:
+    """Without an annotation, too; from 1e23 on the integer may be another number, and is refused."""
+    value = wrap(number)
+
+    assert returned(Any, value) == value
+    assert load(encode_plain({"value": value}, what="by name")) == {"value": value}
+    assert isinstance(returned(float, number), float)
+
+
 @pytest.mark.parametrize("annotation", [Literal["fast", "slow"], Annotated[str, Field(min_length=3)]], ids=str)
 def test_a_text_for_a_text_is_not_told_to_be_an_object(annotation: Any) -> None:
     assert "Python object" not in refused(annotation, "x")
