@@ -346,14 +346,14 @@ class SchemaVersion(Base):
     """Releases made for this version of the schema, or a later one, can work with it."""
 
 
-@event.listens_for(Job, "after_insert")
+@event.listens_for(Job, "after_insert", propagate=True)
 def _resolve_delay(mapper: Mapper[Job], connection: Connection, job: Job) -> None:
     """After the INSERT a delay has become a time; both are counted from the transaction's now()."""
     if isinstance(job.run_at, timedelta):
         set_committed_value(job, "run_at", job.created_at + job.run_at)
 
 
-@event.listens_for(Job, "after_update")
+@event.listens_for(Job, "after_update", propagate=True)
 def _load_time(mapper: Mapper[Job], connection: Connection, job: Job) -> None:
     """After the UPDATE too. At once: under AsyncSession a lazy load would fail."""
     if isinstance(job.__dict__.get("run_at"), timedelta):

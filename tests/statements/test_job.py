@@ -65,6 +65,22 @@ def test_a_delay_that_is_set_on_a_loaded_job_becomes_a_time(session: Session) ->
     assert job.run_at == session.scalar(select(func.now())) + HOUR
 
 
+def test_a_delay_of_a_subclass_becomes_a_time(session: Session) -> None:
+    """With the application's own mapped class, at the INSERT and at the UPDATE."""
+
+    class AppJob(Job):
+        pass
+
+    job = AppJob(task="mail", run_at=HOUR)
+    session.add(job)
+    session.flush()
+    assert job.run_at == job.created_at + HOUR
+
+    job.run_at = 2 * HOUR  # type: ignore[assignment]
+    session.flush()
+    assert job.run_at == job.created_at + 2 * HOUR  # in one transaction
+
+
 async def test_a_delay_that_is_set_in_an_async_session_becomes_a_time(async_session: AsyncSession) -> None:
     """Without a lazy load, which would fail there."""
     job = enqueue(TaskName("mail"))
