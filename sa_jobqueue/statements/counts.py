@@ -53,6 +53,7 @@ def count_jobs(*where: ColumnExpressionArgument[bool], lately: float = 3_600.0, 
                 for end in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED)
             ),
         )
+        .select_from(job)  # so that a session that is bound by class finds its engine
         .where(*where)
         .group_by(columns.queue)
         .order_by(columns.queue)

@@ -91,6 +91,7 @@ def expired_leases(*, after: int = -(2**63), limit: int = 100, job: type[Job] = 
             columns.rescues,
             columns.worker,
         )
+        .select_from(job)  # so that a session that is bound by class finds its engine
         .where(
             status_in(columns.status, sources(Event.RESCUE)),
             or_(columns.lease_expires_at.is_(None), columns.lease_expires_at <= func.now()),

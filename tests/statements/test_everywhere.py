@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import operations
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.models import Job
+from sa_jobqueue.models import Base, Job
 from sa_jobqueue.operations import Answer
 from sa_jobqueue.options import Call
 from sa_jobqueue.statements import (
@@ -91,6 +91,15 @@ def test_through_a_connection(engine: Engine) -> None:
 def test_through_a_session(session: Session) -> None:
     """As an application does, in its own transaction."""
     live(session)
+
+
+@pytest.mark.parametrize("build", [count_jobs, expired_leases])
+def test_what_only_reads_goes_where_a_session_bound_by_class_sends_it(
+    engine: Engine, build: Callable[[], Executable]
+) -> None:
+    """Without criteria, too: the base class of the models is enough."""
+    with Session(binds={Base: engine}) as session:
+        assert session.execute(build()).all() == []
 
 
 async def test_through_an_async_session(async_session: AsyncSession) -> None:
