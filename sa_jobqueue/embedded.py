@@ -61,11 +61,15 @@ _PATIENCE = 120.0
 _SOCKET_PATH_LIMIT = 103
 """Bytes that fit into `sockaddr_un.sun_path` with its final NUL: 104 on macOS and the BSDs, 108 on Linux."""
 
+_LEADING_AWAY = ("PGHOSTADDR", "PGSERVICE")
+"""Variables of libpq's that no URL can overrule: with them it would lead to another server."""
+
 
 def embedded_url(database: str = "sa_jobqueue", *, directory: Path | None = None, version: int = 18) -> str:
     """Return the URL of a database on the embedded server; the server is started and the database made where needed.
 
-    Raises `EmbeddedUnavailable` where the extra `embedded` is not installed or the server does not start.
+    Raises `EmbeddedUnavailable` where the extra `embedded` is not installed, the server does not start, or PGHOSTADDR or
+    PGSERVICE would lead to another one.
     """
     return EmbeddedServer(directory or default_directory(), version=version).create_database(database)
 
@@ -133,6 +137,7 @@ class EmbeddedServer:
 
         Any number of processes may call this at the same time. Raises `EmbeddedUnavailable`.
         """
+        _refuse_leading_away()
         if self._ping() is not pq.Ping.OK:
             with _plain_errors(self.directory), self._exclusively():
                 if not self._settled_and_running():
@@ -172,8 +177,9 @@ class EmbeddedServer:
 
     def url(self, database: str) -> str:
         """Return the SQLAlchemy URL (psycopg) of a database, whether or not it exists."""
-        query = {"host": str(self.socket_directory)}
-        return URL.create("postgresql+psycopg", "postgres", database=database, query=query).render_as_string()
+        query = {"host": str(self.socket_directory)}  # and the port, which PGPORT would say otherwise
+        url = URL.create("postgresql+psycopg", "postgres", port=5432, database=database, query=query)
+        return url.render_as_string()
 
     # Where its things are
 
@@ -371,11 +377,24 @@ class EmbeddedServer:
             return False
 
     def _ping(self) -> pq.Ping:
-        return pq.Ping(pq.PGconn.ping(self._conninfo().encode()))
+        conninfo = self._conninfo().encode()
+        ping = pq.Ping(pq.PGconn.ping(conninfo))
+        if ping is pq.Ping.NO_ATTEMPT:
+            reason = pq.PGconn.connect_start(conninfo).get_error_message()
+            raise EmbeddedUnavailable(
+                f"libpq cannot make a connection with the PG* variables of the environment: {reason}: unset the one it means"
+            )
+        return ping
 
     def _conninfo(self) -> str:
         return make_conninfo(
-            host=str(self.socket_directory), port=5432, user="postgres", dbname="postgres", connect_timeout=10
+            host=str(self.socket_directory),
+            hostaddr="",  # and not PGHOSTADDR
+            port=5432,
+            user="postgres",
+            dbname="postgres",
+            gssencmode="disable",  # a socket has none, whatever PGGSSENCMODE requires
+            connect_timeout=10,
         )
 
     def _run(self, program: str, *arguments: str) -> None:
@@ -418,6 +437,15 @@ def _look_up(who: int | str) -> _User | None:
     except KeyError:
         return None
     return _User(found.pw_uid, found.pw_gid, found.pw_name)
+
+
+def _refuse_leading_away() -> None:
+    for name in _LEADING_AWAY:
+        if os.environ.get(name):
+            raise EmbeddedUnavailable(
+                f"{name} is set, which leads connections away from the embedded PostgreSQL: unset it, or give a database "
+                "with --database-url or SA_JOBQUEUE_DATABASE_URL"
+            )
 
 
 def _refuse_windows() -> None:

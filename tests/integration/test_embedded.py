@@ -211,6 +211,54 @@ def test_it_listens_on_its_socket_alone(server: EmbeddedServer) -> None:
     assert make_url(url).password is None
 
 
+@pytest.mark.parametrize(
+    "variable", ["PGHOST=127.0.0.77", "PGPORT=5433", "PGUSER=nobody", "PGDATABASE=other", "PGSSLMODE=require"]
+)
+def test_a_variable_of_libpq_changes_nothing(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """The URL says all of it."""
+    monkeypatch.setenv(*variable.split("="))
+
+    assert ask(server.create_database("mine"), "SELECT current_database()") == "mine"
+
+
+@pytest.mark.parametrize("variable", ["PGHOSTADDR=127.0.0.77", "PGSERVICE=elsewhere"])
+def test_a_variable_that_leads_to_another_server_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """No URL overrules it: what is meant for this server would be done to that one."""
+    name, value = variable.split("=")
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(EmbeddedUnavailable, match=rf"^{name} is set, .*: unset it, or give .* --database-url"):
+        embedded_url(directory=folder / "embedded")
+    assert not (folder / "embedded").exists()
+
+
+@pytest.mark.parametrize("variable", ["PGHOSTADDR=127.0.0.77", "PGGSSENCMODE=require"])
+def test_a_server_is_found_and_stopped_whatever_libpq_is_told(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    server.ensure_running()
+    monkeypatch.setenv(*variable.split("="))
+
+    assert server.status().running
+    assert server.stop()
+
+
+def test_what_libpq_does_not_understand_is_said_at_once(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to wait for: it does not even try."""
+    monkeypatch.setenv("PGSSLMODE", "nonsense")
+    monkeypatch.setattr("sa_jobqueue.embedded._polls", lambda *_: pytest.fail("waited"))
+
+    for use in (server.ensure_running, server.status):
+        with pytest.raises(EmbeddedUnavailable, match='invalid sslmode value: "nonsense": unset the one it means'):
+            use()
+
+
 def test_a_server_of_the_other_version_lives_beside_it(folder: Path, make: Make) -> None:
     """Version 16 has a cluster of its own in the same folder."""
     url = make(folder, version=16).ensure_running()
