@@ -136,7 +136,7 @@ def open_engine(config: Config, **options: Any) -> Engine:
     arguments = {name: value for name, value in wanted.items() if name not in url.query}
     options = {"json_deserializer": _any_json, **options}
     engine = create_engine(url, poolclass=NullPool, connect_args=arguments, **options)
-    event.listen(engine, "connect", _take_any_time)
+    event.listen(engine, "connect", _read_any_time)
     return engine.execution_options(schema_translate_map=config.translate) if config.translate else engine
 
 
@@ -151,8 +151,12 @@ class _AnyTime(TimestamptzLoader):
             return datetime(2 if early else 9_999, 1, 1, tzinfo=UTC)
 
 
-def _take_any_time(connection: Any, record: object) -> None:
+def _read_any_time(connection: Any, record: object) -> None:
     connection.adapters.register_loader("timestamptz", _AnyTime)
+    # psycopg reads no times in another style. PgBouncer keeps it for each of its clients, also between transactions.
+    if not str(connection.info.parameter_status("DateStyle")).startswith("ISO"):
+        connection.execute("SET DateStyle = ISO")
+        connection.commit()
 
 
 def _any_json(given: str) -> Any:

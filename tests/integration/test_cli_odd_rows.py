@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from psycopg import sql
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 
 from tests.support.cli import as_json, invoke, output
+from tests.support.databases import connect
 
 #: A description -> the columns that are set.
 ODD = {
@@ -59,6 +61,31 @@ def test_an_odd_row_is_shown_and_hides_no_other(engine: Engine, url: str, neighb
     stats = output("stats", url=url)
     assert invoke("check", url=url).exit_code in {0, 1}
     assert not {"\x1b", "\r", "\x07", "\u202e"} & set(listed + shown + stats)
+
+
+@pytest.mark.parametrize("place", ["the database", "PGDATESTYLE"])
+@pytest.mark.parametrize("style", ["German, DMY", "SQL", "Postgres, MDY"])
+def test_times_are_read_whatever_their_style(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, place: str, style: str
+) -> None:
+    """psycopg reads one style only."""
+    with connect(database_url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.job (task, run_at) VALUES ('odd', '2030-02-01T12:00Z')")
+        connection.execute(
+            "INSERT INTO sa_jobqueue.worker (id, host, pid, queues, concurrency, version) "
+            "VALUES (gen_random_uuid(), 'web', 7, '{default}', 1, '1')"
+        )
+        if place == "the database":
+            name = sql.Identifier(connection.info.dbname)
+            connection.execute(sql.SQL("ALTER DATABASE {} SET DateStyle = {}").format(name, sql.Literal(style)))
+    if place == "PGDATESTYLE":
+        monkeypatch.setenv("PGDATESTYLE", style)
+
+    (job,) = as_json("list", url=database_url)
+    assert job["run_at"] == "2030-02-01T12:00:00+00:00"
+    assert "2030-02-01" in output("show", str(job["id"]), url=database_url)
+    assert len(as_json("workers", url=database_url)) == 1
+    assert invoke("check", url=database_url).exit_code in {0, 1}
 
 
 @pytest.mark.parametrize(
