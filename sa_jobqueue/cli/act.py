@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Self
 
 import typer
-from sqlalchemy import ColumnElement, Connection, func, select, true
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, Connection, func, literal, select, true
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -64,7 +64,12 @@ class Order:
 
     def criteria(self, chosen: Chosen, *, since: InstrumentedAttribute[Any] = Job.created_at) -> list[Criterion]:
         """The ids given, and what else was said of the jobs."""
-        return [*([Job.id.in_(self.ids)] if self.ids else []), *chosen.criteria(since=since)]
+        return [*([self.named] if self.ids else []), *chosen.criteria(since=since)]
+
+    @property
+    def named(self) -> Criterion:
+        """The jobs whose ids are given: one parameter, for a statement takes 65,535 at most."""
+        return Job.id == func.any(literal(list(self.ids), ARRAY(BigInteger)))
 
     def check(self, chosen: Chosen) -> None:
         """Everything is not meant by mistake."""
@@ -154,7 +159,7 @@ def _act(config: Config, order: Order, criteria: Criteria, action: Action) -> No
     running = [*possible, Job.status == status_literal(JobStatus.RUNNING)]
     with transaction(config) as connection:
         asked = connection.scalar(select(func.count()).where(*running)) or 0
-        rows = connection.execute(select(Job.id, Job.status).where(Job.id.in_(order.ids)))
+        rows = connection.execute(select(Job.id, Job.status).where(order.named))
         found = {row.id: row.status for row in rows}
         touched = set(connection.scalars(select(Job.id).where(*possible))) if order.dry_run else set[int]()
     if not order.dry_run:

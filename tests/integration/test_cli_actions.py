@@ -100,6 +100,17 @@ def test_an_id_that_cannot_be_touched_is_said(engine: Engine, url: str) -> None:
     assert now(engine) == {waiting: "failed", running: "running"}
 
 
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=" ".join)
+@pytest.mark.parametrize("verb", ["retry", "cancel", "discard", "prune"])
+def test_any_number_of_ids_is_taken(engine: Engine, url: str, verb: str, dry_run: tuple[str, ...]) -> None:
+    """A statement has 65,535 parameters at most."""
+    with engine.begin() as connection:
+        make_job(connection, "completed" if verb == "prune" else "queued", id=7)
+    result = invoke(verb, *map(str, range(1, 65_537)), *dry_run, "--json", url=url)
+    answer = json.loads(result.stdout)
+    assert (result.exit_code, answer["count"], len(answer["not_touched"])) == (1, 1, 65_535)
+
+
 def test_ids_and_filters_narrow_each_other(engine: Engine, url: str) -> None:
     with engine.begin() as connection:
         mail, other = make_job(connection, queue="mail"), make_job(connection)
