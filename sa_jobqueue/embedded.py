@@ -86,9 +86,9 @@ def default_directory() -> Path:
     if os.geteuid() == 0:
         return Path("/var/lib/sa_jobqueue")
     if sys.platform == "darwin":
-        return Path("~/Library/Application Support/sa_jobqueue").expanduser()
+        return _expanded(Path("~/Library/Application Support/sa_jobqueue"))
     data_home = Path(os.environ.get("XDG_DATA_HOME", ""))
-    return (data_home if data_home.is_absolute() else Path("~/.local/share").expanduser()) / "sa_jobqueue"
+    return (data_home if data_home.is_absolute() else _expanded(Path("~/.local/share"))) / "sa_jobqueue"
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class EmbeddedServer:
 
     def __post_init__(self) -> None:
         _refuse_windows()
-        object.__setattr__(self, "directory", self.directory.expanduser().resolve())
+        object.__setattr__(self, "directory", _expanded(self.directory).resolve())
         if not set(str(self.directory)).isdisjoint('"$`\\\n'):  # pg_ctl passes its paths through a shell
             raise EmbeddedUnavailable(
                 f"the embedded PostgreSQL cannot live in {str(self.directory)!r}: choose a plainer name"
@@ -453,6 +453,17 @@ def _refuse_windows() -> None:
         raise EmbeddedUnavailable(
             "the embedded PostgreSQL runs on Linux and macOS: give a database with --database-url or SA_JOBQUEUE_DATABASE_URL"
         )
+
+
+def _expanded(folder: Path) -> Path:
+    """The folder with what `~` or `~user` stands for."""
+    try:
+        return folder.expanduser()
+    except RuntimeError:
+        raise EmbeddedUnavailable(
+            f"the embedded PostgreSQL cannot live in {str(folder)!r}, for there is no such home folder: "
+            "set SA_JOBQUEUE_EMBEDDED_DIR to a folder of yours"
+        ) from None
 
 
 def _wheel_folder() -> Path:

@@ -186,8 +186,8 @@ def _value(option: Any, value: Any, file: Path) -> Any:
         return value if isinstance(value, list) else [value]
     if isinstance(value, (dict, list)):
         raise ConfigurationError(f"{file}: {key} in [tool.sa_jobqueue] must be one value, not {value!r}")
-    if key == "embedded_dir" and isinstance(value, str):
-        return str(file.parent / Path(value).expanduser())  # wherever below it the command is given
+    if key == "embedded_dir" and isinstance(value, str) and not value.startswith("~"):
+        return str(file.parent / value)  # wherever below it the command is given
     return value
 
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import psycopg
 import pytest
 from sqlalchemy import Engine, func, insert, make_url
+from typer.testing import Result
 
 from sa_jobqueue import Registry
 from sa_jobqueue.cli import check as checking
@@ -329,3 +330,21 @@ def test_the_embedded_server_is_found_where_it_would_be(tmp_path: Path) -> None:
     assert invoke("embedded", "stop", *option).stdout == "it was not running\n"
     assert list(tmp_path.iterdir()) == []
     assert "status" in invoke("embedded").stdout
+
+
+@pytest.mark.parametrize("place", ["option", "environment", "pyproject"])
+def test_a_folder_may_be_in_a_home_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+
+    def path_of(folder: str) -> Result:
+        if place == "pyproject":
+            (tmp_path / "pyproject.toml").write_text(f'[tool.sa_jobqueue]\nembedded_dir = "{folder}"\n')
+        option = ["--embedded-dir", folder] if place == "option" else []
+        env = {"SA_JOBQUEUE_EMBEDDED_DIR": folder} if place == "environment" else {}
+        return invoke("embedded", "path", *option, env=env)
+
+    assert path_of("~/x").stdout == f"{tmp_path}/me/x\n"
+    result = path_of("~nosuch/x")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "'~nosuch/x', for there is no such home folder: set SA_JOBQUEUE_EMBEDDED_DIR" in result.stderr

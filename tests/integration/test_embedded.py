@@ -325,6 +325,18 @@ def test_the_default_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tm
     assert default_directory() == tmp_path / "elsewhere"
 
 
+def test_a_home_folder_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody of that name; or a user without any, as containers have them."""
+    with pytest.raises(EmbeddedUnavailable, match=r"'~nosuch/x', for there is no such home folder"):
+        EmbeddedServer(Path("~nosuch/x"))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    for name in ("SA_JOBQUEUE_EMBEDDED_DIR", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(EmbeddedUnavailable, match="no such home folder: set SA_JOBQUEUE_EMBEDDED_DIR"):
+        default_directory()
+
+
 def test_a_database_is_made_once(server: EmbeddedServer) -> None:
     """Asking again for the same database gives the same URL and loses nothing."""
     with connect(server.create_database("once")) as connection:
