@@ -352,14 +352,22 @@ class EmbeddedServer:
         raise EmbeddedUnavailable(f"processes of a killed server still use {self.data}; its log is {self.log}")
 
     def _drop_misleading_pid_files(self) -> None:
-        """Remove the pid files of a server that is gone, where its number has been given to another process since.
+        """Remove the pid files of a server that is gone, where its number has been given to another process since, or
+        where there is no number in them, for a crash or a full disk came before it.
 
         PostgreSQL sees through all other stale files by itself, and its checks of shared memory need them.
         """
         for file in (self.data / "postmaster.pid", self.socket_directory / ".s.PGSQL.5432.lock"):
-            pid = _first_number(file)
-            if pid is not None and _is_alive(pid) and not self._is_server(pid):
+            if file.exists() and self._misleads(file):
                 file.unlink(missing_ok=True)
+
+    def _misleads(self, file: Path) -> bool:
+        pid = _first_number(file)
+        if pid is None:  # as it is for a moment while a server starts, whose starter may have been killed
+            import psutil  # comes with the extra `embedded`
+
+            return not any(map(self._is_server, psutil.pids()))
+        return _is_alive(pid) and not self._is_server(pid)
 
     def _postmaster(self) -> int | None:
         """The process number of this cluster's server, if it is there: after a reboot the file may name anything."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -174,6 +175,32 @@ def test_a_pid_that_now_belongs_to_another_process_is_no_server(server: Embedded
         assert ask(server.ensure_running(), "SELECT 1") == 1
         assert other.poll() is None
         other.kill()
+
+
+@pytest.mark.parametrize("content", [b"", bytes(90)], ids=["empty", "zeros"])
+@pytest.mark.parametrize("name", ["data/postmaster.pid", "run/.s.PGSQL.5432.lock"])
+def test_a_pid_file_that_was_never_written_is_no_obstacle(server: EmbeddedServer, name: str, content: bytes) -> None:
+    """After a crash, or on a full disk, it may be there with nothing in it."""
+    server.ensure_running()
+    server.stop()
+    file = server.home / name
+    file.write_bytes(content)
+    shutil.chown(file, server.home.owner(), server.home.group())
+
+    assert not server.status().running
+    assert ask(server.ensure_running(), "SELECT 1") == 1
+
+
+def test_a_pid_file_without_a_number_is_left_where_a_server_works(server: EmbeddedServer) -> None:
+    """It may be about to write it: its starter was killed, and the next command came at once."""
+    server.ensure_running()
+    pid_file = server.data / "postmaster.pid"
+    written = pid_file.read_bytes()
+    pid_file.write_bytes(b"")
+
+    server._drop_misleading_pid_files()
+    assert pid_file.exists()
+    pid_file.write_bytes(written)
 
 
 def test_folders_above_keep_their_permissions(folder: Path, make: Make) -> None:
