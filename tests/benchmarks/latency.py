@@ -29,6 +29,8 @@ from .workers import serve
 
 #: The first ones make connections and caches; they do not count.
 WARM_UP = 20
+#: Seconds: the listener may be told before the producer is told that its commit has returned.
+_SOONEST = 1e-6
 
 
 def latency(bench: Bench) -> Iterator[Figure]:
@@ -75,7 +77,7 @@ def of_bare(bench: Bench, worker: Callable[..., dict[int, float]], jobs: int, cl
 
 def _waits(sent: dict[int, float], started: dict[int, float]) -> list[float]:
     assert set(sent) == set(started), "not each job that was sent has started"
-    return [max(started[n] - at, 0.0) * 1000 for n, at in sent.items() if n >= WARM_UP]
+    return [max(started[n] - at, _SOONEST) * 1000 for n, at in sent.items() if n >= WARM_UP]
 
 
 def produce(ready: Callable[[], Any], address: str, jobs: int) -> dict[int, float]:
