@@ -325,8 +325,7 @@ def _plan(handler: Callable[..., Any], task: str) -> _Plan:
         taken = first.name if first.kind is _Parameter.POSITIONAL_OR_KEYWORD else None
     else:
         context = None
-        bare = [one for one in parameters[:1] if one.annotation is one.default is _Parameter.empty]
-        if [one.name for one in bare] == ["ctx"]:
+        if any(one.name == "ctx" and one.annotation is one.default is _Parameter.empty for one in parameters[:1]):
             needed = (AsyncJobContext if inspect.iscoroutinefunction(handler) else JobContext).__name__
             raise TaskError(
                 f"task {task!r}: the worker gives a context where it is asked for: annotate 'ctx' with {needed}"

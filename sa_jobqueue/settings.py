@@ -17,7 +17,7 @@ class WorkerSettings:
     lease: float = 60.0
     """How long a claim is valid without renewal; renewed every third of it. After a crash the job waits this long."""
     poll: float = 1.0
-    """The longest time between two looks at an idle queue; a NOTIFY makes it sooner. One that listens looks every 20."""
+    """The longest time between two looks at an idle queue; a NOTIFY makes it sooner, and 20 is the most where one listens."""
     grace: float = 30.0
     """After the first signal, the time that running jobs have to finish."""
     buffer: int = 1_000

@@ -171,7 +171,7 @@ class Shift:
             except asyncio.CancelledError:
                 cancelled = True
                 self._hurry.set()
-            if leaving.done() and leaving.cancelled():  # with all the tasks of the loop
+            if leaving.cancelled():  # with all the tasks of the loop
                 leaving = asyncio.ensure_future(self._leave())
         self.under_way = False
         leaving.result()

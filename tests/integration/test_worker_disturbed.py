@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -25,7 +25,7 @@ from sa_jobqueue.operations import Answer
 from sa_jobqueue.worker import service
 from sa_jobqueue.worker.worker import Ending
 from tests.support import pooler
-from tests.support.databases import connect
+from tests.support.databases import connect, terminate_others
 from tests.support.factory import make_job
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, crew_of, job_of, worker_for, working
@@ -234,24 +234,10 @@ def test_a_filter_of_logs_that_raises_ends_no_thread_of_the_worker(
             add_one(engine, enqueue(handler))
             wait_until(lambda: worker.counts["complete"] == 1)
             engine.dispose()
-            terminate_until(url, lambda: bool(raised))
+            wait_until(lambda: terminate_others(url) or raised)
             id = add_one(engine, enqueue(handler))
             wait_until(lambda: job_of(engine, id).status == JobStatus.COMPLETED)
             assert crew.service._thread.is_alive()
             assert crew.maintenance._thread.is_alive()
     finally:
         filtered.removeFilter(wrong)
-
-
-def terminate_until(url: str, done: Callable[[], bool]) -> None:
-    """End all other connections to this database, again and again."""
-
-    def terminated() -> bool:
-        with connect(url) as connection:
-            connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-        return done()
-
-    wait_until(terminated)

@@ -32,7 +32,7 @@ from sa_jobqueue.worker.flight import Stop
 from sa_jobqueue.worker.lanes import Lane
 from sa_jobqueue.worker.worker import Ending
 from tests.support import pooler
-from tests.support.databases import connect, driver_url
+from tests.support.databases import connect, driver_url, terminate_others
 from tests.support.waiting import wait_until, wait_until_async
 from tests.support.working import add, crew_of, drain, gate_is_open, job_of, worker_for, working
 
@@ -652,15 +652,6 @@ def test_a_wrong_argument_is_named_at_once(url: str, given: dict[str, Any], said
 
 
 # ---- connections that break, waking up
-
-
-def terminate_others(url: str) -> None:
-    """End all other connections to this database."""
-    with connect(url) as connection:
-        connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
 
 
 def test_a_worker_outlives_its_connections(engine: Engine, database_url: str, url: str, registry: Registry) -> None:

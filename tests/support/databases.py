@@ -127,3 +127,12 @@ def empty(connection: psycopg.Connection) -> None:
         "WHERE relnamespace = to_regnamespace(%s)",
         [SCHEMA],
     )
+
+
+def terminate_others(url: str) -> None:
+    """End all other connections to this database."""
+    with connect(url) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
