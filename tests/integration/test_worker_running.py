@@ -346,7 +346,7 @@ def test_a_lost_run_that_does_not_come_back_still_counts_for_its_slot_and_when_t
         wait_until(lambda: lane.stuck == 0)
         wait_until(lambda: lane.running == 1 and not len(crew.flights))
         if claimed_again:
-            assert finished(engine, *ids)
+            wait_until(lambda: finished(engine, *ids))
         worker.stop()
         wait_until(lambda: lane._closed)
         leaving.set()
