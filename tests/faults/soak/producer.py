@@ -24,7 +24,7 @@ _PAUSE = 0.005
 """Seconds between two looks at the clock, when nothing is wanted yet."""
 
 
-def enqueue_in_bulk(engine: Engine, mix: Mix, first: int, number: int) -> None:
+def _enqueue_in_bulk(engine: Engine, mix: Mix, first: int, number: int) -> None:
     """One statement and one transaction for so many jobs."""
     with engine.begin() as connection:
         connection.execute(enqueue_many([mix.job(first + n).call() for n in range(number)]))
@@ -35,6 +35,13 @@ def _enqueue_as_rows(engine: Engine, mix: Mix, first: int, number: int) -> None:
         for n in range(number):
             session.add(mix.job(first + n).row())
         session.commit()
+
+
+def enqueue_some(engine: Engine, mix: Mix, first: int, most: int, chance: random.Random) -> int:
+    """One small transaction, in one of the two ways, for the jobs from `first` on; says of how many."""
+    number, way = min(most, chance.randint(1, _MOST)), chance.choice((_enqueue_in_bulk, _enqueue_as_rows))
+    way(engine, mix, first, number)
+    return number
 
 
 class Producer:
@@ -75,10 +82,9 @@ def _produce(url: str, mix: Mix, first: int, rate: float, seed: int, committed: 
             time.sleep(_PAUSE)
             continue
         if wanted > rate:  # a second's worth
-            number, way = min(wanted, _BEHIND), enqueue_in_bulk
+            _enqueue_in_bulk(engine, mix, at, number := min(wanted, _BEHIND))
         else:
-            number, way = min(wanted, chance.randint(1, _MOST)), chance.choice((enqueue_in_bulk, _enqueue_as_rows))
-        way(engine, mix, at, number)
+            number = enqueue_some(engine, mix, at, wanted, chance)
         at += number
         committed.value = at
     engine.dispose()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import tempfile
@@ -36,7 +37,7 @@ from tests.benchmarks.peers.results import machine
 from tests.faults.server import Guard, Server
 from tests.faults.soak import tasks
 from tests.faults.soak.ledger import miscounts
-from tests.faults.soak.producer import Producer, enqueue_in_bulk
+from tests.faults.soak.producer import Producer, enqueue_some
 from tests.faults.soak.verdicts import OLDEST_DUE, Sample, Seen, Verdict, judge
 from tests.support.commands import start_command
 from tests.support.waiting import wait_until
@@ -52,8 +53,8 @@ _SETTINGS = {
 _SHOWN = ("shared_buffers", "synchronous_commit", "fsync", "autovacuum_naptime")
 _LOOK = 1.0
 """Seconds between two looks at the oldest job."""
-_TOP_UP = 4
-"""While the capacity is measured, so many times are needed to enqueue the backlog."""
+_TOP_UP = 0.25
+"""The share of the backlog that is enqueued between two looks at what is left of it, while the capacity is measured."""
 
 _DUE = """
     SELECT queue, priority, count(*), extract(epoch FROM max(now() - run_at))::float8
@@ -95,7 +96,8 @@ class Plan:
     """Between two samples."""
     measured: float = 75.0
     """How long the capacity is measured, after a while to get warm."""
-    warm_up: float = 15.0
+    warm_up: float = 150.0
+    """Longer than `retain`: in the end as many jobs are deleted as are enqueued, as they are under the load."""
     backlog: int = 4_000
     """Due jobs that wait all the time meanwhile."""
     retain: float = 120.0
@@ -230,9 +232,12 @@ class Soak:
     # ---- the three parts of the run
 
     def _measure_capacity(self) -> float:
-        """Jobs that come to their end per second when there are always more; each is the mix's next one, and due."""
+        """Jobs that come to their end per second when there are always more; each is the mix's next one, and due.
+
+        They are enqueued as the load is, and deleted as it is: the machine does both besides.
+        """
         mix = tasks.Mix(self.plan.seed, pace=self.plan.pace, at_once=True)
-        efforts: list[float] = []
+        chance, efforts = random.Random(self.plan.seed), list[float]()
 
         def ended_after(seconds: float) -> int:
             until = time.monotonic() + seconds
@@ -241,9 +246,9 @@ class Soak:
                 if sum(slot.jobs for slot in self._due()) >= self.plan.backlog:
                     time.sleep(0.05)
                     continue
-                number = self.plan.backlog // _TOP_UP
-                enqueue_in_bulk(self._engine, mix, self._next, number)
-                self._next += number
+                enough = self._next + int(self.plan.backlog * _TOP_UP)
+                while self._next < enough:
+                    self._next += enqueue_some(self._engine, mix, self._next, enough - self._next, chance)
             return self._ended()
 
         before = ended_after(self.plan.warm_up)
