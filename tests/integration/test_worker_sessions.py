@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, Select, create_engine, event, func, insert, select, text
+from sqlalchemy import Engine, Select, create_engine, event, func, insert, inspect, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
@@ -442,6 +444,138 @@ def test_what_a_listener_writes_at_the_end_is_kept(notes: Engine, url: str, regi
         drain(notes, registry, sessionmaker=sessionmaker(notes, class_=Audited))
         assert job_of(notes, id).status == JobStatus.COMPLETED
         assert written(notes) == stays
+
+
+@pytest.mark.parametrize("name", ["before_commit", "after_commit", "after_transaction_end", "deleted_to_detached"])
+def test_who_listens_to_a_session_hears_of_its_commit(notes: Engine, url: str, registry: Registry, name: str) -> None:
+    """While the transaction is still open: the worker's connection commits after it."""
+    heard, kept = [], []
+
+    class Heard(Session):
+        """With a listener."""
+
+    @event.listens_for(Heard, name)
+    def note(*_: Any) -> None:
+        heard.append(job_of(notes, id).status)
+
+    @task(registry=registry, name="handler")
+    def handler(ctx: JobContext) -> None:
+        ctx.session.add(Note(said="done"))
+        kept.append(Note(said="goes"))
+        ctx.session.add(*kept)
+        ctx.session.flush()
+        ctx.session.delete(*kept)
+
+    id = add_one(notes, enqueue(handler))
+    drain(notes, registry, sessionmaker=sessionmaker(notes, class_=Heard))
+    assert set(heard) == {JobStatus.RUNNING}
+    assert written(notes) == ["done"]
+
+
+def test_a_commit_of_the_applications_own_class_is_called(notes: Engine, url: str, registry: Registry) -> None:
+    class Committing(Session):
+        """Writes once more when it commits."""
+
+        def commit(self) -> None:
+            self.add(Note(said="by commit()"))
+            super().commit()
+
+    @task(registry=registry, name="handler")
+    def handler(ctx: JobContext) -> None:
+        ctx.session.execute(insert(Note).values(said="done"))
+
+    add_one(notes, enqueue(handler))
+    drain(notes, registry, sessionmaker=sessionmaker(notes, class_=Committing))
+    assert written(notes) == ["by commit()", "done"]
+
+
+def test_objects_that_outlive_their_job_are_expired_and_detached(notes: Engine, url: str, registry: Registry) -> None:
+    """As after any commit: they show nothing that may have changed since."""
+    kept: list[Note] = []
+
+    @task(registry=registry, name="handler")
+    def handler(ctx: JobContext) -> None:
+        added, deleted = Note(said="stays"), Note(said="goes")
+        ctx.session.add_all([added, deleted])
+        ctx.session.flush()
+        ctx.session.delete(deleted)
+        kept.extend([added, deleted])
+
+    add_one(notes, enqueue(handler))
+    drain(notes, registry)
+    assert written(notes) == ["stays"]
+    stays, goes = map(inspect, kept)
+    assert stays.detached
+    assert stays.expired_attributes >= {"id", "said"}
+    assert goes.detached
+    assert goes.was_deleted
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_savepoint_that_was_left_open_is_kept(notes: Engine, url: str, registry: Registry, committed: bool) -> None:
+    """As SQLAlchemy's commit() does: it releases what is open."""
+
+    @task(registry=registry, name="handler", max_attempts=1)
+    def handler(ctx: JobContext, n: int) -> None:
+        ctx.session.execute(insert(Note).values(said=f"{n} before"))
+        if committed:
+            ctx.session.commit()
+        ctx.session.execute(insert(Note).values(said=f"{n} outside"))
+        ctx.session.begin_nested()
+        ctx.session.execute(insert(Note).values(said=f"{n} within"))
+
+    ids = add(notes, enqueue(handler, 1), enqueue(handler, 2))
+    drain(notes, registry, queues={"default": 1})  # the second has the connection that the first gave back
+    assert [job_of(notes, id).status for id in ids] == [JobStatus.COMPLETED] * 2
+    assert written(notes) == [f"{n} {what}" for n in (1, 2) for what in ("before", "outside", "within")]
+
+
+def test_what_a_session_writes_to_another_database_is_committed(
+    notes: Engine, url: str, registry: Registry, empty_database_url: str
+) -> None:
+    other = create_engine(empty_database_url)
+    Note.metadata.create_all(other)
+
+    @task(registry=registry, name="handler", max_attempts=1)
+    def handler(ctx: JobContext) -> None:
+        ctx.session.execute(text("INSERT INTO note (said) VALUES ('here')"))
+        ctx.session.execute(insert(Note).values(said="there"))
+
+    id = add_one(notes, enqueue(handler))
+    drain(notes, registry, sessionmaker=sessionmaker(notes, binds={Note: other}))
+    assert job_of(notes, id).status == JobStatus.COMPLETED
+    assert written(notes) == ["here"]
+    assert written(other) == ["there"]
+    other.dispose()
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+def test_a_session_is_no_garbage_that_has_to_be_searched_for(
+    notes: Engine, url: str, registry: Registry, kind: str
+) -> None:
+    """Cycles of references would have Python's collector go through all there is, again and again."""
+    sessions: list[weakref.ref[Any]] = []
+
+    @task(registry=registry, name="sync")
+    def in_thread(ctx: JobContext, n: int) -> None:
+        ctx.session.add(Note(said=str(n)))
+        sessions.append(weakref.ref(ctx.session))
+
+    @task(registry=registry, name="async")
+    async def on_loop(ctx: AsyncJobContext, n: int) -> None:
+        ctx.session.add(Note(said=str(n)))
+        sessions.append(weakref.ref(ctx.session.sync_session))
+
+    handler = in_thread if kind == "sync" else on_loop
+    add(notes, *(enqueue(handler, n) for n in range(3)))
+    gc.collect()
+    gc.disable()
+    try:
+        drain(url, registry)
+        assert len(sessions) == 3
+        assert [session() for session in sessions] == [None] * 3
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("does", ["nothing", "begins", "begins and ends"])
