@@ -6,8 +6,8 @@
 
 Each prints a line: measure, ours, reference, ratio, target, met. Absolute figures drift with the machine, so a target is
 a ratio of two things measured in turn, several times, in one run. `counts` needs none: what it prints is exact, on every
-machine and small or not, and a test (tests/integration/test_round_trips.py) pins it. The schema `sa_jobqueue_measures` is
-made for all and dropped afterwards.
+machine and small or not, and a test (tests/integration/test_round_trips.py) pins it. A database is made for all, named
+like the one that is given with `_measures` behind it, and dropped afterwards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .idle import idle
 from .latency import latency
 from .memory import memory
 from .report import Figure, line, print_figures, write_json
-from .schema import Bench, benchmark_schema
+from .schema import Bench, benchmark_database
 from .session import session
 from .wal import wal
 
@@ -70,7 +70,7 @@ def main() -> None:
         parser.error(f"there is no measure {', '.join(unknown)}; there are {', '.join(MEASURES)}")
     url = given.database_url or embedded_url()
     figures: list[Figure] = []
-    with benchmark_schema(url, small=given.small, repetitions=given.repetitions, batch=given.batch) as bench:
+    with benchmark_database(url, small=given.small, repetitions=given.repetitions, batch=given.batch) as bench:
         about = {
             "date": datetime.now(UTC).date().isoformat(),
             "postgresql": str(bench.execute("SHOW server_version")),

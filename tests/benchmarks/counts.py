@@ -9,7 +9,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Task, Worker, WorkerSettings, enqueue, enqueue_many
@@ -18,7 +18,7 @@ from tests.support.wire import Counted, Counts, Wire, counting
 
 from .plain import make_tables
 from .report import Figure
-from .schema import SCHEMA, Bench, open_engine
+from .schema import SCHEMA, Bench
 from .tasks import REGISTRY, nothing, nothing_deleted, nothing_sync, write_sync
 from .workers import SLOTS
 
@@ -54,7 +54,7 @@ def counts(bench: Bench) -> Iterator[Figure]:
 
 def _count(bench: Bench, work: Callable[[Engine, Wire], Counts]) -> Counts:
     """What `work` asks for, on an engine of its own."""
-    engine = open_engine(bench.url, pool_size=WRITERS)
+    engine = create_engine(bench.url, pool_size=WRITERS)
     wire = Wire(engine)
     try:
         return work(engine, wire)
@@ -71,9 +71,7 @@ def _drained(task: Task[..., object], jobs: int, slots: int) -> Callable[[Engine
             session.execute(enqueue_many([task.call(n=n) for n in range(jobs)]))
             session.commit()
         settings = WorkerSettings(buffer=0)
-        worker = Worker(
-            engine, {"default": slots}, registry=REGISTRY, schema=SCHEMA, max_jobs=jobs, listen=False, settings=settings
-        )
+        worker = Worker(engine, {"default": slots}, registry=REGISTRY, max_jobs=jobs, listen=False, settings=settings)
         return asyncio.run(_drain(worker, wire)).result
 
     return work

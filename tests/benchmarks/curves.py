@@ -27,7 +27,7 @@ from sa_jobqueue.worker.resume import ResumePoints
 from .drain import rate_of_ours, rate_of_raw
 from .peers.results import machine
 from .report import interleaved
-from .schema import Bench, benchmark_schema, service_connection
+from .schema import Bench, benchmark_database, service_connection
 from .workers import SLOTS
 
 #: Jobs per claim, where claims are timed.
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--database-url", default=os.environ.get("SA_JOBQUEUE_TEST_URL"))
     given = parser.parse_args()
     url = given.database_url or embedded_url()
-    with benchmark_schema(url, small=given.small, repetitions=given.repetitions) as bench:
+    with benchmark_database(url, small=given.small, repetitions=given.repetitions) as bench:
         result = measure(bench)
     given.json.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
 

@@ -15,15 +15,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
+from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import enqueue
 from sa_jobqueue.bench.crew import processes
+from sa_jobqueue.urls import database_url
 
 from .plain import make_tables
 from .raw import CLAIM
 from .report import Figure, compared
-from .schema import SCHEMA, Bench, open_engine, service_connection
+from .schema import SCHEMA, Bench, service_connection
 from .tasks import note_start
 from .workers import serve
 
@@ -83,7 +85,7 @@ def _waits(sent: dict[int, float], started: dict[int, float]) -> list[float]:
 def produce(ready: Callable[[], Any], address: str, jobs: int) -> dict[int, float]:
     """Enqueue; when each commit returned, by `n`."""
     sent: dict[int, float] = {}
-    engine = open_engine(address)
+    engine = create_engine(database_url(address))
     with Session(engine) as session:
         session.connection()
         session.rollback()

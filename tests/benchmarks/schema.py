@@ -1,6 +1,8 @@
-"""The database under measurement: our real table, made by our migrations, in a schema of its own.
+"""The database under measurement, one of its own: our real table, made by our migrations, where users have it.
 
-with benchmark_schema(url) as bench:
+In another schema SQLAlchemy would put its name into each statement of a handler's, which takes a while.
+
+with benchmark_database(url) as bench:
     bench.fill(100_000, task="nothing")
 """
 
@@ -13,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from sqlalchemy import URL, Connection, Engine, create_engine, text
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.exc import ProgrammingError
 
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.urls import database_url
 from sa_jobqueue.worker.connections import Connector
 
-SCHEMA = "sa_jobqueue_measures"
+SCHEMA = "sa_jobqueue"
 
 #: Bytes of the arguments of a job that `fill` makes are about those of a small call.
 _ARGS = "jsonb_build_object('n', n)"
@@ -99,30 +101,28 @@ class Bench:
 
 def service_connection(address: str) -> tuple[Connection, psycopg.Connection[Any]]:
     """A connection with the settings of the worker's own, and the bare psycopg connection in it."""
-    connection = Connector(open_engine(address), lease=60).connect()
+    connection = Connector(create_engine(database_url(address)), lease=60).connect()
     bare = connection.connection.dbapi_connection
     assert isinstance(bare, psycopg.Connection)
     return connection, bare
 
 
-def open_engine(address: str | URL, **options: Any) -> Engine:
-    """An engine that finds our tables in the benchmark's schema."""
-    return create_engine(
-        database_url(address), execution_options={"schema_translate_map": {"sa_jobqueue": SCHEMA}}, **options
-    )
-
-
 @contextmanager
-def benchmark_schema(url: str, **options: Any) -> Iterator[Bench]:
-    """Make the schema anew; drop it afterwards."""
-    engine = open_engine(url, pool_size=5)
-    bench = Bench(database_url(url), engine, **options)
+def benchmark_database(url: str, **options: Any) -> Iterator[Bench]:
+    """Make the database anew, beside that of `url` and by a role that may; drop it afterwards."""
+    beside = database_url(url)
+    own = beside.set(database=f"{beside.database or beside.username}_measures")
+    server = create_engine(beside, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    name = server.dialect.identifier_preparer.quote(own.database or "")
+    drop = text(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    with server.connect() as connection:
+        connection.execute(drop)
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    engine = create_engine(own, pool_size=5)
     try:
-        bench.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
-        upgrade_database(engine, schema=SCHEMA)
-        try:
-            yield bench
-        finally:
-            bench.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+        upgrade_database(engine)
+        yield Bench(own, engine, **options)
     finally:
         engine.dispose()
+        with server.connect() as connection:
+            connection.execute(drop)

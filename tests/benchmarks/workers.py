@@ -14,7 +14,6 @@ from sqlalchemy import text
 
 from sa_jobqueue import Worker
 
-from .schema import SCHEMA
 from .tasks import REGISTRY, STARTED
 
 #: Slots of the one queue of a worker that is drained.
@@ -50,7 +49,7 @@ def serve(ready: Callable[[], Any], address: str, queues: dict[str, int]) -> dic
 
 def _connected(address: str, queues: dict[str, int], **options: Any) -> Worker:
     logging.getLogger("sa_jobqueue").setLevel(logging.ERROR)  # that max_jobs were claimed is no news here
-    worker = Worker(address, queues, registry=REGISTRY, schema=SCHEMA, **options)
+    worker = Worker(address, queues, registry=REGISTRY, **options)
     with worker.engine.connect() as connection:
         connection.execute(text("SELECT 1"))
     gc.collect()
