@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -15,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue.enqueue import enqueue
 from sa_jobqueue.tasks import Task
+from sa_jobqueue.worker.garbage import search_less
 from sa_jobqueue.worker.worker import Worker
 
 from .crew import Ready
@@ -51,8 +51,7 @@ def _connected(url: str, slots: int) -> Worker:
     worker = Worker(url, {"default": slots}, registry=REGISTRY, schema=SCHEMA)
     with worker.engine.connect() as connection:
         connection.execute(text("SELECT 1"))
-    gc.collect()
-    gc.freeze()  # as the command `work` does
+    search_less()  # as the command `work` does
     return worker
 
 

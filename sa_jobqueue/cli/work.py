@@ -5,7 +5,6 @@ sa-jobqueue work --app shop.tasks --queue mail=10 --queue default=50 --processes
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import re
@@ -25,6 +24,7 @@ from sqlalchemy import URL
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.settings import WorkerSettings
 from sa_jobqueue.urls import database_url
+from sa_jobqueue.worker.garbage import search_less
 from sa_jobqueue.worker.supervisor import CANNOT_WORK, Supervisor, drain_with_supervisor
 from sa_jobqueue.worker.worker import Worker
 
@@ -204,9 +204,7 @@ def work(config: Config, options: WorkOptions) -> None:
         return
     if not options.supervised:
         logger.info("%s", serving)
-    # What was loaded stays; else each full collection goes through all of it, with the interpreter to itself.
-    gc.collect()
-    gc.freeze()
+    search_less()
     ending = worker.run(until_idle=options.drain)
     _leave_threads_behind(ending)
     raise typer.Exit(ending)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import threading
@@ -13,6 +12,7 @@ from typing import Any
 from sqlalchemy import text
 
 from sa_jobqueue import Worker
+from sa_jobqueue.worker.garbage import search_less
 
 from .tasks import REGISTRY, STARTED
 
@@ -52,6 +52,5 @@ def _connected(address: str, queues: dict[str, int], **options: Any) -> Worker:
     worker = Worker(address, queues, registry=REGISTRY, **options)
     with worker.engine.connect() as connection:
         connection.execute(text("SELECT 1"))
-    gc.collect()
-    gc.freeze()  # as the command `work` does
+    search_less()  # as the command `work` does
     return worker

@@ -208,3 +208,20 @@ def test_without_a_url_the_embedded_server_is_started_and_can_be_stopped() -> No
             assert run_command("list", "--json", env=settings).stdout == "[]\n"
         finally:
             run_command("embedded", "stop", env=settings)
+
+
+@pytest.mark.parametrize(
+    ("own", "threshold"), [("", 5_000), ("gc.set_threshold(0)", 0), ("gc.set_threshold(20_000)", 20_000)]
+)
+def test_work_searches_less_for_garbage_unless_the_application_says_how(
+    database_url: str, tmp_path: Path, own: str, threshold: int
+) -> None:
+    (tmp_path / "shop.py").write_text(
+        f"import gc\nfrom sa_jobqueue import task\n{own}\n"
+        "@task(name='say')\n"
+        "def say() -> None:\n"
+        "    print('threshold', gc.get_threshold()[0], 'frozen', gc.get_freeze_count() > 10_000)\n"
+    )
+    run_command("enqueue", "say", "--app", "shop", url=database_url, cwd=tmp_path)
+    result = run_command("work", "--drain", "--app", "shop", url=database_url, cwd=tmp_path)
+    assert f"threshold {threshold} frozen True" in result.stdout, result
