@@ -244,7 +244,9 @@ class Unit:
         session, events = self.session, self.session.dispatch
         return bool(
             self._elsewhere
-            or (session.expire_on_commit and session.identity_map)
+            or session.identity_map  # it expires them
+            or session.new  # a listener has added them in our flush; it flushes until there are none
+            or session.deleted
             or events.before_commit
             or events.after_commit
             or events.after_transaction_end

@@ -472,6 +472,25 @@ def test_who_listens_to_a_session_hears_of_its_commit(notes: Engine, url: str, r
     assert written(notes) == ["done"]
 
 
+def test_what_a_listener_adds_to_the_last_flush_is_kept(notes: Engine, url: str, registry: Registry) -> None:
+    """As libraries do that write a history."""
+
+    class Historic(Session):
+        """Adds an object for each that was flushed."""
+
+    @event.listens_for(Historic, "after_flush")
+    def add_history(session: Session, _: Any) -> None:
+        session.add_all([Note(said="history") for note in session.new if note.said == "done"])
+
+    @task(registry=registry, name="handler")
+    def handler(ctx: JobContext) -> None:
+        ctx.session.add(Note(said="done"))
+
+    add_one(notes, enqueue(handler))
+    drain(notes, registry, sessionmaker=sessionmaker(notes, class_=Historic, expire_on_commit=False))
+    assert written(notes) == ["done", "history"]
+
+
 def test_a_commit_of_the_applications_own_class_is_called(notes: Engine, url: str, registry: Registry) -> None:
     class Committing(Session):
         """Writes once more when it commits."""

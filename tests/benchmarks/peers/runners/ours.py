@@ -1,4 +1,4 @@
-"""sa_jobqueue itself, as the driver's own environment has it: a worker process with uvloop."""
+"""sa_jobqueue itself, as the driver's own environment has it: a worker process with uvloop, as `sa-jobqueue work` runs it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Registry, Worker, enqueue_many, task
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.urls import database_url
+from sa_jobqueue.worker.garbage import search_less
 
 SLOTS = {"async": 100, "sync": 16}
-KEPT = "jobs are kept"
+KEPT = "jobs are kept; gc as `sa-jobqueue work` sets it"
 
 PEER = Peer(
     name="sa_jobqueue",
@@ -59,4 +60,6 @@ def fill(way: str, jobs: int) -> float:
 
 
 def work(way: str) -> None:
-    Worker(SERVER, {"default": SLOTS[way]}, registry=registry).run()
+    worker = Worker(SERVER, {"default": SLOTS[way]}, registry=registry)
+    search_less()
+    worker.run()
