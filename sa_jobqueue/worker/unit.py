@@ -42,13 +42,13 @@ class Unit:
         "_close_session",
         "_closed",
         "_database",
-        "_elsewhere",
         "_engine",
         "_idle",
         "_job",
         "_opening",
         "_options",
         "_original",
+        "_own",
         "_pool",
         "_root",
         "_translate",
@@ -74,13 +74,14 @@ class Unit:
         self._database = database if self._engine is None else self._engine.url
         self._translate, self._idle = translate or {}, idle
         self._worker, self._job = worker, job
-        self._opening = self._closed = self._altered = self._elsewhere = False
+        self._opening = self._closed = self._altered = False
         self._pool: Pool | None = None
         self.connection: Connection | None = None
         self.session = session
         self._options: Mapping[str, Any] = {}
         self._asked = self._engine
         self._original, self._close_session = session.get_bind, session.close
+        self._own = {name: vars(session)[name] for name in ("close", "reset") if name in vars(session)}
         self._root: SessionTransaction | None = None
         # The handler's own commit() ends nothing, and its rollback() undoes what it wrote. SAVEPOINT and RELEASE would
         # be two of six round trips, so there is none before the handler has committed something: see `_join`.
@@ -110,7 +111,6 @@ class Unit:
             elsewhere = None
         engine = self._engine if elsewhere is None else elsewhere.engine
         if elsewhere is not None and not self._is_ours(elsewhere.engine):
-            self._elsewhere = True
             return elsewhere
         if self._closed:
             _refuse()
@@ -231,29 +231,13 @@ class Unit:
                 return answer
             if given is not self._options:  # listeners are the handler's
                 connection.execution_options(schema_translate_map=given.get("schema_translate_map"))
-            if session.in_transaction() and self._is_missed():
+            if session.in_transaction():
                 session.commit()
             self._closed = True  # from here on a task or thread that was left behind may begin nothing
             connection.commit()
             return answer
         finally:
             self.close()
-
-    def _is_missed(self) -> bool:
-        """Whether the session's own commit() would be missed: by objects, by who listens, or by another database."""
-        session, events = self.session, self.session.dispatch
-        return bool(
-            self._elsewhere
-            or session.identity_map  # it expires them
-            or session.new  # a listener has added them in our flush; it flushes until there are none
-            or session.deleted
-            or events.before_commit
-            or events.after_commit
-            or events.after_transaction_end
-            or events.deleted_to_detached
-            or type(session).commit is not Session.commit
-            or "commit" in vars(session)
-        )
 
     def _write(self, connection: Connection, change: Change) -> Answer:
         """Write `change`; a row that it should delete, and that cannot be deleted, is kept for now."""
@@ -292,6 +276,7 @@ class Unit:
         session.get_bind = _refuse  # type: ignore[method-assign]
         for name in ("close", "reset"):
             vars(session).pop(name, None)
+        vars(session).update(self._own)
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:

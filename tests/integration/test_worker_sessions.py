@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, Select, create_engine, event, func, insert, inspect, select, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
@@ -27,6 +29,7 @@ from sa_jobqueue import (
     enqueue,
     task,
 )
+from sa_jobqueue.errors import SessionUnavailable
 from sa_jobqueue.migrations import upgrade_database
 from tests.support.databases import connect, driver_url
 from tests.support.working import add, add_one, drain, job_of, worker_for
@@ -566,6 +569,68 @@ def test_what_a_session_writes_to_another_database_is_committed(
     assert written(notes) == ["here"]
     assert written(other) == ["there"]
     other.dispose()
+
+
+def test_a_flush_that_failed_and_was_swallowed_fails_the_job(notes: Engine, url: str, registry: Registry) -> None:
+    """It took with it what was written before: the job must not end as completed."""
+    with notes.begin() as connection:
+        connection.execute(insert(Note).values(id=1_000, said="old"))
+
+    @task(registry=registry, name="handler", max_attempts=1)
+    def handler(ctx: JobContext) -> None:
+        ctx.session.execute(insert(Note).values(said="important"))
+        ctx.session.add(Note(id=1_000, said="again"))
+        with suppress(IntegrityError):
+            ctx.session.flush()
+
+    id = add_one(notes, enqueue(handler))
+    drain(notes, registry)
+    assert job_of(notes, id).status == JobStatus.FAILED
+    assert written(notes) == ["old"]
+
+
+def test_what_goes_to_another_database_by_a_statements_bind_is_committed(
+    notes: Engine, url: str, registry: Registry, empty_database_url: str
+) -> None:
+    """A session does not ask for its bind then."""
+    other = create_engine(empty_database_url)
+    Note.metadata.create_all(other)
+
+    @task(registry=registry, name="handler", max_attempts=1)
+    def handler(ctx: JobContext) -> None:
+        ctx.session.execute(insert(Note).values(said="here"))
+        ctx.session.connection(bind_arguments={"bind": other}).execute(insert(Note).values(said="there"))
+
+    id = add_one(notes, enqueue(handler))
+    drain(notes, registry)
+    assert job_of(notes, id).status == JobStatus.COMPLETED
+    assert (written(notes), written(other)) == (["here"], ["there"])
+    other.dispose()
+
+
+def test_a_session_has_its_own_close_back_when_its_job_has_ended(notes: Engine, url: str, registry: Registry) -> None:
+    closed: list[str] = []
+    sessions: list[Session] = []
+
+    class Closing(Session):
+        """With a close() that each of them has for itself."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.close = lambda: closed.append("closed")  # type: ignore[method-assign]
+
+    @task(registry=registry, name="handler")
+    def handler(ctx: JobContext) -> None:
+        ctx.session.execute(insert(Note).values(said="done"))
+        sessions.append(ctx.session)
+
+    add_one(notes, enqueue(handler))
+    drain(notes, registry, sessionmaker=sessionmaker(notes, class_=Closing))
+    closed.clear()
+    sessions[0].close()
+    assert closed == ["closed"]
+    with pytest.raises(SessionUnavailable, match="the job has ended"):
+        sessions[0].execute(select(Note))
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
