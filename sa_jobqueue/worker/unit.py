@@ -81,7 +81,7 @@ class Unit:
         self._options: Mapping[str, Any] = {}
         self._asked = self._engine
         self._original, self._close_session = session.get_bind, session.close
-        self._own = {name: vars(session)[name] for name in ("close", "reset") if name in vars(session)}
+        self._own: dict[str, Any] = {name: vars(session)[name] for name in ("close", "reset") if name in vars(session)}
         self._root: SessionTransaction | None = None
         # The handler's own commit() ends nothing, and its rollback() undoes what it wrote. SAVEPOINT and RELEASE would
         # be two of six round trips, so there is none before the handler has committed something: see `_join`.
