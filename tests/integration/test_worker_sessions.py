@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -150,6 +151,15 @@ def test_the_whole_path_in_another_schema(empty_database_url: str, registry: Reg
 def notes(engine: Engine) -> Engine:
     Base.metadata.create_all(engine)
     return engine
+
+
+@pytest.fixture
+def elsewhere(empty_database_url: str) -> Iterator[Engine]:
+    """Another database of the application's, with the same table."""
+    engine = create_engine(empty_database_url)
+    Base.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
 
 
 def written(engine: Engine) -> list[str]:
@@ -553,22 +563,17 @@ def test_a_savepoint_that_was_left_open_is_kept(notes: Engine, url: str, registr
 
 
 def test_what_a_session_writes_to_another_database_is_committed(
-    notes: Engine, url: str, registry: Registry, empty_database_url: str
+    notes: Engine, url: str, registry: Registry, elsewhere: Engine
 ) -> None:
-    other = create_engine(empty_database_url)
-    Note.metadata.create_all(other)
-
     @task(registry=registry, name="handler", max_attempts=1)
     def handler(ctx: JobContext) -> None:
         ctx.session.execute(text("INSERT INTO note (said) VALUES ('here')"))
         ctx.session.execute(insert(Note).values(said="there"))
 
     id = add_one(notes, enqueue(handler))
-    drain(notes, registry, sessionmaker=sessionmaker(notes, binds={Note: other}))
+    drain(notes, registry, sessionmaker=sessionmaker(notes, binds={Note: elsewhere}))
     assert job_of(notes, id).status == JobStatus.COMPLETED
-    assert written(notes) == ["here"]
-    assert written(other) == ["there"]
-    other.dispose()
+    assert (written(notes), written(elsewhere)) == (["here"], ["there"])
 
 
 def test_a_flush_that_failed_and_was_swallowed_fails_the_job(notes: Engine, url: str, registry: Registry) -> None:
@@ -590,22 +595,19 @@ def test_a_flush_that_failed_and_was_swallowed_fails_the_job(notes: Engine, url:
 
 
 def test_what_goes_to_another_database_by_a_statements_bind_is_committed(
-    notes: Engine, url: str, registry: Registry, empty_database_url: str
+    notes: Engine, url: str, registry: Registry, elsewhere: Engine
 ) -> None:
     """A session does not ask for its bind then."""
-    other = create_engine(empty_database_url)
-    Note.metadata.create_all(other)
 
     @task(registry=registry, name="handler", max_attempts=1)
     def handler(ctx: JobContext) -> None:
         ctx.session.execute(insert(Note).values(said="here"))
-        ctx.session.connection(bind_arguments={"bind": other}).execute(insert(Note).values(said="there"))
+        ctx.session.connection(bind_arguments={"bind": elsewhere}).execute(insert(Note).values(said="there"))
 
     id = add_one(notes, enqueue(handler))
     drain(notes, registry)
     assert job_of(notes, id).status == JobStatus.COMPLETED
-    assert (written(notes), written(other)) == (["here"], ["there"])
-    other.dispose()
+    assert (written(notes), written(elsewhere)) == (["here"], ["there"])
 
 
 def test_a_session_has_its_own_close_back_when_its_job_has_ended(notes: Engine, url: str, registry: Registry) -> None:
