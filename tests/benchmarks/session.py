@@ -66,7 +66,7 @@ def ours(bench: Bench, jobs: int, task: str, *, pin: bool = False) -> float:
     return _rate(bench, jobs)
 
 
-def bare(bench: Bench, jobs: int, loop: Callable[..., float], sessions: bool) -> float:
+def bare(bench: Bench, jobs: int, loop: Callable[..., None], sessions: bool) -> float:
     """Jobs per second of one process with so many threads or tasks, each with a connection of its own.
 
     `sessions`: each job has a session of its own instead.
