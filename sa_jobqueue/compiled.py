@@ -46,7 +46,7 @@ class Compiled:
         text, given = self._text(connection)
         if not connection.in_transaction():
             connection.begin()  # as Core would
-        cursor = connection.connection.cursor()
+        cursor = connection.connection.cursor(binary=True)
         try:
             cursor.execute(text, {**given, **parameters})
             rows: Sequence[tuple[Any, ...]] = cursor.fetchall()

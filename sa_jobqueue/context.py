@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -23,6 +23,10 @@ logger = logging.getLogger("sa_jobqueue.job")
 
 S = TypeVar("S", Session, AsyncSession)
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: Times between these, in seconds since then, can be a `datetime`, whatever zone it is shown in.
+_FIRST, _LAST = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2, 9999))
+
 
 class ClaimedJob(NamedTuple):
     """A job as its claim returned it, in the order of the claim's RETURNING."""
@@ -32,7 +36,8 @@ class ClaimedJob(NamedTuple):
     queue: str
     task: str
     priority: int
-    run_at: datetime
+    run_at: float
+    """Seconds since 1970."""
     attempt: int
     max_attempts: int
     rescues: int
@@ -40,7 +45,8 @@ class ClaimedJob(NamedTuple):
     """JSON text; None when it is larger than the claim's limit and has to be fetched by itself."""
     meta: str | None
     """JSON text; None likewise."""
-    created_at: datetime
+    created_at: float
+    """Seconds since 1970."""
 
 
 class _Logger(logging.LoggerAdapter[logging.Logger]):
@@ -96,8 +102,8 @@ class _Context(Generic[S]):
 
     @property
     def enqueued_at(self) -> datetime:
-        """When the row was inserted, by the database's clock."""
-        return self._job.created_at
+        """When the row was inserted, by the database's clock; in UTC."""
+        return _EPOCH + timedelta(seconds=min(max(self._job.created_at, _FIRST), _LAST))
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:

@@ -9,7 +9,7 @@ import logging
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import Enum, StrEnum
 from functools import lru_cache
 from operator import attrgetter
@@ -25,7 +25,7 @@ from .lifecycle import FINISHED, Change, Claim, Event, sources
 from .models import Job, WorkerRow, status_in
 from .statements.admin import held_by, postpone_purge, prune_jobs, release_jobs
 from .statements.apply import apply_changes, apply_parameters
-from .statements.claim import INLINE_LIMIT, NOTHING_INLINE, PRIORITIES, Slot, claim_jobs, claim_parameters, in_python
+from .statements.claim import INLINE_LIMIT, NOTHING_INLINE, PRIORITIES, Point, Slot, claim_jobs, claim_parameters, epoch_of
 from .statements.complete import complete_job, complete_jobs, completion_parameters, delete_completed
 from .statements.gates import channel_of, open_gates
 from .statements.leases import cancel_requests, expired_leases, renew_leases
@@ -170,7 +170,7 @@ def claim(
     worker: str,
     queues: Mapping[str, int],
     lease: float,
-    after: Mapping[Slot, tuple[datetime, int]] | None = None,
+    after: Mapping[Slot, Point] | None = None,
     inline: bool = True,
     job: type[Job] = Job,
 ) -> list[ClaimedJob]:
@@ -187,12 +187,12 @@ def claim(
 
 
 def first_due(
-    connection: Connection, queue: str, *, after: Mapping[Slot, tuple[datetime, int]], job: type[Job] = Job
-) -> tuple[Slot, tuple[datetime, int]] | None:
+    connection: Connection, queue: str, *, after: Mapping[Slot, Point], job: type[Job] = Job
+) -> tuple[Slot, Point] | None:
     """The slot and the (run_at, id) of the job that a claim would take first from this queue, behind these points."""
     columns = job.__table__.c
     due = (
-        select(in_python(columns.run_at).label("due"), columns.id)
+        select(epoch_of(columns.run_at).label("due"), columns.id)
         .where(columns.queue == queue, status_in(columns.status, sources(Event.CLAIM)), columns.run_at <= func.now())
         .order_by(columns.run_at, columns.id)
         .limit(1)
@@ -201,7 +201,8 @@ def first_due(
     for slot in ((queue, level) for level in PRIORITIES):
         wanted = due.where(columns.priority == slot[1])
         if slot in after:
-            wanted = wanted.where(tuple_(columns.run_at, columns.id) > tuple_(*map(literal, after[slot])))
+            at, id = after[slot]
+            wanted = wanted.where(tuple_(columns.run_at, columns.id) > tuple_(func.to_timestamp(literal(at)), literal(id)))
         if (row := connection.execute(wanted).first()) is not None:
             return slot, (row.due, row.id)
     return None

@@ -7,11 +7,10 @@ done cannot be removed, and they lie at the front. Behind 200,000 of them a clai
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from time import monotonic
 
 from ..context import ClaimedJob
-from ..statements.claim import Slot
+from ..statements.claim import Point, Slot
 
 __all__ = ["ResumePoints"]
 
@@ -32,8 +31,8 @@ class ResumePoints:
     """
 
     def __init__(self) -> None:
-        self._points: dict[Slot, tuple[datetime, int]] = {}
-        self._floors: dict[Slot, tuple[float, tuple[datetime, int]]] = {}
+        self._points: dict[Slot, Point] = {}
+        self._floors: dict[Slot, tuple[float, Point]] = {}
         """By slot, behind which point to begin in any case, and until when."""
         self._sweep_at: dict[str, float] = {}
         self._queues: tuple[str, ...] = ()
@@ -44,7 +43,7 @@ class ResumePoints:
         """When a claim from this queue begins at the front again, by the monotonic clock."""
         return self._sweep_at.get(queue, 0.0)
 
-    def begin(self, queues: Iterable[str]) -> Mapping[Slot, tuple[datetime, int]] | None:
+    def begin(self, queues: Iterable[str]) -> Mapping[Slot, Point] | None:
         """Behind which points to claim now from these queues; None: from the front."""
         self._queues = tuple(queues)
         now = monotonic()
@@ -55,13 +54,13 @@ class ResumePoints:
             return {slot: max(of[slot] for of in (floors, points) if slot in of) for slot in {*floors, *points}}
         return None if self.swept else self._points
 
-    def floors(self) -> Mapping[Slot, tuple[datetime, int]]:
+    def floors(self) -> Mapping[Slot, Point]:
         """Behind which points to begin in any case: a job there cannot be claimed just now."""
         now = monotonic()
         self._floors = {slot: floor for slot, floor in self._floors.items() if floor[0] > now}
         return {slot: point for slot, (_, point) in self._floors.items()}
 
-    def leave_out(self, slot: Slot, point: tuple[datetime, int]) -> None:
+    def leave_out(self, slot: Slot, point: Point) -> None:
         """Begin behind this job for a while: it cannot be claimed."""
         self._floors[slot] = monotonic() + _LEFT_OUT, point
 
@@ -77,5 +76,5 @@ class ResumePoints:
                 self._points[slot] = point
 
 
-def _last(jobs: Sequence[ClaimedJob]) -> dict[Slot, tuple[datetime, int]]:
+def _last(jobs: Sequence[ClaimedJob]) -> dict[Slot, Point]:
     return {(job.queue, job.priority): (job.run_at, job.id) for job in jobs}
