@@ -28,11 +28,14 @@ class Compiled:
 
     Core executes it over another driver than psycopg (a session of the application's may use one), and where somebody
     wants to hear of statements, by events or by the log.
+
+    `binary`: the rows come in the server's binary format, which both sides make faster. Only on a sync connection.
     """
 
-    def __init__(self, statement: Executable) -> None:
+    def __init__(self, statement: Executable, *, binary: bool = False) -> None:
         assert isinstance(statement, ClauseElement)
         self._statement: Any = statement
+        self._options = {"binary": True} if binary else {}
         self._texts: dict[tuple[Any, ...], tuple[str, dict[str, Any]]] = {}
 
     def rows(self, connection: Connection, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
@@ -46,7 +49,7 @@ class Compiled:
         text, given = self._text(connection)
         if not connection.in_transaction():
             connection.begin()  # as Core would
-        cursor = connection.connection.cursor(binary=True)
+        cursor = connection.connection.cursor(**self._options)
         try:
             cursor.execute(text, {**given, **parameters})
             rows: Sequence[tuple[Any, ...]] = cursor.fetchall()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, StrEnum
@@ -25,7 +25,16 @@ from .lifecycle import FINISHED, Change, Claim, Event, sources
 from .models import Job, WorkerRow, status_in
 from .statements.admin import held_by, postpone_purge, prune_jobs, release_jobs
 from .statements.apply import apply_changes, apply_parameters
-from .statements.claim import INLINE_LIMIT, NOTHING_INLINE, PRIORITIES, Point, Slot, claim_jobs, claim_parameters, epoch_of
+from .statements.claim import (
+    INLINE_LIMIT,
+    NOTHING_INLINE,
+    PRIORITIES,
+    Point,
+    Slot,
+    claim_jobs,
+    claim_parameters,
+    epoch_of,
+)
 from .statements.complete import complete_job, complete_jobs, completion_parameters, delete_completed
 from .statements.gates import channel_of, open_gates
 from .statements.leases import cancel_requests, expired_leases, renew_leases
@@ -37,12 +46,14 @@ __all__ = [
     "Fault",
     "Renewal",
     "Texts",
+    "alike",
     "apply",
     "apply_one",
     "cancelled_among",
     "channel",
     "claim",
     "enrol",
+    "exchange",
     "expired",
     "fault_of",
     "fetch_args",
@@ -63,6 +74,7 @@ logger = logging.getLogger(__name__)
 
 _DUE = attrgetter("run_at", "id")
 _PRIORITY = attrgetter("priority")
+_ARGS = ClaimedJob._fields.index("args")
 
 #: Classes of SQLSTATE. The server, its resources or its connections are out of order; a transaction of others was in the way.
 _AWAY = frozenset({"08", "0A", "25", "26", "28", "3D", "40", "53", "57"})
@@ -126,7 +138,7 @@ class Texts(NamedTuple):
 
 @lru_cache
 def _claim(job: type[Job]) -> Compiled:
-    return Compiled(claim_jobs(worker="", queues={}, lease=0, job=job))
+    return Compiled(claim_jobs(worker="", queues={}, lease=0, job=job), binary=True)
 
 
 @lru_cache
@@ -137,6 +149,14 @@ def _apply_statement(job: type[Job], skip_locked: bool) -> Any:
 @lru_cache
 def _complete(job: type[Job]) -> Compiled:
     return Compiled(complete_jobs(ids=[], claims=[], retain=[], job=job))
+
+
+@lru_cache
+def _exchange(job: type[Job], kept: bool) -> Compiled:
+    claim = claim_jobs(worker="", queues={}, lease=0, job=job)
+    if kept:
+        return Compiled(complete_jobs(ids=[], claims=[], retain=[], claim=claim, job=job), binary=True)
+    return Compiled(delete_completed(ids=[], claims=[], claim=claim, job=job), binary=True)
 
 
 @lru_cache
@@ -180,10 +200,47 @@ def claim(
     """
     limit = INLINE_LIMIT if inline else NOTHING_INLINE
     parameters = claim_parameters(worker=worker, queues=queues, lease=lease, after=after, args_limit=limit)
-    jobs = list(map(ClaimedJob._make, _claim(job).rows(connection, parameters)))
+    return _in_order(_claim(job).rows(connection, parameters))
+
+
+def _in_order(rows: Iterable[tuple[Any, ...]]) -> list[ClaimedJob]:
+    jobs = list(map(ClaimedJob._make, rows))
     jobs.sort(key=_DUE)
     jobs.sort(key=_PRIORITY, reverse=True)  # keeps the order of equals
     return jobs
+
+
+def exchange(
+    connection: Connection,
+    changes: Sequence[Change],
+    *,
+    worker: str,
+    queues: Mapping[str, int],
+    lease: float,
+    after: Mapping[Slot, Point] | None = None,
+    inline: bool = True,
+    job: type[Job] = Job,
+) -> tuple[dict[int, Answer], list[ClaimedJob]]:
+    """Write `changes`, which are `alike`, and claim, in one statement: it can be its own transaction.
+
+    A change that was not written has no answer, and is for `apply`.
+    """
+    if not changes:
+        found = claim(connection, worker=worker, queues=queues, lease=lease, after=after, inline=inline, job=job)
+        return {}, found
+    limit = INLINE_LIMIT if inline else NOTHING_INLINE
+    kept = changes[0].retain != 0
+    parameters = claim_parameters(worker=worker, queues=queues, lease=lease, after=after, args_limit=limit)
+    parameters |= completion_parameters(changes, kept=kept, worker=worker)
+    *claimed, last = _exchange(job, kept).rows(connection, parameters)
+    written: str | None = last[_ARGS]
+    ids = map(int, written[1:-1].split(",")) if written else ()
+    return dict.fromkeys(ids, Answer.APPLIED), _in_order(claimed)
+
+
+def alike(changes: Sequence[Change]) -> bool:
+    """Whether one of the faster statements can write them all."""
+    return all(change.plain for change in changes) and len({change.retain != 0 for change in changes}) <= 1
 
 
 def first_due(
@@ -201,8 +258,9 @@ def first_due(
     for slot in ((queue, level) for level in PRIORITIES):
         wanted = due.where(columns.priority == slot[1])
         if slot in after:
-            at, id = after[slot]
-            wanted = wanted.where(tuple_(columns.run_at, columns.id) > tuple_(func.to_timestamp(literal(at)), literal(id)))
+            at, behind = after[slot]
+            point = tuple_(func.to_timestamp(literal(at)), literal(behind))
+            wanted = wanted.where(tuple_(columns.run_at, columns.id) > point)
         if (row := connection.execute(wanted).first()) is not None:
             return slot, (row.due, row.id)
     return None

@@ -14,11 +14,11 @@ from sqlalchemy import (
     BigInteger,
     Column,
     ColumnElement,
-    Executable,
     Float,
     Integer,
     SmallInteger,
     Text,
+    Update,
     bindparam,
     case,
     cast,
@@ -35,7 +35,16 @@ from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
 from ..models import Job, status_in, status_literal
 from ._parts import array, in_seconds, members, packed, packed_texts, rows, table_of
 
-__all__ = ["INLINE_LIMIT", "NOTHING_INLINE", "PRIORITIES", "Point", "Slot", "claim_jobs", "claim_parameters", "epoch_of"]
+__all__ = [
+    "INLINE_LIMIT",
+    "NOTHING_INLINE",
+    "PRIORITIES",
+    "Point",
+    "Slot",
+    "claim_jobs",
+    "claim_parameters",
+    "epoch_of",
+]
 
 #: The priorities, the order in which they are served.
 PRIORITIES = tuple(range(9, -1, -1))
@@ -48,6 +57,8 @@ NOTHING_INLINE = -65_536
 #: In so many bytes no JSON is stored but `{}` and `[]`. Nearly every `meta` is empty: without a look at its length a claim of 100
 #: takes 1 to 2 % longer than one without a limit, and with that look 1 to 3.5 % (PostgreSQL 18, November 2026).
 _EMPTY = literal_column("8", Integer)
+
+_EPOCH = literal_column("'epoch'", Text)
 
 #: (queue, priority)
 Slot: TypeAlias = tuple[str, int]
@@ -88,7 +99,7 @@ def claim_jobs(
     after: Mapping[Slot, Point] | None = None,
     args_limit: int = INLINE_LIMIT,
     job: type[Job] = Job,
-) -> Executable:
+) -> Update:
     """Claim due jobs: at most `queues[name]` of each queue, higher priority first, then earlier `run_at`, then `id`.
 
     `worker`: who holds them from now on. `lease`: seconds until others may rescue them. `after`: resume points,
@@ -193,7 +204,7 @@ def _inline(column: Column[Any], limit: ColumnElement[int]) -> ColumnElement[Any
 
 
 def epoch_of(time: KeyedColumnElement[Any]) -> ColumnElement[Any]:
-    """A time in seconds since 1970, exact to the microsecond until 2106. Python can hold any, infinity too, as it cannot as
-    a `datetime`; and to make two datetimes per job was a tenth of what a job took that does nothing.
+    """A time in seconds since 1970, exact to the microsecond between 1833 and 2106. Python can hold any, infinity too, which
+    no `datetime` can; and two of those per job took a tenth of what a job did that does nothing.
     """
-    return func.date_part("epoch", time, type_=Float).label(time.key)
+    return func.date_part(_EPOCH, time, type_=Float).label(time.key)

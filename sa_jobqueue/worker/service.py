@@ -11,7 +11,7 @@ import logging
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from time import monotonic
@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 
 from .. import operations
 from ..context import ClaimedJob
-from ..lifecycle import Rules, decide
+from ..lifecycle import Change, Rules, decide
 from ..models import Job
 from ..operations import Answer, Fault
 from ..outcomes import Outcome, Released
@@ -105,6 +105,9 @@ class Service:
         """Whether jobs may have been claimed that nobody here knows of."""
         self._left_out = 0
         """Jobs that could not be claimed, since the last one that could."""
+        self._apart = False
+        """Whether the next round writes and claims one after the other: a change had no answer, or it is to be seen which of
+        the two has failed."""
         self._bare = False
         """Whether the next claim brings no arguments and no meta along: the last one failed, perhaps by them."""
         self._thread = threading.Thread(target=self._loop, name="sa-jobqueue service", daemon=True)
@@ -206,14 +209,12 @@ class Service:
         if not changes and not wanted:
             return False
         quiet = not len(self._flights)  # asked before the claim: a handler that ends during it may have enqueued
-        begin = self._connector.begin if changes else self._connector.begin_one
         try:
-            with begin(connection):
-                answers = operations.apply(connection, changes, worker=self._worker, job=self._job)
-                jobs = self._claim(connection, wanted) if wanted else []
+            answers, jobs = self._write_and_claim(connection, changes, wanted)
         except BaseException as error:
             if isinstance(error, DBAPIError) and operations.fault_of(error) is not Fault.AWAY and changes:
                 self._in_doubt = False  # the claim was rolled back, too
+                self._apart = True
                 self._writer.write_apart(lambda: self._begin_apart(connection), connection, changes)
                 return True
             self._writer.put_back(changes)
@@ -224,6 +225,10 @@ class Service:
             if wanted and not changes and self._step_over(connection, wanted, error):
                 return True
             raise
+        self._apart = len(answers) < len(changes)
+        if self._apart:
+            self._writer.put_back([change for change in changes if change.id not in answers])
+            changes = [change for change in changes if change.id in answers]
         self._writer.settle(changes, answers)
         if wanted:
             self._left_out = 0 if jobs else self._left_out
@@ -231,12 +236,27 @@ class Service:
             self._heed(connection, wanted, jobs, quiet=quiet)
         return True
 
-    def _claim(self, connection: Connection, wanted: dict[str, int]) -> list[ClaimedJob]:
-        self._in_doubt = True
+    def _write_and_claim(
+        self, connection: Connection, changes: list[Change], wanted: dict[str, int]
+    ) -> tuple[dict[int, Answer], list[ClaimedJob]]:
+        """In one transaction; and nearly always in one statement, which is its own transaction."""
+        if not self._apart and operations.alike(changes):
+            with self._connector.begin_one(connection):
+                return self._claim(connection, wanted, changes)
+        with self._connector.begin(connection):
+            answers = operations.apply(connection, changes, worker=self._worker, job=self._job)
+            return answers, self._claim(connection, wanted)[1] if wanted else []
+
+    def _claim(
+        self, connection: Connection, wanted: dict[str, int], changes: Sequence[Change] = ()
+    ) -> tuple[dict[int, Answer], list[ClaimedJob]]:
+        """Claim, and write these changes on the way."""
+        self._in_doubt = self._in_doubt or bool(wanted)
         after, self._began = self._resume.begin(wanted), monotonic()
         try:
-            jobs = operations.claim(
+            answers, jobs = operations.exchange(
                 connection,
+                changes,
                 worker=self._worker,
                 queues=wanted,
                 lease=self._settings.lease,
@@ -245,11 +265,11 @@ class Service:
                 job=self._job,
             )
         except DBAPIError as error:
-            self._bare = not self._bare and operations.is_too_much(error)
+            self._bare = not self._bare and not changes and operations.is_too_much(error)
             raise
         self._bare = False
         self._resume.end(jobs, monotonic() - self._began)
-        return jobs
+        return answers, jobs
 
     @contextmanager
     def _begin_apart(self, connection: Connection) -> Generator[None]:

@@ -58,12 +58,18 @@ BATCHES: dict[str, Callable[[int], object]] = {
         worker="me",
         queues={f"q{i}": i for i in range(n)},
         lease=60.0,
-        after={(f"q{i}", 4): (_TIME, i) for i in range(n)},
+        after={(f"q{i}", 4): (_TIME.timestamp(), i) for i in range(n)},
     ),
     "apply_changes": lambda n: apply_changes([_change(i) for i in range(n)]),
     "apply_changes_waiting": lambda n: apply_changes([_change(i) for i in range(n)], skip_locked=False),
     "complete_jobs": lambda n: complete_jobs(ids=range(n), claims=[1] * n, retain=[60.0] * n),
     "delete_completed": lambda n: delete_completed(ids=range(n), claims=[1] * n),
+    "complete_jobs_and_claim": lambda n: complete_jobs(
+        ids=range(n), claims=[1] * n, retain=[60.0] * n, claim=claim_jobs(worker="me", queues={"q": n}, lease=60.0)
+    ),
+    "delete_completed_and_claim": lambda n: delete_completed(
+        ids=range(n), claims=[1] * n, claim=claim_jobs(worker="me", queues={"q": n}, lease=60.0)
+    ),
     "renew_leases": lambda n: renew_leases(ids=range(n), claims=[1] * n, lease=60.0),
     "cancel_requests": lambda n: cancel_requests(ids=range(n), claims=[1] * n),
     "insert_jobs": lambda n: insert_jobs([_call(i) for i in range(n)]),

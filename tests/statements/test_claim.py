@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import Connection, func, select, text
@@ -43,7 +44,8 @@ def test_a_claim_takes_a_due_job_and_says_all_about_it(connection: Connection) -
     assert after.lease_expires_at - after.claimed_at == timedelta(seconds=60)
     assert after.claimed_at == connection.scalar(select(func.now()))
     assert job == (
-        one, 6, "default", "greet", 6, after.run_at, 3, 7, 1, '{"name": "Zoë"}', '{"tags": [1]}', after.created_at,
+        one, 6, "default", "greet", 6, after.run_at.timestamp(), 3, 7, 1, '{"name": "Zoë"}', '{"tags": [1]}',
+        after.created_at.timestamp(),
     )  # fmt: skip
 
 
@@ -213,7 +215,7 @@ def test_jobs_up_to_the_resume_point_are_not_seen(connection: Connection) -> Non
     jobs = make_jobs(connection, 4, priority=3)
     last = row(connection, jobs[1])
 
-    found = claim(connection, after={("default", 3): (last.run_at, last.id)})
+    found = claim(connection, after={("default", 3): (last.run_at.timestamp(), last.id)})
 
     assert ids(found) == jobs[2:]
 
@@ -225,31 +227,49 @@ def test_a_resume_point_is_of_one_slot(connection: Connection) -> None:
         make_job(connection, queue="mail", priority=3, run_at=-HOUR),
     ]
     make_job(connection, priority=3, run_at=-HOUR)
-    now = connection.scalar(select(func.now()))
+    now = connection.scalars(select(func.now())).one()
 
-    found = claim(connection, {"default": 5, "mail": 5}, after={("default", 3): (now, 0)})
+    found = claim(connection, {"default": 5, "mail": 5}, after={("default", 3): (now.timestamp(), 0)})
 
     assert sorted(ids(found)) == kept
 
 
 def test_a_resume_point_keeps_its_microseconds_in_any_zone(connection: Connection) -> None:
-    """It goes to the server as text, whatever zone the session shows times in."""
+    """It is a number of seconds, whatever zone the session shows times in."""
     connection.execute(text("SET LOCAL TimeZone = 'Pacific/Chatham'"))
     jobs = [make_job(connection, run_at=timedelta(microseconds=-n)) for n in (3, 2, 1)]
-    point = row(connection, jobs[1]).run_at
+    point = row(connection, jobs[1]).run_at.timestamp()
 
     assert ids(claim(connection, after={("default", 4): (point, 2**63 - 1)})) == [jobs[2]]
-    assert ids(claim(connection, after={("default", 4): (point.astimezone(UTC), jobs[0])})) == [jobs[1]]
+    assert ids(claim(connection, after={("default", 4): (point, jobs[0])})) == [jobs[1]]
 
 
 def test_times_before_python_do_not_stop_the_queue(connection: Connection) -> None:
-    """A `run_at` of '-infinity' or BC is what plain SQL may write; Python has no name for it."""
-    odd = [make_job(connection, run_at="-infinity"), make_job(connection, created_at="infinity")]
+    """A `run_at` of '-infinity' or BC is what plain SQL may write; Python has no `datetime` for it."""
+    odd = [
+        make_job(connection, run_at="-infinity"),
+        make_job(connection, run_at="4714-11-24 00:00:00.000001+00 BC"),
+        make_job(connection, created_at="infinity"),
+    ]
 
     found = claim(connection)
 
     assert ids(found) == odd
-    assert all(isinstance(job.run_at, datetime) and isinstance(job.created_at, datetime) for job in found)
+    assert [job.run_at for job in found][:2] == [-math.inf, pytest.approx(-210_866_803_200, abs=1e-4)]
+    assert found[2].created_at == math.inf
+    assert [claim(connection, after={("default", 4): (job.run_at, job.id)}) for job in found] == [[], [], []]
+
+
+@pytest.mark.parametrize("at", ["-infinity", "1900-02-03 04:05:06.789013", "1969-12-31 23:59:59.999999", "now"])
+def test_a_job_is_not_behind_its_own_point(connection: Connection, at: str) -> None:
+    """Its time comes back and is sent again to the microsecond."""
+    one = make_job(connection, run_at=at)
+    with connection.begin_nested() as claimed:
+        (job,) = claim(connection)
+        claimed.rollback()
+
+    assert claim(connection, after={("default", 4): (job.run_at, one)}) == []
+    assert ids(claim(connection, after={("default", 4): (job.run_at, one - 1)})) == [one]
 
 
 # ---- edges

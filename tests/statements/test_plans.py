@@ -60,6 +60,8 @@ class Statements:
     apply: Prepared
     complete: Prepared
     delete: Prepared
+    exchange: Prepared
+    exchange_deleted: Prepared
     renew: Prepared
     cancelled: Prepared
     expired: Prepared
@@ -71,6 +73,7 @@ def prepare(connection: Connection) -> Statements:
         assert isinstance(statement, ClauseElement)
         return Prepared(connection, statement, parameters)
 
+    nothing = claim_jobs(worker="me", queues={"none": ROWS}, lease=60.0)
     prepared = Statements(
         connection,
         # psycopg takes the smallest type that holds a number, and prepares anew for another: so large ones here.
@@ -78,6 +81,8 @@ def prepare(connection: Connection) -> Statements:
         apply=one(apply_changes([completed(2 * ROWS)])),
         complete=one(complete_jobs(ids=[2 * ROWS], claims=[1], retain=[60.0])),
         delete=one(delete_completed(ids=[2 * ROWS], claims=[1])),
+        exchange=one(complete_jobs(ids=[2 * ROWS], claims=[1], retain=[60.0], claim=nothing)),
+        exchange_deleted=one(delete_completed(ids=[2 * ROWS], claims=[1], claim=nothing)),
         renew=one(renew_leases(ids=[2 * ROWS], claims=[1], lease=60.0)),
         cancelled=one(cancel_requests(ids=[2 * ROWS], claims=[1])),
         expired=one(expired_leases()),
@@ -173,6 +178,22 @@ def test_completing_reads_what_it_writes(statements: Statements, size: int) -> N
         assert_by(plan, "job_running_idx", "job_pkey")
         assert "Nested Loop" not in plan.kinds, plan
         assert plan.blocks <= 100 + size * 25, plan
+
+
+@pytest.mark.parametrize("size", [1, 10, 100])
+def test_exchanging_reads_what_both_halves_do(statements: Statements, size: int) -> None:
+    """As if each were alone."""
+    changes = [completed(one) for one in RUNNING[:size]]
+    claim = claim_parameters(worker="me", queues={"a": size}, lease=60.0)
+
+    kept = statements.exchange.explain(claim | completion_parameters(changes))
+    gone = statements.exchange_deleted.explain(claim | completion_parameters(changes, kept=False))
+
+    for plan in (kept, gone):
+        assert_by(plan, "job_running_idx", "job_claim_idx", "job_pkey")
+        assert plan.root["Actual Rows"] == size + 1, plan
+        assert plan.largest_discard <= 10, plan
+        assert plan.blocks <= 200 + size * 45, plan
 
 
 @pytest.mark.parametrize("size", [1, 10, 100])

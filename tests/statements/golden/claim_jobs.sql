@@ -3,7 +3,7 @@ WITH picked AS MATERIALIZED (
     FROM unnest(CAST(%(queue_names)s::VARCHAR AS TEXT[]), CAST(%(queue_free)s::VARCHAR AS INTEGER[])) AS queue(name, free)
     JOIN LATERAL (
         SELECT due.id AS id
-        FROM unnest(CAST(%(slot_queues)s::VARCHAR AS TEXT[]), CAST(%(slot_levels)s::VARCHAR AS SMALLINT[]), CAST(%(slot_times)s::VARCHAR AS TIMESTAMP WITH TIME ZONE[]), CAST(%(slot_ids)s::VARCHAR AS BIGINT[])) AS slot(queue, level, at, id)
+        FROM unnest(CAST(%(slot_queues)s::VARCHAR AS TEXT[]), CAST(%(slot_levels)s::VARCHAR AS SMALLINT[]), CAST(%(slot_times)s::VARCHAR AS FLOAT(53)[]), CAST(%(slot_ids)s::VARCHAR AS BIGINT[])) AS slot(queue, level, at, id)
         JOIN LATERAL (
             SELECT sa_jobqueue.job.id AS id
             FROM sa_jobqueue.job
@@ -11,7 +11,7 @@ WITH picked AS MATERIALIZED (
             AND sa_jobqueue.job.priority = slot.level
             AND sa_jobqueue.job.status = 'queued'
             AND sa_jobqueue.job.run_at <= now()
-            AND (sa_jobqueue.job.run_at, sa_jobqueue.job.id) > (slot.at, slot.id)
+            AND (sa_jobqueue.job.run_at, sa_jobqueue.job.id) > (to_timestamp(slot.at), slot.id)
             ORDER BY sa_jobqueue.job.run_at,
                 sa_jobqueue.job.id
             LIMIT queue.free
@@ -38,7 +38,7 @@ RETURNING sa_jobqueue.job.id,
     sa_jobqueue.job.queue,
     sa_jobqueue.job.task,
     sa_jobqueue.job.priority,
-    least(greatest(sa_jobqueue.job.run_at, timestamptz '0002-01-01 00:00:00+00'), timestamptz '9999-01-01 00:00:00+00') AS run_at,
+    date_part('epoch', sa_jobqueue.job.run_at) AS run_at,
     sa_jobqueue.job.attempt,
     sa_jobqueue.job.max_attempts,
     sa_jobqueue.job.rescues,
@@ -56,4 +56,4 @@ RETURNING sa_jobqueue.job.id,
         LIMIT ALL OFFSET 0
     ) AS made
 ) END AS meta,
-    least(greatest(sa_jobqueue.job.created_at, timestamptz '0002-01-01 00:00:00+00'), timestamptz '9999-01-01 00:00:00+00') AS created_at
+    date_part('epoch', sa_jobqueue.job.created_at) AS created_at
