@@ -7,6 +7,7 @@ has to sort them all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -85,7 +86,7 @@ def claim_parameters(
         "queue_free": packed(queues.values()),
         "slot_queues": packed_texts([queue for queue, _ in slots]),
         "slot_levels": packed([level for _, level in slots]),
-        "slot_times": packed([point[0] if point else "-Infinity" for point in points]),
+        "slot_times": packed([point[0] if point else -math.inf for point in points]),
         "slot_ids": packed([point[1] if point else -(2**63) for point in points]),
         "inline_limit": args_limit,
     }
