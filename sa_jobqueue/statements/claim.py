@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from sqlalchemy import (
@@ -65,6 +66,8 @@ _EPOCH = literal_column("'epoch'", Text)
 Slot: TypeAlias = tuple[str, int]
 #: (run_at, id) of a row, run_at in seconds since 1970
 Point: TypeAlias = tuple[float, int]
+#: Before all rows.
+_FRONT: Point = (-math.inf, -(2**63))
 
 
 def claim_parameters(
@@ -77,18 +80,30 @@ def claim_parameters(
 ) -> dict[str, Any]:
     """The parameters of `claim_jobs`, by name, for a statement that was built once and is executed often."""
     queues = {queue: free for queue, free in queues.items() if free > 0}
-    slots = [(queue, level) for queue in queues for level in PRIORITIES]
-    points = [after.get(slot) for slot in slots] if after else [None] * len(slots)
-    return {
+    parameters = {
+        **_slots(tuple(queues)),
         "by_worker": worker,
         "lease_seconds": lease,
-        "queue_names": packed_texts(queues),
         "queue_free": packed(queues.values()),
+        "inline_limit": args_limit,
+    }
+    if after:
+        points = [after.get((queue, level), _FRONT) for queue in queues for level in PRIORITIES]
+        parameters["slot_times"] = packed([at for at, _ in points])
+        parameters["slot_ids"] = packed([id_ for _, id_ in points])
+    return parameters
+
+
+@lru_cache
+def _slots(queues: tuple[str, ...]) -> Mapping[str, str]:
+    """The parameters that are the same for each claim from the front of these queues."""
+    slots = [(queue, level) for queue in queues for level in PRIORITIES]
+    return {
+        "queue_names": packed_texts(queues),
         "slot_queues": packed_texts([queue for queue, _ in slots]),
         "slot_levels": packed([level for _, level in slots]),
-        "slot_times": packed([point[0] if point else -math.inf for point in points]),
-        "slot_ids": packed([point[1] if point else -(2**63) for point in points]),
-        "inline_limit": args_limit,
+        "slot_times": packed([_FRONT[0]] * len(slots)),
+        "slot_ids": packed([_FRONT[1]] * len(slots)),
     }
 
 

@@ -7,7 +7,7 @@ import os
 import select as select_module
 import socket
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -56,7 +56,10 @@ class Connector:
     translate: Mapping[str | None, str | None] | None = None
 
     def connect(self, watch: Watch | None = None) -> Connection:
-        """A connection of our own, out of the pool for good; READ COMMITTED. `watch`: over its first statements, too."""
+        """A connection of our own, out of the pool for good; READ COMMITTED. `watch`: over its first statements, too.
+
+        Outside of `begin` the driver is in autocommit: most of what the worker says is one statement.
+        """
         connection = self.engine.connect()
         try:
             check_engine(connection)
@@ -72,37 +75,41 @@ class Connector:
             else:
                 with nullcontext() if watch is None else watch.over(connection), connection.begin():
                     self._set(connection, local=False)
+                _autocommit(connection, True)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def begin(self, connection: Connection) -> Any:
-        """Begin a service transaction, as a context manager."""
-        transaction = connection.begin()
-        if self.pooled:
-            self._set(connection, local=True)
-        return transaction
-
     @contextmanager
-    def begin_one(self, connection: Connection) -> Generator[None]:
-        """The same for one statement that is its own transaction: it takes one round trip instead of three."""
+    def begin(self, connection: Connection) -> Generator[None]:
+        """A service transaction."""
         if self.pooled:
-            with self.begin(connection):
+            with connection.begin():
+                self._set(connection, local=True)
                 yield
             return
-        raw: Any = connection.connection.dbapi_connection
-        raw.autocommit = True
+        _autocommit(connection, False)
         try:
             with connection.begin():
                 yield
         finally:
-            if not raw.closed:
-                raw.autocommit = False
+            _autocommit(connection, True)
+
+    def begin_one(self, connection: Connection) -> AbstractContextManager[Any]:
+        """The same for one statement that is its own transaction: it takes one round trip instead of three."""
+        return self.begin(connection) if self.pooled else connection.begin()
 
     def _set(self, connection: Connection, *, local: bool) -> None:
         settings = service_settings(self.lease)
         connection.execute(select(*(func.set_config(name, value, local) for name, value in settings.items())))
+
+
+def _autocommit(connection: Connection, on: bool) -> None:
+    if not connection.closed and not connection.invalidated:
+        raw: Any = connection.connection.dbapi_connection
+        if not raw.closed:
+            raw.autocommit = on
 
 
 def service_settings(lease: float) -> dict[str, str]:

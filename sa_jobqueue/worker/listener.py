@@ -121,7 +121,7 @@ class Listener:
             selector.register(rung, selectors.EVENT_READ)
             self._bell = bell
             while not self._end.is_set():
-                for notification in raw.notifies(timeout=0):
+                for notification in raw.notifies(timeout=0, stop_after=1):  # what came with it, and no second look
                     self._heard(notification.payload)
                 if monotonic() - asked < _PING:
                     selector.select(max(asked + _PING - monotonic(), 0.0))

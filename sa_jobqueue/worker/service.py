@@ -225,22 +225,27 @@ class Service:
             if wanted and not changes and self._step_over(connection, wanted, error):
                 return True
             raise
-        self._apart = len(answers) < len(changes)
-        if self._apart:
-            self._writer.put_back([change for change in changes if change.id not in answers])
-            changes = [change for change in changes if change.id in answers]
-        self._writer.settle(changes, answers)
+        if changes:
+            self._settle(changes, answers)
         if wanted:
             self._left_out = 0 if jobs else self._left_out
             jobs = self._part_suspects(connection, jobs)
             self._heed(connection, wanted, jobs, quiet=quiet)
         return True
 
+    def _settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:
+        """After the commit. What had no answer is asked about in the next round."""
+        self._apart = len(answers) < len(changes)
+        if self._apart:
+            self._writer.put_back([change for change in changes if change.id not in answers])
+            changes = [change for change in changes if change.id in answers]
+        self._writer.settle(changes, answers)
+
     def _write_and_claim(
         self, connection: Connection, changes: list[Change], wanted: dict[str, int]
     ) -> tuple[dict[int, Answer], list[ClaimedJob]]:
         """In one transaction; and nearly always in one statement, which is its own transaction."""
-        if not self._apart and operations.alike(changes):
+        if not changes or (not self._apart and operations.alike(changes)):
             with self._connector.begin_one(connection):
                 return self._claim(connection, wanted, changes)
         with self._connector.begin(connection):

@@ -104,6 +104,7 @@ def service_connection(address: str) -> tuple[Connection, psycopg.Connection[Any
     connection = Connector(create_engine(database_url(address)), lease=60).connect()
     bare = connection.connection.dbapi_connection
     assert isinstance(bare, psycopg.Connection)
+    bare.autocommit = False
     return connection, bare
 
 

@@ -25,6 +25,7 @@ def service_connection(engine: Engine) -> Generator[Connection]:
     """A connection with the worker's own settings, but for its deadlines: a slow machine is no bad plan."""
     connection = Connector(engine, lease=60.0).connect()
     with connection:
+        driver_of(connection).autocommit = False
         for deadline in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
             connection.exec_driver_sql(f"SET {deadline} = 0")
         connection.commit()
