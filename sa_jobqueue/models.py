@@ -88,6 +88,10 @@ def checked_due(value: object) -> datetime | timedelta:
         raise OptionError(f"run_at is outside of the calendar in UTC: {value!r}") from None
 
 
+#: The due time of a job that nobody delays.
+AT_ONCE = timedelta(0)
+
+
 class _DueText(TypeDecorator[Any]):
     """How a due time travels: "+90.000000 seconds" or an absolute time, as text."""
 
@@ -97,6 +101,8 @@ class _DueText(TypeDecorator[Any]):
     def process_bind_param(self, value: datetime | timedelta | None, dialect: Dialect) -> str | None:
         if value is None:
             return None
+        if value == AT_ONCE:
+            return "+0 seconds"
         due = checked_due(value)
         if isinstance(due, timedelta):
             # Seconds alone: in an interval a day is 23 hours when the session's zone changes to summer time.
@@ -178,7 +184,7 @@ class Job(Base):
     status: Mapped[JobStatus] = mapped_column(StatusText, server_default=text("'queued'"))
     claims: Mapped[int] = mapped_column(Integer, server_default=text("0"))
     """How often it was claimed: the fence. (Beyond 2^31 it goes on below zero.)"""
-    run_at: Mapped[datetime] = mapped_column(DueTime, server_default=func.now(), default=timedelta(0))
+    run_at: Mapped[datetime] = mapped_column(DueTime, server_default=func.now(), default=AT_ONCE)
     """When it is due. A retry or a snooze moves it."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     claimed_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
@@ -219,7 +225,12 @@ class Job(Base):
 
     @validates("run_at")
     def _refuse_time(self, key: str, value: Any) -> Any:
-        if value is not None and not hasattr(value, "__clause_element__") and not isinstance(value, ClauseElement):
+        if (
+            value is not None
+            and value is not AT_ONCE
+            and not hasattr(value, "__clause_element__")
+            and not isinstance(value, ClauseElement)
+        ):
             checked_due(value)  # here, and not in the flush, which would lose what else is in it
         return value
 
@@ -270,10 +281,9 @@ class Job(Base):
     def __init__(self, **columns: Any) -> None:
         super().__init__(**columns)
         # What the INSERT's defaults will make of them. Else it would return `errors`, and whoever enqueues would need the
-        # right to read those of all jobs.
-        set_committed_value(self, "status", JobStatus.QUEUED)
-        if "errors" not in columns:
-            set_committed_value(self, "errors", [])
+        # right to read those of all jobs. (As `set_committed_value` would, which looks for an older value of each.)
+        self.__dict__["status"] = JobStatus.QUEUED
+        self.__dict__.setdefault("errors", [])
 
     def __repr__(self) -> str:
         state, key = self.__dict__, inspect(self).identity
@@ -349,8 +359,9 @@ class SchemaVersion(Base):
 @event.listens_for(Job, "after_insert", propagate=True)
 def _resolve_delay(mapper: Mapper[Job], connection: Connection, job: Job) -> None:
     """After the INSERT a delay has become a time; both are counted from the transaction's now()."""
-    if isinstance(job.run_at, timedelta):
-        set_committed_value(job, "run_at", job.created_at + job.run_at)
+    due = job.__dict__.get("run_at")
+    if isinstance(due, timedelta):
+        set_committed_value(job, "run_at", job.created_at + due)
 
 
 @event.listens_for(Job, "after_update", propagate=True)

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Self, cast
 
 from .errors import JobQueueError, OptionError, PayloadError
-from .models import checked_due
+from .models import AT_ONCE, checked_due
 from .outcomes import Duration, seconds_of
 from .payload import encode_plain, load
 from .storable import shown, unstorable_text
@@ -60,7 +60,7 @@ class Options:
     queue: str = "default"
     priority: int = 4
     max_attempts: int = 10
-    run_at: datetime | timedelta = timedelta(0)
+    run_at: datetime | timedelta = AT_ONCE
     tags: tuple[str, ...] = ()
     meta: str = "{}"
     """JSON text, with the tags."""
