@@ -1,6 +1,7 @@
 """The service thread: finishes and claims, on a connection of its own.
 
-Finish and claim share a transaction and its commit when there is both to do. Handlers run elsewhere, so a handler that
+Where all that has ended says no more than "done", one statement writes it and claims, and is its own transaction; else several
+share one. Handlers run elsewhere, so a handler that
 blocks cannot hold this up. When the database is away, outcomes are kept, claiming stops, and after it is back what a
 broken commit may have claimed is given back.
 """

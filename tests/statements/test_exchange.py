@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, event, func, select, text
 from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue import operations
@@ -105,6 +105,24 @@ def test_two_workers_exchange_at_once(connection: Connection, other: Connection)
 
     assert [set(answers) for answers, _ in (first, second)] == [set(done[:2]), set(done[2:])]
     assert [[job.id for job in jobs] for _, jobs in (first, second)] == [due[:2], due[2:]]
+
+
+@pytest.mark.parametrize("retain", [KEPT, DELETED])
+def test_it_is_the_same_where_somebody_listens(connection: Connection, retain: float) -> None:
+    """Core executes it then; else it goes to the driver as text, and comes back in binary."""
+    heard: list[str] = []
+    done, due = make_jobs(connection, 2, "running"), make_jobs(connection, 2, args={"ü": 1}, meta={"tags": ["a"]})
+
+    first = exchange(connection, [completed(done[0], retain=retain)], default=1)
+    event.listen(connection, "before_cursor_execute", lambda *args: heard.append(args[2]))
+    second = exchange(connection, [completed(done[1], retain=retain)], default=1)
+
+    assert len(heard) == 1
+    assert [set(answers) for answers, _ in (first, second)] == [{done[0]}, {done[1]}]
+    (one,), (two,) = first[1], second[1]
+    assert [one.id, two.id] == due
+    assert one._replace(id=0) == two._replace(id=0)
+    assert [type(value) for value in one] == [type(value) for value in two]
 
 
 def test_a_job_ends_when_it_is_written(connection: Connection) -> None:
