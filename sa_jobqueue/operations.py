@@ -232,8 +232,8 @@ def exchange(
     kept = changes[0].retain != 0
     parameters = claim_parameters(worker=worker, queues=queues, lease=lease, after=after, args_limit=limit)
     parameters |= completion_parameters(changes, kept=kept, worker=worker)
-    *claimed, last = _exchange(job, kept).rows(connection, parameters)
-    written: str | None = last[_ARGS]
+    answer, *claimed = _exchange(job, kept).rows(connection, parameters)
+    written: str | None = answer[_ARGS]
     ids = map(int, written[1:-1].split(",")) if written else ()
     return dict.fromkeys(ids, Answer.APPLIED), _in_order(claimed)
 

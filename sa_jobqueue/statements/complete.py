@@ -63,8 +63,8 @@ def complete_jobs(
     `retain`: seconds, by the database's clock, until the row may be deleted, None: never. `worker`: who claimed them. One row comes back: the ids
     that were written, as an array, or NULL. A row that somebody has locked just now is left out.
 
-    `claim`: a `claim_jobs` to be executed with it. Then its rows come back first, and the ids as text, for `args`, in a last
-    row that has nothing else.
+    `claim`: a `claim_jobs` to be executed with it. Then the ids come back as text, for `args`, in a first row that has
+    nothing else, and behind it the rows of the claim.
     """
     table = table_of(job)
     columns = table.c
@@ -156,5 +156,6 @@ def _answered(locked: CTE, written: CTE, claim: Update | None) -> Executable:
     if claim is None:
         return select(ids).select_from(written).add_cte(locked)
     claimed = claim.cte("claimed")
-    last = [cast(ids, Text) if column.key == "args" else null() for column in claimed.c]
-    return union_all(select(*claimed.c), select(*last).select_from(written)).add_cte(locked)
+    answer = [cast(ids, Text) if column.key == "args" else null() for column in claimed.c]
+    # In this order, for they are executed in it: a unique index of the application's may allow one running job of a kind.
+    return union_all(select(*answer).select_from(written), select(*claimed.c)).add_cte(locked)

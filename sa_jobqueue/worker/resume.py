@@ -6,6 +6,7 @@ done cannot be removed, and they lie at the front. Behind 200,000 of them a clai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 
@@ -21,6 +22,8 @@ _SHARE = 20
 _SOONEST, _LATEST = 0.05, 0.8
 #: Seconds for which a job that cannot be claimed is left out, and what lies before it in its slot.
 _LEFT_OUT = 60.0
+#: Before 1833 seconds are not exact to the microsecond: a point may lie before its row.
+_EXACT = -4_323_283_200.0
 
 
 class ResumePoints:
@@ -62,7 +65,10 @@ class ResumePoints:
 
     def leave_out(self, slot: Slot, point: Point) -> None:
         """Begin behind this job for a while: it cannot be claimed."""
-        self._floors[slot] = monotonic() + _LEFT_OUT, point
+        at, behind = point
+        if -math.inf < at < _EXACT:
+            at += abs(at) * 2**-51
+        self._floors[slot] = monotonic() + _LEFT_OUT, (at, behind)
 
     def end(self, jobs: Sequence[ClaimedJob], seconds: float) -> None:
         """What was claimed, in the order of `operations.claim`, and how long that took."""

@@ -152,6 +152,56 @@ def test_a_job_that_cannot_be_claimed_is_stepped_over(
     assert sorted(runs) == list(range(100))
 
 
+@pytest.mark.parametrize("due", ["1700-01-01 00:00:00.000003+00", "4714-11-24 00:00:00.000001+00 BC", "-infinity"])
+def test_a_job_of_long_ago_that_cannot_be_claimed_is_stepped_over(
+    engine: Engine, url: str, registry: Registry, due: str
+) -> None:
+    """However little exact so old a time is as a number of seconds."""
+    runs = recorded(registry)
+    with engine.begin() as connection:
+        bad = make_job(connection, task="runs", args={"n": -1}, run_at=due)
+    fill(engine, 20)
+    refuse(engine, f"old.id = {bad}", "RAISE 'no'")
+
+    with working(url, registry, queues={"default": 5}):
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 20)
+
+    assert sorted(runs) == list(range(20))
+
+
+@pytest.mark.parametrize("state", ["53200", "57014", "54000"])
+def test_outcomes_that_wait_are_written_though_a_claim_needs_too_much(
+    database_url: str, engine: Engine, url: str, registry: Registry, state: str
+) -> None:
+    """The server cannot make text of one row's arguments: out of memory, out of time, or more than it can. That job fails, by
+    itself; what had ended beside that claim is written, and the others run.
+    """
+    runs, begun, release = recorded(registry), threading.Barrier(5), threading.Event()
+
+    @task(registry=registry, name="waits")
+    def waits() -> None:
+        begun.wait(30)
+        release.wait(30)
+
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION as_text(jsonb) RETURNS text LANGUAGE plpgsql AS $$ BEGIN "
+            f"IF $1 ? 'large' THEN RAISE 'too much' USING ERRCODE = '{state}'; END IF; RETURN concat($1); END $$"
+        )
+        connection.exec_driver_sql("CREATE CAST (jsonb AS text) WITH FUNCTION as_text(jsonb)")
+        make_jobs(connection, 4, task="waits")
+    with working(url, registry, queues={"default": 4}, buffer=0, lease=60.0):
+        begun.wait(30)
+        with engine.begin() as connection:
+            make_job(connection, task="runs", args={"large": 1})
+        fill(engine, 20)
+        release.set()
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 20)
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "waits") == 4)
+
+    assert sorted(runs) == list(range(20))
+
+
 def test_nothing_is_lost_where_all_outcomes_are_refused_for_a_while(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,17 @@ def test_neither_half_is_done_without_the_other(connection: Connection) -> None:
     assert [row(connection, one).status for one in (done, due)] == [JobStatus.RUNNING, JobStatus.QUEUED]
 
 
+@pytest.mark.parametrize("retain", [KEPT, DELETED])
+def test_what_has_ended_makes_room_for_what_is_claimed(connection: Connection, retain: float) -> None:
+    """Finished first: by an index of the application's, one job of a kind may run at a time."""
+    connection.execute(text("CREATE UNIQUE INDEX ON sa_jobqueue.job ((meta->>'kind')) WHERE status = 'running'"))
+    done, due = make_job(connection, "running", meta={"kind": "a"}), make_job(connection, meta={"kind": "a"})
+
+    answers, jobs = exchange(connection, [completed(done, retain=retain)], default=1)
+
+    assert (set(answers), [job.id for job in jobs]) == ({done}, [due])
+
+
 def test_two_workers_exchange_at_once(connection: Connection, other: Connection) -> None:
     """None waits for the other, and none gets what the other has."""
     done, due = make_jobs(connection, 4, "running"), make_jobs(connection, 4)

@@ -6,6 +6,25 @@ WITH locked AS MATERIALIZED (
     ORDER BY sa_jobqueue.job.id
     FOR NO KEY UPDATE OF job SKIP LOCKED
 ),
+    written AS (
+    UPDATE sa_jobqueue.job
+    SET status='completed',
+        lease_expires_at=NULL,
+        finished_at=statement_timestamp(),
+        purge_at=(statement_timestamp() + done.retain * interval '1 second'),
+        result=NULL
+    FROM unnest(CAST(%(done_ids)s::VARCHAR AS BIGINT[]), CAST(%(done_claims)s::VARCHAR AS INTEGER[]), CAST(%(done_retain)s::VARCHAR AS FLOAT(53)[])) AS done(id, claims, retain)
+    WHERE sa_jobqueue.job.id = any(array((
+            SELECT locked.id
+            FROM locked
+        )
+    ))
+    AND sa_jobqueue.job.id = done.id
+    AND sa_jobqueue.job.claims = done.claims
+    AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR)
+    AND sa_jobqueue.job.status = 'running'
+    RETURNING sa_jobqueue.job.id
+),
     picked AS MATERIALIZED (
     SELECT candidate.id AS id
     FROM unnest(CAST(%(queue_names)s::VARCHAR AS TEXT[]), CAST(%(queue_free)s::VARCHAR AS INTEGER[])) AS queue(name, free)
@@ -52,40 +71,35 @@ WITH locked AS MATERIALIZED (
         sa_jobqueue.job.max_attempts,
         sa_jobqueue.job.rescues,
         CASE WHEN (pg_column_size(sa_jobqueue.job.args) <= 8) THEN CAST(sa_jobqueue.job.args AS TEXT) WHEN (pg_column_size(sa_jobqueue.job.args) <= %(inline_limit)s::INTEGER) THEN (
-        SELECT CASE WHEN (octet_length(made.text) <= %(inline_limit)s::INTEGER) THEN made.text END AS anon_1
+        SELECT CASE WHEN (octet_length(made.text) <= %(inline_limit)s::INTEGER) THEN made.text END AS anon_2
         FROM (
             SELECT CAST(sa_jobqueue.job.args AS TEXT) AS text
             LIMIT ALL OFFSET 0
         ) AS made
     ) END AS args,
         CASE WHEN (pg_column_size(sa_jobqueue.job.meta) <= 8) THEN CAST(sa_jobqueue.job.meta AS TEXT) WHEN (pg_column_size(sa_jobqueue.job.meta) <= %(inline_limit)s::INTEGER) THEN (
-        SELECT CASE WHEN (octet_length(made.text) <= %(inline_limit)s::INTEGER) THEN made.text END AS anon_2
+        SELECT CASE WHEN (octet_length(made.text) <= %(inline_limit)s::INTEGER) THEN made.text END AS anon_3
         FROM (
             SELECT CAST(sa_jobqueue.job.meta AS TEXT) AS text
             LIMIT ALL OFFSET 0
         ) AS made
     ) END AS meta,
         date_part('epoch', sa_jobqueue.job.created_at) AS created_at
-),
-    written AS (
-    UPDATE sa_jobqueue.job
-    SET status='completed',
-        lease_expires_at=NULL,
-        finished_at=statement_timestamp(),
-        purge_at=(statement_timestamp() + done.retain * interval '1 second'),
-        result=NULL
-    FROM unnest(CAST(%(done_ids)s::VARCHAR AS BIGINT[]), CAST(%(done_claims)s::VARCHAR AS INTEGER[]), CAST(%(done_retain)s::VARCHAR AS FLOAT(53)[])) AS done(id, claims, retain)
-    WHERE sa_jobqueue.job.id = any(array((
-            SELECT locked.id
-            FROM locked
-        )
-    ))
-    AND sa_jobqueue.job.id = done.id
-    AND sa_jobqueue.job.claims = done.claims
-    AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR)
-    AND sa_jobqueue.job.status = 'running'
-    RETURNING sa_jobqueue.job.id
 )
+SELECT NULL AS anon_1,
+    NULL AS anon__1,
+    NULL AS anon__2,
+    NULL AS anon__3,
+    NULL AS anon__4,
+    NULL AS anon__5,
+    NULL AS anon__6,
+    NULL AS anon__7,
+    NULL AS anon__8,
+    CAST(array_agg(written.id) AS TEXT) AS array_agg_1,
+    NULL AS anon__9,
+    NULL AS anon__10
+FROM written
+UNION ALL
 SELECT claimed.id,
     claimed.claims,
     claimed.queue,
@@ -99,17 +113,3 @@ SELECT claimed.id,
     claimed.meta,
     claimed.created_at
 FROM claimed
-UNION ALL
-SELECT NULL AS anon_3,
-    NULL AS anon__1,
-    NULL AS anon__2,
-    NULL AS anon__3,
-    NULL AS anon__4,
-    NULL AS anon__5,
-    NULL AS anon__6,
-    NULL AS anon__7,
-    NULL AS anon__8,
-    CAST(array_agg(written.id) AS TEXT) AS array_agg_1,
-    NULL AS anon__9,
-    NULL AS anon__10
-FROM written
