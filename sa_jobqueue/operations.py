@@ -15,7 +15,22 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Text, case, cast, delete, func, literal, literal_column, select, text, tuple_
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Text,
+    case,
+    cast,
+    column,
+    delete,
+    func,
+    literal,
+    literal_column,
+    select,
+    table,
+    text,
+    tuple_,
+)
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 
@@ -52,6 +67,7 @@ __all__ = [
     "cancelled_among",
     "channel",
     "claim",
+    "end_backend",
     "enrol",
     "exchange",
     "expired",
@@ -352,6 +368,24 @@ def release_unknown(
     lost.
     """
     return list(connection.scalars(release_jobs(held_by(worker, but=known, job=job), job=job)))
+
+
+def end_backend(connection: Connection, pid: int, *, application: str, seconds: float) -> None:
+    """End the server process of a connection that broke, if it is still there, and wait for that at most so long. Its last
+    statement may be at work, unnoticed, and would commit.
+
+    It has to bear this `application_name` and belong to a role of ours: the number may be another's by now.
+    """
+    processes = table("pg_stat_activity", column("pid"), column("application_name"), column("usesysid")).c
+    ended = func.pg_terminate_backend(processes.pid, cast(int(seconds * 1000), BigInteger))
+    connection.execute(
+        select(ended).where(
+            processes.pid == pid,
+            processes.pid != func.pg_backend_pid(),
+            processes.application_name == application,
+            func.pg_has_role(processes.usesysid, "USAGE"),
+        )
+    )
 
 
 def fetch_args(connection: Connection, id: int, *, most: int = MOST_TEXT, job: type[Job] = Job) -> Texts | None:

@@ -220,7 +220,7 @@ def _inline(column: Column[Any], limit: ColumnElement[int]) -> ColumnElement[Any
 
 
 def epoch_of(time: KeyedColumnElement[Any]) -> ColumnElement[Any]:
-    """A time in seconds since 1970, exact to the microsecond between 1833 and 2106. Python can hold any, infinity too, which
+    """A time in seconds since 1970, exact to the microsecond from 1930 to 2106. Python can hold any, infinity too, which
     no `datetime` can; and two of those per job took a tenth of what a job did that does nothing.
     """
     return func.date_part(_EPOCH, time, type_=Float).label(time.key)

@@ -18,6 +18,7 @@ from sqlalchemy.exc import DisconnectionError
 from ..errors import AutocommitError, ConfigurationError
 
 __all__ = [
+    "APPLICATION",
     "WATCH_MARGIN",
     "Connector",
     "Watch",
@@ -44,6 +45,10 @@ _PLANNER = {
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
 }
+
+
+#: What the worker's own connections are called, in `pg_stat_activity` for one.
+APPLICATION = "sa-jobqueue worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,7 @@ def service_settings(lease: float) -> dict[str, str]:
         # which reference a job that is deleted, and locks of the whole table.
         "lock_timeout": "250ms",
         "idle_in_transaction_session_timeout": limit,
-        "application_name": "sa-jobqueue worker",
+        "application_name": APPLICATION,
     }
 
 

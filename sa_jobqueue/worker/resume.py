@@ -22,8 +22,8 @@ _SHARE = 20
 _SOONEST, _LATEST = 0.05, 0.8
 #: Seconds for which a job that cannot be claimed is left out, and what lies before it in its slot.
 _LEFT_OUT = 60.0
-#: Before 1833 seconds are not exact to the microsecond: a point may lie before its row.
-_EXACT = -4_323_283_200.0
+#: Before 1930 seconds do not come back from the server exact to the microsecond: a point may lie before its row.
+_EXACT = -1_262_304_000.0
 
 
 class ResumePoints:

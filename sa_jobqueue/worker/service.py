@@ -28,7 +28,7 @@ from ..models import Job
 from ..operations import Answer, Fault
 from ..outcomes import Outcome, Released
 from ..settings import WorkerSettings
-from .connections import WATCH_MARGIN, Connector, Watch, backoff, drop_idle, hang_up, service_limit
+from .connections import APPLICATION, WATCH_MARGIN, Connector, Watch, backoff, drop_idle, hang_up, service_limit
 from .fetch import Fetcher
 from .flight import Flights
 from .lanes import Lane
@@ -96,6 +96,8 @@ class Service:
         self._batch = 1
         self._claiming, self._ending = True, False
         self._connection: Connection | None = None
+        self._backend: int | None = None
+        """The number of its server process, or of the last one's; None behind a pooler."""
         self._gate = min(max(_GATE, 3 * settings.poll), _LONGEST_GATE)
         self._gates: dict[str, float] = {}
         """Until when we have asked to be woken, by queue."""
@@ -418,19 +420,36 @@ class Service:
                 connection.close()
                 raise
         self._connection = connection
+        raw: Any = connection.connection.dbapi_connection
+        self._backend = None if self._connector.pooled else raw.info.backend_pid
         self._gates.clear()  # another server may answer now, which knows of none
         for look in self._looks.values():
             look.now()
         return connection
 
     def _recover(self, connection: Connection) -> None:
-        """After a lost connection: a commit may have claimed jobs that we were never told of. Give them back."""
+        """After a lost connection: a commit may have claimed jobs that we were never told of. Give them back.
+
+        First its server process is ended. It may be busy with our last statement, which would claim after we have looked.
+        """
         known = {*self._flights.claims(), *self._writer.claims()}
+        if self._backend is not None:
+            self._end_backend(connection, self._backend)
         with self._connector.begin(connection):
             released = operations.release_unknown(connection, worker=self._worker, known=known, job=self._job)
         self._in_doubt = False
         if released:
             logger.warning("gave back %d jobs that a broken commit had claimed", len(released))
+
+    def _end_backend(self, connection: Connection, pid: int) -> None:
+        limit = service_limit(self._settings.lease) / 2
+        try:
+            with self._connector.begin_one(connection):
+                operations.end_backend(connection, pid, application=APPLICATION, seconds=limit)
+        except DBAPIError as error:
+            if operations.fault_of(error) is Fault.AWAY:
+                raise
+            logger.debug("the server process of a broken connection is left to itself: %s", error.orig)
 
     def _broken(self, error: Exception) -> None:
         """The round failed: keep what is to be written, and begin anew on a fresh connection, after a while."""

@@ -57,6 +57,11 @@ def finished(engine: Engine, *ids: int) -> bool:
     return all(status in FINISHED for status in statuses(engine, Job.id.in_(ids)))
 
 
+def sleeping(engine: Engine) -> bool:
+    with engine.connect() as connection:
+        return bool(connection.scalar(text("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'")))
+
+
 def assert_nothing_leaked(engine: Engine, worker: Any) -> None:
     """No slot is taken, no claim is held, no row is running."""
     crew = crew_of(worker)
@@ -545,6 +550,58 @@ class Lost:
 
         for name in ("begin", "begin_one"):
             monkeypatch.setattr(Connector, name, breaking(getattr(Connector, name)))
+
+
+@pytest.mark.parametrize("busy_with", ["completed", "running"])
+def test_a_statement_that_outlives_its_connection_does_not_take_effect_unnoticed(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, busy_with: str
+) -> None:
+    """The connection breaks while the server writes an outcome, or claims beside it. What it did would be its last word
+    after the worker has looked what became of it: a job claimed for nobody, an outcome that comes too late.
+    """
+    if pooler.is_pooled(url):
+        pytest.skip("behind a pooler the connection that breaks is not the server's")
+    begun, release = threading.Event(), threading.Event()
+
+    @task(registry=registry, name="waits")
+    def waits() -> None:
+        begun.set()
+        release.wait(30)
+
+    @task(registry=registry, name="next")
+    def next_() -> None: ...
+
+    (first,) = add(engine, enqueue("waits"))
+    with working(url, registry, queues={"default": 1}, buffer=0, lease=60) as worker:
+        assert begun.wait(10)
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE slow (yes bool)"))
+            connection.execute(text("INSERT INTO slow VALUES (true)"))
+            connection.execute(
+                text(
+                    "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+                    "PERFORM pg_sleep(5) FROM slow; RETURN new; END $$"
+                )
+            )
+            connection.execute(
+                text(
+                    "CREATE TRIGGER dawdle BEFORE UPDATE ON sa_jobqueue.job FOR EACH ROW "
+                    f"WHEN (new.status = '{busy_with}') EXECUTE FUNCTION dawdle()"
+                )
+            )
+        (second,) = add(engine, enqueue("next"))
+        release.set()
+        wait_until(lambda: sleeping(engine))
+        with engine.begin() as connection:
+            connection.execute(text("DELETE FROM slow"))  # it sleeps once
+        raw: Any = crew_of(worker).service._connection.connection.dbapi_connection  # type: ignore[union-attr]
+        with socket.socket(fileno=os.dup(raw.pgconn.socket)) as cut:
+            cut.shutdown(socket.SHUT_RDWR)
+        wait_until(lambda: finished(engine, first) and finished(engine, second))
+    with engine.connect() as connection:
+        rows = connection.execute(select(Job.status, Job.claims, Job.rescues).order_by(Job.id)).all()
+    assert rows == [("completed", 1, 0)] * 2
+    assert (worker.counts["complete"], worker.counts["lost"]) == (2, 0)
 
 
 def test_a_job_given_back_and_claimed_anew_in_a_lost_commit_is_not_forgotten(
