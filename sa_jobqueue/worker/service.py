@@ -28,6 +28,7 @@ from ..models import Job
 from ..operations import Answer, Fault
 from ..outcomes import Outcome, Released
 from ..settings import WorkerSettings
+from .bell import Bell
 from .connections import APPLICATION, WATCH_MARGIN, Connector, Watch, backoff, drop_idle, hang_up, service_limit
 from .fetch import Fetcher
 from .flight import Flights
@@ -92,7 +93,7 @@ class Service:
         self._lost = LostJobs(connector, lanes, lease=settings.lease, job=job)
         self._resume = ResumePoints()
         self._looks = {name: Look() for name in lanes}
-        self._wake, self._enough = threading.Event(), threading.Event()
+        self._wake, self._enough = Bell(), Bell()
         self._batch = 1
         self._claiming, self._ending = True, False
         self._connection: Connection | None = None
@@ -129,33 +130,32 @@ class Service:
 
     def wake(self) -> None:
         """There is something to write, or a slot has become free."""
-        if not self._wake.is_set():
-            self._wake.set()
+        self._wake.ring()
 
     def ended(self, lane: Lane) -> None:
         """A handler has come back: perhaps its outcome waits to be written, or jobs are wanted for its slot."""
         outcomes = len(self._writer)
-        if not self._wake.is_set() and (outcomes or lane.hungry):
-            self._wake.set()
-        if outcomes >= self._batch and not self._enough.is_set():
-            self._enough.set()
+        if not self._wake.is_rung and (outcomes or lane.hungry):
+            self._wake.ring()
+        if outcomes >= self._batch:
+            self._enough.ring()
 
     def look_at(self, queue: str | None) -> None:
         """New jobs are said to be in this queue; None: perhaps in any."""
         for name, look in self._looks.items():
             if queue is None or name == queue:
                 look.tell()
-        self._wake.set()
+        self._wake.ring()
 
     def stop_claiming(self) -> None:
         """Claim no more; go on writing."""
         self._claiming = False
-        self._wake.set()
+        self._wake.ring()
 
     def finish(self, timeout: float) -> bool:
         """Write what is left and end; whether that was done within `timeout` seconds."""
         self._claiming, self._ending = False, True
-        self._wake.set()
+        self._wake.ring()
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -190,7 +190,7 @@ class Service:
             self._enough.clear()
             self._enough.wait(_GATHER)
 
-    def _pause(self) -> float | None:
+    def _pause(self) -> float:
         if self._failures:
             return backoff(self._failures, first=0.1, most=_LONGEST_PAUSE) * random.uniform(0.8, 1.2)
         times = [self._looks[name].at for name, lane in self._lanes.items() if self._may_claim and lane.free() > 0]
