@@ -185,8 +185,10 @@ class Service:
 
     def _gather(self) -> None:
         """Let outcomes come together, as long as the runners have something to do: at most half of what is held."""
+        if not (outcomes := len(self._writer)):
+            return
         self._batch = min(len(self._flights) // 2, _BATCH // 2)
-        if 0 < len(self._writer) < self._batch and all(lane.waiting for lane in self._lanes.values()):
+        if outcomes < self._batch and all(lane.waiting for lane in self._lanes.values()):
             self._enough.clear()
             self._enough.wait(_GATHER)
 

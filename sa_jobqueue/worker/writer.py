@@ -66,6 +66,8 @@ class OutcomeWriter:
 
     def take(self, most: int) -> list[Change]:
         """The next batch; at most one change of each job, for the answers go by id. What was refused comes alone."""
+        if not len(self):
+            return []
         now = monotonic()
         due = next((later for later in self._refused if later.at <= now), None)
         self._took_refused = due is not None and not (self._took_refused and self._pending)  # in turn with the others
