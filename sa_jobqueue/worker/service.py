@@ -1,9 +1,8 @@
 """The service thread: finishes and claims, on a connection of its own.
 
-Where all that has ended says no more than "done", one statement writes it and claims, and is its own transaction; else several
-share one. Handlers run elsewhere, so a handler that
-blocks cannot hold this up. When the database is away, outcomes are kept, claiming stops, and after it is back what a
-broken commit may have claimed is given back.
+Where all that has ended says no more than "done", one statement writes it and claims, and is its own transaction; else
+several share one. Handlers run elsewhere, so a handler that blocks cannot hold this up. When the database is away,
+outcomes are kept, claiming stops, and after it is back what a broken commit may have claimed is given back.
 """
 
 from __future__ import annotations
