@@ -282,8 +282,9 @@ class Job(Base):
         super().__init__(**columns)
         # What the INSERT's defaults will make of them. Else it would return `errors`, and whoever enqueues would need the
         # right to read those of all jobs. (As `set_committed_value` would, which looks for an older value of each.)
-        self.__dict__["status"] = JobStatus.QUEUED
-        self.__dict__.setdefault("errors", [])
+        known = vars(self)
+        known["status"] = JobStatus.QUEUED
+        known.setdefault("errors", [])
 
     def __repr__(self) -> str:
         state, key = self.__dict__, inspect(self).identity
