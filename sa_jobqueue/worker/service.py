@@ -275,8 +275,8 @@ class Service:
             )
         except DBAPIError as error:
             # A row of `changes` may be to blame, too: then the next round shows which of the two it was.
-            claims = not changes or not operations.is_data_fault(error)
-            self._bare = not self._bare and claims and operations.is_too_much(error)
+            by_claim = not changes or not operations.is_data_fault(error)
+            self._bare = not self._bare and by_claim and operations.is_too_much(error)
             raise
         self._bare = False
         self._resume.end(jobs, monotonic() - self._began)

@@ -109,8 +109,8 @@ def wire(engine: Engine) -> Iterator[Wire]:
 
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the service may say, by the names in `KINDS`: a transaction for each round with something to do, one for each opening of a gate,
-    and one for the look at leases before it leaves.
+    """What the service may say, by the names in `KINDS`: a transaction for each round with something to do, one for each
+    opening of a gate, and one for the look at leases before it leaves.
     """
     decided: list[str] = []
     take, wanted, make_round = OutcomeWriter.take, Service._wanted, Service._round
