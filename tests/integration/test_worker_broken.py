@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import threading
 from typing import Any
 
@@ -34,7 +32,7 @@ from sa_jobqueue.worker import fetch, listener
 from sa_jobqueue.worker.connections import Connector
 from sa_jobqueue.worker.service import Service
 from tests.support import pooler
-from tests.support.databases import connect
+from tests.support.databases import connect, cut_line
 from tests.support.factory import unfolding
 from tests.support.waiting import wait_until, wait_until_async
 from tests.support.working import add, crew_of, drain, job_of, working
@@ -594,9 +592,7 @@ def test_a_statement_that_outlives_its_connection_does_not_take_effect_unnoticed
         wait_until(lambda: sleeping(engine))
         with engine.begin() as connection:
             connection.execute(text("DELETE FROM slow"))  # it sleeps once
-        raw: Any = crew_of(worker).service._connection.connection.dbapi_connection  # type: ignore[union-attr]
-        with socket.socket(fileno=os.dup(raw.pgconn.socket)) as cut:
-            cut.shutdown(socket.SHUT_RDWR)
+        cut(crew_of(worker).service._connection)
         wait_until(lambda: finished(engine, first) and finished(engine, second))
     with engine.connect() as connection:
         rows = connection.execute(select(Job.status, Job.claims, Job.rescues).order_by(Job.id)).all()
@@ -914,8 +910,5 @@ def test_a_lost_connection_is_replaced_by_a_new_one_not_by_an_old_one_of_the_poo
 
 
 def cut(connection: Connection | None) -> None:
-    """As a network does, or a watch."""
     assert connection is not None
-    raw: Any = connection.connection.dbapi_connection
-    with socket.socket(fileno=os.dup(raw.pgconn.socket)) as line:
-        line.shutdown(socket.SHUT_RDWR)
+    cut_line(connection.connection.dbapi_connection)

@@ -32,7 +32,8 @@ from sa_jobqueue import (
 )
 from sa_jobqueue.errors import SessionUnavailable
 from sa_jobqueue.migrations import upgrade_database
-from tests.support.databases import connect, driver_url
+from tests.support import pooler
+from tests.support.databases import connect, cut_line, driver_url
 from tests.support.working import add, add_one, drain, job_of, worker_for
 
 
@@ -294,6 +295,57 @@ def test_an_engine_that_others_put_into_autocommit_stays_so(notes: Engine, url: 
     automatic.dispose()
     assert job_of(notes, id).status == JobStatus.FAILED
     assert written(notes) == ["application"]
+
+
+def test_what_a_driver_was_told_of_its_transactions_holds_for_handlers(
+    notes: Engine, url: str, registry: Registry
+) -> None:
+    """By a listener of the application's; a BEGIN that says nothing more would be another transaction than theirs."""
+    reading = create_engine(url)
+
+    @event.listens_for(reading, "connect")
+    def set_read_only(connection: Any, _: object) -> None:
+        connection.read_only = True
+
+    @task(registry=registry, name="handler", max_attempts=1)
+    def handler(ctx: JobContext) -> None:
+        ctx.session.add(Note(said="job"))
+        ctx.session.flush()
+
+    id = add_one(notes, enqueue(handler))
+    drain(notes, registry, sessionmaker=sessionmaker(reading))
+    reading.dispose()
+    job = job_of(notes, id)
+    assert (job.status, job.errors[-1]["type"]) == (JobStatus.FAILED, "sqlalchemy.exc.InternalError")
+    assert "read-only transaction" in job.errors[-1]["message"]
+
+
+def test_a_connection_that_the_pool_has_lost_costs_one_attempt(
+    notes: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Core hears of it by the handler's first statement, and leaves out of the pool all that is as old."""
+    own, opened = create_engine(url, pool_size=2, **pooler.engine_options(url)), list[Any]()
+
+    @event.listens_for(own, "connect")
+    def note(connection: Any, _: object) -> None:
+        opened.append(connection)
+
+    @task(registry=registry, name="handler", retry=RetryPolicy(base=0))
+    def handler(ctx: JobContext) -> None:
+        ctx.session.add(Note(said=f"attempt {ctx.attempt}"))
+
+    with own.connect(), own.connect():
+        pass
+    for connection in opened:
+        cut_line(connection)
+    id = add_one(notes, enqueue(handler))
+    drain(notes, registry, sessionmaker=sessionmaker(own))
+    own.dispose()
+    job = job_of(notes, id)
+    assert (job.status, job.attempt, len(opened)) == (JobStatus.COMPLETED, 2, 3)
+    assert written(notes) == ["attempt 2"]
+    assert job.errors[-1]["type"] == "sqlalchemy.exc.OperationalError"
+    assert caplog.text.count("a handler's connection: ") == 1
 
 
 def test_engines_of_one_pool_write_together_with_the_job(notes: Engine, url: str, registry: Registry) -> None:

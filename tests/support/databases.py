@@ -7,9 +7,12 @@ connect(driver_url(url, "asyncpg"))
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -127,6 +130,12 @@ def empty(connection: psycopg.Connection) -> None:
         "WHERE relnamespace = to_regnamespace(%s)",
         [SCHEMA],
     )
+
+
+def cut_line(connection: Any) -> None:
+    """Break a psycopg connection as a network does, or a watch."""
+    with socket.socket(fileno=os.dup(connection.pgconn.socket)) as line:
+        line.shutdown(socket.SHUT_RDWR)
 
 
 def terminate_others(url: str) -> None:
