@@ -29,12 +29,15 @@ _IDLE, _IN_TRANSACTION = 0, 2
 _STATEMENT, _LOST = "sa_jobqueue_complete", "sa_jobqueue: the claim was lost"
 #: The server's COMMIT must not follow where the claim is no longer valid: the statement fails then, and says why.
 _PREPARE = (
-    "PREPARE sa_jobqueue_complete (bigint, integer, double precision) AS WITH done AS ({}) "
-    "SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('sa_jobqueue: the claim was lost' || count(*))::integer END FROM done"
+    "PREPARE sa_jobqueue_complete (bigint, integer, double precision, text) AS WITH done AS ({}) "
+    "SELECT CASE pg_catalog.count(*) WHEN 1 THEN 1 "
+    "ELSE pg_catalog.concat('sa_jobqueue: the claim was lost', pg_catalog.count(*))::integer END FROM done"
 )
-#: SQLSTATE of an EXECUTE of what is not prepared.
-_NOT_PREPARED = "26000"
-#: The pools of connections on which somebody says DEALLOCATE.
+#: SQLSTATE of such a failure: a text that is no integer.
+_NO_INTEGER = "22P02"
+#: SQLSTATEs of an EXECUTE of what is not prepared, and of a PREPARE of what is: another one's, behind a pooler.
+_NOT_AS_PREPARED = frozenset({"26000", "42P05"})
+#: The pools of connections on which somebody says DEALLOCATE, or which a pooler shares out.
 _FORGETFUL: WeakSet[Pool] = WeakSet()
 
 
@@ -54,27 +57,27 @@ def begin(connection: Connection) -> None:
 
 
 def command(connection: Connection, change: Change, *, worker: str, job: type[Job]) -> str | None:
-    """What to `commit` this change with, prepared on this connection.
+    """What to `commit` this change with, prepared on this connection. `worker`: its id, which is a UUID.
 
     None: it has more to say than "done", or somebody is to hear of each statement, or nothing can be prepared here.
     """
     if connection.dialect.driver != "psycopg" or not change.plain or change.deletes or is_heard(connection, "commit"):
         return None
     raw: Any = connection.connection.driver_connection
-    if raw.prepare_threshold is None or raw.pgconn.transaction_status != _IN_TRANSACTION:
-        return None
+    if raw is None or not raw.prepare_threshold or raw.pgconn.transaction_status != _IN_TRANSACTION:
+        return None  # a handler has detached it, or set it up in its own way; or there is nothing to commit
     if connection.engine.pool in _FORGETFUL:
         return None
     if _STATEMENT not in connection.info:
-        from psycopg.pq import Escaping
-
-        encoding = raw.info.encoding
-        own = Escaping(raw.pgconn).escape_literal(worker.encode(encoding)).decode(encoding)
-        given = {"done_id": "$1", "done_claims": "$2", "done_retain": "$3", "fence_worker": own}
-        _say(connection, _PREPARE.format(completion_text(connection, job) % given))
+        given = {"done_id": "$1", "done_claims": "$2", "done_retain": "$3", "fence_worker": "$4"}
+        try:
+            _say(connection, _PREPARE.format(completion_text(connection, job) % given))
+        except DBAPIError as error:
+            _heed(connection, error)
+            raise
         connection.info[_STATEMENT] = True
     retain = "NULL" if change.retain is None else repr(float(change.retain))
-    return f"EXECUTE {_STATEMENT} ({change.id}, {change.claims}, {retain}); COMMIT"
+    return f"EXECUTE {_STATEMENT} ({change.id}, {change.claims}, {retain}, '{worker}'); COMMIT"
 
 
 def commit(connection: Connection, command: str) -> bool:
@@ -85,12 +88,19 @@ def commit(connection: Connection, command: str) -> bool:
     try:
         _say(connection, command)
     except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", None) == _NOT_PREPARED:
-            _FORGETFUL.add(connection.engine.pool)
-        if _LOST in str(error.orig):
+        _heed(connection, error)
+        original: Any = error.orig
+        if original.sqlstate == _NO_INTEGER and _LOST in (original.diag.message_primary or ""):
             return False
         raise
     return True
+
+
+def _heed(connection: Connection, error: DBAPIError) -> None:
+    """Prepare nothing any more where it does not stay."""
+    original: Any = error.orig
+    if original.sqlstate in _NOT_AS_PREPARED:
+        _FORGETFUL.add(connection.engine.pool)
 
 
 def _say(connection: Connection, text: str) -> None:

@@ -76,7 +76,8 @@ class Unit:
         self._engine = engine if own is None else own.engine
         self._database = database if self._engine is None else self._engine.url
         self._translate, self._idle = translate or {}, idle
-        self._worker, self._job, self._prepares = worker, job, prepares
+        self._worker, self._job = worker, job
+        self._prepares = prepares and self._engine is engine
         self._opening = self._closed = self._altered = False
         self._pool: Pool | None = None
         self.connection: Connection | None = None
@@ -253,7 +254,7 @@ class Unit:
         session = self.session
         if not self._prepares or self._worker is None or type(session) is not Session:
             return None
-        if "commit" in vars(session) or session.dispatch.after_commit:
+        if "commit" in vars(session) or session.dispatch.before_commit or session.dispatch.after_commit:
             return None
         return direct.command(connection, change, worker=self._worker, job=self._job)
 
