@@ -18,10 +18,9 @@ from sqlalchemy import Connection, Dialect, Executable
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import ClauseElement
 
-__all__ = ["Compiled", "as_sqlalchemy", "is_heard"]
+__all__ = ["Compiled"]
 
 _sql_logger = logging.getLogger("sqlalchemy.engine.Engine")
-_OF_STATEMENTS = ("before_cursor_execute", "after_cursor_execute", "before_execute", "after_execute")
 
 
 class Compiled:
@@ -45,9 +44,9 @@ class Compiled:
         Raises what SQLAlchemy would.
         """
         dialect = connection.dialect
-        if dialect.driver != "psycopg" or is_heard(connection):
+        if dialect.driver != "psycopg" or _is_heard(connection):
             return connection.execute(self._statement, parameters).all()
-        text, given = self._compiled(connection)
+        text, given = self._text(connection)
         if not connection.in_transaction():
             connection.begin()  # as Core would
         cursor = connection.connection.cursor(**self._options)
@@ -56,15 +55,11 @@ class Compiled:
             rows: Sequence[tuple[Any, ...]] = cursor.fetchall()
             return rows
         except dialect.loaded_dbapi.Error as error:
-            raise as_sqlalchemy(error, text, parameters, connection) from error
+            raise _as_sqlalchemy(error, text, parameters, connection, cursor) from error
         finally:
             cursor.close()
 
-    def text(self, connection: Connection) -> str:
-        """What the driver is given on this connection, with its placeholders."""
-        return self._compiled(connection)[0]
-
-    def _compiled(self, connection: Connection) -> tuple[str, dict[str, Any]]:
+    def _text(self, connection: Connection) -> tuple[str, dict[str, Any]]:
         """The statement for this connection's schemas, and the parameters that have values in it already."""
         schemas = connection.get_execution_options().get("schema_translate_map") or {}
         # The name of a schema that is translated to None is the dialect's to say.
@@ -76,15 +71,15 @@ class Compiled:
         return text
 
 
-def is_heard(connection: Connection, *events: str) -> bool:
-    """Whether somebody is to be told of the statements of this connection, of their errors, or of these `events`."""
+def _is_heard(connection: Connection) -> bool:
+    """Whether somebody is to be told of the statements of this connection, or of their errors."""
     of_dialect = connection.dialect.dispatch
     return bool(
         of_dialect.do_execute
         or of_dialect.handle_error
         or connection.engine.echo
         or _sql_logger.isEnabledFor(logging.INFO)
-        or (_may_be_heard(connection) and _has_listeners(connection, *events))
+        or (_may_be_heard(connection) and _has_listeners(connection))
     )
 
 
@@ -94,14 +89,19 @@ def _may_be_heard(connection: Connection) -> bool:
     return bool(getattr(connection, "_has_events", True) or getattr(engine, "_has_events", True))
 
 
-def _has_listeners(connection: Connection, *events: str) -> bool:
-    return any(getattr(connection.dispatch, name) for name in (*_OF_STATEMENTS, *events))
+def _has_listeners(connection: Connection) -> bool:
+    events = connection.dispatch
+    return bool(
+        events.before_cursor_execute or events.after_cursor_execute or events.before_execute or events.after_execute
+    )
 
 
-def as_sqlalchemy(error: Exception, text: str, parameters: Mapping[str, Any], connection: Connection) -> BaseException:
+def _as_sqlalchemy(
+    error: Exception, text: str, parameters: Mapping[str, Any], connection: Connection, cursor: Any
+) -> BaseException:
     """The error that Core would raise. A broken connection is invalidated; Core would do so with its whole pool."""
     dialect: Dialect = connection.dialect
-    broken = dialect.is_disconnect(error, connection.connection, None)  # type: ignore[arg-type]
+    broken = dialect.is_disconnect(error, connection.connection, cursor)  # type: ignore[arg-type]
     if broken:
         connection.invalidate(error)
     return DBAPIError.instance(

@@ -67,7 +67,6 @@ __all__ = [
     "cancelled_among",
     "channel",
     "claim",
-    "completion_text",
     "end_backend",
     "enrol",
     "exchange",
@@ -320,11 +319,6 @@ def apply_one(connection: Connection, change: Change, *, worker: str | None = No
         (row,) = connection.execute(_apply_statement(job, False), apply_parameters([change], worker=worker))
         written = row.answer == Answer.APPLIED
     return Answer.APPLIED if written else Answer.LOST
-
-
-def completion_text(connection: Connection, job: type[Job] = Job) -> str:
-    """What `apply_one` says of a job that is done; placeholders: done_id, done_claims, done_retain, fence_worker."""
-    return _complete_one(job).text(connection)
 
 
 def kept_for_now(change: Change, fault: Fault) -> Change:

@@ -63,10 +63,6 @@ class Engines:
         """That of the sessions of `async def` handlers, if there is one."""
         if async_engine is None and not isinstance(database, Engine):
             self.asynchronous = self._make_async(self.main.url)
-        self.prepares = self.main in self._ours and not pooled
-        """Whether what is prepared on connections of `main` stays so: an application's own may be reset, or a pooler's."""
-        self.prepares_async = bool(self._ours_async) and not pooled
-        """The same of `asynchronous`."""
         self.listener: Engine | None = None
         """The one to listen on; None: only poll."""
         if listen:

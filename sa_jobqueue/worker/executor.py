@@ -65,17 +65,13 @@ class Sessions:
     async_maker: async_sessionmaker[AsyncSession] | None = None
     translate: Mapping[str | None, str | None] | None = None
     idle_timeout: float | None = None
-    prepares: bool = False
-    """Whether what is prepared on a connection of `engine` stays so."""
-    prepares_async: bool = False
-    """The same of `async_engine`."""
     worker: str | None = None
     job: type[Job] = Job
 
     def open(self) -> tuple[Session, Unit]:
         """A session for a `def` handler, and the unit that it belongs to."""
         session = Session() if self.maker is None else _checked(self.maker(), Session)
-        return session, self._unit(session, self.engine, prepares=self.prepares)
+        return session, self._unit(session, self.engine)
 
     def open_async(self) -> tuple[AsyncSession, Unit]:
         """The same for an `async def` handler; does no I/O."""
@@ -84,16 +80,15 @@ class Sessions:
         else:
             session = _checked(self.async_maker(), AsyncSession)
         engine = None if self.async_engine is None else self.async_engine.sync_engine
-        return session, self._unit(session.sync_session, engine, prepares=self.prepares_async)
+        return session, self._unit(session.sync_session, engine)
 
-    def _unit(self, session: Session, engine: Engine | None, *, prepares: bool) -> Unit:
+    def _unit(self, session: Session, engine: Engine | None) -> Unit:
         return Unit(
             session,
             engine=engine,
             database=None if self.engine is None else self.engine.url,
             translate=self.translate,
             idle=self.idle_timeout,
-            prepares=prepares,
             worker=self.worker,
             job=self.job,
         )

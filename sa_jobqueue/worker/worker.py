@@ -113,8 +113,6 @@ class Worker:
             async_maker=async_sessionmaker,
             translate=engines.translate,
             idle_timeout=self.settings.session_idle_timeout,
-            prepares=engines.prepares,
-            prepares_async=engines.prepares_async,
             worker=str(self.id),
             job=job,
         )

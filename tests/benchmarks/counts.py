@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
 
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
@@ -41,10 +39,10 @@ def counts(bench: Bench) -> Iterator[Figure]:
         ("drain, sync handler, one INSERT by ctx.session", 100, _drained(write_sync, 100, WRITERS)),
         ("session.add(enqueue()) + commit", 10, _added(10, 1)),
         ("session.add_all of 1,000 jobs + commit", JOBS, _added(1, JOBS)),
-        ("enqueue_many of 1,000 jobs + commit", JOBS, partial(_produced, _many)),
+        ("enqueue_many of 1,000 jobs + commit", JOBS, _many),
     ):
         bench.empty()
-        found = work(bench)
+        found = _count(bench, work)
         for name, count in (
             ("round trips", found.round_trips),
             ("commits", found.commits),
@@ -54,41 +52,29 @@ def counts(bench: Bench) -> Iterator[Figure]:
             yield Figure(f"{measure}: {name}", count / jobs * 100, "per 100 jobs")
 
 
-def _drained(task: Task[..., object], jobs: int, slots: int) -> Callable[[Bench], Counts]:
-    """One worker, with so many slots and nothing claimed ahead."""
-
-    def work(bench: Bench) -> Counts:
-        with _own_engine(bench) as engine, Session(engine) as session:
-            session.execute(enqueue_many([task.call(n=n) for n in range(jobs)]))
-            session.commit()
-        settings = WorkerSettings(buffer=0)
-        worker = Worker(
-            bench.address, {"default": slots}, registry=REGISTRY, max_jobs=jobs, listen=False, settings=settings
-        )
-        with _wired(worker.engine) as wire:
-            return asyncio.run(_drain(worker, wire)).result
-
-    return work
-
-
-@contextmanager
-def _own_engine(bench: Bench) -> Iterator[Engine]:
-    engine = create_engine(bench.url)
-    try:
-        yield engine
-    finally:
-        engine.dispose()
-
-
-@contextmanager
-def _wired(engine: Engine) -> Iterator[Wire]:
-    """What this engine says from now on."""
+def _count(bench: Bench, work: Callable[[Engine, Wire], Counts]) -> Counts:
+    """What `work` asks for, on an engine of its own."""
+    engine = create_engine(bench.url, pool_size=WRITERS)
     wire = Wire(engine)
     try:
-        yield wire
+        return work(engine, wire)
     finally:
         engine.dispose()
         wire.close()
+
+
+def _drained(task: Task[..., object], jobs: int, slots: int) -> Callable[[Engine, Wire], Counts]:
+    """One worker, with so many slots and nothing claimed ahead."""
+
+    def work(engine: Engine, wire: Wire) -> Counts:
+        with Session(engine) as session:
+            session.execute(enqueue_many([task.call(n=n) for n in range(jobs)]))
+            session.commit()
+        settings = WorkerSettings(buffer=0)
+        worker = Worker(engine, {"default": slots}, registry=REGISTRY, max_jobs=jobs, listen=False, settings=settings)
+        return asyncio.run(_drain(worker, wire)).result
+
+    return work
 
 
 async def _drain(worker: Worker, wire: Wire) -> Counted:
@@ -102,25 +88,23 @@ async def _drain(worker: Worker, wire: Wire) -> Counted:
     return counted
 
 
-def _added(commits: int, batch: int) -> Callable[[Bench], Counts]:
+def _added(commits: int, batch: int) -> Callable[[Engine, Wire], Counts]:
     """So many transactions, each with so many jobs."""
 
-    def add(session: Session) -> None:
-        for _ in range(commits):
-            session.add_all([enqueue(nothing, n) for n in range(batch)])
-            session.commit()
-
-    return partial(_produced, add)
-
-
-def _many(session: Session) -> None:
-    session.execute(enqueue_many([nothing.call(n) for n in range(JOBS)]))
-    session.commit()
-
-
-def _produced(produce: Callable[[Session], None], bench: Bench) -> Counts:
-    with _own_engine(bench) as engine, _wired(engine) as wire:
+    def work(engine: Engine, wire: Wire) -> Counts:
         engine.connect().close()
         with counting(wire, schema=SCHEMA) as counted, Session(engine) as session:
-            produce(session)
+            for _ in range(commits):
+                session.add_all([enqueue(nothing, n) for n in range(batch)])
+                session.commit()
         return counted.result
+
+    return work
+
+
+def _many(engine: Engine, wire: Wire) -> Counts:
+    engine.connect().close()
+    with counting(wire, schema=SCHEMA) as counted, Session(engine) as session:
+        session.execute(enqueue_many([nothing.call(n) for n in range(JOBS)]))
+        session.commit()
+    return counted.result

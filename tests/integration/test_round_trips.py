@@ -19,7 +19,7 @@ from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, cre
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import AsyncJobContext, Job, JobContext, JobStatus, Registry, enqueue, enqueue_many, operations, task
+from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, enqueue, enqueue_many, operations, task
 from sa_jobqueue.worker import service
 from sa_jobqueue.worker.lost import LostJobs
 from sa_jobqueue.worker.service import Service
@@ -45,9 +45,8 @@ ROUND, CLAIM, GATE, LEASES = ("SELECT",), ("UPDATE",), ("SELECT",), ("SELECT",)
 KINDS = {"round": ROUND, "claim": CLAIM, "gate": GATE, "leases": LEASES}
 #: A round with other outcomes than "done".
 ROUND_OF_ALL, FINISH_OF_ALL = ("BEGIN", "SELECT", "UPDATE", "COMMIT"), ("BEGIN", "SELECT", "COMMIT")
-#: The transaction of a handler that does one INSERT by `ctx.session`, on an engine of the application's; and on one that the
-#: worker made, where the completion is prepared and sent with the COMMIT.
-BY_HANDLER, BY_HANDLER_IN_THREE = ("BEGIN", "INSERT", "UPDATE", "COMMIT"), ("BEGIN", "INSERT", "SELECT", "COMMIT")
+#: The transaction of a handler that does one INSERT by `ctx.session`.
+BY_HANDLER = ("BEGIN", "INSERT", "UPDATE", "COMMIT")
 #: What maintenance says of its worker; it takes a connection for good that a handler may have had before.
 ALIVE = ("BEGIN", "INSERT", "DELETE", "COMMIT")
 
@@ -57,7 +56,7 @@ BENCHMARK = {
     "drain, async no-op": ("1.10", "1.10", "1.10", "200"),
     "drain, sync no-op on threads": ("1.10", "1.10", "1.10", "200"),
     "drain, async no-op, retain=0": ("1.10", "1.10", "1.10", "200"),
-    "drain, sync handler, one INSERT by ctx.session": ("310", "110", "210", "300"),
+    "drain, sync handler, one INSERT by ctx.session": ("410", "110", "210", "300"),
     "session.add(enqueue()) + commit": ("300", "100", "100", "100"),
     "session.add_all of 1,000 jobs + commit": ("0.300", "0.100", "0.100", "100"),
     "enqueue_many of 1,000 jobs + commit": ("0.300", "0.100", "0.100", "100"),
@@ -391,27 +390,6 @@ async def test_a_handlers_async_session_costs_a_job_four_round_trips(
     await async_engine.dispose()
     assert handled(wire) == [(BY_HANDLER, len(BY_HANDLER))] * 60
     wire.close()
-
-
-async def test_where_the_worker_made_the_engines_a_handlers_session_costs_a_job_three_round_trips(
-    database_url: str, engine: Engine, registry: Registry
-) -> None:
-    """The completion and COMMIT are one message. It is prepared, once for each connection."""
-    notes.metadata.create_all(engine)
-    for name in ("write", "write_on_thread"):
-        fill(database_url, registry, name, 60)
-
-    worker = worker_for(database_url, registry, queues={"default": 3}, **CALM)
-    asynchronous = worker._assignment.engines.asynchronous
-    assert asynchronous is not None
-    wires = [Wire(worker.engine), Wire(asynchronous.sync_engine)]
-    await worker.serve(until_idle=True)
-
-    for wire in wires:
-        assert handled(wire) == [(BY_HANDLER_IN_THREE, 3)] * 60
-        wire.close()
-    with Session(engine) as session:
-        assert session.scalar(select(func.count()).where(Job.status == JobStatus.COMPLETED)) == 120
 
 
 def handled(wire: Wire) -> list[tuple[tuple[str, ...], int]]:

@@ -70,9 +70,7 @@ class Talk:
         tags: list[str] = []
         waits, answered, prepared = 0, False, False
         for message, rest in _ANSWER.findall(self.text):
-            if message == "CommandComplete" and rest.strip(' "') == "PREPARE":
-                prepared = True
-            elif message == "CommandComplete":
+            if message == "CommandComplete":
                 tags.append(rest.strip(' "'))
                 answered = True
             elif message == "ParseComplete":
