@@ -16,6 +16,7 @@ from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job
 from sa_jobqueue.statements import claim_jobs
+from sa_jobqueue.worker.resume import ResumePoints
 from tests.support.factory import TABLE, make_job, make_jobs, refer, row, statuses, unfolding, users_table
 
 HOUR = timedelta(hours=1)
@@ -270,6 +271,21 @@ def test_a_job_is_not_behind_its_own_point(connection: Connection, at: str) -> N
 
     assert claim(connection, after={("default", 4): (job.run_at, one)}) == []
     assert ids(claim(connection, after={("default", 4): (job.run_at, one - 1)})) == [one]
+
+
+@pytest.mark.parametrize(
+    "at", ["1900-02-03 04:05:06.789013", "1833-01-01 00:00:00.000001", "1000-02-03 04:05:06.789013"]
+)
+def test_a_job_that_is_left_out_is_not_behind_its_point_however_old(connection: Connection, at: str) -> None:
+    """Before 1930 its time need not come back exactly; the point is put behind it, for it would be claimed again and again."""
+    one = make_job(connection, run_at=at)
+    with connection.begin_nested() as claimed:
+        (job,) = claim(connection)
+        claimed.rollback()
+    points = ResumePoints()
+    points.leave_out(("default", 4), (job.run_at, one))
+
+    assert claim(connection, after=points.begin(["default"])) == []
 
 
 # ---- edges
