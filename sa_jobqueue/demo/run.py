@@ -281,10 +281,10 @@ class _Performance:
         with self._engine.connect() as lock, lock.begin():
             lock.execute(text(f"LOCK TABLE {SCHEMA}.{Module.__tablename__} IN SHARE MODE"))
             with _looking(self._engine) as connection:
-                if (worker := self._find_busy(add, connection)) is None:
+                if (busy := self._find_busy(add, connection)) is None:
                     self._screen.say("no worker was killed: there was too little to do", "yellow")
                     return
-                pid = connection.execute(select(WorkerRow.pid).where(WorkerRow.id == worker)).scalar_one()
+                worker, pid = busy
                 self._workers.kill(pid)
                 time.sleep(0.2)  # for what was under way to the server
                 self.kill = Kill(worker, frozenset(_held(connection).get(worker, ())), monotonic())
@@ -295,16 +295,18 @@ class _Performance:
             "red",
         )
 
-    def _find_busy(self, add: Callable[[str], None], connection: Connection) -> str | None:
-        """The worker with most jobs that do not come to an end, or None where there is none."""
+    def _find_busy(self, add: Callable[[str], None], connection: Connection) -> tuple[str, int] | None:
+        """The worker with most jobs that do not come to an end, and its process; None where there is none."""
         before: dict[str, set[int]] = {}
         until = monotonic() + 10.0
         while monotonic() < until:
             self._enqueue(add, len(self._paths))
-            held = _held(connection)
-            waiting = {worker: len(jobs & before.get(worker, set())) for worker, jobs in held.items()}
+            held, pids = _held(connection), _pids(connection)
+            # One that has just started may have claimed before its row is written.
+            waiting = {worker: len(jobs & before.get(worker, set())) for worker, jobs in held.items() if worker in pids}
             if waiting and max(waiting.values()):
-                return max(waiting, key=lambda worker: waiting[worker])
+                worker = max(waiting, key=lambda worker: waiting[worker])
+                return worker, pids[worker]
             if self._watch(connection).finished == len(self._paths):
                 return None
             before = held
@@ -337,3 +339,8 @@ def _held(connection: Connection) -> dict[str, set[int]]:
     for worker, job in connection.execute(select(Job.worker, Job.id).where(Job.status == JobStatus.RUNNING)).tuples():
         held.setdefault(worker or "", set()).add(job)
     return held
+
+
+def _pids(connection: Connection) -> dict[str, int]:
+    """The process of each worker that is written down."""
+    return {str(worker): pid for worker, pid in connection.execute(select(WorkerRow.id, WorkerRow.pid)).tuples()}

@@ -134,6 +134,41 @@ def test_the_proof_fails_when_somebody_meddles_with_a_result(
     assert re.search(r"module\d\d\.py: ", said)
 
 
+def test_a_worker_is_killed_only_when_it_is_known_which_process_that_is(database_url: str, tmp_path: Path) -> None:
+    """A worker claims jobs before its row is written; here the row has to wait, while the demo looks several times."""
+    looks = set[tuple[object, ...]]()
+    with connect(database_url) as connection, connect(database_url) as watcher:
+        watcher.autocommit = True
+
+        def locked() -> bool:
+            try:
+                connection.execute(f"LOCK TABLE {SCHEMA}.worker IN SHARE MODE")  # type: ignore[arg-type]
+            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+                connection.rollback()
+                return False
+            return True
+
+        def looked_four_times() -> bool:
+            # It looks at the jobs again and again; from the kill on the results are locked, too.
+            looks.update(
+                watcher.execute(
+                    "SELECT pid, query_start FROM pg_stat_activity WHERE query LIKE '%sum(%.rescues)%'"
+                    " AND datname = current_database() AND pid <> pg_backend_pid() AND EXISTS (SELECT FROM pg_locks"
+                    f" WHERE relation = '{SCHEMA}.module'::regclass AND mode = 'ShareLock' AND granted)"
+                )
+            )
+            return len(looks) >= 4 or command.process.poll() is not None
+
+        with start_command("demo", f"--path={modules(tmp_path, 12)}", url=database_url) as command:
+            wait_until(locked)
+            wait_until(looked_four_times)
+            connection.rollback()
+            assert command.wait(60) == 0, command.output
+            said = command.output
+
+    assert re.search(r"worker \d+ is killed with SIGKILL", said)
+
+
 def test_a_second_demo_in_the_same_database_is_refused_while_the_first_one_runs(
     database_url: str, tmp_path: Path
 ) -> None:
