@@ -18,9 +18,10 @@ from sqlalchemy import Connection, Dialect, Executable
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import ClauseElement
 
-__all__ = ["Compiled"]
+__all__ = ["Compiled", "as_sqlalchemy", "is_heard"]
 
 _sql_logger = logging.getLogger("sqlalchemy.engine.Engine")
+_OF_STATEMENTS = ("before_cursor_execute", "after_cursor_execute", "before_execute", "after_execute")
 
 
 class Compiled:
@@ -44,7 +45,7 @@ class Compiled:
         Raises what SQLAlchemy would.
         """
         dialect = connection.dialect
-        if dialect.driver != "psycopg" or _is_heard(connection):
+        if dialect.driver != "psycopg" or is_heard(connection):
             return connection.execute(self._statement, parameters).all()
         text, given = self._text(connection)
         if not connection.in_transaction():
@@ -55,7 +56,7 @@ class Compiled:
             rows: Sequence[tuple[Any, ...]] = cursor.fetchall()
             return rows
         except dialect.loaded_dbapi.Error as error:
-            raise _as_sqlalchemy(error, text, parameters, connection, cursor) from error
+            raise as_sqlalchemy(error, text, parameters, connection) from error
         finally:
             cursor.close()
 
@@ -71,15 +72,15 @@ class Compiled:
         return text
 
 
-def _is_heard(connection: Connection) -> bool:
-    """Whether somebody is to be told of the statements of this connection, or of their errors."""
+def is_heard(connection: Connection, *events: str) -> bool:
+    """Whether somebody is to be told of the statements of this connection, of their errors, or of these `events`."""
     of_dialect = connection.dialect.dispatch
     return bool(
         of_dialect.do_execute
         or of_dialect.handle_error
         or connection.engine.echo
         or _sql_logger.isEnabledFor(logging.INFO)
-        or (_may_be_heard(connection) and _has_listeners(connection))
+        or (_may_be_heard(connection) and _has_listeners(connection, *events))
     )
 
 
@@ -89,19 +90,14 @@ def _may_be_heard(connection: Connection) -> bool:
     return bool(getattr(connection, "_has_events", True) or getattr(engine, "_has_events", True))
 
 
-def _has_listeners(connection: Connection) -> bool:
-    events = connection.dispatch
-    return bool(
-        events.before_cursor_execute or events.after_cursor_execute or events.before_execute or events.after_execute
-    )
+def _has_listeners(connection: Connection, *events: str) -> bool:
+    return any(getattr(connection.dispatch, name) for name in (*_OF_STATEMENTS, *events))
 
 
-def _as_sqlalchemy(
-    error: Exception, text: str, parameters: Mapping[str, Any], connection: Connection, cursor: Any
-) -> BaseException:
+def as_sqlalchemy(error: Exception, text: str, parameters: Mapping[str, Any], connection: Connection) -> BaseException:
     """The error that Core would raise. A broken connection is invalidated; Core would do so with its whole pool."""
     dialect: Dialect = connection.dialect
-    broken = dialect.is_disconnect(error, connection.connection, cursor)  # type: ignore[arg-type]
+    broken = dialect.is_disconnect(error, connection.connection, None)  # type: ignore[arg-type]
     if broken:
         connection.invalidate(error)
     return DBAPIError.instance(

@@ -71,6 +71,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             f"SELECT, DELETE, UPDATE ({_WRITTEN_BY_WORKERS}) ON TABLE {{schema}}.job",
             "SELECT, INSERT, DELETE, UPDATE (seen_at) ON TABLE {schema}.worker",
             "SELECT, UPDATE ON SEQUENCE " + ", ".join(f"{{schema}}.gate_{gate}" for gate in (*range(GATES), "any")),
+            "EXECUTE ON FUNCTION {schema}.complete_job(bigint, integer, double precision, text)",
         ),
         Can.READ: (*_ALL, *_LOOK),
         Can.ADMIN: (

@@ -80,6 +80,25 @@ UP = (
     RETURN CASE WHEN pg_catalog.starts_with(given, '+') THEN pg_catalog.now() + given::pg_catalog.interval
                 ELSE given::pg_catalog.timestamptz END
     """,
+    # How a handler's transaction completes its job. It raises where the claim is no longer valid, so that the COMMIT that comes
+    # in the same message is not executed. The server keeps its plan. Parameters by number: no column is ever meant by them.
+    """
+    CREATE FUNCTION {schema}.complete_job(id bigint, claims integer, retain double precision, worker text) RETURNS void
+    LANGUAGE plpgsql AS $body$
+    BEGIN
+        UPDATE {schema}.job AS held
+        SET status = 'completed',
+            lease_expires_at = NULL,
+            finished_at = statement_timestamp(),
+            purge_at = statement_timestamp() + $3 * interval '1 second',
+            result = NULL
+        WHERE held.id = $1 AND held.claims = $2 AND held.worker = $4 AND held.status = 'running';
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'job %: its claim was lost', $1 USING ERRCODE = 'SJQ01';
+        END IF;
+    END
+    $body$
+    """,
     # A gate is a sequence used as a cell outside transactions: the second of the epoch until which a worker wants
     # to be woken. A row would collect dead versions under a held snapshot and slow every enqueue.
     *(_GATE.format(gate=gate) for gate in range(GATES)),
@@ -130,6 +149,7 @@ UP = (
 DOWN = (
     "DROP TABLE {schema}.job",
     "DROP TABLE {schema}.worker",
+    "DROP FUNCTION {schema}.complete_job(bigint, integer, double precision, text)",
     "DROP FUNCTION {schema}.job_wake()",
     "DROP FUNCTION {schema}.due_at(text)",
     "DROP SEQUENCE {schema}.gate_any",

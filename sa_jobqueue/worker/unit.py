@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, NoReturn
 from weakref import WeakSet
 
@@ -22,13 +21,12 @@ from ..lifecycle import Change
 from ..models import SCHEMA, Job
 from ..operations import Answer, fault_of, kept_for_now
 from ..urls import same_database
+from . import direct
 
 __all__ = ["Unit"]
 
 logger = logging.getLogger(__name__)
 
-#: `psycopg.pq.TransactionStatus.IDLE`; psycopg is not to be imported with the package.
-_IDLE = 0
 _NO_MAP: Mapping[str | None, str | None] = {}
 #: An engine with other ones than ours is another transaction's.
 _OF_TRANSACTIONS = ("isolation_level", "postgresql_readonly", "postgresql_deferrable")
@@ -205,7 +203,7 @@ class Unit:
 
     def _begin(self, connection: Connection) -> None:
         connection.begin()
-        _say_begin(connection)
+        direct.begin(connection)
         if self._idle is not None:
             value = f"{int(self._idle * 1000)}ms"
             connection.execute(select(func.set_config("idle_in_transaction_session_timeout", value, True)))
@@ -230,18 +228,32 @@ class Unit:
             if given is not self._options:  # by the handler, for its own statements
                 translate = self._options.get("schema_translate_map")
                 connection.execution_options(schema_translate_map=translate, stream_results=False, yield_per=None)
-            answer = self._write(connection, change)
-            if answer is not Answer.APPLIED:
+            command = self._command(connection, change)
+            if command is None and (answer := self._write(connection, change)) is not Answer.APPLIED:
                 return answer
             if given is not self._options:  # listeners are the handler's
                 connection.execution_options(schema_translate_map=given.get("schema_translate_map"))
             if session.in_transaction():
                 session.commit()
             self._closed = True  # from here on a task or thread that was left behind may begin nothing
+            if command is not None and not direct.commit(connection, command):
+                return Answer.LOST
             connection.commit()
-            return answer
+            return Answer.APPLIED
         finally:
             self.close()
+
+    def _command(self, connection: Connection, change: Change) -> str | None:
+        """What writes `change` and commits, after the session's own commit(); None: the change is to be written before.
+
+        Who hears of that commit by a listener, or overrides it, is not to hear of one that a lost claim undoes.
+        """
+        session = self.session
+        if self._worker is None or "commit" in vars(session) or type(session).commit is not Session.commit:
+            return None
+        if session.dispatch.before_commit or session.dispatch.after_commit:
+            return None
+        return direct.command(connection, change, worker=self._worker, job=self._job)
 
     def _write(self, connection: Connection, change: Change) -> Answer:
         """Write `change`; a row that it should delete, and that cannot be deleted, is kept for now."""
@@ -281,26 +293,6 @@ class Unit:
         for name in ("close", "reset"):
             vars(session).pop(name, None)
         vars(session).update(self._own)
-
-
-def _say_begin(connection: Connection) -> None:
-    """BEGIN, by one call of libpq's, on a connection of a thread's.
-
-    psycopg would say it before the first statement, in steps, and give up Python's lock at each. With 32 threads and one
-    INSERT a job, the system switches between them 14 times a job by this, else 19. What goes wrong here goes wrong again
-    with that statement.
-    """
-    dialect = connection.dialect
-    if dialect.driver != "psycopg" or dialect.is_async:
-        return
-    raw: Any = connection.connection.dbapi_connection
-    if raw.autocommit or (raw.isolation_level, raw.read_only, raw.deferrable) != (None, None, None):
-        return  # psycopg knows what to say
-    with raw.lock, suppress(dialect.loaded_dbapi.Error):
-        if raw.pgconn.transaction_status == _IDLE:
-            result = raw.pgconn.exec_(b"BEGIN")
-            if error := result.error_message:
-                logger.warning("a handler's connection: %s", error.decode(errors="replace").strip())
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:

@@ -19,6 +19,7 @@ from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import Change, Event
 from sa_jobqueue.models import Job
 from sa_jobqueue.operations import Answer, Renewal
+from sa_jobqueue.worker import direct
 from sa_jobqueue.worker.unit import Unit
 from tests.faults.workload import registry
 
@@ -59,6 +60,7 @@ def remove_the_fence() -> None:
     """A completion does not look whether its claim is still valid, nor does a renewal."""
     operations.apply, operations.apply_one = _complete_regardless, _complete_one_regardless
     operations.renew = _renew_regardless
+    direct.command = lambda *_, **__: None
 
 
 def remove_the_fence_of_batches() -> None:
