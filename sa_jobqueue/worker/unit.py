@@ -85,7 +85,7 @@ class Unit:
         self._own: dict[str, Any] = {name: vars(session)[name] for name in ("close", "reset") if name in vars(session)}
         self._root: SessionTransaction | None = None
         # The handler's own commit() ends nothing, and its rollback() undoes what it wrote. SAVEPOINT and RELEASE would
-        # be two of six round trips, so there is none before the handler has committed something: see `_join`.
+        # be two more round trips, so there is none before the handler has committed something: see `_join`.
         session.join_transaction_mode = "rollback_only"
         session.get_bind = self._bind  # type: ignore[method-assign]
         # By itself a session leaves a transaction that it has joined as it is.
