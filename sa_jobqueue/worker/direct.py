@@ -32,8 +32,8 @@ _MAY = text(
 _PARAMETERS = "(bigint,integer,double precision,text)"
 #: The SQLSTATE by which the schema's function says that the claim is no longer valid.
 _LOST = "SJQ01"
-#: SQLSTATEs of a function that is not there any more, and of one that this role may no longer call.
-_GONE = frozenset({"42883", "42501"})
+#: SQLSTATEs of a function that is not there any more, that this role may no longer call, or whose schema was renamed.
+_GONE = frozenset({"42883", "42501", "42P01"})
 #: Whether a pool's connections may call the function, by its name; and the lock of who asks for it.
 _known: WeakKeyDictionary[Pool, dict[str, bool]] = WeakKeyDictionary()
 _asking = Lock()
@@ -89,8 +89,7 @@ def commit(connection: Connection, command: str) -> bool:
         if error.sqlstate == _LOST:
             return False
         if error.sqlstate in _GONE:
-            with _asking:
-                _known.pop(connection.engine.pool, None)  # to be asked again
+            _known[connection.engine.pool] = {_function(connection): False}
         raise as_sqlalchemy(error, command, {}, connection) from error
     return True
 

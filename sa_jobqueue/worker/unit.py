@@ -49,6 +49,7 @@ class Unit:
         "_opening",
         "_options",
         "_original",
+        "_others",
         "_own",
         "_pool",
         "_root",
@@ -75,7 +76,7 @@ class Unit:
         self._database = database if self._engine is None else self._engine.url
         self._translate, self._idle = translate or {}, idle
         self._worker, self._job = worker, job
-        self._opening = self._closed = self._altered = False
+        self._opening = self._closed = self._altered = self._others = False
         self._pool: Pool | None = None
         self.connection: Connection | None = None
         self.session = session
@@ -112,6 +113,7 @@ class Unit:
             elsewhere = None
         engine = self._engine if elsewhere is None else elsewhere.engine
         if elsewhere is not None and not self._is_ours(elsewhere.engine):
+            self._others = True
             return elsewhere
         if self._closed:
             _refuse()
@@ -246,12 +248,17 @@ class Unit:
     def _command(self, connection: Connection, change: Change) -> str | None:
         """What writes `change` and commits, after the session's own commit(); None: the change is to be written before.
 
-        Who hears of that commit by a listener, or overrides it, is not to hear of one that a lost claim undoes.
+        Who hears of that commit by a listener, or overrides it, is not to hear of one that a lost claim undoes; nor is what
+        the session writes by other engines to be committed by it.
         """
         session = self.session
-        if self._worker is None or "commit" in vars(session) or type(session).commit is not Session.commit:
+        if self._worker is None or self._others or "commit" in vars(session):
             return None
-        if session.dispatch.before_commit or session.dispatch.after_commit:
+        if (
+            type(session).commit is not Session.commit
+            or session.dispatch.before_commit
+            or session.dispatch.after_commit
+        ):
             return None
         return direct.command(connection, change, worker=self._worker, job=self._job)
 

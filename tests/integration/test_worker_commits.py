@@ -237,6 +237,39 @@ def test_who_logs_statements_sees_the_completion(
     assert (counted(notes), said) == (1, [])
 
 
+def test_what_a_session_writes_by_other_engines_is_not_committed_where_the_claim_was_lost(
+    notes: Engine, url: str, made: Callable[..., Registry]
+) -> None:
+    other = create_engine(url)
+
+    def lose(session: Session, id: int) -> None:
+        session.execute(text(NOTE), bind_arguments={"bind": other})
+        with notes.begin() as connection:
+            connection.execute(text("DELETE FROM sa_jobqueue.job"))
+
+    add_one(notes, enqueue("writes"))
+    drain(url, made(NOTE, then=lose))
+    other.dispose()
+    assert counted(notes) == 0
+
+
+def test_where_the_schema_was_renamed_one_attempt_is_lost(
+    empty_database_url: str, made: Callable[..., Registry], said: list[str]
+) -> None:
+    """The function's text has the old name."""
+    own = create_engine(empty_database_url, execution_options={"schema_translate_map": {"sa_jobqueue": "new"}})
+    upgrade_database(own, schema="old")
+    with own.begin() as connection:
+        connection.execute(text("ALTER SCHEMA old RENAME TO new"))
+        connection.execute(text("CREATE TABLE note (n integer)"))
+    ids = add(own, *[enqueue("writes") for _ in range(3)])
+    drain(own, made(NOTE, retry=RetryPolicy(base=0)), queues={"default": 1})
+    jobs = [job_of(own, id) for id in ids]
+    assert {job.status for job in jobs} == {JobStatus.COMPLETED}
+    assert (sum(job.attempt for job in jobs), counted(own), len(said)) == (4, 3, 1)
+    own.dispose()
+
+
 def test_what_is_refused_at_the_commit_fails_the_attempt(
     notes: Engine, url: str, made: Callable[..., Registry], said: list[str]
 ) -> None:
