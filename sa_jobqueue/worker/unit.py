@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 _NO_MAP: Mapping[str | None, str | None] = {}
 #: An engine with other ones than ours is another transaction's.
 _OF_TRANSACTIONS = ("isolation_level", "postgresql_readonly", "postgresql_deferrable")
+#: How a session joins our transaction, so that its commit() does not end it.
+_JOINED = frozenset({"rollback_only", "create_savepoint"})
 #: Engines that were warned of.
 _WARNED: WeakSet[Engine] = WeakSet()
 
@@ -260,6 +262,8 @@ class Unit:
             or session.dispatch.after_commit
         ):
             return None
+        if session.join_transaction_mode not in _JOINED:
+            return None  # the handler has set it, and its commit() may end our transaction
         return direct.command(connection, change, worker=self._worker, job=self._job)
 
     def _write(self, connection: Connection, change: Change) -> Answer:

@@ -253,6 +253,21 @@ def test_what_a_session_writes_by_other_engines_is_not_committed_where_the_claim
     assert counted(notes) == 0
 
 
+def test_a_session_that_is_to_commit_by_itself_keeps_nothing_where_the_claim_was_lost(
+    notes: Engine, url: str, made: Callable[..., Registry]
+) -> None:
+    def lose(session: Session, id: int) -> None:
+        session.rollback()
+        session.join_transaction_mode = "control_fully"
+        session.execute(text(NOTE))
+        with notes.begin() as connection:
+            connection.execute(text("DELETE FROM sa_jobqueue.job"))
+
+    add_one(notes, enqueue("writes"))
+    drain(url, made(NOTE, then=lose))
+    assert counted(notes) == 0
+
+
 def test_where_the_schema_was_renamed_one_attempt_is_lost(
     empty_database_url: str, made: Callable[..., Registry], said: list[str]
 ) -> None:
