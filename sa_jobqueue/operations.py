@@ -84,6 +84,7 @@ __all__ = [
     "prune_first",
     "release_unknown",
     "renew",
+    "schema_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -477,15 +478,15 @@ def _refuse_soon(connection: Connection, seconds: float | None) -> None:
 
 def listen_for(connection: Connection, queues: Sequence[str], *, seconds: float, job: type[Job] = Job) -> None:
     """Ask to be woken for `queues` during the next `seconds`."""
-    connection.execute(open_gates(queues=queues, seconds=seconds, schema=_schema(connection, job)))
+    connection.execute(open_gates(queues=queues, seconds=seconds, schema=schema_of(connection, job)))
 
 
 def channel(connection: Connection, *, job: type[Job] = Job) -> str:
     """The channel on which wake-ups come."""
-    return str(connection.scalar(channel_of(table=job.__tablename__, schema=_schema(connection, job))))
+    return str(connection.scalar(channel_of(table=job.__tablename__, schema=schema_of(connection, job))))
 
 
-def _schema(connection: Connection, job: type[Job]) -> str:
+def schema_of(connection: Connection, job: type[Job]) -> str:
     """The schema where this connection finds the table."""
     translated = connection.schema_for_object(job.__table__)  # type: ignore[arg-type]
     return translated or str(connection.dialect.default_schema_name)

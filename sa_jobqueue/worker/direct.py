@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,7 +17,9 @@ from sqlalchemy import Connection, Pool, text
 
 from ..compiled import as_sqlalchemy, is_heard
 from ..lifecycle import Change
-from ..models import SCHEMA, Job
+from ..migrations.steps import quote
+from ..models import Job
+from ..operations import schema_of
 
 __all__ = ["begin", "command", "commit"]
 
@@ -25,18 +28,27 @@ logger = logging.getLogger(__name__)
 #: Of `psycopg.pq`'s TransactionStatus and PipelineStatus; psycopg is not to be imported with the package.
 _IDLE, _IN_TRANSACTION, _NO_PIPELINE = 0, 2, 0
 
+#: The function's text names the table: not this one, if a schema was renamed.
 _MAY = text(
-    "SELECT coalesce(pg_catalog.has_function_privilege("
-    "pg_catalog.to_regprocedure(CAST(:function AS text)), 'EXECUTE'), false)"
+    "SELECT pg_catalog.has_function_privilege(oid, 'EXECUTE') AND pg_catalog.strpos(prosrc, :table) > 0 "
+    "FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure(CAST(:function AS text))"
 )
 _PARAMETERS = "(bigint,integer,double precision,text)"
 #: The SQLSTATE by which the schema's function says that the claim is no longer valid.
 _LOST = "SJQ01"
-#: SQLSTATEs of a function that is not there any more, that this role may no longer call, or whose schema was renamed.
-_GONE = frozenset({"42883", "42501", "42P01"})
-#: Whether a pool's connections may call the function, by its name; and the lock of who asks for it.
-_known: WeakKeyDictionary[Pool, dict[str, bool]] = WeakKeyDictionary()
-_asking = Lock()
+#: SQLSTATEs of a function that is not there any more, or that this role may no longer call.
+_GONE = frozenset({"42883", "42501"})
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Whether a pool's connections may call the function, by its schema; and the lock of who asks."""
+
+    may_call: dict[str, bool] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+
+
+_asked: WeakKeyDictionary[Pool, _Asked] = WeakKeyDictionary()
 
 
 def begin(connection: Connection) -> None:
@@ -65,11 +77,11 @@ def command(connection: Connection, change: Change, *, worker: str, job: type[Jo
         return None
     if (raw.pgconn.transaction_status, raw.pgconn.pipeline_status) != (_IN_TRANSACTION, _NO_PIPELINE):
         return None
-    function = _function(connection)
-    if not _may_call(connection, function):
+    schema = quote(schema_of(connection, job))
+    if not _may_call(connection, schema):
         return None
     retain = "NULL" if change.retain is None else repr(float(change.retain))
-    return f"SELECT {function}({change.id}, {change.claims}, {retain}, '{worker}'); COMMIT"
+    return f"SELECT {schema}.complete_job({change.id}, {change.claims}, {retain}, '{worker}'); COMMIT"
 
 
 def commit(connection: Connection, command: str) -> bool:
@@ -81,40 +93,43 @@ def commit(connection: Connection, command: str) -> bool:
     try:
         with raw.lock:
             result = raw.pgconn.exec_(command.encode(raw.info.encoding))
-        if raw.closed:
-            raise dbapi.OperationalError(result.error_message.decode(raw.info.encoding, "replace"))
+        if raw.closed:  # the result has what came last; the server's reason, if it gave one, came before
+            raise dbapi.OperationalError(raw.pgconn.error_message.decode(raw.info.encoding, "replace").strip())
         if result.error_message:
             raise dbapi.errors.error_from_result(result, raw.info.encoding)
     except dbapi.Error as error:
         if error.sqlstate == _LOST:
             return False
         if error.sqlstate in _GONE:
-            _known[connection.engine.pool] = {_function(connection): False}
+            _asked.pop(connection.engine.pool, None)
         raise as_sqlalchemy(error, command, {}, connection) from error
+    try:
+        connection.commit()  # SQLAlchemy's and the driver's part: the server has nothing to do any more
+    except Exception as error:
+        logger.warning("a handler's connection is closed, after the commit: %s", error)
+        connection.invalidate()
     return True
 
 
-def _may_call(connection: Connection, function: str) -> bool:
+def _may_call(connection: Connection, schema: str) -> bool:
     """Whether it is there, and this role may call it. Asked once for each pool."""
-    pool = connection.engine.pool
-    if (may := _known.get(pool, {}).get(function)) is None:
-        with _asking:
-            known = _known.setdefault(pool, {})
-            if (may := known.get(function)) is None:
-                may = known[function] = bool(connection.scalar(_MAY, {"function": function + _PARAMETERS}))
+    asked = _asked.setdefault(connection.engine.pool, _Asked())
+    if (may := asked.may_call.get(schema)) is None:
+        with asked.lock:
+            if (may := asked.may_call.get(schema)) is None:
+                given = {"function": f"{schema}.complete_job{_PARAMETERS}", "table": f" {schema}.job "}
+                may = asked.may_call[schema] = bool(connection.scalar(_MAY, given))
     return may
 
 
-def _function(connection: Connection) -> str:
-    """The name of the schema's function that completes a job, for this connection."""
-    schemas = connection.get_execution_options().get("schema_translate_map") or {}
-    schema = str(schemas.get(SCHEMA, SCHEMA) or connection.dialect.default_schema_name)
-    return '"' + schema.replace('"', '""') + '".complete_job'
-
-
 def _thread_connection(connection: Connection) -> Any:
-    """The psycopg connection of a thread's; None where it is another driver's, or a task's of an event loop."""
+    """The psycopg connection of a thread's; None where it is another driver's, or a task's of an event loop.
+
+    Or where somebody, who counts or traces statements perhaps, has put a class in place of psycopg's.
+    """
     dialect = connection.dialect
     if dialect.driver != "psycopg" or dialect.is_async:
         return None
-    return connection.connection.dbapi_connection
+    raw: Any = connection.connection.dbapi_connection
+    dbapi = dialect.loaded_dbapi
+    return raw if type(raw) is dbapi.Connection and raw.cursor_factory is dbapi.Cursor else None

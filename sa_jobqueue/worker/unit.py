@@ -240,8 +240,8 @@ class Unit:
             if session.in_transaction():
                 session.commit()
             self._closed = True  # from here on a task or thread that was left behind may begin nothing
-            if command is not None and not direct.commit(connection, command):
-                return Answer.LOST
+            if command is not None:
+                return Answer.APPLIED if direct.commit(connection, command) else Answer.LOST
             connection.commit()
             return Answer.APPLIED
         finally:
@@ -254,13 +254,9 @@ class Unit:
         the session writes by other engines to be committed by it.
         """
         session = self.session
-        if self._worker is None or self._others or "commit" in vars(session):
-            return None
-        if (
-            type(session).commit is not Session.commit
-            or session.dispatch.before_commit
-            or session.dispatch.after_commit
-        ):
+        overridden = "commit" in vars(session) or type(session).commit is not Session.commit
+        heard = session.dispatch.before_commit or session.dispatch.after_commit
+        if self._worker is None or self._others or overridden or heard:
             return None
         if session.join_transaction_mode not in _JOINED:
             return None  # the handler has set it, and its commit() may end our transaction

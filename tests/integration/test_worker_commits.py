@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text, update
 from sqlalchemy.orm import Session, sessionmaker
@@ -14,7 +15,7 @@ from sa_jobqueue import Job, JobContext, JobStatus, Registry, RetryPolicy, enque
 from sa_jobqueue.grants import Can, grant_statements
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.worker import direct
-from tests.support.databases import cut_line, driver_url
+from tests.support.databases import connect, cut_line, driver_url
 from tests.support.working import add, add_one, drain, job_of
 
 NOTE = "INSERT INTO note VALUES (1)"
@@ -268,20 +269,23 @@ def test_a_session_that_is_to_commit_by_itself_keeps_nothing_where_the_claim_was
     assert counted(notes) == 0
 
 
-def test_where_the_schema_was_renamed_one_attempt_is_lost(
-    empty_database_url: str, made: Callable[..., Registry], said: list[str]
+@pytest.mark.parametrize("again", [False, True], ids=["renamed", "and another one made"])
+def test_where_the_schema_was_renamed_the_statement_does_it(
+    empty_database_url: str, made: Callable[..., Registry], said: list[str], again: bool
 ) -> None:
-    """The function's text has the old name."""
+    """The function's text has the old name, and would ask in another schema."""
     own = create_engine(empty_database_url, execution_options={"schema_translate_map": {"sa_jobqueue": "new"}})
     upgrade_database(own, schema="old")
     with own.begin() as connection:
         connection.execute(text("ALTER SCHEMA old RENAME TO new"))
         connection.execute(text("CREATE TABLE note (n integer)"))
+    if again:
+        upgrade_database(own, schema="old")
     ids = add(own, *[enqueue("writes") for _ in range(3)])
-    drain(own, made(NOTE, retry=RetryPolicy(base=0)), queues={"default": 1})
+    drain(own, made(NOTE, retry=NEVER), queues={"default": 1})
     jobs = [job_of(own, id) for id in ids]
-    assert {job.status for job in jobs} == {JobStatus.COMPLETED}
-    assert (sum(job.attempt for job in jobs), counted(own), len(said)) == (4, 3, 1)
+    assert {(job.status, job.attempt) for job in jobs} == {(JobStatus.COMPLETED, 1)}
+    assert (counted(own), said) == (3, [])
     own.dispose()
 
 
@@ -330,6 +334,26 @@ def test_a_line_that_breaks_at_the_commit_loses_nothing(
     assert (job.status, job.attempt, counted(notes)) == (JobStatus.COMPLETED, 2, 1)
     assert job.errors[-1]["type"] == "sqlalchemy.exc.OperationalError"
     assert len(cuts) == 1
+
+
+def test_the_servers_reason_for_ending_a_connection_is_told(
+    notes: Engine, url: str, made: Callable[..., Registry], said: list[str]
+) -> None:
+    """It comes before the end of the line, which is what libpq tells last."""
+    ends = (
+        "CREATE FUNCTION pg_temp.end_it() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN new; END'",
+        "CREATE TEMP TABLE ended (n integer)",
+        "CREATE CONSTRAINT TRIGGER ends AFTER INSERT ON ended DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION pg_temp.end_it()",
+        "INSERT INTO ended VALUES (1)",
+    )
+    id = add_one(notes, enqueue("writes"))
+    drain(url, made(NOTE, *ends, retry=NEVER))
+    job = job_of(notes, id)
+    assert (job.status, job.errors[-1]["type"]) == (JobStatus.FAILED, "sqlalchemy.exc.OperationalError")
+    assert "terminating connection due to administrator command" in job.errors[-1]["message"]
+    assert (counted(notes), len(said)) == (0, 1)
 
 
 @pytest.mark.parametrize("swallowed", [True, False])
@@ -430,6 +454,58 @@ def test_a_connection_that_the_handler_has_changed(
     ids = add(notes, *[enqueue("writes") for _ in range(4)])
     drain(url, made(NOTE, then=change, retry=NEVER), queues={"default": 1})
     assert ({job_of(notes, id).status for id in ids}, counted(notes)) == ({JobStatus.COMPLETED}, 4)
+
+
+def test_after_the_commit_the_attempt_has_not_failed_whatever_the_driver_says(
+    notes: Engine, url: str, made: Callable[..., Registry], said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """psycopg refuses a commit() inside a `transaction()`: the handler left one open."""
+
+    left: list[Any] = []
+
+    def leave_open(session: Session, id: int) -> None:
+        raw: Any = session.connection().connection.driver_connection
+        left.append(raw.transaction())
+        left[-1].__enter__()
+
+    ids = add(notes, *[enqueue("writes") for _ in range(4)])
+    worker = drain(url, made(NOTE, then=leave_open, retry=NEVER), queues={"default": 1})
+    jobs = [job_of(notes, id) for id in ids]
+    assert {(job.status, len(job.errors)) for job in jobs} == {(JobStatus.COMPLETED, 0)}
+    assert (counted(notes), worker.counts["complete"], len(said)) == (4, 4, 4)
+    assert caplog.text.count("after the commit: ") == 4
+
+
+@pytest.mark.parametrize("given", ["a connection's class", "a cursor's class"])
+def test_whose_classes_hear_of_statements_hear_of_the_completion(
+    notes: Engine, url: str, made: Callable[..., Registry], said: list[str], given: str
+) -> None:
+    heard: list[str] = []
+
+    class HeardCursor(psycopg.Cursor[Any]):
+        def execute(self, query: Any, *args: Any, **options: Any) -> Any:
+            heard.append(str(query))
+            return super().execute(query, *args, **options)
+
+    class HeardConnection(psycopg.Connection[Any]):
+        def commit(self) -> None:
+            heard.append("commit")
+            super().commit()
+
+    def change(session: Session, id: int) -> None:
+        raw: Any = session.connection().connection.driver_connection
+        raw.cursor_factory = HeardCursor
+
+    own = create_engine(url, creator=lambda: connect(url, HeardConnection))
+    id = add_one(notes, enqueue("writes"))
+    if given == "a connection's class":
+        drain(url, made(NOTE), sessionmaker=sessionmaker(own))
+        assert "commit" in heard
+    else:
+        drain(url, made(NOTE, then=change))
+        assert any("completed" in one for one in heard)
+    own.dispose()
+    assert (job_of(notes, id).status, counted(notes), said) == (JobStatus.COMPLETED, 1, [])
 
 
 @pytest.mark.parametrize("when", ["at the completion", "at the commit"])

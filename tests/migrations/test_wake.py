@@ -341,7 +341,7 @@ class TestLeastPrivilege:
             "FROM pg_proc WHERE pronamespace = 'sa_jobqueue'::regnamespace ORDER BY proname"
         ).fetchall()
         assert found == [
-            ("complete_job", False, None, True),
+            ("complete_job", False, ["enable_seqscan=off"], True),
             ("due_at", False, None, True),
             ("job_wake", True, ["search_path=pg_catalog, pg_temp"], False),
         ]

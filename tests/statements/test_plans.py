@@ -255,6 +255,25 @@ def test_the_time_of_a_batch_grows_with_its_size_not_with_its_square(statements:
     assert looked_at <= 1_001, plan
 
 
+def test_completing_by_the_function_reads_what_it_writes(databases: Databases) -> None:
+    """Also when its plan was made while the table was one page, on a connection without the worker's settings."""
+    name = databases.new_name()
+    engine = create_engine(databases.create(name))
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO sa_jobqueue.job (task, status, worker, claims) "
+            "SELECT 'a_task', 'running', 'me', 1 FROM generate_series(1, 20)"
+        )
+    vacuum(engine)
+    with engine.begin() as connection:
+        for id in range(1, 21):
+            connection.exec_driver_sql(f"SELECT sa_jobqueue.complete_job({id}, 1, 60, 'me')")
+        read = "SELECT seq_scan, idx_scan FROM pg_stat_xact_user_tables WHERE relid = 'sa_jobqueue.job'::regclass"
+        assert connection.exec_driver_sql(read).one() == (0, 20)
+    engine.dispose()
+    databases.drop(name)
+
+
 #: What a first draft would look like.
 UPDATE_FROM = text(
     "UPDATE sa_jobqueue.job SET lease_expires_at = now() "

@@ -79,10 +79,10 @@ class Databases:
         )
 
 
-def connect(url: str) -> psycopg.Connection:
+def connect(url: str, kind: type[psycopg.Connection[Any]] = psycopg.Connection) -> psycopg.Connection[Any]:
     """Open a plain psycopg connection in autocommit from a SQLAlchemy URL."""
     parts = make_url(url).translate_connect_args(username="user", database="dbname") | dict(make_url(url).query)
-    return psycopg.connect(**parts, autocommit=True)
+    return kind.connect(**parts, autocommit=True)
 
 
 def driver_url(url: str, driver: str) -> str:
