@@ -154,7 +154,7 @@ def test_a_worker_is_killed_only_when_it_is_known_which_process_that_is(database
                 watcher.execute(
                     "SELECT pid, query_start FROM pg_stat_activity WHERE query LIKE '%sum(%.rescues)%'"
                     " AND datname = current_database() AND pid <> pg_backend_pid() AND EXISTS (SELECT FROM pg_locks"
-                    f" WHERE relation = '{SCHEMA}.module'::regclass AND mode = 'ShareLock' AND granted)"
+                    f" WHERE relation = to_regclass('{SCHEMA}.module') AND mode = 'ShareLock' AND granted)"
                 )
             )
             return len(looks) >= 4 or command.process.poll() is not None
