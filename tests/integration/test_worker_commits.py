@@ -340,16 +340,16 @@ def test_the_servers_reason_for_ending_a_connection_is_told(
     notes: Engine, url: str, made: Callable[..., Registry], said: list[str]
 ) -> None:
     """It comes before the end of the line, which is what libpq tells last."""
-    ends = (
-        "CREATE FUNCTION pg_temp.end_it() RETURNS trigger LANGUAGE plpgsql AS "
-        "'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN new; END'",
-        "CREATE TEMP TABLE ended (n integer)",
-        "CREATE CONSTRAINT TRIGGER ends AFTER INSERT ON ended DEFERRABLE INITIALLY DEFERRED "
-        "FOR EACH ROW EXECUTE FUNCTION pg_temp.end_it()",
-        "INSERT INTO ended VALUES (1)",
-    )
+    ends = """
+        CREATE FUNCTION pg_temp.end_it() RETURNS trigger LANGUAGE plpgsql
+            AS 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN new; END';
+        CREATE TEMP TABLE ended (n integer);
+        CREATE CONSTRAINT TRIGGER ends AFTER INSERT ON ended DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION pg_temp.end_it();
+        INSERT INTO ended VALUES (1)
+    """
     id = add_one(notes, enqueue("writes"))
-    drain(url, made(NOTE, *ends, retry=NEVER))
+    drain(url, made(NOTE, ends, retry=NEVER))
     job = job_of(notes, id)
     assert (job.status, job.errors[-1]["type"]) == (JobStatus.FAILED, "sqlalchemy.exc.OperationalError")
     assert "terminating connection due to administrator command" in job.errors[-1]["message"]
