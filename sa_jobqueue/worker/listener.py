@@ -114,6 +114,7 @@ class Listener:
         """Sleep until there is something to read or to ask, or the end: to look now and then would cost an idle worker
         more than all else.
         """
+        raw.add_notify_handler(lambda notification: self._heard(notification.payload))  # those that come with an answer
         asked = monotonic()
         rung, bell = socket.socketpair()
         with rung, bell, selectors.DefaultSelector() as selector:
@@ -121,8 +122,7 @@ class Listener:
             selector.register(rung, selectors.EVENT_READ)
             self._bell = bell
             while not self._end.is_set():
-                for notification in raw.notifies(timeout=0, stop_after=1):  # what came with it, and no second look
-                    self._heard(notification.payload)
+                self._hear(raw)
                 if monotonic() - asked < _PING:
                     selector.select(max(asked + _PING - monotonic(), 0.0))
                     continue
@@ -132,3 +132,9 @@ class Listener:
                 if current != channel:
                     return  # the table was made anew; so is the subscription
                 asked = monotonic()
+
+    def _hear(self, raw: psycopg.Connection) -> None:
+        """What has come. psycopg's `notifies()` would ask the system for it once more, which it has said just now."""
+        raw.pgconn.consume_input()
+        while (notification := raw.pgconn.notifies()) is not None:
+            self._heard(notification.extra.decode(raw.info.encoding))

@@ -176,7 +176,7 @@ class Service:
             if self._ending and not hurried:
                 hurried = True
                 self._writer.hurry()
-            if not busy:
+            if not busy or not len(self._writer):  # where a claim is due at once, there is no pause
                 self._wake.wait(self._pause())
             self._gather()
         if self._connection is not None:
