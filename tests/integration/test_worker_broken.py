@@ -522,6 +522,27 @@ def test_a_schema_that_was_dropped_and_made_anew(
         wait_until(lambda: set(statuses(engine)) == {"completed"})
 
 
+def test_a_wake_up_that_comes_with_the_answer_of_a_ping_is_heard(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pooler.skip_where_deaf(url)
+    heard: list[str | None] = []
+    channel = operations.channel
+
+    def told_meanwhile(connection: Connection, **options: Any) -> str:
+        name = channel(connection, **options)
+        connection.execute(select(func.pg_notify(name, "meanwhile")))
+        return name
+
+    monkeypatch.setattr(listener, "_PING", 0.1)
+    monkeypatch.setattr(Service, "look_at", lambda self, queue: heard.append(queue))
+    with working(url, registry) as worker:
+        crew = crew_of(worker)
+        wait_until(lambda: crew.listener is not None and crew.listener.listening)
+        monkeypatch.setattr(operations, "channel", told_meanwhile)
+        wait_until(lambda: "meanwhile" in heard)
+
+
 class Lost:
     """Breaks the next service transaction after its COMMIT was done, as if the answer had been lost."""
 
