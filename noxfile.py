@@ -56,6 +56,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def slow(session: nox.Session) -> None:
+    """Run the tests that are too slow for each change: for nights and releases."""
+    install(session, "test")
+    session.run("pytest", "-m", "nightly", *in_parallel(session), *session.posargs)
+
+
+@nox.session
 def properties(session: nox.Session) -> None:
     """Search for long: thousands of random steps against the model, and every pair of operations at once."""
     install(session, "test")
