@@ -53,9 +53,12 @@ class Runners:
             else:
                 self._loop.call_soon_threadsafe(self._spawn, lane)
         except Exception as error:  # the host allows no more threads, or has no memory for one; the loop is closed
-            lane.not_coming()
-            log = logger.debug if self._loop.is_closed() else logger.error
-            log("no job of queue %r can be started just now: %r", lane.name, error)
+            self._not_coming(lane, error)
+
+    def _not_coming(self, lane: Lane, error: Exception) -> None:
+        lane.not_coming()
+        log = logger.debug if self._loop.is_closed() else logger.error
+        log("no job of queue %r can be started just now: %r", lane.name, error)
 
     def finish(self) -> None:
         """End the threads: those that wait now, the others when their handlers have come back."""
@@ -66,11 +69,26 @@ class Runners:
     # ---- coroutines
 
     def _spawn(self, lane: Lane) -> None:
-        task = self._loop.create_task(self._pull_async(lane), context=self._context.copy())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        coming = [lane]
+        runner = self._pull_async(lane, coming)
+        try:
+            # Not by `context=`, which a task factory of the application's need not take.
+            task = self._context.copy().run(self._loop.create_task, runner)
+        except Exception as error:  # a task factory's
+            runner.close()
+            self._not_coming(lane, error)
+            return
 
-    async def _pull_async(self, lane: Lane) -> None:
+        def gone(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if coming:  # a task that is cancelled at once does not even begin
+                lane.not_coming()
+
+        self._tasks.add(task)
+        task.add_done_callback(gone)
+
+    async def _pull_async(self, lane: Lane, coming: list[Lane]) -> None:
+        coming.clear()
         run, ended, clean = self._executor.run_async, self._ended, self._context
         runner = asyncio.current_task()
         assert runner is not None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextvars import ContextVar
 from queue import SimpleQueue
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -13,8 +15,10 @@ from sa_jobqueue.worker import lanes
 from sa_jobqueue.worker.flight import Flight, Kind
 from sa_jobqueue.worker.lanes import Lane
 from sa_jobqueue.worker.runners import Runners
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, wait_until_async
 from tests.unit.test_runs import flight, nothing, swallow
+
+SAID = ContextVar("SAID", default="")
 
 
 def lane(limit: int = 2, buffer: int = 0) -> tuple[Lane, list[Kind]]:
@@ -159,6 +163,65 @@ def test_a_loop_that_is_closed_leaves_nothing_called(of_the_loop: bool, monkeypa
 
     assert one._called is None
     assert one.waiting == 1
+
+
+def without_context(loop: asyncio.AbstractEventLoop, coroutine: Any) -> asyncio.Task[Any]:
+    """A task factory as they were before Python 3.11."""
+    return asyncio.Task(coroutine, loop=loop)
+
+
+async def test_a_task_factory_that_takes_no_context_costs_no_queue_its_runners() -> None:
+    """The application has set it; runners begin with the context variables of the worker's start all the same."""
+    ran: list[tuple[Flight, str]] = []
+
+    async def run(flight: Flight, _: object) -> None:
+        ran.append((flight, SAID.get()))
+
+    SAID.set("the worker's start")
+    runners = Runners(asyncio.get_running_loop(), executor=Mock(run_async=run), ended=Mock())
+    SAID.set("later")
+    asyncio.get_running_loop().set_task_factory(without_context)
+    one, job = Lane("default", 2, buffer=0, call=runners.call), flight(swallow)
+
+    one.feed([job])
+    await wait_until_async(lambda: ran)
+
+    assert ran == [(job, "the worker's start")]
+
+
+def refuses(loop: asyncio.AbstractEventLoop, coroutine: Any, **_: Any) -> Any:
+    raise RuntimeError("no task")
+
+
+def cancels(loop: asyncio.AbstractEventLoop, coroutine: Any, **_: Any) -> asyncio.Task[Any]:
+    task = asyncio.Task(coroutine, loop=loop)
+    task.cancel()
+    return task
+
+
+@pytest.mark.parametrize("factory", [refuses, cancels])
+async def test_a_runner_that_does_not_come_leaves_the_lane_to_call_another(
+    factory: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A task factory fails, or a task is cancelled before it begins: the job waits for the next runner, and jobs are wanted."""
+    ran: list[Flight] = []
+
+    async def run(flight: Flight, _: object) -> None:
+        ran.append(flight)
+
+    loop = asyncio.get_running_loop()
+    runners = Runners(loop, executor=Mock(run_async=run), ended=Mock())
+    one, jobs = Lane("default", 3, buffer=0, call=runners.call), [flight(swallow), flight(swallow, 2)]
+
+    loop.set_task_factory(factory)
+    one.feed(jobs[:1])
+    await wait_until_async(lambda: one._called is None)
+    loop.set_task_factory(None)
+    one.feed(jobs[1:])
+    await wait_until_async(lambda: len(ran) == 2)
+
+    assert ran == jobs
+    assert ("no job of queue 'default' can be started just now" in caplog.text) is (factory is refuses)
 
 
 def test_a_closed_lane_takes_and_gives_nothing() -> None:
