@@ -16,7 +16,7 @@ from sa_jobqueue.options import Options
 from sa_jobqueue.retry import MAX_ERRORS, MAX_MESSAGE, MAX_TRACEBACK
 from sa_jobqueue.storable import MAX_PAYLOAD
 from sa_jobqueue.tasks import Registry
-from sa_jobqueue.worker import resume, service
+from sa_jobqueue.worker import resume, service, unknown
 from sa_jobqueue.worker.connections import service_settings
 from sa_jobqueue.worker.engines import SERVICE_CONNECTIONS
 from tests.support.commands import ROOT
@@ -55,6 +55,7 @@ pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="docs/ is not here")
         ("howto/options.md", "at most 1 MiB as JSON", MAX_PAYLOAD, 2**20),
         ("howto/options.md", "Arguments take at most 1 MiB as JSON", Registry().max_payload, MAX_PAYLOAD),
         ("howto/rename.md", "goes back to the queue for 15 seconds", SETTINGS.unknown_delay, 15),
+        ("howto/rename.md", "up to 5 minutes", unknown._LONGEST, 300),
         ("howto/retention.md", "cancelled ones after 7 days", RULES.retain, 7 * DAY),
         ("howto/retention.md", "failed ones after 30", RULES.retain_failed, 30 * DAY),
         ("howto/retries.md", "it is 15 seconds, doubled each time", (POLICY.base, POLICY.factor), (15, 2)),

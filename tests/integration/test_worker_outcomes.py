@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, event, func, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -28,7 +28,8 @@ from sa_jobqueue import (
     enqueue,
     task,
 )
-from tests.support.working import add_one, drain, job_of
+from tests.support.waiting import wait_until
+from tests.support.working import add, add_one, drain, job_of, working
 
 OUTCOMES: dict[str, tuple[Any, JobStatus]] = {
     "retry": (lambda: Retry(after=3600, reason="later"), JobStatus.QUEUED),
@@ -540,6 +541,31 @@ def test_an_unknown_task_goes_back_and_no_attempt_is_spent(
     assert job.run_at - job.created_at > timedelta(seconds=50)
     assert worker.counts["unknown"] == 1
     assert "of.the.next.release" in caplog.text
+
+
+def test_jobs_of_an_unknown_task_are_sent_away_for_ever_longer(
+    notes: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They would keep the worker busy for ever. It is said once, and who knows the task takes them when they are due."""
+    add(notes, *(enqueue("of.the.next.release", n=n) for n in range(30)))
+    away = select(func.count()).where(Job.run_at > func.now() + timedelta(seconds=0.5))
+    with (
+        caplog.at_level(logging.WARNING),
+        working(url, registry, unknown_delay=0.05) as worker,
+        Session(notes) as session,
+    ):
+        wait_until(lambda: (session.rollback(), session.scalar(away))[1] == 30)
+        claims = worker.counts["unknown"]
+    assert claims < 30 * 20
+    assert caplog.text.count("no task named 'of.the.next.release'") == 1
+    ran: list[int] = []
+
+    @task(registry=registry, name="of.the.next.release")
+    def handler(n: int) -> None:
+        ran.append(n)
+
+    with working(url, registry):
+        wait_until(lambda: len(ran) == 30)
 
 
 def test_an_alias_runs_the_renamed_handler(notes: Engine, url: str, registry: Registry) -> None:

@@ -1,0 +1,57 @@
+"""Jobs of tasks that this worker does not know: they go back to the queue, for ever longer.
+
+During a rolling deploy another worker knows the task, and soon this one is gone. But where nobody knows it, 100,000 such jobs
+would be claimed and given back without end, several thousand a second.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+
+from ..context import ClaimedJob
+
+__all__ = ["UnknownTasks"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for which a job goes back at most: 100,000 of them come 333 times a second then.
+_LONGEST = 300.0
+#: As many tasks are told apart. The names come out of rows, and each is kept and said.
+_MOST = 1_000
+_REST = "\0"  # in no row: PostgreSQL has no such text
+
+
+class UnknownTasks:
+    """For how long such jobs go back: `first` seconds, and longer as long as they keep coming.
+
+    A job goes back for as long as its task has been unknown here. So one of a task that is new in the release that is
+    being deployed waits no longer than the deployment has taken so far.
+    """
+
+    def __init__(self, first: float) -> None:
+        self._first = first
+        self._longest = max(first, _LONGEST)
+        self._seen: dict[str, tuple[float, float]] = {}
+        """By task: since when its jobs come, and when it is forgotten because none has come again."""
+
+    def seconds(self, job: ClaimedJob) -> float:
+        """For how long this job goes back."""
+        now = monotonic()
+        task = job.task if job.task in self._seen or len(self._seen) < _MOST else _REST
+        since, forgotten = self._seen.get(task, (now, now))
+        if now >= forgotten:
+            since = now
+            self._say(job, last=task == _REST)
+        delay = min(max(now - since, self._first), self._longest)
+        self._seen[task] = since, now + 2 * delay + 60.0
+        return delay
+
+    def _say(self, job: ClaimedJob, *, last: bool) -> None:
+        logger.warning(
+            "job %d: no task named %r is registered here; its jobs go back for %g s, and for up to %g s if they keep coming. "
+            "Is its module imported (--app), or was it renamed without an alias?%s",
+            job.id, job.task, self._first, self._longest,
+            " (Many tasks are unknown; no more are named.)" if last else "",
+            extra={"job_id": job.id, "task": job.task, "queue": job.queue},
+        )  # fmt: skip
