@@ -25,7 +25,7 @@ class WorkerSettings:
     hoard: float = 2.0
     """A claimed job that has not been started for this long goes back to the queue."""
     unknown_delay: float = 15.0
-    """A job whose task this worker does not know goes back for this long."""
+    """A job whose task this worker does not know goes back for this long, and for up to 300 s if such jobs keep coming."""
     prune_every: float = 30.0
     """How often jobs whose time to be kept is over are deleted."""
     max_rescues: int = 5

@@ -38,6 +38,7 @@ from .lookout import Lookout
 from .maintenance import Maintenance
 from .runners import Runners
 from .service import Service
+from .unknown import UnknownTasks
 from .writer import OutcomeWriter
 
 __all__ = ["Assignment", "Crew"]
@@ -46,8 +47,6 @@ logger = logging.getLogger(__name__)
 
 #: How long writing the last outcomes may take, and what is under way elsewhere.
 _FLUSH, _LAST_CHORE = 10.0, 2.0
-#: How often it is said that a task is not known here.
-_REMIND = 60.0
 #: So many times as many bytes as `enqueue()` sent can the text be that comes back: `1e308` has 309 digits.
 _UNFOLDS = 64
 
@@ -90,7 +89,7 @@ class Crew:
         )  # fmt: skip
         self._assignment = assignment
         self._counts, self._count_lock = counts, threading.Lock()
-        self._warned: dict[str, float] = {}
+        self._unknown = UnknownTasks(settings.unknown_delay)
         self._loop = asyncio.get_running_loop()
         self.flights = Flights()
         self.writer = OutcomeWriter(self._written, worker=worker, job=job)
@@ -227,16 +226,8 @@ class Crew:
 
     def _return_unknown(self, job: ClaimedJob) -> None:
         """Another release may know the task: back to the queue with a delay, and no attempt spent."""
-        delay, now = self._assignment.settings.unknown_delay, monotonic()
         self._counts["unknown"] += 1
-        if self._warned.get(job.task, 0.0) < now:
-            self._warned[job.task] = now + _REMIND
-            logger.warning(
-                "job %d: no task named %r is registered here; it goes back for %g s. Is its module imported (--app), "
-                "or was it renamed without an alias?", job.id, job.task, delay,
-                extra={"job_id": job.id, "task": job.task, "queue": job.queue},
-            )  # fmt: skip
-        self.writer.add(decide(job, Released(delay), Rules(), random=0.5))
+        self.writer.add(decide(job, Released(self._unknown.seconds(job)), Rules(), random=0.5))
 
     def _report(self, flight: Flight, change: Change | None) -> None:
         """An outcome: on its way to the database; None: there is nothing left to write."""
