@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import math
 import re
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from .outcomes import MAX_DELAY, Duration, ErrorEntry, seconds_of
+from .tracebacks import message_of, name_of, text_of
 
 __all__ = ["MAX_ERRORS", "MAX_MESSAGE", "MAX_TRACEBACK", "RetryPolicy", "describe", "entry", "next_delay"]
 
@@ -92,20 +92,14 @@ def describe(exception: BaseException, *, hide: str = "") -> ErrorEntry:
 
     `hide`: the file whose frames are left out at the traceback's beginning; they say nothing about the handler.
     """
-    kind = type(exception)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    try:
-        message = str(exception)
-    except BaseException as error:
-        message = f"<str() of the exception failed: {type(error).__name__}>"
     try:
         frames = exception.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename == hide:
             frames = frames.tb_next
-        trace = "".join(traceback.format_exception(kind, exception, frames))
+        trace = text_of(exception, frames)
     except BaseException:
         trace = ""
-    return entry(name, message, trace)
+    return entry(name_of(type(exception)), message_of(exception), trace)
 
 
 def entry(type: str, message: str, traceback: str = "") -> ErrorEntry:

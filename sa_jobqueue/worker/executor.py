@@ -40,6 +40,7 @@ from ..outcomes import (
     Undecodable,
 )
 from ..retry import RetryPolicy, describe, entry
+from ..tracebacks import is_modest
 from .flight import Flight, Stop
 from .unit import Unit
 
@@ -346,7 +347,7 @@ class Executor:
         logger.warning(
             "job %d failed in attempt %d of %d: %s: %s",
             flight.job.id, flight.job.attempt, flight.job.max_attempts, entry.type, entry.message,
-            extra=_fields(flight), exc_info=error if logger.isEnabledFor(logging.DEBUG) else None,
+            extra=_fields(flight), exc_info=error if logger.isEnabledFor(logging.DEBUG) and is_modest(error) else None,
         )  # fmt: skip
         return Failed(error, entry)
 

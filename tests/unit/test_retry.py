@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import time
+import types
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -308,6 +311,86 @@ def test_a_long_chain_and_a_circle_of_causes_are_described() -> None:
     first.__cause__ = error
 
     assert storable(describe(error)).message == "number 2999"
+
+
+def chained(number: int) -> BaseException:
+    error = ValueError("the first")
+    for n in range(number):
+        error, error.__cause__ = ValueError(f"number {n}"), error
+    return error
+
+
+def recursed(depth: int) -> BaseException:
+    """What two functions in turn raise; Python folds only the same line repeated. Joined by hand, for a stack has its limits."""
+    try:
+        raise ValueError("deep")
+    except ValueError as error:
+        trace = error.__traceback__
+        assert trace is not None
+        for line in range(depth):
+            trace = types.TracebackType(trace, trace.tb_frame, trace.tb_lasti, 1 + line % 100)
+        return error.with_traceback(trace)
+
+
+def noted(*notes: str) -> BaseException:
+    error = ValueError("noted")
+    error.__notes__ = [*notes]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("make", "end"),
+    [
+        (lambda: chained(50_000), "ValueError: number 49999\n"),
+        (lambda: recursed(300_000), "ValueError: deep\n"),
+        (lambda: ExceptionGroup("wide", [chained(1) for _ in range(50_000)]), "wide (50000 sub-exceptions)\n"),
+        (lambda: ExceptionGroup("deep", [chained(50_000)]), "deep (1 sub-exception)\n"),
+        (lambda: noted(*["n"] * 2_000_000), "ValueError: noted\n"),
+        (lambda: noted("n\n" * 5_000_000), "ValueError: noted\n"),
+        (lambda: ExceptionGroup("g", [ValueError("\n" * 10_000_000)]), "g (1 sub-exception)\n"),
+    ],
+    ids=["causes", "frames", "wide group", "causes in a group", "notes", "long note", "long message"],
+)
+def test_whatever_an_exception_brings_along_it_is_described_at_once(
+    make: Callable[[], BaseException], end: str
+) -> None:
+    """It is done on the event loop, and everything there waits for it."""
+    error = make()
+    began = time.thread_time()
+
+    entry = storable(describe(error))
+
+    assert time.thread_time() - began < 0.5
+    assert entry.traceback.endswith(end)
+
+
+def test_what_led_to_an_exception_with_too_much_is_said_as_far_as_it_is_near() -> None:
+    """The nearest causes are what a person looks for, each with its own frames and in the order in which they came."""
+
+    def handler() -> None:
+        try:
+            raise KeyError("nearest") from chained(1_000)
+        except KeyError as cause:
+            raise ExceptionGroup("many", [ValueError("member")]) from cause
+
+    def outer() -> None:
+        try:
+            handler()
+        except ExceptionGroup:
+            raise LookupError("outer")  # noqa: B904
+
+    text = caught(outer).traceback
+
+    assert text.endswith("LookupError: outer\n")
+    for part in (
+        "ValueError: member",
+        "The first of 1 exceptions in the group",
+        "another exception occurred",
+        "in handler",
+    ):
+        assert part in text
+    cause = caught(lambda: exec("raise KeyError('it') from error", {"error": chained(1_000)})).traceback
+    assert "ValueError: number 999\n\nThe above exception was the direct cause" in cause
 
 
 @pytest.mark.parametrize(
