@@ -5,7 +5,6 @@ They run in whatever transaction the connection is in, and never commit. Stateme
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from sqlalchemy.exc import DBAPIError
 from .compiled import Compiled
 from .context import ClaimedJob
 from .lifecycle import FINISHED, Change, Claim, Event, sources
+from .log import get_logger
 from .models import Job, WorkerRow, status_in
 from .statements.admin import held_by, postpone_purge, prune_jobs, release_jobs
 from .statements.apply import apply_changes, apply_parameters
@@ -87,7 +87,7 @@ __all__ = [
     "schema_of",
 ]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _DUE = attrgetter("run_at", "id")
 _PRIORITY = attrgetter("priority")

@@ -6,19 +6,19 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from .log import get_logger
 from .outcomes import MAX_DELAY, Duration, ErrorEntry, seconds_of
 from .tracebacks import message_of, name_of, text_of
 
 __all__ = ["MAX_ERRORS", "MAX_MESSAGE", "MAX_TRACEBACK", "RetryPolicy", "describe", "entry", "next_delay"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Entries kept in `Job.errors`; the oldest go first. With the two lengths below a job's errors stay under 250 kB.
 MAX_ERRORS = 20

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, Ty
 from .context import AsyncJobContext, JobContext
 from .errors import ConfigurationError, OptionError, PayloadError, TaskError
 from .lifecycle import Rules
+from .log import get_logger
 from .options import MAX_ATTEMPTS, Call, Enqueueable, Options, checked_duration, checked_int, checked_name
 from .outcomes import Duration
 from .payload import Arguments, encode_plain, encode_result
@@ -35,7 +35,7 @@ from .storable import MAX_PAYLOAD
 
 __all__ = ["AnyTask", "Registry", "Task", "TaskName", "default_registry", "task"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: What jsonb itself can hold, in bytes.
 _MAX_JSONB = 2**28 - 1

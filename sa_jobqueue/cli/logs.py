@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from sa_jobqueue.retry import describe
 from sa_jobqueue.urls import mask_passwords
 
 from .output import masked
@@ -37,12 +38,15 @@ class _JsonFormatter(logging.Formatter):
             "message": mask_passwords(record.getMessage()),
             "pid": record.process,
         }
-        if record.exc_info:
-            line["exception"] = mask_passwords(self.formatException(record.exc_info))
+        if record.exc_info and record.exc_info[1] is not None:
+            line["exception"] = mask_passwords(record.exc_text or describe(record.exc_info[1]).traceback).rstrip()
         for name, value in vars(record).items():
             if name not in _STANDARD:
                 line[f"extra_{name}" if name in line else name] = masked(value)
-        return json.dumps(line, default=lambda value: mask_passwords(str(value)), ensure_ascii=False)
+        text = json.dumps(line, default=lambda value: mask_passwords(str(value)), ensure_ascii=False)
+        if text.isprintable():
+            return text
+        return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
 
 
 def set_log_format(wanted: LogFormat) -> None:

@@ -14,6 +14,8 @@ import typer
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from sa_jobqueue.errors import JobQueueError
+from sa_jobqueue.log import escaped, one_line, place_of
+from sa_jobqueue.retry import describe
 from sa_jobqueue.urls import mask_passwords
 
 from .config import LogLevel
@@ -61,24 +63,38 @@ def say_error(message: str) -> None:
     sys.stderr.flush()  # whatever stderr is: Click's runner before 8.2 reads it unflushed
 
 
-def one_line(text: str) -> str:
-    """`text` with every run of white space, line ends included, as one space."""
-    return " ".join(text.split())
-
-
 class _Formatter(logging.Formatter):
-    """A log line, without passwords."""
+    """A record as one line, without passwords; of an exception its type, its message and the place.
+
+    `tracebacks`: below it the whole of one, each line with a mark that no record has.
+    """
+
+    def __init__(self, *, tracebacks: bool) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+        self._tracebacks = tracebacks
 
     def format(self, record: logging.LogRecord) -> str:
-        return mask_passwords(super().format(record))
+        record.message = one_line(mask_passwords(record.getMessage()))
+        record.asctime = self.formatTime(record, self.datefmt)
+        line, below = self.formatMessage(record), record.stack_info or ""
+        if record.exc_info and (error := record.exc_info[1]) is not None:
+            described = describe(error)
+            reason = one_line(mask_passwords(f"{described.type}: {described.message}"))
+            if reason not in line:
+                place = place_of(error, anywhere=True)
+                line = f"{line}: {reason}" + (f" ({escaped(place)})" if place else "")
+            below = f"{record.exc_text or described.traceback}{below}"
+        if self._tracebacks:
+            line += "".join(f"\n    | {escaped(one)}" for one in mask_passwords(below).splitlines())
+        return line
 
 
 class _Handler(logging.StreamHandler[Any]):
     """Writes to whatever stderr is at the moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tracebacks: bool) -> None:
         super().__init__(sys.stderr)
-        self.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+        self.setFormatter(_Formatter(tracebacks=tracebacks))
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -95,5 +111,5 @@ def set_up_logging(level: LogLevel) -> None:
     root = logging.getLogger()
     for handler in [one for one in root.handlers if isinstance(one, _Handler)]:
         root.removeHandler(handler)
-    root.addHandler(_Handler())
+    root.addHandler(_Handler(tracebacks=level is LogLevel.DEBUG))
     root.setLevel(level.value.upper())

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sa_jobqueue.log import escaped
 from sa_jobqueue.urls import mask_passwords
 
 __all__ = [
@@ -108,13 +109,7 @@ def note(text: str) -> None:
 
 def cleaned(value: object, *, keep: str = "") -> str:
     """`value` as text with control characters escaped, but for those in `keep`; None is nothing."""
-    text = "" if value is None else str(value)
-    if text.isprintable():
-        return text
-    return "".join(
-        letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
+    return escaped("" if value is None else str(value), keep=keep)
 
 
 def masked(value: Any) -> Any:

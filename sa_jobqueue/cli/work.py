@@ -22,6 +22,7 @@ import typer
 from sqlalchemy import URL
 
 from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.log import get_logger
 from sa_jobqueue.settings import WorkerSettings
 from sa_jobqueue.urls import database_url
 from sa_jobqueue.worker.garbage import search_less
@@ -34,7 +35,7 @@ from .logs import LogFormat, set_log_format
 
 __all__ = ["WorkOptions", "work"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _SETTINGS = WorkerSettings()
 #: Slots of a queue that is named without a number.

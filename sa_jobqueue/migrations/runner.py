@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -17,6 +16,7 @@ if TYPE_CHECKING:  # workers and producers only look at the version, and need no
     from alembic.operations import Operations
     from alembic.runtime.migration import MigrationContext
 
+from ..log import get_logger
 from .steps import CURRENT, DEFAULT_SCHEMA, downgrades, preparation, quote, upgrades
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class MigrationOperations(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import select as select_module
 import socket
@@ -16,6 +15,7 @@ from sqlalchemy import Connection, Engine, event, func, select
 from sqlalchemy.exc import DisconnectionError
 
 from ..errors import AutocommitError, ConfigurationError
+from ..log import get_logger
 
 __all__ = [
     "APPLICATION",
@@ -33,7 +33,7 @@ __all__ = [
     "service_settings",
 ]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: The planner, left alone, picks a sequential scan or a bitmap for a plan made on an empty table, and keeps it while
 #: 200,000 jobs arrive (150 ms a claim instead of 0.3); it joins a batch's arrays to its rows by nested loops, for it

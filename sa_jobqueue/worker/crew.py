@@ -7,7 +7,6 @@ came of each goes to the writer, which the service empties.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import threading
@@ -22,6 +21,7 @@ from sqlalchemy import Connection
 from .. import operations
 from ..context import ClaimedJob
 from ..lifecycle import Change, Event, Rules, decide
+from ..log import get_logger
 from ..models import Job
 from ..operations import Answer
 from ..outcomes import Outcome, Released
@@ -43,7 +43,7 @@ from .writer import OutcomeWriter
 
 __all__ = ["Assignment", "Crew"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: How long writing the last outcomes may take, and what is under way elsewhere.
 _FLUSH, _LAST_CHORE = 10.0, 2.0

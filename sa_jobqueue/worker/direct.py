@@ -6,7 +6,6 @@ then, from core to core.
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
@@ -17,13 +16,14 @@ from sqlalchemy import Connection, Pool, text
 
 from ..compiled import as_sqlalchemy, is_heard
 from ..lifecycle import Change
+from ..log import get_logger
 from ..migrations.steps import quote
 from ..models import Job
 from ..operations import schema_of
 
 __all__ = ["begin", "command", "commit"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Of `psycopg.pq`'s TransactionStatus and PipelineStatus; psycopg is not to be imported with the package.
 _IDLE, _IN_TRANSACTION, _NO_PIPELINE = 0, 2, 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ..errors import ConfigurationError, DatabaseUnavailable
+from ..log import get_logger
 from ..migrations import check_schema
 from ..migrations.steps import quote
 from ..models import SCHEMA
@@ -19,7 +19,7 @@ from .connections import check_engine, is_behind_pooler, leave_out_closed
 
 __all__ = ["SERVICE_CONNECTIONS", "Engines"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Connections of a worker process beside those of the handlers' sessions: service, maintenance, listener.
 SERVICE_CONNECTIONS = 3

@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from ..context import AsyncJobContext, JobContext
 from ..errors import HandlerTimeout, PayloadError, SessionUnavailable
 from ..lifecycle import Change, decide
+from ..log import get_logger
 from ..models import Job
 from ..operations import Answer
 from ..outcomes import (
@@ -46,7 +47,7 @@ from .unit import Unit
 
 __all__ = ["Executor", "Sessions"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 R = TypeVar("R")
 

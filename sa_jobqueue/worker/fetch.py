@@ -6,7 +6,6 @@ A job that cannot be read keeps nobody: it is set aside, and the others go on.
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from .. import operations
 from ..context import ClaimedJob
 from ..errors import PayloadError
+from ..log import get_logger
 from ..models import Job
 from ..outcomes import Outcome, Released, Undecodable
 from ..retry import describe
@@ -25,7 +25,7 @@ from .connections import Connector, Watch
 
 __all__ = ["Fetcher"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: A job that did not come goes back for so many seconds, and up to twice as many: it may be why the time or the memory did not
 #: suffice, or why the connection broke, and would hold up the others again.

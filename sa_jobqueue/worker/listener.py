@@ -6,7 +6,6 @@ makes a new one when that is broken, and subscribes again.
 
 from __future__ import annotations
 
-import logging
 import selectors
 import socket
 import threading
@@ -20,6 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from .. import operations
 from ..errors import ConfigurationError
+from ..log import get_logger
 from ..models import Job
 from .connections import Watch, backoff, drop_idle, hang_up
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # whoever only enqueues, over another driver perhaps, needs n
 
 __all__ = ["LISTENS_FOR", "Listener"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: The `application_name` of a connection that listens: this, the worker's id, and as much of the URL's as has room. Unlike
 #: its query, every role may see it.

@@ -7,18 +7,18 @@ An `async def` handler that blocks its loop stops all that runs there, timeouts 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
+from ..log import get_logger
 from .connections import Watch
 from .flight import Flight, Flights
 
 __all__ = ["Lookout"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Seconds between two looks, and after how many without an answer the event loop counts as blocked. Looks are counted, not
 #: seconds: while a host stands still there are none.

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 from time import monotonic
 
 from sqlalchemy import Connection
 
 from .. import operations
+from ..log import get_logger
 from ..models import Job
 from .connections import Connector
 
 __all__ = ["LostJobs"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: So many leases, and a second, after a worker began it has looked for expired leases: when it was healthy for one, and a quarter
 #: (of a short one, half) of that later at most.

@@ -6,7 +6,6 @@ There is no leader: every worker does it, and rows locked by another are skipped
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from .. import operations
 from ..lifecycle import Change, Rules, decide
+from ..log import get_logger
 from ..models import Job
 from ..operations import Answer, Expired, Fault, fault_of
 from ..outcomes import ErrorEntry, Failed, Released, Rescued
@@ -35,7 +35,7 @@ from .writer import OutcomeWriter
 
 __all__ = ["Maintenance"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Seconds between two looks at deadlines of sync handlers and at cancels that were asked for.
 _TICK = 0.25

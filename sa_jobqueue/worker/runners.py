@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
+from ..log import get_logger
 from .executor import Executor
 from .flight import Kind
 from .lanes import Lane
 
 __all__ = ["Runners"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Seconds after which a runner whose handlers never wait lets the event loop do something else.
 _TURN = 0.005

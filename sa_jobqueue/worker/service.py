@@ -7,7 +7,6 @@ outcomes are kept, claiming stops, and after it is back what a broken commit may
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from collections import Counter
@@ -23,6 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from .. import operations
 from ..context import ClaimedJob
 from ..lifecycle import Change, Rules, decide
+from ..log import get_logger
 from ..models import Job
 from ..operations import Answer, Fault
 from ..outcomes import Outcome, Released
@@ -39,7 +39,7 @@ from .writer import OutcomeWriter
 
 __all__ = ["Service"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Changes written in one statement at most.
 _BATCH = 1_000

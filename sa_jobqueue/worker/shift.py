@@ -13,12 +13,13 @@ from enum import IntEnum
 from time import monotonic
 from typing import TypeVar
 
+from ..log import get_logger
 from .crew import Assignment, Crew
 from .flight import Stop
 
 __all__ = ["LAST_CALL", "Ending", "Shift"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 T = TypeVar("T")
 

@@ -12,7 +12,6 @@ supervisor is gone, however it ended (`drain_with_supervisor`).
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import signal
@@ -25,9 +24,11 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from types import FrameType
 
+from ..log import get_logger
+
 __all__ = ["CANNOT_WORK", "RECYCLE", "Supervisor", "drain_with_supervisor", "restart_delay"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: The exit code of a worker that asks to be started anew; `Ending.RECYCLE`.
 RECYCLE = 75

@@ -6,7 +6,6 @@ Everything here is synchronous code over a `Session`; an async handler's runs in
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 from weakref import WeakSet
@@ -18,6 +17,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from .. import operations
 from ..errors import SessionUnavailable
 from ..lifecycle import Change
+from ..log import get_logger
 from ..models import SCHEMA, Job
 from ..operations import Answer, fault_of, kept_for_now
 from ..urls import same_database
@@ -25,7 +25,7 @@ from . import direct
 
 __all__ = ["Unit"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _NO_MAP: Mapping[str | None, str | None] = {}
 #: An engine with other ones than ours is another transaction's.

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 import uuid
@@ -24,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_sessi
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from ..errors import ConfigurationError
+from ..log import get_logger
 from ..models import Job
 from ..options import checked_int, checked_name
 from ..settings import WorkerSettings
@@ -36,7 +36,7 @@ from .signals import hearing_signals
 
 __all__ = ["Ending", "Worker"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Worker:

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from .. import operations
 from ..lifecycle import Change, Event, JobStatus
+from ..log import get_logger
 from ..models import Job
 from ..operations import Answer, Fault, fault_of, kept_for_now
 from ..outcomes import ErrorEntry
@@ -20,7 +21,7 @@ from ..retry import MAX_MESSAGE, clean
 
 __all__ = ["OutcomeWriter"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: A row that is locked is tried again after so many seconds: soon, for most are held for a moment by another worker's
 #: claim that came to see them too late, then more rarely, for an operator may hold it for long.

@@ -13,6 +13,7 @@ import pytest
 from sa_jobqueue.cli.config import LogLevel
 from sa_jobqueue.cli.logs import LogFormat, set_log_format
 from sa_jobqueue.cli.messages import set_up_logging
+from sa_jobqueue.log import get_logger
 
 DSN = "postgresql://bob:hunter2@db/x"
 MASKED = "postgresql://bob:***@db/x"
@@ -91,3 +92,71 @@ def test_what_cannot_be_written_is_said_without_passwords(capsys: pytest.Capture
     assert "TypeError: %d format: a real number is required, not str" in said
     assert f"shop.py, line 7: '%d jobs', arguments ('{MASKED}',)" in said
     assert "hunter2" not in said
+
+
+HOSTILE = "no order\n12:00:00 INFO    all is well\x1b[2J\x9b31m"
+HARMLESS = "no order 12:00:00 INFO all is well\\x1b[2J\\x9b31m"
+
+
+def _fail() -> None:
+    raise LookupError(HOSTILE)
+
+
+@pytest.mark.parametrize("log_format", LogFormat)
+def test_one_record_is_one_line_without_control_characters(
+    logger: logging.Logger, capsys: pytest.CaptureFixture[str], log_format: LogFormat
+) -> None:
+    """Whoever logs: no message and no traceback forges a line, or has a terminal obey."""
+    set_log_format(log_format)
+    logger.warning("task %s", HOSTILE, extra={"task": HOSTILE})
+    try:
+        _fail()
+    except LookupError:
+        logger.exception("it failed")
+    plain, traced = capsys.readouterr().err.removesuffix("\n").split("\n")
+    assert plain.isprintable()
+    assert traced.isprintable()
+    if log_format is LogFormat.TEXT:
+        assert plain.endswith(f"WARNING task {HARMLESS}")
+        assert f"ERROR   it failed: LookupError: {HARMLESS} (tests/unit/test_logs.py, line " in traced
+        assert traced.endswith(", in _fail)")
+    else:
+        assert json.loads(plain)["task"] == HOSTILE
+        assert "in _fail" in json.loads(traced)["exception"]
+
+
+@pytest.mark.usefixtures("logger")
+def test_at_debug_a_traceback_follows_in_lines_that_no_record_has(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever stands in the exception's text."""
+    set_up_logging(LogLevel.DEBUG)
+    try:
+        _fail()
+    except LookupError:
+        logging.getLogger("shop").exception("it failed")
+    said, *below = capsys.readouterr().err.removesuffix("\n").split("\n")
+    assert f"it failed: LookupError: {HARMLESS}" in said
+    assert "    | Traceback (most recent call last):" in below
+    assert all(line.startswith("    | ") and line.isprintable() for line in below)
+
+
+def test_our_own_messages_are_one_line_whatever_handlers_there_are(caplog: pytest.LogCaptureFixture) -> None:
+    """An application's own set-up of logging has no formatter of ours. The template stays, for trackers group by it."""
+    ours = get_logger("sa_jobqueue.of_a_test")
+    ours.warning("job %d: %s, %r", 7, LookupError(HOSTILE), LookupError(HOSTILE))
+    ours.warning("job %d: %s", 7, "plain")
+    hostile, plain = caplog.records
+    assert hostile.getMessage() == f"job 7: {HARMLESS}, LookupError({HOSTILE!r})"
+    assert hostile.msg == "job %d: %s, %r"
+    assert plain.args == (7, "plain")
+
+
+def test_an_exception_that_cannot_be_said_raises_nothing_where_it_is_logged() -> None:
+    """It is the handler that says so, as `logging` does."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    ours = get_logger("sa_jobqueue.of_a_test")
+    record = ours.makeRecord(ours.name, logging.ERROR, __file__, 1, "it failed: %s", (Mute(),), None)
+    assert ours.filter(record)

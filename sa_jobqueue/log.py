@@ -1,0 +1,100 @@
+r"""Log lines that nothing a job brings along can break: no line end, no escape sequence in a name or an exception's text.
+
+>>> print(one_line("no such order\n12:00:00 INFO all is well\x1b[2J"))
+no such order 12:00:00 INFO all is well\x1b[2J
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from functools import lru_cache
+from pathlib import Path, PurePath
+from typing import Any
+
+__all__ = ["escaped", "get_logger", "one_line", "place_of"]
+
+_OURS, _STANDARD = (f"{Path(file).parent}{os.sep}" for file in (__file__, os.__file__))
+
+
+def escaped(text: str, *, keep: str = "") -> str:
+    """`text` with the characters that are not printable escaped, but for those in `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def one_line(text: str) -> str:
+    """`text` on one line: each run of white space becomes a space, and control characters are escaped."""
+    return escaped(" ".join(text.split()))
+
+
+def get_logger(name: str) -> logging.Logger:
+    """The logger of one of our modules. Whatever handlers the application has: each message is one line."""
+    logger = logging.getLogger(name)
+    logger.addFilter(_keep_on_one_line)
+    return logger
+
+
+class _OneLine:
+    """An argument of a message, said on one line. The template stays: error trackers group by it."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return one_line(str(self._value))
+
+    def __repr__(self) -> str:
+        return escaped(repr(self._value))
+
+
+def _keep_on_one_line(record: logging.LogRecord) -> bool:
+    try:
+        if isinstance(record.args, tuple) and not record.getMessage().isprintable():
+            record.args = tuple(map(_said, record.args))
+    except Exception:  # of the application's, as from its exception's str(): the handler says it, with the place
+        return True
+    return True
+
+
+def _said(value: Any) -> Any:
+    return value if isinstance(value, (int, float)) else _OneLine(value)
+
+
+def place_of(error: BaseException, *, package: str = "", anywhere: bool = False) -> str:
+    """Where in the application's code it was raised: "shop/tasks.py, line 12, in send_receipt", the last such frame.
+
+    The application's is what is neither Python's, nor ours, nor installed; or what is in the top-level `package`.
+    Without such a frame "", or, `anywhere`, the last frame of all.
+    """
+    found = last = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        last = frame.f_code, line
+        named = package and str(frame.f_globals.get("__name__")).partition(".")[0] == package
+        if named or _is_application(frame.f_code.co_filename):
+            found = last
+    if found is None and anywhere:
+        found = last
+    if found is None:
+        return ""
+    code, line = found
+    return f"{_importable(code.co_filename)}, line {line}, in {code.co_name}"
+
+
+@lru_cache(maxsize=1_000)
+def _is_application(file: str) -> bool:
+    parts = PurePath(file).parts
+    installed = "site-packages" in parts or "dist-packages" in parts
+    return not (installed or file.startswith(("<", _OURS, _STANDARD)))
+
+
+def _importable(file: str) -> str:
+    """A file as seen from the folder that it is imported from."""
+    folders = [folder + os.sep for folder in sys.path if folder and file.startswith(folder + os.sep)]
+    return file.removeprefix(max(folders, key=len, default=""))
