@@ -21,7 +21,7 @@ from ..log import get_logger
 from ..models import SCHEMA, Job
 from ..operations import Answer, fault_of, kept_for_now
 from ..urls import same_database
-from . import direct
+from . import direct, driver
 
 __all__ = ["Unit"]
 
@@ -219,6 +219,10 @@ class Unit:
         """
         try:
             session = self.session
+            if self._is_left_busy():
+                raise SessionUnavailable(
+                    "the handler left a COPY or another command open on the connection of ctx.session; nothing is committed"
+                )
             session.flush()
             if self.connection is None:
                 if session.autobegin or session.in_transaction():
@@ -246,6 +250,15 @@ class Unit:
             return Answer.APPLIED
         finally:
             self.close()
+
+    def _is_left_busy(self) -> bool:
+        """Whether a command of the handler's is still under way. The connection is closed then: a ROLLBACK, too, would wait for
+        the command's end.
+        """
+        busy = self.connection is not None and driver.is_busy(self.connection)
+        if busy and self.connection is not None:
+            self.connection.invalidate()
+        return busy
 
     def _command(self, connection: Connection, change: Change) -> str | None:
         """What writes `change` and commits, after the session's own commit(); None: the change is to be written before.
@@ -280,6 +293,7 @@ class Unit:
         """Roll back what was not committed and give the connection back."""
         self._closed = True
         try:
+            self._is_left_busy()
             self._close_session()
         finally:
             self._let_go()

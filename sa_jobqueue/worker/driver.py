@@ -1,0 +1,37 @@
+"""What a driver's connection knows of its own state, without a word to the server."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any
+
+from sqlalchemy import Connection
+
+__all__ = ["is_busy"]
+
+#: Of `psycopg.pq.TransactionStatus`; psycopg is not to be imported with the package.
+_ACTIVE = 1
+#: Seconds that a thread which a handler left behind may take for its last statement.
+_LAST_STATEMENT = 2.0
+
+
+def is_busy(connection: Connection) -> bool:
+    """Whether a command is under way, so that the next one would wait for it: a COPY or a stream was not read to its end, say."""
+    raw = _psycopg(connection)
+    if raw is None or raw.pgconn.transaction_status != _ACTIVE:
+        return False
+    lock = raw.lock
+    if type(lock) is type(Lock()) and lock.acquire(
+        timeout=_LAST_STATEMENT
+    ):  # a thread's: it may just be in a statement
+        lock.release()
+        return bool(raw.pgconn.transaction_status == _ACTIVE)
+    return True
+
+
+def _psycopg(connection: Connection) -> Any:
+    """Psycopg's own connection, sync or async; None where there is none, or another driver's."""
+    if connection.closed or connection.invalidated:
+        return None
+    raw: Any = connection.connection.driver_connection
+    return raw if hasattr(raw, "pgconn") else None
