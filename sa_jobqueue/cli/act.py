@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Self
 
 import typer
-from sqlalchemy import ARRAY, BigInteger, ColumnElement, Connection, func, literal, select, true
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, Connection, Engine, func, literal, select, true
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -16,7 +16,7 @@ from sa_jobqueue.lifecycle import FINISHED, Event, JobStatus, sources
 from sa_jobqueue.models import Job, status_in, status_literal
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, prune_jobs, retry_jobs
 
-from .common import Config, Json, transaction
+from .common import Config, Json, open_engine, transaction
 from .filters import PANEL, Chosen, Status, parse_id
 from .output import count, note, print_json, say
 
@@ -157,13 +157,14 @@ def _act(config: Config, order: Order, criteria: Criteria, action: Action) -> No
     """Do it, or count by the same criteria and states; say how many, and which of the ids given were left out."""
     possible = [*criteria, status_in(Job.status, action.statuses)]
     running = [*possible, Job.status == status_literal(JobStatus.RUNNING)]
-    with transaction(config) as connection:
+    engine = open_engine(config)
+    with transaction(config, engine) as connection:
         asked = connection.scalar(select(func.count()).where(*running)) or 0
         rows = connection.execute(select(Job.id, Job.status).where(order.named))
         found = {row.id: row.status for row in rows}
         touched = set(connection.scalars(select(Job.id).where(*possible))) if order.dry_run else set[int]()
     if not order.dry_run:
-        touched = set(action.do(config, criteria))
+        touched = set(action.do(engine, criteria))
     left = {one: str(found.get(one, "no such job")) for one in dict.fromkeys(order.ids) if one not in touched}
     if order.json:
         print_json({"action": action.verb, "count": len(touched), "dry_run": order.dry_run, "not_touched": left})
@@ -176,17 +177,17 @@ def _act(config: Config, order: Order, criteria: Criteria, action: Action) -> No
         raise typer.Exit(1)
 
 
-def _by(build: Callable[..., Any]) -> Callable[[Config, Criteria], list[int]]:
+def _by(build: Callable[..., Any]) -> Callable[[Engine, Criteria], list[int]]:
     """Execute a builder's statement, in one transaction."""
 
-    def do(config: Config, criteria: Criteria) -> list[int]:
-        with transaction(config) as connection:
+    def do(engine: Engine, criteria: Criteria) -> list[int]:
+        with engine.begin() as connection:
             return list(connection.scalars(build(*criteria or [true()])))
 
     return do
 
 
-def _prune(config: Config, criteria: Criteria) -> list[int]:
+def _prune(engine: Engine, criteria: Criteria) -> list[int]:
     """Page by page, each in a transaction of its own. Where a foreign key holds a row, the page shrinks to find it."""
     deleted: list[int] = []
     kept: list[int] = []
@@ -195,13 +196,13 @@ def _prune(config: Config, criteria: Criteria) -> list[int]:
     while True:
         where = [*criteria, true() if after is None else Job.id > after]
         try:
-            with transaction(config) as connection:
+            with engine.begin() as connection:
                 ids = list(connection.scalars(prune_jobs(*where, limit=page)))
         except IntegrityError:
             if page > 1:
                 page = max(page // 10, 1)
                 continue
-            with transaction(config) as connection:
+            with engine.begin() as connection:
                 after = _first_finished(connection, where)
             kept.append(after)
             continue
@@ -226,7 +227,7 @@ class Action:
     verb: str
     done: str
     statuses: Sequence[JobStatus]
-    do: Callable[[Config, Criteria], Iterable[int]]
+    do: Callable[[Engine, Criteria], Iterable[int]]
 
 
 RETRY = Action("retry", "retried", sources(Event.REQUEUE), _by(retry_jobs))

@@ -54,7 +54,7 @@ def drain(
     """
     with _progress("drained", quiet=json) as tell:
         found = modes.drain(
-            database(config), jobs=jobs, processes_=processes, slots=concurrency, use_async=use_async,
+            database(config, make=True), jobs=jobs, processes_=processes, slots=concurrency, use_async=use_async,
             payload=_payload(payload_bytes), tell=tell,
         )  # fmt: skip
     if json:
@@ -86,7 +86,7 @@ def steady(
     """
     with _progress("completed", quiet=json) as tell:
         found = modes.steady(
-            database(config), rate=rate, seconds=seconds, processes_=processes, slots=concurrency, use_async=use_async,
+            database(config, make=True), rate=rate, seconds=seconds, processes_=processes, slots=concurrency, use_async=use_async,
             payload=_payload(payload_bytes), tell=tell,
         )  # fmt: skip
     if json:
@@ -124,7 +124,7 @@ def enqueue(
     """
     with _progress("measured", quiet=json) as tell:
         found = modes.enqueueing(
-            database(config), jobs=jobs, seconds=seconds, concurrency=concurrency, payload=_payload(payload_bytes),
+            database(config, make=True), jobs=jobs, seconds=seconds, concurrency=concurrency, payload=_payload(payload_bytes),
             tell=tell,
         )  # fmt: skip
     if json:

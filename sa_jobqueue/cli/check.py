@@ -26,6 +26,7 @@ from .common import Config, Json, one_line, open_engine
 from .filters import parse_duration
 from .output import age, cleaned, count, print_facts, print_json
 from .overview import workers_statement
+from .place import name_database
 
 __all__ = ["check"]
 
@@ -66,6 +67,7 @@ def check(
     engine = open_engine(config)
     try:
         with engine.connect() as connection:
+            name_database(config, connection)
             findings = list(_findings(connection, engine, max_wait, config.schema))
     except (DBAPIError, JobQueueError) as error:
         if json:

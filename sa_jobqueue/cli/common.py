@@ -14,30 +14,20 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import json as jsonlib
 import sys
 import traceback
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from psycopg import DataError
-from psycopg.abc import Buffer
-from psycopg.types.datetime import TimestamptzLoader
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
 
-from sa_jobqueue.embedded import embedded_url
 from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.migrations import check_schema
-from sa_jobqueue.storable import MAX_DIGITS
 from sa_jobqueue.tasks import Registry, default_registry
-from sa_jobqueue.urls import database_url
 
 from .config import Config, LogLevel
 from .messages import fail, one_line, plain_errors, say_error, set_up_logging
+from .place import database, open_engine, transaction
 
 __all__ = [
     "Config",
@@ -112,64 +102,6 @@ def help_text(docstring: str) -> str:
     """A docstring as Typer's help: prose is one line per paragraph, to be wrapped; examples keep their lines."""
     paragraphs = inspect.cleandoc(docstring).split("\n\n")
     return "\n\n".join(f"\b\n{one}" if one.startswith("sa-jobqueue ") else one_line(one) for one in paragraphs)
-
-
-# ---- the database
-
-
-def database(config: Config) -> URL:
-    """The database's URL: the one given, or the embedded server's, which is started where needed."""
-    if config.database_url is not None:
-        if "://" not in config.database_url:  # not shown: whatever it is, a password may be in it
-            raise ConfigurationError(
-                "the database URL that was given has no scheme: expected postgresql://host:port/database, "
-                "with user and password before the host"
-            )
-        return database_url(config.database_url)
-    return database_url(embedded_url(directory=config.embedded_dir))
-
-
-def open_engine(config: Config, **options: Any) -> Engine:
-    """An engine that finds our tables in the schema that was asked for; it keeps no connection."""
-    url = database(config)
-    wanted: dict[str, Any] = {"connect_timeout": 10, "application_name": "sa-jobqueue"}
-    arguments = {name: value for name, value in wanted.items() if name not in url.query}
-    options = {"json_deserializer": _any_json, **options}
-    engine = create_engine(url, poolclass=NullPool, connect_args=arguments, **options)
-    event.listen(engine, "connect", _read_any_time)
-    return engine.execution_options(schema_translate_map=config.translate) if config.translate else engine
-
-
-class _AnyTime(TimestamptzLoader):
-    """Times that Python cannot hold become its first or last ones: one odd row must not hide the others."""
-
-    def load(self, data: Buffer) -> datetime:
-        try:
-            return super().load(data)
-        except DataError:
-            early = bytes(data).startswith(b"-") or bytes(data).endswith(b"BC")
-            return datetime(2 if early else 9_999, 1, 1, tzinfo=UTC)
-
-
-def _read_any_time(connection: Any, record: object) -> None:
-    connection.adapters.register_loader("timestamptz", _AnyTime)
-    # psycopg reads no times in another style. PgBouncer keeps it for each of its clients, also between transactions.
-    if not str(connection.info.parameter_status("DateStyle")).startswith("ISO"):
-        connection.execute("SET DateStyle = ISO")
-        connection.commit()
-
-
-def _any_json(given: str) -> Any:
-    """JSON of a row; an integer that has more digits than Python reads stays text."""
-    return jsonlib.loads(given, parse_int=lambda digits: int(digits) if len(digits) <= MAX_DIGITS else digits)
-
-
-@contextmanager
-def transaction(config: Config) -> Generator[Connection]:
-    """A transaction on the database, after a look whether its schema is ours; committed at the end."""
-    with open_engine(config).begin() as connection:
-        check_schema(connection)
-        yield connection
 
 
 def working_folder() -> Path:

@@ -10,6 +10,7 @@ pyproject.toml counts, from the working directory upwards.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +24,12 @@ from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.migrations.steps import quote
 from sa_jobqueue.models import SCHEMA
 
-__all__ = ["PREFIX", "Config", "LogLevel", "defaults_from_pyproject", "key_of"]
+__all__ = ["DATABASE_URL", "PREFIX", "Config", "LogLevel", "defaults_from_pyproject", "key_of"]
 
 PREFIX = "SA_JOBQUEUE_"
+
+#: Where many applications have their database's URL; it counts where ours is set nowhere.
+DATABASE_URL = "DATABASE_URL"
 
 
 class LogLevel(StrEnum):
@@ -60,7 +64,8 @@ _OPTIONS: Mapping[str, tuple[Any, Any]] = {
             typer.Option(
                 metavar="URL",
                 envvar=f"{PREFIX}DATABASE_URL",
-                help="postgresql://user:password@host:port/database. Without one: the embedded PostgreSQL.",
+                help="postgresql://user:password@host:port/database. Without one: DATABASE_URL in the environment, else the "
+                "embedded PostgreSQL.",
                 show_default=False,
                 rich_help_panel=_DATABASE,
             ),
@@ -115,7 +120,9 @@ class Config:
     options: ClassVar[Mapping[str, tuple[Any, Any]]] = _OPTIONS
 
     database_url: str | None = field(default=None, repr=False)
-    """None: the embedded server."""
+    """The one given by our own settings."""
+    other_url: str | None = field(default=None, repr=False)
+    """What DATABASE_URL says, where nothing of ours names a database, nor a folder of the embedded server."""
     schema: str = SCHEMA
     app: tuple[str, ...] = ()
     """The modules that declare the tasks, or `module:attribute` for a Registry."""
@@ -128,7 +135,11 @@ class Config:
     def from_options(cls, *, app: Sequence[str] = (), **given: Any) -> Self:
         """From what Typer found; `app` may hold lists with commas. Raises ConfigurationError."""
         quote(given.get("schema", SCHEMA))  # refuses what cannot be a schema's name
-        return cls(app=tuple(part.strip() for one in app for part in one.split(",") if part.strip()), **given)
+        ours = given.get("database_url") is not None or given.get("embedded_dir") is not None
+        other = None if ours else os.environ.get(DATABASE_URL) or None
+        return cls(
+            other_url=other, app=tuple(part.strip() for one in app for part in one.split(",") if part.strip()), **given
+        )
 
     @property
     def translate(self) -> dict[str | None, str | None]:

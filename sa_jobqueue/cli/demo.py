@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 
 from sa_jobqueue.demo.run import SCHEMA, Plan, run_demo, standard_library
-from sa_jobqueue.embedded import embedded_url
 from sa_jobqueue.urls import database_url
 
 from .config import Config
+from .place import embedded_database
 
 __all__ = ["demo"]
 
@@ -39,10 +39,11 @@ def demo(
     files; exit code 1 if they differ. In a folder of a few files there may be no worker to kill in the middle: the report
     says so. Without --path that fails, too.
 
-    All tables are in the schema sa_jobqueue_demo, which every run makes anew; without --database-url that is in a
-    database of its own on the embedded PostgreSQL. The tasks, to be read and copied, are in sa_jobqueue/demo/tasks.py.
+    All tables are in the schema sa_jobqueue_demo, which every run drops and creates again; without --database-url that
+    is in a database of its own on the embedded PostgreSQL, whatever DATABASE_URL says. The tasks, to be read and copied, are in sa_jobqueue/demo/tasks.py.
     """
-    url = config.database_url or embedded_url(SCHEMA, directory=config.embedded_dir)
+    given = config.database_url
+    url = embedded_database(config, SCHEMA, make=True) if given is None else database_url(given)
     plan = Plan(standard_library() if path is None else path, processes, use_async, must_rescue=path is None)
-    if not run_demo(database_url(url), plan, Console(soft_wrap=False)):
+    if not run_demo(url, plan, Console(soft_wrap=False)):
         raise typer.Exit(1)

@@ -29,7 +29,7 @@ def status(config: Config, *, json: Json = False) -> None:
 
 
 def stop(config: Config) -> None:
-    """Stop the server, disconnecting whoever uses it. Its data stays; the next command starts it again."""
+    """Stop the server, disconnecting whoever uses it. Its data stays; migrate, enqueue or work starts it again."""
     say("stopped" if _server(config).stop() else "it was not running")
 
 

@@ -63,7 +63,7 @@ def migrate(
 
 
 def _migrate(config: Config, wanted: int | None, yes: bool) -> None:
-    engine = open_engine(config)
+    engine = open_engine(config, make=True)
     with engine.connect() as connection:
         found = current_version(connection)
     name = f"schema {config.schema}"

@@ -78,7 +78,7 @@ def enqueue(
         if config.app:
             note(f"no task named {task!r} in {', '.join(config.app)}; enqueued by name, unchecked")
         call = target.call(**given)
-    with transaction(config) as connection:
+    with transaction(config, make=True) as connection:
         made = connection.execute(insert_jobs([call])).scalar_one()
     if json:
         print_json({"id": made, "task": call.task, "queue": call.queue})

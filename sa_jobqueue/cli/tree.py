@@ -119,7 +119,7 @@ A job queue that is part of your SQLAlchemy application; PostgreSQL runs it.
     sa-jobqueue retry --queue mail                           run failed ones again
 
     Options come first, then the environment (SA_JOBQUEUE_DATABASE_URL and so on), then \\[tool.sa_jobqueue] in
-    pyproject.toml. Without a database URL, an embedded PostgreSQL is started and used.
+    pyproject.toml. Without a database URL, DATABASE_URL counts, and without that an embedded PostgreSQL is used.
 """
 
 

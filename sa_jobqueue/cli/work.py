@@ -23,13 +23,14 @@ from sqlalchemy import URL
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.log import get_logger
+from sa_jobqueue.migrations import check_schema
 from sa_jobqueue.settings import WorkerSettings
 from sa_jobqueue.urls import database_url
 from sa_jobqueue.worker.garbage import search_less
 from sa_jobqueue.worker.supervisor import CANNOT_WORK, Supervisor, drain_with_supervisor
 from sa_jobqueue.worker.worker import Worker
 
-from .common import database, load_registry, transaction
+from .common import database, load_registry, open_engine
 from .config import PREFIX, Config
 from .logs import LogFormat, set_log_format
 
@@ -174,15 +175,15 @@ def work(config: Config, options: WorkOptions) -> None:
     memory = None if options.max_memory is None else _bytes(options.max_memory)
     direct = None if options.listen_url is None else database_url(options.listen_url)
     cores = _cores() if options.pin else []
-    url = database(config)
+    url = database(config, make=True)
     slots_of = ", ".join(f"{name}={slots}" for name, slots in queues.items())
     serving = f"serving {slots_of} in schema {config.schema} of {url}"
     if options.supervised:
         # As if the terminal had said it: before the worker is up that ends the process, and afterwards it drains.
         drain_with_supervisor(lambda: os.kill(os.getpid(), signal.SIGTERM))
     else:
-        with transaction(config):
-            pass  # better one line now than one from each process
+        with open_engine(config, url).begin() as connection:
+            check_schema(connection)  # better one line now than one from each process
         if options.processes > 1 or options.max_jobs is not None or memory is not None:
             raise typer.Exit(_supervise(config, options, cores, serving, _environment(url, direct)))
         if cores:

@@ -7,7 +7,7 @@ What a block is, is seen by its language:
 - A block of any language whose first line is a comment with a file's name (`# shop/tasks.py`) is that file: written,
   not executed.
 - `console`: what follows `$ ` is run in the document's folder; what follows a command is what it says, line for line,
-  `...` standing for anything. A server (`sa-jobqueue work`, `uvicorn`) stays in the background until a line `^C`.
+  `...` standing for anything; the database is called "shop on localhost". A server (`sa-jobqueue work`, `uvicorn`) stays in the background until a line `^C`.
 - `sql`: executed. `toml`, `ini`, `yaml`, `dockerfile`: read. `text`: for the eye.
 
 `<!-- not run: the reason -->` before a block says that it is only checked: that it can be parsed, and that the
@@ -61,6 +61,8 @@ LOOKING = re.compile(r"^(sa-jobqueue (list|show|stats|workers|check)\b|curl )")
 #: What stays in the background, and what it says when it is ready.
 SERVERS = {"sa-jobqueue work": "serves", "uvicorn": "Application startup complete"}
 
+#: The reader's database, where a command names it; the documents say how it looks to somebody who has one of that name.
+_DATABASE = re.compile(r"^database: [^\s,]+ on [^\s,]+", re.MULTILINE)
 _MARKER = re.compile(r"<!--\s*not run: (?P<reason>[^>]+?)\s*-->\s*\Z")
 _FILE = re.compile(r"(?:#|--|;) (?P<name>[\w./@-]+\.\w+)\n")
 
@@ -293,7 +295,7 @@ class Reader:
             stderr=subprocess.STDOUT, text=True, timeout=120, check=False,
         )  # fmt: skip
         self.cwd = Path(place.read_text().strip())
-        return done.stdout, done.returncode
+        return _DATABASE.sub("database: shop on localhost", done.stdout), done.returncode
 
     def _curl(self, command: str) -> tuple[str, int]:
         """`curl [-X METHOD] URL`, without curl, and at the port where the document's server is."""

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.support.cli import as_json, invoke, output, refused
+from tests.support.cli import as_json, invoke, notes, output, refused
 from tests.support.factory import make_job, make_jobs, refer, row, statuses, users_table
 
 ALL = ("queued", "blocked", "running", "completed", "failed", "cancelled")
@@ -96,7 +96,7 @@ def test_an_id_that_cannot_be_touched_is_said(engine: Engine, url: str) -> None:
         waiting, running = make_job(connection), make_job(connection, "running")
     result = invoke("discard", str(waiting), str(running), "99", url=url)
     assert (result.exit_code, result.stdout) == (1, "discarded 1 job\n")
-    assert result.stderr == f"not touched: {running} (running), 99 (no such job)\n"
+    assert notes(result) == f"not touched: {running} (running), 99 (no such job)\n"
     assert now(engine) == {waiting: "failed", running: "running"}
 
 
@@ -159,5 +159,5 @@ def test_prune_goes_around_jobs_that_are_referred_to(engine: Engine, url: str) -
             refer(connection, one)
     result = invoke("prune", "--all", url=url)
     assert (result.exit_code, result.stdout) == (0, "pruned 2,527 jobs\n")
-    assert result.stderr == f"3 jobs kept, for other rows refer to them: {first}, {middle}, {last}\n"
+    assert notes(result) == f"3 jobs kept, for other rows refer to them: {first}, {middle}, {last}\n"
     assert now(engine) == dict.fromkeys((first, middle, last), "completed")

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, func, insert
 
 from sa_jobqueue.cli import output as printing
 from sa_jobqueue.models import WorkerRow
-from tests.support.cli import as_json, invoke, output, refused
+from tests.support.cli import as_json, invoke, notes, output, refused
 from tests.support.factory import make_job, row
 
 ERROR = {
@@ -35,7 +35,7 @@ def test_the_newest_come_first_and_no_more_than_the_limit(engine: Engine, url: s
     assert listed(url) == [third, second, first]
     result = invoke("list", "--limit", "2", "--json", url=url)
     assert [job["id"] for job in json.loads(result.stdout)] == [third, second]
-    assert result.stderr == "the newest 2; --limit N shows more\n"
+    assert notes(result) == "the newest 2; --limit N shows more\n"
 
 
 def test_every_status_and_every_reading_is_a_filter(engine: Engine, url: str) -> None:
@@ -104,7 +104,7 @@ def test_in_a_terminal_a_list_fits_its_width(
 
 def test_nothing_found_is_no_error(url: str) -> None:
     result = invoke("list", url=url)
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no such jobs\n")
+    assert (result.exit_code, result.stdout, notes(result)) == (0, "", "no such jobs\n")
     assert as_json("list", url=url) == []
     assert as_json("workers", url=url) == []
     assert as_json("stats", url=url)["queues"] == []
@@ -153,7 +153,7 @@ def test_no_password_of_an_error_is_shown_in_any_form(engine: Engine, url: str) 
 
 def test_a_job_that_is_not_there_is_said(url: str) -> None:
     result = invoke("show", "99", url=url)
-    assert (result.exit_code, result.stderr) == (1, "error: there is no job 99\n")
+    assert (result.exit_code, notes(result)) == (1, "error: there is no job 99\n")
 
 
 def test_stats_count_by_queue(engine: Engine, url: str) -> None:

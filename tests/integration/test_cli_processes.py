@@ -183,7 +183,8 @@ def test_a_reader_that_leaves_is_no_error(database_url: str) -> None:
     run_command("enqueue", "a_task", url=database_url)
     script = '"$0" -m sa_jobqueue list --json | true; exit 0'
     found = run_command(url=database_url, command=("bash", "-c", script, sys.executable))
-    assert found.stderr == ""
+    assert found.stderr.count("\n") == 1
+    assert found.stderr.startswith("database: ")
 
 
 def test_the_password_is_used_and_never_shown(database_url: str) -> None:
@@ -205,7 +206,10 @@ def test_without_a_url_the_embedded_server_is_started_and_can_be_stopped() -> No
             assert "running, process" in run_command("embedded", "status", env=settings).stdout
             assert run_command("embedded", "stop", env=settings).stdout == "stopped\n"
             assert run_command("embedded", "status", env=settings).returncode == 3
-            assert run_command("list", "--json", env=settings).stdout == "[]\n"
+            assert run_command("migrate", env=settings).stdout == "schema sa_jobqueue: version 1, nothing to do\n"
+            listed = run_command("list", "--json", env=settings)
+            assert listed.stdout == "[]\n"
+            assert listed.stderr == f"database: sa_jobqueue on the embedded PostgreSQL in {folder.resolve()}/18\n"
         finally:
             run_command("embedded", "stop", env=settings)
 

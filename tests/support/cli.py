@@ -24,7 +24,9 @@ def invoke(
     *arguments: str, url: str | None = None, env: Mapping[str, str] | None = None, stdin: str | bytes | None = None
 ) -> Result:
     """Run `sa-jobqueue ARGUMENTS` with none of the caller's settings; an unexpected error is raised here."""
-    settings: dict[str, str | None] = {name: None for name in os.environ if name.startswith("SA_JOBQUEUE_")}
+    settings: dict[str, str | None] = {
+        name: None for name in os.environ if name.startswith(("SA_JOBQUEUE_", "DATABASE_URL"))
+    }
     settings |= {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1", "SA_JOBQUEUE_DATABASE_URL": url, **(env or {})}
     result = CliRunner(env=settings, **_APART).invoke(app, list(arguments), input=stdin, prog_name="sa-jobqueue")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -42,6 +44,13 @@ def output(*arguments: str, url: str, **options: Any) -> str:
 def as_json(*arguments: str, url: str, **options: Any) -> Any:
     """What a command that succeeds writes with `--json`."""
     return json.loads(output(*arguments, "--json", url=url, **options))
+
+
+def notes(result: Result) -> str:
+    """What a command writes on stderr besides the name of its database, which each says once."""
+    lines = result.stderr.splitlines(keepends=True)
+    assert sum(line.startswith("database: ") for line in lines) == 1, result.stderr
+    return "".join(line for line in lines if not line.startswith("database: "))
 
 
 def refused(*arguments: str, **options: Any) -> str:

@@ -36,7 +36,9 @@ CLI = (
 
 def environment(url: str | None = None, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment for a command: none of the caller's settings, `tests` and the package importable."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SA_JOBQUEUE_", "PG"))}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SA_JOBQUEUE_", "DATABASE_URL", "PG"))
+    }
     kept |= {"PYTHONPATH": os.pathsep.join([str(PACKAGE), str(ROOT)]), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
     kept |= {"NO_COLOR": "1", "TERM": "dumb"}
     if url is not None:

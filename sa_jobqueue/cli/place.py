@@ -1,0 +1,133 @@
+"""Where the jobs are: which database a command uses, an engine on it, and its name on stderr.
+
+    with transaction(config) as connection:
+        ...
+
+The database is the one given for this command, else the one in DATABASE_URL, else the embedded one. What a forgotten
+setting could lead to is said before it is used; a command that only looks makes no database and starts no server.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+from psycopg import DataError
+from psycopg.abc import Buffer
+from psycopg.types.datetime import TimestamptzLoader
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
+
+from sa_jobqueue.embedded import EmbeddedServer, default_directory
+from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.migrations import check_schema
+from sa_jobqueue.models import SCHEMA
+from sa_jobqueue.storable import MAX_DIGITS
+from sa_jobqueue.urls import database_url
+
+from .config import DATABASE_URL, Config
+from .output import cleaned, note
+
+__all__ = ["database", "embedded_database", "name_database", "open_engine", "transaction"]
+
+
+def database(config: Config, *, make: bool = False) -> URL:
+    """The URL of the database to use. One that this command was not given by our own settings is named on stderr.
+
+    `make`: start the embedded server and make the database on it where needed; else both must be there.
+    """
+    if config.database_url is not None:
+        return _given(config.database_url, "the database URL that was given")
+    if config.other_url is not None:
+        url = _given(config.other_url, DATABASE_URL)
+        note(f"database: {_place(url.database, url.host, url.port, url.query)}, from {DATABASE_URL}")
+        return url
+    return embedded_database(config, make=make)
+
+
+def embedded_database(config: Config, name: str = "sa_jobqueue", *, make: bool) -> URL:
+    """The URL of a database on the embedded server, which is named on stderr."""
+    server = EmbeddedServer(config.embedded_dir or default_directory())
+    url = server.create_database(name) if make else server.find_database(name)
+    note(f"database: {name} on the embedded PostgreSQL in {server.home}")
+    return database_url(url)
+
+
+def _given(text: str, source: str) -> URL:
+    if "://" not in text:  # not shown: whatever it is, a password may be in it
+        raise ConfigurationError(
+            f"{source} has no scheme: expected postgresql://host:port/database, with user and password before the host"
+        )
+    try:
+        return database_url(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{DATABASE_URL}: {error}") if source == DATABASE_URL else error from None
+
+
+def open_engine(config: Config, url: URL | None = None, *, make: bool = False) -> Engine:
+    """An engine that finds our tables in the schema that was asked for; it keeps no connection.
+
+    `url`: what `database` has said, where it was asked before. `make`: see `database`.
+    """
+    url = url or database(config, make=make)
+    wanted: dict[str, Any] = {"connect_timeout": 10, "application_name": "sa-jobqueue"}
+    arguments = {name: value for name, value in wanted.items() if name not in url.query}
+    engine = create_engine(url, poolclass=NullPool, connect_args=arguments, json_deserializer=_any_json)
+    event.listen(engine, "connect", _read_any_time)
+    return engine.execution_options(schema_translate_map=config.translate) if config.translate else engine
+
+
+@contextmanager
+def transaction(config: Config, engine: Engine | None = None, *, make: bool = False) -> Generator[Connection]:
+    """A transaction on the database, whose schema is ours, named on stderr; committed at the end.
+
+    `engine`: where a command has opened one already. `make`: see `database`.
+    """
+    with (engine or open_engine(config, make=make)).begin() as connection:
+        check_schema(connection)
+        name_database(config, connection)
+        yield connection
+
+
+def name_database(config: Config, connection: Connection) -> None:
+    """Say on stderr which database this is, unless `database` has said it. No password is in it."""
+    raw = connection.connection.dbapi_connection
+    if config.database_url is not None and isinstance(raw, psycopg.Connection):
+        schema = "" if config.schema == SCHEMA else f", schema {cleaned(config.schema)}"
+        note(f"database: {_place(raw.info.dbname, raw.info.host, raw.info.port, {})}{schema}")
+
+
+def _place(name: str | None, host: str | None, port: int | None, query: Any) -> str:
+    """Like "shop on db.example:6432"; a socket by its folder."""
+    where = host or query.get("host") or os.environ.get("PGHOST") or "localhost"
+    where = where if isinstance(where, str) else ",".join(where)
+    beside = f":{port}" if port and port != 5432 and not where.startswith("/") else ""
+    return f"{cleaned(name or 'the default')} on {cleaned(where)}{beside}"
+
+
+class _AnyTime(TimestamptzLoader):
+    """Times that Python cannot hold become its first or last ones: one odd row must not hide the others."""
+
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return super().load(data)
+        except DataError:
+            early = bytes(data).startswith(b"-") or bytes(data).endswith(b"BC")
+            return datetime(2 if early else 9_999, 1, 1, tzinfo=UTC)
+
+
+def _read_any_time(connection: Any, record: object) -> None:
+    connection.adapters.register_loader("timestamptz", _AnyTime)
+    # psycopg reads no times in another style. PgBouncer keeps it for each of its clients, also between transactions.
+    if not str(connection.info.parameter_status("DateStyle")).startswith("ISO"):
+        connection.execute("SET DateStyle = ISO")
+        connection.commit()
+
+
+def _any_json(given: str) -> Any:
+    """JSON of a row; an integer that has more digits than Python reads stays text."""
+    return jsonlib.loads(given, parse_int=lambda digits: int(digits) if len(digits) <= MAX_DIGITS else digits)
