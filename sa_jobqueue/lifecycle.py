@@ -108,7 +108,8 @@ def sources(event: Event) -> tuple[JobStatus, ...]:
 class Claimed(Protocol):
     """What has to be known of a claimed job to decide and to fence.
 
-    `claims` counts its claims, which is the fence; `rescues` those whose worker died. `attempt` already counts this claim.
+    `claims` counts its claims, which is the fence; `rescues` those whose worker died, or left before the handler had come to
+    its end. `attempt` already counts this claim.
     """
 
     @property
@@ -182,7 +183,8 @@ class Change(NamedTuple):
 
 
 _COMPLETED = TRANSITIONS[_S.RUNNING, Event.COMPLETE]
-_INTERRUPTED = ErrorEntry("Interrupted", "the worker left while it ran, and it may not run twice (rescue=False)")
+_INTERRUPTED = ErrorEntry("Interrupted", "the worker left while it ran")
+_NOT_TWICE = ErrorEntry("Interrupted", "the worker left while it ran, and it may not run twice (rescue=False)")
 
 
 def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float) -> Change:
@@ -196,9 +198,10 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float) -> 
         case Snooze():
             return _again(claim, Event.SNOOZE, rules, outcome.seconds, attempt=-1)
         case Released(seconds, started):
-            if started and not rules.rescue:
-                return _end(claim, Event.FAIL, rules.retain_failed, error=_INTERRUPTED)
-            return _again(claim, Event.RELEASE, rules, seconds, attempt=-1)
+            if not started:
+                return _again(claim, Event.RELEASE, rules, seconds, attempt=-1)
+            error = _INTERRUPTED if rules.rescue else _NOT_TWICE
+            return _lost_worker(claim, Event.RELEASE, error, rules.rescue, rules, delay=seconds)
         case Cancelled(error):
             return _end(claim, Event.CANCEL, rules.retain, error=error)
         case Cancel():
@@ -208,7 +211,7 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float) -> 
         case Undecodable(error):
             return _end(claim, Event.FAIL, rules.retain_failed, error=error)
         case Rescued(error, retry):
-            return _rescue(claim, error, retry and rules.rescue, rules)
+            return _lost_worker(claim, Event.RESCUE, error, retry and rules.rescue, rules, expired=True)
         case Retry():
             error = entry("Retry", outcome.reason)
             delay = outcome.seconds if outcome.seconds is not None else rules.policy.backoff(claim.attempt, random)
@@ -223,14 +226,25 @@ def _retry(claim: Claimed, error: ErrorEntry, delay: float | None, rules: Rules)
     return _again(claim, Event.RETRY, rules, delay, error=error)
 
 
-def _rescue(claim: Claimed, error: ErrorEntry, retry: bool, rules: Rules) -> Change:
-    """A crash is not an attempt: it is given back, and counted against a bound of its own."""
-    if not retry:
-        return _end(claim, Event.FAIL, rules.retain_failed, error=error, rescues=1, expired=True)
-    if claim.rescues + 1 >= rules.max_rescues:
-        died = entry(error.type, f"its worker died {claim.rescues + 1} times; {error.message}", error.traceback)
-        return _end(claim, Event.FAIL, rules.retain_failed, error=died, rescues=1, expired=True)
-    return _again(claim, Event.RESCUE, rules, 0.0, error=error, attempt=-1, rescues=1, expired=True)
+def _lost_worker(
+    claim: Claimed,
+    event: Event,
+    error: ErrorEntry,
+    retry: bool,
+    rules: Rules,
+    *,
+    delay: float = 0.0,
+    expired: bool = False,
+) -> Change:
+    """Its worker died, or left while the handler ran. The attempt is given back. It is counted as a rescue instead, and these
+    have a bound, for the job may be what ends the workers.
+    """
+    times = claim.rescues + 1
+    if retry and times < rules.max_rescues:
+        return _again(claim, event, rules, delay, error=error, attempt=-1, rescues=1, expired=expired)
+    if retry:
+        error = entry(error.type, f"its worker died or left {times} times; {error.message}", error.traceback)
+    return _end(claim, Event.FAIL, rules.retain_failed, error=error, rescues=1, expired=expired)
 
 
 def _end(

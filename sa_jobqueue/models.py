@@ -198,6 +198,7 @@ class Job(Base):
     attempt: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
     max_attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("10"))
     rescues: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    """How often its worker died, or left while it ran."""
     queue: Mapped[str] = mapped_column(server_default=text("'default'"))
     task: Mapped[str]
     args: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'::jsonb"))

@@ -116,7 +116,8 @@ class Undecodable:
 class Released:
     """Given back unstarted or on shutdown; no attempt is spent.
 
-    `seconds`: wait this long before the next claim. `started`: its handler had begun.
+    `seconds`: wait this long before the next claim. `started`: its handler had begun, so it counts as a rescue does: the
+    handler may be what made the worker leave.
     """
 
     seconds: float = 0.0

@@ -29,7 +29,7 @@ class WorkerSettings:
     prune_every: float = 30.0
     """How often jobs whose time to be kept is over are deleted."""
     max_rescues: int = 5
-    """After this many deaths of its worker a job is failed."""
+    """After its worker died, or left while it ran, this many times, a job is failed."""
     pooled: bool = False
     """Behind a pooler in transaction mode: no setting of a session is relied on."""
     session_idle_timeout: float | None = None

@@ -105,9 +105,9 @@ class WorkOptions:
     buffer: Annotated[
         int, _pace(help="Most jobs of a queue to claim ahead of a free slot, if they finish fast enough. 0: none.")
     ] = _SETTINGS.buffer
-    max_rescues: Annotated[int, _pace(help="A job whose worker has died so many times is failed.")] = (
-        _SETTINGS.max_rescues
-    )
+    max_rescues: Annotated[
+        int, _pace(help="A job whose worker died, or left while it ran, this many times is failed.")
+    ] = _SETTINGS.max_rescues
     session_idle_timeout: Annotated[
         float | None,
         _seconds(help="The longest that a handler's transaction may sit idle before the server ends it."),

@@ -93,7 +93,9 @@ class Crew:
         self._loop = asyncio.get_running_loop()
         self.flights = Flights()
         self.writer = OutcomeWriter(self._written, worker=worker, job=job)
-        self.executor = Executor(assignment.sessions, self._report, self._note, leaving)
+        self.executor = Executor(
+            assignment.sessions, self._report, self._note, leaving, max_rescues=settings.max_rescues
+        )
         self.runners = Runners(self._loop, self.executor, self._ended)
         self.lanes = {
             name: Lane(name, limit, buffer=settings.buffer, call=self.runners.call)

@@ -172,6 +172,7 @@ class Executor:
 
     `report(flight, change)` gets the change to write; None: nothing is left to write. `committed(change)` hears of one
     that was written already, together with what the handler wrote. `leaving()`: all tasks of the loop are being cancelled.
+    `max_rescues`: how often a job's worker may die, or leave while it runs.
     """
 
     def __init__(
@@ -180,8 +181,11 @@ class Executor:
         report: Callable[[Flight, Change | None], None],
         committed: Callable[[Change], None],
         leaving: Callable[[], bool] = lambda: False,
+        *,
+        max_rescues: int,
     ) -> None:
         self._sessions, self._report, self._noted, self.leaving = sessions, report, committed, leaving
+        self._max_rescues = max_rescues
 
     def run(self, flight: Flight) -> None:
         """Run a `def` handler, on the thread that calls."""
@@ -268,7 +272,10 @@ class Executor:
         """The change that `outcome` means for this flight; None for None."""
         if outcome is None:
             return None
-        return decide(flight.job, outcome, flight.task.rules, random=random.random())
+        rules = flight.task.rules
+        if isinstance(outcome, Released):  # how often a worker may have left is the worker's to say, not the task's
+            rules = replace(rules, max_rescues=self._max_rescues)
+        return decide(flight.job, outcome, rules, random=random.random())
 
     def _ends_unbegun(self, flight: Flight) -> bool:
         """Whether it was told to stop while it waited for its slot; then it has ended. (Nobody would tell it again.)"""

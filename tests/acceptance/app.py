@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,6 +159,30 @@ def kill_worker() -> None:
     """Takes its process with it."""
     say("killed")
     os._exit(9)
+
+
+@task(registry=registry, retry=SOON)
+async def cancel_all_tasks() -> None:
+    """Ends its event loop, and with it all that runs there."""
+    say("killed")
+    for each in asyncio.all_tasks():
+        each.cancel()
+    await asyncio.sleep(600)
+
+
+@task(registry=registry, retry=SOON)
+def stop_worker() -> None:
+    """Tells its process to end, and does not come to an end itself."""
+    say("killed")
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(600)
+
+
+@task(registry=registry, retry=SOON, max_attempts=1)
+async def nap_async(ctx: AsyncJobContext, seconds: float) -> None:
+    """Takes its time on the event loop, then writes."""
+    await asyncio.sleep(seconds)
+    ctx.session.add(Effect(job_id=ctx.job_id, pid=os.getpid(), note="nap"))
 
 
 @task(registry=registry, retry=SOON, timeout=0.5, max_attempts=1)

@@ -100,9 +100,27 @@ def test_a_job_that_kills_its_worker_each_time_ends_failed_and_takes_no_neighbou
         (failed,) = shop.wait_for(killer, status=JobStatus.FAILED, timeout=60)
         neighbours = shop.wait_for(*before, *after)
     assert failed.rescues == len(shop.pids("killed")) == 5
-    assert "its worker died 5 times" in failed.errors[-1]["message"]
+    assert "its worker died or left 5 times" in failed.errors[-1]["message"]
     assert {job.attempt for job in neighbours} == {1}
     assert len(shop.effects()) == len(neighbours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", [app.cancel_all_tasks, app.stop_worker])
+def test_a_job_that_makes_its_worker_leave_each_time_ends_failed_and_takes_no_neighbour_with_it(
+    shop: Shop, task: AnyTask
+) -> None:
+    """It counts like a crash: by cancelling all tasks of the loop, or by a SIGTERM that it outlasts itself."""
+    (killer,) = shop.add(enqueue(task.options(priority=5)))
+    neighbours = shop.add(*(enqueue(app.nap_async, 2.0) for _ in range(4)))
+    with shop.work("--processes=2", "--lease=1", "--grace=0.2", "--queue=default=5", "--max-rescues=3"):
+        (failed,) = shop.wait_for(killer, status=JobStatus.FAILED, timeout=60)
+        done = shop.wait_for(*neighbours)
+    assert (failed.attempt, failed.rescues, len(shop.pids("killed"))) == (1, 3, 3)
+    assert {error["type"] for error in failed.errors} == {"Interrupted"}
+    assert failed.errors[-1]["message"] == "its worker died or left 3 times; the worker left while it ran"
+    assert {job.attempt for job in done} == {1}
+    assert sorted(effect.job_id for effect in shop.effects()) == sorted(neighbours)
 
 
 def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(shop: Shop) -> None:

@@ -70,7 +70,7 @@ def test_sigterm_waits_for_a_commit_that_is_under_way(shop: Shop, task: AnyTask)
 
 @pytest.mark.parametrize("task", [app.held, app.held_async, app.never_ends, app.ignore_cancel])
 def test_a_second_sigterm_does_not_wait_for_handlers(shop: Shop, task: AnyTask) -> None:
-    """The worker leaves within seconds; the job goes back with no attempt spent and no write kept."""
+    """The worker leaves within seconds; the job goes back with no attempt spent and no write kept, and says why."""
     (job_id,) = shop.add(enqueue(task, "a"))
     with shop.work("--grace=60", "--lease=30") as worker:
         shop.wait_said("started-a")
@@ -81,7 +81,10 @@ def test_a_second_sigterm_does_not_wait_for_handlers(shop: Shop, task: AnyTask) 
         assert worker.wait() == 0
         assert monotonic() - begun < 2 + BUSY
     job = shop.job(job_id)
-    assert (job.status, job.attempt, job.rescues, job.errors) == (JobStatus.QUEUED, 0, 0, [])
+    assert (job.status, job.attempt, job.rescues) == (JobStatus.QUEUED, 0, 1)
+    assert [(error["type"], error["message"]) for error in job.errors] == [
+        ("Interrupted", "the worker left while it ran")
+    ]
     assert shop.effects() == []
 
 

@@ -54,6 +54,7 @@ class Step(NamedTuple):
     rescues: int | None
     attempt: int | None = None
     worker: str | None = None
+    error: str | None = None
 
 
 class Written(NamedTuple):
@@ -186,10 +187,10 @@ _ALLOWED = {(source.value, target.value) for (source, _), target in TRANSITIONS.
 
 
 def live_claims_are_not_rescued(given: Evidence) -> Iterator[str]:
-    """A job is rescued only after its lease has run out."""
+    """A job is rescued only after its lease has run out, or counted as rescued because its own worker gave it back."""
     for step in given.steps:
         rescued = step.rescues is not None and step.rescues > (step.rescues_was or 0)
-        if rescued and step.lease_was is not None and step.lease_was > step.at:
+        if rescued and step.error != "Interrupted" and step.lease_was is not None and step.lease_was > step.at:
             yield f"rescued {step.lease_was - step.at:.3f} s before its lease ended: {step}"
 
 
@@ -283,7 +284,7 @@ _ROWS = """
 """
 _STEPS = """
     SELECT key, n, extract(epoch FROM at)::float8, xid, was, claims_was, rescues_was,
-           extract(epoch FROM lease_was)::float8, now, claims, rescues, attempt, worker
+           extract(epoch FROM lease_was)::float8, now, claims, rescues, attempt, worker, error
     FROM audit.history WHERE key IS NOT NULL
 """
 _EFFECTS = "SELECT key, claims, xid FROM audit.effect"

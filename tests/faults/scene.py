@@ -321,7 +321,9 @@ class Scene:
         committed = {key for key in hit if given.fates[key] is Fate.COMMITTED}
         steps = [step for step in everything.steps if step.at >= begun]
         ends = sorted(step.at for step in everything.ends.values() if step.at >= begun)
-        rescues = [step for step in steps if (step.rescues or 0) > (step.rescues_was or 0)]
+        rescues = [
+            step for step in steps if (step.rescues or 0) > (step.rescues_was or 0) and step.error != "Interrupted"
+        ]
         alive = self._ids({worker.pid for worker in workers})
         buried = [step.at for step in rescues if step.worker not in alive]
         return Observed(

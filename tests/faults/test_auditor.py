@@ -43,6 +43,8 @@ def test_a_job_that_went_well_gives_no_finding() -> None:
         said=[BEGAN, DID, BEGAN._replace(claims=2, at=105.1), DID._replace(claims=2, at=105.9)],
     )
     assert audit(twice) == []
+    interrupted = RESCUED._replace(at=102.0, error="Interrupted")  # its own worker left
+    assert audit(replace(twice, steps=[MADE, TAKEN, interrupted, AGAIN, end])) == []
     assert [twice.duplicates(since) for since in (0.0, 105.9, 106.0)] == [1, 1, 0]
 
 

@@ -67,14 +67,16 @@ _OBSERVER = (
         xid text NOT NULL DEFAULT pg_current_xact_id()::text,
         job_id bigint NOT NULL, key text, worker text,
         was text, claims_was integer, rescues_was integer, lease_was timestamptz,
-        now text, claims integer, rescues integer, attempt integer)
+        now text, claims integer, rescues integer, attempt integer, error text)
     """,
     """
     CREATE FUNCTION audit.observe() RETURNS trigger LANGUAGE plpgsql AS $body$
     BEGIN
-        INSERT INTO audit.history (job_id, key, worker, was, claims_was, rescues_was, lease_was, now, claims, rescues, attempt)
+        INSERT INTO audit.history (job_id, key, worker, was, claims_was, rescues_was, lease_was, now, claims, rescues, attempt,
+                                   error)
         VALUES (coalesce(NEW.id, OLD.id), coalesce(NEW.meta, OLD.meta)->>'key', coalesce(NEW.worker, OLD.worker),
-                OLD.status, OLD.claims, OLD.rescues, OLD.lease_expires_at, NEW.status, NEW.claims, NEW.rescues, NEW.attempt);
+                OLD.status, OLD.claims, OLD.rescues, OLD.lease_expires_at, NEW.status, NEW.claims, NEW.rescues, NEW.attempt,
+                NEW.errors->-1->>'type');
         RETURN NULL;
     END
     $body$

@@ -419,7 +419,8 @@ def test_stopping_waits_for_what_runs_and_gives_back_the_rest(engine: Engine, ur
     with working(url, registry, grace=0.1):
         wait_until(started.is_set)
     job = job_of(engine, id)
-    assert (job.status, job.attempt, job.errors) == (JobStatus.QUEUED, 0, [])
+    assert (job.status, job.attempt, job.rescues) == (JobStatus.QUEUED, 0, 1)
+    assert [error["type"] for error in job.errors] == ["Interrupted"]
 
 
 def test_a_job_that_may_not_run_twice_fails_when_its_worker_leaves(
@@ -479,7 +480,7 @@ def test_a_worker_that_is_cancelled_again_and_again_still_leaves(
     assert not asyncio.run(main()).serving
     wait_until(lambda: set(threading.enumerate()) <= before)
     job = job_of(engine, id)
-    assert (job.status, job.attempt, job.errors) == (JobStatus.QUEUED, 0, [])
+    assert (job.status, job.attempt, [error["type"] for error in job.errors]) == (JobStatus.QUEUED, 0, ["Interrupted"])
     with Session(engine) as session:
         assert session.scalars(select(WorkerRow)).all() == []
 

@@ -34,7 +34,7 @@ run_outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.just(Completed(error=ENTRY)),
     failures,
     st.just(Undecodable(ENTRY)),
-    delays.map(Released),
+    st.builds(Released, delays, started=st.booleans()),
     st.sampled_from([None, ENTRY]).map(Cancelled),
     st.one_of(st.none(), delays).map(Retry),
     delays.map(Snooze),

@@ -96,6 +96,17 @@ CASES: dict[str, tuple[Claim, Outcome, Change]] = {
     "Snooze gives the attempt back": (claimed(3), Snooze(30), again(Event.SNOOZE, delay=30.0, attempt=-1)),
     "a release gives the attempt back": (claimed(1), Released(), again(Event.RELEASE, attempt=-1)),
     "a release may wait": (claimed(1), Released(9.0), again(Event.RELEASE, delay=9.0, attempt=-1)),
+    "a run that its worker's leaving interrupts gives the attempt back and counts as a rescue": (
+        claimed(3, rescues=1), Released(started=True),
+        again(Event.RELEASE, error=ErrorEntry("Interrupted", "the worker left while it ran"), attempt=-1, rescues=1),
+    ),
+    "the last interruption fails the job and says how often": (
+        claimed(1, rescues=2), Released(started=True),
+        final(
+            Event.FAIL, FAILED, rescues=1, retain=300.0,
+            error=ErrorEntry("Interrupted", "its worker died or left 3 times; the worker left while it ran"),
+        ),
+    ),
     "Cancel ends as cancelled": (
         claimed(), Cancel("enough"), final(Event.CANCEL, CANCELLED, error=ErrorEntry("Cancel", "enough"), retain=70.0),
     ),
@@ -115,7 +126,7 @@ CASES: dict[str, tuple[Claim, Outcome, Change]] = {
     "the last rescue fails the job and says how often": (
         claimed(1, rescues=2), Rescued(ErrorEntry("Rescued", "lease ran out")),
         final(
-            Event.FAIL, FAILED, error=ErrorEntry("Rescued", "its worker died 3 times; lease ran out"),
+            Event.FAIL, FAILED, error=ErrorEntry("Rescued", "its worker died or left 3 times; lease ran out"),
             rescues=1, expired=True, retain=300.0,
         ),
     ),
@@ -137,6 +148,19 @@ def test_a_task_without_rescue_fails_when_its_worker_dies() -> None:
     change = decide(claimed(), Rescued(ERROR, retry=True), Rules(rescue=False), random=0.5)
 
     assert (change.status, change.expired) == (FAILED, True)
+
+
+def test_a_task_without_rescue_fails_when_its_worker_leaves_it() -> None:
+    """What had not begun goes back all the same."""
+    started, waiting = (
+        decide(claimed(), Released(started=begun), Rules(rescue=False), random=0.5) for begun in (True, False)
+    )
+
+    assert (started.status, started.expired) == (FAILED, False)
+    assert started.error == ErrorEntry(
+        "Interrupted", "the worker left while it ran, and it may not run twice (rescue=False)"
+    )
+    assert (waiting.status, waiting.rescues) == (QUEUED, 0)
 
 
 def test_no_retry_ends_the_job_whatever_attempts_are_left() -> None:
@@ -246,7 +270,7 @@ def test_no_change_retries_a_last_attempt(claim: Claim, outcome: Outcome, rules:
 
     if change.status is QUEUED and change.attempt == 0:
         assert claim.attempt < claim.max_attempts
-    if change.event is Event.RESCUE:
+    if change.status is QUEUED and change.rescues:
         assert claim.rescues + 1 < rules.max_rescues
 
 

@@ -59,7 +59,7 @@ def flight(task: AnyTask, number: int = 1) -> Flight:
 async def test_a_job_that_swallows_its_cancel_leaves_no_trace_on_the_next_job_of_its_slot() -> None:
     """Its slot goes on, and must not take the next handler's failure for the end of the event loop."""
     changes: list[Change | None] = []
-    executor = Executor(Sessions(), lambda flight, change: changes.append(change), lambda change: None)
+    executor = Executor(Sessions(), lambda flight, change: changes.append(change), lambda change: None, max_rescues=5)
     first, second = flight(swallow), flight(await_what_is_cancelled, 2)
 
     async def slot() -> None:
@@ -92,7 +92,7 @@ async def test_a_run_that_was_stopped_before_it_began_does_not_begin(
 ) -> None:
     """What it is told only while it runs, it would not hear any more."""
     changes: list[Change | None] = []
-    executor = Executor(Sessions(), lambda flight, change: changes.append(change), lambda change: None)
+    executor = Executor(Sessions(), lambda flight, change: changes.append(change), lambda change: None, max_rescues=5)
     early = flight(handler)
     early.ask_to_stop(why)
     if handler.is_async:
@@ -109,7 +109,7 @@ async def test_a_run_that_was_stopped_before_it_began_does_not_begin(
 def test_a_run_that_ends_because_of_its_timeout_says_so_itself() -> None:
     """Whoever settles first, the handler or who gives it up, writes the same."""
     changes: list[Change | None] = []
-    executor = Executor(Sessions(), lambda flight, change: changes.append(change), lambda change: None)
+    executor = Executor(Sessions(), lambda flight, change: changes.append(change), lambda change: None, max_rescues=5)
 
     @task(registry=Registry(), timeout=60)
     def look(ctx: JobContext) -> None:
@@ -178,7 +178,7 @@ async def test_a_context_variable_that_cannot_be_compared_costs_no_slot(handler:
     """Its runner cannot tell what the handler left behind, and ends; another comes for the next job."""
     weights.set(Incomparable())
     changes: list[Change | None] = []
-    executor = Executor(Sessions(), lambda flight, change: changes.append(change), lambda change: None)
+    executor = Executor(Sessions(), lambda flight, change: changes.append(change), lambda change: None, max_rescues=5)
     runners = Runners(asyncio.get_running_loop(), executor, lambda lane: None)
     lane = Lane("default", 1, buffer=0, call=runners.call)
     lane.feed([flight(handler, number) for number in range(3)])
