@@ -70,6 +70,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             *_ALL,
             f"SELECT, DELETE, UPDATE ({_WRITTEN_BY_WORKERS}) ON TABLE {{schema}}.job",
             "SELECT, INSERT, DELETE, UPDATE (seen_at) ON TABLE {schema}.worker",
+            "SELECT, INSERT, UPDATE (since, until) ON TABLE {schema}.uptime",
             "SELECT, UPDATE ON SEQUENCE " + ", ".join(f"{{schema}}.gate_{gate}" for gate in (*range(GATES), "any")),
             "EXECUTE ON FUNCTION {schema}.complete_job(bigint, integer, double precision, text)",
         ),

@@ -53,7 +53,7 @@ from sqlalchemy.types import TypeEngine
 from .errors import OptionError, StatusError
 from .lifecycle import FINISHED, LIVE, JobStatus
 
-__all__ = ["SCHEMA", "Base", "Job", "SchemaVersion", "WorkerRow", "status_in", "status_literal"]
+__all__ = ["SCHEMA", "Base", "Job", "SchemaVersion", "Uptime", "WorkerRow", "status_in", "status_literal"]
 
 #: The schema the models name; `schema_translate_map` gives it another name.
 SCHEMA = "sa_jobqueue"
@@ -345,6 +345,17 @@ class WorkerRow(Base):
     """The release of sa_jobqueue it runs."""
     started_at: Mapped[datetime] = mapped_column(server_default=func.now())
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Uptime(Base):
+    """Since when, and until when, leases could be renewed, without a break in which they may have run out."""
+
+    __tablename__ = "uptime"
+
+    lease: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    """For leases of so many milliseconds: whether a break is too long depends on that."""
+    since: Mapped[datetime]
+    until: Mapped[datetime]
 
 
 class SchemaVersion(Base):

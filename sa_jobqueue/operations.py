@@ -52,7 +52,7 @@ from .statements.claim import (
 )
 from .statements.complete import complete_job, complete_jobs, completion_parameters, delete_completed
 from .statements.gates import channel_of, open_gates
-from .statements.leases import cancel_requests, expired_leases, renew_leases
+from .statements.leases import attest_uptime, cancel_requests, expired_leases, renew_leases
 
 __all__ = [
     "MOST_TEXT",
@@ -64,6 +64,7 @@ __all__ = [
     "alike",
     "apply",
     "apply_one",
+    "attest",
     "cancelled_among",
     "channel",
     "claim",
@@ -189,6 +190,11 @@ def _delete(job: type[Job]) -> Compiled:
 @lru_cache
 def _renew_statement(job: type[Job]) -> Any:
     return renew_leases(ids=[], claims=[], lease=0, job=job)
+
+
+@lru_cache
+def _attest_statement(job: type[Job]) -> Any:
+    return attest_uptime(lease=0, outage=0, job=job)
 
 
 @lru_cache
@@ -349,6 +355,16 @@ def cancelled_among(
 
 def _held(held: Mapping[int, int], worker: str | None) -> dict[str, Any]:
     return {"lease_ids": list(held), "lease_claims": list(held.values()), "fence_worker": worker}
+
+
+def attest(connection: Connection, *, lease: float, outage: float, job: type[Job] = Job) -> bool:
+    """Bear witness that leases can be renewed now; whether they could be during the whole of the last `lease` seconds.
+
+    What has run out since the transaction began, or before, may then be rescued. `outage`: seconds between two witnesses
+    after which nobody knows.
+    """
+    parameters = {"lease_ms": round(lease * 1000), "lease_seconds": lease, "outage": outage}
+    return bool(connection.scalar(_attest_statement(job), parameters))
 
 
 def expired(connection: Connection, *, after: int = -(2**63), limit: int = 100, job: type[Job] = Job) -> list[Expired]:

@@ -74,6 +74,16 @@ UP = (
         CONSTRAINT worker_pkey PRIMARY KEY (id)
     )
     """,
+    # A row for each length of lease, in milliseconds: since when, and until when, leases could be renewed. That a worker could
+    # write it is the proof.
+    """
+    CREATE TABLE {schema}.uptime (
+        lease bigint NOT NULL,
+        since timestamptz NOT NULL,
+        until timestamptz NOT NULL,
+        CONSTRAINT uptime_pkey PRIMARY KEY (lease)
+    )
+    """,
     # How a producer's delay becomes a time by the database's clock. A plain SQL expression, so that it is inlined.
     """
     CREATE FUNCTION {schema}.due_at(given text) RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE
@@ -150,6 +160,7 @@ UP = (
 DOWN = (
     "DROP TABLE {schema}.job",
     "DROP TABLE {schema}.worker",
+    "DROP TABLE {schema}.uptime",
     "DROP FUNCTION {schema}.complete_job(bigint, integer, double precision, text)",
     "DROP FUNCTION {schema}.job_wake()",
     "DROP FUNCTION {schema}.due_at(text)",

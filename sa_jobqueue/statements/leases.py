@@ -12,19 +12,23 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Executable,
+    Float,
     Integer,
     and_,
     bindparam,
     case,
+    exists,
+    false,
     func,
     literal_column,
     or_,
     select,
     update,
 )
+from sqlalchemy.dialects.postgresql import insert
 
 from ..lifecycle import Event, sources
-from ..models import Job, status_in
+from ..models import Job, Uptime, status_in
 from ._parts import array, held_by_claimer, in_seconds, lock_in_order, members, rows, table_of
 
 __all__ = ["expired_leases", "renew_leases"]
@@ -118,3 +122,29 @@ def cancel_requests(
         status_in(columns.status, sources(Event.RELEASE)),
         columns.cancel_requested_at.is_not(None),
     )
+
+
+def attest_uptime(*, lease: float, outage: float, job: type[Job] = Job) -> Executable:
+    """Whether leases of `lease` seconds could be renewed during the whole of the last one: a row with one boolean.
+
+    Each execution is a witness of its own, and reads what others have written down: their processes may have ended since.
+    Two witnesses more than `outage` seconds apart have seen nothing of what was between. Only the database's clock counts, so
+    a step of that clock is such a time, too: it lets leases look expired as an outage does.
+    """
+    length = bindparam("lease_ms", round(lease * 1000), BigInteger)
+    now, apart = func.now(), bindparam("outage", outage, Float) * literal_column("interval '1 second'")
+    known = select(Uptime.since, Uptime.until).where(Uptime.lease == length).cte("known")
+    # As a renewal would: not where somebody has locked the table, where the database is read-only, or without the right.
+    tried = update(job).where(false()).values(lease_expires_at=now).cte("tried")
+    unbroken = select(known.c.since).where(known.c.until.between(now - apart, now + apart)).scalar_subquery()
+    # Rarely, however many workers there are: under a held snapshot each write leaves a version for all to walk over.
+    lately = exists().where(known.c.until.between(now - apart * literal_column("0.25"), now))
+    row = select(length, func.coalesce(unbroken, now), now).where(~lately)
+    written = insert(Uptime).from_select(["lease", "since", "until"], row)
+    news = {name: written.excluded[name] for name in ("since", "until")}
+    attested = (
+        written.on_conflict_do_update(index_elements=["lease"], set_=news).returning(Uptime.since).cte("attested")
+    )
+    since = func.coalesce(select(attested.c.since).scalar_subquery(), select(known.c.since).scalar_subquery())
+    whole = bindparam("lease_seconds", lease, Float) * literal_column("interval '1 second'")
+    return select((since <= now - whole).label("attested")).add_cte(tried)

@@ -16,8 +16,8 @@ __all__ = ["LostJobs"]
 
 logger = get_logger(__name__)
 
-#: So many leases, and a second, after a worker began it has looked for expired leases: when it was healthy for one, and a quarter
-#: (of a short one, half) of that later at most.
+#: Leases, and a second, after its start by which a worker has rescued what it can: it waits for one at most, and looks a quarter
+#: (of a short one, half) of that later.
 _RESCUED_BY = 1.5
 #: So many expired leases are looked through for those of our queues.
 _LIMIT = 1_000
@@ -26,7 +26,8 @@ _LIMIT = 1_000
 class LostJobs:
     """The jobs of `queues` whose leases have run out.
 
-    A worker rescues nothing in its first lease. If each one left sooner, as from cron, nobody would ever do it.
+    A worker that nobody was there before rescues nothing in its first lease. If each one left sooner, as from cron, nobody
+    would ever do it.
     """
 
     def __init__(self, connector: Connector, queues: Collection[str], *, lease: float, job: type[Job]) -> None:

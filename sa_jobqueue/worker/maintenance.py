@@ -93,7 +93,6 @@ class Maintenance:
         self._blocked = blocked
         self._settings, self._job = settings, job
         self._connection: Connection | None = None
-        self._healthy_since = self._looked_at = 0.0
         self._failures = 0
         lease = settings.lease
         rescue_every = max(min(lease / 4, 15.0), 0.25)
@@ -151,7 +150,6 @@ class Maintenance:
     def _do_chores(self) -> None:
         if (connection := self._connection) is None:
             connection = self._connection = self._connector.connect(self.watch)
-            self._healthy_since = monotonic()
             self._renewal.at = 0.0
         for chore in self._chores:
             if chore.at > monotonic() or self._end.is_set():
@@ -162,6 +160,8 @@ class Maintenance:
                 with self.watch.over(connection):
                     more = chore.do(connection)
             except DBAPIError as error:
+                if error.connection_invalidated and not self._failures:
+                    chore.at = 0.0  # it is not to blame: a connection may be cut whenever it is used
                 if fault_of(error) in {Fault.AWAY, Fault.LATE}:
                     raise
                 # One row must not keep the other chores from being done.
@@ -289,18 +289,17 @@ class Maintenance:
     def _rescue(self, connection: Connection) -> bool:
         """Rescue jobs whose lease has run out: some pages, between which leases are renewed. Whether more is left.
 
-        Not before this connection has been healthy for one lease: after an outage every lease looks expired at once.
-        An outage need not break a connection: a network may go silent, a host may stop.
+        Not before the database has been there for one lease: after an outage every lease looks expired at once. For how long
+        it has been is told by all workers together: one that was started just now, in place of one that was killed, need not
+        wait.
         """
         until = monotonic() + self._turn
-        while not self._end.is_set() and self._is_healthy():
-            with self._connector.begin(connection):
-                page = operations.expired(connection, after=self._after, limit=_PAGE, job=self._job)
+        while not self._end.is_set():
+            page = self._look_for_lost(connection)
             if page:
                 # Beforehand: what keeps a page from being written does not keep the next.
                 self._after = page[-1].claim.id
-                if self._is_healthy():
-                    self._write_rescues(connection, page)
+                self._write_rescues(connection, page)
             if len(page) < _PAGE:
                 break
             if monotonic() >= until:
@@ -308,13 +307,16 @@ class Maintenance:
         self._after = _BEFORE_ALL
         return False
 
-    def _is_healthy(self) -> bool:
-        """Whether there was no outage for one lease. To be asked before and after each look at the leases."""
-        now = monotonic()
-        if now - self._looked_at > self._outage:
-            self._healthy_since = now
-        self._looked_at = now
-        return now - self._healthy_since >= self._settings.lease
+    def _look_for_lost(self, connection: Connection) -> list[Expired]:
+        """A page of jobs whose leases ran out though they could be renewed.
+
+        In one transaction, which has one now(): however long this process stands still on the way, an outage meanwhile makes
+        nothing look expired.
+        """
+        with self._connector.begin(connection):
+            if not operations.attest(connection, lease=self._settings.lease, outage=self._outage, job=self._job):
+                return []
+            return operations.expired(connection, after=self._after, limit=_PAGE, job=self._job)
 
     def _write_rescues(self, connection: Connection, page: list[Expired]) -> None:
         by_id = {found.claim.id: found for found in page}

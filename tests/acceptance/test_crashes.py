@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from contextlib import ExitStack
+from time import monotonic
 
 import pytest
 from sqlalchemy import text
@@ -121,6 +123,29 @@ def test_a_job_that_makes_its_worker_leave_each_time_ends_failed_and_takes_no_ne
     assert failed.errors[-1]["message"] == "its worker died or left 3 times; the worker left while it ran"
     assert {job.attempt for job in done} == {1}
     assert sorted(effect.job_id for effect in shop.effects()) == sorted(neighbours)
+
+
+@pytest.mark.nightly
+def test_processes_that_are_killed_again_and_again_rescue_the_jobs_of_each_other(shop: Shop) -> None:
+    """No process lives for a lease and a quarter, for which the database has to be there before a rescue. It is."""
+    lease, lives = 6.0, 0
+    options = (f"--lease={lease}", "--queue=default=8")
+    (lost,) = shop.add(enqueue(app.held_without_session, "lost"))
+    with shop.work(*options) as first:
+        shop.wait_said("started-lost")
+        first.kill()
+    began = monotonic()
+    with ExitStack() as workers:
+        pair = [workers.enter_context(shop.work(*options)) for _ in range(2)]
+        while shop.job(lost).status != JobStatus.COMPLETED:
+            assert monotonic() < began + 6 * lease, f"{lives} processes were killed"
+            shop.add(enqueue(app.kill_worker))
+            wait_until(lambda: [worker for worker in pair if worker.process.poll() is not None])
+            for n, worker in enumerate(pair):
+                if worker.process.poll() is not None:
+                    lives += 1
+                    pair[n] = workers.enter_context(shop.work(*options))
+    assert shop.job(lost).rescues == 1
 
 
 def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(shop: Shop) -> None:

@@ -35,7 +35,7 @@ from sa_jobqueue.statements import (
 from sa_jobqueue.statements.admin import held_by, postpone_purge
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
 from sa_jobqueue.statements.gates import channel_of, open_gates
-from sa_jobqueue.statements.leases import cancel_requests
+from sa_jobqueue.statements.leases import attest_uptime, cancel_requests
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -80,6 +80,7 @@ BATCHES: dict[str, Callable[[int], object]] = {
 #: All others.
 SINGLE: dict[str, Callable[[], object]] = {
     "complete_job": lambda: complete_job(id=1, claims=1, retain=60.0),
+    "attest_uptime": lambda: attest_uptime(lease=60.0, outage=30.0),
     "expired_leases": lambda: expired_leases(after=5, limit=50),
     "cancel_jobs": lambda: cancel_jobs(Job.queue == "mail", Job.is_scheduled),
     "retry_jobs": lambda: retry_jobs(Job.id == 1),

@@ -8,11 +8,12 @@ from datetime import timedelta
 from threading import Event, Thread
 
 import pytest
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, Engine, func, insert, select, text
 from sqlalchemy.exc import OperationalError
 
 from sa_jobqueue import operations
 from sa_jobqueue.lifecycle import JobStatus
+from sa_jobqueue.models import Uptime
 from sa_jobqueue.operations import Expired
 from sa_jobqueue.outcomes import ErrorEntry, Rescued
 from sa_jobqueue.statements import cancel_jobs, expired_leases, renew_leases
@@ -277,3 +278,64 @@ def test_batches_in_opposite_orders_do_not_wait_for_each_other(connection: Conne
 
     assert renewal.locked == {second}
     assert answers == {first: "locked", second: "lost"}
+
+
+# ---- when what has run out may be rescued
+
+
+def attest(connection: Connection, *, lease: float = 60.0) -> bool:
+    return operations.attest(connection, lease=lease, outage=lease / 2)
+
+
+def uptime(connection: Connection, *, lease: float = 60.0) -> tuple[float, float]:
+    """How many seconds ago it began, and was written down last."""
+    ago = [func.extract("epoch", func.now() - column) for column in (Uptime.since, Uptime.until)]
+    since, until = connection.execute(select(*ago).where(Uptime.lease == lease * 1000)).one()
+    return float(since), float(until)
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "attested", "then"),
+    [
+        (None, None, False, (0, 0)),  # nobody was there before
+        (59, 10, False, (59, 0)),
+        (60, 10, True, (60, 0)),
+        (3600, 29, True, (3600, 0)),
+        (3600, 31, False, (0, 0)),  # an outage, or a step of the server's clock
+        (3600, 300, False, (0, 0)),
+        (3600, 5, True, (3600, 5)),  # written down just now: not once more
+        (50, 5, False, (50, 5)),
+        (3600, -5, True, (3600, 0)),  # the clock was set back a little
+        (3600, -300, False, (0, 0)),
+        (-200, -300, False, (0, 0)),
+    ],
+)
+def test_leases_could_be_renewed_when_witnesses_followed_each_other_for_a_whole_one(
+    connection: Connection, since: float | None, until: float | None, attested: bool, then: tuple[float, float]
+) -> None:
+    """Wherever the last witness is now, and whatever time its clock showed."""
+    if since is not None and until is not None:
+        ago = {"since": func.now() - timedelta(seconds=since), "until": func.now() - timedelta(seconds=until)}
+        connection.execute(insert(Uptime).values(lease=60_000, **ago))
+
+    assert attest(connection) is attested
+    assert uptime(connection) == then
+
+
+def test_witnesses_for_longer_leases_say_nothing_of_shorter_ones(connection: Connection) -> None:
+    """What is no outage for them may have been one for these."""
+    attest(connection, lease=600.0)
+
+    connection.execute(text("UPDATE sa_jobqueue.uptime SET since = since - interval '1 hour'"))
+
+    assert attest(connection, lease=600.0)
+    assert not attest(connection)
+
+
+def test_who_could_not_renew_a_lease_is_no_witness(connection: Connection, other: Connection) -> None:
+    """The table is locked against writes, and can be read: an index is built, say."""
+    other.execute(text("LOCK TABLE sa_jobqueue.job IN SHARE MODE"))
+    connection.execute(text("SET LOCAL lock_timeout = '50ms'"))
+
+    with pytest.raises(OperationalError, match="lock timeout"):
+        attest(connection)

@@ -1,0 +1,197 @@
+"""When jobs of dead workers are rescued, and when those of living ones must not be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import wraps
+from time import monotonic
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy import Engine, make_url, text
+
+from sa_jobqueue import JobStatus, Registry, enqueue, task
+from tests.support.databases import Databases, connect, terminate_others
+from tests.support.factory import make_job
+from tests.support.waiting import wait_until
+from tests.support.working import add_one, crew_of, job_of, working
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+def lost_job(engine: Engine, **columns: Any) -> int:
+    """A job whose worker died, and whose lease has run out."""
+    with engine.begin() as connection:
+        return make_job(connection, "running", task="runs", lease_expires_at=timedelta(seconds=-1), **columns)
+
+
+class Held:
+    """A handler that goes on until it is let go; how often it was started, and how often it came to its end."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.starts, self.go = 0, threading.Event()
+        self.started = threading.Event()
+
+        @task(registry=registry, name="held")
+        def held() -> None:
+            self.starts += 1
+            self.started.set()
+            self.go.wait(60)
+
+        self.task = held
+
+
+def looks(worker: Any) -> Callable[[int], bool]:
+    """Whether maintenance has looked for lost jobs so often since."""
+    chore = next(chore for chore in crew_of(worker).maintenance._chores if chore.do.__name__ == "_rescue")
+    done, real = [0], chore.do
+
+    @wraps(real)
+    def do(connection: Any) -> bool | None:
+        more = real(connection)
+        done[0] += 1
+        return more
+
+    chore.do = do
+    return lambda number: done[0] >= number
+
+
+def test_workers_that_live_for_less_than_a_lease_rescue_all_the_same(
+    engine: Engine, url: str, registry: Registry
+) -> None:
+    """One job that kills its process every now and then, or `max_jobs`, keeps nobody's job from being rescued."""
+
+    @task(registry=registry, name="runs")
+    def runs() -> None: ...
+
+    id, lease = lost_job(engine), 4.0
+    began, lives = monotonic(), 0
+    while job_of(engine, id).status != JobStatus.COMPLETED:
+        assert monotonic() < began + 6 * lease
+        with working(url, registry, lease=lease):
+            lives, until = lives + 1, monotonic() + lease / 4
+            wait_until(lambda until=until: monotonic() > until or job_of(engine, id).status == JobStatus.COMPLETED)  # type: ignore[misc]
+    assert lives > 2
+    assert job_of(engine, id).rescues == 1
+
+
+@contextmanager
+def away(databases: Databases, url: str) -> Iterator[None]:
+    """Nobody gets into the database."""
+    name = sql.Identifier(str(make_url(url).database))
+    with connect(databases.server) as connection:
+        connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
+        terminate_all(connection, str(make_url(url).database))
+        try:
+            yield
+        finally:
+            connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
+
+
+def terminate_all(connection: psycopg.Connection, database: str) -> None:
+    connection.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", [database])
+
+
+@contextmanager
+def locked(engine: Engine) -> Iterator[None]:
+    """Somebody builds an index, which locks the table against all writes; reading goes on."""
+    with engine.begin() as connection:
+        connection.execute(text("SET LOCAL lock_timeout = '10s'"))
+        connection.execute(text("LOCK TABLE sa_jobqueue.job IN SHARE MODE"))
+        yield
+
+
+def expired(engine: Engine, id: int) -> bool:
+    with engine.connect() as connection:
+        row = connection.execute(
+            text("SELECT lease_expires_at < clock_timestamp() FROM sa_jobqueue.job WHERE id = :id"), {"id": id}
+        )
+        return bool(row.scalar())
+
+
+@pytest.mark.parametrize("what", ["the database", "the table"])
+def test_after_an_outage_longer_than_a_lease_nothing_that_lives_is_rescued(
+    engine: Engine, databases: Databases, database_url: str, url: str, registry: Registry, what: str
+) -> None:
+    """Neither by a worker that was there before, nor by one that comes now. Each lease has run out; all are renewed."""
+    held, lease = Held(registry), 1.0
+    id = add_one(engine, enqueue(held.task))
+    with working(url, registry, lease=lease) as holder, working(url, Registry(), lease=lease) as idle:
+        assert held.started.wait(10)
+        before = looks(idle)
+        wait_until(lambda: before(6))  # for more than a lease
+        engine.dispose()
+        began = monotonic()
+        with away(databases, url) if what == "the database" else locked(engine):
+            wait_until(lambda: monotonic() > began + 2.5 * lease)
+        with working(url, Registry(), lease=lease) as late:
+            seen = [looks(worker) for worker in (idle, late)]
+            wait_until(lambda: not expired(engine, id))
+            wait_until(lambda: all(of(6) for of in seen))
+            assert [crew_of(worker).maintenance.rescued for worker in (holder, idle, late)] == [0, 0, 0]
+        held.go.set()
+        wait_until(lambda: job_of(engine, id).status == JobStatus.COMPLETED)
+    assert held.starts == 1
+    assert job_of(engine, id).rescues == 0
+
+
+def step_clock(engine: Engine, seconds: float) -> None:
+    """What the rows tell after the server's clock was set forward by so much: all that they remember is as much older."""
+    columns = {
+        "job": ["run_at", "created_at", "claimed_at", "lease_expires_at", "finished_at", "purge_at"],
+        "worker": ["started_at", "seen_at"],
+        "uptime": ["since", "until"],
+    }
+    with engine.begin() as connection:
+        for table, names in columns.items():
+            if connection.scalar(text("SELECT to_regclass(:name)"), {"name": f"sa_jobqueue.{table}"}) is None:
+                continue
+            earlier = ", ".join(f"{name} = {name} - interval '{seconds} seconds'" for name in names)
+            connection.execute(text(f"UPDATE sa_jobqueue.{table} SET {earlier}"))
+
+
+def test_a_step_of_the_servers_clock_rescues_nothing_that_lives(engine: Engine, url: str, registry: Registry) -> None:
+    """Set forward by five minutes, it lets every lease look expired. They are renewed, and none is rescued before."""
+    held, lease = Held(registry), 2.0
+    id = add_one(engine, enqueue(held.task))
+    with working(url, registry, lease=lease), working(url, Registry(), lease=lease) as idle:
+        assert held.started.wait(10)
+        seen = looks(idle)
+        wait_until(lambda: seen(6))  # for more than a lease
+        step_clock(engine, 300)
+        assert expired(engine, id)
+        wait_until(lambda: not expired(engine, id))
+        wait_until(lambda: seen(18))
+        held.go.set()
+        wait_until(lambda: job_of(engine, id).status == JobStatus.COMPLETED)
+    assert held.starts == 1
+    assert job_of(engine, id).rescues == 0
+
+
+def test_a_connection_that_is_cut_again_and_again_keeps_nobody_from_rescuing(
+    engine: Engine, url: str, registry: Registry
+) -> None:
+    """The database is there; a new connection to it is no outage."""
+
+    @task(registry=registry, name="runs")
+    def runs() -> None: ...
+
+    lease = 4.0
+    with working(url, registry, lease=lease):
+        id = lost_job(engine)
+        until, cut = monotonic() + 4 * lease, monotonic()
+        while job_of(engine, id).status != JobStatus.COMPLETED:
+            assert monotonic() < until
+            if monotonic() > cut + lease / 4:
+                engine.dispose()
+                terminate_others(url)
+                cut = monotonic()
+    assert job_of(engine, id).rescues == 1
