@@ -27,6 +27,7 @@ from .context import AsyncJobContext, JobContext
 from .errors import ConfigurationError, OptionError, PayloadError, TaskError
 from .lifecycle import Rules
 from .log import get_logger
+from .makers import AsyncSessionMaker, SessionMaker, check_makers
 from .options import MAX_ATTEMPTS, Call, Enqueueable, Options, checked_duration, checked_int, checked_name
 from .outcomes import Duration
 from .payload import Arguments, encode_plain, encode_result
@@ -151,12 +152,22 @@ AnyTask: TypeAlias = Task[..., ..., Any]
 class Registry:
     """The tasks by name and alias.
 
-    `max_payload`: the most bytes of encoded arguments, or of a result, that its tasks accept, up to 268,435,455; it can
-    be set later, too. Raises ConfigurationError for anything else.
+    `max_payload`: the most bytes of encoded arguments, or of a result, that its tasks accept, up to 268,435,455.
+    `sessionmaker`, `async_sessionmaker`: the application's own, for `ctx.session` in workers that were given no other.
+    All three can be set later, too, the sessionmakers before the worker is made. Raises ConfigurationError for what
+    cannot be used.
     """
 
-    def __init__(self, *, max_payload: int = MAX_PAYLOAD) -> None:
+    def __init__(
+        self,
+        *,
+        max_payload: int = MAX_PAYLOAD,
+        sessionmaker: SessionMaker | None = None,
+        async_sessionmaker: AsyncSessionMaker | None = None,
+    ) -> None:
         self.max_payload = max_payload
+        self.sessionmaker = sessionmaker
+        self.async_sessionmaker = async_sessionmaker
         self._tasks: dict[str, AnyTask] = {}
         self.get: Callable[[str], AnyTask | None] = self._tasks.get
         """The task of this name or alias, or None."""
@@ -169,6 +180,26 @@ class Registry:
     @max_payload.setter
     def max_payload(self, value: int) -> None:
         self._max_payload = checked_int(value, "max_payload", 1, _MAX_JSONB, ConfigurationError)
+
+    @property
+    def sessionmaker(self) -> SessionMaker | None:
+        """What makes `ctx.session` for `def` handlers; None: the worker."""
+        return self._sessionmaker
+
+    @sessionmaker.setter
+    def sessionmaker(self, value: SessionMaker | None) -> None:
+        check_makers(sessionmaker=value)
+        self._sessionmaker = value
+
+    @property
+    def async_sessionmaker(self) -> AsyncSessionMaker | None:
+        """What makes `ctx.session` for `async def` handlers; None: the worker."""
+        return self._async_sessionmaker
+
+    @async_sessionmaker.setter
+    def async_sessionmaker(self, value: AsyncSessionMaker | None) -> None:
+        check_makers(async_sessionmaker=value)
+        self._async_sessionmaker = value
 
     def add(self, added: AnyTask) -> None:
         """Register a task; TaskError if another handler has its name or one of its aliases.

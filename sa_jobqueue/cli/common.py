@@ -16,7 +16,8 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -24,12 +25,14 @@ import typer
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.tasks import Registry, default_registry
+from sa_jobqueue.worker import Worker
 
 from .config import Config, LogLevel
 from .messages import fail, one_line, plain_errors, say_error, set_up_logging
 from .place import database, open_engine, transaction
 
 __all__ = [
+    "Application",
     "Config",
     "Json",
     "LogLevel",
@@ -37,6 +40,7 @@ __all__ = [
     "database",
     "fail",
     "help_text",
+    "load_app",
     "load_registry",
     "one_line",
     "open_engine",
@@ -115,37 +119,80 @@ def working_folder() -> Path:
 # ---- the application's tasks
 
 
+@dataclass(frozen=True, slots=True)
+class Application:
+    """What `--app` names: the tasks, and the worker where the application makes its own."""
+
+    registry: Registry
+    worker: Worker | None = None
+
+
 def load_registry(config: Config) -> Registry:
     """Import the modules that `--app` names, and return the tasks they declare.
 
     Raises ConfigurationError that names the module and the reason.
     """
+    return load_app(config).registry
+
+
+def load_app(config: Config) -> Application:
+    """The same, and the Worker that `--app` names or makes."""
     folder = str(working_folder())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    registries: list[Registry] = []
-    for name in config.app:
-        found = _registry(name)
-        if not any(found is one for one in registries):
-            registries.append(found)
+    named = [_named(name) for name in config.app]
+    registries = list({id(one): one for one in named if isinstance(one, Registry)}.values())
+    match [one for one in named if isinstance(one, Worker)]:
+        case []:
+            return Application(_merged(registries))
+        case [worker]:
+            if any(one not in (worker.registry, default_registry) for one in registries):
+                raise ConfigurationError(
+                    "--app names a Worker and a Registry that is not the Worker's: Worker(registry=...)"
+                )
+            return Application(worker.registry, worker)
+        case _:
+            raise ConfigurationError("--app names several Workers; a process has one")
+
+
+def _merged(registries: Sequence[Registry]) -> Registry:
     if len(registries) <= 1:
         return next(iter(registries), default_registry)
-    merged = Registry(max_payload=max(one.max_payload for one in registries))
+    merged = Registry(
+        max_payload=max(one.max_payload for one in registries),
+        sessionmaker=_only("sessionmaker", registries),
+        async_sessionmaker=_only("async_sessionmaker", registries),
+    )
     for registry in registries:
         for task in registry:
             merged.add(task)
     return merged
 
 
-def _registry(name: str) -> Registry:
+def _only(name: str, registries: Iterable[Registry]) -> Any:
+    """The one sessionmaker of several registries, or None."""
+    found = {id(maker): maker for one in registries if (maker := getattr(one, name)) is not None}
+    if len(found) > 1:
+        raise ConfigurationError(f"--app names registries that differ in their {name}; a worker has one")
+    return next(iter(found.values()), None)
+
+
+def _named(name: str) -> Registry | Worker:
     module_name, _, attribute = name.partition(":")
     module = _import(module_name)
     if not attribute:
         return default_registry
     found: Any = getattr(module, attribute, None)
-    if not isinstance(found, Registry):
+    if inspect.isroutine(found) or isinstance(found, functools.partial):
+        try:
+            found = found()
+        except Exception as error:  # whatever the user's function does
+            raise ConfigurationError(f"--app {name}: calling it failed: {type(error).__name__}: {error}") from error
+    if not isinstance(found, (Registry, Worker)):
         what = (
-            "has no such name" if not hasattr(module, attribute) else f"it is a {type(found).__name__}, not a Registry"
+            "has no such name"
+            if not hasattr(module, attribute)
+            else f"it is a {type(found).__name__}, not a Registry, a Worker, or a function that makes a Worker"
         )
         raise ConfigurationError(f"--app {name}: {attribute!r} in {module_name!r}: {what}")
     return found

@@ -51,8 +51,9 @@ _OPTIONS: Mapping[str, tuple[Any, Any]] = {
             typer.Option(
                 metavar="MODULE",
                 envvar=f"{PREFIX}APP",
-                help="Import this module, which declares the tasks; module:attribute names a Registry in it. "
-                "May be repeated, or a list with commas. The working directory is searched first.",
+                help="Import this module, which declares the tasks; module:attribute names a Registry in it, a Worker, or "
+                "a function that makes a Worker. May be repeated, or a list with commas. The working directory is "
+                "searched first.",
                 show_default=False,
             ),
         ],

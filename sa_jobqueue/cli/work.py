@@ -5,6 +5,7 @@ sa-jobqueue work --app shop.tasks --queue mail=10 --queue default=50 --processes
 
 from __future__ import annotations
 
+import json as jsonlib
 import logging
 import os
 import re
@@ -12,26 +13,28 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from functools import partial
 from time import monotonic
 from typing import Annotated, Any, ClassVar, Self, get_args, get_type_hints
 
 import typer
-from sqlalchemy import URL
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.log import get_logger
 from sa_jobqueue.migrations import check_schema
+from sa_jobqueue.models import SCHEMA
 from sa_jobqueue.settings import WorkerSettings
 from sa_jobqueue.urls import database_url
+from sa_jobqueue.worker.connections import check_engine
 from sa_jobqueue.worker.garbage import search_less
 from sa_jobqueue.worker.supervisor import CANNOT_WORK, Supervisor, drain_with_supervisor
 from sa_jobqueue.worker.worker import Worker
 
-from .common import database, load_registry, open_engine
-from .config import PREFIX, Config
+from .common import Config, database, load_app
+from .config import PREFIX
 from .logs import LogFormat, set_log_format
 
 __all__ = ["WorkOptions", "work"]
@@ -43,6 +46,10 @@ _SETTINGS = WorkerSettings()
 _SLOTS = 10
 #: Threads that handlers left behind get this many seconds before the process ends without them.
 _LAST_THREADS = 1.0
+#: Options that a Worker of the application's leaves nothing to say for.
+_THE_WORKERS = {"database_url", "schema", "embedded_dir", "queue", "listen", "listen_url"} | {
+    one.name for one in fields(WorkerSettings)
+}
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -130,6 +137,8 @@ class WorkOptions:
     log_format: Annotated[LogFormat, _option(help="One line of text, or one JSON object, per event.")] = LogFormat.TEXT
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False
     tried_out: Annotated[bool, typer.Option("--tried-out", hidden=True)] = False
+    said: Annotated[list[str], typer.Option("--said", hidden=True)] = field(default_factory=list)
+    """To a supervised process: which of a Worker's own options are on its supervisor's command line."""
 
     @classmethod
     def from_options(cls, **given: Any) -> Self:
@@ -140,6 +149,10 @@ class WorkOptions:
         """Those of the options that are settings; raises ConfigurationError."""
         names = {one.name for one in fields(WorkerSettings)} & {one.name for one in fields(self)}
         return WorkerSettings(**{name: getattr(self, name) for name in names})
+
+    def limits(self) -> dict[str, int | None]:
+        """After what a process is started anew; raises ConfigurationError."""
+        return {"max_jobs": self.max_jobs, "max_memory": None if self.max_memory is None else _bytes(self.max_memory)}
 
 
 def _declared(options: type[WorkOptions]) -> dict[str, tuple[Any, Any]]:
@@ -159,7 +172,7 @@ def _declared(options: type[WorkOptions]) -> dict[str, tuple[Any, Any]]:
 WorkOptions.options = _declared(WorkOptions)
 
 
-def work(config: Config, options: WorkOptions) -> None:
+def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     """Run a worker: claim jobs of some queues and run their handlers.
 
     The first SIGTERM or Ctrl-C lets running jobs finish and gives back what has not been started; the second does not
@@ -167,49 +180,74 @@ def work(config: Config, options: WorkOptions) -> None:
     code 75: a process without a supervisor asks to be started anew, for all slots of a queue are held by handlers that
     timed out, or one of these goes on blocking the event loop.
 
+    Where --app names a Worker, or a function that makes one (called in each worker process), that says its database,
+    schema, queues and settings itself: options for these are refused beside it, and what the environment or
+    pyproject.toml says of them does not count.
+
     sa-jobqueue work --app shop.tasks
     sa-jobqueue work --app shop.tasks --queue mail=10 --queue default=50 --processes 2
+    sa-jobqueue work --app shop:worker --processes 2 --max-memory 500M
     """
     set_log_format(options.log_format)
-    settings, queues = options.settings(), _queues_of(options.queue)
-    memory = None if options.max_memory is None else _bytes(options.max_memory)
-    direct = None if options.listen_url is None else database_url(options.listen_url)
+    options.settings(), _queues_of(options.queue), options.limits()  # what is wrong is said before anything is started
+    options = options if options.supervised else replace(options, said=_said(context))
     cores = _cores() if options.pin else []
-    url = database(config, make=True)
-    slots_of = ", ".join(f"{name}={slots}" for name, slots in queues.items())
-    serving = f"serving {slots_of} in schema {config.schema} of {url}"
     if options.supervised:
         # As if the terminal had said it: before the worker is up that ends the process, and afterwards it drains.
         drain_with_supervisor(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    else:
-        with open_engine(config, url).begin() as connection:
-            check_schema(connection)  # better one line now than one from each process
-        if options.processes > 1 or options.max_jobs is not None or memory is not None:
-            raise typer.Exit(_supervise(config, options, cores, serving, _environment(url, direct)))
-        if cores:
-            os.sched_setaffinity(0, cores[:1])
-    registry = load_registry(config)
-    registry.resolve()
-    worker = Worker(
-        url,
-        queues,
-        registry=registry,
-        schema=config.schema if config.translate else None,
-        listen=options.listen,
-        listen_url=direct,
-        max_jobs=options.max_jobs,
-        max_memory=memory,
-        settings=settings,
-    )
+    elif options.processes > 1 or any(limit is not None for limit in options.limits().values()):
+        raise typer.Exit(_supervise(config, options, cores))
+    elif cores:
+        os.sched_setaffinity(0, cores[:1])
+    with _reporting(options.tried_out) as report:
+        worker, is_theirs = _worker(config, options)
+        if not options.supervised or options.tried_out:
+            _look(worker)
+            slots_of = ", ".join(f"{name}={slots}" for name, slots in worker.queues.items())
+            logger.info("serving %s in schema %s of %s", slots_of, worker.schema, worker.engine.url)
+        report(worker, is_theirs)
     if options.tried_out:
         _leave_threads_behind(0)
         return
-    if not options.supervised:
-        logger.info("%s", serving)
     search_less()
     ending = worker.run(until_idle=options.drain)
     _leave_threads_behind(ending)
     raise typer.Exit(ending)
+
+
+def _said(context: typer.Context) -> list[str]:
+    """The options of a Worker's that are on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params if name in _THE_WORKERS}
+    return [name for name, source in sources.items() if getattr(source, "name", "") == "COMMANDLINE"]
+
+
+def _worker(config: Config, options: WorkOptions) -> tuple[Worker, bool]:
+    """The worker, and whether it is the application's own."""
+    found = load_app(config)
+    found.registry.resolve()
+    if found.worker is not None and options.said:
+        raise ConfigurationError(
+            f"--{', --'.join(options.said).replace('_', '-')}: --app names a Worker, which says that itself; leave it "
+            "out, or give --app the module alone"
+        )
+    worker = found.worker or Worker(
+        database(config, make=True),
+        _queues_of(options.queue),
+        registry=found.registry,
+        schema=config.schema if config.translate else None,
+        listen=options.listen,
+        listen_url=None if options.listen_url is None else database_url(options.listen_url),
+        settings=options.settings(),
+    )
+    worker.limit(**options.limits())
+    return worker, found.worker is not None
+
+
+def _look(worker: Worker) -> None:
+    """Better one line now, where its tables are not to be had, than one from each process."""
+    with worker.engine.connect() as connection:
+        check_engine(connection)
+        check_schema(connection.execution_options(schema_translate_map={SCHEMA: worker.schema}))
 
 
 def _queues_of(given: Sequence[str]) -> dict[str, int]:
@@ -253,7 +291,8 @@ def _arguments(config: Config, options: WorkOptions) -> list[str]:
     """The command line that tells a worker process the same; its URLs are in its environment."""
     values = asdict(options) | {
         "processes": 1, "supervised": True, "listen_url": None, "pin": False,
-        "app": config.app, "schema": config.schema, "log_level": config.log_level, "debug": config.debug,
+        "app": config.app, "schema": config.schema, "embedded_dir": config.embedded_dir,
+        "log_level": config.log_level, "debug": config.debug,
     }  # fmt: skip
     said: list[str] = []
     for name, value in values.items():
@@ -270,31 +309,53 @@ def _arguments(config: Config, options: WorkOptions) -> list[str]:
     return said
 
 
-def _environment(url: URL, direct: URL | None) -> dict[str, str]:
+def _environment(database: str | None, direct: str | None) -> dict[str, str]:
     """What worker processes get: URLs by the environment, for everybody may read a command line."""
-    urls = {"DATABASE_URL": url, "LISTEN_URL": direct}
-    said = {
-        f"{PREFIX}{name}": value.render_as_string(hide_password=False)
-        for name, value in urls.items() if value is not None
-    }  # fmt: skip
-    return {**os.environ, **said}
+    urls = {f"{PREFIX}DATABASE_URL": database, f"{PREFIX}LISTEN_URL": direct}
+    return {**os.environ, **{name: url for name, url in urls.items() if url is not None}}
 
 
-def _supervise(config: Config, options: WorkOptions, cores: Sequence[int], serving: str, env: Mapping[str, str]) -> int:
+def _supervise(config: Config, options: WorkOptions, cores: Sequence[int]) -> int:
     """Keep the worker processes running; the exit code.
 
-    First one process makes all that a worker needs, and ends: what cannot work is said once, and nothing is started.
-    This process does not try that itself, for a supervisor has none of the application's code.
+    First one process makes all that a worker needs, reports, and ends: what cannot work is said once, and nothing is
+    started. This process does not try that itself, for a supervisor has none of the application's code.
     """
     command = [sys.executable, "-m", "sa_jobqueue", "work", *_arguments(config, options)]
-    with subprocess.Popen([*command, "--tried-out"], env=env, stdin=subprocess.PIPE) as tried_out:
+    env = _environment(config.database_url, options.listen_url)
+    with subprocess.Popen(
+        [*command, "--tried-out"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as tried_out:
+        assert tried_out.stdout is not None
+        report: dict[str, Any] = jsonlib.loads(tried_out.stdout.readline() or "{}")
         if tried_out.wait() == CANNOT_WORK:
             return CANNOT_WORK
-    logger.info("%s", serving)
     supervisor = Supervisor(
-        command, options.processes, env=env, cores=cores, grace=options.grace, until_idle=options.drain
+        command,
+        options.processes,
+        env=_environment(report.get("database"), options.listen_url),
+        cores=cores,
+        grace=report.get("grace", options.grace),
+        until_idle=options.drain,
     )
     return supervisor.run()
+
+
+@contextmanager
+def _reporting(wanted: bool) -> Generator[Callable[[Worker, bool], None]]:
+    """What tells the supervisor, on stdout, what it needs to know of the worker; meanwhile all else goes to stderr."""
+    if not wanted:
+        yield lambda worker, is_theirs: None
+        return
+    with os.fdopen(os.dup(1), "w") as pipe:
+        os.dup2(2, 1)
+
+        def report(worker: Worker, is_theirs: bool) -> None:
+            url = None if is_theirs else worker.engine.url.render_as_string(hide_password=False)
+            jsonlib.dump({"grace": worker.settings.grace, "database": url}, pipe)
+            pipe.write("\n")
+
+        yield report
 
 
 def _leave_threads_behind(code: int) -> None:

@@ -18,13 +18,14 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
 
 from ..context import AsyncJobContext, JobContext
 from ..errors import HandlerTimeout, PayloadError, SessionUnavailable
 from ..lifecycle import Change, decide
 from ..log import get_logger
+from ..makers import AsyncSessionMaker, SessionMaker
 from ..models import Job
 from ..operations import Answer
 from ..outcomes import (
@@ -63,8 +64,8 @@ class Sessions:
 
     engine: Engine | None = None
     async_engine: AsyncEngine | None = None
-    maker: sessionmaker[Session] | None = None
-    async_maker: async_sessionmaker[AsyncSession] | None = None
+    maker: SessionMaker | None = None
+    async_maker: AsyncSessionMaker | None = None
     translate: Mapping[str | None, str | None] | None = None
     idle_timeout: float | None = None
     worker: str | None = None

@@ -16,15 +16,16 @@ import uuid
 from collections import Counter
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import URL, Engine
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..errors import ConfigurationError
 from ..log import get_logger
-from ..models import Job
+from ..makers import AsyncSessionMaker, SessionMaker, check_makers
+from ..models import SCHEMA, Job
 from ..options import checked_int, checked_name
 from ..settings import WorkerSettings
 from ..tasks import Registry, default_registry
@@ -44,7 +45,7 @@ class Worker:
 
     `database`: a URL, or an `Engine`; where async handlers use `ctx.session`, give an `AsyncEngine` beside an Engine.
     With a URL the worker makes both itself. `sessionmaker`, `async_sessionmaker`: the application's own, for
-    `ctx.session`. `registry`: the tasks it knows. `schema`: where the tables are, if not in `sa_jobqueue` and not
+    `ctx.session`; by default the registry's. `registry`: the tasks it knows. `schema`: where the tables are, if not in `sa_jobqueue` and not
     said by the engine's `schema_translate_map`. `listen_url`: a direct URL for LISTEN when `database` is a pooler.
     `listen=False`: only poll. `max_jobs`, `max_memory` (bytes): end after so many jobs, or above so much resident
     memory, to be started anew. Everything else is in `settings`.
@@ -58,8 +59,8 @@ class Worker:
         queues: Mapping[str, int],
         *,
         async_engine: AsyncEngine | None = None,
-        sessionmaker: sessionmaker[Session] | None = None,
-        async_sessionmaker: async_sessionmaker[AsyncSession] | None = None,
+        sessionmaker: SessionMaker | None = None,
+        async_sessionmaker: AsyncSessionMaker | None = None,
         registry: Registry = default_registry,
         schema: str | None = None,
         listen: bool = True,
@@ -70,26 +71,10 @@ class Worker:
         job: type[Job] = Job,
     ) -> None:
         self.queues = _checked_queues(queues)
-        for name, limit in {"max_jobs": max_jobs, "max_memory": max_memory}.items():
-            if limit is not None:
-                checked_int(limit, name, 1, sys.maxsize, ConfigurationError)
+        _check_limits(max_jobs=max_jobs, max_memory=max_memory)
         if not isinstance(registry, Registry):
             raise ConfigurationError(f"registry is a Registry, not {registry!r}")
-        for name, maker in {"sessionmaker": sessionmaker, "async_sessionmaker": async_sessionmaker}.items():
-            if maker is not None and not callable(maker):
-                raise ConfigurationError(f"{name} is what SQLAlchemy's {name}() returns, not {maker!r}")
-            wanted = AsyncSession if name.startswith("async") else Session
-            made = getattr(maker, "class_", wanted)
-            if isinstance(made, type) and not issubclass(made, wanted):
-                raise ConfigurationError(f"{name} makes {made.__name__} objects; a {wanted.__name__} is expected")
-            if isinstance(maker, (scoped_session, async_scoped_session)):
-                raise ConfigurationError(
-                    f"{name} makes a Session for each job; {maker!r} would give one to several: pass its session_factory"
-                )
-            if getattr(maker, "kw", {}).get("twophase"):
-                raise ConfigurationError(
-                    f"{name} has twophase=True: a job and its writes are one transaction of one database"
-                )
+        check_makers(sessionmaker=sessionmaker, async_sessionmaker=async_sessionmaker)
         if settings is not None and not isinstance(settings, WorkerSettings):
             raise ConfigurationError(f"settings is a WorkerSettings, not {settings!r}")
         self.settings = settings or WorkerSettings()
@@ -106,11 +91,13 @@ class Worker:
             pooled=self.settings.pooled,
         )
         self.engine = engines.main
+        self.schema = engines.translate.get(SCHEMA) or SCHEMA
+        """The schema of its tables."""
         sessions = Sessions(
             engine=engines.main,
             async_engine=engines.asynchronous,
-            maker=sessionmaker,
-            async_maker=async_sessionmaker,
+            maker=sessionmaker or registry.sessionmaker,
+            async_maker=async_sessionmaker or registry.async_sessionmaker,
             translate=engines.translate,
             idle_timeout=self.settings.session_idle_timeout,
             worker=str(self.id),
@@ -131,6 +118,16 @@ class Worker:
         """What came of the jobs so far: by event, and "lost" and "unknown"."""
         self._shift: Shift | None = None
         self._signals = 0
+
+    def limit(self, *, max_jobs: int | None = None, max_memory: int | None = None) -> None:
+        """From the next `run()` or `serve()` on, `max_jobs` and `max_memory` are these; None: as they were."""
+        _check_limits(max_jobs=max_jobs, max_memory=max_memory)
+        said = self._assignment
+        self._assignment = replace(
+            said,
+            max_jobs=said.max_jobs if max_jobs is None else max_jobs,
+            max_memory=said.max_memory if max_memory is None else max_memory,
+        )
 
     def run(self, *, until_idle: bool = False) -> Ending:
         """Work until a signal comes (or, `until_idle`, until there is nothing due); what it ended for.
@@ -196,6 +193,12 @@ class Worker:
     def _end_if_blocked(self) -> None:
         if self._shift is not None:
             self._shift.end_if_blocked()
+
+
+def _check_limits(**limits: int | None) -> None:
+    for name, limit in limits.items():
+        if limit is not None:
+            checked_int(limit, name, 1, sys.maxsize, ConfigurationError)
 
 
 def _checked_queues(queues: Mapping[str, int]) -> dict[str, int]:
