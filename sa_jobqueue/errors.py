@@ -25,6 +25,7 @@ __all__ = [
     "SessionUnavailable",
     "StatusError",
     "TaskError",
+    "TaskWarning",
 ]
 
 
@@ -83,6 +84,10 @@ class AutocommitError(ConfigurationError):
 
 class TaskError(JobQueueError):
     """A task is declared in a way that cannot work."""
+
+
+class TaskWarning(UserWarning):
+    """A task is declared where a worker that imports the application may not find it."""
 
 
 class OptionError(JobQueueError, ValueError):

@@ -18,13 +18,14 @@ import asyncio
 import functools
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from .context import AsyncJobContext, JobContext
-from .errors import ConfigurationError, OptionError, PayloadError, TaskError
+from .errors import ConfigurationError, OptionError, PayloadError, TaskError, TaskWarning
 from .lifecycle import Rules
 from .log import get_logger
 from .makers import AsyncSessionMaker, SessionMaker, check_makers
@@ -303,7 +304,8 @@ def task(
     register; the default registry if None.
 
     Raises TaskError for what cannot work, as far as it can be seen already; the annotations are resolved at the first
-    job or at the start of a worker.
+    job or at the start of a worker. Gives a TaskWarning where a function has neither a `name` nor a `registry` and is
+    declared inside of another one, or in a notebook or on stdin: a worker may not find it there.
     """
     if registry is not None and not isinstance(registry, Registry):
         raise TaskError(f"registry must be a Registry, not {registry!r}")
@@ -336,6 +338,8 @@ def task(
             registry=default_registry if registry is None else registry,
         )
         made.registry.add(made)
+        if name is None and registry is None:
+            _warn_if_hidden(made)
         return made
 
     return decorate if handler is None else decorate(handler)
@@ -380,6 +384,30 @@ def _default_name(handler: Callable[..., Any]) -> str:
         spec, file = known.get("__spec__"), known.get("__file__")
         module = spec.name if spec is not None else Path(file).stem if file else module
     return f"{module}.{handler.__qualname__}"
+
+
+def _warn_if_hidden(made: AnyTask) -> None:
+    """Say it where a worker that imports the application would not come by the declaration."""
+    function = _function(made.handler)
+    known = function.__globals__
+    outer, _, inner = function.__qualname__.rpartition(".<locals>.")
+    if outer:
+        why = f"only where {outer}() is called: declare {inner} at the top of a module"
+    elif known.get("__name__") == "__main__" and known.get("__spec__") is None and not _is_file(known.get("__file__")):
+        why = "not from a notebook, stdin or -c: declare it in a module that --app can name"
+    else:
+        return
+    warnings.warn_explicit(
+        f"workers know the task {made.name!r} {why}, or say that this is meant by @task(name=...)",
+        TaskWarning,
+        filename=function.__code__.co_filename,
+        lineno=function.__code__.co_firstlineno,
+        registry=known.setdefault("__warningregistry__", {}),
+    )
+
+
+def _is_file(name: str | None) -> bool:
+    return name is not None and Path(name).is_file()
 
 
 def _rules(retry: object, retain: Duration | None, rescue: bool) -> Rules:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Coroutine, Mapping
@@ -140,6 +141,11 @@ class Worker:
         with suppress(RuntimeError):  # there should be no loop
             asyncio.get_running_loop()
             raise ConfigurationError("an event loop is running here: use `await worker.serve()` instead of run()")
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigurationError(
+                "run() hears signals, which only the main thread can: on another thread use "
+                "`asyncio.run(worker.serve())`, and worker.stop() to end it"
+            )
         loop = _new_loop()
         try:
             asyncio.set_event_loop(loop)

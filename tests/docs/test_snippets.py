@@ -40,7 +40,8 @@ def reader(
     monkeypatch.setenv("SA_JOBQUEUE_DATABASE_URL", url)
     monkeypatch.setattr(default_registry, "_tasks", tasks := {})
     monkeypatch.setattr(default_registry, "get", tasks.get)
-    monkeypatch.setattr(default_registry, "max_payload", default_registry.max_payload)  # a page may change it
+    for name in ("max_payload", "sessionmaker", "async_sessionmaker"):
+        monkeypatch.setattr(default_registry, name, getattr(default_registry, name))  # a page may change it
     module = ModuleType("shop")
     monkeypatch.setitem(sys.modules, "shop", module)
     with asyncio.Runner() as runner, contextlib.ExitStack() as stack:

@@ -10,6 +10,7 @@ import logging
 import pickle
 import re
 import runpy
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from hypothesis import strategies as st
 
 import sa_jobqueue
 from sa_jobqueue.context import AsyncJobContext, JobContext
-from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError, TaskError
+from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError, TaskError, TaskWarning
 from sa_jobqueue.lifecycle import Rules
 from sa_jobqueue.options import Call
 from sa_jobqueue.payload import load
@@ -623,3 +624,27 @@ def test_a_limit_is_a_number_of_bytes(limit: Any) -> None:
     with pytest.raises(ConfigurationError, match="max_payload must be"):
         registry.max_payload = limit
     assert registry.max_payload == MAX_PAYLOAD
+
+
+def test_a_task_that_workers_may_not_find_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local function with the name that comes by itself; a name or a registry says that it is meant."""
+    monkeypatch.setattr("sa_jobqueue.tasks.default_registry", Registry())
+
+    def inner() -> None: ...
+
+    with pytest.warns(TaskWarning, match=r"<locals>\.inner' only where .*may_not_find.*\(\) is called") as said:
+        task(inner)
+    assert (said[0].filename, said[0].lineno) == (__file__, inner.__code__.co_firstlineno)
+    task(name="inner")(inner)
+    task(registry=registry)(inner)
+    task(len_of)
+
+
+def test_a_task_on_stdin_is_warned_of() -> None:
+    """As in a notebook: no worker can import it. A script it can."""
+    script = (
+        "from sa_jobqueue import task\n@task\ndef send() -> None: ...\n@task(name='said')\ndef other() -> None: ...\n"
+    )
+    said = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, check=True).stderr
+    assert said.count("TaskWarning") == 1
+    assert ".send' not from a notebook, stdin or -c" in said
