@@ -18,37 +18,39 @@ from sqlalchemy import (
     BigInteger,
     Connection,
     Text,
+    Update,
     case,
     cast,
     column,
     delete,
     func,
-    literal,
     literal_column,
     select,
     table,
     text,
-    tuple_,
 )
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 
 from .compiled import Compiled
 from .context import ClaimedJob
-from .lifecycle import FINISHED, Change, Claim, Event, sources
+from .lifecycle import FINISHED, Change, Claim
 from .log import get_logger
 from .models import Job, WorkerRow, status_in
+from .statements._parts import packed
 from .statements.admin import held_by, postpone_purge, prune_jobs, release_jobs
 from .statements.apply import apply_changes, apply_parameters
 from .statements.claim import (
     INLINE_LIMIT,
     NOTHING_INLINE,
-    PRIORITIES,
     Point,
     Slot,
     claim_jobs,
+    claim_listed,
     claim_parameters,
-    epoch_of,
+    due_jobs,
+    due_parameters,
+    lock_listed,
 )
 from .statements.complete import complete_job, complete_jobs, completion_parameters, delete_completed
 from .statements.gates import channel_of, open_gates
@@ -68,19 +70,21 @@ __all__ = [
     "cancelled_among",
     "channel",
     "claim",
+    "claim_these",
     "end_backend",
     "enrol",
     "exchange",
     "expired",
     "fault_of",
     "fetch_args",
-    "first_due",
     "forget_workers",
     "is_data_fault",
     "is_too_much",
     "kept_for_now",
     "leave",
     "listen_for",
+    "lock_due",
+    "lock_these",
     "prune",
     "prune_first",
     "release_unknown",
@@ -155,8 +159,27 @@ class Texts(NamedTuple):
 
 
 @lru_cache
-def _claim(job: type[Job]) -> Compiled:
-    return Compiled(claim_jobs(worker="", queues={}, lease=0, job=job), binary=True)
+def _claim(job: type[Job], some_left_out: bool) -> Compiled:
+    return Compiled(_claim_statement(job, some_left_out), binary=True)
+
+
+def _claim_statement(job: type[Job], some_left_out: bool) -> Update:
+    return claim_jobs(worker="", queues={}, lease=0, but=[] if some_left_out else None, job=job)
+
+
+@lru_cache
+def _claim_listed(job: type[Job]) -> Compiled:
+    return Compiled(claim_listed(ids=[], worker="", lease=0, job=job), binary=True)
+
+
+@lru_cache
+def _due(job: type[Job]) -> Compiled:
+    return Compiled(due_jobs(queues={}, but=[], job=job), binary=True)
+
+
+@lru_cache
+def _lock_listed(job: type[Job]) -> Compiled:
+    return Compiled(lock_listed(ids=[], job=job), binary=True)
 
 
 @lru_cache
@@ -170,8 +193,8 @@ def _complete(job: type[Job]) -> Compiled:
 
 
 @lru_cache
-def _exchange(job: type[Job], kept: bool) -> Compiled:
-    claim = claim_jobs(worker="", queues={}, lease=0, job=job)
+def _exchange(job: type[Job], kept: bool, some_left_out: bool) -> Compiled:
+    claim = _claim_statement(job, some_left_out)
     if kept:
         return Compiled(complete_jobs(ids=[], claims=[], retain=[], claim=claim, job=job), binary=True)
     return Compiled(delete_completed(ids=[], claims=[], claim=claim, job=job), binary=True)
@@ -214,16 +237,42 @@ def claim(
     queues: Mapping[str, int],
     lease: float,
     after: Mapping[Slot, Point] | None = None,
+    but: Sequence[int] = (),
     inline: bool = True,
     job: type[Job] = Job,
 ) -> list[ClaimedJob]:
     """Claim at most `queues[name]` due jobs of each queue for `lease` seconds, in the order to run them.
 
-    `inline`: short arguments and meta come along. Otherwise none that is not empty: what a row holds cannot make it fail.
+    `but`: not these. `inline`: short arguments and meta come along. Otherwise none that is not empty: what a row holds
+    cannot make it fail.
     """
     limit = INLINE_LIMIT if inline else NOTHING_INLINE
-    parameters = claim_parameters(worker=worker, queues=queues, lease=lease, after=after, args_limit=limit)
-    return _in_order(_claim(job).rows(connection, parameters))
+    parameters = claim_parameters(
+        worker=worker, queues=queues, lease=lease, after=after, but=but or None, args_limit=limit
+    )  # fmt: skip
+    return _in_order(_claim(job, bool(but)).rows(connection, parameters))
+
+
+def claim_these(
+    connection: Connection, ids: Sequence[int], *, worker: str, lease: float, job: type[Job] = Job
+) -> list[ClaimedJob]:
+    """Claim these, as far as they are due and nobody else has locked them; without their arguments and meta."""
+    parameters = {
+        "listed_ids": packed(ids), "by_worker": worker, "lease_seconds": lease, "inline_limit": NOTHING_INLINE,
+    }  # fmt: skip
+    return _in_order(_claim_listed(job).rows(connection, parameters))
+
+
+def lock_due(
+    connection: Connection, queues: Mapping[str, int], *, but: Sequence[int] = (), job: type[Job] = Job
+) -> dict[int, str]:
+    """The jobs that a claim would take, by id their queue, in its order. They are locked till the transaction ends."""
+    return dict(_due(job).rows(connection, due_parameters(queues=queues, but=but)))
+
+
+def lock_these(connection: Connection, ids: Sequence[int], *, job: type[Job] = Job) -> list[int]:
+    """The same for those among these that are due."""
+    return [row[0] for row in _lock_listed(job).rows(connection, {"listed_ids": packed(ids)})]
 
 
 def _in_order(rows: Iterable[tuple[Any, ...]]) -> list[ClaimedJob]:
@@ -241,6 +290,7 @@ def exchange(
     queues: Mapping[str, int],
     lease: float,
     after: Mapping[Slot, Point] | None = None,
+    but: Sequence[int] = (),
     inline: bool = True,
     job: type[Job] = Job,
 ) -> tuple[dict[int, Answer], list[ClaimedJob]]:
@@ -249,13 +299,17 @@ def exchange(
     A change that was not written has no answer, and is for `apply`.
     """
     if not changes:
-        found = claim(connection, worker=worker, queues=queues, lease=lease, after=after, inline=inline, job=job)
+        found = claim(
+            connection, worker=worker, queues=queues, lease=lease, after=after, but=but, inline=inline, job=job
+        )
         return {}, found
     limit = INLINE_LIMIT if inline else NOTHING_INLINE
     kept = changes[0].retain != 0
-    parameters = claim_parameters(worker=worker, queues=queues, lease=lease, after=after, args_limit=limit)
+    parameters = claim_parameters(
+        worker=worker, queues=queues, lease=lease, after=after, but=but or None, args_limit=limit
+    )  # fmt: skip
     parameters |= completion_parameters(changes, kept=kept, worker=worker)
-    answer, *claimed = _exchange(job, kept).rows(connection, parameters)
+    answer, *claimed = _exchange(job, kept, bool(but)).rows(connection, parameters)
     written: str | None = answer[_ARGS]
     ids = map(int, written[1:-1].split(",")) if written else ()
     return dict.fromkeys(ids, Answer.APPLIED), _in_order(claimed)
@@ -264,29 +318,6 @@ def exchange(
 def alike(changes: Sequence[Change]) -> bool:
     """Whether one of the faster statements can write them all."""
     return all(change.plain for change in changes) and len({change.retain != 0 for change in changes}) <= 1
-
-
-def first_due(
-    connection: Connection, queue: str, *, after: Mapping[Slot, Point], job: type[Job] = Job
-) -> tuple[Slot, Point] | None:
-    """The slot and the (run_at, id) of the job that a claim would take first from this queue, behind these points."""
-    columns = job.__table__.c
-    due = (
-        select(epoch_of(columns.run_at).label("due"), columns.id)
-        .where(columns.queue == queue, status_in(columns.status, sources(Event.CLAIM)), columns.run_at <= func.now())
-        .order_by(columns.run_at, columns.id)
-        .limit(1)
-        .with_for_update(key_share=True, skip_locked=True)
-    )
-    for slot in ((queue, level) for level in PRIORITIES):
-        wanted = due.where(columns.priority == slot[1])
-        if slot in after:
-            at, behind = after[slot]
-            point = tuple_(func.to_timestamp(literal(at)), literal(behind))
-            wanted = wanted.where(tuple_(columns.run_at, columns.id) > point)
-        if (row := connection.execute(wanted).first()) is not None:
-            return slot, (row.due, row.id)
-    return None
 
 
 def apply(

@@ -8,17 +8,20 @@ has to sort them all.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 from sqlalchemy import (
+    CTE,
     BigInteger,
     Column,
     ColumnElement,
     Float,
     Integer,
+    Select,
     SmallInteger,
+    Table,
     Text,
     Update,
     bindparam,
@@ -35,7 +38,7 @@ from sqlalchemy.sql.elements import KeyedColumnElement
 
 from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
 from ..models import Job, status_in, status_literal
-from ._parts import array, in_seconds, members, packed, packed_texts, rows, table_of
+from ._parts import array, in_seconds, lock_in_order, members, packed, packed_texts, rows, table_of
 
 __all__ = [
     "INLINE_LIMIT",
@@ -44,8 +47,12 @@ __all__ = [
     "Point",
     "Slot",
     "claim_jobs",
+    "claim_listed",
     "claim_parameters",
+    "due_jobs",
+    "due_parameters",
     "epoch_of",
+    "lock_listed",
 ]
 
 #: The priorities, the order in which they are served.
@@ -76,17 +83,22 @@ def claim_parameters(
     queues: Mapping[str, int],
     lease: float,
     after: Mapping[Slot, Point] | None = None,
+    but: Iterable[int] | None = None,
     args_limit: int = INLINE_LIMIT,
 ) -> dict[str, Any]:
     """The parameters of `claim_jobs`, by name, for a statement that was built once and is executed often."""
+    taken_by = {"by_worker": worker, "lease_seconds": lease, "inline_limit": args_limit}
+    return due_parameters(queues=queues, after=after, but=but) | taken_by
+
+
+def due_parameters(
+    *, queues: Mapping[str, int], after: Mapping[Slot, Point] | None = None, but: Iterable[int] | None = None
+) -> dict[str, Any]:
+    """The same of `due_jobs`."""
     queues = {queue: free for queue, free in queues.items() if free > 0}
-    parameters = {
-        **_slots(tuple(queues)),
-        "by_worker": worker,
-        "lease_seconds": lease,
-        "queue_free": packed(queues.values()),
-        "inline_limit": args_limit,
-    }
+    parameters: dict[str, Any] = {**_slots(tuple(queues)), "queue_free": packed(queues.values())}
+    if but is not None:
+        parameters["but_ids"] = packed(but)
     if after:
         points = [after.get((queue, level), _FRONT) for queue in queues for level in PRIORITIES]
         parameters["slot_times"] = packed([at for at, _ in points])
@@ -113,6 +125,7 @@ def claim_jobs(
     queues: Mapping[str, int],
     lease: float,
     after: Mapping[Slot, Point] | None = None,
+    but: Sequence[int] | None = None,
     args_limit: int = INLINE_LIMIT,
     job: type[Job] = Job,
 ) -> Update:
@@ -120,15 +133,54 @@ def claim_jobs(
 
     `worker`: who holds them from now on. `lease`: seconds until others may rescue them. `after`: resume points,
     by (queue, priority) the (run_at, id) of a row behind which to begin, as a claim returned them; jobs at or before it
-    are not seen.
+    are not seen. `but`: ids of jobs that are not seen either.
     `args_limit`: arguments larger than this come back as NULL, and so does such a `meta`: in bytes of text, or as stored
     where that is more. Below zero: all do that are not empty.
 
     Returns the columns of `sa_jobqueue.context.ClaimedJob`, in no particular order.
     """
-    given = claim_parameters(worker=worker, queues=queues, lease=lease, after=after, args_limit=args_limit)
-    limit = bindparam("inline_limit", args_limit, Integer)
-    table = table_of(job)
+    given = due_parameters(queues=queues, after=after, but=but)
+    # MATERIALIZED: without the fence the planner may evaluate the picking again and take more rows than LIMIT.
+    picked = _due(table_of(job), given).cte("picked").prefix_with("MATERIALIZED")
+    return _taken(table_of(job), select(picked.c.id), worker=worker, lease=lease, args_limit=args_limit)
+
+
+def claim_listed(
+    *, ids: Sequence[int], worker: str, lease: float, args_limit: int = INLINE_LIMIT, job: type[Job] = Job
+) -> Update:
+    """Claim these, as far as they are due and not locked by another. Returns what `claim_jobs` does."""
+    locked = _listed(table_of(job), ids)
+    return _taken(table_of(job), select(locked.c.id), worker=worker, lease=lease, args_limit=args_limit)
+
+
+def due_jobs(
+    *,
+    queues: Mapping[str, int],
+    after: Mapping[Slot, Point] | None = None,
+    but: Sequence[int] | None = None,
+    job: type[Job] = Job,
+) -> Select[Any]:
+    """The id and the queue of the jobs that `claim_jobs` would claim, in that order; they are locked."""
+    return _due(table_of(job), due_parameters(queues=queues, after=after, but=but), named=True)
+
+
+def lock_listed(*, ids: Sequence[int], job: type[Job] = Job) -> Select[Any]:
+    """The ids of those among these that `claim_listed` would claim; they are locked."""
+    return select(_listed(table_of(job), ids).c.id)
+
+
+def _listed(table: Table, ids: Sequence[int]) -> CTE:
+    columns = table.c
+    return lock_in_order(
+        table,
+        columns.id == func.any(array("listed_ids", ids, BigInteger())),
+        status_in(columns.status, sources(Event.CLAIM)),
+        columns.run_at <= func.now(),
+    )
+
+
+def _due(table: Table, given: Mapping[str, Any], *, named: bool = False) -> Select[Any]:
+    """The ids of the due jobs, locked; with their queues if these are to be `named`."""
     columns = table.c
     queue = rows(
         "queue",
@@ -150,6 +202,7 @@ def claim_jobs(
             status_in(columns.status, sources(Event.CLAIM)),
             columns.run_at <= func.now(),
             tuple_(columns.run_at, columns.id) > tuple_(func.to_timestamp(slot.c.at), slot.c.id),
+            *_but(columns.id, given),
         )
         .order_by(columns.run_at, columns.id)
         .limit(queue.c.free)
@@ -166,16 +219,23 @@ def claim_jobs(
         .correlate(queue)
         .lateral("candidate")
     )
-    # MATERIALIZED: without the fence the planner may evaluate the picking again and take more rows than LIMIT.
-    picked = (
-        select(candidate.c.id)
-        .select_from(queue.join(candidate, true()))
-        .cte("picked")
-        .prefix_with("MATERIALIZED")
-    )  # fmt: skip
+    found = [candidate.c.id, queue.c.name] if named else [candidate.c.id]
+    return select(*found).select_from(queue.join(candidate, true()))
+
+
+def _but(id: Column[int], given: Mapping[str, Any]) -> list[ColumnElement[bool]]:
+    if "but_ids" not in given:
+        return []
+    return [id != func.all(array("but_ids", given["but_ids"], BigInteger()))]
+
+
+def _taken(table: Table, picked: Select[Any], *, worker: str, lease: float, args_limit: int) -> Update:
+    """Claim the rows with these ids."""
+    columns = table.c
+    limit = bindparam("inline_limit", args_limit, Integer)
     return (
         update(table)
-        .where(members(columns.id, select(picked.c.id)))
+        .where(members(columns.id, picked))
         .values(
             status=status_literal(TRANSITIONS[JobStatus.QUEUED, Event.CLAIM]),
             # Beyond the end of integer it goes on from the other one: a fence need only differ.

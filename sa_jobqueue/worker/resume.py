@@ -6,7 +6,6 @@ done cannot be removed, and they lie at the front. Behind 200,000 of them a clai
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 
@@ -20,10 +19,6 @@ _SHARE = 20
 #: ... and between so many seconds: whatever became visible behind a point (a transaction that committed late, a job
 #: that was given back) starts within a second.
 _SOONEST, _LATEST = 0.05, 0.8
-#: Seconds for which a job that cannot be claimed is left out, and what lies before it in its slot.
-_LEFT_OUT = 60.0
-#: Before 1930 seconds do not come back from the server exact to the microsecond: a point may lie before its row.
-_EXACT = -1_262_304_000.0
 
 
 class ResumePoints:
@@ -35,8 +30,6 @@ class ResumePoints:
 
     def __init__(self) -> None:
         self._points: dict[Slot, Point] = {}
-        self._floors: dict[Slot, tuple[float, Point]] = {}
-        """By slot, behind which point to begin in any case, and until when."""
         self._sweep_at: dict[str, float] = {}
         self._queues: tuple[str, ...] = ()
         self.swept = True
@@ -51,24 +44,7 @@ class ResumePoints:
         self._queues = tuple(queues)
         now = monotonic()
         self.swept = not self._points or any(self.sweep_at(queue) <= now for queue in self._queues)
-        if self._floors:
-            floors = self.floors()
-            points = {} if self.swept else self._points
-            return {slot: max(of[slot] for of in (floors, points) if slot in of) for slot in {*floors, *points}}
         return None if self.swept else self._points
-
-    def floors(self) -> Mapping[Slot, Point]:
-        """Behind which points to begin in any case: a job there cannot be claimed just now."""
-        now = monotonic()
-        self._floors = {slot: floor for slot, floor in self._floors.items() if floor[0] > now}
-        return {slot: point for slot, (_, point) in self._floors.items()}
-
-    def leave_out(self, slot: Slot, point: Point) -> None:
-        """Begin behind this job for a while: it cannot be claimed."""
-        at, behind = point
-        if -math.inf < at < _EXACT:
-            at += abs(at) * 2**-51
-        self._floors[slot] = monotonic() + _LEFT_OUT, (at, behind)
 
     def end(self, jobs: Sequence[ClaimedJob], seconds: float) -> None:
         """What was claimed, in the order of `operations.claim`, and how long that took."""

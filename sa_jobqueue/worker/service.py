@@ -10,8 +10,9 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from operator import attrgetter
 from time import monotonic
 from typing import Any
@@ -21,20 +22,23 @@ from sqlalchemy.exc import DBAPIError
 
 from .. import operations
 from ..context import ClaimedJob
-from ..lifecycle import Change, Rules, decide
+from ..lifecycle import Change
 from ..log import get_logger
 from ..models import Job
 from ..operations import Answer, Fault
-from ..outcomes import Outcome, Released
+from ..outcomes import Outcome
 from ..settings import WorkerSettings
 from .bell import Bell
+from .careful import CarefulClaims, may_be_a_rows
 from .connections import APPLICATION, WATCH_MARGIN, Connector, Watch, backoff, drop_idle, hang_up, service_limit
 from .fetch import Fetcher
 from .flight import Flights
 from .lanes import Lane
+from .leftout import LeftOut
 from .looks import Look
 from .lost import LostJobs
 from .resume import ResumePoints
+from .suspects import Suspects
 from .writer import OutcomeWriter
 
 __all__ = ["Service"]
@@ -48,17 +52,14 @@ _GATHER = 0.005
 #: Seconds that a request for wake-ups holds: at least, and at most (for so long a worker that was killed has others told
 #: for nothing). It is renewed by looks that find nothing to do, so it holds for three of them.
 _GATE, _LONGEST_GATE = 5.0, 60.0
-#: A job whose worker has died so often is not run beside another one of these.
-_SUSPECT = 2
 #: Seconds between two attempts to reach a database that is away: soon after it is back, so are its workers.
 _LONGEST_PAUSE = 2.0
 #: When the database has refused so many outcomes, no more jobs are claimed until it takes some.
 _MOST_REFUSED = 100
-#: So many jobs in a row are left out because they cannot be claimed; when there are more, it is perhaps not for them, and
-#: there is a pause before each.
-_MOST_LEFT_OUT = 3
-#: Seconds for which jobs are claimed singly, to come to the one that cannot be.
-_SINGLY = 1.0
+#: Seconds for which claims go apart from the others, to come to the jobs that cannot be claimed and to those behind them.
+_APART = 1.0
+#: Seconds between two looks at whether claims that came back short have passed over a job, while jobs come; and where none do.
+_PASSED_OVER, _PASSED_OVER_IDLE = 1.0, 10.0
 _QUEUE = attrgetter("queue")
 
 
@@ -106,8 +107,11 @@ class Service:
         """When the last claim began."""
         self._in_doubt = False
         """Whether jobs may have been claimed that nobody here knows of."""
-        self._left_out = 0
-        """Jobs that could not be claimed, since the last one that could."""
+        self._left_out = LeftOut()
+        self._looked_behind, self._look_behind_after = monotonic(), _PASSED_OVER
+        """When it was last asked whether claims have passed over a job, and how long after that to ask again."""
+        self._passed_over: dict[int, str] = {}
+        """What a claim had passed over at that time; it may have come just then. By id the queue."""
         self._apart = False
         """Whether the next round writes and claims one after the other: a change had no answer, or it is to be seen which of
         the two has failed."""
@@ -115,6 +119,8 @@ class Service:
         """Whether the next claim brings no arguments and no meta along: the last one failed, perhaps by them."""
         self._thread = threading.Thread(target=self._loop, name="sa-jobqueue service", daemon=True)
         self.watch = Watch(service_limit(settings.lease) + WATCH_MARGIN)
+        self._careful = CarefulClaims(connector, self.watch, self._left_out, worker, settings.lease, job)
+        self._suspects = Suspects(connector, flights, writer, self._left_out, worker, settings, job)
         self._fetcher = Fetcher(
             connector, self.watch, take_in=self._count_in, set_aside=set_aside, lease=settings.lease, most=most_text,
             leaving=lambda: not self._claiming, job=job,
@@ -194,7 +200,10 @@ class Service:
     def _pause(self) -> float:
         if self._failures:
             return backoff(self._failures, first=0.1, most=_LONGEST_PAUSE) * random.uniform(0.8, 1.2)
-        times = [self._looks[name].at for name, lane in self._lanes.items() if self._may_claim and lane.free() > 0]
+        free = [name for name, lane in self._lanes.items() if self._may_claim and lane.free() > 0]
+        times = [self._looks[name].at for name in free]
+        if self._left_out and (at := self._left_out.next_at(free, alone=self._suspects.none_is_held)) is not None:
+            times.append(at)
         if (locked := self._writer.next_at()) is not None:
             times.append(locked)
         return max(min(times) - monotonic(), 0.0) if times else 1.0
@@ -208,10 +217,11 @@ class Service:
         """One transaction: write what has ended, claim for what is free. False: there was nothing to do."""
         for lane in self._lanes.values():
             lane.measure()
+        again = bool(self._left_out) and self._claim_left_out(connection)
         changes = self._writer.take(_BATCH)
         wanted = self._wanted()
         if not changes and not wanted:
-            return False
+            return again
         quiet = not len(self._flights)  # asked before the claim: a handler that ends during it may have enqueued
         try:
             answers, jobs = self._write_and_claim(connection, changes, wanted)
@@ -226,14 +236,13 @@ class Service:
                 logger.info("a claim failed (%s); it is tried again without arguments and meta", error.orig)
                 self._in_doubt = False
                 return True
-            if wanted and not changes and self._step_over(connection, wanted, error):
+            if wanted and not changes and may_be_a_rows(error) and self._claim_apart(connection, wanted):
                 return True
             raise
         if changes:
             self._settle(changes, answers)
         if wanted:
-            self._left_out = 0 if jobs else self._left_out
-            jobs = self._part_suspects(connection, jobs)
+            jobs = self._suspects.part(connection, jobs)
             self._heed(connection, wanted, jobs, quiet=quiet)
         return True
 
@@ -270,6 +279,7 @@ class Service:
                 queues=wanted,
                 lease=self._settings.lease,
                 after=after,
+                but=self._left_out.ids() if self._left_out else (),
                 inline=not self._bare,
                 job=self._job,
             )
@@ -288,39 +298,39 @@ class Service:
         with self.watch.over(connection), self._connector.begin(connection):
             yield
 
-    def _step_over(self, connection: Connection, wanted: dict[str, int], error: BaseException) -> bool:
-        """A claim failed, perhaps by one of its rows (a trigger refuses it, say): claim singly, and leave that one out for
-        a while. False: it was not for a row, or for more than a few.
+    def _claim_apart(self, connection: Connection, wanted: Mapping[str, int]) -> bool:
+        """A claim failed, perhaps by some of its rows, or passed over some: leave those out for a while, and claim the others.
+        False: there is no room for more that are left out.
         """
-        if not _may_be_a_rows(error):
+        until = monotonic() + _APART
+        for queue, most in wanted.items():
+            left, more = most, True
+            while more and left and monotonic() < until:
+                self._in_doubt, began = True, monotonic()
+                more, jobs = self._careful.claim(connection, queue, left)
+                self._take_over(connection, jobs, began)
+                left -= len(jobs)
+                more = more and not self._left_out.full
+        return not self._left_out.full
+
+    def _claim_left_out(self, connection: Connection, *, at_once: bool = False) -> bool:
+        """Claim those that were left out and can be claimed by now. Whether there were some."""
+        if not self._may_claim:
             return False
-        until = monotonic() + _SINGLY
-        for queue, asked in wanted.items():
-            for _ in range(asked):
-                after = self._resume.floors()
-                self._in_doubt, self._began = True, monotonic()
-                first = None
-                try:
-                    with self._begin_apart(connection):
-                        first = operations.first_due(connection, queue, after=after, job=self._job)
-                        jobs = operations.claim(
-                            connection, worker=self._worker, queues={queue: 1}, lease=self._settings.lease, after=after,
-                            inline=False, job=self._job,
-                        )  # fmt: skip
-                except DBAPIError as refusal:
-                    if not _may_be_a_rows(refusal) or first is None:
-                        return False
-                    self._in_doubt = False
-                    self._left_out += 1
-                    self._resume.leave_out(*first)
-                    logger.error("job %d cannot be claimed; it is left out for a while: %s", first[1][1], refusal.orig)
-                    break
-                self._fetcher.hand_over(connection, self._part_suspects(connection, jobs), claimed_at=self._began)
-                self._in_doubt = False
-                if not jobs or monotonic() >= until:
-                    break
-                self._left_out = 0
-        return self._left_out <= _MOST_LEFT_OUT
+        free = {name: lane.free() for name, lane in self._lanes.items()}
+        due = self._left_out.due(free, alone=self._suspects.none_is_held, at_once=at_once)
+        if self._max_jobs is not None:
+            due = dict(islice(due.items(), self._max_jobs - self.claimed))
+        if not due:
+            return False
+        self._in_doubt, began = True, monotonic()
+        jobs = self._careful.claim_again(connection, due)
+        self._take_over(connection, jobs, began)
+        return bool(jobs)
+
+    def _take_over(self, connection: Connection, jobs: list[ClaimedJob], began: float) -> None:
+        self._fetcher.hand_over(connection, self._suspects.part(connection, jobs), claimed_at=began)
+        self._in_doubt = False
 
     @property
     def _may_claim(self) -> bool:
@@ -340,12 +350,14 @@ class Service:
             free = lane.free() if left is None else min(lane.free(), left - sum(wanted.values()))
             if free > 0 and (together or self._looks[name].at <= now):
                 wanted[name] = free
-                self._looks[name].told = False
+                if (look := self._looks[name]).told:
+                    look.told, self._look_behind_after = False, _PASSED_OVER
         return wanted
 
     def _heed(self, connection: Connection, wanted: dict[str, int], jobs: list[ClaimedJob], *, quiet: bool) -> None:
         """After a claim: hand the jobs over, and decide when to look again."""
         if jobs:
+            self._look_behind_after = _PASSED_OVER
             self._fetcher.hand_over(connection, jobs, claimed_at=self._began)
         self._in_doubt = False
         got = Counter(map(_QUEUE, jobs)) if len(wanted) > 1 else dict.fromkeys(wanted, len(jobs))
@@ -355,21 +367,49 @@ class Service:
                 self._looks[name].now()
             elif got[name]:
                 self._looks[name].shorten()
-        if not short:
-            return
+        if short:
+            dry = quiet and not jobs and len(short) == len(self._lanes)
+            self._wait_for_more(connection, {name: wanted[name] - got[name] for name in short}, dry=dry)
+
+    def _wait_for_more(self, connection: Connection, missing: Mapping[str, int], *, dry: bool) -> None:
+        """Queues gave so many fewer than were wanted: when to look again. `dry`: and there is nothing else that goes on."""
         if not self._resume.swept:  # there may be something behind the points
-            for name in short:
+            for name in missing:
                 self._looks[name].not_before(self._resume.sweep_at(name))
             return
-        if self._listening() and self._open_gates(connection, short):
+        leaves = dry and self._idle is not None
+        if self._look_behind(connection, missing, at_once=leaves):
+            for name in missing:
+                self._looks[name].now()
+            return
+        if self._listening() and self._open_gates(connection, list(missing)):
             return  # to look once more: what was committed before we had asked told nobody
-        dry = quiet and not jobs and len(short) == len(self._lanes)
+        if leaves and self._left_out and self._claim_left_out(connection, at_once=True):
+            return
         if self._idle is not None and dry and not self._lost.awaited(connection):
             self._idle()
-        for name in short:
+        for name in missing:
             self._looks[name].later(
                 min(self._settings.poll, self._gate / 3) if self._listening() else self._settings.poll
             )
+
+    def _look_behind(self, connection: Connection, missing: Mapping[str, int], *, at_once: bool) -> bool:
+        """Whether a claim that has brought so many fewer than were wanted has passed over some.
+
+        They may have come since, and are claimed next; but what is passed over once more is not to be had as the others
+        are: a trigger of the application's returns NULL for it, say.
+        """
+        now, before = monotonic(), self._passed_over
+        if self._left_out.full or not (before or at_once or now >= self._looked_behind + self._look_behind_after):
+            return False
+        with self._connector.begin_one(connection):
+            ones = dict.fromkeys(missing, 1)
+            self._passed_over = operations.lock_due(connection, ones, but=self._left_out.ids(), job=self._job)
+        self._looked_behind = now
+        self._look_behind_after = min(2 * self._look_behind_after, _PASSED_OVER_IDLE)
+        if before.keys() & self._passed_over.keys():
+            self._claim_apart(connection, missing)
+        return bool(self._passed_over)
 
     def _count_in(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
         self._take_in(jobs, claimed_at)
@@ -389,27 +429,6 @@ class Service:
         lapsed = any(self._gates.get(name, 0.0) < monotonic() for name in short)
         self._gates |= dict.fromkeys(dry, now + self._gate)
         return lapsed
-
-    def _part_suspects(self, connection: Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
-        """Hold one at most of the jobs whose workers died twice; the others go back before any is run.
-
-        One of them may be what kills workers. Rescued together and claimed together, they would all die with it each
-        time, and all end with it as failed.
-        """
-        most = min(_SUSPECT, max(self._settings.max_rescues - 1, 1))
-        suspects = [job for job in jobs if job.rescues >= most]
-        if not suspects:
-            return jobs
-        back = suspects[0 if any(flight.job.rescues >= most for flight in self._flights) else 1 :]
-        later = Released(self._settings.lease * random.uniform(0.25, 0.5))
-        changes = [decide(job, later, Rules(), random=0.5) for job in back]
-        with self._connector.begin(connection):
-            answers = operations.apply(connection, changes, worker=self._worker, job=self._job)
-        for change in changes:
-            if answers[change.id] is Answer.LOCKED:  # by a claim that did not see ours, for a moment
-                self._writer.add(change)
-        gone = {job.id for job in back}
-        return [job for job in jobs if job.id not in gone]
 
     def _connect(self) -> Connection:
         connection = self._connector.connect(self.watch)
@@ -469,7 +488,3 @@ class Service:
                 getattr(error, "orig", None) or error,
                 len(self._writer),
             )
-
-
-def _may_be_a_rows(error: BaseException) -> bool:
-    return isinstance(error, DBAPIError) and operations.fault_of(error) in {Fault.ROW, Fault.REFUSED}

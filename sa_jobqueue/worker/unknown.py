@@ -6,14 +6,14 @@ would be claimed and given back without end, several thousand a second.
 
 from __future__ import annotations
 
-import logging
 from time import monotonic
 
 from ..context import ClaimedJob
+from ..log import get_logger
 
 __all__ = ["UnknownTasks"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Seconds for which a job goes back at most: 100,000 of them come 333 times a second then.
 _LONGEST = 300.0

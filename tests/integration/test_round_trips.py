@@ -40,9 +40,10 @@ CALM = {"lease": 60.0, "hoard": 60.0, "poll": 1.0}
 
 #: A round of the service: one statement that finishes what has ended and claims for what is free, or only finishes. What it
 #: answers are the jobs it has claimed, and one row more. It is its own transaction; so is the claim where there is nothing
-#: to finish, the one that opens a gate, and the one that looks for expired leases before a worker that drains leaves.
-ROUND, CLAIM, GATE, LEASES = ("SELECT",), ("UPDATE",), ("SELECT",), ("SELECT",)
-KINDS = {"round": ROUND, "claim": CLAIM, "gate": GATE, "leases": LEASES}
+#: to finish, the one that looks for what claims have passed over, the one that opens a gate, and the one that looks for expired
+#: leases before a worker that drains leaves.
+ROUND, CLAIM, BEHIND, GATE, LEASES = ("SELECT",), ("UPDATE",), ("SELECT",), ("SELECT",), ("SELECT",)
+KINDS = {"round": ROUND, "claim": CLAIM, "behind": BEHIND, "gate": GATE, "leases": LEASES}
 #: A round with other outcomes than "done".
 ROUND_OF_ALL, FINISH_OF_ALL = ("BEGIN", "SELECT", "UPDATE", "COMMIT"), ("BEGIN", "SELECT", "COMMIT")
 #: The transaction of a handler that does one INSERT by `ctx.session`: on a thread, and the first of its pool, which asks
@@ -109,14 +110,20 @@ def wire(engine: Engine) -> Iterator[Wire]:
     wire.close()
 
 
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a test takes, what goes by time does not come: whether claims have passed over a job is asked once a second."""
+    monkeypatch.setattr(service, "_PASSED_OVER", 3_600.0)
+
+
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the service may say, by the names in `KINDS`: a transaction for each round with something to do, one for each
-    opening of a gate, and one for the look at leases before it leaves.
+    opening of a gate, and before it leaves one for the look at what its claims have passed over, and one for that at leases.
     """
     decided: list[str] = []
     take, wanted, make_round = OutcomeWriter.take, Service._wanted, Service._round
-    listen_for, are_there = operations.listen_for, LostJobs._are_there
+    listen_for, are_there, lock_due = operations.listen_for, LostJobs._are_there, operations.lock_due
     seen: dict[str, Any] = {}
 
     def taking(self: OutcomeWriter, most: int) -> Any:
@@ -135,6 +142,10 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen["asides"].append("leases")
         return are_there(self, connection)
 
+    def looking_behind(*args: Any, **options: Any) -> Any:
+        seen["asides"].append("behind")
+        return lock_due(*args, **options)
+
     def making_round(self: Service, connection: Connection) -> bool:
         seen["asides"] = []
         busy = make_round(self, connection)
@@ -147,6 +158,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(Service, "_wanted", wanting)
     monkeypatch.setattr(Service, "_round", making_round)
     monkeypatch.setattr(operations, "listen_for", listening)
+    monkeypatch.setattr(operations, "lock_due", looking_behind)
     monkeypatch.setattr(LostJobs, "_are_there", looking)
     return decided
 
@@ -271,6 +283,27 @@ async def test_a_look_at_an_empty_queue_is_one_round_trip(
     step.close()
     assert looks == [
         ([CLAIM, GATE], Counts(round_trips=2, commits=2, statements=2, rows=0)),
+        ([CLAIM], Counts(round_trips=1, commits=1, statements=1, rows=0)),
+    ]
+
+
+async def test_what_claims_have_passed_over_is_asked_in_one_round_trip_and_not_each_time(
+    engine: Engine, registry: Registry, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they come back short: once in a while, though new jobs are said to be there each time."""
+    step = stepping(engine, registry)
+    looks = []
+
+    for pause in (0.0, 3_600.0):
+        monkeypatch.setattr(service, "_PASSED_OVER", pause)
+        step.tell()
+        with counting(wire, schema=SCHEMA) as counted:
+            step.round()
+        looks.append(([one.kinds for one in said(wire)], counted.result))
+
+    step.close()
+    assert looks == [
+        ([CLAIM, BEHIND], Counts(round_trips=2, commits=2, statements=2, rows=0)),
         ([CLAIM], Counts(round_trips=1, commits=1, statements=1, rows=0)),
     ]
 

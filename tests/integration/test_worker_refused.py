@@ -134,15 +134,13 @@ def test_what_was_refused_is_tried_once_more_when_the_worker_leaves(
 
 @pytest.mark.parametrize("number", [1, 8])
 def test_a_job_that_cannot_be_claimed_is_stepped_over(
-    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
-    number: int,
-) -> None:  # fmt: skip
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
     """A trigger of the application's refuses their every change, the claim's, too: the others are run, and the log says which."""
     runs = recorded(registry)
     ids = fill(engine, 100)
     bad = ids[40 : 40 + number]
     refuse(engine, f"old.id BETWEEN {bad[0]} AND {bad[-1]}", "RAISE EXCEPTION 'not this one'")
-    monkeypatch.setattr("sa_jobqueue.worker.resume._LEFT_OUT", 5.0)
     with working(url, registry, queues={"default": 20, "other": 2}):
         wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 100 - number)
         for one in bad:

@@ -33,6 +33,7 @@ from sa_jobqueue.statements import (
     retry_jobs,
 )
 from sa_jobqueue.statements.admin import held_by, postpone_purge
+from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
 from sa_jobqueue.statements.gates import channel_of, open_gates
 from sa_jobqueue.statements.leases import attest_uptime, cancel_requests
@@ -54,6 +55,10 @@ def _call(number: int) -> Call:
 
 #: Statements over a batch, by the size of it.
 BATCHES: dict[str, Callable[[int], object]] = {
+    "claim_jobs_but": lambda n: claim_jobs(worker="me", queues={"q": n}, lease=60.0, but=range(n)),
+    "claim_listed": lambda n: claim_listed(ids=range(n), worker="me", lease=60.0),
+    "due_jobs": lambda n: due_jobs(queues={"q": n}, but=range(n)),
+    "lock_listed": lambda n: lock_listed(ids=range(n)),
     "claim_jobs": lambda n: claim_jobs(
         worker="me",
         queues={f"q{i}": i for i in range(n)},

@@ -16,7 +16,6 @@ from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job
 from sa_jobqueue.statements import claim_jobs
-from sa_jobqueue.worker.resume import ResumePoints
 from tests.support.factory import TABLE, make_job, make_jobs, refer, row, statuses, unfolding, users_table
 
 HOUR = timedelta(hours=1)
@@ -273,19 +272,26 @@ def test_a_job_is_not_behind_its_own_point(connection: Connection, at: str) -> N
     assert ids(claim(connection, after={("default", 4): (job.run_at, one - 1)})) == [one]
 
 
-@pytest.mark.parametrize(
-    "at", ["1900-02-03 04:05:06.789013", "1833-01-01 00:00:00.000001", "1000-02-03 04:05:06.789013"]
-)
-def test_a_job_that_is_left_out_is_not_behind_its_point_however_old(connection: Connection, at: str) -> None:
-    """Before 1930 its time need not come back exactly; the point is put behind it, for it would be claimed again and again."""
-    one = make_job(connection, run_at=at)
-    with connection.begin_nested() as claimed:
-        (job,) = claim(connection)
-        claimed.rollback()
-    points = ResumePoints()
-    points.leave_out(("default", 4), (job.run_at, one))
+def test_jobs_that_are_left_out_are_not_taken_and_those_behind_them_are(connection: Connection) -> None:
+    """Wherever they lie; nor do they count against what is free."""
+    first, second, third, other = [*make_jobs(connection, 3), make_job(connection, queue="other")]
+    but = [first, third, other, -1]
 
-    assert claim(connection, after=points.begin(["default"])) == []
+    assert list(operations.lock_due(connection, {"default": 1, "other": 1}, but=but)) == [second]
+    assert ids(claim(connection, 1, but=but)) == [second]
+    assert ids(claim(connection, 1, but=but)) == []
+
+
+def test_of_listed_jobs_those_that_are_due_are_claimed(connection: Connection) -> None:
+    """Not those to come, nor those that run, nor one that is not there."""
+    due = make_jobs(connection, 2)
+    make_jobs(connection, 2)
+    listed = [*due, make_job(connection, run_at=HOUR), make_job(connection, "running"), -1]
+
+    assert operations.lock_these(connection, listed) == due
+    claimed = operations.claim_these(connection, listed, worker="me", lease=60.0)
+    assert ids(claimed) == due
+    assert {row(connection, one).status for one in due} == {"running"}
 
 
 # ---- edges

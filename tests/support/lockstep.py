@@ -34,6 +34,10 @@ class Step:
         """Make the service's connection, which the first round would make."""
         self._crew.service._connect()
 
+    def tell(self) -> None:
+        """New jobs are said to be there."""
+        self._crew.service.look_at(None)
+
     def round(self) -> bool:
         """Write what has ended and claim for what is free; whether there was something to do.
 

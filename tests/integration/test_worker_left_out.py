@@ -1,0 +1,203 @@
+"""Jobs that cannot be claimed, or not now: they keep nobody, and are claimed when they can be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from time import monotonic
+
+import pytest
+from sqlalchemy import Engine, func, insert, select
+
+from sa_jobqueue import JobStatus, Registry, Retry, task
+from sa_jobqueue.worker import leftout
+from tests.support.factory import TABLE, make_job, make_jobs
+from tests.support.waiting import wait_until
+from tests.support.working import drain, working
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+@pytest.fixture
+def ran(registry: Registry) -> list[int]:
+    """The `n` of each run of the task "runs", as it comes."""
+    ran: list[int] = []
+
+    @task(registry=registry, name="runs")
+    async def runs(n: int) -> None:
+        ran.append(n)
+
+    return ran
+
+
+def fill(engine: Engine, numbers: range, **columns: object) -> list[int]:
+    """A job of "runs" for each of these; their ids."""
+    with engine.begin() as connection:
+        jobs = [{"task": "runs", "args": {"n": n}, **columns} for n in numbers]
+        return list(connection.scalars(insert(TABLE).returning(TABLE.c.id, sort_by_parameter_order=True), jobs))
+
+
+def completed(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(connection.scalar(select(func.count()).where(TABLE.c.status == JobStatus.COMPLETED)) or 0)
+
+
+def before_update(engine: Engine, when: str, does: str) -> Callable[[], None]:
+    """A trigger of the application's, where `when` holds for a change of a job; calling what comes back drops it."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"CREATE FUNCTION odd() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {does}; END $$")
+        connection.exec_driver_sql(
+            f"CREATE TRIGGER odd BEFORE UPDATE ON sa_jobqueue.job FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION odd()"
+        )
+
+    def drop() -> None:
+        with engine.begin() as connection:
+            connection.exec_driver_sql("DROP TRIGGER odd ON sa_jobqueue.job")
+
+    return drop
+
+
+def test_whoever_is_due_behind_many_that_cannot_be_claimed_starts_at_once(
+    engine: Engine, url: str, registry: Registry, ran: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trigger refuses 300 jobs: those behind them run, and the log is not full of them. Once it is mended, all run."""
+    bad = fill(engine, range(300))
+    fill(engine, range(300, 310))
+    mend = before_update(engine, f"old.id <= {bad[-1]}", "RAISE 'not these'")
+
+    with working(url, registry, queues={"default": 4}):
+        wait_until(lambda: len(ran) == 10)
+        assert sorted(ran) == list(range(300, 310))
+        assert caplog.text.count("cannot be claimed") <= 100
+        mend()
+        wait_until(lambda: len(ran) == 310)
+
+    assert sorted(ran) == list(range(310))
+
+
+def test_jobs_under_a_unique_index_of_running_ones_all_run(
+    engine: Engine, url: str, registry: Registry, ran: list[int]
+) -> None:
+    """One running job per tenant, says the application: ten of one tenant come one after the other, and keep no other tenant."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE UNIQUE INDEX one_per_tenant ON sa_jobqueue.job ((meta->>'tenant')) WHERE status = 'running'"
+        )
+    fill(engine, range(10), meta={"tenant": "a"})
+    fill(engine, range(10, 20), meta={"tenant": "b"})
+
+    with working(url, registry, queues={"default": 10}):
+        wait_until(lambda: len(ran) == 20)
+
+    assert sorted(ran) == list(range(20))
+
+
+def test_a_job_that_cannot_be_claimed_hides_none_that_becomes_due_or_visible_later(
+    engine: Engine, url: str, registry: Registry, ran: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that committed late lies before it, and one that is retried behind; new ones that are refused change nothing."""
+    once = threading.Event()
+
+    @task(registry=registry, name="fails once")
+    def fails_once() -> Retry | None:
+        if once.is_set():
+            return None
+        once.set()
+        return Retry(after=0.2)
+
+    (bad,) = fill(engine, range(1), meta={"bad": True})
+    before_update(engine, "old.meta ? 'bad'", "RAISE 'not this'")
+
+    with working(url, registry, queues={"default": 4}):
+        wait_until(lambda: f"job {bad} cannot be claimed" in caplog.text)
+        with engine.begin() as connection:
+            make_job(connection, task="fails once")
+        wait_until(once.is_set)
+        fill(engine, range(1, 4), meta={"bad": True})
+        with engine.begin() as connection:
+            late = make_job(connection, task="runs", args={"n": 4}, run_at=timedelta(hours=-1))
+        wait_until(lambda: completed(engine) == 2)
+        assert ran == [4]
+        assert late > bad
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_job_that_a_trigger_leaves_as_it_is_hides_no_other_and_is_said(
+    engine: Engine, url: str, registry: Registry, ran: list[int], caplog: pytest.LogCaptureFixture, slots: int
+) -> None:
+    """It returns NULL for one: the claim brings one job fewer, without an error."""
+    (bad, *_) = fill(engine, range(27))
+    mend = before_update(engine, f"old.id = {bad}", "RETURN NULL")
+
+    with working(url, registry, queues={"default": slots}):
+        wait_until(lambda: len(ran) == 26)
+        wait_until(lambda: f"job {bad} cannot be claimed" in caplog.text)
+        assert "perhaps a trigger returns NULL" in caplog.text
+        assert 0 not in ran
+        mend()
+        wait_until(lambda: len(ran) == 27)
+
+
+def test_draining_ends_with_all_that_can_be_claimed(
+    engine: Engine, url: str, registry: Registry, ran: list[int]
+) -> None:
+    """Not when a claim brings nothing because the first job cannot be had."""
+    (bad, worse, *_) = fill(engine, range(20))
+    before_update(engine, f"old.id IN ({bad}, {worse})", f"IF old.id = {bad} THEN RAISE 'no'; END IF; RETURN NULL")
+
+    drain(url, registry, queues={"default": 1})
+
+    assert ran == list(range(2, 20))
+
+
+def test_jobs_whose_workers_died_twice_follow_each_other_at_once(engine: Engine, url: str) -> None:
+    """One at a time in each process, but each as soon as the last has ended: none waits for a part of the lease."""
+    lock, at_once, most, ran = threading.Lock(), [0, 0], [0, 0], []
+
+    def registry_of(process: int) -> Registry:
+        registry = Registry()
+
+        @task(registry=registry, name="suspect")
+        def suspect() -> None:
+            with lock:
+                at_once[process] += 1
+                most[process] = max(most[process], at_once[process])
+            threading.Event().wait(0.05)  # for another one to come meanwhile
+            with lock:
+                at_once[process] -= 1
+                ran.append(process)
+
+        return registry
+
+    with engine.begin() as connection:
+        make_jobs(connection, 12, task="suspect", rescues=2)
+    began = monotonic()
+    with (
+        working(url, registry_of(0), queues={"default": 12}, lease=60.0),
+        working(url, registry_of(1), queues={"default": 12}, lease=60.0),
+    ):
+        wait_until(lambda: completed(engine) == 12)
+
+    assert monotonic() - began < 15, "the shortest part of the lease for which one was sent away"
+    assert max(most) == 1
+    with engine.connect() as connection:
+        assert set(connection.scalars(select(TABLE.c.attempt))) == {1}
+
+
+def test_no_more_than_a_thousand_are_left_out(
+    engine: Engine, url: str, registry: Registry, ran: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the database is taken to refuse whatever it is asked: the worker tries again, and goes on when it is mended."""
+    monkeypatch.setattr(leftout, "MOST", 10)
+    bad = fill(engine, range(30))
+    fill(engine, range(30, 35))
+    mend = before_update(engine, f"old.id <= {bad[-1]}", "RAISE 'not these'")
+
+    with working(url, registry, queues={"default": 4}) as worker:
+        wait_until(lambda: worker.serving)
+        mend()
+        wait_until(lambda: len(ran) == 35)

@@ -1,0 +1,45 @@
+WITH locked AS MATERIALIZED (
+    SELECT sa_jobqueue.job.id AS id
+    FROM sa_jobqueue.job
+    WHERE sa_jobqueue.job.id = any(CAST(%(listed_ids)s::VARCHAR AS BIGINT[]))
+    AND sa_jobqueue.job.status = 'queued'
+    AND sa_jobqueue.job.run_at <= now()
+    ORDER BY sa_jobqueue.job.id
+    FOR NO KEY UPDATE OF job SKIP LOCKED
+)
+UPDATE sa_jobqueue.job
+SET status='running',
+    claims=CASE WHEN (sa_jobqueue.job.claims = 2147483647) THEN '-2147483648'::integer ELSE sa_jobqueue.job.claims + 1 END,
+    claimed_at=now(),
+    lease_expires_at=(now() + %(lease_seconds)s * interval '1 second'),
+    attempt=(least(sa_jobqueue.job.attempt, 32766) + 1),
+    worker=%(by_worker)s::VARCHAR
+WHERE sa_jobqueue.job.id = any(array((
+        SELECT locked.id
+        FROM locked
+    )
+))
+RETURNING sa_jobqueue.job.id,
+    sa_jobqueue.job.claims,
+    sa_jobqueue.job.queue,
+    sa_jobqueue.job.task,
+    sa_jobqueue.job.priority,
+    date_part('epoch', sa_jobqueue.job.run_at) AS run_at,
+    sa_jobqueue.job.attempt,
+    sa_jobqueue.job.max_attempts,
+    sa_jobqueue.job.rescues,
+    CASE WHEN (pg_column_size(sa_jobqueue.job.args) <= 8) THEN CAST(sa_jobqueue.job.args AS TEXT) WHEN (pg_column_size(sa_jobqueue.job.args) <= %(inline_limit)s::INTEGER) THEN (
+    SELECT CASE WHEN (octet_length(made.text) <= %(inline_limit)s::INTEGER) THEN made.text END AS anon_1
+    FROM (
+        SELECT CAST(sa_jobqueue.job.args AS TEXT) AS text
+        LIMIT ALL OFFSET 0
+    ) AS made
+) END AS args,
+    CASE WHEN (pg_column_size(sa_jobqueue.job.meta) <= 8) THEN CAST(sa_jobqueue.job.meta AS TEXT) WHEN (pg_column_size(sa_jobqueue.job.meta) <= %(inline_limit)s::INTEGER) THEN (
+    SELECT CASE WHEN (octet_length(made.text) <= %(inline_limit)s::INTEGER) THEN made.text END AS anon_2
+    FROM (
+        SELECT CAST(sa_jobqueue.job.meta AS TEXT) AS text
+        LIMIT ALL OFFSET 0
+    ) AS made
+) END AS meta,
+    date_part('epoch', sa_jobqueue.job.created_at) AS created_at
