@@ -61,7 +61,7 @@ def before_update(engine: Engine, when: str, does: str) -> Callable[[], None]:
     return drop
 
 
-def test_whoever_is_due_behind_many_that_cannot_be_claimed_starts_at_once(
+def test_those_due_behind_many_that_cannot_be_claimed_start_at_once(
     engine: Engine, url: str, registry: Registry, ran: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A trigger refuses 300 jobs: those behind them run, and the log is not full of them. Once it is mended, all run."""

@@ -14,8 +14,9 @@ from sqlalchemy import ClauseElement, Connection, Engine, create_engine, text
 
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
 from sa_jobqueue.statements import apply_changes, claim_jobs, expired_leases, prune_jobs, renew_leases
+from sa_jobqueue.statements._parts import packed
 from sa_jobqueue.statements.apply import apply_parameters
-from sa_jobqueue.statements.claim import claim_parameters
+from sa_jobqueue.statements.claim import claim_listed, claim_parameters
 from sa_jobqueue.statements.complete import complete_jobs, completion_parameters, delete_completed
 from sa_jobqueue.statements.leases import cancel_requests
 from tests.support.databases import Databases
@@ -48,6 +49,11 @@ FILL = f"""
     ) AS made
 """
 
+FIRST_DUE = """
+    SELECT id FROM sa_jobqueue.job WHERE queue = 'a' AND status = 'queued' AND run_at <= now()
+    ORDER BY priority DESC, run_at, id LIMIT 50
+"""
+
 RUNNING = [100 * n for n in range(1, 101)]
 
 
@@ -57,6 +63,8 @@ class Statements:
 
     connection: Connection
     claim: Prepared
+    claim_but: Prepared
+    claim_listed: Prepared
     apply: Prepared
     complete: Prepared
     delete: Prepared
@@ -78,6 +86,8 @@ def prepare(connection: Connection) -> Statements:
         connection,
         # psycopg takes the smallest type that holds a number, and prepares anew for another: so large ones here.
         claim=one(claim_jobs(worker="me", queues={"none": ROWS}, lease=60.0)),
+        claim_but=one(claim_jobs(worker="me", queues={"none": ROWS}, lease=60.0, but=[2 * ROWS])),
+        claim_listed=one(claim_listed(ids=[2 * ROWS], worker="me", lease=60.0)),
         apply=one(apply_changes([completed(2 * ROWS)])),
         complete=one(complete_jobs(ids=[2 * ROWS], claims=[1], retain=[60.0])),
         delete=one(delete_completed(ids=[2 * ROWS], claims=[1])),
@@ -141,6 +151,32 @@ def test_a_claim_reads_what_it_takes(statements: Statements, size: int) -> None:
     assert plan.root["Actual Rows"] == 2 * size, plan
     assert plan.largest_discard <= 10, plan  # a slot of the other queue
     assert plan.blocks <= 100 + 2 * size * 20, plan
+
+
+def test_a_claim_that_leaves_some_out_reads_these_and_what_it_takes(statements: Statements) -> None:
+    """They are walked over in the index, and not locked."""
+    by_plain_claim = statements.claim.explain(claim_parameters(worker="me", queues={"a": 10}, lease=60.0))
+    some = statements.connection.scalars(text(FIRST_DUE)).all()
+    but = claim_parameters(worker="me", queues={"a": 10}, lease=60.0, but=some)
+
+    plan = statements.claim_but.explain(but)
+
+    assert_by(plan, "job_claim_idx", "job_pkey")
+    assert plan.root["Actual Rows"] == by_plain_claim.root["Actual Rows"] == 10, plan
+    assert plan.largest_discard <= 50 + 10, plan
+
+
+def test_a_claim_of_listed_jobs_reads_these(statements: Statements) -> None:
+    """By their key, one probe and one update each."""
+    some = statements.connection.scalars(text(FIRST_DUE)).all()
+
+    plan = statements.claim_listed.explain(
+        {"listed_ids": packed(some), "by_worker": "me", "lease_seconds": 60.0, "inline_limit": 65_536}
+    )
+
+    assert_by(plan, "job_pkey")
+    assert plan.root["Actual Rows"] == len(some) == 50, plan
+    assert plan.blocks <= 100 + 50 * 20, plan
 
 
 def test_a_claim_does_not_read_what_is_due_later(statements: Statements) -> None:
