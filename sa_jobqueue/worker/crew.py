@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
 from .. import operations
 from ..context import ClaimedJob
@@ -36,6 +36,7 @@ from .lanes import Lane
 from .listener import Listener
 from .lookout import Lookout
 from .maintenance import Maintenance
+from .reopening import Reopening
 from .runners import Runners
 from .service import Service
 from .unknown import UnknownTasks
@@ -94,7 +95,12 @@ class Crew:
         self.flights = Flights()
         self.writer = OutcomeWriter(self._written, worker=worker, job=job)
         self.executor = Executor(
-            assignment.sessions, self._report, self._note, leaving, max_rescues=settings.max_rescues
+            assignment.sessions,
+            self._report,
+            self._note,
+            leaving,
+            self._without_session,
+            max_rescues=settings.max_rescues,
         )
         self.runners = Runners(self._loop, self.executor, self._ended)
         self.lanes = {
@@ -116,6 +122,7 @@ class Crew:
             most_text=_most_text(assignment.registry),
             job=job,
         )
+        self.reopening = Reopening(self._loop, self.lanes, self.service.wake)
         self.listener: Listener | None = None
         if engines.listener is not None:
             engine = engines.listener.execution_options(schema_translate_map=engines.translate)
@@ -177,6 +184,7 @@ class Crew:
         """Write the last outcomes, and end the threads; maintenance strikes this worker off."""
         if not self.service.finish(_FLUSH):
             logger.error("%d outcomes could not be written; the jobs' leases will run out", len(self.writer))
+        self.reopening.finish()
         self.runners.finish()
         self.maintenance.finish(_LAST_CHORE)
         if self.listener is not None:
@@ -230,6 +238,9 @@ class Crew:
         """Another release may know the task: back to the queue with a delay, and no attempt spent."""
         self._counts["unknown"] += 1
         self.writer.add(decide(job, Released(self._unknown.seconds(job)), Rules(), random=0.5))
+
+    def _without_session(self, flight: Flight, engine: Engine, why: str) -> None:
+        self.reopening.pause(flight.job.queue, engine, why)
 
     def _report(self, flight: Flight, change: Change | None) -> None:
         """An outcome: on its way to the database; None: there is nothing left to write."""

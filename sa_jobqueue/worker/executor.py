@@ -54,6 +54,8 @@ R = TypeVar("R")
 
 _SIGNALS = (Retry, Snooze, Cancel, Discard)
 _COMPLETED = Completed()
+#: About so many seconds a job waits that went back because there was no connection for its session.
+_AGAIN = 1.0
 #: What a handler may return by mistake, from behind a decorator: its own body, not begun.
 _UNRUN = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
@@ -173,6 +175,7 @@ class Executor:
 
     `report(flight, change)` gets the change to write; None: nothing is left to write. `committed(change)` hears of one
     that was written already, together with what the handler wrote. `leaving()`: all tasks of the loop are being cancelled.
+    `unopened(flight, engine, why)`: its session got no connection of this engine.
     `max_rescues`: how often a job's worker may die, or leave while it runs.
     """
 
@@ -182,11 +185,12 @@ class Executor:
         report: Callable[[Flight, Change | None], None],
         committed: Callable[[Change], None],
         leaving: Callable[[], bool] = lambda: False,
+        unopened: Callable[[Flight, Engine, str], None] = lambda *_: None,
         *,
         max_rescues: int,
     ) -> None:
         self._sessions, self._report, self._noted, self.leaving = sessions, report, committed, leaving
-        self._max_rescues = max_rescues
+        self._unopened, self._max_rescues = unopened, max_rescues
 
     def run(self, flight: Flight) -> None:
         """Run a `def` handler, on the thread that calls."""
@@ -205,7 +209,7 @@ class Executor:
             else:
                 run.close()
         except BaseException as error:
-            self._finish(run, self._raised(flight, error))
+            self._finish(run, self._raised(run, error))
 
     async def run_async(self, flight: Flight, runner: asyncio.Task[Any]) -> None:
         """Run an `async def` handler in `runner`, the task that calls."""
@@ -241,7 +245,7 @@ class Executor:
                 await self._finish_async(run, self.decide(flight, Released(started=True)))
                 raise  # the loop itself is ending
             await self._take_back(runner, flight)
-            await self._finish_async(run, self._raised(flight, error))
+            await self._finish_async(run, self._raised(run, error))
         finally:
             if flight.interrupted:
                 runner.uncancel()  # it goes on with other jobs, which were not cancelled
@@ -335,11 +339,25 @@ class Executor:
             logger.warning("job %d: %s", flight.job.id, error, extra=_fields(flight))
             return Completed(error=describe(error))
 
-    def _raised(self, flight: Flight, error: BaseException) -> Change | None:
+    def _raised(self, run: _Run, error: BaseException) -> Change | None:
+        flight = run.flight
         try:
+            if (unit := run.unit) is not None and unit.unopened is not None and self._may_go_back(flight, error):
+                if unit.engine is not None:
+                    self._unopened(flight, unit.engine, unit.unopened)
+                return self.decide(flight, Released(_AGAIN * random.uniform(0.5, 1.5)))
             return self.decide(flight, self._outcome_of(flight, error))
         except BaseException as failure:  # of the application's: a rule, an exception's own method, a filter of logs
             return self._unruly(flight, failure)
+
+    def _may_go_back(self, flight: Flight, error: BaseException) -> bool:
+        """Whether a run whose session got no connection, and which raises whatever for that, is no attempt.
+
+        What a handler says by Retry, Snooze and the like is its own decision; and where a job may not run twice, nobody knows
+        what the handler did before.
+        """
+        of_others = isinstance(error, _SIGNALS) or flight.stop in {Stop.CANCEL, Stop.LOST, Stop.SHUTDOWN}
+        return flight.task.rules.rescue and not of_others
 
     def _outcome_of(self, flight: Flight, error: BaseException) -> Outcome | None:
         if isinstance(error, _SIGNALS):

@@ -32,6 +32,8 @@ class Lane:
 
     def __init__(self, name: str, limit: int, *, buffer: int, call: Callable[[Lane, Kind], None]) -> None:
         self.name, self.limit = name, limit
+        self._slots = limit
+        """Those that may be taken now: all, or none while it is paused."""
         self._call = call
         self._most = buffer
         self._buffer = 0.0
@@ -67,7 +69,7 @@ class Lane:
             elif arriving:
                 self._called = None
             waiting = self._waiting
-            if waiting and self._running < self.limit:
+            if waiting and self._running < self._slots:
                 if waiting[0].kind is kind:
                     flight = waiting.popleft()
                     self._running += 1
@@ -93,7 +95,7 @@ class Lane:
 
     def _wanted(self) -> Kind | None:
         """The kind of runner to be called now, if any; then it counts as called."""
-        if self._called is not None or not self._waiting or self._running >= self.limit:
+        if self._called is not None or not self._waiting or self._running >= self._slots:
             return None
         self._called = monotonic()
         return self._waiting[0].kind
@@ -122,7 +124,7 @@ class Lane:
     def free(self) -> int:
         """How many jobs to claim: the free slots, and some ahead if jobs end faster than a claim takes."""
         with self._lock:
-            if self._closed or not self.hungry:
+            if self._closed or not self._slots or not self.hungry:
                 return 0
             return max(self.limit + int(self._buffer) - self._running - len(self._waiting), 0)
 
@@ -156,6 +158,19 @@ class Lane:
                 # It was made for faster ones: else as many would be claimed ahead again, then half of it, and so on.
                 self._buffer = 0.0
         return taken
+
+    def pause(self) -> None:
+        """Start no more for now, and claim none; what waits goes back in time, as behind handlers that do not end."""
+        with self._lock:
+            self._slots = 0
+
+    def resume(self) -> None:
+        """Start jobs again."""
+        with self._lock:
+            self._slots = self.limit
+            wanted = self._wanted()
+        if wanted is not None:
+            self._call(self, wanted)
 
     def close(self) -> Iterable[Flight]:
         """Start no more; the jobs that were waiting."""

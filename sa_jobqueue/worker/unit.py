@@ -20,6 +20,7 @@ from ..lifecycle import Change
 from ..log import get_logger
 from ..models import SCHEMA, Job
 from ..operations import Answer, fault_of, kept_for_now
+from ..tracebacks import message_of
 from ..urls import same_database
 from . import direct, driver
 
@@ -45,7 +46,6 @@ class Unit:
         "_close_session",
         "_closed",
         "_database",
-        "_engine",
         "_idle",
         "_job",
         "_opening",
@@ -58,7 +58,9 @@ class Unit:
         "_translate",
         "_worker",
         "connection",
+        "engine",
         "session",
+        "unopened",
     )
 
     def __init__(
@@ -74,16 +76,18 @@ class Unit:
     ) -> None:
         # A session of the user's sessionmaker knows its engine, and perhaps other databases for some of its classes.
         own = session.bind
-        self._engine = engine if own is None else own.engine
-        self._database = database if self._engine is None else self._engine.url
+        self.engine = engine if own is None else own.engine
+        self._database = database if self.engine is None else self.engine.url
         self._translate, self._idle = translate or {}, idle
         self._worker, self._job = worker, job
         self._opening = self._closed = self._altered = self._others = False
         self._pool: Pool | None = None
         self.connection: Connection | None = None
+        self.unopened: str | None = None
+        """Why the last try to open a connection failed; None once there is one, and before."""
         self.session = session
         self._options: Mapping[str, Any] = {}
-        self._asked = self._engine
+        self._asked = self.engine
         self._original, self._close_session = session.get_bind, session.close
         self._own: dict[str, Any] = {name: vars(session)[name] for name in ("close", "reset") if name in vars(session)}
         self._root: SessionTransaction | None = None
@@ -113,7 +117,7 @@ class Unit:
             elsewhere = self._original(*args, **options)
         except UnboundExecutionError:
             elsewhere = None
-        engine = self._engine if elsewhere is None else elsewhere.engine
+        engine = self.engine if elsewhere is None else elsewhere.engine
         if elsewhere is not None and not self._is_ours(elsewhere.engine):
             self._others = True
             return elsewhere
@@ -124,9 +128,19 @@ class Unit:
                 raise SessionUnavailable(
                     "ctx.session is one connection: it is not for several tasks or threads at once"
                 )
+            if self.engine is None:
+                raise SessionUnavailable(
+                    "ctx.session needs an engine of the handler's kind: async handlers an AsyncEngine, def handlers an "
+                    "Engine; give the worker one, Worker(engine, async_engine=...), or a URL"
+                )
             self._opening = True
             try:
-                self.connection = self._open()
+                self.connection = self._open(self.engine)
+                self.unopened = None
+            except BaseException as error:  # a handler's timeout, too, if it comes meanwhile
+                # Not the error itself: with its traceback it would be a cycle, which only a search for them frees.
+                self.unopened = message_of(getattr(error, "orig", None) or error).strip() or type(error).__name__
+                raise
             finally:
                 self._opening = False
         self._join(self.connection)
@@ -135,7 +149,7 @@ class Unit:
 
     def _is_ours(self, engine: Engine) -> bool:
         """Whether it leads to our connection: it is ours, or ours with other options, but those of a transaction."""
-        ours = self._engine
+        ours = self.engine
         if engine is ours:
             return True
         given = engine.get_execution_options()
@@ -162,14 +176,9 @@ class Unit:
             self.session.join_transaction_mode = "create_savepoint"
         self._root = root
 
-    def _open(self) -> Connection:
-        if self._engine is None:
-            raise SessionUnavailable(
-                "ctx.session needs an engine of the handler's kind: async handlers an AsyncEngine, def handlers an "
-                "Engine; give the worker one, Worker(engine, async_engine=...), or a URL"
-            )
-        self._pool = self._engine.pool
-        connection = self._engine.connect()
+    def _open(self, engine: Engine) -> Connection:
+        self._pool = engine.pool
+        connection = engine.connect()
         try:
             options: dict[str, Any] = {}
             given = connection.get_execution_options()
@@ -194,7 +203,7 @@ class Unit:
         """From here on tables are where `engine`, one of several for our connection, has them."""
         if engine is not self._asked:
             self._asked = engine
-            options = self._options if engine is None or engine is self._engine else engine.get_execution_options()
+            options = self._options if engine is None or engine is self.engine else engine.get_execution_options()
             connection.execution_options(schema_translate_map=self._translated(options))
 
     def _translated(self, options: Mapping[str, Any]) -> Mapping[str | None, str | None]:

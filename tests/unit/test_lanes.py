@@ -235,3 +235,21 @@ def test_a_closed_lane_takes_and_gives_nothing() -> None:
     assert one.free() == 0
     assert one.next(Kind.THREAD, arriving=True) is None
     assert called == [Kind.THREAD]
+
+
+def test_a_paused_lane_starts_and_wants_nothing_until_it_is_resumed() -> None:
+    """What runs goes on, and what waits keeps its place."""
+    one, called = lane()
+    running, waiting = flight(nothing), flight(nothing, 2)
+    one.feed([running])
+    assert one.next(Kind.THREAD, arriving=True) is running
+
+    one.pause()
+    one.feed([waiting])
+    assert one.next(Kind.THREAD, ended=running) is None
+    assert (one.free(), one.waiting, called) == (0, 1, [Kind.THREAD])
+
+    one.resume()
+    assert called == [Kind.THREAD] * 2
+    assert one.next(Kind.THREAD, arriving=True) is waiting
+    assert one.free() == 1
