@@ -68,7 +68,7 @@ class CarefulClaims:
         self.left_out.forget(left_out.keys() - set(found))
         self._leave_out(left_out, refused)
         self.left_out.claimed(job.id for job in jobs)
-        self.left_out.rest(monotonic() - began, in_vain=not jobs)
+        self.left_out.rest(monotonic() - began, in_vain=len(refused))
         return jobs
 
     def _claim(self, connection: Connection, ids: Sequence[int], most: int) -> tuple[list[ClaimedJob], dict[int, str]]:

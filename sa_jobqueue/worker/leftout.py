@@ -17,8 +17,8 @@ MOST = 1_000
 #: Seconds after which a job that cannot be claimed is tried again, doubled each time, up to the second. So what kept it, if it has
 #: passed (the tenant's other job has ended, a trigger is mended), keeps it for twice as long at most.
 _FIRST, _LONGEST = 0.2, 30.0
-#: Trying takes a twentieth of the time at most, and a fifth where some can be claimed.
-_IN_VAIN, _NOT_IN_VAIN = 20, 4
+#: Trying takes a fifth of the time at most, and 100 a second are tried in vain: the server logs an error for each.
+_SHARE, _EACH = 4, 0.01
 #: As many are tried at once at most.
 _AT_ONCE = 100
 
@@ -87,9 +87,9 @@ class LeftOut:
         for one in self._refused.values():
             one.wait, one.at = _FIRST, min(one.at, soon)
 
-    def rest(self, seconds: float, *, in_vain: bool) -> None:
-        """To try some took so long."""
-        self._rests_until = monotonic() + (_IN_VAIN if in_vain else _NOT_IN_VAIN) * seconds
+    def rest(self, seconds: float, *, in_vain: int) -> None:
+        """To try some took so long, and so many were refused again."""
+        self._rests_until = monotonic() + max(_SHARE * seconds, _EACH * in_vain)
 
     def due(self, free: Mapping[str, int], *, alone: bool, at_once: bool = False) -> dict[int, str]:
         """What to try now, by id the queue: at most so many of each queue, and one of those that are parked if `alone`.

@@ -64,17 +64,20 @@ def test_of_those_that_must_wait_for_another_one_comes_at_a_time(clock: Clock) -
     assert left_out.due(FREE, alone=True) == {3: "default"}
 
 
-def test_trying_takes_a_twentieth_of_the_time(clock: Clock) -> None:
+@pytest.mark.parametrize(("took", "in_vain", "rest"), [(0.5, 10, 2.0), (0.01, 10, 0.1)])
+def test_trying_takes_little_of_the_time_and_asks_for_few_errors(
+    clock: Clock, took: float, in_vain: int, rest: float
+) -> None:
     """However many there are, and however long it takes."""
     left_out = LeftOut()
     left_out.refuse(1, "default")
     clock.now += 1
-    left_out.rest(0.5, in_vain=True)
+    left_out.rest(took, in_vain=in_vain)
 
     assert left_out.due(FREE, alone=True) == {}
     assert left_out.due(FREE, alone=True, at_once=True) == {1: "default"}
-    assert left_out.next_at(FREE, alone=True) == clock.now + 10
-    clock.now += 10
+    assert left_out.next_at(FREE, alone=True) == clock.now + rest
+    clock.now += rest
     assert left_out.due(FREE, alone=True) == {1: "default"}
 
 
