@@ -34,6 +34,8 @@ class WorkerSettings:
     """Behind a pooler in transaction mode: no setting of a session is relied on."""
     session_idle_timeout: float | None = None
     """The longest that a handler's transaction may sit idle; None: what the server says."""
+    log_jobs: bool = False
+    """Log how each job ended, at INFO; otherwise, but for failures, that is for DEBUG."""
 
     def __post_init__(self) -> None:
         for name, (kind, low, high) in _BOUNDS.items():
@@ -43,8 +45,9 @@ class WorkerSettings:
             if isinstance(value, bool) or not isinstance(value, (int, kind)) or not low <= value <= high:
                 said = "an integer" if kind is int else "a number"
                 raise ConfigurationError(f"{name} must be {said} from {low} to {high}, not {value!r}")
-        if not isinstance(self.pooled, bool):
-            raise ConfigurationError(f"pooled must be True or False, not {self.pooled!r}")
+        for name in ("pooled", "log_jobs"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(f"{name} must be True or False, not {getattr(self, name)!r}")
 
 
 _BOUNDS: Mapping[str, tuple[type[float], float, float]] = {

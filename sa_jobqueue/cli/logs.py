@@ -39,7 +39,7 @@ class _JsonFormatter(logging.Formatter):
             "pid": record.process,
         }
         if record.exc_info and record.exc_info[1] is not None:
-            line["exception"] = mask_passwords(record.exc_text or describe(record.exc_info[1]).traceback).rstrip()
+            line["exception"] = mask_passwords(describe(record.exc_info[1]).traceback).rstrip()
         for name, value in vars(record).items():
             if name not in _STANDARD:
                 line[f"extra_{name}" if name in line else name] = masked(value)

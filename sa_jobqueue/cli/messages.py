@@ -15,7 +15,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from sa_jobqueue.errors import JobQueueError
 from sa_jobqueue.log import escaped, one_line, place_of
-from sa_jobqueue.retry import describe
+from sa_jobqueue.retry import entry
+from sa_jobqueue.tracebacks import message_of, name_of, text_of
 from sa_jobqueue.urls import mask_passwords
 
 from .config import LogLevel
@@ -78,12 +79,12 @@ class _Formatter(logging.Formatter):
         record.asctime = self.formatTime(record, self.datefmt)
         line, below = self.formatMessage(record), record.stack_info or ""
         if record.exc_info and (error := record.exc_info[1]) is not None:
-            described = describe(error)
+            described = entry(name_of(type(error)), message_of(error))
             reason = one_line(mask_passwords(f"{described.type}: {described.message}"))
             if reason not in line:
                 place = place_of(error, anywhere=True)
                 line = f"{line}: {reason}" + (f" ({escaped(place)})" if place else "")
-            below = f"{record.exc_text or described.traceback}{below}"
+            below = f"{text_of(error, error.__traceback__) if self._tracebacks else ''}{below}"
         if self._tracebacks:
             line += "".join(f"\n    | {escaped(one)}" for one in mask_passwords(below).splitlines())
         return line

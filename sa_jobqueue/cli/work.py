@@ -134,6 +134,9 @@ class WorkOptions:
     pooled: Annotated[
         bool, _waking("--pooled", help="The database is behind a pooler in transaction mode (PgBouncer).")
     ] = False
+    log_jobs: Annotated[
+        bool, _option("--log-jobs", help="Log how each job ended, how long it took and how long it waited.")
+    ] = False
     log_format: Annotated[LogFormat, _option(help="One line of text, or one JSON object, per event.")] = LogFormat.TEXT
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False
     tried_out: Annotated[bool, typer.Option("--tried-out", hidden=True)] = False

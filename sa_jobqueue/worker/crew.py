@@ -101,6 +101,7 @@ class Crew:
             leaving,
             self._without_session,
             max_rescues=settings.max_rescues,
+            log_jobs=settings.log_jobs,
         )
         self.runners = Runners(self._loop, self.executor, self._ended)
         self.lanes = {

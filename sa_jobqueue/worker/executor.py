@@ -8,7 +8,6 @@ shared.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -42,8 +41,8 @@ from ..outcomes import (
     Undecodable,
 )
 from ..retry import RetryPolicy, describe, entry
-from ..tracebacks import is_modest
 from .flight import Flight, Stop
+from .joblog import JobLog, fields_of
 from .unit import Unit
 
 __all__ = ["Executor", "Sessions"]
@@ -176,7 +175,8 @@ class Executor:
     `report(flight, change)` gets the change to write; None: nothing is left to write. `committed(change)` hears of one
     that was written already, together with what the handler wrote. `leaving()`: all tasks of the loop are being cancelled.
     `unopened(flight, engine, why)`: its session got no connection of this engine.
-    `max_rescues`: how often a job's worker may die, or leave while it runs.
+    `max_rescues`: how often a job's worker may die, or leave while it runs. `log_jobs`: say at INFO how each job ended, not
+    only those that failed.
     """
 
     def __init__(
@@ -188,9 +188,12 @@ class Executor:
         unopened: Callable[[Flight, Engine, str], None] = lambda *_: None,
         *,
         max_rescues: int,
+        log_jobs: bool = False,
     ) -> None:
         self._sessions, self._report, self._noted, self.leaving = sessions, report, committed, leaving
         self._unopened, self._max_rescues = unopened, max_rescues
+        self._log = JobLog(every=log_jobs)
+        self._says_all = self._log.says_all
 
     def run(self, flight: Flight) -> None:
         """Run a `def` handler, on the thread that calls."""
@@ -209,7 +212,7 @@ class Executor:
             else:
                 run.close()
         except BaseException as error:
-            self._finish(run, self._raised(run, error))
+            self._finish(run, self._raised(run, error), error)
 
     async def run_async(self, flight: Flight, runner: asyncio.Task[Any]) -> None:
         """Run an `async def` handler in `runner`, the task that calls."""
@@ -245,7 +248,7 @@ class Executor:
                 await self._finish_async(run, self.decide(flight, Released(started=True)))
                 raise  # the loop itself is ending
             await self._take_back(runner, flight)
-            await self._finish_async(run, self._raised(run, error))
+            await self._finish_async(run, self._raised(run, error), error)
         finally:
             if flight.interrupted:
                 runner.uncancel()  # it goes on with other jobs, which were not cancelled
@@ -265,7 +268,9 @@ class Executor:
         """What surrounds the handler has failed; its job has, and its runner goes on."""
         flight.settle()
         if not flight.reported:
-            self._report(flight, self._unruly(flight, error))
+            change = self._unruly(flight, error)
+            self._say_end(flight, change, error)
+            self._report(flight, change)
 
     def _unruly(self, flight: Flight, error: BaseException) -> Change:
         """The attempt failed, by what even its rules or its description cannot be asked about."""
@@ -289,21 +294,23 @@ class Executor:
         self.give_up(flight, self._stopped(flight))
         return True
 
-    def give_up(self, flight: Flight, outcome: Outcome | None) -> bool:
+    def give_up(self, flight: Flight, outcome: Outcome | None, note: str = "") -> bool:
         """End a flight without its handler: not started, timed out, or in the way of leaving. None: nothing is left to
-        write. False: it has ended.
+        write. False: it has ended. `note`: what the log adds.
         """
         if not flight.settle():
             return False
-        self._report(flight, None if flight.stop is Stop.LOST else self.decide(flight, outcome))
+        change = None if flight.stop is Stop.LOST else self.decide(flight, outcome)
+        self._say_end(flight, change, outcome.exception if isinstance(outcome, Failed) else None, note)
+        self._report(flight, change)
         return True
 
     def _start(self, flight: Flight) -> None:
         flight.started = monotonic()
         if flight.task.timeout is not None:
             flight.deadline = flight.started + flight.task.timeout
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("job %d starts", flight.job.id, extra=_fields(flight))
+        if self._says_all:
+            self._log.begins(flight)
 
     async def _await(self, flight: Flight, seconds: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         limit = asyncio.timeout(seconds)
@@ -336,7 +343,7 @@ class Executor:
         try:
             return Completed(flight.task.encode_result(value))
         except PayloadError as error:
-            logger.warning("job %d: %s", flight.job.id, error, extra=_fields(flight))
+            logger.warning("job %d: %s", flight.job.id, error, extra=fields_of(flight))
             return Completed(error=describe(error))
 
     def _raised(self, run: _Run, error: BaseException) -> Change | None:
@@ -367,16 +374,8 @@ class Executor:
         if flight.stop in {Stop.CANCEL, Stop.TIMEOUT} and isinstance(error, asyncio.CancelledError):
             return self._stopped(flight)
         if isinstance(error, PayloadError) and flight.undecoded:
-            entry = replace(describe(error), traceback="")
-            logger.warning("job %d: %s", flight.job.id, entry.message, extra=_fields(flight))
-            return Undecodable(entry)
-        entry = describe(error, hide=__file__)
-        logger.warning(
-            "job %d failed in attempt %d of %d: %s: %s",
-            flight.job.id, flight.job.attempt, flight.job.max_attempts, entry.type, entry.message,
-            extra=_fields(flight), exc_info=error if logger.isEnabledFor(logging.DEBUG) and is_modest(error) else None,
-        )  # fmt: skip
-        return Failed(error, entry)
+            return Undecodable(replace(describe(error), traceback=""))
+        return Failed(error, describe(error, hide=__file__))
 
     def _stopped(self, flight: Flight) -> Outcome | None:
         match flight.stop:
@@ -390,23 +389,36 @@ class Executor:
             case _:
                 return None
 
-    def _finish(self, run: _Run, change: Change | None) -> None:
+    def _finish(self, run: _Run, change: Change | None, error: BaseException | None = None) -> None:
         run.close()
         if run.settle():
-            self._report(run.flight, change)
+            self._end(run.flight, change, error)
 
-    async def _finish_async(self, run: _Run, change: Change | None) -> None:
+    async def _finish_async(self, run: _Run, change: Change | None, error: BaseException | None = None) -> None:
         await run.in_greenlet(run.close)
         if run.settle():
-            self._report(run.flight, change)
+            self._end(run.flight, change, error)
+
+    def _end(self, flight: Flight, change: Change | None, error: BaseException | None) -> None:
+        if error is not None or self._says_all or (change is not None and change.error is not None):
+            self._say_end(flight, change, error)
+        self._report(flight, change)
+
+    def _say_end(self, flight: Flight, change: Change | None, error: BaseException | None, note: str = "") -> None:
+        if change is not None:
+            # Whatever the application's own filters and handlers of logs do: the outcome stands.
+            with suppress(BaseException):
+                self._log.ends(flight, change, error, note)
 
     def _committed(self, flight: Flight, change: Change, answer: Answer | None) -> None:
         if answer is Answer.APPLIED:
             self._noted(change)
         elif answer is Answer.LOST:
             logger.warning(
-                "job %d: its claim was lost; nothing it wrote was kept", flight.job.id, extra=_fields(flight)
+                "job %d: its claim was lost; nothing it wrote was kept", flight.job.id, extra=fields_of(flight)
             )
+        if answer is not Answer.LOST and (self._says_all or change.error is not None):
+            self._say_end(flight, change, None)
         self._report(flight, change if answer is None else None)
 
 
@@ -418,8 +430,3 @@ def _left_early(flight: Flight, value: Any) -> bool:
 def timed_out(flight: Flight) -> HandlerTimeout:
     """The exception that stands for a timeout."""
     return HandlerTimeout(f"{flight.task.name} took longer than its timeout of {flight.task.timeout:g} s")
-
-
-def _fields(flight: Flight) -> dict[str, Any]:
-    job = flight.job
-    return {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}

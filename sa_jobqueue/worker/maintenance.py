@@ -195,21 +195,23 @@ class Maintenance:
     def _give_up(self, flight: Flight, *, blocked: bool) -> None:
         lane, error = self._lanes[flight.job.queue], timed_out(flight)
         lane.abandon(flight)
-        if not self._executor.give_up(flight, Failed(error, describe(error))):
+        blocks = flight.task.is_async and blocked
+        if blocks:
+            why = "the event loop it runs on is blocked"
+        elif flight.task.is_async:
+            why = "it was cancelled, and does not come to its end"
+        else:
+            why = "its thread may still run"
+        if not self._executor.give_up(flight, Failed(error, describe(error)), f"; {why}"):
             lane.keep(flight)
             return
         # Only now: a handler that is told to stop may come back at once, and its end would be the one that counts.
-        if flight.task.is_async and blocked:
+        if blocks:
             # No cancel: should the loop answer again, asyncio's own timeout does that.
             flight.stop = flight.stop or Stop.TIMEOUT
-            why = "the event loop it runs on is blocked"
         else:
             self._stop(flight, Stop.TIMEOUT)  # an async one is cancelled once more, in its cleanup perhaps
-            why = (
-                "it was cancelled, and does not come to its end" if flight.task.is_async else "its thread may still run"
-            )
         self._wake()
-        logger.warning("job %d: %s; %s", flight.job.id, error, why)
 
     def _is_late(self, flight: Flight, now: float, *, blocked: bool) -> bool:
         if flight.deadline is None:

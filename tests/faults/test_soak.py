@@ -110,8 +110,14 @@ def test_the_ledger_misses_a_trace_and_sees_one_too_many(trace: str) -> None:
     ("text", "expected"),
     [
         ('{"level": "info", "message": "worker process 1 started (pid 7)"}', False),
-        (f'{{"level": "warning", "message": "job 7 failed in attempt 1 of 3: RuntimeError: {ON_PURPOSE}"}}', False),
-        ('{"level": "warning", "message": "job 7 failed in attempt 1 of 3: ValueError: 12 characters came"}', True),
+        (
+            f'{{"level": "warning", "message": "a[7] failed in attempt 1 of 3, again in 1 s: RuntimeError: {ON_PURPOSE} (tasks.py, line 1, in a)"}}',
+            False,
+        ),
+        (
+            '{"level": "warning", "message": "a[7] failed in attempt 1 of 3, for good: ValueError: 12 characters came (tasks.py, line 1, in a)"}',
+            True,
+        ),
         ('{"level": "warning", "message": "job 7 rescued from worker x, whose lease ran out"}', True),
         ('{"level": "info", "message": "job 7: the outcome (complete) came too late; its claim was over"}', True),
         ("Traceback (most recent call last):", True),

@@ -38,7 +38,7 @@ def assert_it_failed_alone(engine: Engine, poisoned: int, said: str, log: str) -
         assert said in bad.errors[-1]["message"]
         attempts = connection.scalar(select(func.sum(TABLE.c.attempt)).where(TABLE.c.id != poisoned))
         assert attempts == BATCH - 1
-    lines = [line for line in log.splitlines() if f"job {poisoned}" in line]
+    lines = [line for line in log.splitlines() if f"job {poisoned}" in line or f"[{poisoned}]" in line]
     assert lines, "the log does not say which"
 
 

@@ -51,10 +51,10 @@ def test_a_handler_that_returns_as_soon_as_it_sees_its_timeout_has_timed_out(
     """What it was told to do must not make its attempt end without an outcome."""
     give_up = Executor.give_up
 
-    def come_last(self: Executor, flight: Flight, outcome: Outcome | None) -> bool:
+    def come_last(self: Executor, flight: Flight, outcome: Outcome | None, note: str = "") -> bool:
         # Was the handler told before its attempt is given up? Then it comes back before that, too.
         wait_until(lambda: flight.stop is None or flight.settled)
-        return give_up(self, flight, outcome)
+        return give_up(self, flight, outcome, note)
 
     @task(registry=registry, name="on a thread", timeout=0.2, retry=NEVER)
     def on_a_thread(ctx: JobContext) -> None:

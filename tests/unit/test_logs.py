@@ -7,9 +7,11 @@ import logging
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
+import sa_jobqueue
 from sa_jobqueue.cli.config import LogLevel
 from sa_jobqueue.cli.logs import LogFormat, set_log_format
 from sa_jobqueue.cli.messages import set_up_logging
@@ -160,3 +162,10 @@ def test_an_exception_that_cannot_be_said_raises_nothing_where_it_is_logged() ->
     ours = get_logger("sa_jobqueue.of_a_test")
     record = ours.makeRecord(ours.name, logging.ERROR, __file__, 1, "it failed: %s", (Mute(),), None)
     assert ours.filter(record)
+
+
+def test_every_module_of_ours_logs_on_one_line() -> None:
+    """None takes a logger past `get_logger`."""
+    modules = list(Path(sa_jobqueue.__file__).parent.rglob("*.py"))
+    assert len(modules) > 50
+    assert [one.name for one in modules if "logging.getLogger(__name__)" in one.read_text("utf-8")] == []

@@ -25,6 +25,7 @@ NOWHERE = "postgresql://me@127.0.0.1:1/nowhere"
         ({"session_idle_timeout": 0}, "session_idle_timeout must be a number from 0.1 to 86400, not 0"),
         ({"pooled": "x"}, "pooled must be True or False, not 'x'"),
         ({"pooled": None}, "pooled must be True or False, not None"),
+        ({"log_jobs": 1}, "log_jobs must be True or False, not 1"),
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused(setting: dict[str, Any], reason: str) -> None:

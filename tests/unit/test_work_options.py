@@ -16,6 +16,7 @@ def test_every_setting_that_is_an_option_reaches_the_worker() -> None:
     """By its name; the others keep their defaults."""
     said = {
         "lease": 7.0, "grace": 8.0, "buffer": 9, "max_rescues": 3, "session_idle_timeout": 4.0, "poll": 0.5, "pooled": True,
+        "log_jobs": True,
     }  # fmt: skip
 
     assert WorkOptions(**said).settings() == WorkerSettings(**said)  # type: ignore[arg-type]

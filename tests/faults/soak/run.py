@@ -411,7 +411,7 @@ def is_complaint(text: str) -> bool:
     except json.JSONDecodeError:
         return True
     message = str(said["message"])
-    if " failed in attempt " in message and message.endswith(f"RuntimeError: {tasks.ON_PURPOSE}"):
+    if " failed in attempt " in message and f": RuntimeError: {tasks.ON_PURPOSE} (" in message:
         return False
     return said["level"] not in {"debug", "info"} or "came too late" in message
 

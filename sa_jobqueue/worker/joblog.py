@@ -1,0 +1,92 @@
+"""What the log says of the jobs that run: each failure, and where it is asked for each end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from time import monotonic
+from typing import Any
+
+from ..lifecycle import Change, Event
+from ..log import get_logger, place_of
+from ..outcomes import Retry
+from ..tracebacks import is_modest
+from .flight import Flight
+
+__all__ = ["JobLog", "fields_of"]
+
+logger = get_logger(__name__)
+
+_ENDS = {
+    Event.COMPLETE: "completed in",
+    Event.RETRY: "asked for a retry after",
+    Event.SNOOZE: "snoozed after",
+    Event.RELEASE: "was given back after",
+    Event.CANCEL: "was cancelled after",
+}
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+class JobLog:
+    """Says how jobs end: a final failure as an error, with its exception; another one as a warning.
+
+    `every`: say of each job how it ended, at INFO; otherwise that is for DEBUG.
+    """
+
+    def __init__(self, *, every: bool) -> None:
+        self._level = logging.INFO if every else logging.DEBUG
+        self.says_all = logger.isEnabledFor(self._level)
+        """Whether more than failures is said. Looked at once: each job would pay for it."""
+
+    def begins(self, flight: Flight) -> None:
+        """Its handler is about to be called."""
+        logger.debug("%s[%d] starts", flight.job.task, flight.job.id, extra=fields_of(flight))
+
+    def ends(self, flight: Flight, change: Change, error: BaseException | None = None, note: str = "") -> None:
+        """It ended, and `change` comes of it. `error`: what the handler raised; `note`: what there is to add."""
+        job, fields = flight.job, fields_of(flight)
+        again = f", again in {_lasting(change.delay)}" if change.delay else ""
+        if flight.started is not None:
+            fields["duration"] = monotonic() - flight.started
+            fields["wait"] = max(time.time() - fields["duration"] - job.run_at, 0.0)
+        if change.event is Event.FAIL or (change.event is Event.RETRY and not isinstance(error, Retry) and error):
+            final = change.event is Event.FAIL
+            level = logging.ERROR if final else logging.WARNING
+            shown = error is not None and (final or logger.isEnabledFor(logging.DEBUG)) and is_modest(error)
+            reason = change.error
+            logger.log(
+                level, "%s[%d] failed in attempt %d of %d%s: %s: %s%s%s",
+                job.task, job.id, job.attempt, job.max_attempts, ", for good" if final else again or ", again at once",
+                reason.type if reason else "", reason.message if reason else "", _place(flight, error), note,
+                extra=fields, exc_info=error if shown else None,
+            )  # fmt: skip
+        elif flight.started is None:
+            logger.log(self._level, "%s[%d] was given back unstarted%s", job.task, job.id, again, extra=fields)
+        else:
+            logger.log(
+                self._level, "%s[%d] %s %s%s (attempt %d of %d, waited %s)",
+                job.task, job.id, _ENDS[change.event], _lasting(fields["duration"]), again,
+                job.attempt, job.max_attempts, _lasting(fields["wait"]),
+                extra=fields,
+            )  # fmt: skip
+
+
+def fields_of(flight: Flight) -> dict[str, Any]:
+    """What a record about this job carries."""
+    job = flight.job
+    return {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}
+
+
+def _place(flight: Flight, error: BaseException | None) -> str:
+    """The last frame of the application's code, which for an installed application is that of its package."""
+    module = str(getattr(flight.task.handler, "__module__", ""))
+    place = "" if error is None else place_of(error, package=module.partition(".")[0])
+    return f" ({place})" if place else ""
+
+
+def _lasting(seconds: float) -> str:
+    """A duration for people: 4 ms, 0.12 s, 15 s, 2 min."""
+    if seconds < 0.1:
+        return f"{seconds * 1_000:.2g} ms"
+    size, unit = next((one for one in _UNITS if seconds >= 2 * one[0]), _UNITS[-1])
+    return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"
