@@ -71,5 +71,8 @@ nitpick_ignore_regex = [
     ("py:.*", r"(P|R|F|S|Duration|DelayRule|Slot|Path|Outcome|_.*|.*\._.*|.*\.(P|R|F|S))"),
     ("py:.*", r"sa_jobqueue\.(?!(Job|Task|Worker|Registry)\b).*"),
     ("py:exc", r"(ConfigurationError|JobQueueError|SchemaError|EmbeddedUnavailable)"),
-    ("py:.*", r"(MigrationOperations|MigrationContext|Change|Claim|ClaimedJob|Rules|Options|AnyTask|Ending)"),
+    (
+        "py:.*",
+        r"(SessionMaker|AsyncSessionMaker|BaseModel|MigrationOperations|MigrationContext|Change|Claim|ClaimedJob|Rules|Options|AnyTask|Ending)",
+    ),
 ]

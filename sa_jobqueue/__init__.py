@@ -17,6 +17,7 @@ from .lifecycle import JobStatus
 from .models import Job
 from .options import Call
 from .outcomes import Cancel, Discard, Retry, Snooze
+from .read import JobRead
 from .retry import RetryPolicy
 from .settings import WorkerSettings
 from .tasks import Registry, Task, TaskName, default_registry, task
@@ -31,6 +32,7 @@ __all__ = [
     "Job",
     "JobContext",
     "JobQueueError",
+    "JobRead",
     "JobStatus",
     "Registry",
     "Retry",

@@ -153,6 +153,12 @@ class WorkOptions:
         names = {one.name for one in fields(WorkerSettings)} & {one.name for one in fields(self)}
         return WorkerSettings(**{name: getattr(self, name) for name in names})
 
+    def check(self) -> None:
+        """Say what is wrong before anything is started; raises ConfigurationError."""
+        self.settings()
+        self.limits()
+        _queues_of(self.queue)
+
     def limits(self) -> dict[str, int | None]:
         """After what a process is started anew; raises ConfigurationError."""
         return {"max_jobs": self.max_jobs, "max_memory": None if self.max_memory is None else _bytes(self.max_memory)}
@@ -192,7 +198,7 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     sa-jobqueue work --app shop:worker --processes 2 --max-memory 500M
     """
     set_log_format(options.log_format)
-    options.settings(), _queues_of(options.queue), options.limits()  # what is wrong is said before anything is started
+    options.check()
     options = options if options.supervised else replace(options, said=_said(context))
     cores = _cores() if options.pin else []
     if options.supervised:

@@ -48,6 +48,8 @@ def reader(
         stack.callback(dispose_all, module, runner)
         made = Reader(tmp_path, url, module, runner)
         monkeypatch.chdir(made.cwd)
+        monkeypatch.syspath_prepend(made.cwd)
+        stack.callback(forget_modules, made.cwd)
         if ROOT / "docs" in path.parents and TUTORIAL not in path.parents:
             source = file_in(TUTORIAL / "script.md", "shop.py")
             (made.cwd / "shop.py").write_text(source)
@@ -59,6 +61,13 @@ def reader(
             stack.callback(lambda engine: runner.run(engine.dispose()), module.async_engine)
         module.os = os
         yield made
+
+
+def forget_modules(folder: Path) -> None:
+    """Modules that a page has written and imported are not those of the next."""
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(f"{folder}/"):
+            del sys.modules[name]
 
 
 def dispose_all(module: ModuleType, runner: asyncio.Runner) -> None:
