@@ -20,7 +20,7 @@ from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.urls import mask_passwords
 from sa_jobqueue.version import __version__
 
-from . import act, bench, check, embedded, grants, jobs, migrate, overview, produce
+from . import act, alive, bench, check, embedded, grants, jobs, migrate, overview, produce
 from .common import LogLevel, command, fail, help_text, say_error, working_folder
 from .config import defaults_from_pyproject, key_of
 
@@ -158,6 +158,7 @@ _add(jobs.show, _LOOK)
 _add(overview.stats, _LOOK)
 _add(overview.workers, _LOOK)
 _add(check.check, _LOOK)
+_add(alive.alive, _LOOK)
 _add(act.retry, _ACT)
 _add(act.cancel, _ACT)
 _add(act.discard, _ACT)

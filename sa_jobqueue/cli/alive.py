@@ -1,0 +1,113 @@
+"""Does this worker process live? `alive`, for the probes of Kubernetes, Docker and systemd.
+
+A worker says in its row that it lives, every 20 s at the latest. One that is frozen, or cut off from the database, does
+not, though its process is there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .common import Config, transaction
+from .output import age, cleaned, say
+from .overview import workers_statement
+
+__all__ = ["alive"]
+
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+def alive(
+    config: Config,
+    *,
+    worker: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="WORKER",
+            help="A process of this machine by its PID, which may be a supervisor's; any by HOST:PID, or by the worker's id. "
+            "Without one: all workers of this machine (in a container: of this container).",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Say by the exit code whether a worker process lives: for probes.
+
+    0: it was seen by the database lately, and so were all others that are meant. 1: one was not, or there is none. 2: the
+    database does not answer, for which no worker can be blamed: let a probe take that for well.
+
+    sa-jobqueue alive
+    sa-jobqueue alive 4711
+    """
+    with transaction(config) as connection:
+        rows = connection.execute(workers_statement()).all()
+    found = _latest(row for row in rows if _is_meant(row, worker) and _is_there(row))
+    for row in found:
+        state = "stale" if row.stale else "live"
+        say(f"worker {str(row.id)[:8]} ({cleaned(row.host)}:{row.pid}) was seen {age(row.unseen)} ago: {state}")
+    if not found:
+        say(f"there is no worker {worker}" if worker else f"there is no worker on {socket.gethostname()}")
+    if not found or any(row.stale for row in found):
+        raise typer.Exit(1)
+
+
+def _is_meant(row: Any, worker: str | None) -> bool:
+    if worker is None:
+        return _is_here(row)
+    if re.fullmatch(r"\d{1,7}", worker, re.ASCII):
+        process = _process(row.pid)
+        return _is_here(row) and int(worker) in (row.pid, process and process.parent)
+    host, colon, pid = worker.rpartition(":")
+    if colon:
+        return (row.host, str(row.pid)) == (host, pid)
+    return len(worker) >= 8 and str(row.id).startswith(worker.lower())
+
+
+def _is_here(row: Any) -> bool:
+    return bool(row.host == socket.gethostname())
+
+
+def _is_there(row: Any) -> bool:
+    """Whether its process may still run: it does not where this machine has no such process, or only a younger one."""
+    if not _is_here(row):
+        return True
+    process = _process(row.pid)
+    return process is not None and (process.age is None or process.age >= row.unseen)
+
+
+def _latest(rows: Iterable[Any]) -> list[Any]:
+    """Of several rows for one place the last: a container that is started again has the same process ids."""
+    return list({(row.host, row.pid): row for row in sorted(rows, key=lambda row: row.started_at)}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """What is known of a process of this machine: its parent, and for how many seconds it has run."""
+
+    parent: int | None = None
+    age: float | None = None
+
+
+def _process(pid: int) -> _Process | None:
+    """None where there is none."""
+    try:
+        if Path("/proc/self/stat").exists():
+            # Behind the name, which may hold anything: state, parent, ..., start in ticks since the machine's.
+            said = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            uptime = float(Path("/proc/uptime").read_text().split()[0])
+            return None if said[0] == "Z" else _Process(int(said[1]), uptime - int(said[19]) / _TICKS)
+        if sys.platform != "win32":
+            os.kill(pid, 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except PermissionError:
+        pass
+    return _Process()

@@ -1,0 +1,102 @@
+"""The files in docs/examples: an image and a composition, of which all is tried that needs no container engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docs.commands import check_commands
+from tests.docs.snippets import file_in
+from tests.support.commands import ROOT, run_command, start_command
+from tests.support.databases import driver_url
+from tests.support.waiting import wait_until
+
+EXAMPLES = ROOT / "docs" / "examples"
+
+pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="docs/ is not here")
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    composition: dict[str, Any] = yaml.safe_load((EXAMPLES / "compose.yaml").read_text())
+    return dict(composition["services"])
+
+
+def instructions() -> dict[str, str]:
+    """Those of the Dockerfile, each the last of its kind."""
+    lines = (EXAMPLES / "Dockerfile").read_text().splitlines()
+    return dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
+
+
+def test_the_example_is_the_tutorials_application() -> None:
+    assert (EXAMPLES / "shop.py").read_text() == file_in(ROOT / "docs" / "tutorial" / "fastapi.md", "shop.py")
+
+
+def test_the_composition_fits_together(services: dict[str, Any]) -> None:
+    """What it depends on is there, by the right condition; each image is built of files that are there."""
+    for service in services.values():
+        assert ("build" in service) != ("image" in service)
+        for name, how in service.get("depends_on", {}).items():
+            wanted = "service_completed_successfully" if name == "migrate" else "service_healthy"
+            assert how["condition"] == wanted
+            assert (wanted == "service_healthy") == ("healthcheck" in services[name])
+        for context in [service["build"]] if "build" in service else []:
+            assert (EXAMPLES / context / "Dockerfile").exists()
+    assert (EXAMPLES / instructions()["COPY"].split()[0]).exists()
+    database = services["database"]["environment"]
+    settings = services["worker"]["environment"]
+    assert settings["PGPASSWORD"] == database["POSTGRES_PASSWORD"]
+    assert settings["SA_JOBQUEUE_DATABASE_URL"].endswith(
+        f"://{database['POSTGRES_USER']}@database/{database['POSTGRES_DB']}"
+    )
+
+
+def test_the_commands_in_the_examples_are_there() -> None:
+    for name in ("Dockerfile", "compose.yaml"):
+        check_commands((EXAMPLES / name).read_text())
+
+
+def test_the_composition_works(services: dict[str, Any], empty_database_url: str, tmp_path: Path) -> None:
+    """Its commands, in its order, in a folder as the image has it: an order is bought, and gets its receipt.
+
+    The probe of the worker passes while it lives, and while the database is away; not when it was killed.
+    """
+    shutil.copy(EXAMPLES / "shop.py", tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "UVICORN_PORT": str(port)}
+    there: dict[str, Any] = {"url": driver_url(empty_database_url, "psycopg"), "env": env, "cwd": tmp_path}
+    test = services["worker"]["healthcheck"]["test"]
+    probe = ("sh", "-c", test[1].replace("$$", "$"))
+    assert test[0] == "CMD-SHELL"
+
+    migrated = run_command(command=services["migrate"]["command"], **there)
+    assert migrated.returncode == 0, migrated.stderr
+    with ExitStack() as running:
+        web = running.enter_context(start_command(command=services["web"]["command"], **there))
+        worker = running.enter_context(start_command(command=json.loads(instructions()["CMD"]), **there))
+        web.wait_for("Uvicorn running on")
+        bought = urllib.request.Request(f"http://127.0.0.1:{port}/orders?total=42", method="POST")
+        with urllib.request.urlopen(bought, timeout=30) as answer:
+            assert answer.read() == b'{"order":1}'
+        wait_until(
+            lambda: (
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/orders/1", timeout=30).read() == b'{"receipt":true}'
+            )
+        )
+        assert run_command(command=probe, **there).returncode == 0
+        worker.kill()
+    dead = run_command(command=probe, **there)
+    assert (dead.returncode, "there is no worker on " in dead.stdout) == (1, True), dead
+    assert run_command(command=probe, **there | {"url": "postgresql://me@127.0.0.1:1/nowhere"}).returncode == 0
