@@ -8,6 +8,7 @@ import socket
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from time import monotonic
 from typing import Any
 
@@ -27,10 +28,12 @@ __all__ = [
     "drop_idle",
     "hang_up",
     "is_behind_pooler",
+    "lasting_settings",
     "leave_out_closed",
     "refuse_pooler",
     "service_limit",
     "service_settings",
+    "setting",
 ]
 
 logger = get_logger(__name__)
@@ -42,10 +45,37 @@ logger = get_logger(__name__)
 #: the handler, for it believes that this pays. PostgreSQL 15 to 18, November 2026.
 _PLANNER = {
     **{f"enable_{node}": "off" for node in ("seqscan", "bitmapscan", "sort", "nestloop")},
+    # What is to be planned instead, where a role or a database has it off.
+    **{f"enable_{node}": "on" for node in ("indexscan", "indexonlyscan", "hashjoin")},
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
 }
 
+# What follows is all that a role or a database may set (ALTER ROLE ... SET), of PostgreSQL 15 to 18, and that would end a
+# connection of ours or bend what it says. Left alone, after a look at each:
+# - search_path and session_replication_role: the application's triggers on the table run with them. row_security as well.
+# - default_transaction_read_only: whoever sets it wants nothing written; the worker waits for it to go.
+# - synchronous_commit, and what becomes of a COMMIT otherwise: how much a commit is worth is the application's to say.
+# - tcp_keepalives_*, tcp_user_timeout, client_connection_check_interval: they end a connection whose client is gone.
+# - TimeZone, IntervalStyle, bytea_output, lc_*: psycopg heeds them, or nothing of the kind is read here. The same of
+#   standard_conforming_strings, which SQLAlchemy asks for; no text of ours has a backslash.
+# - work_mem, costs, limits of the planner, parallel workers: with the settings above there is one plan left.
+# - what only a superuser may set, as temp_file_limit: it would be refused.
+
+#: Seconds (0: none), or values, without which the server may end a session that is idle, or at its first error.
+_ENDURING = {
+    "idle_session_timeout": "0",
+    "transaction_timeout": "0",
+    "exit_on_error": "off",
+}
+#: How values come and go: every character, a NULL in an array, a time to the microsecond as a number.
+_EXACT = {
+    "client_encoding": "UTF8",
+    "array_nulls": "on",
+    "extra_float_digits": "1",
+}
+#: Settings that not every version has: `transaction_timeout` came with PostgreSQL 17.
+_NOT_EVERYWHERE = frozenset({"transaction_timeout"})
 
 #: What the worker's own connections are called, in `pg_stat_activity` for one.
 APPLICATION = "sa-jobqueue worker"
@@ -106,8 +136,7 @@ class Connector:
         return self.begin(connection) if self.pooled else connection.begin()
 
     def _set(self, connection: Connection, *, local: bool) -> None:
-        settings = service_settings(self.lease)
-        connection.execute(select(*(func.set_config(name, value, local) for name, value in settings.items())))
+        connection.exec_driver_sql(setting(service_settings(self.lease), local=local))
 
 
 def _autocommit(connection: Connection, on: bool) -> None:
@@ -119,21 +148,45 @@ def _autocommit(connection: Connection, on: bool) -> None:
 
 def service_settings(lease: float) -> dict[str, str]:
     """What a service connection sets; docs/reference/statements.md has it for those who write a worker of their own."""
-    # A host frozen between claim and commit would hold rows that everybody skips and no rescue sees: the server
-    # ends such a transaction before the lease would have ended.
-    limit = f"{int(service_limit(lease) * 1000)}ms"
     return {
         **_PLANNER,
+        **lasting_settings(service_limit(lease)),
         # What is its own transaction is begun by the server, at its own level: a claim would fail by others' claims.
         "default_transaction_isolation": "read committed",
         "DateStyle": "ISO",  # psycopg reads no times in another one
-        "statement_timeout": limit,
         # Rows of the queue's are skipped where somebody has locked them. What is waited for are the application's own,
         # which reference a job that is deleted, and locks of the whole table.
         "lock_timeout": "250ms",
-        "idle_in_transaction_session_timeout": limit,
         "application_name": APPLICATION,
     }
+
+
+def lasting_settings(limit: float) -> dict[str, str]:
+    """What keeps the server from ending a connection of ours, but for a statement or a transaction that takes `limit` seconds.
+
+    A host frozen between claim and commit would hold rows that everybody skips and no rescue sees: the server ends such a
+    transaction before the lease would have ended.
+    """
+    milliseconds = f"{int(limit * 1000)}ms"
+    deadlines = {"statement_timeout": milliseconds, "idle_in_transaction_session_timeout": milliseconds}
+    return {**_ENDURING, **_EXACT, **deadlines}
+
+
+@lru_cache
+def _setting(settings: tuple[tuple[str, str], ...], local: bool) -> str:
+    calls = []
+    for name, value in settings:
+        call = f"set_config('{name}', '{value}', {str(local).lower()})"
+        there = f"current_setting('{name}', true) IS NOT NULL"
+        calls.append(f"CASE WHEN {there} THEN {call} END" if name in _NOT_EVERYWHERE else call)
+    return f"SELECT {', '.join(calls)}"
+
+
+def setting(settings: Mapping[str, str], *, local: bool = False) -> str:
+    """One statement that sets them all, those that this version of the server has. Behind a pooler each transaction has one, so
+    its text is made once.
+    """
+    return _setting(tuple(settings.items()), local)
 
 
 #: Seconds after which a connection may have been lost unnoticed.

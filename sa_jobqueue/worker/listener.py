@@ -21,7 +21,7 @@ from .. import operations
 from ..errors import ConfigurationError
 from ..log import get_logger
 from ..models import Job
-from .connections import Watch, backoff, drop_idle, hang_up
+from .connections import Watch, backoff, drop_idle, hang_up, lasting_settings, setting
 
 if TYPE_CHECKING:  # whoever only enqueues, over another driver perhaps, needs no libpq
     import psycopg
@@ -107,6 +107,7 @@ class Listener:
             raise ConfigurationError(f"listening needs psycopg 3, not {type(raw).__module__}")
         raw.autocommit = True
         raw.execute(_NAME, [f"{LISTENS_FOR}{self._worker}"])
+        raw.execute(setting(lasting_settings(_SILENCE)).encode())
         raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         return raw, channel
 

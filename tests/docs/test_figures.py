@@ -97,7 +97,7 @@ def test_the_settings_for_workers_of_ones_own_are_those_of_the_worker() -> None:
     """The page on statements has each, with the value for its lease; only the name of the application is one's own."""
     page = (DOCS / "reference/statements.md").read_text()
     found: dict[str, Any] = {}
-    exec("\n".join(re.findall(r"^(?:LEASE|PLANNER|PLANS|LIMITS|LOCKS|SETTINGS) = .*", page, re.MULTILINE)), found)
+    exec("\n".join(re.findall(r"^[A-Z_]+ = .*", page, re.MULTILINE)), found)
     ours = service_settings(found["LEASE"])
     del ours["application_name"]
     assert {name: value.replace("10s", "10000ms") for name, value in found["SETTINGS"].items()} == ours

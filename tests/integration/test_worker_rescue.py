@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import wraps
@@ -195,3 +195,67 @@ def test_a_connection_that_is_cut_again_and_again_keeps_nobody_from_rescuing(
                 terminate_others(url)
                 cut = monotonic()
     assert job_of(engine, id).rescues == 1
+
+
+# ---- settings of a role or a database
+
+HOSTILE = {
+    "idle_session_timeout": "200ms",
+    "transaction_timeout": "200ms",
+    "idle_in_transaction_session_timeout": "200ms",
+    "exit_on_error": "on",
+    "array_nulls": "off",
+    "client_encoding": "LATIN1",
+    "extra_float_digits": "-15",
+    "DateStyle": "German",
+    "IntervalStyle": "sql_standard",
+    "bytea_output": "escape",
+    "TimeZone": "<+0345>-03:45",
+    "default_transaction_isolation": "serializable",
+    "enable_indexscan": "off",
+    "enable_hashjoin": "off",
+    "standard_conforming_strings": "off",
+    "transform_null_equals": "on",
+    "quote_all_identifiers": "on",
+    "client_min_messages": "debug5",
+}
+
+
+@contextmanager
+def settings(url: str, values: Mapping[str, str]) -> Iterator[None]:
+    """New sessions in this database begin with these, where its server has them."""
+    with connect(url) as connection:
+        name = sql.Identifier(connection.info.dbname)
+        known = {one for (one,) in connection.execute("SELECT name FROM pg_settings").fetchall()}
+        for setting in known & values.keys():
+            set_to = sql.SQL("ALTER DATABASE {} SET {} = {}")
+            connection.execute(set_to.format(name, sql.Identifier(setting), sql.Literal(values[setting])))
+        yield
+        connection.execute(sql.SQL("ALTER DATABASE {} RESET ALL").format(name))
+
+
+@pytest.mark.parametrize("setting", [*HOSTILE, "all of them"])
+def test_no_setting_of_the_database_keeps_jobs_from_being_rescued_and_run(
+    engine: Engine, database_url: str, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, setting: str
+) -> None:
+    """Nor lets one the worker wait for its connections, that to listen among them."""
+    arrived: list[str] = []
+
+    @task(registry=registry, name="runs")
+    def runs(what: str = "") -> None:
+        arrived.append(what)
+
+    euro = add_one(engine, enqueue(runs, "10 € 🐘"))
+    lost = lost_job(engine)
+    engine.dispose()
+    with settings(url, HOSTILE if setting == "all of them" else {setting: HOSTILE[setting]}):
+        with working(url, registry, lease=2.0) as worker:
+            seen = looks(worker)
+            wait_until(lambda: worker.counts["complete"] == 2)
+            wait_until(lambda: seen(6))
+        assert "not listening" not in caplog.text
+        assert "waits for the database" not in caplog.text
+    assert sorted(arrived) == ["", "10 € 🐘"]
+    with connect(database_url) as connection:
+        rows = connection.execute("SELECT id, rescues FROM sa_jobqueue.job WHERE status = 'completed'").fetchall()
+    assert dict(rows) == {euro: 0, lost: 1}
