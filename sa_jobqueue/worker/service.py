@@ -455,8 +455,16 @@ class Service:
         known = {*self._flights.claims(), *self._writer.claims()}
         if self._backend is not None:
             self._end_backend(connection, self._backend)
-        with self._connector.begin(connection):
-            released = operations.release_unknown(connection, worker=self._worker, known=known, job=self._job)
+        released = []
+        try:
+            with self._connector.begin(connection):
+                released = operations.release_unknown(connection, worker=self._worker, known=known, job=self._job)
+        except DBAPIError as error:
+            if not may_be_a_rows(error):
+                raise
+            logger.error(
+                "what a broken commit has claimed cannot be given back; its lease will run out: %s", error.orig
+            )
         self._in_doubt = False
         if released:
             logger.warning("gave back %d jobs that a broken commit had claimed", len(released))

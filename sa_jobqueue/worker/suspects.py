@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from .. import operations
 from ..context import ClaimedJob
@@ -18,6 +19,7 @@ from ..models import Job
 from ..operations import Answer
 from ..outcomes import Released
 from ..settings import WorkerSettings
+from .careful import may_be_a_rows
 from .connections import Connector
 from .flight import Flights
 from .leftout import LeftOut
@@ -59,10 +61,16 @@ class Suspects:
             return jobs
         back = suspects[1 if self.none_is_held else 0 :]
         changes = [decide(job, self._until_later(job), Rules(), random=0.5) for job in back]
-        with self.connector.begin(connection):
-            answers = operations.apply(connection, changes, worker=self.worker, job=self.job)
+        answers: dict[int, Answer] = {}
+        try:
+            with self.connector.begin(connection):
+                answers = operations.apply(connection, changes, worker=self.worker, job=self.job)
+        except DBAPIError as error:
+            if not may_be_a_rows(error):
+                raise
         for change in changes:
-            if answers[change.id] is Answer.LOCKED:  # by a claim that did not see ours, for a moment
+            # One is refused, and who writes finds out which; or it is locked by a claim that did not see ours, for a moment.
+            if answers.get(change.id, Answer.LOCKED) is Answer.LOCKED:
                 self.writer.add(change)
         gone = {job.id for job in back}
         return [job for job in jobs if job.id not in gone]

@@ -8,10 +8,11 @@ from datetime import timedelta
 from time import monotonic
 
 import pytest
-from sqlalchemy import Engine, func, insert, select
+from sqlalchemy import Engine, func, insert, select, text
 
 from sa_jobqueue import JobStatus, Registry, Retry, task
 from sa_jobqueue.worker import leftout
+from sa_jobqueue.worker.connections import APPLICATION
 from tests.support.factory import TABLE, make_job, make_jobs
 from tests.support.waiting import wait_until
 from tests.support.working import drain, working
@@ -186,6 +187,36 @@ def test_jobs_whose_workers_died_twice_follow_each_other_at_once(engine: Engine,
     assert max(most) == 1
     with engine.connect() as connection:
         assert set(connection.scalars(select(TABLE.c.attempt))) == {1}
+
+
+def test_a_job_that_cannot_be_given_back_keeps_no_other(
+    engine: Engine, url: str, registry: Registry, ran: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trigger refuses it: one of two whose workers died twice, or what a broken commit may have claimed."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    @task(registry=registry, name="holds")
+    def holds() -> None:
+        begun.set()
+        go_on.wait(30)
+
+    before_update(engine, "old.status = 'running' AND new.status = 'queued'", "RAISE 'it is taken'")
+    with engine.begin() as connection:
+        make_jobs(connection, 3, task="holds", rescues=2)
+    with working(url, registry, queues={"default": 5}) as worker:
+        assert begun.wait(30)
+        fill(engine, range(10))
+        wait_until(lambda: len(ran) == 10)
+        with engine.begin() as connection:
+            claimed = {"worker": str(worker._assignment.id), "lease_expires_at": timedelta(hours=1)}
+            make_job(connection, "running", task="holds", **claimed)
+            ended = func.pg_terminate_backend(text("pid"))
+            ours = text("pg_stat_activity WHERE application_name = :name AND datname = current_database()")
+            connection.execute(select(ended).select_from(ours), {"name": APPLICATION})
+        wait_until(lambda: "cannot be given back" in caplog.text)
+        fill(engine, range(10, 20))
+        wait_until(lambda: len(ran) == 20)
+        go_on.set()
 
 
 def test_no_more_than_a_thousand_are_left_out(
