@@ -302,16 +302,18 @@ class Service:
         """A claim failed, perhaps by some of its rows, or passed over some: leave those out for a while, and claim the others.
         False: there is no room for more that are left out.
         """
-        until = monotonic() + _APART
-        for queue, most in wanted.items():
-            left, more = most, True
-            while more and left and monotonic() < until:
+        until, left = monotonic() + _APART, dict(wanted)
+        while left and monotonic() < until:
+            for queue, most in list(left.items()):
                 self._in_doubt, began = True, monotonic()
-                more, jobs = self._careful.claim(connection, queue, left)
+                more, jobs = self._careful.claim(connection, queue, most)
                 self._take_over(connection, jobs, began)
-                left -= len(jobs)
-                more = more and not self._left_out.full
-        return not self._left_out.full
+                left[queue] -= len(jobs)
+                if not more or not left[queue]:
+                    del left[queue]
+            if self._left_out.full:
+                return False
+        return True
 
     def _claim_left_out(self, connection: Connection, *, at_once: bool = False) -> bool:
         """Claim those that were left out and can be claimed by now. Whether there were some."""
