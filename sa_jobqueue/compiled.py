@@ -68,7 +68,10 @@ class Compiled:
         if (text := self._texts.get(key)) is None:
             options = {"schema_translate_map": dict(schemas), "render_schema_translate": True} if schemas else {}
             compiled = self._statement.compile(dialect=connection.dialect, **options)
-            text = self._texts[key] = (str(compiled), dict(compiled.params))
+            # What is made new for each execution must be among the parameters that are given each time.
+            fixed = {bind.key for bind in compiled.binds.values() if bind.callable is None}
+            given = {name: value for name, value in compiled.params.items() if name in fixed}
+            text = self._texts[key] = (str(compiled), given)
         return text
 
 

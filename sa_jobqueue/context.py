@@ -32,7 +32,8 @@ class ClaimedJob(NamedTuple):
     """A job as its claim returned it, in the order of the claim's RETURNING."""
 
     id: int
-    claims: int
+    claim_token: int
+    """The fence: see `lifecycle.Claimed`."""
     queue: str
     task: str
     priority: int

@@ -50,7 +50,7 @@ _LOOK = (
 )
 
 # Not what a job is to do: task, args, queue, meta, priority, max_attempts.
-_WRITTEN_BY_WORKERS = "status, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, errors, result"
+_WRITTEN_BY_WORKERS = "status, claim_token, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, errors, result"
 _WRITTEN_BY_OPERATORS = (
     "status, attempt, rescues, run_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, errors, result"
 )
@@ -72,7 +72,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "SELECT, INSERT, DELETE, UPDATE (seen_at) ON TABLE {schema}.worker",
             "SELECT, INSERT, UPDATE (since, until) ON TABLE {schema}.uptime",
             "SELECT, UPDATE ON SEQUENCE " + ", ".join(f"{{schema}}.gate_{gate}" for gate in (*range(GATES), "any")),
-            "EXECUTE ON FUNCTION {schema}.complete_job(bigint, integer, double precision, text)",
+            "EXECUTE ON FUNCTION {schema}.complete_job(bigint, bigint, double precision)",
         ),
         Can.READ: (*_ALL, *_LOOK),
         Can.ADMIN: (

@@ -5,7 +5,7 @@ the docs is tested against it. `decide` says what a claimed job becomes after an
 and randomness is an argument.
 
 >>> from sa_jobqueue.outcomes import Completed
->>> decide(Claim(id=1, claims=1, attempt=1, max_attempts=10), Completed(), Rules(), random=0.5).status
+>>> decide(Claim(id=1, claim_token=7, attempt=1, max_attempts=10), Completed(), Rules(), random=0.5).status
 <JobStatus.COMPLETED: 'completed'>
 """
 
@@ -108,15 +108,15 @@ def sources(event: Event) -> tuple[JobStatus, ...]:
 class Claimed(Protocol):
     """What has to be known of a claimed job to decide and to fence.
 
-    `claims` counts its claims, which is the fence; `rescues` those whose worker died, or left before the handler had come to
-    its end. `attempt` already counts this claim.
+    `claim_token` is the fence: a random number of the claim's own, which no other claim has. `rescues` counts the claims whose
+    worker died, or left before the handler had come to its end; `attempt` already counts this claim.
     """
 
     @property
     def id(self) -> int: ...
 
     @property
-    def claims(self) -> int: ...
+    def claim_token(self) -> int | None: ...
 
     @property
     def attempt(self) -> int: ...
@@ -132,7 +132,7 @@ class Claim(NamedTuple):
     """No more than has to be known of a claimed job."""
 
     id: int
-    claims: int
+    claim_token: int | None
     attempt: int
     max_attempts: int
     rescues: int = 0
@@ -150,7 +150,7 @@ class Rules:
 
 
 class Change(NamedTuple):
-    """A fenced write: job `id` goes from `running` to `status`, if its `claims` are still these.
+    """A fenced write: job `id` goes from `running` to `status`, if `claim_token` is still that of its last claim.
 
     `if_cancelled` is the status to take if a cancel was asked for meanwhile. `delay` is the time until the next
     claim and `retain` the time until the row may be deleted, both in seconds from the database's now; `retain` 0 on
@@ -159,7 +159,7 @@ class Change(NamedTuple):
     """
 
     id: int
-    claims: int
+    claim_token: int | None
     event: Event
     status: JobStatus
     if_cancelled: JobStatus
@@ -191,7 +191,7 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float) -> 
     """What `claim`'s job becomes after `outcome`. `random`: uniform in [0, 1), for the jitter."""
     if isinstance(outcome, Completed):  # nearly all outcomes: by the shortest way
         return Change(
-            claim.id, claim.claims, Event.COMPLETE, _COMPLETED, _COMPLETED,
+            claim.id, claim.claim_token, Event.COMPLETE, _COMPLETED, _COMPLETED,
             0.0, 0, 0, outcome.error, outcome.result, rules.retain,
         )  # fmt: skip
     match outcome:
@@ -259,7 +259,7 @@ def _end(
     """A change into a final state; a cancel that was asked for meanwhile has nothing left to stop."""
     status = TRANSITIONS[_S.RUNNING, event]
     return Change(
-        claim.id, claim.claims, event, status, status,
+        claim.id, claim.claim_token, event, status, status,
         rescues=rescues, error=error, retain=retain, expired=expired,
     )  # fmt: skip
 
@@ -278,6 +278,6 @@ def _again(
     """A change back to the queue, unless a cancel was asked for meanwhile."""
     status = TRANSITIONS[_S.RUNNING, event]
     return Change(
-        claim.id, claim.claims, event, status, TRANSITIONS[_S.RUNNING, Event.CANCEL], delay=delay,
+        claim.id, claim.claim_token, event, status, TRANSITIONS[_S.RUNNING, Event.CANCEL], delay=delay,
         attempt=attempt, rescues=rescues, error=error, retain=rules.retain, expired=expired,
     )  # fmt: skip

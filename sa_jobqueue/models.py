@@ -168,10 +168,11 @@ def status_in(column: Any, statuses: Any) -> ColumnElement[bool]:
 
 # What `enqueue()` does not set is left out of the INSERT: it would be a NULL to send, and to parse, for each row.
 _UNSAID_TIME, _UNSAID_TEXT = DateTime(timezone=True).evaluates_none(), Text().evaluates_none()
+_UNSAID_NUMBER = BigInteger().evaluates_none()
 
 
 #: What a row begins with, of what only the queue's statements change.
-_AT_FIRST: Final[dict[str, object]] = {"status": JobStatus.QUEUED, "claims": 0}
+_AT_FIRST: Final[dict[str, object]] = {"status": JobStatus.QUEUED, "claims": 0, "claim_token": None}
 
 
 class Job(Base):
@@ -180,10 +181,12 @@ class Job(Base):
     __tablename__ = "job"
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
-    # These two come first, so that a merge is refused before it has copied anything.
+    # These three come first, so that a merge is refused before it has copied anything.
     status: Mapped[JobStatus] = mapped_column(StatusText, server_default=text("'queued'"))
     claims: Mapped[int] = mapped_column(Integer, server_default=text("0"))
-    """How often it was claimed: the fence. (Beyond 2^31 it goes on below zero.)"""
+    """How often it was claimed."""
+    claim_token: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
+    """The fence: a random number that each claim stores, and that each write after it asks for."""
     run_at: Mapped[datetime] = mapped_column(DueTime, server_default=func.now(), default=AT_ONCE)
     """When it is due. A retry or a snooze moves it."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
@@ -210,7 +213,7 @@ class Job(Base):
     """One entry per failed attempt or rescue: at, attempt, type, message, traceback."""
     result: Mapped[Any | None] = mapped_column(JSONB(none_as_null=True))
 
-    @validates("status", "claims")
+    @validates("status", "claims", "claim_token")
     def _refuse(self, key: str, value: object) -> object:
         state = inspect(self)
         current = self.__dict__.get(key, _AT_FIRST[key] if state.key is None else None)

@@ -50,6 +50,7 @@ from .statements.claim import (
     claim_parameters,
     due_jobs,
     due_parameters,
+    listed_parameters,
     lock_listed,
 )
 from .statements.complete import complete_job, complete_jobs, completion_parameters, delete_completed
@@ -189,30 +190,30 @@ def _apply_statement(job: type[Job], skip_locked: bool) -> Any:
 
 @lru_cache
 def _complete(job: type[Job]) -> Compiled:
-    return Compiled(complete_jobs(ids=[], claims=[], retain=[], job=job))
+    return Compiled(complete_jobs(ids=[], tokens=[], retain=[], job=job))
 
 
 @lru_cache
 def _exchange(job: type[Job], kept: bool, some_left_out: bool) -> Compiled:
     claim = _claim_statement(job, some_left_out)
     if kept:
-        return Compiled(complete_jobs(ids=[], claims=[], retain=[], claim=claim, job=job), binary=True)
-    return Compiled(delete_completed(ids=[], claims=[], claim=claim, job=job), binary=True)
+        return Compiled(complete_jobs(ids=[], tokens=[], retain=[], claim=claim, job=job), binary=True)
+    return Compiled(delete_completed(ids=[], tokens=[], claim=claim, job=job), binary=True)
 
 
 @lru_cache
 def _complete_one(job: type[Job]) -> Compiled:
-    return Compiled(complete_job(id=0, claims=0, retain=0.0, job=job))
+    return Compiled(complete_job(id=0, token=0, retain=0.0, job=job))
 
 
 @lru_cache
 def _delete(job: type[Job]) -> Compiled:
-    return Compiled(delete_completed(ids=[], claims=[], job=job))
+    return Compiled(delete_completed(ids=[], tokens=[], job=job))
 
 
 @lru_cache
 def _renew_statement(job: type[Job]) -> Any:
-    return renew_leases(ids=[], claims=[], lease=0, job=job)
+    return renew_leases(ids=[], tokens=[], lease=0, job=job)
 
 
 @lru_cache
@@ -227,7 +228,7 @@ def _expired_statement(job: type[Job]) -> Any:
 
 @lru_cache
 def _cancelled_statement(job: type[Job]) -> Any:
-    return cancel_requests(ids=[], claims=[], job=job)
+    return cancel_requests(ids=[], tokens=[], job=job)
 
 
 def claim(
@@ -257,9 +258,7 @@ def claim_these(
     connection: Connection, ids: Sequence[int], *, worker: str, lease: float, job: type[Job] = Job
 ) -> list[ClaimedJob]:
     """Claim these, as far as they are due and nobody else has locked them; without their arguments and meta."""
-    parameters = {
-        "listed_ids": packed(ids), "by_worker": worker, "lease_seconds": lease, "inline_limit": NOTHING_INLINE,
-    }  # fmt: skip
+    parameters = listed_parameters(ids, worker=worker, lease=lease, args_limit=NOTHING_INLINE)
     return _in_order(_claim_listed(job).rows(connection, parameters))
 
 
@@ -308,7 +307,7 @@ def exchange(
     parameters = claim_parameters(
         worker=worker, queues=queues, lease=lease, after=after, but=but or None, args_limit=limit
     )  # fmt: skip
-    parameters |= completion_parameters(changes, kept=kept, worker=worker)
+    parameters |= completion_parameters(changes, kept=kept)
     answer, *claimed = _exchange(job, kept, bool(but)).rows(connection, parameters)
     written: str | None = answer[_ARGS]
     ids = map(int, written[1:-1].split(",")) if written else ()
@@ -320,10 +319,8 @@ def alike(changes: Sequence[Change]) -> bool:
     return all(change.plain for change in changes) and len({change.retain != 0 for change in changes}) <= 1
 
 
-def apply(
-    connection: Connection, changes: Sequence[Change], *, worker: str | None = None, job: type[Job] = Job
-) -> dict[int, Answer]:
-    """Write `changes`, each behind its fence; `worker`: who claimed them. Returns the answer for each job id.
+def apply(connection: Connection, changes: Sequence[Change], *, job: type[Job] = Job) -> dict[int, Answer]:
+    """Write `changes`, each behind its fence. Returns the answer for each job id.
 
     Those that say no more than "done" are written by faster statements; what is left over by them, too, is asked about.
     """
@@ -331,30 +328,28 @@ def apply(
     gone = [change for change in changes if change.plain and change.retain == 0] if len(kept) < len(changes) else []
     answers: dict[int, Answer] = {}
     if kept:
-        ((written,),) = _complete(job).rows(connection, completion_parameters(kept, worker=worker))
+        ((written,),) = _complete(job).rows(connection, completion_parameters(kept))
         answers |= dict.fromkeys(written or (), Answer.APPLIED)
     if gone:
-        ((written,),) = _delete(job).rows(connection, completion_parameters(gone, kept=False, worker=worker))
+        ((written,),) = _delete(job).rows(connection, completion_parameters(gone, kept=False))
         answers |= dict.fromkeys(written or (), Answer.APPLIED)
     if len(answers) < len(changes):
         left = [change for change in changes if change.id not in answers]
-        for row in connection.execute(_apply_statement(job, True), apply_parameters(left, worker=worker)):
+        for row in connection.execute(_apply_statement(job, True), apply_parameters(left)):
             answers[row.id] = Answer(row.answer)
     return answers
 
 
-def apply_one(connection: Connection, change: Change, *, worker: str | None = None, job: type[Job] = Job) -> Answer:
+def apply_one(connection: Connection, change: Change, *, job: type[Job] = Job) -> Answer:
     """Write one change in the transaction of its handler; waits for a row that somebody has locked just now.
 
     So it is applied, or lost: to whoever had the lock, perhaps.
     """
     if change.plain and change.retain != 0:
-        parameters = {
-            "done_id": change.id, "done_claims": change.claims, "done_retain": change.retain, "fence_worker": worker,
-        }  # fmt: skip
+        parameters = {"done_id": change.id, "done_token": change.claim_token, "done_retain": change.retain}
         written = bool(_complete_one(job).rows(connection, parameters))
     else:
-        (row,) = connection.execute(_apply_statement(job, False), apply_parameters([change], worker=worker))
+        (row,) = connection.execute(_apply_statement(job, False), apply_parameters([change]))
         written = row.answer == Answer.APPLIED
     return Answer.APPLIED if written else Answer.LOST
 
@@ -364,11 +359,9 @@ def kept_for_now(change: Change, fault: Fault) -> Change:
     return change._replace(retain=_UNDELETED_RETAIN if fault is Fault.LATE else _UNDELETABLE_RETAIN)
 
 
-def renew(
-    connection: Connection, held: Mapping[int, int], *, lease: float, worker: str | None = None, job: type[Job] = Job
-) -> Renewal:
-    """Let the leases of `held` (id -> claims) end `lease` seconds from now; `worker`: who claimed them."""
-    parameters = {**_held(held, worker), "lease_seconds": lease}
+def renew(connection: Connection, held: Mapping[int, int], *, lease: float, job: type[Job] = Job) -> Renewal:
+    """Let the leases of `held` (id -> token) end `lease` seconds from now."""
+    parameters = {**_held(held), "lease_seconds": lease}
     answers = connection.execute(_renew_statement(job), parameters).all()
     return Renewal(
         lost=frozenset(row.id for row in answers if row.answer == Answer.LOST),
@@ -377,15 +370,13 @@ def renew(
     )
 
 
-def cancelled_among(
-    connection: Connection, held: Mapping[int, int], *, worker: str | None = None, job: type[Job] = Job
-) -> frozenset[int]:
-    """The ids among `held` (id -> claims) for which a cancel was asked for."""
-    return frozenset(connection.scalars(_cancelled_statement(job), _held(held, worker)))
+def cancelled_among(connection: Connection, held: Mapping[int, int], *, job: type[Job] = Job) -> frozenset[int]:
+    """The ids among `held` (id -> token) for which a cancel was asked for."""
+    return frozenset(connection.scalars(_cancelled_statement(job), _held(held)))
 
 
-def _held(held: Mapping[int, int], worker: str | None) -> dict[str, Any]:
-    return {"lease_ids": list(held), "lease_claims": list(held.values()), "fence_worker": worker}
+def _held(held: Mapping[int, int]) -> dict[str, Any]:
+    return {"lease_ids": list(held), "lease_tokens": list(held.values())}
 
 
 def attest(connection: Connection, *, lease: float, outage: float, job: type[Job] = Job) -> bool:
@@ -403,16 +394,16 @@ def expired(connection: Connection, *, after: int = -(2**63), limit: int = 100, 
     found = connection.execute(_expired_statement(job), {"after_id": after, "page": limit})
     return [
         Expired(
-            Claim(row.id, row.claims, row.attempt, row.max_attempts, row.rescues), row.task, row.queue, row.worker
+            Claim(row.id, row.claim_token, row.attempt, row.max_attempts, row.rescues), row.task, row.queue, row.worker
         )
         for row in found
     ]  # fmt: skip
 
 
 def release_unknown(
-    connection: Connection, *, worker: str, known: Collection[tuple[int, int]], job: type[Job] = Job
+    connection: Connection, *, worker: str, known: Collection[tuple[int, int | None]], job: type[Job] = Job
 ) -> list[int]:
-    """Give back the running jobs that bear this worker's id without being `known`, as (id, claims): a commit's answer was
+    """Give back the running jobs that bear this worker's id without being `known`, as (id, token): a commit's answer was
     lost.
     """
     return list(connection.scalars(release_jobs(held_by(worker, but=known, job=job), job=job)))

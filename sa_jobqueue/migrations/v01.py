@@ -28,6 +28,7 @@ UP = (
         finished_at timestamptz,
         purge_at timestamptz,
         cancel_requested_at timestamptz,
+        claim_token bigint,
         claims integer NOT NULL DEFAULT 0,
         priority smallint NOT NULL DEFAULT 4,
         attempt smallint NOT NULL DEFAULT 0,
@@ -94,7 +95,7 @@ UP = (
     # in the same message is not executed. The server keeps its plan, which without the SET would be to read the whole table
     # where that was one page when it was made. Parameters by number: no column is ever meant by them.
     """
-    CREATE FUNCTION {schema}.complete_job(id bigint, claims integer, retain double precision, worker text) RETURNS void
+    CREATE FUNCTION {schema}.complete_job(id bigint, claim_token bigint, retain double precision) RETURNS void
     LANGUAGE plpgsql SET enable_seqscan = off AS $body$
     BEGIN
         UPDATE {schema}.job AS held
@@ -103,7 +104,7 @@ UP = (
             finished_at = statement_timestamp(),
             purge_at = statement_timestamp() + $3 * interval '1 second',
             result = NULL
-        WHERE held.id = $1 AND held.claims = $2 AND held.worker = $4 AND held.status = 'running';
+        WHERE held.id = $1 AND held.claim_token = $2 AND held.status = 'running';
         IF NOT FOUND THEN
             RAISE EXCEPTION 'job %: its claim was lost', $1 USING ERRCODE = 'SJQ01';
         END IF;
@@ -161,7 +162,7 @@ DOWN = (
     "DROP TABLE {schema}.job",
     "DROP TABLE {schema}.worker",
     "DROP TABLE {schema}.uptime",
-    "DROP FUNCTION {schema}.complete_job(bigint, integer, double precision, text)",
+    "DROP FUNCTION {schema}.complete_job(bigint, bigint, double precision)",
     "DROP FUNCTION {schema}.job_wake()",
     "DROP FUNCTION {schema}.due_at(text)",
     "DROP SEQUENCE {schema}.gate_any",

@@ -25,7 +25,6 @@ from sqlalchemy import (
     column,
     func,
     literal_column,
-    or_,
     select,
     type_coerce,
 )
@@ -37,7 +36,6 @@ from ..models import Job
 __all__ = [
     "array",
     "at_end",
-    "held_by_claimer",
     "in_seconds",
     "lock_in_order",
     "members",
@@ -107,15 +105,6 @@ def rows(alias: str, /, **columns: ColumnElement[Any]) -> TableValuedAlias:
 def members(of: ColumnElement[Any], query: Any) -> ColumnElement[bool]:
     """`of = ANY (ARRAY (SELECT ...))`: evaluated once, and looked up by index whatever the planner believes."""
     return of == func.any(func.array(query.scalar_subquery()), type_=of.type)
-
-
-def held_by_claimer(table: Table, worker: str | None) -> ColumnElement[bool]:
-    """A part of the fence: who claimed it holds it still. None: whoever it is.
-
-    After a failover that lost a claim, the next claim of the job bears the same number; it has another worker.
-    """
-    by_worker = bindparam("fence_worker", worker, Text)
-    return or_(by_worker.is_(None), table.c.worker == by_worker)
 
 
 def in_seconds(

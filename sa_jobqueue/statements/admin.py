@@ -127,15 +127,17 @@ def release_jobs(*where: Criterion, delay: Duration = 0, job: type[Job] = Job) -
     )
 
 
-def held_by(worker: str, *, but: Collection[tuple[int, int]], job: type[Job] = Job) -> Criterion:
-    """The running jobs that bear this worker's id, without the claims `but`, as (id, claims)."""
+def held_by(worker: str, *, but: Collection[tuple[int, int | None]], job: type[Job] = Job) -> Criterion:
+    """The running jobs that bear this worker's id, without the claims `but`, as (id, token)."""
     columns = table_of(job).c
     kept = rows(
         "kept",
         id=array("kept_ids", [job_id for job_id, _ in but], BigInteger()),
-        claims=array("kept_claims", [claims for _, claims in but], Integer()),
+        token=array("kept_tokens", [token for _, token in but], BigInteger()),
     )
-    known = select(kept.c.id).where(kept.c.id == columns.id, kept.c.claims == columns.claims).correlate(table_of(job))
+    known = (
+        select(kept.c.id).where(kept.c.id == columns.id, kept.c.token == columns.claim_token).correlate(table_of(job))
+    )
     return and_(columns.worker == bindparam("of_worker", worker, Text), not_(known.exists()))
 
 

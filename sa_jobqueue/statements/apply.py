@@ -34,16 +34,16 @@ from sqlalchemy.dialects.postgresql import JSONB
 from ..lifecycle import FINISHED, Change, Event, JobStatus, sources
 from ..models import Job, StatusText, status_in, status_literal
 from ..retry import MAX_ERRORS
-from ._parts import array, at_end, held_by_claimer, in_seconds, lock_in_order, members, rows, table_of
+from ._parts import array, at_end, in_seconds, lock_in_order, members, rows, table_of
 
 __all__ = ["append_error", "apply_changes", "apply_parameters"]
 
 
-def apply_parameters(changes: Sequence[Change], *, worker: str | None = None) -> dict[str, Any]:
+def apply_parameters(changes: Sequence[Change]) -> dict[str, Any]:
     """The parameters of `apply_changes`, by name, for a statement that was built once and is executed often."""
     return {
         "change_ids": [change.id for change in changes],
-        "change_claims": [change.claims for change in changes],
+        "change_tokens": [change.claim_token for change in changes],
         "change_status": [change.status.value for change in changes],
         "change_if_cancelled": [change.if_cancelled.value for change in changes],
         "change_delay": [change.delay for change in changes],
@@ -53,7 +53,6 @@ def apply_parameters(changes: Sequence[Change], *, worker: str | None = None) ->
         "change_result": [change.result for change in changes],
         "change_retain": [change.retain for change in changes],
         "change_expired": [change.expired for change in changes],
-        "fence_worker": worker,
     }
 
 
@@ -64,14 +63,13 @@ def _error_json(change: Change) -> str | None:
     return json.dumps({"type": error.type, "message": error.message, "traceback": error.traceback})
 
 
-def apply_changes(
-    changes: Sequence[Change], *, worker: str | None = None, skip_locked: bool = True, job: type[Job] = Job
-) -> Executable:
+def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: type[Job] = Job) -> Executable:
     """Write what claimed jobs became, each only if its claim is still valid.
 
-    `worker`: who claimed them; None for a rescue, or where one does not know. `skip_locked`: do not wait for a row that somebody has locked just now. Durations count from the statement's beginning, by the database's clock.
+    `skip_locked`: do not wait for a row that somebody has locked just now. Durations count from the statement's beginning, by
+    the database's clock.
 
-    Returns a row per change: id, claims, answer. The answer is "applied"; "lost": the claim is no longer valid, or,
+    Returns a row per change: id, claim_token, answer. The answer is "applied"; "lost": the claim is no longer valid, or,
     for a rescue, the lease was renewed; or "locked": try again.
     """
     given = apply_parameters(changes)
@@ -81,7 +79,7 @@ def apply_changes(
     change = rows(
         "change",
         id=ids,
-        claims=array("change_claims", given["change_claims"], Integer()),
+        claim_token=array("change_tokens", given["change_tokens"], BigInteger()),
         status=array("change_status", given["change_status"], Text()),
         if_cancelled=array("change_if_cancelled", given["change_if_cancelled"], Text()),
         delay=array("change_delay", given["change_delay"], Float(53)),
@@ -96,8 +94,8 @@ def apply_changes(
     locked = lock_in_order(table, columns.id == func.any(ids), running, skip_locked=skip_locked)
     fence = and_(
         columns.id == change.c.id,
-        columns.claims == change.c.claims,
-        held_by_claimer(table, worker),
+        # A row that somebody has set to running by hand may have none.
+        columns.claim_token.is_not_distinct_from(change.c.claim_token),
         running,
         # A renewal does not change the fence, so a rescue looks at the lease again, in the write.
         or_(
@@ -121,7 +119,7 @@ def apply_changes(
     deleted = (
         delete(table)
         .where(members(columns.id, select(leaving.c.id)), mine, leaves)
-        .returning(columns.id, columns.claims)
+        .returning(columns.id, columns.claim_token)
         .cte("deleted")
     )
     updated = (
@@ -146,7 +144,7 @@ def apply_changes(
             ),
             result=cast(change.c.result, JSONB),
         )
-        .returning(columns.id, columns.claims)
+        .returning(columns.id, columns.claim_token)
         .cte("updated")
     )
     done = union_all(select(deleted), select(updated)).subquery("done")
@@ -155,14 +153,18 @@ def apply_changes(
     return (
         select(
             change.c.id,
-            change.c.claims,
+            change.c.claim_token,
             case(
                 (done.c.id.is_not(None), literal_column("'applied'")),
                 (still_ours, literal_column("'locked'")),
                 else_=literal_column("'lost'"),
             ).label("answer"),
         )
-        .select_from(change.outerjoin(done, and_(done.c.id == change.c.id, done.c.claims == change.c.claims)))
+        .select_from(
+            change.outerjoin(
+                done, and_(done.c.id == change.c.id, done.c.claim_token.is_not_distinct_from(change.c.claim_token))
+            )
+        )
         .add_cte(locked)
     )
 

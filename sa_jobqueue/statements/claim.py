@@ -8,6 +8,7 @@ has to sort them all.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -52,7 +53,9 @@ __all__ = [
     "due_jobs",
     "due_parameters",
     "epoch_of",
+    "listed_parameters",
     "lock_listed",
+    "new_token",
 ]
 
 #: The priorities, the order in which they are served.
@@ -77,6 +80,15 @@ Point: TypeAlias = tuple[float, int]
 _FRONT: Point = (-math.inf, -(2**63))
 
 
+def new_token() -> int:
+    """The fence of what one execution of `claim_jobs` claims: 63 random bits, which no other execution will have.
+
+    Not a counter in the row, and not a sequence: a promoted standby, or a restored backup, gives their numbers a second time.
+    The system's randomness: a process that was forked would go on with the same numbers as its parent.
+    """
+    return secrets.randbits(63)
+
+
 def claim_parameters(
     *,
     worker: str,
@@ -87,8 +99,18 @@ def claim_parameters(
     args_limit: int = INLINE_LIMIT,
 ) -> dict[str, Any]:
     """The parameters of `claim_jobs`, by name, for a statement that was built once and is executed often."""
-    taken_by = {"by_worker": worker, "lease_seconds": lease, "inline_limit": args_limit}
-    return due_parameters(queues=queues, after=after, but=but) | taken_by
+    return due_parameters(queues=queues, after=after, but=but) | _taken_by(worker, lease, args_limit)
+
+
+def listed_parameters(
+    ids: Iterable[int], *, worker: str, lease: float, args_limit: int = INLINE_LIMIT
+) -> dict[str, Any]:
+    """The same of `claim_listed`."""
+    return {"listed_ids": packed(ids)} | _taken_by(worker, lease, args_limit)
+
+
+def _taken_by(worker: str, lease: float, args_limit: int) -> dict[str, Any]:
+    return {"by_worker": worker, "by_token": new_token(), "lease_seconds": lease, "inline_limit": args_limit}
 
 
 def due_parameters(
@@ -238,12 +260,10 @@ def _taken(table: Table, picked: Select[Any], *, worker: str, lease: float, args
         .where(members(columns.id, picked))
         .values(
             status=status_literal(TRANSITIONS[JobStatus.QUEUED, Event.CLAIM]),
-            # Beyond the end of integer it goes on from the other one: a fence need only differ.
-            claims=case(
-                (columns.claims == literal_column("2147483647"), literal_column("'-2147483648'::integer")),
-                else_=columns.claims + literal_column("1"),
-            ),
-            # At the edge of smallint the counter stays, rather than failing the whole claim.
+            # At each execution: a statement that is executed again must not give an old claim's token to a new one.
+            claim_token=bindparam("by_token", callable_=new_token, type_=BigInteger),
+            # At the edge of its type a counter stays, rather than failing the whole claim.
+            claims=func.least(columns.claims, literal_column("2147483646")) + literal_column("1"),
             attempt=func.least(columns.attempt, literal_column("32766")) + literal_column("1"),
             worker=bindparam("by_worker", worker, Text),
             claimed_at=func.now(),
@@ -251,7 +271,7 @@ def _taken(table: Table, picked: Select[Any], *, worker: str, lease: float, args
         )
         .returning(
             columns.id,
-            columns.claims,
+            columns.claim_token,
             columns.queue,
             columns.task,
             columns.priority,

@@ -17,7 +17,6 @@ from sqlalchemy import (
     ColumnElement,
     Executable,
     Float,
-    Integer,
     Table,
     TableValuedAlias,
     Text,
@@ -34,17 +33,16 @@ from sqlalchemy import (
 
 from ..lifecycle import TRANSITIONS, Change, Event, JobStatus, sources
 from ..models import Job, status_in, status_literal
-from ._parts import array, at_end, held_by_claimer, in_seconds, lock_in_order, members, packed, rows, table_of
+from ._parts import array, at_end, in_seconds, lock_in_order, members, packed, rows, table_of
 
 __all__ = ["complete_jobs", "completion_parameters", "delete_completed"]
 
 
-def completion_parameters(changes: Sequence[Change], *, kept: bool = True, worker: str | None = None) -> dict[str, Any]:
+def completion_parameters(changes: Sequence[Change], *, kept: bool = True) -> dict[str, Any]:
     """The parameters of `complete_jobs` or, if not `kept`, `delete_completed`, by name."""
     parameters = {
         "done_ids": packed([change.id for change in changes]),
-        "done_claims": packed([change.claims for change in changes]),
-        "fence_worker": worker,
+        "done_tokens": packed([change.claim_token for change in changes]),
     }
     return {**parameters, "done_retain": packed([change.retain for change in changes])} if kept else parameters
 
@@ -52,15 +50,14 @@ def completion_parameters(changes: Sequence[Change], *, kept: bool = True, worke
 def complete_jobs(
     *,
     ids: Sequence[int],
-    claims: Sequence[int],
+    tokens: Sequence[int],
     retain: Sequence[float | None],
-    worker: str | None = None,
     claim: Update | None = None,
     job: type[Job] = Job,
 ) -> Executable:
     """Jobs that were done without anything to record become `completed`, each only if its claim is still valid.
 
-    `retain`: seconds, by the database's clock, until the row may be deleted, None: never. `worker`: who claimed them. One row comes back: the ids
+    `retain`: seconds, by the database's clock, until the row may be deleted, None: never. One row comes back: the ids
     that were written, as an array, or NULL. A row that somebody has locked just now is left out.
 
     `claim`: a `claim_jobs` to be executed with it. Then the ids come back as text, for `args`, in a first row that has
@@ -71,14 +68,14 @@ def complete_jobs(
     done = rows(
         "done",
         id=array("done_ids", ids, BigInteger()),
-        claims=array("done_claims", claims, Integer()),
+        token=array("done_tokens", tokens, BigInteger()),
         retain=array("done_retain", retain, Float(53)),
     )
     running = status_in(columns.status, sources(Event.COMPLETE))
     locked = lock_in_order(table, columns.id == func.any(array("done_ids", ids, BigInteger())), running)
     written = (
         update(table)
-        .where(*_fenced(table, done, locked, worker))
+        .where(*_fenced(table, done, locked))
         .values(_completed(in_seconds(done.c.retain, after=at_end())))
         .returning(columns.id)
         .cte("written")
@@ -86,9 +83,7 @@ def complete_jobs(
     return _answered(locked, written, claim)
 
 
-def complete_job(
-    *, id: int, claims: int, retain: float | None, worker: str | None = None, job: type[Job] = Job
-) -> Executable:
+def complete_job(*, id: int, token: int, retain: float | None, job: type[Job] = Job) -> Executable:
     """The same for one job, waiting for its row if somebody has locked it; its id comes back, or no row.
 
     For transactions of handlers: a row found by its key, whatever the planner is told on their connections.
@@ -99,8 +94,7 @@ def complete_job(
         update(table)
         .where(
             columns.id == bindparam("done_id", id, BigInteger),
-            columns.claims == bindparam("done_claims", claims, Integer),
-            held_by_claimer(table, worker),
+            columns.claim_token == bindparam("done_token", token, BigInteger),
             status_in(columns.status, sources(Event.COMPLETE)),
         )
         .values(_completed(in_seconds(bindparam("done_retain", retain, Float), after=at_end())))
@@ -118,14 +112,13 @@ def _completed(purge_at: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
     }
 
 
-def _fenced(table: Table, done: TableValuedAlias, locked: CTE, worker: str | None) -> list[ColumnElement[bool]]:
+def _fenced(table: Table, done: TableValuedAlias, locked: CTE) -> list[ColumnElement[bool]]:
     """The rows of `done` that are locked, and whose claims are still valid."""
     columns = table.c
     return [
         members(columns.id, select(locked.c.id)),
         columns.id == done.c.id,
-        columns.claims == done.c.claims,
-        held_by_claimer(table, worker),
+        columns.claim_token == done.c.token,
         status_in(columns.status, sources(Event.COMPLETE)),
     ]
 
@@ -133,8 +126,7 @@ def _fenced(table: Table, done: TableValuedAlias, locked: CTE, worker: str | Non
 def delete_completed(
     *,
     ids: Sequence[int],
-    claims: Sequence[int],
-    worker: str | None = None,
+    tokens: Sequence[int],
     claim: Update | None = None,
     job: type[Job] = Job,
 ) -> Executable:
@@ -142,12 +134,12 @@ def delete_completed(
     table = table_of(job)
     columns = table.c
     done = rows(
-        "done", id=array("done_ids", ids, BigInteger()), claims=array("done_claims", claims, Integer())
+        "done", id=array("done_ids", ids, BigInteger()), token=array("done_tokens", tokens, BigInteger())
     )  # fmt: skip
     running = status_in(columns.status, sources(Event.COMPLETE))
     ours = columns.id == func.any(array("done_ids", ids, BigInteger()))
     locked = lock_in_order(table, ours, running, to_delete=True)
-    written = delete(table).where(*_fenced(table, done, locked, worker)).returning(columns.id).cte("written")
+    written = delete(table).where(*_fenced(table, done, locked)).returning(columns.id).cte("written")
     return _answered(locked, written, claim)
 
 

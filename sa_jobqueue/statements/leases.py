@@ -1,7 +1,7 @@
 """Leases: renewing what a worker holds, finding what a dead worker held.
 
-Renewal goes by (id, claims, worker), never by "all that bear my name": a worker that slept past its lease must not renew
-a job that it, or somebody else, has claimed since.
+Renewal goes by the claims themselves, never by "all that bear my name": a worker that slept past its lease must not renew a
+job that it, or another worker, has claimed since.
 """
 
 from __future__ import annotations
@@ -29,35 +29,32 @@ from sqlalchemy.dialects.postgresql import insert
 
 from ..lifecycle import Event, sources
 from ..models import Job, Uptime, status_in
-from ._parts import array, held_by_claimer, in_seconds, lock_in_order, members, rows, table_of
+from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
 
 __all__ = ["expired_leases", "renew_leases"]
 
 
-def renew_leases(
-    *, ids: Sequence[int], claims: Sequence[int], lease: float, worker: str | None = None, job: type[Job] = Job
-) -> Executable:
+def renew_leases(*, ids: Sequence[int], tokens: Sequence[int], lease: float, job: type[Job] = Job) -> Executable:
     """Let the leases of these claims end `lease` seconds from now.
 
-    Returns a row per claim: id, claims, answer, cancel_requested. The answer is "applied"; "lost": the claim is no
+    Returns a row per claim: id, token, answer, cancel_requested. The answer is "applied"; "lost": the claim is no
     longer valid; or "locked": somebody has the row locked just now, try again.
     """
     table = table_of(job)
     columns = table.c
-    id_array, claim_array = array("lease_ids", ids, BigInteger()), array("lease_claims", claims, Integer())
-    held = rows("held", id=id_array, claims=claim_array)
+    id_array, token_array = array("lease_ids", ids, BigInteger()), array("lease_tokens", tokens, BigInteger())
+    held = rows("held", id=id_array, token=token_array)
     locked = lock_in_order(table, columns.id == func.any(id_array), status_in(columns.status, sources(Event.RELEASE)))
     fence = and_(
         columns.id == held.c.id,
-        columns.claims == held.c.claims,
-        held_by_claimer(table, worker),
+        columns.claim_token == held.c.token,
         status_in(columns.status, sources(Event.RELEASE)),
     )
     renewed = (
         update(table)
         .where(members(columns.id, select(locked.c.id)), fence)
         .values(lease_expires_at=in_seconds(lease, name="lease_seconds"))
-        .returning(columns.id, columns.claims, columns.cancel_requested_at)
+        .returning(columns.id, columns.claim_token, columns.cancel_requested_at)
         .cte("renewed")
     )
     # Not EXISTS, which may be planned as a hash over all that runs.
@@ -65,7 +62,7 @@ def renew_leases(
     return (
         select(
             held.c.id,
-            held.c.claims,
+            held.c.token,
             case(
                 (renewed.c.id.is_not(None), literal_column("'applied'")),
                 (still_ours, literal_column("'locked'")),
@@ -73,7 +70,7 @@ def renew_leases(
             ).label("answer"),
             renewed.c.cancel_requested_at.is_not(None).label("cancel_requested"),
         )
-        .select_from(held.outerjoin(renewed, and_(renewed.c.id == held.c.id, renewed.c.claims == held.c.claims)))
+        .select_from(held.outerjoin(renewed, and_(renewed.c.id == held.c.id, renewed.c.claim_token == held.c.token)))
         .add_cte(locked)
     )
 
@@ -81,13 +78,13 @@ def renew_leases(
 def expired_leases(*, after: int = -(2**63), limit: int = 100, job: type[Job] = Job) -> Executable:
     """Running jobs whose lease has run out, by id, from `after` (exclusive) on, at most `limit`.
 
-    Columns: id, claims, task, queue, attempt, max_attempts, rescues, worker.
+    Columns: id, claim_token, task, queue, attempt, max_attempts, rescues, worker.
     """
     columns = table_of(job).c
     return (
         select(
             columns.id,
-            columns.claims,
+            columns.claim_token,
             columns.task,
             columns.queue,
             columns.attempt,
@@ -106,19 +103,16 @@ def expired_leases(*, after: int = -(2**63), limit: int = 100, job: type[Job] = 
     )
 
 
-def cancel_requests(
-    *, ids: Sequence[int], claims: Sequence[int], worker: str | None = None, job: type[Job] = Job
-) -> Executable:
+def cancel_requests(*, ids: Sequence[int], tokens: Sequence[int], job: type[Job] = Job) -> Executable:
     """The ids among these claims for which a cancel was asked for. Takes no lock."""
     table = table_of(job)
     columns = table.c
-    id_array, claim_array = array("lease_ids", ids, BigInteger()), array("lease_claims", claims, Integer())
-    held = rows("held", id=id_array, claims=claim_array)
+    id_array, token_array = array("lease_ids", ids, BigInteger()), array("lease_tokens", tokens, BigInteger())
+    held = rows("held", id=id_array, token=token_array)
     return select(columns.id).where(
         columns.id == func.any(id_array),
         columns.id == held.c.id,
-        columns.claims == held.c.claims,
-        held_by_claimer(table, worker),
+        columns.claim_token == held.c.token,
         status_in(columns.status, sources(Event.RELEASE)),
         columns.cancel_requested_at.is_not(None),
     )

@@ -93,7 +93,7 @@ class Crew:
         self._unknown = UnknownTasks(settings.unknown_delay)
         self._loop = asyncio.get_running_loop()
         self.flights = Flights()
-        self.writer = OutcomeWriter(self._written, worker=worker, job=job)
+        self.writer = OutcomeWriter(self._written, job=job)
         self.executor = Executor(
             assignment.sessions,
             self._report,
@@ -131,7 +131,6 @@ class Crew:
         self.lookout = Lookout(self._loop, self.flights, hopeless)
         self.maintenance = Maintenance(
             connector,
-            worker=worker,
             flights=self.flights,
             lanes=self.lanes,
             registry=assignment.registry,
@@ -247,7 +246,7 @@ class Crew:
         """An outcome: on its way to the database; None: there is nothing left to write."""
         flight.reported = True
         if change is None:
-            self.flights.drop(flight.job.id, flight.job.claims)
+            self.flights.drop(flight.job.id, flight.job.claim_token)
         else:
             self.writer.add(change)
 

@@ -33,7 +33,7 @@ _MAY = text(
     "SELECT pg_catalog.has_function_privilege(oid, 'EXECUTE') AND pg_catalog.strpos(prosrc, :table) > 0 "
     "FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure(CAST(:function AS text))"
 )
-_PARAMETERS = "(bigint,integer,double precision,text)"
+_PARAMETERS = "(bigint,bigint,double precision)"
 #: The SQLSTATE by which the schema's function says that the claim is no longer valid.
 _LOST = "SJQ01"
 #: SQLSTATEs of a function that is not there any more, or that this role may no longer call.
@@ -67,8 +67,8 @@ def begin(connection: Connection) -> None:
                 logger.warning("a handler's connection: %s", error.decode(errors="replace").strip())
 
 
-def command(connection: Connection, change: Change, *, worker: str, job: type[Job]) -> str | None:
-    """What to `commit` this change with. `worker`: its id, which is a UUID.
+def command(connection: Connection, change: Change, *, job: type[Job]) -> str | None:
+    """What to `commit` this change with.
 
     None: it has more to say than "done", or somebody is to hear of each statement, or it cannot be said in this way here.
     """
@@ -81,7 +81,7 @@ def command(connection: Connection, change: Change, *, worker: str, job: type[Jo
     if not _may_call(connection, schema):
         return None
     retain = "NULL" if change.retain is None else repr(float(change.retain))
-    return f"SELECT {schema}.complete_job({change.id}, {change.claims}, {retain}, '{worker}'); COMMIT"
+    return f"SELECT {schema}.complete_job({change.id}, {change.claim_token}, {retain}); COMMIT"
 
 
 def commit(connection: Connection, command: str) -> bool:

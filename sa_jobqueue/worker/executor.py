@@ -69,7 +69,6 @@ class Sessions:
     async_maker: AsyncSessionMaker | None = None
     translate: Mapping[str | None, str | None] | None = None
     idle_timeout: float | None = None
-    worker: str | None = None
     job: type[Job] = Job
 
     def open(self) -> tuple[Session, Unit]:
@@ -93,7 +92,6 @@ class Sessions:
             database=None if self.engine is None else self.engine.url,
             translate=self.translate,
             idle=self.idle_timeout,
-            worker=self.worker,
             job=self.job,
         )
 
@@ -325,6 +323,8 @@ class Executor:
     def _returned(self, flight: Flight, value: Any) -> Outcome | None:
         if value is None and flight.stop is None and not flight.task.record:  # nearly all: by the shortest way
             return _COMPLETED
+        if flight.stop is Stop.LOST:
+            return None  # it knows that its claim is over: nothing it wrote is committed, whatever the fence would say
         if _left_early(flight, value):
             return self._stopped(flight)
         if isinstance(value, _SIGNALS):
@@ -367,9 +367,11 @@ class Executor:
         return flight.task.rules.rescue and not of_others
 
     def _outcome_of(self, flight: Flight, error: BaseException) -> Outcome | None:
+        if flight.stop is Stop.LOST:
+            return None
         if isinstance(error, _SIGNALS):
             return error
-        if flight.stop is Stop.LOST or flight.stop is Stop.SHUTDOWN:
+        if flight.stop is Stop.SHUTDOWN:
             return self._stopped(flight)
         if flight.stop in {Stop.CANCEL, Stop.TIMEOUT} and isinstance(error, asyncio.CancelledError):
             return self._stopped(flight)

@@ -106,7 +106,7 @@ class Flights:
 
     def __init__(self) -> None:
         self._held: dict[int, Flight] = {}
-        self._lost: dict[tuple[int, int], Flight] = {}
+        self._lost: dict[tuple[int, int | None], Flight] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ class Flights:
         with self._lock:
             lost = [held[flight.job.id] for flight in flights if flight.job.id in held]
             held.update((flight.job.id, flight) for flight in flights)
-            self._lost.update(((flight.job.id, flight.job.claims), flight) for flight in lost)
+            self._lost.update(((flight.job.id, flight.job.claim_token), flight) for flight in lost)
         return lost
 
     def lose(self, flight: Flight) -> bool:
@@ -136,26 +136,26 @@ class Flights:
             if self._held.get(flight.job.id) is not flight:
                 return False
             del self._held[flight.job.id]
-            self._lost[flight.job.id, flight.job.claims] = flight
+            self._lost[flight.job.id, flight.job.claim_token] = flight
             return True
 
-    def drop(self, id: int, claims: int) -> None:
+    def drop(self, id: int, token: int) -> None:
         """This claim has ended. (A later claim of the same job may be held by now.)"""
         with self._lock:
-            self._drop(id, claims)
+            self._drop(id, token)
 
     def drop_all(self, changes: list[Change]) -> None:
         """The claims of these changes have ended."""
         with self._lock:
             for change in changes:
-                self._drop(change.id, change.claims)
+                self._drop(change.id, change.claim_token)
 
-    def _drop(self, id: int, claims: int) -> None:
+    def _drop(self, id: int, token: int | None) -> None:
         flight = self._held.get(id)
-        if flight is not None and flight.job.claims == claims:
+        if flight is not None and flight.job.claim_token == token:
             del self._held[id]
         elif self._lost:
-            self._lost.pop((id, claims), None)
+            self._lost.pop((id, token), None)
 
     def unrenewed(self, seconds: float) -> list[Flight]:
         """Those claimed or last renewed more than `seconds` ago."""
@@ -163,5 +163,5 @@ class Flights:
         return [flight for flight in self if flight.renewed <= before]
 
     def claims(self) -> list[tuple[int, int]]:
-        """All of them, as (id, claims)."""
-        return [(flight.job.id, flight.job.claims) for flight in self]
+        """All of them, as (id, token)."""
+        return [(flight.job.id, flight.job.claim_token) for flight in self]

@@ -74,7 +74,6 @@ class Maintenance:
         self,
         connector: Connector,
         *,
-        worker: str,
         flights: Flights,
         lanes: dict[str, Lane],
         registry: Registry,
@@ -87,7 +86,7 @@ class Maintenance:
         settings: WorkerSettings,
         job: type[Job] = Job,
     ) -> None:
-        self._connector, self._worker, self._flights, self._lanes = connector, worker, flights, lanes
+        self._connector, self._flights, self._lanes = connector, flights, lanes
         self._registry, self._executor = registry, executor
         self._alive, self._leave, self._stop, self._wake = alive, leave, stop, wake
         self._blocked = blocked
@@ -238,9 +237,8 @@ class Maintenance:
         with self._connector.begin(connection):
             renewal = operations.renew(
                 connection,
-                {f.job.id: f.job.claims for f in due},
+                {f.job.id: f.job.claim_token for f in due},
                 lease=self._settings.lease,
-                worker=self._worker,
                 job=self._job,
             )
         for flight in due:
@@ -262,8 +260,8 @@ class Maintenance:
         if not running:
             return
         with self._connector.begin(connection):
-            held = {f.job.id: f.job.claims for f in running}
-            asked = operations.cancelled_among(connection, held, worker=self._worker, job=self._job)
+            held = {f.job.id: f.job.claim_token for f in running}
+            asked = operations.cancelled_among(connection, held, job=self._job)
         for flight in running:
             if flight.job.id in asked:
                 self._stop(flight, Stop.CANCEL)

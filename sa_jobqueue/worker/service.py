@@ -120,7 +120,7 @@ class Service:
         self._thread = threading.Thread(target=self._loop, name="sa-jobqueue service", daemon=True)
         self.watch = Watch(service_limit(settings.lease) + WATCH_MARGIN)
         self._careful = CarefulClaims(connector, self.watch, self._left_out, worker, settings.lease, job)
-        self._suspects = Suspects(connector, flights, writer, self._left_out, worker, settings, job)
+        self._suspects = Suspects(connector, flights, writer, self._left_out, settings, job)
         self._fetcher = Fetcher(
             connector, self.watch, take_in=self._count_in, set_aside=set_aside, lease=settings.lease, most=most_text,
             leaving=lambda: not self._claiming, job=job,
@@ -262,7 +262,7 @@ class Service:
             with self._connector.begin_one(connection):
                 return self._claim(connection, wanted, changes)
         with self._connector.begin(connection):
-            answers = operations.apply(connection, changes, worker=self._worker, job=self._job)
+            answers = operations.apply(connection, changes, job=self._job)
             return answers, self._claim(connection, wanted)[1] if wanted else []
 
     def _claim(

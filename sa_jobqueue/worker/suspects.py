@@ -39,7 +39,6 @@ class Suspects:
     flights: Flights
     writer: OutcomeWriter
     left_out: LeftOut
-    worker: str
     settings: WorkerSettings
     job: type[Job] = Job
 
@@ -64,7 +63,7 @@ class Suspects:
         answers: dict[int, Answer] = {}
         try:
             with self.connector.begin(connection):
-                answers = operations.apply(connection, changes, worker=self.worker, job=self.job)
+                answers = operations.apply(connection, changes, job=self.job)
         except DBAPIError as error:
             if not may_be_a_rows(error):
                 raise

@@ -56,7 +56,6 @@ class Unit:
         "_pool",
         "_root",
         "_translate",
-        "_worker",
         "connection",
         "engine",
         "session",
@@ -71,7 +70,6 @@ class Unit:
         database: URL | None = None,
         translate: Mapping[str | None, str | None] | None,
         idle: float | None = None,
-        worker: str | None = None,
         job: type[Job] = Job,
     ) -> None:
         # A session of the user's sessionmaker knows its engine, and perhaps other databases for some of its classes.
@@ -79,7 +77,7 @@ class Unit:
         self.engine = engine if own is None else own.engine
         self._database = database if self.engine is None else self.engine.url
         self._translate, self._idle = translate or {}, idle
-        self._worker, self._job = worker, job
+        self._job = job
         self._opening = self._closed = self._altered = self._others = False
         self._pool: Pool | None = None
         self.connection: Connection | None = None
@@ -278,21 +276,21 @@ class Unit:
         session = self.session
         overridden = "commit" in vars(session) or type(session).commit is not Session.commit
         heard = session.dispatch.before_commit or session.dispatch.after_commit
-        if self._worker is None or self._others or overridden or heard:
+        if self._others or overridden or heard:
             return None
         if session.join_transaction_mode not in _JOINED:
             return None  # the handler has set it, and its commit() may end our transaction
-        return direct.command(connection, change, worker=self._worker, job=self._job)
+        return direct.command(connection, change, job=self._job)
 
     def _write(self, connection: Connection, change: Change) -> Answer:
         """Write `change`; a row that it should delete, and that cannot be deleted, is kept for now."""
         if not change.deletes:
-            return operations.apply_one(connection, change, worker=self._worker, job=self._job)
+            return operations.apply_one(connection, change, job=self._job)
         try:
             # A row of the application's may need this one, or be locked. A deferred constraint says so only at the
             # COMMIT: then the attempt fails.
             with connection.begin_nested():
-                return operations.apply_one(connection, change, worker=self._worker, job=self._job)
+                return operations.apply_one(connection, change, job=self._job)
         except DBAPIError as error:
             if error.connection_invalidated:
                 raise

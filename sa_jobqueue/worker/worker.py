@@ -101,7 +101,6 @@ class Worker:
             async_maker=async_sessionmaker or registry.async_sessionmaker,
             translate=engines.translate,
             idle_timeout=self.settings.session_idle_timeout,
-            worker=str(self.id),
             job=job,
         )
         self._assignment = Assignment(

@@ -41,17 +41,14 @@ class _Later:
 class OutcomeWriter:
     """Collects changes from any thread; the service thread writes them in batches. `done` hears of those that ended."""
 
-    def __init__(
-        self, done: Callable[[list[Change], Answer], None], *, worker: str | None = None, job: type[Job] = Job
-    ) -> None:
+    def __init__(self, done: Callable[[list[Change], Answer], None], *, job: type[Job] = Job) -> None:
         self._pending: deque[Change] = deque()
         self._locked: list[_Later] = []
         self._waits: dict[int, float] = {}
         self._refused: list[_Later] = []
         self._longest = _REFUSED_LATER
         self._took_refused = False
-        self._done = done
-        self._worker, self._job = worker, job
+        self._done, self._job = done, job
 
     def __len__(self) -> int:
         return len(self._pending) + len(self._locked) + len(self._refused)
@@ -95,10 +92,10 @@ class OutcomeWriter:
         """When the next row that was locked, or refused, is due, by the monotonic clock."""
         return min((later.at for later in (*self._locked, *self._refused)), default=None)
 
-    def claims(self) -> list[tuple[int, int]]:
-        """The claims, as (id, claims), whose changes are still to be written."""
+    def claims(self) -> list[tuple[int, int | None]]:
+        """The claims, as (id, token), whose changes are still to be written."""
         changes = [*self._pending, *(later.change for later in (*self._locked, *self._refused))]
-        return [(change.id, change.claims) for change in changes]
+        return [(change.id, change.claim_token) for change in changes]
 
     def settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:
         """After the commit: what each row answered."""
@@ -127,7 +124,7 @@ class OutcomeWriter:
             while parts:
                 try:
                     with begin():  # type: ignore[attr-defined]
-                        answers = operations.apply(connection, parts[-1], worker=self._worker, job=self._job)
+                        answers = operations.apply(connection, parts[-1], job=self._job)
                 except DBAPIError as error:
                     fault = fault_of(error)
                     refused += fault is not Fault.ROW and len(parts[-1]) == 1

@@ -55,13 +55,14 @@ class Step(NamedTuple):
     attempt: int | None = None
     worker: str | None = None
     error: str | None = None
+    token: int | None = None
 
 
 class Written(NamedTuple):
     """What a handler wrote through its session."""
 
     key: str
-    claims: int
+    token: int
     xid: str
 
 
@@ -70,7 +71,7 @@ class Said(NamedTuple):
 
     key: str
     what: str
-    claims: int
+    token: int
     pid: int
     at: float
 
@@ -206,7 +207,7 @@ def session_effects_happen_once(given: Evidence) -> Iterator[str]:
             yield f"{len(effects[key])} effects through ctx.session of {row}"
     for effect in given.effects:
         end = given.ends.get(effect.key)
-        if end is None or (end.claims, end.xid) != (effect.claims, effect.xid):
+        if end is None or (end.token, end.xid) != (effect.token, effect.xid):
             yield f"{effect} was not committed with the completion, which is {end}"
 
 
@@ -215,11 +216,11 @@ def handlers_end_before_completions(given: Evidence) -> Iterator[str]:
     did: dict[tuple[str, int | None], float] = {}
     for line in given.said:
         if line.what == Word.DID:
-            run = (line.key, line.claims)
+            run = (line.key, line.token)
             did[run] = min(line.at, did.get(run, line.at))
     for key, end in given.ends.items():
         if end.now == JobStatus.COMPLETED:
-            at = did.get((key, end.claims))
+            at = did.get((key, end.token))
             if at is None or at > end.at + TOLERANCE:
                 yield f"completed when the handler of that claim {'never' if at is None else 'not yet'} came to its end: {end}"
 
@@ -230,9 +231,9 @@ TOLERANCE = 0.05
 
 def effects_outside_follow_claims(given: Evidence) -> Iterator[str]:
     """What is done outside the database is done by a claim, and each claim runs a handler once at most."""
-    claimed = {(step.key, step.claims) for step in given.steps if step.now == JobStatus.RUNNING}
+    claimed = {(step.key, step.token) for step in given.steps if step.now == JobStatus.RUNNING}
     for what in Word:
-        runs = Counter((line.key, line.claims) for line in given.said if line.what == what and given.remembered(line))
+        runs = Counter((line.key, line.token) for line in given.said if line.what == what and given.remembered(line))
         for run, times in runs.items():
             if times > 1:
                 yield f"{run} {what} {times} times in one claim"
@@ -284,10 +285,10 @@ _ROWS = """
 """
 _STEPS = """
     SELECT key, n, extract(epoch FROM at)::float8, xid, was, claims_was, rescues_was,
-           extract(epoch FROM lease_was)::float8, now, claims, rescues, attempt, worker, error
+           extract(epoch FROM lease_was)::float8, now, claims, rescues, attempt, worker, error, token
     FROM audit.history WHERE key IS NOT NULL
 """
-_EFFECTS = "SELECT key, claims, xid FROM audit.effect"
+_EFFECTS = "SELECT key, token, xid FROM audit.effect"
 
 
 def collect(
@@ -310,7 +311,7 @@ def read_words(folder: Path) -> list[Said]:
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text().split("\n")[:-1]:
             found = json.loads(line)
-            said.append(Said(found["key"], found["what"], found["claims"], found["pid"], epoch + found["at"]))
+            said.append(Said(found["key"], found["what"], found["token"], found["pid"], epoch + found["at"]))
     return said
 
 

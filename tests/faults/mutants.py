@@ -19,6 +19,7 @@ from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import Change, Event
 from sa_jobqueue.models import Job
 from sa_jobqueue.operations import Answer, Renewal
+from sa_jobqueue.statements.claim import new_token
 from sa_jobqueue.worker import direct
 from sa_jobqueue.worker.unit import Unit
 from tests.faults.workload import registry
@@ -76,7 +77,7 @@ def split_the_claim() -> None:
         seen = list(connection.scalars(due.order_by(_COLUMNS.id).limit(sum(queues.values()))))
         time.sleep(0.01)  # others may look at the same moment
         taken = update(Job.__table__).where(_COLUMNS.id.in_(seen)).values(
-            status="running", claims=_COLUMNS.claims + 1, attempt=_COLUMNS.attempt + 1, worker=worker,
+            status="running", claims=_COLUMNS.claims + 1, claim_token=new_token(), attempt=_COLUMNS.attempt + 1, worker=worker,
             claimed_at=func.now(), lease_expires_at=func.now() + text(f"interval '{lease} s'"),
         )  # fmt: skip
         columns = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,10 +22,10 @@ from tests.support.waiting import wait_until
 # ---- by hand
 
 MADE = Step("k", 1, 100.0, "1", None, None, None, None, "queued", 0, 0, 0)
-TAKEN = Step("k", 2, 101.0, "2", "queued", 0, 0, None, "running", 1, 0, 1)
-ENDED = Step("k", 3, 102.0, "3", "running", 1, 0, 103.0, "completed", 1, 0, 1)
-RESCUED = Step("k", 3, 104.0, "3", "running", 1, 0, 103.0, "queued", 1, 1, 0)
-AGAIN = Step("k", 4, 105.0, "4", "queued", 1, 1, None, "running", 2, 1, 1)
+TAKEN = Step("k", 2, 101.0, "2", "queued", 0, 0, None, "running", 1, 0, 1, token=1)
+ENDED = Step("k", 3, 102.0, "3", "running", 1, 0, 103.0, "completed", 1, 0, 1, token=1)
+RESCUED = Step("k", 3, 104.0, "3", "running", 1, 0, 103.0, "queued", 1, 1, 0, token=1)
+AGAIN = Step("k", 4, 105.0, "4", "queued", 1, 1, None, "running", 2, 1, 1, token=2)
 ROW = Row("k", 1, "tests.faults.workload.write", "completed", 1, 1, 20, 0, False)
 EFFECT = Written("k", 1, "3")
 BEGAN, DID = Said("k", "began", 1, 7, 101.1), Said("k", "did", 1, 7, 101.9)
@@ -34,13 +35,13 @@ WELL = Evidence({"k": Fate.COMMITTED}, [ROW], [MADE, TAKEN, ENDED], [EFFECT], [B
 def test_a_job_that_went_well_gives_no_finding() -> None:
     """Nor does one that was rescued and run once more, with its effect outside the database done twice."""
     assert audit(WELL) == []
-    end = ENDED._replace(n=5, at=106.0, claims_was=2, rescues_was=1, claims=2, rescues=1, lease_was=107.0)
+    end = ENDED._replace(n=5, at=106.0, claims_was=2, rescues_was=1, claims=2, rescues=1, lease_was=107.0, token=2)
     twice = replace(
         WELL,
         rows=[ROW._replace(claims=2, rescues=1)],
         steps=[MADE, TAKEN, RESCUED, AGAIN, end],
-        effects=[EFFECT._replace(claims=2)],
-        said=[BEGAN, DID, BEGAN._replace(claims=2, at=105.1), DID._replace(claims=2, at=105.9)],
+        effects=[EFFECT._replace(token=2)],
+        said=[BEGAN, DID, BEGAN._replace(token=2, at=105.1), DID._replace(token=2, at=105.9)],
     )
     assert audit(twice) == []
     interrupted = RESCUED._replace(at=102.0, error="Interrupted")  # its own worker left
@@ -64,12 +65,12 @@ def test_a_job_that_went_well_gives_no_finding() -> None:
         (auditor.session_effects_happen_once, lambda w: replace(w, effects=[])),
         (auditor.session_effects_happen_once, lambda w: replace(w, effects=[EFFECT, EFFECT])),
         (auditor.session_effects_happen_once, lambda w: replace(w, effects=[EFFECT._replace(xid="4")])),
-        (auditor.session_effects_happen_once, lambda w: replace(w, effects=[EFFECT._replace(claims=2)])),
+        (auditor.session_effects_happen_once, lambda w: replace(w, effects=[EFFECT._replace(token=2)])),
         (auditor.handlers_end_before_completions, lambda w: replace(w, said=[BEGAN])),
-        (auditor.handlers_end_before_completions, lambda w: replace(w, said=[BEGAN, DID._replace(claims=2)])),
+        (auditor.handlers_end_before_completions, lambda w: replace(w, said=[BEGAN, DID._replace(token=2)])),
         (auditor.handlers_end_before_completions, lambda w: replace(w, said=[BEGAN, DID._replace(at=102.1)])),
         (auditor.effects_outside_follow_claims, lambda w: replace(w, said=[BEGAN, BEGAN, DID])),
-        (auditor.effects_outside_follow_claims, lambda w: replace(w, said=[BEGAN, DID, DID._replace(claims=2)])),
+        (auditor.effects_outside_follow_claims, lambda w: replace(w, said=[BEGAN, DID, DID._replace(token=2)])),
         (auditor.counters_stay_in_bounds, lambda w: replace(w, rows=[ROW._replace(attempt=21, claims=21)])),
         (auditor.counters_stay_in_bounds, lambda w: replace(w, rows=[ROW._replace(rescues=13, claims=14)])),
         (auditor.counters_stay_in_bounds, lambda w: replace(w, rows=[ROW._replace(attempt=2)])),
@@ -152,7 +153,7 @@ def test_a_worker_without_the_fence_is_caught(
         zombie.send(signal.SIGSTOP)
         work(stack, database_url, tmp_path, mutant, 1)
         # Not just any job: what is only back in the queue, the zombie completes without harm.
-        wait_until(lambda: any(line.claims > 1 and in_session(line) for line in auditor.read_words(tmp_path)))
+        wait_until(lambda: any(run > 1 and in_session(line) for line, run in runs(tmp_path)))
         zombie.send(signal.SIGCONT)
         found = rules_broken(engine, tmp_path, fates)
         if broken:  # the zombie may be later than the end of the jobs
@@ -176,20 +177,30 @@ def test_a_worker_without_the_fence_is_caught_at_a_job_without_a_session(
         zombie.send(signal.SIGSTOP)
         work(stack, database_url, tmp_path, mutant, 1)
         wait_until(lambda: ("began", 2) in said(tmp_path))
-        workload.let_go(tmp_path, claims=1)
+        workload.let_go(tmp_path, run=1)
         zombie.send(signal.SIGCONT)
         wait_until(lambda: ("did", 1) in said(tmp_path))
         if mutant is None:
             refused = ("came too late", "nothing it writes is kept")  # whichever it hears of first
             wait_until(lambda: any(words in zombie.output for words in refused))
-            workload.let_go(tmp_path, claims=2)
+            workload.let_go(tmp_path, run=2)
         # Broken: the handler of the other one still waits when the job has ended.
         assert rules_broken(engine, tmp_path, fates) == broken
 
 
 def said(folder: Path) -> set[tuple[str, int]]:
-    """What handlers have said so far, and in which claim."""
-    return {(line.what, line.claims) for line in auditor.read_words(folder)}
+    """What handlers have said so far, and in which run of their job."""
+    return {(line.what, run) for line, run in runs(folder)}
+
+
+def runs(folder: Path) -> list[tuple[auditor.Said, int]]:
+    """What handlers have said, each line with the number of its run: 1 for the run of the job that began first."""
+    lines = sorted(auditor.read_words(folder), key=lambda line: line.at)
+    begun: dict[str, list[int]] = defaultdict(list)
+    for line in lines:
+        if line.token not in begun[line.key]:
+            begun[line.key].append(line.token)
+    return [(line, begun[line.key].index(line.token) + 1) for line in lines]
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def vanish(scene: Scene) -> None:
     """A loss that no queue could make good."""
     gone = scene.ask("DELETE FROM sa_jobqueue.job WHERE status IN ('queued', 'running') RETURNING id")
     doubled = scene.ask(
-        "INSERT INTO audit.effect (job_id, claims, key, pid, xid) SELECT job_id, claims, key, pid, xid FROM audit.effect "
+        "INSERT INTO audit.effect (job_id, token, key, pid, xid) SELECT job_id, token, key, pid, xid FROM audit.effect "
         "WHERE job_id IN (SELECT id FROM sa_jobqueue.job WHERE status = 'completed') RETURNING id"
     )
     assert gone

@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import MetaData, create_engine, text
+from sqlalchemy import BigInteger, MetaData, create_engine, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -54,7 +54,7 @@ class Effect(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     job_id: Mapped[int]
-    claims: Mapped[int]
+    token: Mapped[int] = mapped_column(BigInteger)
     key: Mapped[str]
     pid: Mapped[int]
     xid: Mapped[str] = mapped_column(server_default=text("pg_current_xact_id()::text"))
@@ -67,16 +67,16 @@ _OBSERVER = (
         xid text NOT NULL DEFAULT pg_current_xact_id()::text,
         job_id bigint NOT NULL, key text, worker text,
         was text, claims_was integer, rescues_was integer, lease_was timestamptz,
-        now text, claims integer, rescues integer, attempt integer, error text)
+        now text, claims integer, rescues integer, attempt integer, error text, token bigint)
     """,
     """
     CREATE FUNCTION audit.observe() RETURNS trigger LANGUAGE plpgsql AS $body$
     BEGIN
         INSERT INTO audit.history (job_id, key, worker, was, claims_was, rescues_was, lease_was, now, claims, rescues, attempt,
-                                   error)
+                                   error, token)
         VALUES (coalesce(NEW.id, OLD.id), coalesce(NEW.meta, OLD.meta)->>'key', coalesce(NEW.worker, OLD.worker),
                 OLD.status, OLD.claims, OLD.rescues, OLD.lease_expires_at, NEW.status, NEW.claims, NEW.rescues, NEW.attempt,
-                NEW.errors->-1->>'type');
+                NEW.errors->-1->>'type', NEW.claim_token);
         RETURN NULL;
     END
     $body$
@@ -111,16 +111,16 @@ class Word(StrEnum):
     FAILED = "failed"  # on purpose
 
 
-def claims_of(ctx: JobContext | AsyncJobContext) -> int:
-    """Which claim of the job this run is."""
-    return ctx._job.claims
+def token_of(ctx: JobContext | AsyncJobContext) -> int:
+    """Of which claim of the job this is the run."""
+    return ctx._job.claim_token
 
 
 def say(ctx: JobContext | AsyncJobContext, word: Word) -> None:
     """Append a line to this process's file, and return when it is on the disk."""
     # CLOCK_MONOTONIC is the host's: the same in all its processes, and none of their clocks can be wrong.
     line = {
-        "what": word, "job": ctx.job_id, "key": ctx.meta["key"], "claims": claims_of(ctx), "attempt": ctx.attempt,
+        "what": word, "job": ctx.job_id, "key": ctx.meta["key"], "token": token_of(ctx), "attempt": ctx.attempt,
         "pid": os.getpid(), "at": time.monotonic(),
     }  # fmt: skip
     file = os.open(Path(os.environ[FOLDER]) / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -132,7 +132,7 @@ def say(ctx: JobContext | AsyncJobContext, word: Word) -> None:
 
 
 def _effect(ctx: JobContext | AsyncJobContext) -> Effect:
-    return Effect(job_id=ctx.job_id, claims=claims_of(ctx), key=ctx.meta["key"], pid=os.getpid())
+    return Effect(job_id=ctx.job_id, token=token_of(ctx), key=ctx.meta["key"], pid=os.getpid())
 
 
 def _task(function: Any) -> Any:
@@ -201,7 +201,7 @@ def stumble(ctx: JobContext, seconds: float) -> None:
 async def snooze(ctx: AsyncJobContext, seconds: float) -> Snooze | None:
     """Asks for later at its first claim."""
     say(ctx, Word.BEGAN)
-    if claims_of(ctx) == 1:
+    if await ctx.session.scalar(select(Job.claims).where(Job.id == ctx.job_id)) == 1:
         return Snooze(0.2)
     ctx.session.add(_effect(ctx))
     await asyncio.sleep(seconds)
@@ -222,21 +222,21 @@ def doomed(ctx: JobContext, seconds: float) -> None:
 
 @_task
 def held(ctx: JobContext, seconds: float) -> None:
-    """Has no effect in the database, and takes as long as the test wants: until this claim of it is let go."""
+    """Has no effect in the database, and takes as long as the test wants: until this run of it is let go."""
     say(ctx, Word.BEGAN)
-    gate = _gate(Path(os.environ[FOLDER]), claims_of(ctx))
+    gate = _gate(Path(os.environ[FOLDER]), ctx.attempt + ctx._job.rescues)
     while not gate.exists():
         time.sleep(0.01)
     say(ctx, Word.DID)
 
 
-def let_go(folder: Path, *, claims: int) -> None:
-    """Let the handlers of `held` come to their end that wait in this claim."""
-    _gate(folder, claims).touch()
+def let_go(folder: Path, *, run: int) -> None:
+    """Let the handlers of `held` come to their end that wait in this run of it, the first or a later one."""
+    _gate(folder, run).touch()
 
 
-def _gate(folder: Path, claims: int) -> Path:
-    return folder / f"go-{claims}"
+def _gate(folder: Path, run: int) -> Path:
+    return folder / f"go-{run}"
 
 
 #: What is enqueued, and how often compared with the others.

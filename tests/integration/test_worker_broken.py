@@ -355,23 +355,6 @@ def test_an_odd_row_is_rescued(engine: Engine, url: str, registry: Registry, odd
         assert_nothing_leaked(engine, worker)
 
 
-def test_claims_at_the_end_of_integer_still_fence(engine: Engine, url: str, registry: Registry) -> None:
-    """The counter goes on from the other end, so an older claim is still told from a newer one."""
-    (id,) = add(engine, enqueue("runs"))
-    seen: list[int] = []
-
-    @task(registry=registry, name="runs")
-    async def runs(ctx: AsyncJobContext) -> Snooze | None:
-        seen.append((await ctx.session.scalars(select(Job.claims).where(Job.id == ctx.job_id))).one())
-        return Snooze(0) if len(seen) < 3 else None
-
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE sa_jobqueue.job SET claims = 2147483646")
-    with working(url, registry):
-        wait_until(lambda: finished(engine, id), 10)
-    assert len(set(seen)) == 3
-
-
 # ---- the database
 
 

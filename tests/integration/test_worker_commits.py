@@ -129,7 +129,7 @@ def test_whatever_a_completion_says(
 
 
 @pytest.mark.parametrize(
-    "lost", ["claims = claims + 1", "worker = 'another'", "worker = NULL", "status = 'completed'", "status = 'queued'"]
+    "lost", ["claim_token = claim_token + 1", "claim_token = NULL", "status = 'completed'", "status = 'queued'"]
 )
 def test_a_lost_claim_commits_nothing(
     notes: Engine, url: str, made: Callable[..., Registry], said: list[str], caplog: pytest.LogCaptureFixture, lost: str

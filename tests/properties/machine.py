@@ -68,7 +68,7 @@ kept = st.sampled_from([True, True, True, False])
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Subclassed with an `engine` on an emptied database that has a table `effect (job_id, claims)`."""
+    """Subclassed with an `engine` on an emptied database that has a table `effect (job_id, token)`."""
 
     engine: ClassVar[Engine]
     steps: ClassVar[int] = 0
@@ -85,7 +85,7 @@ class QueueMachine(RuleBasedStateMachine):
         #: Every claim that was handed out and whose worker heard of it; some are long lost.
         self.claims: list[tuple[Claim, Rules]] = []
         self.handed: set[tuple[int, int]] = set()
-        #: What each worker believes to hold, as job id -> claims.
+        #: What each worker believes to hold, as job id -> token.
         self.held: dict[str, dict[int, int]] = {name: {} for name in WORKERS}
         #: What somebody found expired, a while ago.
         self.page: list[Expired] = []
@@ -154,21 +154,21 @@ class QueueMachine(RuleBasedStateMachine):
             assert [job.id for job in found] == sorted(wanted, key=self._turn)
             for job in found:
                 model = self.jobs[job.id]
-                expected = model.claim()
+                expected = model.claim(job.claim_token)
                 assert expected is not None
-                assert (job.claims, job.attempt, job.max_attempts, job.rescues, job.queue) == (
-                    expected.claims, expected.attempt, model.max_attempts, expected.rescues, model.queue,
+                assert (job.attempt, job.max_attempts, job.rescues, job.queue) == (
+                    expected.attempt, model.max_attempts, expected.rescues, model.queue,
                 )  # fmt: skip
                 model.worker, model.lapsed = worker, False
         if end == "rolled back":
             return
         for job in found:
-            assert (job.id, job.claims) not in self.handed, "this claim was handed out before"
-            self.handed.add((job.id, job.claims))
+            assert (job.id, job.claim_token) not in self.handed, "this claim was handed out before"
+            self.handed.add((job.id, job.claim_token))
             if end == "known":
-                seen = Claim(job.id, job.claims, job.attempt, job.max_attempts, job.rescues)
+                seen = Claim(job.id, job.claim_token, job.attempt, job.max_attempts, job.rescues)
                 self.claims.append((seen, self.jobs[job.id].rules))
-                self.held[worker][job.id] = job.claims
+                self.held[worker][job.id] = job.claim_token
 
     def _turn(self, id: int) -> tuple[int, int, int]:
         job = self.jobs[id]
@@ -200,7 +200,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.now += 1
         answer = self._apply(change)
         with self.connection.begin() as transaction:
-            self.connection.execute(text("INSERT INTO effect VALUES (:id, :claims)"), {"id": claim.id, "claims": claim.claims})  # fmt: skip
+            self.connection.execute(text("INSERT INTO effect VALUES (:id, :token)"), {"id": claim.id, "token": claim.claim_token})  # fmt: skip
             assert operations.apply_one(self.connection, change) is answer
             if answer is Answer.LOST:
                 transaction.rollback()
@@ -224,7 +224,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _forget(self, changes: dict[int, Change]) -> None:
         for held in self.held.values():
             for id, change in changes.items():
-                if held.get(id) == change.claims:
+                if held.get(id) == change.claim_token:
                     del held[id]
 
     @precondition(lambda self: any(self.held.values()))
@@ -233,7 +233,7 @@ class QueueMachine(RuleBasedStateMachine):
         held = self.held[worker]
         with self.transaction() as connection:
             found = operations.renew(connection, held, lease=60)
-            valid = {id for id, claims in held.items() if self._runs(id, claims)}
+            valid = {id for id, token in held.items() if self._runs(id, token)}
             assert found.lost == held.keys() - valid
             assert found.cancel_requested == {id for id in valid if self.jobs[id].cancel_requested}
             assert operations.cancelled_among(connection, held) == found.cancel_requested
@@ -242,9 +242,9 @@ class QueueMachine(RuleBasedStateMachine):
         for id in found.lost:
             del held[id]
 
-    def _runs(self, id: int, claims: int) -> bool:
+    def _runs(self, id: int, token: int) -> bool:
         job = self.jobs.get(id)
-        return job is not None and job.status is JobStatus.RUNNING and job.claims == claims
+        return job is not None and job.status is JobStatus.RUNNING and job.claim_token == token
 
     @precondition(lambda self: any(self.held.values()))
     @rule(worker=workers)
@@ -259,7 +259,7 @@ class QueueMachine(RuleBasedStateMachine):
         held = self.held[worker]
         with self.transaction() as connection:
             found = operations.release_unknown(connection, worker=worker, known=held.items())
-            unknown = [id for id, job in self.jobs.items() if job.worker == worker and held.get(id) != job.claims]
+            unknown = [id for id, job in self.jobs.items() if job.worker == worker and held.get(id) != job.claim_token]
             self._operated("release", [id for id in unknown if self.jobs[id].release()], found)
 
     # ---- rescue
@@ -273,7 +273,8 @@ class QueueMachine(RuleBasedStateMachine):
             assert [found.claim.id for found in self.page] == sorted(lapsed)
             for found in self.page:
                 job = self.jobs[found.claim.id]
-                assert (found.claim.claims, found.claim.rescues, found.worker) == (job.claims, job.rescues, job.worker)
+                said = (found.claim.claim_token, found.claim.rescues, found.worker)
+                assert said == (job.claim_token, job.rescues, job.worker)
 
     @precondition(lambda self: self.page)
     @rule(outcome=rescues)
@@ -373,8 +374,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert found.keys() == self.jobs.keys()
         for id, row in found.items():
             job = self.jobs[id]
-            assert (row.status, row.claims, row.attempt, row.rescues, row.worker) == (
-                job.status, job.claims, job.attempt, job.rescues, job.worker,
+            assert (row.status, row.claims, row.claim_token, row.attempt, row.rescues, row.worker) == (
+                job.status, job.claims, job.claim_token, job.attempt, job.rescues, job.worker,
             )  # fmt: skip
             assert len(row.errors) == job.errors
             assert (row.cancel_requested_at is not None) == job.cancel_requested

@@ -159,7 +159,7 @@ class Stage:
         return World(
             ids,
             lambda outcome, rules: [decide(one, outcome, rules, random=0.5) for one in claims],
-            {one.id: one.claims for one in claims},
+            {one.id: one.claim_token for one in claims},
         )
 
     def outcome(self, world: World) -> Any:

@@ -67,16 +67,16 @@ BATCHES: dict[str, Callable[[int], object]] = {
     ),
     "apply_changes": lambda n: apply_changes([_change(i) for i in range(n)]),
     "apply_changes_waiting": lambda n: apply_changes([_change(i) for i in range(n)], skip_locked=False),
-    "complete_jobs": lambda n: complete_jobs(ids=range(n), claims=[1] * n, retain=[60.0] * n),
-    "delete_completed": lambda n: delete_completed(ids=range(n), claims=[1] * n),
+    "complete_jobs": lambda n: complete_jobs(ids=range(n), tokens=[1] * n, retain=[60.0] * n),
+    "delete_completed": lambda n: delete_completed(ids=range(n), tokens=[1] * n),
     "complete_jobs_and_claim": lambda n: complete_jobs(
-        ids=range(n), claims=[1] * n, retain=[60.0] * n, claim=claim_jobs(worker="me", queues={"q": n}, lease=60.0)
+        ids=range(n), tokens=[1] * n, retain=[60.0] * n, claim=claim_jobs(worker="me", queues={"q": n}, lease=60.0)
     ),
     "delete_completed_and_claim": lambda n: delete_completed(
-        ids=range(n), claims=[1] * n, claim=claim_jobs(worker="me", queues={"q": n}, lease=60.0)
+        ids=range(n), tokens=[1] * n, claim=claim_jobs(worker="me", queues={"q": n}, lease=60.0)
     ),
-    "renew_leases": lambda n: renew_leases(ids=range(n), claims=[1] * n, lease=60.0),
-    "cancel_requests": lambda n: cancel_requests(ids=range(n), claims=[1] * n),
+    "renew_leases": lambda n: renew_leases(ids=range(n), tokens=[1] * n, lease=60.0),
+    "cancel_requests": lambda n: cancel_requests(ids=range(n), tokens=[1] * n),
     "insert_jobs": lambda n: insert_jobs([_call(i) for i in range(n)]),
     "release_unknown": lambda n: release_jobs(held_by("me", but=[(i, 1) for i in range(n)])),
     "open_gates": lambda n: open_gates(queues=[f"q{i}" for i in range(n)], seconds=5.0),
@@ -84,7 +84,7 @@ BATCHES: dict[str, Callable[[int], object]] = {
 
 #: All others.
 SINGLE: dict[str, Callable[[], object]] = {
-    "complete_job": lambda: complete_job(id=1, claims=1, retain=60.0),
+    "complete_job": lambda: complete_job(id=1, token=1, retain=60.0),
     "attest_uptime": lambda: attest_uptime(lease=60.0, outage=30.0),
     "expired_leases": lambda: expired_leases(after=5, limit=50),
     "cancel_jobs": lambda: cancel_jobs(Job.queue == "mail", Job.is_scheduled),

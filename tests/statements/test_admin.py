@@ -356,7 +356,7 @@ def test_a_wrong_delay_is_refused(delay: Any) -> None:
 
 def test_a_worker_releases_what_it_does_not_know_of(connection: Connection) -> None:
     """After a commit whose answer was lost, rows may bear its id that it never heard of."""
-    known, unknown = make_jobs(connection, 2, "running", worker="me", claims=3)
+    known, unknown = make_jobs(connection, 2, "running", worker="me", claim_token=3)
     foreign = make_job(connection, "running", worker="you")
     nobody = make_job(connection, "running", worker=None)
 
@@ -366,6 +366,17 @@ def test_a_worker_releases_what_it_does_not_know_of(connection: Connection) -> N
     assert statuses(connection) == {
         known: "queued", unknown: "queued", foreign: "running", nobody: "running",
     }  # fmt: skip
+
+
+def test_a_worker_releases_what_bears_the_number_of_a_job_that_it_knew(connection: Connection) -> None:
+    """The job that it knows is gone, its number was given again, and the answer to the claim of that job was lost."""
+    one = make_job(connection)
+    (known,) = operations.claim(connection, worker="me", queues={"default": 1}, lease=60)
+    connection.execute(TABLE.delete())
+    make_job(connection, id=one)
+    operations.claim(connection, worker="me", queues={"default": 1}, lease=60)
+
+    assert operations.release_unknown(connection, worker="me", known=[(one, known.claim_token)]) == [one]
 
 
 # ---- prune

@@ -180,10 +180,10 @@ def test_an_empty_batch_writes_nothing(connection: Connection) -> None:
 
 @pytest.mark.parametrize("one", [2**31, 2**63 - 1])
 def test_ids_and_fences_use_their_whole_width(connection: Connection, one: int) -> None:
-    """bigint and integer."""
-    make_job(connection, "running", id=one, claims=2**31 - 1)
+    """bigint."""
+    make_job(connection, "running", id=one, claim_token=2**63 - 1)
 
-    assert apply(connection, completed(one, 2**31 - 1)) == {one: APPLIED}
+    assert apply(connection, completed(one, 2**63 - 1)) == {one: APPLIED}
 
 
 # ---- how long it is kept
@@ -316,7 +316,7 @@ def test_errors_of_a_wrong_shape_are_replaced(connection: Connection, wrong: obj
 @pytest.mark.parametrize("status", sorted(set(JobStatus) - {JobStatus.RUNNING}))
 def test_a_job_that_does_not_run_is_lost(connection: Connection, status: str) -> None:
     """Nothing is written to it."""
-    one = make_job(connection, status, claims=1)
+    one = make_job(connection, status, claim_token=1)
     before = row(connection, one)
 
     assert apply(connection, completed(one)) == {one: LOST}
@@ -325,16 +325,16 @@ def test_a_job_that_does_not_run_is_lost(connection: Connection, status: str) ->
 
 def test_a_job_that_was_claimed_again_is_lost(connection: Connection) -> None:
     """A snooze gave the attempt back, so both claims are attempt 1: only `claims` tells them apart."""
-    one = make_job(connection, "running", claims=2, attempt=1)
+    one = make_job(connection, "running", claim_token=2, attempt=1)
 
-    assert apply(connection, completed(one, claims=1)) == {one: LOST}
-    assert apply(connection, completed(one, claims=2)) == {one: APPLIED}
+    assert apply(connection, completed(one, claim_token=1)) == {one: LOST}
+    assert apply(connection, completed(one, claim_token=2)) == {one: APPLIED}
 
 
 @pytest.mark.parametrize("retain", [60.0, 0.0])
 def test_two_claims_of_one_job_are_answered_each(connection: Connection, retain: float) -> None:
     """A zombie and the run after it, in one batch."""
-    one = make_job(connection, "running", claims=2)
+    one = make_job(connection, "running", claim_token=2)
 
     found = connection.execute(
         apply_changes([completed(one, 1, retain=retain), completed(one, 2, retain=retain)])
@@ -367,11 +367,11 @@ def test_a_row_that_somebody_has_locked_is_answered_so(connection: Connection, o
 
 def test_a_locked_row_that_is_lost_already_is_lost(connection: Connection, other: Connection) -> None:
     """There is nothing to try again."""
-    one = make_job(connection, "running", claims=2)
+    one = make_job(connection, "running", claim_token=2)
     connection.commit()
     other.execute(select(TABLE.c.id).where(TABLE.c.id == one).with_for_update())
 
-    assert apply(connection, completed(one, claims=1)) == {one: LOST}
+    assert apply(connection, completed(one, claim_token=1)) == {one: LOST}
 
 
 @pytest.mark.parametrize("change", [completed(1), completed(1, retain=0.0), completed(1, result="1")])
@@ -393,11 +393,11 @@ def test_in_the_transaction_of_its_handler_a_change_does_what_it_does_in_a_batch
     connection: Connection, change: Change
 ) -> None:
     """To the row, and in its answer."""
-    one, two, three = (make_job(connection, "running", claims=2) for _ in range(3))
+    one, two, three = (make_job(connection, "running", claim_token=2) for _ in range(3))
 
-    assert operations.apply_one(connection, change._replace(id=one, claims=2)) is APPLIED
-    assert apply(connection, change._replace(id=two, claims=2)) == {two: APPLIED}
-    assert operations.apply_one(connection, change._replace(id=three, claims=1)) is LOST
+    assert operations.apply_one(connection, change._replace(id=one, claim_token=2)) is APPLIED
+    assert apply(connection, change._replace(id=two, claim_token=2)) == {two: APPLIED}
+    assert operations.apply_one(connection, change._replace(id=three, claim_token=1)) is LOST
 
     found = {id: connection.execute(select(TABLE).where(TABLE.c.id == id)).one_or_none() for id in (one, two, three)}
     mine, batch = (None if found[id] is None else found[id]._asdict() for id in (one, two))

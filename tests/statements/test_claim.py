@@ -9,9 +9,10 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import Connection, func, select, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from sa_jobqueue import operations
+from sa_jobqueue.compiled import Compiled
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job
@@ -44,7 +45,7 @@ def test_a_claim_takes_a_due_job_and_says_all_about_it(connection: Connection) -
     assert after.lease_expires_at - after.claimed_at == timedelta(seconds=60)
     assert after.claimed_at == connection.scalar(select(func.now()))
     assert job == (
-        one, 6, "default", "greet", 6, after.run_at.timestamp(), 3, 7, 1, '{"name": "Zoë"}', '{"tags": [1]}',
+        one, after.claim_token, "default", "greet", 6, after.run_at.timestamp(), 3, 7, 1, '{"name": "Zoë"}', '{"tags": [1]}',
         after.created_at.timestamp(),
     )  # fmt: skip
 
@@ -195,7 +196,7 @@ def test_a_job_that_an_operator_has_locked_waits_for_the_next_claim(connection: 
 
 
 def test_a_job_that_went_away_and_came_back_is_claimed_as_it_is(connection: Connection, other: Connection) -> None:
-    """The fence counts on: two claims never share a number."""
+    """Its claims are counted, and each has a token of its own."""
     make_job(connection)
     connection.commit()
     (first,) = claim(other)
@@ -204,7 +205,26 @@ def test_a_job_that_went_away_and_came_back_is_claimed_as_it_is(connection: Conn
 
     (second,) = claim(connection)
 
-    assert (first.claims, second.claims) == (1, 2)
+    assert row(connection, second.id).claims == 2
+    assert first.claim_token != second.claim_token == row(connection, second.id).claim_token
+
+
+def test_a_statement_that_is_executed_again_draws_another_token(connection: Connection) -> None:
+    """For an application's own worker, which may build it once."""
+    statement = claim_jobs(worker="me", queues={"default": 1}, lease=60)
+    make_jobs(connection, 2)
+
+    (first,), (second,) = (connection.execute(statement).all() for _ in range(2))
+
+    assert first.claim_token != second.claim_token
+
+
+def test_a_compiled_claim_wants_a_token_each_time(connection: Connection) -> None:
+    """It keeps the parameters that it was built with, but for this one."""
+    compiled = Compiled(claim_jobs(worker="me", queues={"default": 1}, lease=60))
+
+    with pytest.raises(ProgrammingError, match="by_token"):
+        compiled.rows(connection, {})
 
 
 # ---- resume points

@@ -29,6 +29,7 @@ from sa_jobqueue.statements import (
     renew_leases,
     retry_jobs,
 )
+from sa_jobqueue.statements import claim as claiming
 from tests.support.factory import completed, make_job
 
 ELSEWHERE = 'other "schema, 100%s'
@@ -39,7 +40,7 @@ CALL = Call("greet", '{"name": "Zoë"}', "default", 4, 10, timedelta(0), "{}")
 LIFE: list[tuple[str, Any, object]] = [
     ("insert", lambda: insert_jobs([CALL, CALL, CALL]), [1, 2, 3]),
     ("claim", lambda: claim_jobs(worker="me", queues={"default": 2}, lease=60), [1, 2]),
-    ("renew", lambda: renew_leases(ids=[1, 2], claims=[1, 1], lease=0), [1, 2]),
+    ("renew", lambda: renew_leases(ids=[1, 2], tokens=[1, 1], lease=0), [1, 2]),
     ("apply", lambda: apply_changes([completed(1)]), [1]),
     ("cancel", lambda: cancel_jobs(Job.id == 2), [2]),
     ("release", lambda: release_jobs(Job.id == 2), [2]),
@@ -49,6 +50,12 @@ LIFE: list[tuple[str, Any, object]] = [
     ("count", count_jobs, ["default"]),
     ("prune", lambda: prune_jobs(Job.id > 1), [2, 3]),
 ]
+
+
+@pytest.fixture(autouse=True)
+def known_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims whose token `completed` knows."""
+    monkeypatch.setattr(claiming, "new_token", lambda: 1)
 
 
 def check(name: str, found: list[Any], wanted: object) -> None:

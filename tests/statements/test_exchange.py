@@ -33,9 +33,9 @@ def test_what_has_ended_is_finished_and_what_is_due_is_claimed(connection: Conne
     answers, jobs = exchange(connection, [completed(one, retain=retain) for one in done], default=10)
 
     assert answers == dict.fromkeys(done, Answer.APPLIED)
-    assert [(job.id, job.args, job.attempt, job.claims) for job in jobs] == [
-        (high, '{"n": 2}', 1, 1),
-        (low, '{"n": 1}', 1, 1),
+    assert [(job.id, job.args, job.attempt) for job in jobs] == [
+        (high, '{"n": 2}', 1),
+        (low, '{"n": 1}', 1),
     ]
     assert {row(connection, one).status for one in (low, high)} == {JobStatus.RUNNING}
     if retain == KEPT:
@@ -58,22 +58,21 @@ def test_either_half_may_find_nothing(connection: Connection, retain: float) -> 
 
 @pytest.mark.parametrize("retain", [KEPT, DELETED])
 def test_no_answer_for_what_was_not_written(connection: Connection, other: Connection, retain: float) -> None:
-    """Another's claim, another worker's job, a row that is locked, one that is gone: left to the general statement."""
-    mine, newer, elsewhere, locked, gone = make_jobs(connection, 5, "running")
-    connection.execute(TABLE.update().where(TABLE.c.id == newer).values(claims=2))
-    connection.execute(TABLE.update().where(TABLE.c.id == elsewhere).values(worker="another"))
+    """Another's claim, a row that is locked, one that is gone: left to the general statement."""
+    mine, newer, locked, gone = make_jobs(connection, 4, "running")
+    connection.execute(TABLE.update().where(TABLE.c.id == newer).values(claim_token=2))
     connection.execute(TABLE.delete().where(TABLE.c.id == gone))
     due = make_job(connection)
     connection.commit()
     other.execute(select(TABLE.c.id).where(TABLE.c.id == locked).with_for_update())
-    changes = [completed(one, retain=retain) for one in (mine, newer, elsewhere, locked, gone)]
+    changes = [completed(one, retain=retain) for one in (mine, newer, locked, gone)]
 
     answers, jobs = exchange(connection, changes, default=10)
 
     assert answers == {mine: Answer.APPLIED}
     assert [job.id for job in jobs] == [due]
-    left = operations.apply(connection, changes[1:], worker="somebody")
-    assert left == {newer: Answer.LOST, elsewhere: Answer.LOST, locked: Answer.LOCKED, gone: Answer.LOST}
+    left = operations.apply(connection, changes[1:])
+    assert left == {newer: Answer.LOST, locked: Answer.LOCKED, gone: Answer.LOST}
 
 
 def test_neither_half_is_done_without_the_other(connection: Connection) -> None:
@@ -132,7 +131,7 @@ def test_it_is_the_same_where_somebody_listens(connection: Connection, retain: f
     assert [set(answers) for answers, _ in (first, second)] == [{done[0]}, {done[1]}]
     (one,), (two,) = first[1], second[1]
     assert [one.id, two.id] == due
-    assert one._replace(id=0) == two._replace(id=0)
+    assert one._replace(id=0, claim_token=0) == two._replace(id=0, claim_token=0)
     assert [type(value) for value in one] == [type(value) for value in two]
 
 

@@ -56,7 +56,7 @@ def test_a_lease_that_has_run_out_can_be_renewed_until_somebody_rescues(connecti
 @pytest.mark.parametrize("status", sorted(set(JobStatus) - {JobStatus.RUNNING}))
 def test_what_does_not_run_is_lost(connection: Connection, status: str) -> None:
     """And gets no lease."""
-    one = make_job(connection, status, claims=1)
+    one = make_job(connection, status, claim_token=1)
 
     assert operations.renew(connection, {one: 1}, lease=90.0).lost == {one}
     assert row(connection, one).lease_expires_at is None
@@ -64,7 +64,7 @@ def test_what_does_not_run_is_lost(connection: Connection, status: str) -> None:
 
 def test_a_claim_of_somebody_else_is_not_renewed(connection: Connection) -> None:
     """Also where `worker` is the same: a worker that slept may have claimed it anew."""
-    one = make_job(connection, "running", claims=2, lease_expires_at=timedelta(seconds=3))
+    one = make_job(connection, "running", claim_token=2, lease_expires_at=timedelta(seconds=3))
 
     renewal = operations.renew(connection, {one: 1, 999: 1}, lease=90.0)
 
@@ -74,9 +74,9 @@ def test_a_claim_of_somebody_else_is_not_renewed(connection: Connection) -> None
 
 def test_two_claims_of_one_job_are_answered_each(connection: Connection) -> None:
     """The zombie's is lost, the other renewed."""
-    one = make_job(connection, "running", claims=2)
+    one = make_job(connection, "running", claim_token=2)
 
-    found = connection.execute(renew_leases(ids=[one, one], claims=[1, 2], lease=60)).all()
+    found = connection.execute(renew_leases(ids=[one, one], tokens=[1, 2], lease=60)).all()
 
     assert sorted(found) == [(one, 1, "lost", False), (one, 2, "applied", False)]
 

@@ -47,13 +47,13 @@ class Pair:
         self.claims: list[Claim] = []
 
     def claim(self, _: None) -> None:
-        wanted = self.model.claim()
         found = operations.claim(self.connection, worker="me", queues={"default": 3}, lease=60)
+        wanted = self.model.claim(found[0].claim_token if found else None)
         assert [job.id for job in found] == ([self.id] if wanted else [])
         for job in found:
-            self.claims.append(Claim(job.id, job.claims, job.attempt, job.max_attempts, job.rescues))
+            self.claims.append(Claim(job.id, job.claim_token, job.attempt, job.max_attempts, job.rescues))
             assert wanted is not None
-            assert (job.claims, job.attempt, job.rescues) == (wanted.claims, wanted.attempt, wanted.rescues)
+            assert (job.attempt, job.rescues) == (wanted.attempt, wanted.rescues)
 
     def end(self, drawn: Any) -> None:
         """The last claim ends, or the one before it, which is lost."""
@@ -89,8 +89,8 @@ class Pair:
         assert (row is None) == model.deleted
         if row is None:
             return
-        assert (row.status, row.claims, row.attempt, row.rescues) == (
-            model.status, model.claims, model.attempt, model.rescues,
+        assert (row.status, row.claims, row.claim_token, row.attempt, row.rescues) == (
+            model.status, model.claims, model.claim_token, model.attempt, model.rescues,
         )  # fmt: skip
         assert len(row.errors) == model.errors
         assert (row.cancel_requested_at is not None) == model.cancel_requested

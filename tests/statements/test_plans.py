@@ -29,7 +29,7 @@ ROWS = 200_000
 #: priorities.
 FILL = f"""
     INSERT INTO sa_jobqueue.job (
-        id, queue, task, priority, run_at, status, claims, attempt, lease_expires_at, finished_at, purge_at
+        id, queue, task, priority, run_at, status, claim_token, attempt, lease_expires_at, finished_at, purge_at
     )
     SELECT
         n,
@@ -89,12 +89,12 @@ def prepare(connection: Connection) -> Statements:
         claim_but=one(claim_jobs(worker="me", queues={"none": ROWS}, lease=60.0, but=[2 * ROWS])),
         claim_listed=one(claim_listed(ids=[2 * ROWS], worker="me", lease=60.0)),
         apply=one(apply_changes([completed(2 * ROWS)])),
-        complete=one(complete_jobs(ids=[2 * ROWS], claims=[1], retain=[60.0])),
-        delete=one(delete_completed(ids=[2 * ROWS], claims=[1])),
-        exchange=one(complete_jobs(ids=[2 * ROWS], claims=[1], retain=[60.0], claim=nothing)),
-        exchange_deleted=one(delete_completed(ids=[2 * ROWS], claims=[1], claim=nothing)),
-        renew=one(renew_leases(ids=[2 * ROWS], claims=[1], lease=60.0)),
-        cancelled=one(cancel_requests(ids=[2 * ROWS], claims=[1])),
+        complete=one(complete_jobs(ids=[2 * ROWS], tokens=[1], retain=[60.0])),
+        delete=one(delete_completed(ids=[2 * ROWS], tokens=[1])),
+        exchange=one(complete_jobs(ids=[2 * ROWS], tokens=[1], retain=[60.0], claim=nothing)),
+        exchange_deleted=one(delete_completed(ids=[2 * ROWS], tokens=[1], claim=nothing)),
+        renew=one(renew_leases(ids=[2 * ROWS], tokens=[1], lease=60.0)),
+        cancelled=one(cancel_requests(ids=[2 * ROWS], tokens=[1])),
         expired=one(expired_leases()),
         prune=one(prune_jobs(limit=0)),
     )
@@ -243,11 +243,11 @@ def test_applying_what_is_lost_reads_no_more(statements: Statements, size: int) 
     assert plan.blocks <= 100 + size * 40, plan
 
 
-@pytest.mark.parametrize("claims", [1, 9])
+@pytest.mark.parametrize("token", [1, 9])
 @pytest.mark.parametrize("size", [1, 10, 100])
-def test_renewing_reads_what_is_held(statements: Statements, size: int, claims: int) -> None:
+def test_renewing_reads_what_is_held(statements: Statements, size: int, token: int) -> None:
     """Held still, or lost."""
-    parameters = {"lease_ids": RUNNING[:size], "lease_claims": [claims] * size, "lease_seconds": 60.0}
+    parameters = {"lease_ids": RUNNING[:size], "lease_tokens": [token] * size, "lease_seconds": 60.0}
 
     plan = statements.renew.explain(parameters)
 
@@ -258,7 +258,7 @@ def test_renewing_reads_what_is_held(statements: Statements, size: int, claims: 
 
 def test_asking_for_cancels_reads_what_is_held(statements: Statements) -> None:
     """It is asked often."""
-    plan = statements.cancelled.explain({"lease_ids": RUNNING, "lease_claims": [1] * 100})
+    plan = statements.cancelled.explain({"lease_ids": RUNNING, "lease_tokens": [1] * 100})
 
     assert_by(plan, "job_running_idx", "job_pkey")
     assert plan.blocks <= 100 + 100 * 10, plan
@@ -297,13 +297,13 @@ def test_completing_by_the_function_reads_what_it_writes(databases: Databases) -
     engine = create_engine(databases.create(name))
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO sa_jobqueue.job (task, status, worker, claims) "
-            "SELECT 'a_task', 'running', 'me', 1 FROM generate_series(1, 20)"
+            "INSERT INTO sa_jobqueue.job (task, status, claim_token) "
+            "SELECT 'a_task', 'running', 1 FROM generate_series(1, 20)"
         )
     vacuum(engine)
     with engine.begin() as connection:
         for id in range(1, 21):
-            connection.exec_driver_sql(f"SELECT sa_jobqueue.complete_job({id}, 1, 60, 'me')")
+            connection.exec_driver_sql(f"SELECT sa_jobqueue.complete_job({id}, 1, 60)")
         read = "SELECT seq_scan, idx_scan FROM pg_stat_xact_user_tables WHERE relid = 'sa_jobqueue.job'::regclass"
         assert connection.exec_driver_sql(read).one() == (0, 20)
     engine.dispose()
@@ -313,8 +313,8 @@ def test_completing_by_the_function_reads_what_it_writes(databases: Databases) -
 #: What a first draft would look like.
 UPDATE_FROM = text(
     "UPDATE sa_jobqueue.job SET lease_expires_at = now() "
-    "FROM unnest(CAST(:ids AS bigint[]), CAST(:claims AS integer[])) AS held(id, claims) "
-    "WHERE job.id = held.id AND job.claims = held.claims AND job.status = 'running'"
+    "FROM unnest(CAST(:ids AS bigint[]), CAST(:tokens AS bigint[])) AS held(id, token) "
+    "WHERE job.id = held.id AND job.claim_token = held.token AND job.status = 'running'"
 )
 
 
@@ -328,13 +328,13 @@ def test_the_pins_can_fail(databases: Databases) -> None:
         naive = Prepared(
             connection,
             UPDATE_FROM,
-            {"ids": [1], "claims": [1]},
+            {"ids": [1], "tokens": [1]},
         )
         driver_of(connection).commit()
         with engine.begin() as filling:
             filling.exec_driver_sql(FILL)
 
-        plan = naive.explain({"ids": RUNNING, "claims": [1] * 100})
+        plan = naive.explain({"ids": RUNNING, "tokens": [1] * 100})
 
     with pytest.raises(AssertionError):
         assert_by(plan, "job_running_idx", "job_pkey")

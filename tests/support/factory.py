@@ -26,6 +26,7 @@ _JSON = ("args", "meta", "errors", "result")
 def _implied(status: JobStatus) -> dict[str, Any]:
     if status is JobStatus.RUNNING:
         return {
+            "claim_token": 1,
             "claims": 1,
             "attempt": 1,
             "worker": "somebody",
@@ -34,6 +35,7 @@ def _implied(status: JobStatus) -> dict[str, Any]:
         }
     if status in FINISHED:
         return {
+            "claim_token": 1,
             "claims": 1,
             "attempt": 1,
             "worker": "somebody",
@@ -101,7 +103,7 @@ def exists(connection: Connection, id: int) -> bool:
 def seen(connection: Connection, id: int) -> Seen:
     """What a claim of the job as it is now would have seen."""
     job = row(connection, id)
-    return Seen(job.id, job.claims, job.attempt, job.max_attempts, job.rescues)
+    return Seen(job.id, job.claim_token, job.attempt, job.max_attempts, job.rescues)
 
 
 def change(connection: Connection, id: int, outcome: Outcome, rules: Rules | None = None) -> Change:
@@ -109,9 +111,11 @@ def change(connection: Connection, id: int, outcome: Outcome, rules: Rules | Non
     return decide(seen(connection, id), outcome, rules or Rules(), random=0.5)
 
 
-def completed(id: int, claims: int = 1, **fields: Any) -> Change:
+def completed(id: int, claim_token: int = 1, **fields: Any) -> Change:
     """A plain completion."""
-    return Change(id, claims, Event.COMPLETE, JobStatus.COMPLETED, JobStatus.COMPLETED, **{"retain": 60.0, **fields})
+    return Change(
+        id, claim_token, Event.COMPLETE, JobStatus.COMPLETED, JobStatus.COMPLETED, **{"retain": 60.0, **fields}
+    )
 
 
 def users_table(connection: Connection, *, deferred: bool = False) -> None:

@@ -20,6 +20,7 @@ class ModelJob:
     rules: Rules = field(default_factory=Rules)
     status: JobStatus = JobStatus.QUEUED
     claims: int = 0
+    claim_token: int | None = None
     attempt: int = 0
     rescues: int = 0
     errors: int = 0
@@ -31,13 +32,15 @@ class ModelJob:
     def can(self, event: Event) -> bool:
         return not self.deleted and self.status in sources(event)
 
-    def claim(self) -> Claim | None:
+    def claim(self, token: int | None = None) -> Claim | None:
+        """`token`: the claim's; by default the number of claims."""
         if not (self.can(Event.CLAIM) and self.due):
             return None
         self._go(Event.CLAIM)
         self.claims += 1
         self.attempt += 1
-        return Claim(1, self.claims, self.attempt, self.max_attempts, self.rescues)
+        self.claim_token = self.claims if token is None else token
+        return Claim(1, self.claim_token, self.attempt, self.max_attempts, self.rescues)
 
     def end(self, claim: Claim, outcome: Outcome, *, random: float = 0.5) -> Change:
         """Decide and apply, behind the fence."""
@@ -46,7 +49,7 @@ class ModelJob:
         return change
 
     def apply(self, change: Change) -> bool:
-        if self.deleted or self.status is not JobStatus.RUNNING or self.claims != change.claims:
+        if self.deleted or self.status is not JobStatus.RUNNING or self.claim_token != change.claim_token:
             return False
         if change.status is JobStatus.COMPLETED and change.retain == 0:
             self.deleted = True

@@ -48,7 +48,7 @@ COMPLETED, FAILED, CANCELLED = JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.
 
 
 def claimed(attempt: int = 1, max_attempts: int = 3, rescues: int = 0) -> Claim:
-    return Claim(id=7, claims=4, attempt=attempt, max_attempts=max_attempts, rescues=rescues)
+    return Claim(id=7, claim_token=4, attempt=attempt, max_attempts=max_attempts, rescues=rescues)
 
 
 def again(event: Event, **fields: object) -> Change:
@@ -237,7 +237,7 @@ def test_sources_come_in_the_order_of_the_life_cycle() -> None:
 claims = st.builds(
     Claim,
     id=st.integers(1, 2**63 - 1),
-    claims=st.integers(1, 2**31 - 1),
+    claim_token=st.integers(0, 2**63 - 1),
     attempt=st.integers(1, 32_767),
     max_attempts=st.integers(1, 32_767),
     rescues=st.integers(0, 32_767),
@@ -250,7 +250,7 @@ def test_a_change_is_always_in_the_table(claim: Claim, outcome: Outcome, rules: 
     change = decide(claim, outcome, rules, random=random)
 
     assert TRANSITIONS[RUNNING, change.event] is change.status
-    assert (change.id, change.claims) == (claim.id, claim.claims)
+    assert (change.id, change.claim_token) == (claim.id, claim.claim_token)
     if change.status in FINISHED:
         assert change.if_cancelled is change.status
         assert (change.delay, change.attempt) == (0, 0)
@@ -306,7 +306,7 @@ class Life(RuleBasedStateMachine):
 
     def _end(self, claim: Claim, outcome: Outcome) -> None:
         before = (self.job.status, self.job.claims)
-        valid = before == (RUNNING, claim.claims) and not self.job.deleted
+        valid = before == (RUNNING, claim.claim_token) and not self.job.deleted
         change = self.job.end(claim, outcome)
         if not valid:
             assert (self.job.status, self.job.claims) == before

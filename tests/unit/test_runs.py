@@ -50,7 +50,7 @@ def nothing() -> None:
 def flight(task: AnyTask, number: int = 1) -> Flight:
     now = datetime.now(UTC)
     values: dict[str, Any] = {
-        "id": number, "claims": 1, "queue": "default", "task": task.name, "priority": 4, "run_at": now.timestamp(), "attempt": 1,
+        "id": number, "claim_token": 1, "queue": "default", "task": task.name, "priority": 4, "run_at": now.timestamp(), "attempt": 1,
         "max_attempts": 10, "rescues": 0, "args": "{}", "meta": "{}", "created_at": now.timestamp(),
     }  # fmt: skip
     return Flight(ClaimedJob(**values), task)

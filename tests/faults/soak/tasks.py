@@ -24,7 +24,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, MetaData, Table, create_engine, insert
+from sqlalchemy import BigInteger, Column, MetaData, Table, bindparam, create_engine, insert, select
 from sqlalchemy.schema import CreateSchema
 
 from sa_jobqueue import AsyncJobContext, Call, Job, JobContext, JobStatus, Registry, RetryPolicy, Snooze, enqueue, task
@@ -82,6 +82,9 @@ def read_runs(folder: Path) -> array[int]:
     for file in sorted(folder.glob("*.runs")):
         runs.frombytes(file.read_bytes())
     return runs
+
+
+_CLAIMS = select(Job.claims).where(Job.id == bindparam("id"))
 
 
 def _effect(number: int) -> Any:
@@ -153,7 +156,7 @@ def doomed(ctx: JobContext, number: int) -> None:
 async def snooze(ctx: AsyncJobContext, number: int, seconds: float) -> Snooze | None:
     """Asks for later at its first claims."""
     _ran(number)
-    if ctx._job.claims <= SNOOZES:
+    if (await ctx.session.scalars(_CLAIMS, {"id": ctx.job_id})).one() <= SNOOZES:
         return Snooze(seconds)
     await ctx.session.execute(_effect(number))
     return None

@@ -11,7 +11,7 @@ WITH locked AS MATERIALIZED (
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.id = any(array((
             SELECT change.id
-            FROM unnest(CAST(%(change_ids)s::VARCHAR AS BIGINT[]), CAST(%(change_claims)s::VARCHAR AS INTEGER[]), CAST(%(change_status)s::VARCHAR AS TEXT[]), CAST(%(change_if_cancelled)s::VARCHAR AS TEXT[]), CAST(%(change_delay)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_attempt)s::VARCHAR AS SMALLINT[]), CAST(%(change_rescues)s::VARCHAR AS SMALLINT[]), CAST(%(change_error)s::VARCHAR AS TEXT[]), CAST(%(change_result)s::VARCHAR AS TEXT[]), CAST(%(change_retain)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_expired)s::VARCHAR AS BOOLEAN[])) AS change(id, claims, status, if_cancelled, delay, attempt, rescues, error, result, retain, expired)
+            FROM unnest(CAST(%(change_ids)s::VARCHAR AS BIGINT[]), CAST(%(change_tokens)s::VARCHAR AS BIGINT[]), CAST(%(change_status)s::VARCHAR AS TEXT[]), CAST(%(change_if_cancelled)s::VARCHAR AS TEXT[]), CAST(%(change_delay)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_attempt)s::VARCHAR AS SMALLINT[]), CAST(%(change_rescues)s::VARCHAR AS SMALLINT[]), CAST(%(change_error)s::VARCHAR AS TEXT[]), CAST(%(change_result)s::VARCHAR AS TEXT[]), CAST(%(change_retain)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_expired)s::VARCHAR AS BOOLEAN[])) AS change(id, claim_token, status, if_cancelled, delay, attempt, rescues, error, result, retain, expired)
             WHERE change.status = 'completed'
             AND change.retain = 0
         )
@@ -23,7 +23,7 @@ WITH locked AS MATERIALIZED (
     deleted AS (
     DELETE
     FROM sa_jobqueue.job
-    USING unnest(CAST(%(change_ids)s::VARCHAR AS BIGINT[]), CAST(%(change_claims)s::VARCHAR AS INTEGER[]), CAST(%(change_status)s::VARCHAR AS TEXT[]), CAST(%(change_if_cancelled)s::VARCHAR AS TEXT[]), CAST(%(change_delay)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_attempt)s::VARCHAR AS SMALLINT[]), CAST(%(change_rescues)s::VARCHAR AS SMALLINT[]), CAST(%(change_error)s::VARCHAR AS TEXT[]), CAST(%(change_result)s::VARCHAR AS TEXT[]), CAST(%(change_retain)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_expired)s::VARCHAR AS BOOLEAN[])) AS change(id, claims, status, if_cancelled, delay, attempt, rescues, error, result, retain, expired)
+    USING unnest(CAST(%(change_ids)s::VARCHAR AS BIGINT[]), CAST(%(change_tokens)s::VARCHAR AS BIGINT[]), CAST(%(change_status)s::VARCHAR AS TEXT[]), CAST(%(change_if_cancelled)s::VARCHAR AS TEXT[]), CAST(%(change_delay)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_attempt)s::VARCHAR AS SMALLINT[]), CAST(%(change_rescues)s::VARCHAR AS SMALLINT[]), CAST(%(change_error)s::VARCHAR AS TEXT[]), CAST(%(change_result)s::VARCHAR AS TEXT[]), CAST(%(change_retain)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_expired)s::VARCHAR AS BOOLEAN[])) AS change(id, claim_token, status, if_cancelled, delay, attempt, rescues, error, result, retain, expired)
     WHERE sa_jobqueue.job.id = any(array((
             SELECT leaving.id
             FROM leaving
@@ -35,14 +35,14 @@ WITH locked AS MATERIALIZED (
         )
     ))
     AND sa_jobqueue.job.id = change.id
-    AND sa_jobqueue.job.claims = change.claims
-    AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR)
+    AND sa_jobqueue.job.claim_token IS NOT DISTINCT
+    FROM change.claim_token
     AND sa_jobqueue.job.status = 'running'
     AND (NOT change.expired OR sa_jobqueue.job.lease_expires_at IS NULL OR sa_jobqueue.job.lease_expires_at <= now())
     AND change.status = 'completed'
     AND change.retain = 0
     RETURNING sa_jobqueue.job.id,
-        sa_jobqueue.job.claims
+        sa_jobqueue.job.claim_token
 ),
     updated AS (
     UPDATE sa_jobqueue.job
@@ -55,36 +55,38 @@ WITH locked AS MATERIALIZED (
         rescues=least(CAST(sa_jobqueue.job.rescues AS INTEGER) + change.rescues, 32767),
         errors=CASE WHEN (change.error IS NULL) THEN sa_jobqueue.job.errors ELSE CASE WHEN (jsonb_typeof(sa_jobqueue.job.errors) != 'array') THEN '[]'::jsonb WHEN (jsonb_array_length(sa_jobqueue.job.errors) >= 20) THEN jsonb_path_query_array(sa_jobqueue.job.errors, '$[last - 18 to last]'::jsonpath) ELSE sa_jobqueue.job.errors END || jsonb_build_array(CAST(change.error AS JSONB) || jsonb_build_object('at', statement_timestamp(), 'attempt', sa_jobqueue.job.attempt)) END,
         result=CAST(change.result AS JSONB)
-    FROM unnest(CAST(%(change_ids)s::VARCHAR AS BIGINT[]), CAST(%(change_claims)s::VARCHAR AS INTEGER[]), CAST(%(change_status)s::VARCHAR AS TEXT[]), CAST(%(change_if_cancelled)s::VARCHAR AS TEXT[]), CAST(%(change_delay)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_attempt)s::VARCHAR AS SMALLINT[]), CAST(%(change_rescues)s::VARCHAR AS SMALLINT[]), CAST(%(change_error)s::VARCHAR AS TEXT[]), CAST(%(change_result)s::VARCHAR AS TEXT[]), CAST(%(change_retain)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_expired)s::VARCHAR AS BOOLEAN[])) AS change(id, claims, status, if_cancelled, delay, attempt, rescues, error, result, retain, expired)
+    FROM unnest(CAST(%(change_ids)s::VARCHAR AS BIGINT[]), CAST(%(change_tokens)s::VARCHAR AS BIGINT[]), CAST(%(change_status)s::VARCHAR AS TEXT[]), CAST(%(change_if_cancelled)s::VARCHAR AS TEXT[]), CAST(%(change_delay)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_attempt)s::VARCHAR AS SMALLINT[]), CAST(%(change_rescues)s::VARCHAR AS SMALLINT[]), CAST(%(change_error)s::VARCHAR AS TEXT[]), CAST(%(change_result)s::VARCHAR AS TEXT[]), CAST(%(change_retain)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_expired)s::VARCHAR AS BOOLEAN[])) AS change(id, claim_token, status, if_cancelled, delay, attempt, rescues, error, result, retain, expired)
     WHERE sa_jobqueue.job.id = any(array((
             SELECT locked.id
             FROM locked
         )
     ))
     AND sa_jobqueue.job.id = change.id
-    AND sa_jobqueue.job.claims = change.claims
-    AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR)
+    AND sa_jobqueue.job.claim_token IS NOT DISTINCT
+    FROM change.claim_token
     AND sa_jobqueue.job.status = 'running'
     AND (NOT change.expired OR sa_jobqueue.job.lease_expires_at IS NULL OR sa_jobqueue.job.lease_expires_at <= now())
     AND NOT coalesce(change.status = 'completed' AND change.retain = 0, false)
     RETURNING sa_jobqueue.job.id,
-        sa_jobqueue.job.claims
+        sa_jobqueue.job.claim_token
 )
 SELECT change.id,
-    change.claims,
+    change.claim_token,
     CASE WHEN (done.id IS NOT NULL) THEN 'applied' WHEN (
     SELECT true
     FROM sa_jobqueue.job
-    WHERE sa_jobqueue.job.id = change.id AND sa_jobqueue.job.claims = change.claims AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR) AND sa_jobqueue.job.status = 'running' AND (NOT change.expired OR sa_jobqueue.job.lease_expires_at IS NULL OR sa_jobqueue.job.lease_expires_at <= now())
+    WHERE sa_jobqueue.job.id = change.id AND sa_jobqueue.job.claim_token IS NOT DISTINCT
+    FROM change.claim_token AND sa_jobqueue.job.status = 'running' AND (NOT change.expired OR sa_jobqueue.job.lease_expires_at IS NULL OR sa_jobqueue.job.lease_expires_at <= now())
 ) THEN 'locked' ELSE 'lost' END AS answer
-FROM unnest(CAST(%(change_ids)s::VARCHAR AS BIGINT[]), CAST(%(change_claims)s::VARCHAR AS INTEGER[]), CAST(%(change_status)s::VARCHAR AS TEXT[]), CAST(%(change_if_cancelled)s::VARCHAR AS TEXT[]), CAST(%(change_delay)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_attempt)s::VARCHAR AS SMALLINT[]), CAST(%(change_rescues)s::VARCHAR AS SMALLINT[]), CAST(%(change_error)s::VARCHAR AS TEXT[]), CAST(%(change_result)s::VARCHAR AS TEXT[]), CAST(%(change_retain)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_expired)s::VARCHAR AS BOOLEAN[])) AS change(id, claims, status, if_cancelled, delay, attempt, rescues, error, result, retain, expired)
+FROM unnest(CAST(%(change_ids)s::VARCHAR AS BIGINT[]), CAST(%(change_tokens)s::VARCHAR AS BIGINT[]), CAST(%(change_status)s::VARCHAR AS TEXT[]), CAST(%(change_if_cancelled)s::VARCHAR AS TEXT[]), CAST(%(change_delay)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_attempt)s::VARCHAR AS SMALLINT[]), CAST(%(change_rescues)s::VARCHAR AS SMALLINT[]), CAST(%(change_error)s::VARCHAR AS TEXT[]), CAST(%(change_result)s::VARCHAR AS TEXT[]), CAST(%(change_retain)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_expired)s::VARCHAR AS BOOLEAN[])) AS change(id, claim_token, status, if_cancelled, delay, attempt, rescues, error, result, retain, expired)
 LEFT OUTER JOIN (
     SELECT deleted.id AS id,
-        deleted.claims AS claims
+        deleted.claim_token AS claim_token
     FROM deleted
     UNION ALL
     SELECT updated.id AS id,
-        updated.claims AS claims
+        updated.claim_token AS claim_token
     FROM updated
 ) AS done ON done.id = change.id
-AND done.claims = change.claims
+AND done.claim_token IS NOT DISTINCT
+FROM change.claim_token

@@ -24,7 +24,8 @@ WITH picked AS MATERIALIZED (
 )
 UPDATE sa_jobqueue.job
 SET status='running',
-    claims=CASE WHEN (sa_jobqueue.job.claims = 2147483647) THEN '-2147483648'::integer ELSE sa_jobqueue.job.claims + 1 END,
+    claims=(least(sa_jobqueue.job.claims, 2147483646) + 1),
+    claim_token=%(by_token)s::BIGINT,
     claimed_at=now(),
     lease_expires_at=(now() + %(lease_seconds)s * interval '1 second'),
     attempt=(least(sa_jobqueue.job.attempt, 32766) + 1),
@@ -35,7 +36,7 @@ WHERE sa_jobqueue.job.id = any(array((
     )
 ))
 RETURNING sa_jobqueue.job.id,
-    sa_jobqueue.job.claims,
+    sa_jobqueue.job.claim_token,
     sa_jobqueue.job.queue,
     sa_jobqueue.job.task,
     sa_jobqueue.job.priority,

@@ -13,15 +13,14 @@ WITH locked AS MATERIALIZED (
         finished_at=statement_timestamp(),
         purge_at=(statement_timestamp() + done.retain * interval '1 second'),
         result=NULL
-    FROM unnest(CAST(%(done_ids)s::VARCHAR AS BIGINT[]), CAST(%(done_claims)s::VARCHAR AS INTEGER[]), CAST(%(done_retain)s::VARCHAR AS FLOAT(53)[])) AS done(id, claims, retain)
+    FROM unnest(CAST(%(done_ids)s::VARCHAR AS BIGINT[]), CAST(%(done_tokens)s::VARCHAR AS BIGINT[]), CAST(%(done_retain)s::VARCHAR AS FLOAT(53)[])) AS done(id, token, retain)
     WHERE sa_jobqueue.job.id = any(array((
             SELECT locked.id
             FROM locked
         )
     ))
     AND sa_jobqueue.job.id = done.id
-    AND sa_jobqueue.job.claims = done.claims
-    AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR)
+    AND sa_jobqueue.job.claim_token = done.token
     AND sa_jobqueue.job.status = 'running'
     RETURNING sa_jobqueue.job.id
 )

@@ -13,15 +13,14 @@ WITH locked AS MATERIALIZED (
         finished_at=statement_timestamp(),
         purge_at=(statement_timestamp() + done.retain * interval '1 second'),
         result=NULL
-    FROM unnest(CAST(%(done_ids)s::VARCHAR AS BIGINT[]), CAST(%(done_claims)s::VARCHAR AS INTEGER[]), CAST(%(done_retain)s::VARCHAR AS FLOAT(53)[])) AS done(id, claims, retain)
+    FROM unnest(CAST(%(done_ids)s::VARCHAR AS BIGINT[]), CAST(%(done_tokens)s::VARCHAR AS BIGINT[]), CAST(%(done_retain)s::VARCHAR AS FLOAT(53)[])) AS done(id, token, retain)
     WHERE sa_jobqueue.job.id = any(array((
             SELECT locked.id
             FROM locked
         )
     ))
     AND sa_jobqueue.job.id = done.id
-    AND sa_jobqueue.job.claims = done.claims
-    AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR)
+    AND sa_jobqueue.job.claim_token = done.token
     AND sa_jobqueue.job.status = 'running'
     RETURNING sa_jobqueue.job.id
 ),
@@ -51,7 +50,8 @@ WITH locked AS MATERIALIZED (
     claimed AS (
     UPDATE sa_jobqueue.job
     SET status='running',
-        claims=CASE WHEN (sa_jobqueue.job.claims = 2147483647) THEN '-2147483648'::integer ELSE sa_jobqueue.job.claims + 1 END,
+        claims=(least(sa_jobqueue.job.claims, 2147483646) + 1),
+        claim_token=%(by_token)s::BIGINT,
         claimed_at=now(),
         lease_expires_at=(now() + %(lease_seconds)s * interval '1 second'),
         attempt=(least(sa_jobqueue.job.attempt, 32766) + 1),
@@ -62,7 +62,7 @@ WITH locked AS MATERIALIZED (
         )
     ))
     RETURNING sa_jobqueue.job.id,
-        sa_jobqueue.job.claims,
+        sa_jobqueue.job.claim_token,
         sa_jobqueue.job.queue,
         sa_jobqueue.job.task,
         sa_jobqueue.job.priority,
@@ -101,7 +101,7 @@ SELECT NULL AS anon_1,
 FROM written
 UNION ALL
 SELECT claimed.id,
-    claimed.claims,
+    claimed.claim_token,
     claimed.queue,
     claimed.task,
     claimed.priority,

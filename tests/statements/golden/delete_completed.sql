@@ -9,15 +9,14 @@ WITH locked AS MATERIALIZED (
     written AS (
     DELETE
     FROM sa_jobqueue.job
-    USING unnest(CAST(%(done_ids)s::VARCHAR AS BIGINT[]), CAST(%(done_claims)s::VARCHAR AS INTEGER[])) AS done(id, claims)
+    USING unnest(CAST(%(done_ids)s::VARCHAR AS BIGINT[]), CAST(%(done_tokens)s::VARCHAR AS BIGINT[])) AS done(id, token)
     WHERE sa_jobqueue.job.id = any(array((
             SELECT locked.id
             FROM locked
         )
     ))
     AND sa_jobqueue.job.id = done.id
-    AND sa_jobqueue.job.claims = done.claims
-    AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR)
+    AND sa_jobqueue.job.claim_token = done.token
     AND sa_jobqueue.job.status = 'running'
     RETURNING sa_jobqueue.job.id
 )

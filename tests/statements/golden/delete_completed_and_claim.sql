@@ -9,15 +9,14 @@ WITH locked AS MATERIALIZED (
     written AS (
     DELETE
     FROM sa_jobqueue.job
-    USING unnest(CAST(%(done_ids)s::VARCHAR AS BIGINT[]), CAST(%(done_claims)s::VARCHAR AS INTEGER[])) AS done(id, claims)
+    USING unnest(CAST(%(done_ids)s::VARCHAR AS BIGINT[]), CAST(%(done_tokens)s::VARCHAR AS BIGINT[])) AS done(id, token)
     WHERE sa_jobqueue.job.id = any(array((
             SELECT locked.id
             FROM locked
         )
     ))
     AND sa_jobqueue.job.id = done.id
-    AND sa_jobqueue.job.claims = done.claims
-    AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR)
+    AND sa_jobqueue.job.claim_token = done.token
     AND sa_jobqueue.job.status = 'running'
     RETURNING sa_jobqueue.job.id
 ),
@@ -47,7 +46,8 @@ WITH locked AS MATERIALIZED (
     claimed AS (
     UPDATE sa_jobqueue.job
     SET status='running',
-        claims=CASE WHEN (sa_jobqueue.job.claims = 2147483647) THEN '-2147483648'::integer ELSE sa_jobqueue.job.claims + 1 END,
+        claims=(least(sa_jobqueue.job.claims, 2147483646) + 1),
+        claim_token=%(by_token)s::BIGINT,
         claimed_at=now(),
         lease_expires_at=(now() + %(lease_seconds)s * interval '1 second'),
         attempt=(least(sa_jobqueue.job.attempt, 32766) + 1),
@@ -58,7 +58,7 @@ WITH locked AS MATERIALIZED (
         )
     ))
     RETURNING sa_jobqueue.job.id,
-        sa_jobqueue.job.claims,
+        sa_jobqueue.job.claim_token,
         sa_jobqueue.job.queue,
         sa_jobqueue.job.task,
         sa_jobqueue.job.priority,
@@ -97,7 +97,7 @@ SELECT NULL AS anon_1,
 FROM written
 UNION ALL
 SELECT claimed.id,
-    claimed.claims,
+    claimed.claim_token,
     claimed.queue,
     claimed.task,
     claimed.priority,

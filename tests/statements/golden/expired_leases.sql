@@ -1,5 +1,5 @@
 SELECT sa_jobqueue.job.id,
-    sa_jobqueue.job.claims,
+    sa_jobqueue.job.claim_token,
     sa_jobqueue.job.task,
     sa_jobqueue.job.queue,
     sa_jobqueue.job.attempt,

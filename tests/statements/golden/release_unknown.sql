@@ -5,9 +5,9 @@ WITH locked AS MATERIALIZED (
     AND sa_jobqueue.job.worker = %(of_worker)s::VARCHAR
     AND NOT (EXISTS (
         SELECT kept.id
-        FROM unnest(CAST(%(kept_ids)s::VARCHAR AS BIGINT[]), CAST(%(kept_claims)s::VARCHAR AS INTEGER[])) AS kept(id, claims)
+        FROM unnest(CAST(%(kept_ids)s::VARCHAR AS BIGINT[]), CAST(%(kept_tokens)s::VARCHAR AS BIGINT[])) AS kept(id, token)
         WHERE sa_jobqueue.job.id = kept.id
-        AND sa_jobqueue.job.claims = kept.claims
+        AND sa_jobqueue.job.claim_token = kept.token
     ))
     ORDER BY sa_jobqueue.job.id
     FOR NO KEY UPDATE OF job

@@ -9,28 +9,27 @@ WITH locked AS MATERIALIZED (
     renewed AS (
     UPDATE sa_jobqueue.job
     SET lease_expires_at=(now() + %(lease_seconds)s * interval '1 second')
-    FROM unnest(CAST(%(lease_ids)s::VARCHAR AS BIGINT[]), CAST(%(lease_claims)s::VARCHAR AS INTEGER[])) AS held(id, claims)
+    FROM unnest(CAST(%(lease_ids)s::VARCHAR AS BIGINT[]), CAST(%(lease_tokens)s::VARCHAR AS BIGINT[])) AS held(id, token)
     WHERE sa_jobqueue.job.id = any(array((
             SELECT locked.id
             FROM locked
         )
     ))
     AND sa_jobqueue.job.id = held.id
-    AND sa_jobqueue.job.claims = held.claims
-    AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR)
+    AND sa_jobqueue.job.claim_token = held.token
     AND sa_jobqueue.job.status = 'running'
     RETURNING sa_jobqueue.job.id,
-        sa_jobqueue.job.claims,
+        sa_jobqueue.job.claim_token,
         sa_jobqueue.job.cancel_requested_at
 )
 SELECT held.id,
-    held.claims,
+    held.token,
     CASE WHEN (renewed.id IS NOT NULL) THEN 'applied' WHEN (
     SELECT true
     FROM sa_jobqueue.job
-    WHERE sa_jobqueue.job.id = held.id AND sa_jobqueue.job.claims = held.claims AND (%(fence_worker)s::VARCHAR IS NULL OR sa_jobqueue.job.worker = %(fence_worker)s::VARCHAR) AND sa_jobqueue.job.status = 'running'
+    WHERE sa_jobqueue.job.id = held.id AND sa_jobqueue.job.claim_token = held.token AND sa_jobqueue.job.status = 'running'
 ) THEN 'locked' ELSE 'lost' END AS answer,
     renewed.cancel_requested_at IS NOT NULL AS cancel_requested
-FROM unnest(CAST(%(lease_ids)s::VARCHAR AS BIGINT[]), CAST(%(lease_claims)s::VARCHAR AS INTEGER[])) AS held(id, claims)
+FROM unnest(CAST(%(lease_ids)s::VARCHAR AS BIGINT[]), CAST(%(lease_tokens)s::VARCHAR AS BIGINT[])) AS held(id, token)
 LEFT OUTER JOIN renewed ON renewed.id = held.id
-AND renewed.claims = held.claims
+AND renewed.claim_token = held.token
