@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, StrEnum
@@ -148,6 +149,12 @@ class Expired:
     task: str
     queue: str
     worker: str | None
+    place: str
+    """The worker's host and process: "web-1:4711"; its id where it is not known any more."""
+    claimed_at: float | None
+    """Seconds since 1970."""
+    overdue: float | None
+    """Seconds since the lease ran out, by the database's clock."""
 
 
 class Texts(NamedTuple):
@@ -391,13 +398,25 @@ def attest(connection: Connection, *, lease: float, outage: float, job: type[Job
 
 def expired(connection: Connection, *, after: int = -(2**63), limit: int = 100, job: type[Job] = Job) -> list[Expired]:
     """A page of running jobs whose lease has run out, by id from `after` (exclusive) on."""
-    found = connection.execute(_expired_statement(job), {"after_id": after, "page": limit})
+    found = connection.execute(_expired_statement(job), {"after_id": after, "page": limit}).all()
+    places = _places(connection, {row.worker for row in found}) if found else {}
     return [
         Expired(
-            Claim(row.id, row.claim_token, row.attempt, row.max_attempts, row.rescues), row.task, row.queue, row.worker
+            Claim(row.id, row.claim_token, row.attempt, row.max_attempts, row.rescues), row.task, row.queue, row.worker,
+            places.get(row.worker, str(row.worker)), row.claimed_at, row.overdue,
         )
         for row in found
     ]  # fmt: skip
+
+
+def _places(connection: Connection, workers: Iterable[str | None]) -> dict[str | None, str]:
+    """Where these workers run, or ran, as far as their rows are still there. (Any text may stand for a worker.)"""
+    ids: list[uuid.UUID] = []
+    for worker in workers:
+        with suppress(ValueError, TypeError):
+            ids.append(uuid.UUID(worker))
+    rows = connection.execute(select(WorkerRow.id, WorkerRow.host, WorkerRow.pid).where(WorkerRow.id.in_(ids)))
+    return {str(row.id): f"{row.host}:{row.pid}" for row in rows}
 
 
 def release_unknown(

@@ -7,10 +7,12 @@ job that it, or another worker, has claimed since.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    ColumnElement,
     Executable,
     Float,
     Integer,
@@ -30,6 +32,7 @@ from sqlalchemy.dialects.postgresql import insert
 from ..lifecycle import Event, sources
 from ..models import Job, Uptime, status_in
 from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
+from .claim import epoch_of
 
 __all__ = ["expired_leases", "renew_leases"]
 
@@ -78,7 +81,8 @@ def renew_leases(*, ids: Sequence[int], tokens: Sequence[int], lease: float, job
 def expired_leases(*, after: int = -(2**63), limit: int = 100, job: type[Job] = Job) -> Executable:
     """Running jobs whose lease has run out, by id, from `after` (exclusive) on, at most `limit`.
 
-    Columns: id, claim_token, task, queue, attempt, max_attempts, rescues, worker.
+    Columns: id, claim_token, task, queue, attempt, max_attempts, rescues, worker; claimed_at, in seconds since 1970; overdue,
+    the seconds since the lease ran out.
     """
     columns = table_of(job).c
     return (
@@ -91,6 +95,8 @@ def expired_leases(*, after: int = -(2**63), limit: int = 100, job: type[Job] = 
             columns.max_attempts,
             columns.rescues,
             columns.worker,
+            epoch_of(columns.claimed_at),
+            (_epoch(func.now()) - _epoch(columns.lease_expires_at)).label("overdue"),
         )
         .select_from(job)  # so that a session that is bound by class finds its engine
         .where(
@@ -101,6 +107,11 @@ def expired_leases(*, after: int = -(2**63), limit: int = 100, job: type[Job] = 
         .order_by(columns.id)
         .limit(bindparam("page", limit, Integer))
     )
+
+
+def _epoch(time: ColumnElement[Any]) -> ColumnElement[float]:
+    # Not the difference of the times: of infinite ones there is none.
+    return func.date_part(literal_column("'epoch'"), time, type_=Float)
 
 
 def cancel_requests(*, ids: Sequence[int], tokens: Sequence[int], job: type[Job] = Job) -> Executable:

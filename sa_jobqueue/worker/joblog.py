@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
+from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
 
 from ..lifecycle import Change, Event
 from ..log import get_logger, place_of
+from ..operations import Expired
 from ..outcomes import Retry
 from ..tracebacks import is_modest
 from .flight import Flight
 
-__all__ = ["JobLog", "fields_of"]
+__all__ = ["JobLog", "fields_of", "holder_of", "lasting", "say_rescue"]
 
 logger = get_logger(__name__)
 
@@ -45,7 +47,7 @@ class JobLog:
     def ends(self, flight: Flight, change: Change, error: BaseException | None = None, note: str = "") -> None:
         """It ended, and `change` comes of it. `error`: what the handler raised; `note`: what there is to add."""
         job, fields = flight.job, fields_of(flight)
-        again = f", again in {_lasting(change.delay)}" if change.delay else ""
+        again = f", again in {lasting(change.delay)}" if change.delay else ""
         if flight.started is not None:
             fields["duration"] = monotonic() - flight.started
             fields["wait"] = max(time.time() - fields["duration"] - job.run_at, 0.0)
@@ -65,8 +67,8 @@ class JobLog:
         else:
             logger.log(
                 self._level, "%s[%d] %s %s%s (attempt %d of %d, waited %s)",
-                job.task, job.id, _ENDS[change.event], _lasting(fields["duration"]), again,
-                job.attempt, job.max_attempts, _lasting(fields["wait"]),
+                job.task, job.id, _ENDS[change.event], lasting(fields["duration"]), again,
+                job.attempt, job.max_attempts, lasting(fields["wait"]),
                 extra=fields,
             )  # fmt: skip
 
@@ -84,8 +86,38 @@ def _place(flight: Flight, error: BaseException | None) -> str:
     return f" ({place})" if place else ""
 
 
-def _lasting(seconds: float) -> str:
+def say_rescue(found: Expired, change: Change) -> None:
+    """A job was taken from a worker whose lease ran out; `change` came of it. One that is failed by that is an error."""
+    logger.log(
+        logging.ERROR if change.event is Event.FAIL else logging.WARNING,
+        "%s[%d] rescued from %s; its lease ran out %s ago%s",
+        found.task, found.claim.id, holder_of(found), lasting(found.overdue),
+        "; it is failed for good" if change.event is Event.FAIL else "",
+        extra={
+            "job_id": found.claim.id, "task": found.task, "queue": found.queue, "worker": found.worker,
+            "overdue": found.overdue,
+        },
+    )  # fmt: skip
+
+
+def holder_of(found: Expired) -> str:
+    """Who held it, and since when."""
+    return f"worker {found.place}, which claimed it at {_moment(found.claimed_at)}"
+
+
+def _moment(seconds: float | None) -> str:
+    if seconds is None:
+        return "a time that is not known"
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return f"{seconds:g} s since 1970"  # infinity, for one
+
+
+def lasting(seconds: float | None) -> str:
     """A duration for people: 4 ms, 0.12 s, 15 s, 2 min."""
+    if seconds is None:
+        return "some time"
     if seconds < 0.1:
         return f"{seconds * 1_000:.2g} ms"
     size, unit = next((one for one in _UNITS if seconds >= 2 * one[0]), _UNITS[-1])

@@ -23,13 +23,14 @@ from ..lifecycle import Change, Rules, decide
 from ..log import get_logger
 from ..models import Job
 from ..operations import Answer, Expired, Fault, fault_of
-from ..outcomes import ErrorEntry, Failed, Released, Rescued
-from ..retry import describe
+from ..outcomes import Failed, Released, Rescued
+from ..retry import describe, entry
 from ..settings import WorkerSettings
 from ..tasks import Registry
 from .connections import Connector, Watch, backoff, drop_idle, hang_up, service_limit
 from .executor import Executor, timed_out
 from .flight import Flight, Flights, Stop
+from .joblog import holder_of, lasting, say_rescue
 from .lanes import Lane
 from .writer import OutcomeWriter
 
@@ -324,7 +325,7 @@ class Maintenance:
 
         def done(ended: list[Change], answer: Answer) -> None:
             for change in ended:
-                self._note(by_id[change.id], answer)
+                self._note(by_id[change.id], change, answer)
 
         writer = OutcomeWriter(done, job=self._job)
         writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
@@ -334,13 +335,10 @@ class Maintenance:
         task = self._registry.get(found.task)
         return replace(task.rules if task is not None else Rules(), max_rescues=self._settings.max_rescues)
 
-    def _note(self, found: Expired, answer: Answer) -> None:
+    def _note(self, found: Expired, change: Change, answer: Answer) -> None:
         if answer is Answer.APPLIED:
             self.rescued += 1
-            logger.warning(
-                "job %d rescued from worker %s, whose lease ran out", found.claim.id, found.worker,
-                extra={"job_id": found.claim.id, "task": found.task, "queue": found.queue},
-            )  # fmt: skip
+            say_rescue(found, change)
 
     def _prune(self, connection: Connection) -> bool:
         """Delete what was kept long enough: some pages, between which leases are renewed. Whether more is left."""
@@ -375,4 +373,4 @@ class Maintenance:
 
 
 def _rescued(found: Expired) -> Rescued:
-    return Rescued(ErrorEntry("WorkerLost", f"the lease of worker {found.worker} ran out"))
+    return Rescued(entry("WorkerLost", f"the lease of {holder_of(found)}, had run out {lasting(found.overdue)} before"))

@@ -118,7 +118,10 @@ def test_the_ledger_misses_a_trace_and_sees_one_too_many(trace: str) -> None:
             '{"level": "warning", "message": "a[7] failed in attempt 1 of 3, for good: ValueError: 12 characters came (tasks.py, line 1, in a)"}',
             True,
         ),
-        ('{"level": "warning", "message": "job 7 rescued from worker x, whose lease ran out"}', True),
+        (
+            '{"level": "warning", "message": "a[7] rescued from worker web-1:4711, which claimed it at ...; its lease ran out 12 s ago"}',
+            True,
+        ),
         ('{"level": "info", "message": "job 7: the outcome (complete) came too late; its claim was over"}', True),
         ("Traceback (most recent call last):", True),
     ],

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
+import uuid
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, func, insert, select
 
 from sa_jobqueue import (
     AsyncJobContext,
     Discard,
+    Job,
     JobContext,
     JobStatus,
     Registry,
@@ -22,6 +26,7 @@ from sa_jobqueue import (
     enqueue,
     task,
 )
+from sa_jobqueue.models import WorkerRow
 from tests.support.factory import make_job
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, drain, job_of, working
@@ -166,8 +171,6 @@ def test_a_timeout_of_a_thread_is_one_record_that_says_both(
     engine: Engine, url: str, registry: Registry, tracker: Tracker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the thread raises later is not said: it counts for nothing."""
-    import threading
-
     end, ended = threading.Event(), threading.Event()
 
     @task(registry=registry, name="sleeps", timeout=0.3, max_attempts=1)
@@ -253,6 +256,37 @@ def test_otherwise_nothing_is_said_of_what_did_not_fail(
     caplog.set_level(logging.INFO, "sa_jobqueue")
     drain(url, registry)
     assert ends(caplog) == []
+
+
+@pytest.mark.parametrize(("rescues", "level"), [(0, "WARNING"), (4, "ERROR")])
+def test_a_rescue_says_who_held_the_job_since_when_and_for_how_long_past_its_lease(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, rescues: int, level: str
+) -> None:
+    """In the log and in the job's errors; the last one, which fails the job, is an error."""
+
+    @task(registry=registry, name="report")
+    def report() -> None: ...
+
+    worker = uuid.uuid4()
+    with engine.begin() as connection:
+        connection.execute(
+            insert(WorkerRow).values(id=worker, host="web-1", pid=4711, queues=["q"], concurrency=4, version="1")
+        )
+        id = make_job(
+            connection, "running", task="report", worker=str(worker), rescues=rescues,
+            claimed_at=timedelta(minutes=-3), lease_expires_at=timedelta(minutes=-2.5),
+        )  # fmt: skip
+        claimed = connection.scalar(select(func.to_char(func.timezone("UTC", Job.claimed_at), "YYYY-MM-DD HH24:MI:SS")))
+    with working(url, registry, lease=1.0):
+        wait_until(lambda: job_of(engine, id).is_finished)
+    held = f"worker web-1:4711, which claimed it at {claimed} UTC"
+    (record,) = (one for one in caplog.records if "rescued from" in one.msg)
+    message = record.getMessage()
+    assert message.startswith(f"report[{id}] rescued from {held}; its lease ran out 2.")
+    assert message.endswith("; it is failed for good") is (level == "ERROR")
+    assert (record.levelname, record.__dict__["worker"]) == (level, str(worker))
+    (entry,) = job_of(engine, id).errors
+    assert f"the lease of {held}, had run out 2." in entry["message"]
 
 
 def test_a_filter_of_logs_that_raises_does_not_change_what_comes_of_a_job(

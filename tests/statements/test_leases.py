@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from math import inf
 from threading import Event, Thread
 
 import pytest
@@ -13,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from sa_jobqueue import operations
 from sa_jobqueue.lifecycle import JobStatus
-from sa_jobqueue.models import Uptime
+from sa_jobqueue.models import Uptime, WorkerRow
 from sa_jobqueue.operations import Expired
 from sa_jobqueue.outcomes import ErrorEntry, Rescued
 from sa_jobqueue.statements import cancel_jobs, expired_leases, renew_leases
@@ -156,9 +158,26 @@ def test_expired_leases_are_found_by_id_in_pages(connection: Connection) -> None
     second = operations.expired(connection, after=first[-1].claim.id, limit=3)
 
     assert [found.claim.id for found in first + second] == expired
-    assert first[1] == Expired(seen(connection, expired[1]), "t", "q", "w")
-    assert second[0].worker is None
+    claimed_at, overdue = first[1].claimed_at, first[1].overdue
+    assert first[1] == Expired(seen(connection, expired[1]), "t", "q", "w", "w", claimed_at, overdue)
+    assert claimed_at == pytest.approx(row(connection, expired[1]).claimed_at.timestamp())
+    assert overdue == pytest.approx(1e-6, abs=1e-5)
+    assert (second[0].worker, second[0].overdue) == (None, None)
     assert operations.expired(connection, after=expired[-1]) == []
+
+
+def test_expired_leases_say_where_their_workers_ran(connection: Connection) -> None:
+    """As far as it is known; infinite times, which somebody has written, are no hindrance."""
+    known, gone = uuid.uuid4(), uuid.uuid4()
+    worker = {"host": "web-1", "pid": 7, "queues": ["q"], "concurrency": 4, "version": "1"}
+    connection.execute(insert(WorkerRow).values(id=known, **worker))
+    for holder in (str(known), str(gone), "by hand"):
+        make_job(connection, "running", worker=holder, claimed_at="infinity", lease_expires_at="-infinity")
+
+    found = operations.expired(connection)
+
+    assert [one.place for one in found] == ["web-1:7", str(gone), "by hand"]
+    assert {(one.claimed_at, one.overdue) for one in found} == {(inf, inf)}
 
 
 def test_a_lease_ends_at_its_moment(connection: Connection) -> None:

@@ -5,7 +5,9 @@ SELECT sa_jobqueue.job.id,
     sa_jobqueue.job.attempt,
     sa_jobqueue.job.max_attempts,
     sa_jobqueue.job.rescues,
-    sa_jobqueue.job.worker
+    sa_jobqueue.job.worker,
+    date_part('epoch', sa_jobqueue.job.claimed_at) AS claimed_at,
+    date_part('epoch', now()) - date_part('epoch', sa_jobqueue.job.lease_expires_at) AS overdue
 FROM sa_jobqueue.job
 WHERE sa_jobqueue.job.status = 'running'
 AND (sa_jobqueue.job.lease_expires_at IS NULL OR sa_jobqueue.job.lease_expires_at <= now())
