@@ -28,6 +28,7 @@ from ..models import Job
 from ..operations import Answer, Fault
 from ..outcomes import Outcome
 from ..settings import WorkerSettings
+from .behind import PassedOver
 from .bell import Bell
 from .careful import CarefulClaims, may_be_a_rows
 from .connections import APPLICATION, WATCH_MARGIN, Connector, Watch, backoff, drop_idle, hang_up, service_limit
@@ -58,8 +59,6 @@ _LONGEST_PAUSE = 2.0
 _MOST_REFUSED = 100
 #: Seconds for which claims go apart from the others, to come to the jobs that cannot be claimed and to those behind them.
 _APART = 1.0
-#: Seconds between two looks at whether claims that came back short have passed over a job, while jobs come; and where none do.
-_PASSED_OVER, _PASSED_OVER_IDLE = 1.0, 10.0
 _QUEUE = attrgetter("queue")
 
 
@@ -108,10 +107,7 @@ class Service:
         self._in_doubt = False
         """Whether jobs may have been claimed that nobody here knows of."""
         self._left_out = LeftOut()
-        self._looked_behind, self._look_behind_after = monotonic(), _PASSED_OVER
-        """When it was last asked whether claims have passed over a job, and how long after that to ask again."""
-        self._passed_over: dict[int, str] = {}
-        """What a claim had passed over at that time; it may have come just then. By id the queue."""
+        self._passed_over = PassedOver(connector, self._left_out, job)
         self._apart = False
         """Whether the next round writes and claims one after the other: a change had no answer, or it is to be seen which of
         the two has failed."""
@@ -353,13 +349,14 @@ class Service:
             if free > 0 and (together or self._looks[name].at <= now):
                 wanted[name] = free
                 if (look := self._looks[name]).told:
-                    look.told, self._look_behind_after = False, _PASSED_OVER
+                    look.told = False
+                    self._passed_over.jobs_come()
         return wanted
 
     def _heed(self, connection: Connection, wanted: dict[str, int], jobs: list[ClaimedJob], *, quiet: bool) -> None:
         """After a claim: hand the jobs over, and decide when to look again."""
         if jobs:
-            self._look_behind_after = _PASSED_OVER
+            self._passed_over.jobs_come()
             self._fetcher.hand_over(connection, jobs, claimed_at=self._began)
         self._in_doubt = False
         got = Counter(map(_QUEUE, jobs)) if len(wanted) > 1 else dict.fromkeys(wanted, len(jobs))
@@ -380,7 +377,10 @@ class Service:
                 self._looks[name].not_before(self._resume.sweep_at(name))
             return
         leaves = dry and self._idle is not None
-        if self._look_behind(connection, missing, at_once=leaves):
+        some, again = self._passed_over.look(connection, missing, at_once=leaves)
+        if again:
+            self._claim_apart(connection, missing)
+        if some:  # if it has come since, the next claim brings it
             for name in missing:
                 self._looks[name].now()
             return
@@ -394,24 +394,6 @@ class Service:
             self._looks[name].later(
                 min(self._settings.poll, self._gate / 3) if self._listening() else self._settings.poll
             )
-
-    def _look_behind(self, connection: Connection, missing: Mapping[str, int], *, at_once: bool) -> bool:
-        """Whether a claim that has brought so many fewer than were wanted has passed over some.
-
-        They may have come since, and are claimed next; but what is passed over once more is not to be had as the others
-        are: a trigger of the application's returns NULL for it, say.
-        """
-        now, before = monotonic(), self._passed_over
-        if self._left_out.full or not (before or at_once or now >= self._looked_behind + self._look_behind_after):
-            return False
-        with self._connector.begin_one(connection):
-            ones = dict.fromkeys(missing, 1)
-            self._passed_over = operations.lock_due(connection, ones, but=self._left_out.ids(), job=self._job)
-        self._looked_behind = now
-        self._look_behind_after = min(2 * self._look_behind_after, _PASSED_OVER_IDLE)
-        if before.keys() & self._passed_over.keys():
-            self._claim_apart(connection, missing)
-        return bool(self._passed_over)
 
     def _count_in(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
         self._take_in(jobs, claimed_at)

@@ -16,7 +16,7 @@ from sa_jobqueue.options import Options
 from sa_jobqueue.retry import MAX_ERRORS, MAX_MESSAGE, MAX_TRACEBACK
 from sa_jobqueue.storable import MAX_PAYLOAD
 from sa_jobqueue.tasks import Registry
-from sa_jobqueue.worker import leftout, resume, service, unknown
+from sa_jobqueue.worker import behind, leftout, resume, service, unknown
 from sa_jobqueue.worker.connections import service_settings
 from sa_jobqueue.worker.engines import SERVICE_CONNECTIONS
 from tests.support.commands import ROOT
@@ -38,8 +38,8 @@ pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="docs/ is not here")
         ("explanation/life-cycle.md", f"to its last {MAX_TRACEBACK:,}", MAX_TRACEBACK, 8_000),
         ("explanation/life-cycle.md", f"its latest {MAX_ERRORS} entries", MAX_ERRORS, 20),
         ("explanation/claiming.md", "not start within two seconds goes back", SETTINGS.hoard, 2),
-        ("explanation/claiming.md", "after a second at most while jobs", service._PASSED_OVER, 1),
-        ("explanation/claiming.md", "after ten where none do", service._PASSED_OVER_IDLE, 10),
+        ("explanation/claiming.md", "after a second at most while jobs", behind._FIRST, 1),
+        ("explanation/claiming.md", "after ten where none do", behind._LONGEST, 10),
         (
             "explanation/claiming.md",
             "a fifth of a second, later after up to half a minute",

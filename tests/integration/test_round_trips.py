@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, enqueue, enqueue_many, operations, task
-from sa_jobqueue.worker import service
+from sa_jobqueue.worker import behind, service
 from sa_jobqueue.worker.lost import LostJobs
 from sa_jobqueue.worker.service import Service
 from sa_jobqueue.worker.writer import OutcomeWriter
@@ -113,7 +113,7 @@ def wire(engine: Engine) -> Iterator[Wire]:
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a test takes, what goes by time does not come: whether claims have passed over a job is asked once a second."""
-    monkeypatch.setattr(service, "_PASSED_OVER", 3_600.0)
+    monkeypatch.setattr(behind, "_FIRST", 3_600.0)
 
 
 @pytest.fixture
@@ -295,7 +295,7 @@ async def test_what_claims_have_passed_over_is_asked_in_one_round_trip_and_not_e
     looks = []
 
     for pause in (0.0, 3_600.0):
-        monkeypatch.setattr(service, "_PASSED_OVER", pause)
+        monkeypatch.setattr(behind, "_FIRST", pause)
         step.tell()
         with counting(wire, schema=SCHEMA) as counted:
             step.round()
