@@ -162,7 +162,7 @@ def _workers(workers: Any) -> Finding:
     stale = len(workers) - len(live)
     places = ", ".join(f"{cleaned(worker.host)}:{worker.pid}" for worker in live[:5]) + (", …" if len(live) > 5 else "")
     listening = f" ({places}), {sum(worker.listening for worker in live)} listening" if live else ""
-    return Finding("workers", True, f"{len(live)} live{listening}{f', {stale} not seen for a minute' if stale else ''}")
+    return Finding("workers", True, f"{len(live)} live{listening}{f', {stale} stale' if stale else ''}")
 
 
 def _served(queues: Any, served: set[str]) -> Finding:
@@ -190,6 +190,8 @@ def _leases(connection: Connection) -> Finding:
     )
     if expired:
         return Finding(
-            "leases", False, f"{count(expired)} running with an expired lease: the worker died; any worker rescues them"
+            "leases",
+            False,
+            f"{count(expired)} running with an expired lease: the worker died or is cut off; any worker rescues them",
         )
     return Finding("leases", True, "no running job has an expired lease")

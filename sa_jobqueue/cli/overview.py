@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import Float, Text, cast, column, func, select, table
+from sqlalchemy import Float, Text, cast, column, func, or_, select, table
 
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job, WorkerRow, status_literal
@@ -75,15 +75,16 @@ def _total(name: str, rows: list[dict[str, Any]]) -> Any:
 
 
 def workers_statement() -> Any:
-    """A row per worker process that has not left: its columns, `age` and `unseen` in seconds, jobs `running`, and
-    whether it is `listening` for wake-ups.
+    """A row per worker process that has not left: its columns, `age` and `unseen` in seconds, jobs `running`, whether it
+    is `listening` for wake-ups, and whether it is `stale`: unseen for long, or it has let a lease run out.
     """
-    running = (
+    held = (
         select(func.count())
         .where(Job.status == status_literal(JobStatus.RUNNING), Job.worker == cast(WorkerRow.id, Text))
         .correlate(WorkerRow)
-        .scalar_subquery()
     )
+    running = held.scalar_subquery()
+    expired = held.where(Job.lease_expires_at <= func.now()).scalar_subquery()
     started = func.extract("epoch", func.now() - WorkerRow.started_at)
     seen = func.extract("epoch", func.now() - WorkerRow.seen_at)
     listeners = select(func.left(_ACTIVITY.c.application_name, len(LISTENS_FOR) + 36)).where(
@@ -100,7 +101,7 @@ def workers_statement() -> Any:
         WorkerRow.seen_at,
         cast(started, Float).label("age"),
         cast(seen, Float).label("unseen"),
-        (seen > STALE).label("stale"),
+        or_(seen > STALE, expired > 0).label("stale"),
         running.label("running"),
         func.concat(LISTENS_FOR, cast(WorkerRow.id, Text)).in_(listeners).label("listening"),
     ).order_by(WorkerRow.started_at, WorkerRow.id)
@@ -109,7 +110,7 @@ def workers_statement() -> Any:
 def workers(config: Config, *, json: Json = False) -> None:
     """List the worker processes.
 
-    One that was not seen for 60 s is stale: killed, frozen, or cut off.
+    One that was not seen for 60 s, or has let a lease run out, is stale: killed, frozen, or cut off.
     """
     with transaction(config) as connection:
         rows = connection.execute(workers_statement()).mappings().all()
@@ -121,9 +122,7 @@ def workers(config: Config, *, json: Json = False) -> None:
         return
     print_table(
         [
-            Column("worker"),
-            Column("host", wide=True),
-            Column("pid", "right"),
+            Column("worker", wide=True),
             Column("queues", wide=True),
             Column("running", "right"),
             Column("slots", "right"),
@@ -133,7 +132,7 @@ def workers(config: Config, *, json: Json = False) -> None:
         ],
         [
             (
-                str(row.id)[:8], row.host, row.pid, " ".join(row.queues), row.running, row.concurrency,
+                f"{row.host}:{row.pid}", " ".join(row.queues), row.running, row.concurrency,
                 age(row.age, short=True), f"{age(row.unseen, short=True)} ago", "stale" if row.stale else "live",
             )
             for row in rows

@@ -66,6 +66,11 @@ class Assignment:
     max_memory: int | None
     job: type[Job]
 
+    @property
+    def place(self) -> str:
+        """Where it works, for people: "web-1:4711"."""
+        return f"{socket.gethostname()}:{os.getpid()}"
+
 
 class Crew:
     """The parts for one `serve()`; made on the event loop that runs async handlers.

@@ -68,14 +68,14 @@ class Shift:
 
     async def serve(self) -> Ending:
         """Serve until `stop()` is called, or there is a reason to be started anew; what it ended for."""
-        worker, engines = self._assignment.id, self._assignment.engines
+        engines = self._assignment.engines
         try:
             await _apart(engines.check)
         except BaseException:
             await engines.dispose()
             raise
         queues = ", ".join(f"{name}={slots}" for name, slots in self._assignment.queues.items())
-        logger.info("worker %s serves %s", worker, queues)
+        self._say("worker %s serves %s", queues)
         self.under_way = True
         self._crew.start()
         try:
@@ -193,7 +193,13 @@ class Shift:
         await _apart(crew.finish)
         await self._assignment.engines.dispose()
         counted = ", ".join(f"{what} {number}" for what, number in sorted(self._counts.items()))
-        logger.info("worker %s has left: %s", self._assignment.id, counted)
+        self._say("worker %s has left: %s", counted or "no jobs")
+
+    def _say(self, message: str, said: str) -> None:
+        """The place is for people; the id, which the tables have, for machines and those who look closer."""
+        place, worker = self._assignment.place, str(self._assignment.id)
+        shown = f"{place} ({worker})" if logger.isEnabledFor(logging.DEBUG) else place
+        logger.info(message, shown, said, extra={"worker": worker})
 
     async def _wait_for_runs(self, seconds: float, *, unless: asyncio.Event | None = None) -> None:
         """Until no handler runs and none of their commits is under way, at most `seconds`."""

@@ -186,6 +186,22 @@ def test_workers_show_what_they_run_and_whether_they_are_stale(engine: Engine, u
     assert (second["id"], second["stale"], second["running"]) == (str(live), False, 1)
     lines = output("workers", url=url).splitlines()
     assert [line.split()[-1] for line in lines] == ["STATE", "stale", "live"]
+    assert [line.split()[0] for line in lines] == ["WORKER", "web-1:7", "web-1:7"]
+
+
+def test_a_worker_that_let_a_lease_run_out_is_live_for_no_command(engine: Engine, url: str) -> None:
+    """However lately it was seen: what one command calls dead, another does not call live."""
+    dead = uuid.uuid4()
+    with engine.begin() as connection:
+        connection.execute(
+            insert(WorkerRow).values(id=dead, host="web-1", pid=7, queues=["mail"], concurrency=4, version="1")
+        )
+        make_job(connection, "running", worker=str(dead), lease_expires_at=timedelta(seconds=-1))
+    (found,) = as_json("workers", url=url)
+    assert (found["id"], found["stale"]) == (str(dead), True)
+    said = {one["name"]: one["detail"] for one in json.loads(invoke("check", "--json", url=url).stdout)["checks"]}
+    assert said["workers"] == "0 live, 1 stale"
+    assert said["leases"].startswith("1 job running with an expired lease")
 
 
 def test_a_wrong_filter_is_one_line() -> None:

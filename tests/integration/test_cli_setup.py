@@ -239,7 +239,7 @@ def test_due_jobs_without_a_live_worker_are_a_problem(engine: Engine, url: str) 
     assert problems(url=url) == {"queues": "due jobs that no live worker serves: images (1)"}
     plain = invoke("check", url=url)
     assert plain.exit_code == 1
-    assert "workers   1 live (web-1:7), 0 listening, 1 not seen for a minute" in plain.stdout
+    assert "workers   1 live (web-1:7), 0 listening, 1 stale" in plain.stdout
     assert [line.split()[0] for line in plain.stdout.splitlines()].count("problem") == 1
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -287,6 +289,24 @@ def test_a_rescue_says_who_held_the_job_since_when_and_for_how_long_past_its_lea
     assert (record.levelname, record.__dict__["worker"]) == (level, str(worker))
     (entry,) = job_of(engine, id).errors
     assert f"the lease of {held}, had run out 2." in entry["message"]
+
+
+def test_a_worker_is_named_by_its_host_and_process_and_says_when_it_did_nothing(
+    url: str, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The id that the tables have is a field of the record, and in the text at DEBUG."""
+    place = f"{socket.gethostname()}:{os.getpid()}"
+    for level in (logging.INFO, logging.DEBUG):
+        caplog.set_level(level, "sa_jobqueue")
+        caplog.clear()
+        worker = drain(url, registry)
+        said = [record for record in caplog.records if record.name == "sa_jobqueue.worker.shift"]
+        named = place if level == logging.INFO else f"{place} ({worker.id})"
+        assert [record.getMessage() for record in said] == [
+            f"worker {named} serves default=4",
+            f"worker {named} has left: no jobs",
+        ]
+        assert {record.__dict__["worker"] for record in said} == {str(worker.id)}
 
 
 def test_a_filter_of_logs_that_raises_does_not_change_what_comes_of_a_job(
