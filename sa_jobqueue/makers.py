@@ -31,7 +31,8 @@ def _check(name: str, maker: Any, wanted: type[Any]) -> None:
         raise ConfigurationError(f"{name} is what SQLAlchemy's {name}() returns, not {maker!r}")
     made = getattr(maker, "class_", wanted)
     if isinstance(made, type) and not issubclass(made, wanted):
-        raise ConfigurationError(f"{name} makes {made.__name__} objects; a {wanted.__name__} is expected")
+        article = "an" if wanted is AsyncSession else "a"
+        raise ConfigurationError(f"{name} makes {made.__name__} objects; {article} {wanted.__name__} is expected")
     if isinstance(maker, (scoped_session, async_scoped_session)):
         raise ConfigurationError(
             f"{name} makes a Session for each job; {maker!r} would give one to several: pass its session_factory"

@@ -392,13 +392,13 @@ def _warn_if_hidden(made: AnyTask) -> None:
     known = function.__globals__
     outer, _, inner = function.__qualname__.rpartition(".<locals>.")
     if outer:
-        why = f"only where {outer}() is called: declare {inner} at the top of a module"
+        why = f"a worker knows the task {made.name!r} only after a call of {outer}(): declare {inner} at the top of a module"
     elif known.get("__name__") == "__main__" and known.get("__spec__") is None and not _is_file(known.get("__file__")):
-        why = "not from a notebook, stdin or -c: declare it in a module that --app can name"
+        why = f"no worker can import {made.name!r} from a notebook, stdin or -c: declare it in a module that --app can name"
     else:
         return
     warnings.warn_explicit(
-        f"workers know the task {made.name!r} {why}, or say that this is meant by @task(name=...)",
+        f"{why}; if you mean it so, give the task a name: @task(name=...)",
         TaskWarning,
         filename=function.__code__.co_filename,
         lineno=function.__code__.co_firstlineno,

@@ -39,10 +39,10 @@ def alive(
         ),
     ] = None,
 ) -> None:
-    """Say by the exit code whether a worker process lives: for probes.
+    """Say by the exit code whether worker processes live: for probes.
 
-    0: it was seen by the database lately, and so were all others that are meant. 1: one was not, or there is none. 2: the
-    database does not answer, for which no worker can be blamed: let a probe take that for well.
+    0: each was seen by the database lately. 1: one was not, or there is none. 2: the database does not answer; no worker is
+    to blame for that, so a probe should pass.
 
     sa-jobqueue alive
     sa-jobqueue alive 4711

@@ -189,9 +189,9 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     code 75: a process without a supervisor asks to be started anew, for all slots of a queue are held by handlers that
     timed out, or one of these goes on blocking the event loop.
 
-    Where --app names a Worker, or a function that makes one (called in each worker process), that says its database,
-    schema, queues and settings itself: options for these are refused beside it, and what the environment or
-    pyproject.toml says of them does not count.
+    --app may also name a Worker, or a function that makes one, which each worker process calls. That Worker decides on its
+    database, schema, queues and settings: options for these are refused on the command line, and ignored in the environment
+    and in pyproject.toml.
 
     sa-jobqueue work --app shop.tasks
     sa-jobqueue work --app shop.tasks --queue mail=10 --queue default=50 --processes 2

@@ -59,7 +59,7 @@ EXPORT = "export SA_JOBQUEUE_DATABASE_URL="
 #: What only looks, so that it may be asked again until a job has run.
 LOOKING = re.compile(r"^(sa-jobqueue (list|show|stats|workers|check)\b|curl )")
 #: What stays in the background, and what it says when it is ready.
-SERVERS = {"sa-jobqueue work": "serves", "uvicorn": "Application startup complete"}
+SERVERS = {"sa-jobqueue work": "serves", "uvicorn": "Uvicorn running on"}
 
 #: The reader's database, where a command names it; the documents say how it looks to somebody who has one of that name.
 _DATABASE = re.compile(r"^database: [^\s,]+ on [^\s,]+", re.MULTILINE)

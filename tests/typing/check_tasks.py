@@ -11,7 +11,7 @@ from typing import assert_type
 
 from sqlalchemy import Executable
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 from sa_jobqueue.context import AsyncJobContext, JobContext
 from sa_jobqueue.enqueue import enqueue, enqueue_many
@@ -20,6 +20,7 @@ from sa_jobqueue.options import Call
 from sa_jobqueue.outcomes import Retry, Snooze
 from sa_jobqueue.statements import cancel_jobs, count_jobs, discard_jobs, prune_jobs, release_jobs, retry_jobs
 from sa_jobqueue.tasks import AnyTask, Registry, TaskName, task
+from sa_jobqueue.worker import Worker
 
 
 @task
@@ -129,3 +130,14 @@ def a_context_beside_keywords_of_any_name_has_none_itself() -> None:
     assert_type(enqueue(with_rest, 1, colour="red", ctx="free"), Job)
 
     enqueue(with_rest, "1")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+
+
+class TheirSession(Session):
+    """A session class of the application's."""
+
+
+def a_sessionmaker_of_any_session_will_do(maker: sessionmaker[TheirSession]) -> None:
+    Registry(sessionmaker=maker)
+    Worker("postgresql://", {}, sessionmaker=maker)
+
+    Registry(async_sessionmaker=maker)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
