@@ -18,10 +18,13 @@ from sqlalchemy import Connection, Dialect, Executable
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import ClauseElement
 
-__all__ = ["Compiled", "as_sqlalchemy", "is_heard"]
+__all__ = ["OWN_LISTENERS", "Compiled", "as_sqlalchemy", "is_heard"]
 
 _sql_logger = logging.getLogger("sqlalchemy.engine.Engine")
 _OF_STATEMENTS = ("before_cursor_execute", "after_cursor_execute", "before_execute", "after_execute")
+
+#: Listeners of the worker's own to what handlers execute: nobody who wants to hear of our statements.
+OWN_LISTENERS: list[Any] = []
 
 
 class Compiled:
@@ -79,7 +82,7 @@ def is_heard(connection: Connection, *events: str) -> bool:
     """Whether somebody is to be told of the statements of this connection, of their errors, or of these `events`."""
     of_dialect = connection.dialect.dispatch
     return bool(
-        of_dialect.do_execute
+        (of_dialect.do_execute and list(of_dialect.do_execute) != OWN_LISTENERS)
         or of_dialect.handle_error
         or connection.engine.echo
         or _sql_logger.isEnabledFor(logging.INFO)

@@ -17,6 +17,7 @@ from sqlalchemy.exc import DisconnectionError
 
 from ..errors import AutocommitError, ConfigurationError
 from ..log import get_logger
+from . import driver, forks
 
 __all__ = [
     "APPLICATION",
@@ -103,6 +104,7 @@ class Connector:
                 options["schema_translate_map"] = dict(self.translate)
             connection = connection.execution_options(**options)
             connection.detach()
+            forks.guard(driver.psycopg_of(connection))
             if self.pooled:
                 # Whatever the engine does: what is prepared in one transaction is not there in the next one.
                 raw: Any = connection.connection.dbapi_connection

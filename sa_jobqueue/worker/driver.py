@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-__all__ = ["is_busy"]
+__all__ = ["is_busy", "psycopg_of"]
 
 #: Of `psycopg.pq.TransactionStatus`; psycopg is not to be imported with the package.
 _ACTIVE = 1
@@ -15,9 +15,16 @@ _ACTIVE = 1
 _LAST_STATEMENT = 2.0
 
 
-def is_busy(connection: Connection) -> bool:
-    """Whether a command is under way, so that the next one would wait for it: a COPY or a stream was not read to its end, say."""
-    raw = _psycopg(connection)
+def psycopg_of(connection: Connection) -> Any:
+    """The psycopg connection below, sync or async; None where it is another driver's."""
+    raw: Any = connection.connection.driver_connection
+    return raw if hasattr(raw, "pgconn") else None
+
+
+def is_busy(raw: Any) -> bool:
+    """Whether a command is under way on what `psycopg_of` has found, so that the next one would wait for it: a COPY or a stream
+    was not read to its end, say.
+    """
     if raw is None or raw.pgconn.transaction_status != _ACTIVE:
         return False
     lock = raw.lock
@@ -27,11 +34,3 @@ def is_busy(connection: Connection) -> bool:
         lock.release()
         return bool(raw.pgconn.transaction_status == _ACTIVE)
     return True
-
-
-def _psycopg(connection: Connection) -> Any:
-    """Psycopg's own connection, sync or async; None where there is none, or another driver's."""
-    if connection.closed or connection.invalidated:
-        return None
-    raw: Any = connection.connection.driver_connection
-    return raw if hasattr(raw, "pgconn") else None

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from ..context import AsyncJobContext, JobContext
 from ..errors import HandlerTimeout, PayloadError, SessionUnavailable
-from ..lifecycle import Change, decide
+from ..lifecycle import Change, Event, decide
 from ..log import get_logger
 from ..makers import AsyncSessionMaker, SessionMaker
 from ..models import Job
@@ -53,6 +53,7 @@ R = TypeVar("R")
 
 _SIGNALS = (Retry, Snooze, Cancel, Discard)
 _COMPLETED = Completed()
+_FAILURES = {Event.RETRY, Event.FAIL}
 #: About so many seconds a job waits that went back because there was no connection for its session.
 _AGAIN = 1.0
 #: What a handler may return by mistake, from behind a decorator: its own body, not begun.
@@ -119,12 +120,12 @@ class _Run:
         self._settled = self._settled or self.flight.settle()
         return self._settled
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Roll back what was not committed; a connection that is broken by now has done so itself."""
         self._ended = True
         if self.unit is not None:
             try:
-                self.unit.close()
+                self.unit.close(failed=failed)
             except Exception:
                 logger.debug("a handler's session did not close", exc_info=True)
 
@@ -392,12 +393,12 @@ class Executor:
                 return None
 
     def _finish(self, run: _Run, change: Change | None, error: BaseException | None = None) -> None:
-        run.close()
+        run.close(failed=_failed(change))
         if run.settle():
             self._end(run.flight, change, error)
 
     async def _finish_async(self, run: _Run, change: Change | None, error: BaseException | None = None) -> None:
-        await run.in_greenlet(run.close)
+        await run.in_greenlet(lambda: run.close(failed=_failed(change)))
         if run.settle():
             self._end(run.flight, change, error)
 
@@ -422,6 +423,10 @@ class Executor:
         if answer is not Answer.LOST and (self._says_all or change.error is not None):
             self._say_end(flight, change, None)
         self._report(flight, change if answer is None else None)
+
+
+def _failed(change: Change | None) -> bool:
+    return change is not None and change.event in _FAILURES
 
 
 def _left_early(flight: Flight, value: Any) -> bool:

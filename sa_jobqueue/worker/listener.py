@@ -21,6 +21,7 @@ from .. import operations
 from ..errors import ConfigurationError
 from ..log import get_logger
 from ..models import Job
+from . import driver, forks
 from .connections import Watch, backoff, drop_idle, hang_up, lasting_settings, setting
 
 if TYPE_CHECKING:  # whoever only enqueues, over another driver perhaps, needs no libpq
@@ -74,6 +75,7 @@ class Listener:
             connection: Connection | None = None
             try:
                 connection = self._engine.connect()
+                forks.guard(driver.psycopg_of(connection))
                 with self.watch.over(connection):
                     raw, channel = self._subscribe(connection)
                 if failures:

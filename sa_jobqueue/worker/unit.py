@@ -22,7 +22,7 @@ from ..models import SCHEMA, Job
 from ..operations import Answer, fault_of, kept_for_now
 from ..tracebacks import message_of
 from ..urls import same_database
-from . import direct, driver
+from . import direct, driver, spoiling
 
 __all__ = ["Unit"]
 
@@ -46,6 +46,7 @@ class Unit:
         "_close_session",
         "_closed",
         "_database",
+        "_found",
         "_idle",
         "_job",
         "_opening",
@@ -54,6 +55,7 @@ class Unit:
         "_others",
         "_own",
         "_pool",
+        "_raw",
         "_root",
         "_translate",
         "connection",
@@ -80,6 +82,8 @@ class Unit:
         self._job = job
         self._opening = self._closed = self._altered = self._others = False
         self._pool: Pool | None = None
+        self._raw: Any = None
+        self._found: spoiling.Found = None
         self.connection: Connection | None = None
         self.unopened: str | None = None
         """Why the last try to open a connection failed; None once there is one, and before."""
@@ -191,6 +195,8 @@ class Unit:
             if options:
                 connection = connection.execution_options(**options)
             self._options = connection.get_execution_options()
+            self._raw = driver.psycopg_of(connection)
+            self._found = spoiling.begin(connection, self._raw)
             self._begin(connection)
         except BaseException:
             connection.close()
@@ -255,6 +261,9 @@ class Unit:
                 return Answer.APPLIED if direct.commit(connection, command) else Answer.LOST
             connection.commit()
             return Answer.APPLIED
+        except BaseException:
+            self.close(failed=True)
+            raise
         finally:
             self.close()
 
@@ -262,10 +271,11 @@ class Unit:
         """Whether a command of the handler's is still under way. The connection is closed then: a ROLLBACK, too, would wait for
         the command's end.
         """
-        busy = self.connection is not None and driver.is_busy(self.connection)
-        if busy and self.connection is not None:
+        if not driver.is_busy(self._raw):
+            return False
+        if self.connection is not None:
             self.connection.invalidate()
-        return busy
+        return True
 
     def _command(self, connection: Connection, change: Change) -> str | None:
         """What writes `change` and commits, after the session's own commit(); None: the change is to be written before.
@@ -296,11 +306,15 @@ class Unit:
                 raise
             return self._write(connection, kept_for_now(change, fault_of(error)))
 
-    def close(self) -> None:
-        """Roll back what was not committed and give the connection back."""
-        self._closed = True
+    def close(self, *, failed: bool = False) -> None:
+        """Roll back what was not committed and give the connection back, or close it.
+
+        `failed`: so has the attempt, perhaps by what a handler before it has left behind on the connection.
+        """
+        committing, self._closed = self._closed, True
         try:
-            self._is_left_busy()
+            if not committing:
+                self._is_left_busy()
             self._close_session()
         finally:
             self._let_go()
@@ -308,9 +322,16 @@ class Unit:
                 connection, self.connection = self.connection, None
                 if connection.engine.pool is not self._pool:
                     connection.detach()  # the worker has left, and closed its pool: nobody would close what goes back
-                elif self._altered:
-                    connection.invalidate()  # whoever set it to AUTOCOMMIT would get it back without
+                elif self._is_unfit(connection, failed=failed):
+                    connection.invalidate()
                 connection.close()
+
+    def _is_unfit(self, connection: Connection, *, failed: bool) -> bool:
+        """Whether the pool is not to have it back. One that was set to AUTOCOMMIT would come back without."""
+        if connection.closed or connection.invalidated:
+            return False
+        spoiled = self._altered or spoiling.is_spoiled(connection, self._raw, self._found)
+        return spoiled or (failed and spoiling.may_be_dropped(connection.engine.pool))
 
     def _let_go(self) -> None:
         """The session refers to us no more. Else the two would be garbage that only a search for cycles finds: with
