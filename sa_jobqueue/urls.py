@@ -16,7 +16,7 @@ from sqlalchemy.exc import ArgumentError
 
 from .errors import ConfigurationError
 
-__all__ = ["check_psycopg", "database_url", "mask_passwords", "same_database"]
+__all__ = ["check_psycopg", "database_url", "mask_passwords", "not_connected", "same_database"]
 
 #: What means psycopg 3. SQLAlchemy 2.0 would take a bare `postgresql` for psycopg2, and knows no `postgres`.
 _PSYCOPG = frozenset({"postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg_async"})
@@ -88,6 +88,20 @@ def _mask_line(line: str) -> str:
         else:
             start = before.start() + 1
     return "".join([*shown, line[done:]])
+
+
+#: libpq puts two spaces before a server's message, and only there, in whatever language server and libpq speak.
+_SERVER_SAID = re.compile(r"failed: \S+:  ")
+
+
+def not_connected(reason: BaseException) -> str:
+    """What to say where no connection was made: that the server refused it, or that nothing answers.
+
+    >>> not_connected(OSError('port 5432 failed: FATAL:  database "shop" does not exist'))
+    'the database refused the connection: port 5432 failed: FATAL:  database "shop" does not exist'
+    """
+    said = str(reason)
+    return f"the database {'refused the connection' if _SERVER_SAID.search(said) else 'does not answer'}: {said}"
 
 
 def same_database(one: URL, other: URL) -> bool:

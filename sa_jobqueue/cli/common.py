@@ -15,7 +15,6 @@ import functools
 import importlib
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.log import place_of
 from sa_jobqueue.tasks import Registry, default_registry
 from sa_jobqueue.worker import Worker
 
@@ -36,6 +36,7 @@ __all__ = [
     "Config",
     "Json",
     "LogLevel",
+    "check_tasks",
     "command",
     "database",
     "fail",
@@ -169,6 +170,17 @@ def _merged(registries: Sequence[Registry]) -> Registry:
     return merged
 
 
+def check_tasks(config: Config, registry: Registry) -> None:
+    """ConfigurationError where there is no task: a worker could only put each job back."""
+    if next(iter(registry), None) is None:
+        named = ", ".join(config.app)
+        raise ConfigurationError(
+            f"--app {named}: no task is declared there; name the module that declares them, as in --app shop.tasks"
+            if named
+            else "there are no tasks to run: name the module that declares them, as in --app shop.tasks"
+        )
+
+
 def _only(name: str, registries: Iterable[Registry]) -> Any:
     """The one sessionmaker of several registries, or None."""
     found = {id(maker): maker for one in registries if (maker := getattr(one, name)) is not None}
@@ -208,10 +220,9 @@ def _import(name: str) -> Any:
             raise ConfigurationError(
                 f"--app {name}: there is no module {error.name!r} (looked in {Path.cwd()} and on Python's path)"
             ) from error
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        reason, file, line = str(error), frame.filename, frame.lineno
+        reason, place = str(error), place_of(error, package=name.partition(".")[0], anywhere=True)
         if isinstance(error, SyntaxError) and error.filename is not None:
-            reason, file, line = error.msg, error.filename, error.lineno
+            reason, place = error.msg, f"{error.filename}, line {error.lineno}"
         raise ConfigurationError(
-            f"--app {name}: importing it failed: {type(error).__name__}: {reason} ({file}, line {line})"
+            f"--app {name}: importing it failed: {type(error).__name__}: {reason} ({place}; --debug shows the traceback)"
         ) from error

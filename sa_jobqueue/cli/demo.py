@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sa_jobqueue.demo.run import SCHEMA, Plan, run_demo, standard_library
 from sa_jobqueue.urls import database_url
 
 from .config import Config
@@ -42,6 +41,9 @@ def demo(
     All tables are in the schema sa_jobqueue_demo, which every run drops and creates again; without --database-url that
     is in a database of its own on the embedded PostgreSQL, whatever DATABASE_URL says. The tasks, to be read and copied, are in sa_jobqueue/demo/tasks.py.
     """
+    # Its tasks are in the default registry, which is the application's in every other command.
+    from sa_jobqueue.demo.run import SCHEMA, Plan, run_demo, standard_library
+
     given = config.database_url
     url = embedded_database(config, SCHEMA, make=True) if given is None else database_url(given)
     plan = Plan(standard_library() if path is None else path, processes, use_async, must_rescue=path is None)

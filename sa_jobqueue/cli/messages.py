@@ -17,7 +17,7 @@ from sa_jobqueue.errors import JobQueueError
 from sa_jobqueue.log import escaped, one_line, place_of
 from sa_jobqueue.retry import entry
 from sa_jobqueue.tracebacks import message_of, name_of, text_of
-from sa_jobqueue.urls import mask_passwords
+from sa_jobqueue.urls import mask_passwords, not_connected
 
 from .config import LogLevel
 
@@ -38,10 +38,10 @@ def plain_errors(debug: bool = False) -> Generator[None]:
 
 def _explained(error: Exception) -> str:
     match error:
-        case DBAPIError(orig=psycopg.OperationalError() as reason) if reason.sqlstate is None or reason.sqlstate[:2] in (
-            "08", "28", "3D", "53", "57",
-        ):  # fmt: skip
-            return f"the database does not answer: {reason}"
+        case DBAPIError(orig=psycopg.OperationalError(sqlstate=None) as reason):
+            return not_connected(reason)
+        case DBAPIError(orig=psycopg.OperationalError(sqlstate=str() as code) as reason) if code[:2] in {"08", "57"}:
+            return f"the database ended the connection: {reason}"
         case DBAPIError(orig=psycopg.errors.InsufficientPrivilege() as reason):
             return f"the database refused: {reason}: sa-jobqueue grants --help says how a role gets the rights it needs"
         case DBAPIError(orig=reason):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json as jsonlib
 import sys
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from typing import Annotated, Any, cast
 
 import typer
 
-from sa_jobqueue.errors import OptionError, PayloadError
+from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError
 from sa_jobqueue.statements import insert_jobs
-from sa_jobqueue.tasks import Task, TaskName
+from sa_jobqueue.tasks import Registry, Task, TaskName
 
 from .common import Config, Json, load_registry, transaction
 from .filters import parse_duration
-from .output import note, print_json
+from .output import print_json
 
 __all__ = ["enqueue"]
 
@@ -52,12 +53,15 @@ def enqueue(
 ) -> None:
     """Enqueue one job and print its id.
 
-    With --app the arguments are checked against the handler; else the worker does it.
+    With --app the task must be there, and the arguments are checked against its handler; without, the worker does that.
 
     sa-jobqueue enqueue shop.send_receipt '{"order_id": 7}' --app shop.tasks
     sa-jobqueue enqueue shop.report '{}' --queue slow --delay 1h
     """
-    found = load_registry(config).get(task)
+    registry = load_registry(config)
+    found = registry.get(task)
+    if found is None and config.app:
+        raise ConfigurationError(_unknown(task, registry, config))
     target: Task[..., ..., Any] | TaskName = found if found is not None else TaskName(task)
     target = target.options(
         queue=queue,
@@ -75,8 +79,6 @@ def enqueue(
         args, kwargs = target.decode(text, what="the arguments")
         call = target.call(*args, **kwargs)
     else:
-        if config.app:
-            note(f"no task named {task!r} in {', '.join(config.app)}; enqueued by name, unchecked")
         call = target.call(**given)
     with transaction(config, make=True) as connection:
         made = connection.execute(insert_jobs([call])).scalar_one()
@@ -84,6 +86,12 @@ def enqueue(
         print_json({"id": made, "task": call.task, "queue": call.queue})
     else:
         typer.echo(made)
+
+
+def _unknown(task: str, registry: Registry, config: Config) -> str:
+    near = get_close_matches(task, [one.name for one in registry], 1)
+    there = f"; did you mean {near[0]!r}?" if near else ""
+    return f"--app {', '.join(config.app)}: no task named {task!r}{there} (--app '' enqueues by name, unchecked)"
 
 
 def _stdin() -> str:

@@ -33,7 +33,7 @@ from sa_jobqueue.worker.garbage import search_less
 from sa_jobqueue.worker.supervisor import CANNOT_WORK, Supervisor, drain_with_supervisor
 from sa_jobqueue.worker.worker import Worker
 
-from .common import Config, database, load_app
+from .common import Config, check_tasks, database, load_app
 from .config import PREFIX
 from .logs import LogFormat, set_log_format
 
@@ -234,6 +234,7 @@ def _worker(config: Config, options: WorkOptions) -> tuple[Worker, bool]:
     """The worker, and whether it is the application's own."""
     found = load_app(config)
     found.registry.resolve()
+    check_tasks(config, found.registry)
     if found.worker is not None and options.said:
         raise ConfigurationError(
             f"--{', --'.join(options.said).replace('_', '-')}: --app names a Worker, which says that itself; leave it "
@@ -264,6 +265,11 @@ def _queues_of(given: Sequence[str]) -> dict[str, int]:
     queues: dict[str, int] = {}
     for text in given:
         name, equals, slots = text.rpartition("=")
+        if not equals and (other := re.fullmatch(r"(.+):(\d*)", text, re.ASCII)):
+            raise ConfigurationError(
+                f"--queue {text}: for {other[2] or _SLOTS} slots of the queue {other[1]!r} write {other[1]}={other[2] or _SLOTS}; "
+                f"for a queue that is named {text!r}, {text}={_SLOTS}"
+            )
         if not equals:
             name, slots = text, str(_SLOTS)
         if not re.fullmatch(r"\d{1,9}", slots, re.ASCII):

@@ -14,7 +14,7 @@ from ..log import get_logger
 from ..migrations import check_schema
 from ..migrations.steps import quote
 from ..models import SCHEMA
-from ..urls import database_url, mask_passwords
+from ..urls import database_url, mask_passwords, not_connected
 from .connections import check_engine, is_behind_pooler, leave_out_closed
 
 __all__ = ["SERVICE_CONNECTIONS", "Engines"]
@@ -97,7 +97,7 @@ class Engines:
                 if not self._pooled and is_behind_pooler(connection):
                     logger.warning("a pooler answers for the database: if it pools transactions, work with --pooled")
         except DBAPIError as error:
-            raise DatabaseUnavailable(f"the database does not answer: {mask_passwords(str(error.orig))}") from error
+            raise DatabaseUnavailable(mask_passwords(not_connected(error.orig or error))) from error
         if limit < SERVICE_CONNECTIONS + 1:
             raise ConfigurationError(f"the server allows {limit} connections; a worker needs {SERVICE_CONNECTIONS + 1}")
         if limit < SERVICE_CONNECTIONS + self._slots:

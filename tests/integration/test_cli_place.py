@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import make_url
+import typer
+from sqlalchemy import Engine, make_url, text
 
+from sa_jobqueue.cli.messages import plain_errors
 from tests.support import pooler
 from tests.support.cli import invoke, notes, refused
 from tests.support.commands import run_command
@@ -106,3 +109,19 @@ def test_a_database_url_of_another_kind_is_named_by_its_variable() -> None:
     assert line.startswith("error: DATABASE_URL: ")
     assert "names the driver asyncpg; commands and workers use psycopg 3" in line
     assert "secret" not in line
+
+
+def test_a_connection_that_was_refused_is_no_silence(url: str) -> None:
+    """A database that is not there, or a login that is wrong: the server did answer, and its reason is said."""
+    gone = make_url(url).set(database="no_such_database").render_as_string(hide_password=False)
+    assert re.match(r"error: the database refused the connection: .*\bno_such_database\b", refused("list", url=gone))
+    stranger = make_url(url).set(username="nobody_here").render_as_string(hide_password=False)
+    assert "error: the database refused the connection: " in refused("list", url=stranger)
+    assert "does not answer" in refused("list", url="postgresql://me@127.0.0.1:1/nowhere")
+
+
+def test_a_connection_that_ends_is_said(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither a silence nor a refusal: an operator ended it in the middle of a command."""
+    with pytest.raises(typer.Exit), plain_errors(), engine.connect() as connection:
+        connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+    assert capsys.readouterr().err.startswith("error: the database ended the connection: ")

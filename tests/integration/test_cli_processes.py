@@ -70,6 +70,9 @@ def shell(script: str, code: int) -> str:
     [
         (["--app=nosuch"], "--app nosuch: there is no module 'nosuch'"),
         (["--app=unresolved"], "task 'unresolved.send': "),
+        (["--app=,"], "there are no tasks to run: name the module that declares them, as in --app shop.tasks"),
+        (["--app=json"], "--app json: no task is declared there"),
+        (["--queue=mail:10"], "for 10 slots of the queue 'mail' write mail=10; for a queue that is named 'mail:10', "),
         (["--queue=a=0"], "queue 'a' needs 1 to 10,000 slots, not 0"),
         (["--queue=a\udcff=1"], r"queue 'a\udcff' holds a lone surrogate, which is no Unicode text"),
         (["--max-memory=0"], "max_memory must be an integer from 1"),
@@ -88,12 +91,17 @@ def test_a_worker_that_cannot_begin_is_one_line(
     (tmp_path / "unresolved.py").write_text(
         "import sa_jobqueue\n@sa_jobqueue.task\ndef send(order: 'NoSuchType') -> None: ...\n"
     )
-    assert reason in one_line("work", *options, *several, url=database_url, cwd=tmp_path)
+    (tmp_path / "shop.py").write_text("import sa_jobqueue\n@sa_jobqueue.task\ndef send() -> None: ...\n")
+    app = {"SA_JOBQUEUE_APP": "shop"}
+    assert reason in one_line("work", *options, *several, url=database_url, cwd=tmp_path, env=app)
 
 
 def test_a_thread_of_the_application_does_not_keep_workers_from_beginning(database_url: str, tmp_path: Path) -> None:
     """The supervisor begins when the process has ended that tries whether the application imports."""
-    (tmp_path / "shop.py").write_text("import threading\nthreading.Thread(target=threading.Event().wait).start()\n")
+    (tmp_path / "shop.py").write_text(
+        "import threading\nfrom sa_jobqueue import task\n@task\ndef send() -> None: ...\n"
+        "threading.Thread(target=threading.Event().wait).start()\n"
+    )
     ended = run_command("work", "--app=shop", "--processes=2", "--drain", url=database_url, cwd=tmp_path, timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("found nothing more to do") == 2

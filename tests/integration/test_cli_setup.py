@@ -171,8 +171,15 @@ def test_with_an_app_the_handler_checks_the_arguments_and_says_the_options(
     assert "wrong" in refused(
         "enqueue", "shop.send", f'{{"order": "{order}", "wrong": 1}}', "--app", "shop_tasks", url=url
     )
-    result = invoke("enqueue", "shop.elsewhere", "{}", "--app", "shop_tasks", url=url)
-    assert (result.exit_code, "unchecked" in result.stderr) == (0, True)
+
+
+def test_a_task_that_the_app_has_not_is_refused(engine: Engine, url: str, folder: Path) -> None:
+    """Whoever gives an app wants the check; the nearest name is said, and no job is made."""
+    (folder / "shop_tasks.py").write_text(TASKS)
+    said = refused("enqueue", "shop.sned", "{}", "--app", "shop_tasks", url=url)
+    assert said.startswith("error: --app shop_tasks: no task named 'shop.sned'; did you mean 'shop.send'?")
+    assert as_json("list", url=url) == []
+    assert output("enqueue", "shop.sned", "{}", "--app", "", env={"SA_JOBQUEUE_APP": "shop_tasks"}, url=url)
 
 
 def test_an_app_may_name_a_registry_and_there_may_be_several(url: str, folder: Path) -> None:
@@ -192,8 +199,14 @@ def test_an_app_may_name_a_registry_and_there_may_be_several(url: str, folder: P
         (None, "shop/tasks.py", "expected dots"),
         ("import not_installed", "shop_broken", "ModuleNotFoundError: No module named 'not_installed'"),
         ("from os import nothing_like_it", "shop_broken", "ImportError: cannot import name 'nothing_like_it'"),
-        ("\ndef (", "shop_broken", "({folder}/shop_broken.py, line 2)\n"),
+        ("\ndef (", "shop_broken", "({folder}/shop_broken.py, line 2; --debug shows the traceback)\n"),
         ("1 / 0", "shop_broken", "ZeroDivisionError: division by zero"),
+        (
+            "\nimport os\nos.environ['NO_KEY']",
+            "shop_broken",
+            "KeyError: 'NO_KEY' (shop_broken.py, line 3, in <module>; ",
+        ),
+        ("import json\njson.loads('{')", "shop_broken", "(shop_broken.py, line 2, in <module>; --debug shows the "),
         ("raise SystemExit('usage: shop')", "shop_broken", "SystemExit: usage: shop"),
         ("URL = 'x://me:secret@db'\nraise RuntimeError(URL)", "shop_broken", "RuntimeError: x://me:***@db"),
     ],
