@@ -306,7 +306,7 @@ def _arguments(config: Config, options: WorkOptions) -> list[str]:
     """The command line that tells a worker process the same; its URLs are in its environment."""
     values = asdict(options) | {
         "processes": 1, "supervised": True, "listen_url": None, "pin": False,
-        "app": config.app, "schema": config.schema, "embedded_dir": config.embedded_dir,
+        "app": config.app or [""], "schema": config.schema, "embedded_dir": config.embedded_dir,
         "log_level": config.log_level, "debug": config.debug,
     }  # fmt: skip
     said: list[str] = []

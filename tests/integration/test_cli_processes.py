@@ -70,7 +70,7 @@ def shell(script: str, code: int) -> str:
     [
         (["--app=nosuch"], "--app nosuch: there is no module 'nosuch'"),
         (["--app=unresolved"], "task 'unresolved.send': "),
-        (["--app=,"], "there are no tasks to run: name the module that declares them, as in --app shop.tasks"),
+        (["--app="], "there are no tasks to run: name the module that declares them, as in --app shop.tasks"),
         (["--app=json"], "--app json: no task is declared there"),
         (["--queue=mail:10"], "for 10 slots of the queue 'mail' write mail=10; for a queue that is named 'mail:10', "),
         (["--queue=a=0"], "queue 'a' needs 1 to 10,000 slots, not 0"),
