@@ -26,6 +26,7 @@ __all__ = [
     "StatusError",
     "TaskError",
     "TaskWarning",
+    "WorkerBroken",
 ]
 
 
@@ -104,6 +105,10 @@ class StatusError(JobQueueError):
 
 class SessionUnavailable(JobQueueError):
     """`ctx.session` cannot be opened."""
+
+
+class WorkerBroken(JobQueueError):
+    """A thread that the worker cannot do without has ended. Start the worker again."""
 
 
 class HandlerTimeout(JobQueueError):

@@ -235,13 +235,13 @@ class Watch:
         busy = self._busy
         if busy is None or monotonic() - busy[0] < self._limit:
             return
-        logger.warning("a service connection has been silent for %g s; it is cut off", self._limit)
         try:
             raw: Any = busy[1].connection.dbapi_connection
             with socket.socket(fileno=os.dup(raw.pgconn.socket)) as stalled:
                 stalled.shutdown(socket.SHUT_RDWR)
         except Exception:
             logger.debug("it was broken already", exc_info=True)
+        logger.warning("a service connection has been silent for %g s; it is cut off", self._limit)
 
 
 def check_engine(connection: Connection) -> None:

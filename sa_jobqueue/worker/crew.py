@@ -36,6 +36,7 @@ from .lanes import Lane
 from .listener import Listener
 from .lookout import Lookout
 from .maintenance import Maintenance
+from .part import PartThread
 from .reopening import Reopening
 from .runners import Runners
 from .service import Service
@@ -161,6 +162,11 @@ class Crew:
             logger.info("not listening for wake-ups; polling every %g s", self._assignment.settings.poll)
         self.lookout.start([part.watch for part in (self.service, self.maintenance, self.listener) if part is not None])
 
+    def ended_part(self) -> PartThread | None:
+        """A thread that should go on, and does not."""
+        parts = (self.service, self.maintenance, self.listener, self.lookout)
+        return next((part.thread for part in parts if part is not None and part.thread.has_ended), None)
+
     def running(self) -> list[Flight]:
         """The jobs whose outcomes are not known yet."""
         return [flight for flight in self.flights.runs() if not flight.reported]
@@ -187,14 +193,15 @@ class Crew:
 
     def finish(self) -> None:
         """Write the last outcomes, and end the threads; maintenance strikes this worker off."""
-        if not self.service.finish(_FLUSH):
-            logger.error("%d outcomes could not be written; the jobs' leases will run out", len(self.writer))
+        written = self.service.finish(_FLUSH)
         self.reopening.finish()
         self.runners.finish()
         self.maintenance.finish(_LAST_CHORE)
         if self.listener is not None:
             self.listener.finish(_LAST_CHORE)
         self.lookout.finish(_LAST_CHORE)
+        if not written:
+            logger.error("%d outcomes could not be written; the jobs' leases will run out", len(self.writer))
 
     # ---- what the parts tell each other
 

@@ -23,6 +23,7 @@ from ..log import get_logger
 from ..models import Job
 from . import driver, forks
 from .connections import Watch, backoff, drop_idle, hang_up, lasting_settings, setting
+from .part import PartThread
 
 if TYPE_CHECKING:  # whoever only enqueues, over another driver perhaps, needs no libpq
     import psycopg
@@ -52,14 +53,14 @@ class Listener:
         self._end = threading.Event()
         self._bell: socket.socket | None = None
         """What the thread waits for beside its connection: rung at the end."""
-        self._thread = threading.Thread(target=self._loop, name="sa-jobqueue listener", daemon=True)
+        self.thread = PartThread("listener", self._loop)
         self.watch = Watch(_SILENCE)
         self.listening = False
         """Whether wake-ups come just now."""
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        self.thread.start()
 
     def finish(self, timeout: float) -> None:
         """End."""
@@ -67,7 +68,7 @@ class Listener:
         if (bell := self._bell) is not None:
             with suppress(OSError):  # the thread has closed it just now
                 bell.send(b".")
-        self._thread.join(timeout)
+        self.thread.join(timeout)
 
     def _loop(self) -> None:
         failures = 0
@@ -78,20 +79,24 @@ class Listener:
                 forks.guard(driver.psycopg_of(connection))
                 with self.watch.over(connection):
                     raw, channel = self._subscribe(connection)
-                if failures:
-                    logger.warning("listening again")
-                failures, self.listening = 0, True
+                again, failures, self.listening = failures > 0, 0, True
                 self._heard(None)
+                if again:
+                    with suppress(BaseException):  # as below
+                        logger.warning("listening again")
                 self._listen(connection, raw, channel)
-            except Exception as error:
+            except BaseException as error:
                 failures += 1
-                reason = error.orig if isinstance(error, DBAPIError) else error
-                if failures == 1:
-                    logger.warning("not listening for wake-ups (%s); polling meanwhile", " ".join(str(reason).split()))
-                    drop_idle(self._engine)
-            finally:
                 self.listening = False
-                if connection is not None:
+                with suppress(BaseException):  # of the application's: a filter of logs
+                    if failures == 1:
+                        drop_idle(self._engine)
+                        reason = error.orig if isinstance(error, DBAPIError) else error
+                        text = " ".join(str(reason).split())
+                        logger.warning("not listening for wake-ups (%s); polling meanwhile", text)
+            self.listening = False
+            if connection is not None:
+                with suppress(BaseException):
                     hang_up(connection)
             if failures:
                 self._end.wait(backoff(failures, first=0.2, most=_RETRY_MOST))

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 from ..log import get_logger
 from .connections import Watch
 from .flight import Flight, Flights
+from .part import PartThread
 
 __all__ = ["Lookout"]
 
@@ -44,7 +46,7 @@ class Lookout:
         """What runs on the loop while it is blocked, also after it was given up."""
         self._late_since: float | None = None
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._look_again, name="sa-jobqueue watch", daemon=True)
+        self.thread = PartThread("watch", self._look_again)
 
     @property
     def blocked(self) -> bool:
@@ -54,13 +56,13 @@ class Lookout:
     def start(self, watches: Sequence[Watch]) -> None:
         """Begin."""
         self._watches = watches
-        self._thread.start()
+        self.thread.start()
 
     def finish(self, timeout: float) -> None:
         """End; waits at most `timeout` seconds for a look that is under way."""
         self._end.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
+        if threading.current_thread() is not self.thread:
+            self.thread.join(timeout)
 
     def _look_again(self) -> None:
         self._ask()
@@ -69,8 +71,9 @@ class Lookout:
                 for watch in self._watches:
                     watch.check()
                 self._look_at_loop()
-            except Exception:  # of the application's: a filter of logs, the repr of a task
-                logger.debug("a look after the worker failed", exc_info=True)
+            except BaseException:  # of the application's: a filter of logs, the repr of a task
+                with suppress(BaseException):
+                    logger.debug("a look after the worker failed", exc_info=True)
 
     def _ask(self) -> None:
         self._silent, self._asked_at, self._answered_at = 0, monotonic(), None
@@ -86,9 +89,10 @@ class Lookout:
 
     def _look_at_loop(self) -> None:
         if self._answered_at is not None:
-            if self._silent >= _SILENT_LOOKS:
-                logger.warning("the event loop answers again, after %.1f s", self._answered_at - self._asked_at)
+            silent, took = self._silent, self._answered_at - self._asked_at
             self._ask()
+            if silent >= _SILENT_LOOKS:
+                logger.warning("the event loop answers again, after %.1f s", took)
             return
         self._silent += 1
         if self._silent < _SILENT_LOOKS:

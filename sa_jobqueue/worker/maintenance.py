@@ -32,6 +32,7 @@ from .executor import Executor, timed_out
 from .flight import Flight, Flights, Stop
 from .joblog import holder_of, lasting, say_rescue
 from .lanes import Lane
+from .part import PartThread
 from .writer import OutcomeWriter
 
 __all__ = ["Maintenance"]
@@ -111,7 +112,7 @@ class Maintenance:
             _Chore(max(min(lease / 3, 20.0), 1.0), self._say_alive),
         ]
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="sa-jobqueue maintenance", daemon=True)
+        self.thread = PartThread("maintenance", self._loop)
         # Whatever the chore: found dead in time, so that another connection renews what this one should have.
         self.watch = Watch(max(lease / 4, _SHORTEST_LIMIT))
         self.rescued = 0
@@ -119,12 +120,12 @@ class Maintenance:
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        self.thread.start()
 
     def finish(self, timeout: float) -> None:
         """End; waits at most `timeout` seconds for what is under way."""
         self._end.set()
-        self._thread.join(timeout)
+        self.thread.join(timeout)
 
     def _loop(self) -> None:
         while not self._end.wait(self._pause()):
@@ -133,8 +134,8 @@ class Maintenance:
                 self._give_back_stale()
                 self._do_chores()
                 self._failures = 0
-            except Exception as error:
-                with suppress(Exception):  # of the application's: a filter of logs
+            except BaseException as error:
+                with suppress(BaseException):  # of the application's: a filter of logs
                     self._broken(error)
         if self._connection is not None:
             self._say_goodbye(self._connection)
@@ -170,7 +171,7 @@ class Maintenance:
             if more:
                 chore.at = 0.0
 
-    def _broken(self, error: Exception) -> None:
+    def _broken(self, error: BaseException) -> None:
         self._failures += 1
         broken, self._connection = self._connection, None
         if broken is not None:

@@ -8,7 +8,6 @@ outcomes are kept, claiming stops, and after it is back what a broken commit may
 from __future__ import annotations
 
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -38,6 +37,7 @@ from .lanes import Lane
 from .leftout import LeftOut
 from .looks import Look
 from .lost import LostJobs
+from .part import PartThread
 from .resume import ResumePoints
 from .suspects import Suspects
 from .writer import OutcomeWriter
@@ -113,7 +113,7 @@ class Service:
         the two has failed."""
         self._bare = False
         """Whether the next claim brings no arguments and no meta along: the last one failed, perhaps by them."""
-        self._thread = threading.Thread(target=self._loop, name="sa-jobqueue service", daemon=True)
+        self.thread = PartThread("service", self._loop)
         self.watch = Watch(service_limit(settings.lease) + WATCH_MARGIN)
         self._careful = CarefulClaims(connector, self.watch, self._left_out, worker, settings.lease, job)
         self._suspects = Suspects(connector, flights, writer, self._left_out, settings, job)
@@ -127,7 +127,7 @@ class Service:
     def start(self) -> None:
         """Begin."""
         self._lost.begin()
-        self._thread.start()
+        self.thread.start()
 
     def wake(self) -> None:
         """There is something to write, or a slot has become free."""
@@ -157,8 +157,8 @@ class Service:
         """Write what is left and end; whether that was done within `timeout` seconds."""
         self._claiming, self._ending = False, True
         self._wake.ring()
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        self.thread.join(timeout)
+        return not self.thread.is_alive() and not len(self._writer)
 
     def _loop(self) -> None:
         hurried = False
@@ -168,9 +168,10 @@ class Service:
                 busy = self._watched_round()
                 failures, self._failures = self._failures, 0
                 if failures:
-                    logger.warning("the database is back")
-            except Exception as error:
-                with suppress(Exception):  # of the application's: a filter of logs
+                    with suppress(BaseException):  # as below
+                        logger.warning("the database is back")
+            except BaseException as error:
+                with suppress(BaseException):  # of the application's: a filter of logs
                     self._broken(error)
                 busy = False
             if self._ending and not len(self._writer) and not self._in_doubt:
@@ -463,7 +464,7 @@ class Service:
                 raise
             logger.debug("the server process of a broken connection is left to itself: %s", error.orig)
 
-    def _broken(self, error: Exception) -> None:
+    def _broken(self, error: BaseException) -> None:
         """The round failed: keep what is to be written, and begin anew on a fresh connection, after a while."""
         self._failures += 1
         broken, self._connection = self._connection, None

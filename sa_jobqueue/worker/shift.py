@@ -9,10 +9,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from enum import IntEnum
 from time import monotonic
 from typing import TypeVar
 
+from ..errors import WorkerBroken
 from ..log import get_logger
 from .crew import Assignment, Crew
 from .flight import Stop
@@ -105,7 +107,8 @@ class Shift:
             return  # it is closed: run() is about to return
         if beat.wait(_BEAT):
             return
-        logger.error("a handler blocks the event loop; what runs is given back, and the process ends")
+        with suppress(BaseException):  # of a filter of logs
+            logger.error("a handler blocks the event loop; what runs is given back, and the process ends")
         self._crew.close_lanes()
         self._crew.give_back(self._crew.flights)
         self._crew.finish()
@@ -123,11 +126,11 @@ class Shift:
             if not self._own_process:
                 logger.error("%s; async jobs wait for it until this process is started anew", found)
                 return
-            logger.error("%s; the process ends, to be started anew: def handlers have %g s to finish", found, grace)
             if not self._stopping:
                 self._ending = Ending.RECYCLE
             self.stop()
             self._crew.close_lanes()
+            logger.error("%s; the process ends, to be started anew: def handlers have %g s to finish", found, grace)
         if self._own_process:
             on_threads = any(not flight.task.is_async for flight in self._crew.running())
             if not on_threads or monotonic() >= self._threads_until:
@@ -144,6 +147,8 @@ class Shift:
                 look = _LOOK if self._assignment.max_jobs is None else _LOOK_AT_JOBS
                 await asyncio.wait_for(self._stop.wait(), timeout=look)
             except TimeoutError:
+                if (part := self._crew.ended_part()) is not None:
+                    raise WorkerBroken(f"the thread {part.name!r} has ended: {part.error!r}") from part.error
                 if (reason := self._wants_recycling()) is not None:
                     logger.warning("%s: ending, to be started anew", reason)
                     self._ending = Ending.RECYCLE

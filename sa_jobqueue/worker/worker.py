@@ -188,11 +188,12 @@ class Worker:
         """Stop; returns after how many seconds the handlers should have come to their end."""
         self._signals += 1
         now = self._signals > 1
-        if now:
-            logger.warning("%s, the second signal: leaving now", number.name)
-        else:
-            logger.info("%s: finishing what is running, for at most %g s", number.name, self.settings.grace)
         self.stop(now=now)
+        with suppress(BaseException):  # of a filter of logs: the next signal is to be heard, too
+            if now:
+                logger.warning("%s, the second signal: leaving now", number.name)
+            else:
+                logger.info("%s: finishing what is running, for at most %g s", number.name, self.settings.grace)
         return LAST_CALL if now else self.settings.grace + LAST_CALL
 
     def _end_if_blocked(self) -> None:

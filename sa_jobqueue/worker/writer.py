@@ -103,15 +103,23 @@ class OutcomeWriter:
         if self._waits:
             locked = {change.id for change in left if answers.get(change.id) is Answer.LOCKED}
             self._waits = {one: wait for one, wait in self._waits.items() if one in locked or one not in answers}
-        if len(left) < len(changes):
-            applied = [change for change in changes if answers.get(change.id) is Answer.APPLIED] if left else changes
-            self._done(applied, Answer.APPLIED)
+        lost: list[Change] = []
         for change in left:
             if answers.get(change.id) is Answer.LOCKED:
                 wait = self._waits[change.id] = min(2 * self._waits.get(change.id, _LOCKED_FIRST / 2), _LOCKED_LATER)
                 self._locked.append(_Later(monotonic() + wait, change))
             else:
-                self._done([change], Answer.LOST)
+                lost.append(change)
+        # Who hears of it may log, and a filter of the application's raise: nothing is left to be done after the last.
+        try:
+            if len(left) < len(changes):
+                applied = (
+                    [change for change in changes if answers.get(change.id) is Answer.APPLIED] if left else changes
+                )
+                self._done(applied, Answer.APPLIED)
+        finally:
+            if lost:
+                self._done(lost, Answer.LOST)
 
     def write_apart(self, begin: Callable[[], object], connection: Connection, changes: list[Change]) -> None:
         """Write a batch that failed as a whole: halve it until the bad row is alone, and end that one with the reason.

@@ -19,10 +19,11 @@ from sqlalchemy import Connection, Engine, func, insert, select, text
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobStatus, Registry, enqueue, operations, task
+from sa_jobqueue.errors import WorkerBroken
 from sa_jobqueue.lifecycle import Change
 from sa_jobqueue.models import WorkerRow
 from sa_jobqueue.operations import Answer
-from sa_jobqueue.worker import service
+from sa_jobqueue.worker import lookout, service
 from sa_jobqueue.worker.worker import Ending
 from tests.support import pooler
 from tests.support.databases import connect, terminate_others
@@ -210,23 +211,23 @@ def test_a_request_to_be_woken_holds_until_the_next_look(
 # ---- logging
 
 
-@pytest.mark.parametrize("logger", ["sa_jobqueue.worker.service", "sa_jobqueue.worker.maintenance"])
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+@pytest.mark.parametrize("part", ["service", "maintenance", "listener"])
 def test_a_filter_of_logs_that_raises_ends_no_thread_of_the_worker(
-    engine: Engine, database_url: str, url: str, registry: Registry, logger: str
+    engine: Engine, database_url: str, url: str, registry: Registry, part: str, error: type[BaseException]
 ) -> None:
-    """It meets the record that says that the connection broke."""
+    """It meets the records that say that the connection broke, and that it is there again."""
+    pooler.skip_where_deaf(url)
     raised: list[str] = []
 
     def wrong(record: logging.LogRecord) -> bool:
-        if "waits for the database" in record.msg or "outcomes are kept" in record.msg:
-            raised.append(record.msg)
-            raise ValueError("a filter that is wrong")
-        return True
+        raised.append(record.msg)
+        raise error("a filter that is wrong")
 
     @task(registry=registry, name="handler")
     def handler() -> None: ...
 
-    filtered = logging.getLogger(logger)
+    filtered = logging.getLogger(f"sa_jobqueue.worker.{part}")
     filtered.addFilter(wrong)
     try:
         with working(url, registry, lease=1.0) as worker:
@@ -237,7 +238,76 @@ def test_a_filter_of_logs_that_raises_ends_no_thread_of_the_worker(
             wait_until(lambda: terminate_others(url) or raised)
             id = add_one(engine, enqueue(handler))
             wait_until(lambda: job_of(engine, id).status == JobStatus.COMPLETED)
-            assert crew.service._thread.is_alive()
-            assert crew.maintenance._thread.is_alive()
+            wait_until(lambda: crew.listener is not None and crew.listener.listening)
+            assert crew.ended_part() is None
     finally:
         filtered.removeFilter(wrong)
+
+
+def test_a_filter_of_logs_that_raises_does_not_end_the_watch(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It meets the records that say that the event loop is blocked, and that it answers again."""
+    monkeypatch.setattr(lookout, "_LOOK", 0.02)
+    raised: list[str] = []
+    go = threading.Event()
+
+    def wrong(record: logging.LogRecord) -> bool:
+        raised.append(record.msg)
+        raise SystemExit("a filter that is wrong")
+
+    @task(registry=registry, name="blocks")
+    async def blocks() -> None:
+        go.wait(30)
+
+    filtered = logging.getLogger("sa_jobqueue.worker.lookout")
+    filtered.addFilter(wrong)
+    try:
+        with working(url, registry) as worker:
+            for _ in range(2):
+                before = len(raised)
+                go.clear()
+                add_one(engine, enqueue(blocks))
+                wait_until(lambda before=before: len(raised) == before + 1)  # type: ignore[misc]
+                go.set()
+                wait_until(lambda before=before: len(raised) == before + 2)  # type: ignore[misc]
+            assert crew_of(worker).ended_part() is None
+    finally:
+        go.set()
+        filtered.removeFilter(wrong)
+
+
+class OutOfOrder(threading.Event):
+    """Ends each thread that asks it."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        raise SystemExit("out of order")
+
+    is_set = wait
+
+
+@pytest.mark.parametrize("part", ["service", "maintenance", "listener", "lookout"])
+def test_a_worker_one_of_whose_threads_ends_all_the_same_ends_with_an_error(
+    engine: Engine, url: str, registry: Registry, part: str
+) -> None:
+    """It does not look alive while nobody renews its leases, say."""
+    pooler.skip_where_deaf(url)
+
+    def fail() -> float:
+        raise SystemExit("out of order")
+
+    def go_on() -> None:
+        with working(url, registry, grace=0.1) as worker:
+            crew = crew_of(worker)
+            if part in {"service", "maintenance"}:
+                getattr(crew, part)._pause = fail
+            else:
+                wait_until(lambda: crew.listener is not None and crew.listener.listening)
+                getattr(crew, part)._end = OutOfOrder()
+                assert crew.listener is not None
+                assert crew.listener._bell is not None
+                crew.listener._bell.send(b".")
+            wait_until(lambda: not worker.serving)
+
+    with pytest.raises(WorkerBroken, match=r"SystemExit\('out of order'\)"):
+        go_on()
