@@ -4,7 +4,7 @@
 ...     print(statement)
 GRANT USAGE ON SCHEMA "sa_jobqueue" TO "web"
 GRANT SELECT ON TABLE "sa_jobqueue".schema_version TO "web"
-GRANT INSERT, SELECT (id, created_at, claims, attempt, rescues) ON TABLE "sa_jobqueue".job TO "web"
+GRANT INSERT (task, args, queue, meta, priority, max_attempts, run_at), SELECT (id, created_at, claims, attempt, rescues) ON TABLE "sa_jobqueue".job TO "web"
 GRANT SELECT ON SEQUENCE "sa_jobqueue".gate_any TO "web"
 GRANT EXECUTE ON FUNCTION "sa_jobqueue".due_at(text) TO "web"
 
@@ -29,7 +29,7 @@ class Can(StrEnum):
     """What a role may do."""
 
     ENQUEUE = "enqueue"
-    """Insert jobs; not read their arguments, nor change or delete any."""
+    """Insert jobs, queued and with the next id; not read their arguments, nor change or delete any."""
     WORK = "work"
     """Run a worker: claim, finish, renew, rescue, prune; not enqueue, nor change what a job is to do."""
     READ = "read"
@@ -49,7 +49,10 @@ _LOOK = (
     "SELECT ON TABLE {schema}.worker",
 )
 
-# Not what a job is to do: task, args, queue, meta, priority, max_attempts.
+# What a job is to do, and when. All else is the table's to say: an id to come would stop the job that it is given to, and a
+# job that is inserted as running or done was never claimed.
+_WRITTEN_BY_PRODUCERS = "task, args, queue, meta, priority, max_attempts, run_at"
+# Not what a job is to do.
 _WRITTEN_BY_WORKERS = "status, claim_token, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, errors, result"
 _WRITTEN_BY_OPERATORS = (
     "status, attempt, rescues, run_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, errors, result"
@@ -62,7 +65,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             *_ALL,
             # A Session's INSERT returns these columns. An identity column's sequence wants no grant, and the wake-up
             # trigger's function runs with the rights of its owner; only its condition does not.
-            "INSERT, SELECT (id, created_at, claims, attempt, rescues) ON TABLE {schema}.job",
+            f"INSERT ({_WRITTEN_BY_PRODUCERS}), SELECT (id, created_at, claims, attempt, rescues) ON TABLE {{schema}}.job",
             "SELECT ON SEQUENCE {schema}.gate_any",
             "EXECUTE ON FUNCTION {schema}.due_at(text)",
         ),

@@ -169,6 +169,7 @@ def status_in(column: Any, statuses: Any) -> ColumnElement[bool]:
 # What `enqueue()` does not set is left out of the INSERT: it would be a NULL to send, and to parse, for each row.
 _UNSAID_TIME, _UNSAID_TEXT = DateTime(timezone=True).evaluates_none(), Text().evaluates_none()
 _UNSAID_NUMBER = BigInteger().evaluates_none()
+_UNSAID_STATUS = StatusText().evaluates_none()
 
 
 #: What a row begins with, of what only the queue's statements change.
@@ -182,7 +183,9 @@ class Job(Base):
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
     # These three come first, so that a merge is refused before it has copied anything.
-    status: Mapped[JobStatus] = mapped_column(StatusText, server_default=text("'queued'"))
+    # Of `status` and `errors` the model does not say what the table's default is. An INSERT would return it, and whoever
+    # enqueues would need the right to read it of all jobs; see below the class.
+    status: Mapped[JobStatus] = mapped_column(_UNSAID_STATUS)
     claims: Mapped[int] = mapped_column(Integer, server_default=text("0"))
     """How often it was claimed."""
     claim_token: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
@@ -209,9 +212,9 @@ class Job(Base):
     """Tags, trace context: whatever the producer wants to travel along."""
     worker: Mapped[str | None] = mapped_column(_UNSAID_TEXT)
     """The worker process that holds it, or held it last."""
-    errors: Mapped[list[dict[str, Any]]] = mapped_column(JSONB, server_default=text("'[]'::jsonb"))
+    errors: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
     """One entry per failed attempt or rescue: at, attempt, type, message, traceback."""
-    result: Mapped[Any | None] = mapped_column(JSONB(none_as_null=True))
+    result: Mapped[Any | None] = mapped_column(JSONB)
 
     @validates("status", "claims", "claim_token")
     def _refuse(self, key: str, value: object) -> object:
@@ -284,17 +287,16 @@ class Job(Base):
 
     def __init__(self, **columns: Any) -> None:
         super().__init__(**columns)
-        # What the INSERT's defaults will make of them. Else it would return `errors`, and whoever enqueues would need the
-        # right to read those of all jobs. (As `set_committed_value` would, which looks for an older value of each.)
-        known = vars(self)
-        known["status"] = JobStatus.QUEUED
-        known.setdefault("errors", [])
+        vars(self).pop(
+            "status", None
+        )  # not for the INSERT to say: who may enqueue may not make a job that runs, or is done
 
     def __repr__(self) -> str:
         state, key = self.__dict__, inspect(self).identity
         if key is not None and "task" not in state:
             return f"<Job {key[0]}, not loaded>"
-        return f"<Job {state.get('id')} {state.get('task')!r} in {state.get('queue')!r}: {state.get('status')}>"
+        status = state.get("status", None if key else JobStatus.QUEUED)
+        return f"<Job {state.get('id')} {state.get('task')!r} in {state.get('queue')!r}: {status}>"
 
     __table_args__ = (
         CheckConstraint(
@@ -310,6 +312,16 @@ class Job(Base):
     )
 
 
+event.listen(Job.status, "init_scalar", lambda *_: JobStatus.QUEUED, retval=True, propagate=True)
+event.listen(Job.errors, "init_scalar", lambda *_: [], retval=True, propagate=True)
+
+event.listen(
+    Job.__table__,
+    "after_create",
+    DDL(  # type: ignore[no-untyped-call]
+        "ALTER TABLE %(fullname)s ALTER COLUMN status SET DEFAULT 'queued', ALTER COLUMN errors SET DEFAULT '[]'::jsonb"
+    ),
+)
 # `postgresql_with` on a Table is new in SQLAlchemy 2.1; this is the same on 2.0.
 event.listen(
     Job.__table__,
@@ -373,9 +385,12 @@ class SchemaVersion(Base):
 
 
 @event.listens_for(Job, "after_insert", propagate=True)
-def _resolve_delay(mapper: Mapper[Job], connection: Connection, job: Job) -> None:
-    """After the INSERT a delay has become a time; both are counted from the transaction's now()."""
-    due = job.__dict__.get("run_at")
+def _know_what_came_of_it(mapper: Mapper[Job], connection: Connection, job: Job) -> None:
+    """After the INSERT the job is queued. A delay has become a time; both are counted from the transaction's now()."""
+    known = job.__dict__
+    known["status"] = JobStatus.QUEUED  # as `set_committed_value` would, which looks for an older value
+    known.setdefault("errors", [])
+    due = known.get("run_at")
     if isinstance(due, timedelta):
         set_committed_value(job, "run_at", job.created_at + due)
 

@@ -48,6 +48,12 @@ DDL = [
     "ALTER TABLE sa_jobqueue.job OWNER TO CURRENT_USER",
     "SELECT nextval('sa_jobqueue.job_id_seq')",
 ]
+#: What only the queue says of a new job.
+NOT_A_PRODUCERS = {
+    "id": "1000000", "status": "'running'", "claims": "7", "claim_token": "7", "attempt": "3", "rescues": "1", "worker": "'somebody'",
+    "created_at": "now()", "claimed_at": "now()", "lease_expires_at": "now()", "finished_at": "now()", "purge_at": "now()",
+    "cancel_requested_at": "now()", "errors": "'[]'", "result": "'1'",
+}  # fmt: skip
 INSERT = "INSERT INTO sa_jobqueue.job (task) VALUES ('a_task')"
 #: What makes a job another one.
 FORGERY = [
@@ -181,6 +187,45 @@ def test_an_enqueuer_can_do_nothing_else(make_role: MakeRole, engine: Engine) ->
     with pytest.raises(ProgrammingError, match="permission denied"), own.begin() as connection:
         connection.execute(cancel_jobs(Job.id > 0))
     own.dispose()
+
+
+def test_an_enqueuer_makes_queued_jobs_with_the_next_ids_only(make_role: MakeRole, engine: Engine) -> None:
+    """It takes no id that is to come, and makes no job that runs, or is done: these columns are the queue's to write."""
+    columns = set(Job.__table__.columns.keys())
+    url = make_role("enqueue")
+    forged = {
+        name: f"INSERT INTO sa_jobqueue.job (task, {name}) VALUES ('a', {value})"
+        for name, value in NOT_A_PRODUCERS.items()
+    }
+    assert allowed(url, *forged.values()) == []
+    given = columns - NOT_A_PRODUCERS.keys()
+    assert given == {"task", "args", "queue", "meta", "priority", "max_attempts", "run_at"}
+    every = "INSERT INTO sa_jobqueue.job VALUES (DEFAULT) RETURNING id"
+    copied = f"COPY sa_jobqueue.job ({', '.join(sorted(given))}) FROM STDIN"
+    assert allowed(url, every) == []
+    with connect(url) as connection, connection.cursor().copy(copied.encode()) as copy:
+        copy.write_row(["{}", 10, "{}", 4, "default", "now", "a_task"])
+    with engine.connect() as connection:
+        assert [job.status for job in connection.execute(select(Job.status))] == [JobStatus.QUEUED]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
+def test_an_enqueuer_enqueues_over_each_driver(make_role: MakeRole, engine: Engine, driver: str) -> None:
+    """One and many in a Session, and in bulk; the jobs say that they are queued before and after, with no more to read."""
+    own = create_engine(driver_url(make_role("enqueue"), driver))
+    with Session(own) as session:
+        jobs = [enqueue("a_task", n=n) for n in range(3)]
+        assert {job.status for job in jobs} == {JobStatus.QUEUED}
+        session.add(jobs[0])
+        session.flush()
+        session.add_all(jobs[1:])
+        session.flush()
+        assert [(job.status, job.errors) for job in jobs] == [(JobStatus.QUEUED, [])] * 3
+        session.scalars(enqueue_many([TaskName("a_task").call(n=n) for n in range(3)])).all()
+        session.commit()
+    own.dispose()
+    with engine.connect() as connection:
+        assert len(connection.execute(select(Job.id)).all()) == 6
 
 
 def test_an_enqueuer_wakes_a_worker(make_role: MakeRole, engine: Engine, database_url: str) -> None:

@@ -72,7 +72,10 @@ def test_a_change_on_one_side_alone_is_seen(connection: Connection, change: str,
 
 
 def test_alembic_sees_no_difference_either(connection: Connection) -> None:
-    """Its comparison misses CHECKs, predicates and options, but reads types and defaults in its own way."""
+    """Its comparison misses CHECKs, predicates and options, but reads types and defaults in its own way.
+
+    But for two defaults, which the models leave to the DDL: an INSERT would return them.
+    """
     connection.execute(text("DROP SCHEMA by_models CASCADE"))
     context = MigrationContext.configure(
         connection,
@@ -83,4 +86,7 @@ def test_alembic_sees_no_difference_either(connection: Connection) -> None:
             "compare_server_default": True,
         },
     )
-    assert compare_metadata(context, Base.metadata) == []
+    ((_, _, *errors_default), (_, _, *status_default)) = sorted(
+        (change for (change,) in compare_metadata(context, Base.metadata)), key=lambda change: change[3]
+    )
+    assert (errors_default[:2], status_default[:2]) == (["job", "errors"], ["job", "status"])
