@@ -199,7 +199,10 @@ def _named(name: str) -> Registry | Worker:
         try:
             found = found()
         except Exception as error:  # whatever the user's function does
-            raise ConfigurationError(f"--app {name}: calling it failed: {type(error).__name__}: {error}") from error
+            place = place_of(error, package=name.partition(".")[0].partition(":")[0], anywhere=True)
+            raise ConfigurationError(
+                f"--app {name}: calling it failed: {type(error).__name__}: {error} ({place}; --debug shows the traceback)"
+            ) from error
     if not isinstance(found, (Registry, Worker)):
         what = (
             "has no such name"
