@@ -35,11 +35,11 @@ from sqlalchemy.exc import DBAPIError
 
 from .compiled import Compiled
 from .context import ClaimedJob
-from .lifecycle import FINISHED, Change, Claim
+from .lifecycle import Change, Claim
 from .log import get_logger
-from .models import Job, WorkerRow, status_in
+from .models import Job, WorkerRow
 from .statements._parts import packed
-from .statements.admin import held_by, postpone_purge, prune_jobs, release_jobs
+from .statements.admin import first_over, held_by, postpone_purge, prune_jobs, prune_page, release_jobs
 from .statements.apply import apply_changes, apply_parameters
 from .statements.claim import (
     INLINE_LIMIT,
@@ -63,6 +63,7 @@ __all__ = [
     "Answer",
     "Expired",
     "Fault",
+    "Pruned",
     "Renewal",
     "Texts",
     "alike",
@@ -486,30 +487,42 @@ def is_too_much(error: DBAPIError) -> bool:
     return is_data_fault(error) or getattr(error.orig, "sqlstate", None) in _TOO_MUCH
 
 
-def prune(connection: Connection, *, limit: int = 1_000, seconds: float | None = None, job: type[Job] = Job) -> int:
-    """Delete at most `limit` jobs whose time to be kept is over; how many they were.
+class Pruned(NamedTuple):
+    """How many jobs a page of pruning has deleted, and up to which time it has come, in seconds since 1970."""
+
+    jobs: int
+    reached: float
+
+
+def prune(
+    connection: Connection,
+    *,
+    limit: int = 1_000,
+    seconds: float | None = None,
+    after: float = float("-inf"),
+    job: type[Job] = Job,
+) -> Pruned:
+    """Delete at most `limit` jobs whose time to be kept is over, from those on whose time was over at `after`.
 
     `seconds`: after which the DELETE is given up. One row that cannot be deleted keeps the others, too: the error is raised,
     and a smaller `limit` may do; `prune_first` gets past such a row.
     """
     _refuse_soon(connection, seconds)
-    return len(connection.scalars(prune_jobs(limit=limit, job=job)).all())
+    gone = connection.execute(prune_page(after=after, limit=limit, job=job)).all()
+    return Pruned(len(gone), max((row.purge_at for row in gone), default=after))
 
 
-def prune_first(connection: Connection, *, seconds: float | None = None, job: type[Job] = Job) -> bool | None:
+def prune_first(
+    connection: Connection, *, seconds: float | None = None, after: float = float("-inf"), job: type[Job] = Job
+) -> bool | None:
     """Delete the job whose time has been over for longest: whether it could be; None if there is none.
 
     One that a foreign key of the application's needs stays, and so does one that cannot be deleted in time: it is looked
     at again after a day, and is said once.
     """
     columns = job.__table__.c
-    first: int | None = connection.scalar(
-        select(columns.id)
-        .where(status_in(columns.status, FINISHED), columns.purge_at <= func.now())
-        .order_by(columns.purge_at, columns.id)
-        .limit(1)
-        .with_for_update(skip_locked=True)  # held to the end: another worker may not put off the next in its place
-    )
+    # Locked to the end: another worker may not put off the next in its place.
+    first: int | None = connection.scalars(first_over(after=after, job=job)).first()
     if first is None:
         return None
     try:

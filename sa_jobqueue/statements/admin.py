@@ -19,8 +19,11 @@ from sqlalchemy import (
     ColumnElement,
     ColumnExpressionArgument,
     DateTime,
+    Delete,
     Executable,
+    Float,
     Integer,
+    Select,
     Text,
     and_,
     bindparam,
@@ -44,11 +47,14 @@ from ..outcomes import Duration, seconds_of
 from ..retry import entry
 from ._parts import array, at_end, in_seconds, lock_in_order, members, rows, table_of
 from .apply import append_error
+from .claim import epoch_of
 
 __all__ = ["cancel_jobs", "discard_jobs", "prune_jobs", "release_jobs", "retry_jobs"]
 
 Criterion = ColumnExpressionArgument[bool]
 
+#: Before all times, in seconds since 1970.
+_EVER = float("-inf")
 _UNSYNCHRONIZED = {"synchronize_session": False}
 
 
@@ -152,23 +158,43 @@ def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> E
     if limit < 0:
         raise ValueError(f"limit must be 0 or more, not {limit!r}")
     _check("prune_jobs", where)
-    table = table_of(job)
-    columns = table.c
-    chosen = (
-        select(columns.id)
-        .where(status_in(columns.status, FINISHED), *(where or [columns.purge_at <= func.now()]))
-        .order_by(*([] if where else [columns.purge_at]), columns.id)
-        .limit(bindparam("page", limit, Integer))
-        .with_for_update(skip_locked=True)
-        .cte("chosen")
-        .prefix_with("MATERIALIZED")
-    )
+    columns = table_of(job).c
+    chosen = select(columns.id).where(*where).order_by(columns.id) if where else _over(job)
+    return _delete_finished(job, chosen, limit).returning(columns.id)
+
+
+def prune_page(*, after: float = _EVER, limit: int, job: type[Job] = Job) -> Executable:
+    """The same of a page of those whose time is over, for one who goes on to the next: from `after` on, in seconds since 1970.
+
+    Returns their ids, and the time of each. While somebody holds a snapshot, each page from the first one on would walk over
+    all that was deleted before.
+    """
+    columns = table_of(job).c
+    return _delete_finished(job, _over(job, after=after), limit).returning(columns.id, epoch_of(columns.purge_at))
+
+
+def first_over(*, after: float = _EVER, job: type[Job] = Job) -> Select[Any]:
+    """The job whose time has been over for longest, from `after` on, locked."""
+    return _locked_to_delete(job, _over(job, after=after)).limit(1)
+
+
+def _over(job: type[Job], *, after: float | None = None) -> Select[Any]:
+    # By the time alone, as the index has them: among many of one time each page would read and sort them all.
+    columns = table_of(job).c
+    over = select(columns.id).where(columns.purge_at <= func.now()).order_by(columns.purge_at)
     return (
-        delete(job)
-        .where(members(columns.id, select(chosen.c.id)))
-        .returning(columns.id)
-        .execution_options(**_UNSYNCHRONIZED)
+        over if after is None else over.where(columns.purge_at >= func.to_timestamp(bindparam("after", after, Float)))
     )
+
+
+def _locked_to_delete(job: type[Job], chosen: Select[Any]) -> Select[Any]:
+    return chosen.where(status_in(table_of(job).c.status, FINISHED)).with_for_update(skip_locked=True)
+
+
+def _delete_finished(job: type[Job], chosen: Select[Any], limit: int) -> Delete:
+    page = _locked_to_delete(job, chosen).limit(bindparam("page", limit, Integer))
+    ids = select(page.cte("chosen").prefix_with("MATERIALIZED").c.id)
+    return delete(job).where(members(table_of(job).c.id, ids)).execution_options(**_UNSYNCHRONIZED)
 
 
 def postpone_purge(*where: Criterion, by: timedelta, job: type[Job] = Job) -> Executable:

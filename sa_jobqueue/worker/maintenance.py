@@ -51,6 +51,7 @@ _PAGE = 100
 #: Jobs deleted in one statement at most.
 _PRUNE_PAGE = 1_000
 _BEFORE_ALL = -(2**63)
+_EVER = float("-inf")
 #: Seconds that a chore may take, however short the lease is: a host may be busy.
 _SHORTEST_LIMIT = 2.0
 #: A worker that has not been seen for so long is struck off.
@@ -103,6 +104,8 @@ class Maintenance:
         self._turn = lease / 12
         self._after = _BEFORE_ALL
         self._prune_page = _PRUNE_PAGE
+        # Where the next page begins: what was deleted before is not walked over again. And how far the pages have come.
+        self._prune_after = self._pruned_to = _EVER
         self._renewal = _Chore(lease / 6, self._renew)
         self._chores = [
             self._renewal,
@@ -354,10 +357,13 @@ class Maintenance:
         page, seconds = self._prune_page, min(self._settings.lease / 8, service_limit(self._settings.lease))
         try:
             with self._connector.begin(connection):
+                options: dict[str, Any] = {"seconds": seconds, "after": self._prune_after, "job": self._job}
                 if page > 1:
-                    more = grows = operations.prune(connection, limit=page, seconds=seconds, job=self._job) == page
+                    jobs, reached = operations.prune(connection, limit=page, **options)
+                    more = grows = jobs == page
+                    self._prune_after, self._pruned_to = reached, max(reached, self._pruned_to)
                 else:
-                    deleted = operations.prune_first(connection, seconds=seconds, job=self._job)
+                    deleted = operations.prune_first(connection, **options)
                     more, grows = deleted is not None, deleted is True  # those that cannot be deleted come together
         except DBAPIError as error:
             fault = fault_of(error)
@@ -365,9 +371,14 @@ class Maintenance:
                 raise
             # Rows of the application's need one of them, or are locked, or have no index to be found by.
             self._prune_page = max(page // 10, 1)
-            return True
-        if not more:
+            if page > 1:
+                return True
+            # Not even the first is found in time: too much of what was deleted is still there, for somebody's snapshot.
             self._prune_page = _PRUNE_PAGE
+            self._prune_after, before = self._pruned_to, self._prune_after
+            return self._prune_after > before
+        if not more:
+            self._prune_page, self._prune_after = _PRUNE_PAGE, _EVER
         elif grows:
             self._prune_page = min(2 * page, _PRUNE_PAGE)
         return more

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from psycopg.errors import lookup
-from sqlalchemy import Engine, func, insert, select, text
+from sqlalchemy import Connection, Engine, func, insert, select, text
 from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue import JobStatus, Registry, operations, task
@@ -284,6 +285,35 @@ def test_many_jobs_that_cannot_be_deleted_do_not_keep_others_from_being_rescued(
         wait_until(lambda: count(engine, JobStatus.COMPLETED, "kept") == 0)
     assert count(engine, JobStatus.COMPLETED, "needed") == len(needed)
     assert [caplog.text.count(f"job {one} cannot be deleted") for one in needed] == [1] * len(needed)
+
+
+def test_pruning_goes_on_where_the_oldest_is_not_found_in_time(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was deleted is still there for somebody's snapshot, and is walked over from the first page on."""
+    slow = threading.Event()
+
+    def walking(real: Callable[..., Any]) -> Callable[..., Any]:
+        def prune(connection: Connection, **options: Any) -> Any:
+            if slow.is_set() and options["after"] == float("-inf"):
+                connection.execute(text("SET LOCAL statement_timeout = '20ms'"))
+                connection.execute(text("SELECT pg_sleep(1)"))
+            return real(connection, **options)
+
+        return prune
+
+    def add(number: int) -> None:
+        with engine.begin() as connection:
+            make_jobs(connection, number, JobStatus.COMPLETED, task="kept", purge_at=timedelta(0))
+
+    for name in ("prune", "prune_first"):
+        monkeypatch.setattr(operations, name, walking(getattr(operations, name)))
+    with working(url, registry, prune_every=0.1) as worker:
+        for _ in range(2):
+            add(3)
+            wait_until(lambda: count(engine, JobStatus.COMPLETED, "kept") == 0)
+            slow.set()
+        assert crew_of(worker).maintenance._failures == 0
 
 
 def test_pruning_takes_smaller_pages_where_a_page_takes_too_long(engine: Engine, url: str, registry: Registry) -> None:

@@ -325,7 +325,7 @@ class QueueMachine(RuleBasedStateMachine):
             if directly:
                 assert sorted(connection.scalars(prune_jobs(limit=limit))) == sorted(wanted)
             else:
-                assert operations.prune(connection, limit=limit) == len(wanted)
+                assert operations.prune(connection, limit=limit).jobs == len(wanted)
             for id in wanted:
                 del self.jobs[id]
 

@@ -89,7 +89,7 @@ def renew(connection: Connection, world: World) -> Any:
 
 
 def prune(connection: Connection, world: World) -> Any:
-    return operations.prune(connection) or None
+    return operations.prune(connection).jobs or None
 
 
 def enqueue(connection: Connection, world: World) -> Any:

@@ -32,7 +32,7 @@ from sa_jobqueue.statements import (
     renew_leases,
     retry_jobs,
 )
-from sa_jobqueue.statements.admin import held_by, postpone_purge
+from sa_jobqueue.statements.admin import first_over, held_by, postpone_purge, prune_page
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
 from sa_jobqueue.statements.gates import channel_of, open_gates
@@ -93,6 +93,8 @@ SINGLE: dict[str, Callable[[], object]] = {
     "release_jobs": lambda: release_jobs(Job.worker == "gone", delay=5),
     "prune_jobs": prune_jobs,
     "prune_jobs_where": lambda: prune_jobs(Job.queue == "old", limit=10),
+    "prune_page": lambda: prune_page(after=1.0, limit=10),
+    "first_over": lambda: first_over(after=1.0),
     "postpone_purge": lambda: postpone_purge(Job.id == 1, by=timedelta(days=1)),
     "count_jobs": count_jobs,
     "count_jobs_where": lambda: count_jobs(Job.queue == "mail"),

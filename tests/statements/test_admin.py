@@ -8,7 +8,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Executable, column, func, select, table, text, true
+from sqlalchemy import Connection, Engine, Executable, column, func, select, table, text, true
 from sqlalchemy.exc import IntegrityError
 
 from sa_jobqueue import operations
@@ -18,6 +18,7 @@ from sa_jobqueue.operations import Answer
 from sa_jobqueue.outcomes import Completed, Snooze
 from sa_jobqueue.retry import MAX_ERRORS, MAX_MESSAGE
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, prune_jobs, release_jobs, retry_jobs
+from sa_jobqueue.statements.admin import prune_page
 from tests.support.factory import (
     TABLE,
     change,
@@ -31,6 +32,7 @@ from tests.support.factory import (
     users_table,
     wait_until_somebody_waits_for,
 )
+from tests.support.plans import Prepared, service_connection
 
 BUILDERS: dict[Event, Callable[..., Executable]] = {
     Event.CANCEL: cancel_jobs,
@@ -444,7 +446,7 @@ def test_a_page_with_a_row_that_the_application_needs_is_refused_as_a_whole(
         operations.prune(connection, limit=limit)
     connection.rollback()
 
-    assert operations.prune(connection, limit=2) == 2
+    assert operations.prune(connection, limit=2).jobs == 2
     assert sorted(statuses(connection)) == ids[2:]
 
 
@@ -470,6 +472,41 @@ def test_pruning_goes_on_past_rows_that_the_application_needs(
     now = connection.scalar(select(func.now()))
     assert all(timedelta(0) < row(connection, one).purge_at - now <= timedelta(days=1) for one in needed)
     assert all(f"job {one} cannot be deleted" in caplog.text for one in needed)
+
+
+def test_the_next_page_of_pruning_does_not_walk_over_what_was_deleted_before(
+    engine: Engine, connection: Connection
+) -> None:
+    """Somebody holds a snapshot for which all of it is still there."""
+    fill = (
+        "INSERT INTO sa_jobqueue.job (task, status, finished_at, purge_at)"
+        " SELECT 'a', 'completed', now(), now() - n * interval '1 second' FROM generate_series(1, 20000) AS n"
+    )
+    connection.execute(text(fill))
+    connection.commit()
+    with engine.connect() as reader, service_connection(engine) as pruner:
+        reader.execution_options(isolation_level="REPEATABLE READ").execute(text("SELECT FROM sa_jobqueue.job LIMIT 1"))
+        page = Prepared(pruner, prune_page(limit=0), {})
+        first, reached = page.explain({"page": 100}).blocks, float("-inf")
+        for _ in range(19):
+            pruned = operations.prune(pruner, limit=1_000, after=reached)
+            pruner.commit()
+            assert (pruned.jobs, pruned.reached > reached) == (1_000, True)
+            reached = pruned.reached
+        assert page.explain({"page": 100, "after": reached}).blocks < 1.2 * first < page.explain({"page": 100}).blocks
+
+
+def test_a_page_of_pruning_goes_on_among_jobs_of_one_time(connection: Connection) -> None:
+    """An operator has cancelled them in one statement, say."""
+    ids = make_jobs(connection, 7, "cancelled", purge_at=OVER)
+    reached, gone = float("-inf"), 0
+
+    for _ in range(4):
+        pruned = operations.prune(connection, limit=2, after=reached)
+        gone, reached = gone + pruned.jobs, pruned.reached
+
+    assert gone == len(ids)
+    assert statuses(connection) == {}
 
 
 def test_pruning_past_a_needed_row_does_not_wait_for_a_locked_one(connection: Connection, other: Connection) -> None:

@@ -148,7 +148,7 @@ def test_the_operations_elsewhere(elsewhere_engine: Engine) -> None:
         assert operations.apply(connection, [completed(first.id)]) == {first.id: Answer.APPLIED}
         assert operations.release_unknown(connection, worker="me", known=[]) == [second.id]
         connection.execute(text(f'UPDATE "{ELSEWHERE.replace(chr(34), chr(34) * 2)}".job SET purge_at = now()'))
-        assert operations.prune(connection) == 1
+        assert operations.prune(connection).jobs == 1
         operations.listen_for(connection, ["default"], seconds=5)
         assert operations.channel(connection).startswith("sa_jobqueue_")
 

@@ -1,10 +1,9 @@
 WITH chosen AS MATERIALIZED (
     SELECT sa_jobqueue.job.id AS id
     FROM sa_jobqueue.job
-    WHERE sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')
-    AND sa_jobqueue.job.purge_at <= now()
-    ORDER BY sa_jobqueue.job.purge_at,
-        sa_jobqueue.job.id
+    WHERE sa_jobqueue.job.purge_at <= now()
+    AND sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')
+    ORDER BY sa_jobqueue.job.purge_at
     LIMIT %(page)s::INTEGER
     FOR UPDATE SKIP LOCKED
 )

@@ -1,8 +1,8 @@
 WITH chosen AS MATERIALIZED (
     SELECT sa_jobqueue.job.id AS id
     FROM sa_jobqueue.job
-    WHERE sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')
-    AND sa_jobqueue.job.queue = %(queue_1)s::VARCHAR
+    WHERE sa_jobqueue.job.queue = %(queue_1)s::VARCHAR
+    AND sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')
     ORDER BY sa_jobqueue.job.id
     LIMIT %(page)s::INTEGER
     FOR UPDATE SKIP LOCKED

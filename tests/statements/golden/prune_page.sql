@@ -1,0 +1,19 @@
+WITH chosen AS MATERIALIZED (
+    SELECT sa_jobqueue.job.id AS id
+    FROM sa_jobqueue.job
+    WHERE sa_jobqueue.job.purge_at <= now()
+    AND sa_jobqueue.job.purge_at >= to_timestamp(%(after)s)
+    AND sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')
+    ORDER BY sa_jobqueue.job.purge_at
+    LIMIT %(page)s::INTEGER
+    FOR UPDATE SKIP LOCKED
+)
+DELETE
+FROM sa_jobqueue.job
+WHERE sa_jobqueue.job.id = any(array((
+        SELECT chosen.id
+        FROM chosen
+    )
+))
+RETURNING sa_jobqueue.job.id,
+    date_part('epoch', sa_jobqueue.job.purge_at) AS purge_at
