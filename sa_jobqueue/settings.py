@@ -33,7 +33,8 @@ class WorkerSettings:
     pooled: bool = False
     """Behind a pooler in transaction mode: no setting of a session is relied on."""
     session_idle_timeout: float | None = None
-    """The longest that a handler's transaction may sit idle; None: what the server says."""
+    """The longest that a handler's transaction may sit idle. None: what the server says; where it says nothing, an hour, on the
+    connections that the worker makes from a URL and not behind a pooler."""
     log_jobs: bool = False
     """Log how each job ended, at INFO; otherwise, but for failures, that is for DEBUG."""
 

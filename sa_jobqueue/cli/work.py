@@ -117,7 +117,10 @@ class WorkOptions:
     ] = _SETTINGS.max_rescues
     session_idle_timeout: Annotated[
         float | None,
-        _seconds(help="The longest that a handler's transaction may sit idle before the server ends it."),
+        _seconds(
+            help="The longest that a handler's transaction may sit idle before the server ends it; by default what the "
+            "server says, or an hour."
+        ),
     ] = None
     poll: Annotated[float, _waking(metavar="SECONDS", help="The longest time between two looks at an idle queue.")] = (
         _SETTINGS.poll

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import URL, Engine, create_engine, text
+from sqlalchemy import URL, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -23,6 +23,13 @@ logger = get_logger(__name__)
 
 #: Connections of a worker process beside those of the handlers' sessions: service, maintenance, listener.
 SERVICE_CONNECTIONS = 3
+
+#: An hour: a handler may compute for long between two statements, and what a frozen host or a forgotten child has locked is not
+#: locked for ever. Only where nobody has said otherwise, for the role, the database or in the URL.
+_END_IDLE = (
+    "SELECT set_config('idle_in_transaction_session_timeout', '1h', false) "
+    "WHERE current_setting('idle_in_transaction_session_timeout') = '0'"
+)
 
 
 class Engines:
@@ -73,15 +80,20 @@ class Engines:
 
     def _make(self, url: URL) -> Engine:
         engine = create_engine(url, **self._options)
-        leave_out_closed(engine)
+        self._prepare(engine)
         self._ours.append(engine)
         return engine
 
     def _make_async(self, url: URL) -> AsyncEngine:
         engine = create_async_engine(url, **self._options)
-        leave_out_closed(engine.sync_engine)
+        self._prepare(engine.sync_engine)
         self._ours_async.append(engine)
         return engine
+
+    def _prepare(self, engine: Engine) -> None:
+        leave_out_closed(engine)
+        if not self._pooled:  # the setting would be another client's
+            event.listen(engine, "connect", _end_idle)
 
     def check(self) -> None:
         """Is the server there, has it our schema, can it take our connections?
@@ -112,6 +124,15 @@ class Engines:
             await asynchronous.dispose()
         for engine in self._ours:
             engine.dispose()
+
+
+def _end_idle(connection: Any, _: object) -> None:
+    """Let the server end transactions that have been idle for long. A round trip for each new connection, and none for a job."""
+    connection.autocommit = True
+    cursor = connection.cursor()
+    cursor.execute(_END_IDLE)
+    cursor.close()
+    connection.autocommit = False
 
 
 def _options(slots: int, *, pooled: bool) -> dict[str, Any]:

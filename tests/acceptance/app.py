@@ -92,6 +92,34 @@ def held(ctx: JobContext, name: str) -> None:
     say(f"ended-{name}")
 
 
+def fork(name: str) -> None:
+    """A child that stays, whatever becomes of this process."""
+    if os.fork() == 0:
+        say(f"child-{name}")
+        while True:
+            time.sleep(1)
+
+
+@task(registry=registry, retry=SOON)
+def forks(ctx: JobContext, name: str) -> None:
+    """Locks a row, and has a child; the first time only."""
+    ctx.session.add(Effect(job_id=ctx.job_id, pid=os.getpid(), note=name))
+    ctx.session.execute(text("UPDATE locked SET n = n + 1"))
+    if next(hold(name), None) is not None:
+        fork(name)
+        time.sleep(3_600)
+
+
+@task(registry=registry, retry=SOON)
+async def forks_async(ctx: AsyncJobContext, name: str) -> None:
+    """The same, on the event loop."""
+    ctx.session.add(Effect(job_id=ctx.job_id, pid=os.getpid(), note=name))
+    await ctx.session.execute(text("UPDATE locked SET n = n + 1"))
+    if next(hold(name), None) is not None:
+        fork(name)
+        await asyncio.sleep(3_600)
+
+
 @task(registry=registry, retry=SOON)
 async def held_async(ctx: AsyncJobContext, name: str) -> None:
     """Writes, then waits for the test: the first time only."""

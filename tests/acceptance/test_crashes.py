@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from contextlib import ExitStack
 from time import monotonic
 
+import psutil
 import pytest
 from sqlalchemy import text
 
@@ -209,3 +211,26 @@ def test_jobs_that_wait_behind_a_blocked_event_loop_go_to_another_worker(shop: S
         with shop.work("--lease=30"):
             done = shop.wait_for(*behind)
     assert {(job.attempt, job.rescues) for job in done} == {(1, 0)}
+
+
+@pytest.mark.parametrize("forks", [app.forks, app.forks_async])
+def test_a_child_that_outlives_its_killed_worker_keeps_no_lock(shop: Shop, forks: AnyTask) -> None:
+    """It has inherited the sockets, but not what they lead to: the server hears at once that the worker is gone."""
+    shop.execute(text("CREATE TABLE locked AS SELECT 0 AS n"))
+    (job_id,) = shop.add(enqueue(forks, "a"))
+    child: int | None = None
+    try:
+        with shop.work() as first:
+            (child,) = shop.wait_said("child-a")
+            first.kill()
+            assert psutil.pid_exists(child)
+            wait_until(lambda: shop.execute(NOBODY_SPEAKS)[0][0], 10)
+            with shop.work() as second:
+                (job,) = shop.wait_for(job_id)
+            assert psutil.pid_exists(child)
+        assert (job.attempt, job.rescues) == (1, 1)
+        assert [effect.pid for effect in shop.effects()] == [second.pid]
+        assert shop.execute(text("SELECT n FROM locked")) == [(1,)]
+    finally:
+        if child is not None:
+            os.kill(child, signal.SIGKILL)

@@ -735,3 +735,42 @@ def test_a_session_without_autobegin_is_the_handlers_to_begin(
     drain(notes, registry, sessionmaker=sessionmaker(notes, autobegin=False))
     assert job_of(notes, id).status == JobStatus.COMPLETED
     assert written(notes) == ([] if does == "nothing" else ["done"])
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(("said", "expected"), [(None, "1h"), ("5min", "5min")])
+def test_a_handlers_transaction_does_not_sit_idle_for_ever(
+    database_url: str, registry: Registry, kind: str, said: str | None, expected: str
+) -> None:
+    """On connections that the worker makes itself: an hour, where the server says nothing. An engine that was given is as it was."""
+    found: list[str] = []
+    shown = text("SELECT current_setting('idle_in_transaction_session_timeout')")
+
+    @task(registry=registry, name="sync")
+    def sync_handler(ctx: JobContext) -> None:
+        found.append(str(ctx.session.scalar(shown)))
+
+    @task(registry=registry, name="async")
+    async def async_handler(ctx: AsyncJobContext) -> None:
+        found.append(str(await ctx.session.scalar(shown)))
+
+    if pooler.is_pooled(database_url):
+        pytest.skip("the server's connections are the pooler's")
+    engine = create_engine(database_url)
+    if said is not None:
+        with engine.begin() as connection:
+            name = engine.dialect.identifier_preparer.quote(str(engine.url.database))
+            connection.execute(text(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '{said}'"))
+        engine.dispose()
+    own = create_async_engine(database_url)
+    add(engine, enqueue(kind))
+    drain(database_url, registry)
+    add(engine, enqueue(kind))
+
+    async def main() -> None:
+        await worker_for(engine, registry, async_engine=own).serve(until_idle=True)
+        await own.dispose()
+
+    asyncio.run(main())
+    engine.dispose()
+    assert found == [expected, said or "0"]
