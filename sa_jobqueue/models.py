@@ -387,7 +387,7 @@ class SchemaVersion(Base):
 @event.listens_for(Job, "after_insert", propagate=True)
 def _know_what_came_of_it(mapper: Mapper[Job], connection: Connection, job: Job) -> None:
     """After the INSERT the job is queued. A delay has become a time; both are counted from the transaction's now()."""
-    known = job.__dict__
+    known = vars(job)
     known["status"] = JobStatus.QUEUED  # as `set_committed_value` would, which looks for an older value
     known.setdefault("errors", [])
     due = known.get("run_at")

@@ -168,6 +168,10 @@ class _Run:
             raise SessionUnavailable("the job has ended: ctx.session cannot be opened any more")
 
 
+def _nobody_hears(flight: Flight, engine: Engine, why: str) -> None:
+    """For an executor without lanes to close."""
+
+
 class Executor:
     """Runs flights.
 
@@ -184,7 +188,7 @@ class Executor:
         report: Callable[[Flight, Change | None], None],
         committed: Callable[[Change], None],
         leaving: Callable[[], bool] = lambda: False,
-        unopened: Callable[[Flight, Engine, str], None] = lambda *_: None,
+        unopened: Callable[[Flight, Engine, str], None] = _nobody_hears,
         *,
         max_rescues: int,
         log_jobs: bool = False,
