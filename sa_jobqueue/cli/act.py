@@ -62,9 +62,9 @@ class Order:
         """From what Typer found."""
         return cls(ids=ids or (), **given)
 
-    def criteria(self, chosen: Chosen, *, since: InstrumentedAttribute[Any] = Job.created_at) -> list[Criterion]:
+    def criteria(self, chosen: Chosen, *, by: InstrumentedAttribute[Any] = Job.created_at) -> list[Criterion]:
         """The ids given, and what else was said of the jobs."""
-        return [*([self.named] if self.ids else []), *chosen.criteria(since=since)]
+        return [*([self.named] if self.ids else []), *chosen.criteria(by=by)]
 
     @property
     def named(self) -> Criterion:
@@ -143,7 +143,7 @@ def prune(
     sa-jobqueue prune --expired
     sa-jobqueue prune --status completed --older-than 3d --dry-run
     """
-    criteria = order.criteria(chosen, since=Job.finished_at)
+    criteria = order.criteria(chosen, by=Job.finished_at)
     if expired:
         if order.all:
             raise ConfigurationError("--all and --expired contradict each other: give one of them")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
 
 import typer
-from sqlalchemy import ColumnElement, and_, func, or_
+from sqlalchemy import ColumnElement, and_, case, func, or_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job, status_literal
 
 __all__ = [
-    "PANEL", "Chosen", "Queues", "Status", "parse_duration", "parse_id",
+    "ERROR_TYPE", "PANEL", "READING", "Chosen", "Queues", "Status", "parse_duration", "parse_id",
 ]  # fmt: skip
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
@@ -37,6 +37,22 @@ def parse_duration(text: str | timedelta) -> timedelta:
     except OverflowError:
         pass
     raise typer.BadParameter(f"{text!r} is not a duration; expected 45s, 10m, 2h, 3d, 1w or 1h30m")
+
+
+def parse_since(text: str | timedelta | datetime) -> timedelta | datetime:
+    """`text` as a time, of this machine where it has no zone, or as a duration before now. For Typer."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return parse_duration(text)
+    except typer.BadParameter:
+        raise typer.BadParameter(
+            f"{text!r} is neither a time, as in 2030-01-31 or 2030-01-31T09:00+01:00, nor a duration, as in 45s, 10m, 2h, 3d"
+        ) from None
 
 
 def parse_id(text: str | int) -> int:
@@ -82,6 +98,12 @@ def _criterion(status: Status) -> Any:
             return Job.status == status_literal(JobStatus(status.value))
 
 
+#: What a job is called: its status, or the reading of `queued` that fits.
+READING = case((Job.is_retrying, "retrying"), (Job.is_scheduled, "scheduled"), else_=Job.status)
+
+#: The class of the error that a job is in trouble with: its last one, unless it has completed since.
+ERROR_TYPE = case((Job.status != status_literal(JobStatus.COMPLETED), Job.errors[-1]["type"].astext))
+
 #: The heading of these options in the help.
 PANEL = "Which jobs"
 
@@ -113,6 +135,38 @@ _OPTIONS: Mapping[str, tuple[Any, Any]] = {
             ),
         ],
         [],
+    ),
+    "tag": (
+        Annotated[
+            list[str],
+            typer.Option("--tag", metavar="TEXT", help="With this tag; repeated: with each.", rich_help_panel=PANEL),
+        ],
+        [],
+    ),
+    "error": (
+        Annotated[
+            list[str],
+            typer.Option(
+                "--error",
+                metavar="TYPE",
+                help="Whose last error is of this class, with or without its module, and that have not completed since. "
+                "May be repeated.",
+                rich_help_panel=PANEL,
+            ),
+        ],
+        [],
+    ),
+    "since": (
+        Annotated[
+            datetime | None,
+            typer.Option(
+                metavar="TIME",
+                parser=parse_since,
+                help="Enqueued (for prune: finished) since then: 2030-01-31, 2030-01-31T09:00+01:00; or within the last 2h.",
+                rich_help_panel=PANEL,
+            ),
+        ],
+        None,
     ),
     "older_than": (
         Annotated[
@@ -150,6 +204,9 @@ class Chosen:
     queue: Sequence[str] = ()
     task: Sequence[str] = ()
     status: Sequence[Status] = ()
+    tag: Sequence[str] = ()
+    error: Sequence[str] = ()
+    since: datetime | timedelta | None = None
     older_than: timedelta | None = None
     newer_than: timedelta | None = None
 
@@ -162,8 +219,8 @@ class Chosen:
         """Whether anything was said."""
         return bool(self.criteria())
 
-    def criteria(self, *, since: InstrumentedAttribute[Any] = Job.created_at) -> list[ColumnElement[bool]]:
-        """As criteria; none for all jobs. `since`: the time from which ages count."""
+    def criteria(self, *, by: InstrumentedAttribute[Any] = Job.created_at) -> list[ColumnElement[bool]]:
+        """As criteria; none for all jobs. `by`: the time from which ages count."""
         found: list[ColumnElement[bool]] = []
         if self.queue:
             found.append(Job.queue.in_(self.queue))
@@ -171,8 +228,19 @@ class Chosen:
             found.append(Job.task.in_(self.task))
         if self.status:
             found.append(or_(*(_criterion(status) for status in self.status)))
+        if self.tag:
+            found.append(Job.meta.contains({"tags": list(self.tag)}))
+        if self.error:
+            found.append(or_(*(_is_class(ERROR_TYPE, name) for name in self.error)))
+        if self.since is not None:
+            found.append(by >= (self.since if isinstance(self.since, datetime) else func.now() - self.since))
         if self.older_than is not None:
-            found.append(since < func.now() - self.older_than)
+            found.append(by < func.now() - self.older_than)
         if self.newer_than is not None:
-            found.append(since >= func.now() - self.newer_than)
+            found.append(by >= func.now() - self.newer_than)
         return found
+
+
+def _is_class(column: ColumnElement[str | None], name: str) -> ColumnElement[bool]:
+    """Whether a qualified name is that of the class `name`, which may have its module or not."""
+    return or_(column == name, column.endswith(f".{name}", autoescape=True))

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json as jsonlib
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any, cast
 
 import typer
-from sqlalchemy import case, func, select
+from sqlalchemy import Connection, case, func, select
 from sqlalchemy.orm import Session
 
+from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job
 from sa_jobqueue.urls import mask_passwords
 
-from .common import Config, Json, fail, one_line, transaction
-from .filters import Chosen, parse_id
-from .output import Column, age, cleaned, masked, moment, note, print_json, print_table, say
+from .common import Config, Json, fail, one_line, open_engine, transaction
+from .filters import ERROR_TYPE, READING, Chosen, parse_id
+from .output import Column, age, cleaned, duration, masked, moment, note, print_json, print_table, say, watch_table
 
 __all__ = ["list_jobs", "show"]
 
 _STYLES = {"failed": "red", "cancelled": "dim", "running": "cyan", "retrying": "yellow", "completed": "green"}
+
+Line = tuple[object, ...]
+
+#: Seconds between two looks with --watch.
+_PAUSE = 2.0
 
 _COLUMNS = (
     Column("id", "right"),
@@ -39,8 +46,11 @@ def list_jobs(
     chosen: Chosen,
     *,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1_000_000_000, help="At most so many jobs.")
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1_000_000_000, help="At most this many jobs.")
     ] = 50,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the list again every 2 seconds, until Ctrl-C; as many jobs as fit.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """List jobs, the newest first.
@@ -48,29 +58,48 @@ def list_jobs(
     sa-jobqueue list --status failed --newer-than 2h
     sa-jobqueue list --queue mail --status due --json
     """
-    reading = case((Job.is_retrying, "retrying"), (Job.is_scheduled, "scheduled"), else_=Job.status)
-    last = Job.errors[-1]
+    if watch and json:
+        raise ConfigurationError("--watch and --json contradict each other: give one of them")
+    engine = open_engine(config)
+    with transaction(config, engine) as connection:
+        rows = _look(connection, chosen, limit + 1)
+    shown = rows[:limit]
+    if watch:
+
+        def look(fitting: int) -> tuple[list[Line], list[str]]:
+            with engine.begin() as connection:
+                found = _look(connection, chosen, min(limit, fitting))
+            return list(map(_as_line, found)), _styles(found)
+
+        watch_table(_COLUMNS, look, every=_PAUSE)
+    elif json:
+        print_json([_as_json(row) for row in shown])
+    elif shown:
+        print_table(_COLUMNS, map(_as_line, shown), styles=_styles(shown))
+    else:
+        note("no such jobs")
+    if len(rows) > limit and not watch:
+        note(f"the newest {limit}; --limit N shows more")
+
+
+def _look(connection: Connection, chosen: Chosen, limit: int) -> Sequence[Any]:
+    """The newest jobs; one that completed after all has no error any more."""
+    message = case((ERROR_TYPE.is_not(None), Job.errors[-1]["message"].astext))
     statement = (
         select(
-            Job.id, Job.status, reading.label("reading"), Job.queue, Job.task, Job.priority, Job.attempt, Job.max_attempts, Job.rescues,
+            Job.id, Job.status, READING.label("reading"), Job.queue, Job.task, Job.priority, Job.attempt, Job.max_attempts, Job.rescues,
             Job.created_at, Job.run_at, Job.claimed_at, Job.finished_at, Job.cancel_requested_at, Job.worker,
-            last["type"].astext.label("error_type"), last["message"].astext.label("error_message"), func.now().label("now"),
+            ERROR_TYPE.label("error_type"), message.label("error_message"), func.now().label("now"),
         )
         .where(*chosen.criteria())
         .order_by(Job.id.desc())
-        .limit(limit + 1)
+        .limit(limit)
     )  # fmt: skip
-    with transaction(config) as connection:
-        rows: Sequence[Any] = connection.execute(statement).mappings().all()
-    shown = rows[:limit]
-    if json:
-        print_json([_as_json(row) for row in shown])
-    elif shown:
-        print_table(_COLUMNS, map(_as_line, shown), styles=[_STYLES.get(row.reading, "") for row in shown])
-    else:
-        note("no such jobs")
-    if len(rows) > limit:
-        note(f"the newest {limit}; --limit N shows more")
+    return connection.execute(statement).mappings().all()
+
+
+def _styles(rows: Sequence[Any]) -> list[str]:
+    return [_STYLES.get(row.reading, "") for row in rows]
 
 
 def _as_json(row: Any) -> dict[str, Any]:
@@ -78,8 +107,11 @@ def _as_json(row: Any) -> dict[str, Any]:
     return job | {name: masked(job[name]) for name in ("error_type", "error_message")}
 
 
-def _as_line(row: Any) -> tuple[object, ...]:
-    error = one_line(mask_passwords(f"{row.error_type}: {row.error_message}")) if row.error_type is not None else ""
+def _as_line(row: Any) -> Line:
+    error = ""
+    if row.error_type is not None:  # its class without the module, and its first line, so that both fit into one line
+        first = next(iter((row.error_message or "").strip().splitlines()), "")
+        error = one_line(mask_passwords(f"{row.error_type.rpartition('.')[2]}: {first}"))
     attempt = f"{row.attempt}/{row.max_attempts}"
     return row.id, row.reading, row.queue, row.task, attempt, _since(row.created_at, row.now), _when(row), error
 
@@ -105,16 +137,20 @@ def show(
 ) -> None:
     """Show one job: its arguments, its times, every attempt with its error."""
     with transaction(config) as connection, Session(connection, expire_on_commit=False) as session:
-        job = session.get(Job, id)
-        now = session.scalar(select(func.now()))
-    if job is None or now is None:
+        found = session.execute(select(Job, READING, func.now()).where(Job.id == id)).one_or_none()
+    if found is None:
         fail(f"there is no job {id}", 1)
+    job, reading, now = found
+    durations = _durations(job, now)
     if json:
         columns = {column: getattr(job, column) for column in Job.__table__.columns.keys()}  # noqa: SIM118
-        print_json(columns | {"errors": masked(job.errors)})
+        seconds = {f"{name}_seconds": time.total_seconds() for name, time in durations.items()}
+        print_json(columns | {"reading": reading} | seconds | {"errors": masked(job.errors)})
         return
-    _print_head(job)
+    _print_head(job, reading)
     _print_times(job, now)
+    for name, time in durations.items():
+        say(f"{name:<13} {duration(time.total_seconds())}")
     _print_value("arguments", job.args)
     if job.meta:
         _print_value("meta", job.meta)
@@ -129,9 +165,16 @@ def show(
             _print_value("error", masked(error))
 
 
-def _print_head(job: Job) -> None:
-    status = str(job.status)
-    say(f"job {job.id}  {cleaned(job.task)}  {status}", f"bold {_STYLES.get(status, '')}".strip())
+def _durations(job: Job, now: datetime) -> dict[str, timedelta]:
+    """How long the job waited, once it was due, for its last attempt, and how long that ran, or has been running."""
+    claimed, end = job.claimed_at, job.finished_at or (now if job.status == JobStatus.RUNNING else None)
+    if claimed is None or end is None or claimed < job.run_at or end < claimed:
+        return {}  # not begun, or what it says of the times is of an earlier attempt
+    return {"waited": claimed - job.run_at, "ran": end - claimed}
+
+
+def _print_head(job: Job, reading: str) -> None:
+    say(f"job {job.id}  {cleaned(job.task)}  {reading}", f"bold {_STYLES.get(reading, '')}".strip())
     say(
         f"queue {cleaned(job.queue)} · priority {job.priority} · attempt {job.attempt} of {job.max_attempts} · "
         f"claimed {job.claims}× · rescued {job.rescues}×"

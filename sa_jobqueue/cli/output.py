@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite
@@ -17,15 +19,21 @@ from uuid import UUID
 
 from rich import box
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.log import escaped
 from sa_jobqueue.urls import mask_passwords
 
 __all__ = [
-    "Column", "age", "cleaned", "count", "masked", "moment", "note", "print_facts", "print_json", "print_table", "say",
+    "Column", "age", "cleaned", "count", "duration", "masked", "moment", "note", "print_facts", "print_json", "print_table", "say",
+    "watch_table",
 ]  # fmt: skip
+
+
+Rows = Iterable[Sequence[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +45,17 @@ class Column:
     wide: bool = False
 
 
-def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, styles: Sequence[str] = ()) -> None:
+def print_table(columns: Sequence[Column], rows: Rows, *, styles: Sequence[str] = ()) -> None:
     """Print a table: fitted into a terminal, or in full as plain columns. `styles`: one for each row."""
     cells = [[cleaned(value) for value in row] for row in rows]
     console = Console(highlight=False)
     if not console.is_terminal:
         sys.stdout.write(_plain(columns, cells))
         return
+    console.print(_table(columns, cells, styles))
+
+
+def _table(columns: Sequence[Column], cells: Sequence[Sequence[str]], styles: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:
         title = Text(column.name, style="bold", no_wrap=True, overflow="ellipsis")
@@ -51,7 +63,22 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, 
     for number, row in enumerate(cells):
         style = styles[number] if styles else ""
         table.add_row(*(Text(cell, style=style, no_wrap=True, overflow="ellipsis") for cell in row))
-    console.print(table)
+    return table
+
+
+def watch_table(columns: Sequence[Column], look: Callable[[int], tuple[Rows, Sequence[str]]], *, every: float) -> None:
+    """Show a table over the whole terminal, and again `every` seconds, until Ctrl-C.
+
+    `look` is told how many rows fit, and returns rows and styles. Raises ConfigurationError without a terminal.
+    """
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        raise ConfigurationError("--watch needs a terminal to write to")
+    with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            rows, styles = look(max(console.height - 3, 1))
+            live.update(_table(columns, [[cleaned(value) for value in row] for row in rows], styles), refresh=True)
+            time.sleep(every)
 
 
 def _plain(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> str:
@@ -137,6 +164,13 @@ def age(seconds: float | None, *, short: bool = False) -> str:
             rest = left % size // smaller
             return f"{left // size:,}{unit}" + (f" {rest}{smaller_unit}" if rest and not short else "")
     return f"{left}s"
+
+
+def duration(seconds: float) -> str:
+    """A duration as measured: 12 ms, 0.31 s, 12.5 s; from a minute on as an age."""
+    if seconds < 0.1:
+        return f"{seconds * 1000:.0f} ms"
+    return age(seconds) if seconds >= 60 else f"{seconds:.3g} s"
 
 
 def moment(time: datetime | None) -> str:

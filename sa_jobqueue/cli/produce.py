@@ -9,14 +9,16 @@ from difflib import get_close_matches
 from typing import Annotated, Any, cast
 
 import typer
+from sqlalchemy import func, select
 
 from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError
+from sa_jobqueue.models import Job
 from sa_jobqueue.statements import insert_jobs
 from sa_jobqueue.tasks import Registry, Task, TaskName
 
 from .common import Config, Json, load_registry, transaction
 from .filters import parse_duration
-from .output import print_json
+from .output import age, cleaned, moment, note, print_json
 
 __all__ = ["enqueue"]
 
@@ -51,7 +53,7 @@ def enqueue(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Enqueue one job and print its id.
+    """Enqueue one job and print its id, and on stderr what it is.
 
     With --app the task must be there, and the arguments are checked against its handler; without, the worker does that.
 
@@ -82,10 +84,16 @@ def enqueue(
         call = target.call(**given)
     with transaction(config, make=True) as connection:
         made = connection.execute(insert_jobs([call])).scalar_one()
+        due, now = connection.execute(select(Job.run_at, func.now()).where(Job.id == made)).one()
+    tags = jsonlib.loads(call.meta).get("tags", [])
     if json:
-        print_json({"id": made, "task": call.task, "queue": call.queue})
-    else:
-        typer.echo(made)
+        said = {"id": made, "task": call.task, "queue": call.queue, "priority": call.priority, "run_at": due}
+        print_json(said | {"max_attempts": call.max_attempts, "tags": tags})
+        return
+    typer.echo(made)
+    when = f"due {moment(due)} (in {age((due - now).total_seconds())})" if due > now else "due now"
+    labels = f" · {'tag' if len(tags) == 1 else 'tags'} {', '.join(tags)}" if tags else ""
+    note(cleaned(f"{call.task} · queue {call.queue} · priority {call.priority} · {when}{labels}"))
 
 
 def _unknown(task: str, registry: Registry, config: Config) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.urls import mask_passwords
@@ -32,7 +32,22 @@ _HELP = "sa_jobqueue.help"
 _RUN, _LOOK, _ACT, _SET_UP = "Run jobs", "Look", "Act on jobs", "Set up"
 
 
-class Commands(TyperGroup):
+class _Flags:
+    """Flags are shown without a type: `--json <bool>` would read as if it took a value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        options: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for option in options:
+            if getattr(option, "is_flag", False) and option.metavar is None:
+                option.metavar = ""
+        return options
+
+
+class Command(_Flags, TyperCommand):
+    """A command."""
+
+
+class Commands(_Flags, TyperGroup):
     """A group whose usage errors are one line; unexpected errors keep their traceback, without passwords."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -98,7 +113,6 @@ app = typer.Typer(
     name="sa-jobqueue",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -141,7 +155,7 @@ def root(
 
 
 def _add(handler: Callable[..., None], panel: str, name: str | None = None, **options: Any) -> None:
-    app.command(name or handler.__name__, rich_help_panel=panel)(command(handler, **options))
+    app.command(name or handler.__name__, cls=Command, rich_help_panel=panel)(command(handler, **options))
 
 
 def _add_from(module: str, name: str, panel: str, **options: Any) -> None:
@@ -177,7 +191,7 @@ def _add_group(name: str, panel: str, help: str, *handlers: Callable[..., None],
     group = typer.Typer(cls=Commands, callback=_show_help, invoke_without_command=True, help=help_text(help))
     app.add_typer(group, name=name, rich_help_panel=panel)
     for handler in handlers:
-        group.command(handler.__name__)(command(handler, **options))
+        group.command(handler.__name__, cls=Command)(command(handler, **options))
 
 
 _BENCH = """\

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from tests.support.commands import environment, run_command
+from tests.support.commands import CLI, environment, run_command
 from tests.support.folders import server_folder
 
 NOWHERE = "postgresql://me:secret@127.0.0.1:1/nowhere"
@@ -179,6 +182,51 @@ def test_the_first_screen_teaches_and_needs_nothing(tmp_path: Path) -> None:
         assert f" {name} " in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert run_command("--version").stdout.startswith("sa-jobqueue ")
+
+
+def completed(folder: Path, words: str) -> list[str]:
+    """What a real bash offers for the last of these words, by the script that `--show-completion` prints to it."""
+    program = folder / "sa-jobqueue"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(CLI)} "$@"\n')
+    program.chmod(0o755)
+    script = (
+        'eval "$(sa-jobqueue --show-completion)"; complete -p sa-jobqueue > /dev/null || exit 3; '
+        f"COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
+        '_sa_jobqueue_completion sa-jobqueue; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    path = {"PATH": os.pathsep.join([str(folder), os.environ["PATH"]])}
+    result = subprocess.run(
+        ["bash", "-c", script], env=environment(None, path), cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("sa-jobqueue li", ["list"]),
+        ("sa-jobqueue bench dr", ["drain"]),
+        ("sa-jobqueue list --wa", ["--watch"]),
+        ("sa-jobqueue list --status fai", ["failed"]),
+    ],
+)
+def test_bash_completes_commands_options_and_values(tmp_path: Path, words: str, offered: list[str]) -> None:
+    assert completed(tmp_path, words) == offered
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_complete_too(tmp_path: Path, shell: str) -> None:
+    """As their scripts ask."""
+    asked = {"_SA_JOBQUEUE_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "sa-jobqueue dis"}
+    offered = run_command(cwd=tmp_path, env=asked | {"_TYPER_COMPLETE_FISH_ACTION": "get-args"})
+    assert "discard" in offered.stdout
+    assert "retry" not in offered.stdout
+
+
+@pytest.mark.parametrize("arguments", [(), ("list",), ("work",), ("embedded",), ("embedded", "status")], ids=" ".join)
+def test_help_shows_no_value_for_a_flag(arguments: tuple[str, ...]) -> None:
+    assert not re.search("<bool>|BOOLEAN", run_command(*arguments, "--help").stdout)
 
 
 def test_python_m_is_the_same_command(database_url: str) -> None:

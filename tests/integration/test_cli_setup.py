@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 import uuid
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from sa_jobqueue import Registry
 from sa_jobqueue.cli import check as checking
 from sa_jobqueue.models import WorkerRow
 from tests.support import pooler
-from tests.support.cli import as_json, invoke, output, refused
+from tests.support.cli import as_json, invoke, notes, output, refused
 from tests.support.databases import connect
 from tests.support.factory import make_job, row
 from tests.support.waiting import wait_until
@@ -130,6 +131,18 @@ def test_a_job_is_enqueued_by_name(engine: Engine, url: str) -> None:
     assert (job.task, job.args, job.queue, job.priority, job.max_attempts) == ("shop.send", {"order": 7}, "mail", 9, 2)
     assert job.meta == {"trace": "abc", "tags": ["vip", "new"]}
     assert job.run_at - job.created_at == timedelta(hours=2)
+
+
+def test_what_was_enqueued_is_said_beside_its_id(url: str) -> None:
+    """The id alone is on stdout, for scripts; JSON has the rest, too."""
+    options = ("--priority", "9", "--delay", "2h", "--tag", "vip", "--tag", "new", "--queue", "mail")
+    result = invoke("enqueue", "shop.send", "{}", *options, url=url)
+    assert result.stdout.strip().isdigit()
+    assert re.fullmatch(r"shop.send · queue mail · priority 9 · due .* \(in 2h\) · tags vip, new\n", notes(result))
+    assert notes(invoke("enqueue", "a", url=url)) == "a · queue default · priority 4 · due now\n"
+    made = as_json("enqueue", "shop.send", "{}", *options, url=url)
+    assert (made["priority"], made["tags"], made["max_attempts"]) == (9, ["vip", "new"], 10)
+    assert datetime.fromisoformat(made["run_at"]) > datetime.now(UTC) + timedelta(hours=1)
 
 
 def test_a_time_needs_its_zone(engine: Engine, url: str) -> None:
