@@ -26,10 +26,10 @@ logger = get_logger(__name__)
 #: What a statement does that outlasts its transaction.
 _LASTING = re.compile(
     r"""
-    (?: \A | ; ) \s* (?: /\*.*?\*/ \s* | --[^\n]*\n \s* )*
-    (?: SET \s+ (?! LOCAL\b | TRANSACTION\b | CONSTRAINTS\b )
+    (?: \A | ; ) \s*+ (?: /\*.*?\*/ \s*+ | --[^\n]*\n \s*+ )*+
+    (?: SET \s++ (?! LOCAL\b | TRANSACTION\b | CONSTRAINTS\b )
       | (?: RESET | LISTEN | LOAD | DISCARD ) \b
-      | PREPARE \s+ (?! TRANSACTION\b )
+      | PREPARE \s++ (?! TRANSACTION\b )
       | CREATE \s+ (?: OR \s+ REPLACE \s+ )? (?: (?:GLOBAL|LOCAL) \s+ )? TEMP(?:ORARY)? \b (?! [^;]* \bON \s+ COMMIT \s+ DROP\b )
       | DECLARE \b [^;]* \b WITH \s+ HOLD \b )
     | \b set_config \s* \( (?! [^;]* \b true \s* \) )

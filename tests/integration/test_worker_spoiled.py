@@ -117,6 +117,7 @@ LASTING = [
 ]
 ENDING = [
     "SET LOCAL search_path = pg_catalog",
+    "SET\n  LOCAL search_path = pg_catalog",
     "SET CONSTRAINTS ALL DEFERRED",
     "SELECT set_config('statement_timeout', '77s', true)",
     "SELECT pg_advisory_xact_lock(77)",
@@ -200,6 +201,15 @@ def test_what_ends_with_the_transaction_keeps_the_connection(
     handlers = Handlers(executed)
     assert handlers.run(engine, url, kind, statement, statement, "SELECT 1") == ["completed"] * 3
     assert len(set(handlers.pids)) == 1
+
+
+def test_a_text_with_many_comments_is_looked_at_within_milliseconds() -> None:
+    """Whoever looks at a text holds Python's lock: a box of comments above a statement must not stop the whole process."""
+    begun = monotonic()
+    for comment in ("/* a line */\n", "/**/", "-- a line\n", "/* one */ -- and another\n"):
+        assert not spoiling._LASTING.search(comment * 22 + "SELECT 1")
+        assert spoiling._LASTING.search(comment * 22 + "SET search_path = other")
+    assert monotonic() - begun < 1.0
 
 
 @pytest.mark.parametrize("act", [executed_by_core, executed_by_the_driver])
