@@ -139,10 +139,6 @@ class Unit:
             try:
                 self.connection = self._open(self.engine)
                 self.unopened = None
-            except BaseException as error:  # a handler's timeout, too, if it comes meanwhile
-                # Not the error itself: with its traceback it would be a cycle, which only a search for them frees.
-                self.unopened = message_of(getattr(error, "orig", None) or error).strip() or type(error).__name__
-                raise
             finally:
                 self._opening = False
         self._join(self.connection)
@@ -180,7 +176,11 @@ class Unit:
 
     def _open(self, engine: Engine) -> Connection:
         self._pool = engine.pool
-        connection = engine.connect()
+        try:
+            connection = engine.connect()
+        except BaseException as error:  # a handler's timeout, too, if it comes meanwhile
+            self._note_unopened(error)
+            raise
         try:
             options: dict[str, Any] = {}
             given = connection.get_execution_options()
@@ -198,10 +198,17 @@ class Unit:
             self._raw = driver.psycopg_of(connection)
             self._found = spoiling.begin(connection, self._raw)
             self._begin(connection)
-        except BaseException:
+        except BaseException as error:
+            # There is a connection: what listeners of the application's raise is the attempt's, unless it broke.
+            if not isinstance(error, Exception) or getattr(error, "connection_invalidated", False):
+                self._note_unopened(error)
             connection.close()
             raise
         return connection
+
+    def _note_unopened(self, error: BaseException) -> None:
+        # Not the error itself: with its traceback it would be a cycle, which only a search for them frees.
+        self.unopened = message_of(getattr(error, "orig", None) or error).strip() or type(error).__name__
 
     def _translate_for(self, connection: Connection, engine: Engine | None) -> None:
         """From here on tables are where `engine`, one of several for our connection, has them."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, create_engine, func, make_url, select, text
+from sqlalchemy import Engine, create_engine, event, func, make_url, select, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -161,3 +161,33 @@ def test_what_a_handler_makes_of_it_by_itself_counts(engine: Engine, url: str, r
     assert [job_of(engine, id).status for id in ids] == ["completed", "failed", "failed"]
     assert job_of(engine, ids[1]).errors[-1]["message"] == "of its own"
     assert job_of(engine, ids[2]).errors[-1]["type"] == "sqlalchemy.exc.OperationalError"
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_a_listener_refuses_on_a_connection_that_is_there_is_an_attempt(
+    engine: Engine, url: str, registry: Registry, kind: str
+) -> None:
+    """Else a job whose tenant is unknown to a `begin` listener, say, would go back for ever, and its queue wait each time."""
+
+    @task(registry=registry, name="sync")
+    def sync_handler(ctx: JobContext) -> None:
+        ctx.session.execute(text("SELECT 1"))
+
+    @task(registry=registry, name="async")
+    async def async_handler(ctx: AsyncJobContext) -> None:
+        await ctx.session.execute(text("SELECT 1"))
+
+    def refuse(connection: Any) -> None:
+        raise LookupError("no tenant")
+
+    own, own_async = create_engine(url), create_async_engine(url)
+    event.listen(own, "begin", refuse)
+    event.listen(own_async.sync_engine, "begin", refuse)
+    (id,) = add(engine, Job(task=kind, max_attempts=1))
+    makers = {"sessionmaker": sessionmaker(own), "async_sessionmaker": async_sessionmaker(own_async)}
+    with working(url, registry, **makers):
+        wait_until(lambda: job_of(engine, id).status == JobStatus.FAILED)
+    own.dispose()
+    asyncio.run(own_async.dispose())
+    (error,) = job_of(engine, id).errors
+    assert (error["type"], error["message"]) == ("LookupError", "no tenant")
