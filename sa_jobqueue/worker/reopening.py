@@ -92,9 +92,8 @@ class Reopening:
     def _resume(self, pool: Pool) -> None:
         with self._lock:
             queues = self._waiting.pop(pool)
-            resumed = queues.difference(*self._waiting.values())
-        for queue in resumed:
-            self._lanes[queue].resume()
+            for queue in queues.difference(*self._waiting.values()):
+                self._lanes[queue].resume()  # before it may be paused again
         logger.info("there is a connection for ctx.session again: %s", ", ".join(map(repr, sorted(queues))))
         self._wake()
 
