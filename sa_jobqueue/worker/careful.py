@@ -106,6 +106,10 @@ class CarefulClaims:
             logger.error("job %d cannot be claimed; it is left out for a while: %s", one, refused[one])
         if len(new) > _NAMED:
             logger.error("%d more jobs cannot be claimed, and are left out for a while", len(new) - _NAMED)
+        if new and self.left_out.full:
+            logger.error(
+                "%d jobs are left out, and no more can be: those that are due behind them wait", len(self.left_out)
+            )
 
     @contextmanager
     def _begin(self, connection: Connection) -> Generator[None]:

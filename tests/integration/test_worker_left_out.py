@@ -233,3 +233,16 @@ def test_no_more_than_a_thousand_are_left_out(
         wait_until(lambda: worker.serving)
         mend()
         wait_until(lambda: len(ran) == 35)
+
+
+def test_that_no_more_jobs_can_be_left_out_is_said(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a trigger returns NULL nothing else would tell why those behind are not claimed."""
+    monkeypatch.setattr(leftout, "MOST", 10)
+    bad = fill(engine, range(30))
+    before_update(engine, f"old.id <= {bad[-1]}", "RETURN NULL")
+    with working(url, registry, queues={"default": 4}):
+        wait_until(
+            lambda: "10 jobs are left out, and no more can be: those that are due behind them wait" in caplog.text
+        )
