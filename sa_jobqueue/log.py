@@ -64,7 +64,9 @@ def _keep_on_one_line(record: logging.LogRecord) -> bool:
 
 
 def _said(value: Any) -> Any:
-    return value if isinstance(value, (int, float)) else _OneLine(value)
+    # Text on one line stays as it is: the space that it may begin with divides it from what is before it.
+    harmless = isinstance(value, (int, float)) or (isinstance(value, str) and value.isprintable())
+    return value if harmless else _OneLine(value)
 
 
 def place_of(error: BaseException, *, package: str = "", anywhere: bool = False) -> str:

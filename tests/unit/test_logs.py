@@ -152,6 +152,12 @@ def test_our_own_messages_are_one_line_whatever_handlers_there_are(caplog: pytes
     assert plain.args == (7, "plain")
 
 
+def test_what_is_said_beside_a_hostile_text_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """A message of several lines does not swallow the space before the place that follows it."""
+    get_logger("sa_jobqueue.of_a_test").warning("%s%s", "no answer\nfrom the bank", " (shop.py, line 5, in charge)")
+    assert caplog.messages == ["no answer from the bank (shop.py, line 5, in charge)"]
+
+
 def test_an_exception_that_cannot_be_said_raises_nothing_where_it_is_logged() -> None:
     """It is the handler that says so, as `logging` does."""
 
