@@ -19,6 +19,7 @@ from sa_jobqueue.migrations import (
 
 from .common import Config, open_engine
 from .output import say
+from .place import name_database
 
 __all__ = ["migrate"]
 
@@ -65,6 +66,7 @@ def migrate(
 def _migrate(config: Config, wanted: int | None, yes: bool) -> None:
     engine = open_engine(config, make=True)
     with engine.connect() as connection:
+        name_database(config, connection)
         found = current_version(connection)
     name = f"schema {config.schema}"
     # A newer schema is no mistake: an upgrade lets the previous release go on.

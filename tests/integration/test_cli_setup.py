@@ -77,6 +77,12 @@ def test_migrate_makes_the_tables_and_repeated_does_nothing(empty_database_url: 
     assert output("migrate", url=empty_database_url) == "schema sa_jobqueue: version 1, nothing to do\n"
 
 
+def test_migrate_names_its_database_on_stderr_as_every_command_does(empty_database_url: str) -> None:
+    """Tables made in the wrong database are noticed at once."""
+    result = invoke("migrate", url=empty_database_url)
+    assert result.stderr.startswith(f"database: {make_url(empty_database_url).database} on ")
+
+
 def test_going_down_needs_a_yes(empty_database_url: str) -> None:
     """With version 0 all jobs go."""
     url = empty_database_url
@@ -201,7 +207,7 @@ def test_an_app_may_name_a_registry_and_there_may_be_several(url: str, folder: P
     assert as_json("enqueue", "shop.other", '{"n": 1}', *both, url=url)["queue"] == "slow"
     assert as_json("enqueue", "shop.send", f'{{"order": "{uuid.uuid4()}"}}', *both, url=url)["queue"] == "mail"
     assert "not a Registry" in refused("enqueue", "a", "--app", "shop_tasks:send", url=url)
-    assert "no such name" in refused("enqueue", "a", "--app", "shop_tasks:nope", url=url)
+    assert "'shop_tasks' has no name 'nope'" in refused("enqueue", "a", "--app", "shop_tasks:nope", url=url)
 
 
 @pytest.mark.parametrize(
