@@ -204,12 +204,12 @@ def _named(name: str) -> Registry | Worker:
                 f"--app {name}: calling it failed: {type(error).__name__}: {error} ({place}; --debug shows the traceback)"
             ) from error
     if not isinstance(found, (Registry, Worker)):
-        what = (
-            "has no such name"
-            if not hasattr(module, attribute)
-            else f"it is a {type(found).__name__}, not a Registry, a Worker, or a function that makes a Worker"
+        if not hasattr(module, attribute):
+            raise ConfigurationError(f"--app {name}: the module {module_name!r} has no name {attribute!r}")
+        raise ConfigurationError(
+            f"--app {name}: {attribute!r} in {module_name!r} is of type {type(found).__name__}, "
+            "not a Registry, a Worker, or a function that makes a Worker"
         )
-        raise ConfigurationError(f"--app {name}: {attribute!r} in {module_name!r}: {what}")
     return found
 
 

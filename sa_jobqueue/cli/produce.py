@@ -45,7 +45,7 @@ def enqueue(
         str | None, typer.Option(metavar="TIME", help="Not before this time, with its zone: 2030-01-31T09:00+01:00.")
     ] = None,
     max_attempts: Annotated[
-        int | None, typer.Option(metavar="N", help="Fail after so many attempts. Default: the task's, or 10.")
+        int | None, typer.Option(metavar="N", help="Fail after N attempts. Default: the task's, or 10.")
     ] = None,
     tag: Annotated[list[str], typer.Option(metavar="TEXT", help="A tag, kept in meta. May be repeated.")] = [],  # noqa: B006  # Typer's
     meta: Annotated[

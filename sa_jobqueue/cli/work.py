@@ -80,11 +80,11 @@ class WorkOptions:
     processes: Annotated[
         int,
         _processes(
-            min=1, max=256, help="Run so many worker processes under a supervisor, which starts a dead one again."
+            min=1, max=256, help="Run this number of worker processes under a supervisor, which replaces a dead one."
         ),
     ] = 1
     max_jobs: Annotated[
-        int | None, _processes(min=1, help="Start a worker process anew after so many jobs.", show_default=False)
+        int | None, _processes(min=1, help="Replace a worker process after this number of jobs.", show_default=False)
     ] = None
     max_memory: Annotated[
         str | None,

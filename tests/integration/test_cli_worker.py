@@ -134,7 +134,7 @@ def made_in(shop: Path) -> set[int]:
         (["make_worker", "--database-url=postgresql:///x", "--processes=2"], "--database-url: --app names a Worker"),
         (["make_worker", "--app=shop:make_worker"], "--app names several Workers"),
         (["broken", "--processes=2"], "--app shop:broken: calling it failed: KeyError: 'STRIPE_KEY' (shop.py, line "),
-        (["nothing"], "it is a object, not a Registry, a Worker, or a function that makes a Worker"),
+        (["nothing"], "is of type object, not a Registry, a Worker, or a function that makes a Worker"),
     ],
     ids=lambda one: "".join(one) if isinstance(one, list) else "",
 )
