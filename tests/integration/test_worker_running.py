@@ -324,8 +324,8 @@ def test_a_lost_run_that_does_not_come_back_still_counts_for_its_slot_and_when_t
         if not waited:
             waited.append(False)
             leaving.wait(60)
-            crew.service._thread.join(0.3)
-            waited.append(crew.service._thread.is_alive())
+            crew.service.thread.join(0.3)
+            waited.append(crew.service.thread.is_alive())
 
     with working(url, registry) as worker:
         crew = crew_of(worker)
@@ -620,7 +620,7 @@ def test_a_worker_that_cannot_begin_says_why(engine: Engine, url: str, empty_dat
         ({"sessionmaker": async_sessionmaker()}, "sessionmaker makes .*AsyncSession.* objects; a Session is expected"),
         (
             {"async_sessionmaker": sessionmaker()},
-            "async_sessionmaker makes .*Session.* objects; a AsyncSession is expect",
+            "async_sessionmaker makes .*Session.* objects; an AsyncSession is expected",
         ),
         ({"settings": {"lease": 5}}, r"settings is a WorkerSettings, not {'lease': 5}"),
         (

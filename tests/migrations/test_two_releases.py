@@ -163,7 +163,8 @@ def test_a_worker_ends_when_the_schema_can_no_longer_be_worked_with(
         )
     monkeypatch.syspath_prepend(folder)
     advice = "can no longer work with: upgrade the package"
-    assert advice in refused("work", "--app", "application:registry", "--queue", "default=4", url=empty_database_url)
+    begun = invoke("work", "--app", "application:registry", "--queue", "default=4", url=empty_database_url)
+    assert (begun.exit_code, advice in begun.stderr) == (2, True)
     assert advice in refused("list", url=empty_database_url)
     checked = invoke("check", url=empty_database_url)
     assert checked.exit_code == 1

@@ -57,7 +57,7 @@ def refused(*arguments: str, **options: Any) -> str:
     """The one line of a command that is refused, besides the name of its database: exit code 2, nothing on stdout."""
     result = invoke(*arguments, **options)
     assert result.exit_code == 2, result.output
-    assert result.stdout == ""
+    assert result.stdout == "", result.stdout
     said = "".join(line for line in result.stderr.splitlines(keepends=True) if not line.startswith("database: "))
     assert said.startswith("error: ")
     assert said.count("\n") == 1, said
