@@ -282,7 +282,7 @@ class EmbeddedServer:
             os.chown(folder, user.uid, user.gid, follow_symlinks=False)
             found = folder.lstat()
         if found.st_uid != user.uid or not stat.S_ISDIR(found.st_mode):
-            raise EmbeddedUnavailable(f"{folder} belongs to somebody else; expected a folder of the user {user.name!r}")
+            raise EmbeddedUnavailable(f"{folder} belongs to another user; expected a folder of the user {user.name!r}")
         for parent in folder.parents:
             above = parent.stat()
             if os.geteuid() == 0 and not above.st_mode & stat.S_IXOTH and above.st_uid != user.uid:
@@ -498,7 +498,7 @@ def _expanded(folder: Path) -> Path:
         return folder.expanduser()
     except RuntimeError:
         raise EmbeddedUnavailable(
-            f"the embedded PostgreSQL cannot live in {str(folder)!r}, for there is no such home folder: "
+            f"the embedded PostgreSQL cannot live in {str(folder)!r}: there is no such home folder: "
             "set SA_JOBQUEUE_EMBEDDED_DIR to a folder of yours"
         ) from None
 

@@ -143,7 +143,7 @@ def checked_duration(value: Duration, what: str, error: type[JobQueueError]) -> 
 def _checked_due(run_at: datetime | None, delay: Duration | None) -> datetime | timedelta:
     if delay is not None:
         if run_at is not None:
-            raise OptionError("run_at and delay say the same thing twice: give one of them")
+            raise OptionError("run_at and delay exclude each other: give one of them")
         return timedelta(seconds=checked_duration(delay, "delay", OptionError))
     if not isinstance(run_at, datetime):
         raise OptionError(f"run_at must be a datetime, not {shown(run_at)}; for a duration there is delay=")
@@ -167,7 +167,7 @@ def _checked_meta(
     else:
         raise OptionError(f"meta must be a dict, not {shown(meta)}")
     if "tags" in entries:
-        raise OptionError('meta["tags"] is where tags= is kept: give the tags there')
+        raise OptionError('meta["tags"] is where tags are stored: give them as tags=[...]')
     if labels:
         entries["tags"] = list(labels)
     try:

@@ -191,8 +191,9 @@ class Arguments:
         given = dict(zip(plan.positional, args, strict=False))
         if len(args) > len(plan.positional):
             if plan.variable is None:
+                few, were = len(plan.positional), "was" if len(args) == 1 else "were"
                 raise PayloadError(
-                    f"task {self.task!r}: takes {len(plan.positional)} positional arguments, {len(args)} were given"
+                    f"task {self.task!r}: takes {few} positional argument{'' if few == 1 else 's'}, {len(args)} {were} given"
                 )
             given[plan.variable] = args[len(plan.positional) :]
         for name, value in kwargs.items():
@@ -328,7 +329,7 @@ def _plan(handler: Callable[..., Any], task: str) -> _Plan:
         if any(one.name == "ctx" and one.annotation is one.default is _Parameter.empty for one in parameters[:1]):
             needed = (AsyncJobContext if inspect.iscoroutinefunction(handler) else JobContext).__name__
             raise TaskError(
-                f"task {task!r}: the worker gives a context where it is asked for: annotate 'ctx' with {needed}"
+                f"task {task!r}: the worker gives the context to a parameter that is annotated: annotate 'ctx' with {needed}"
             )
     fields: dict[str, Any] = {}
     variable: str | None = None
@@ -370,13 +371,12 @@ def _check_context(handler: Callable[..., Any], context: Any, parameter: inspect
     if inspect.iscoroutinefunction(handler) != (context is AsyncJobContext):
         if inspect.iscoroutinefunction(inspect.unwrap(handler)) == (context is AsyncJobContext):
             raise TaskError(
-                f"task {task!r}: a decorator makes a `def` of an `async def`, or the other way round: mend that"
+                f"task {task!r}: a decorator turns an `async def` into a `def`, or a `def` into an `async def`: make both the same"
             )
-        found, needed = ("async def", AsyncJobContext) if context is JobContext else ("def", JobContext)
-        raise TaskError(
-            f"task {task!r}: an `{found}` handler is given a {needed.__name__}, not a {context.__name__}: "
-            f"annotate {parameter.name!r} with {needed.__name__}"
-        )
+        is_async = context is JobContext
+        gets = "an `async def` handler gets an AsyncJobContext" if is_async else "a `def` handler gets a JobContext"
+        needed = "AsyncJobContext" if is_async else "JobContext"
+        raise TaskError(f"task {task!r}: {gets}: annotate {parameter.name!r} with {needed}")
 
 
 def _hints(handler: Callable[..., Any], parameters: list[inspect.Parameter], task: str) -> dict[str, Any]:
@@ -419,7 +419,7 @@ def _culprit(fields: dict[str, Any]) -> str | None:
             TypeAdapter(hint.__args__[0] if typing.get_origin(hint) is NotRequired else hint)
         except Exception as error:  # whatever it is, it is reported
             if typing.get_args(hint) and not {JobContext, AsyncJobContext}.isdisjoint(typing.get_args(hint)):
-                return f"annotate {name!r} plainly with the context's class, for it is always given"
+                return f"annotate {name!r} with the context's class alone: the worker always gives it"
             said = str(error).splitlines()[0].partition(". Set ")[0]  # what would be done about it in a model
             if "typing_extensions" in said:  # pydantic's word for a TypedDict before Python 3.12
                 return f"the annotation of {name!r} cannot be checked: {said}"
@@ -459,7 +459,7 @@ def _spread(plan: _Plan, found: dict[str, Any], what: str) -> tuple[tuple[Any, .
         args.append(found.pop(name))
     missing = plan.positional[len(args) : len(args) + 1]
     if missing and (more or not plan.positional_only.isdisjoint(found)):
-        raise PayloadError(f"{what}: argument {missing[0]} is missing, and what follows it has to be given by position")
+        raise PayloadError(f"{what}: argument {missing[0]} is missing, and what follows it must be given by position")
     return (*args, *more), found
 
 

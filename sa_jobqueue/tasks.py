@@ -320,7 +320,7 @@ def task(
     rules = _rules(retry, retain, rescue)
     seconds = None if timeout is None else checked_duration(timeout, "timeout", TaskError)
     if seconds == 0:
-        raise TaskError("timeout must be more than 0 seconds; None is for no limit")
+        raise TaskError("timeout must be more than 0 seconds; None means no limit")
     if isinstance(aliases, str):
         raise TaskError(f"aliases must be a list of names, not the text {aliases!r}")
     others = tuple(checked_name(alias, "alias", TaskError) for alias in aliases)
@@ -362,13 +362,13 @@ def _check_handler(handler: object, name: str | None) -> None:
             "write a function that calls it"
         )
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
-        raise TaskError(f"{shown} is a generator, and nobody would run it to its end: return instead of yield")
+        raise TaskError(f"{shown} is a generator, which a worker does not iterate: return instead of yield")
     if handler.__name__ == "<lambda>" and name is None:
-        raise TaskError("a lambda has no name that a row could carry: give it one, task(name=...)")
+        raise TaskError("a lambda has no name for the row: give it one, task(name=...)")
     first = next(iter(_function(handler).__code__.co_varnames[: handler.__code__.co_argcount]), None)
     owner = handler.__qualname__.rpartition(".")[0]
     if owner and not owner.endswith("<locals>") and first in {"self", "cls"}:
-        raise TaskError(f"{shown} is a method, and a worker has no object to call it on: decorate a function")
+        raise TaskError(f"{shown} is a method, and a worker has no object to call it on: decorate a plain function")
 
 
 def _function(handler: Callable[..., Any]) -> FunctionType:

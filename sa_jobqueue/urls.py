@@ -56,7 +56,7 @@ def check_psycopg() -> None:
         importlib.import_module("psycopg")
     except ImportError as error:
         raise ConfigurationError(
-            "psycopg cannot be used, most likely for want of PostgreSQL's client library libpq: install "
+            "psycopg cannot be used, most likely because PostgreSQL's client library libpq is missing: install "
             f"sa_jobqueue[binary], which brings it ({' '.join(str(error).split())})"
         ) from error
 

@@ -35,11 +35,11 @@ _OPTIONS: Mapping[str, tuple[Any, Any]] = {
         None,
     ),
     "all": (
-        Annotated[bool, typer.Option("--all", help="All jobs that it can be done to.", rich_help_panel=PANEL)],
+        Annotated[bool, typer.Option("--all", help="All jobs in a state that allows it.", rich_help_panel=PANEL)],
         False,
     ),
     "dry_run": (
-        Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be; write nothing.")],
+        Annotated[bool, typer.Option("--dry-run", help="Only say how many jobs it would be; change nothing.")],
         False,
     ),
     "json": (Json, False),
@@ -77,14 +77,14 @@ class Order:
         if self.all and narrowed:
             raise ConfigurationError("--all and a choice of jobs contradict each other: give one of them")
         if not self.all and not narrowed:
-            raise ConfigurationError("say which jobs: ids, or --queue, --task, --status, an age; or --all")
+            raise ConfigurationError("say which jobs: by ids, by filters such as --queue, --task or --status, or --all")
 
 
 def retry(config: Config, chosen: Chosen, order: Order) -> None:
     """Run jobs again, now.
 
-    By filters or with --all it takes the failed ones, unless --status says otherwise; by id any that does not run.
-    They have all their attempts before them. A job that waits for a later time becomes due now.
+    With filters or --all it takes the failed jobs, unless --status says otherwise; by id any job that is not running.
+    Each gets all its attempts again. A job that waits for a later time becomes due now.
 
     sa-jobqueue retry 17 18
     sa-jobqueue retry --queue mail --newer-than 2h
@@ -96,7 +96,7 @@ def retry(config: Config, chosen: Chosen, order: Order) -> None:
 
 
 def cancel(config: Config, chosen: Chosen, order: Order) -> None:
-    """Cancel jobs; those that run are asked to stop.
+    """Cancel jobs; running ones are asked to stop.
 
     sa-jobqueue cancel 17
     sa-jobqueue cancel --queue mail --status scheduled --dry-run
@@ -114,9 +114,9 @@ def discard(
         str, typer.Option(metavar="TEXT", help="What the jobs' errors will say.")
     ] = "discarded by an operator",
 ) -> None:
-    """Give up jobs that wait: they end as failed.
+    """Give up waiting jobs: they end as failed.
 
-    Their errors say the reason. Jobs that run are not touched: cancel those.
+    Their errors say the reason. Running jobs are not touched: cancel those.
 
     sa-jobqueue discard --task shop.send_receipt --status retrying --reason "the shop is closed"
     """
@@ -132,13 +132,17 @@ def prune(
     *,
     expired: Annotated[
         bool,
-        typer.Option("--expired", help="Whose time to be kept is over, as workers do.", rich_help_panel=PANEL),
+        typer.Option(
+            "--expired",
+            help="Those that have been kept for long enough: what workers delete by themselves.",
+            rich_help_panel=PANEL,
+        ),
     ] = False,
 ) -> None:
     """Delete finished jobs.
 
-    In pages of 1,000, each in a transaction of its own. Ages count from a job's end. A job that a foreign key of the
-    application's refers to stays.
+    In pages of 1,000, each in a transaction of its own. Ages count from a job's end. A job stays where a
+    foreign key of the application refers to it.
 
     sa-jobqueue prune --expired
     sa-jobqueue prune --status completed --older-than 3d --dry-run
@@ -169,7 +173,7 @@ def _act(config: Config, order: Order, criteria: Criteria, action: Action) -> No
     if order.json:
         print_json({"action": action.verb, "count": len(touched), "dry_run": order.dry_run, "not_touched": left})
     else:
-        stop = f", of which {asked:,} {'runs and is' if asked == 1 else 'run and are'} asked to stop" if asked else ""
+        stop = f", {asked:,} of them still running and asked to stop" if asked else ""
         say(f"{f'would {action.verb}' if order.dry_run else action.done} {count(len(touched))}{stop}")
         if left:
             note("not touched: " + ", ".join(f"{one} ({why})" for one, why in left.items()))
@@ -211,7 +215,7 @@ def _prune(engine: Engine, criteria: Criteria) -> list[int]:
             break
         after, page = max(ids), min(page * 10, _PAGE)
     if kept:
-        note(f"{count(len(kept))} kept, for other rows refer to them: {', '.join(map(str, kept[:10]))}")
+        note(f"{count(len(kept))} kept, because other rows refer to them: {', '.join(map(str, kept[:10]))}")
     return deleted
 
 

@@ -51,7 +51,7 @@ def check(
     max_wait: Annotated[
         timedelta | None,
         typer.Option(
-            metavar="TIME", parser=parse_duration, help="It is wrong that a due job has waited longer: 10m, 2h."
+            metavar="TIME", parser=parse_duration, help="A due job that has waited longer is a problem: 10m, 2h."
         ),
     ] = None,
     json: Json = False,
@@ -177,7 +177,7 @@ def _waiting(queues: Any, max_wait: timedelta | None) -> Finding:
     oldest = max((queue.oldest_due_age for queue in queues if queue.due), default=0.0)
     said = f"{count(due)} due" + (f", the oldest for {age(oldest)}" if due else "")
     if max_wait is not None and oldest > max_wait.total_seconds():
-        return Finding("waiting", False, f"{said}; at most {age(max_wait.total_seconds())} is wanted")
+        return Finding("waiting", False, f"{said}; more than {age(max_wait.total_seconds())} is too long")
     return Finding("waiting", True, said)
 
 

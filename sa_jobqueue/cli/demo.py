@@ -34,7 +34,7 @@ def demo(
     """Index a code base with jobs, kill a worker in the middle, and prove that nothing is lost and nothing done twice.
 
     For each file one transaction writes a row and enqueues a job, which parses the file and writes what it finds. One
-    file that the demo brings along does not parse. At the end the database is compared with a plain loop over the same
+    file that comes with the demo does not parse. At the end the database is compared with a plain loop over the same
     files; exit code 1 if they differ. In a folder of a few files there may be no worker to kill in the middle: the report
     says so. Without --path that fails, too.
 

@@ -24,7 +24,7 @@ _NOT_GRANTED = frozenset({"01007", "0LP01"})
 def grants(
     config: Config,
     *,
-    role: Annotated[str, typer.Option(metavar="NAME", help="The database role; it must be there already.")],
+    role: Annotated[str, typer.Option(metavar="NAME", help="The database role; it must exist.")],
     can: Annotated[list[Can], typer.Option(help="What it may do. May be repeated.")],
     apply: Annotated[
         bool, typer.Option("--apply", help="Execute them, all or none, as the role in the database URL.")
@@ -32,7 +32,7 @@ def grants(
 ) -> None:
     """Print the GRANTs that a role needs to enqueue, to work, to read or to administer.
 
-    They are for the owner of the tables to execute, and again after an upgrade. Repeated, they change nothing.
+    The owner of the tables executes them, and again after each upgrade. Repeated, they change nothing.
 
     sa-jobqueue grants --role web --can enqueue | psql shop
     sa-jobqueue grants --role jobs --can work --can enqueue --apply

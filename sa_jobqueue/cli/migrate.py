@@ -29,11 +29,11 @@ def migrate(
     *,
     to: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, help="The version to get to; 0 removes everything. Default: the newest."),
+        typer.Option(metavar="N", min=0, help="The version to migrate to; 0 removes everything. Default: the newest."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do go down, where --to is an older version.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm a downgrade, where --to is an older version.")] = False,
     sql_only: Annotated[
-        bool, typer.Option("--sql", help="Print the SQL script for psql instead; no database is asked.")
+        bool, typer.Option("--sql", help="Print the SQL script for psql instead; no database is used.")
     ] = False,
     revision: Annotated[
         bool,
@@ -43,7 +43,7 @@ def migrate(
         str | None, typer.Option(metavar="ID", help="With --revision: the head of that history.")
     ] = None,
 ) -> None:
-    """Make the tables, or bring them up to this release.
+    """Make the tables, or upgrade them to this release.
 
     Repeated, it does nothing.
 
@@ -52,7 +52,7 @@ def migrate(
     sa-jobqueue migrate --revision --down-revision 1a2b3c > jobs.py
     """
     if sql_only and revision:
-        raise ConfigurationError("--sql and --revision are two things: give one of them")
+        raise ConfigurationError("--sql and --revision exclude each other: give one of them")
     if down_revision is not None and not revision:
         raise ConfigurationError("--down-revision goes with --revision")
     if sql_only:
@@ -78,13 +78,13 @@ def _migrate(config: Config, wanted: int | None, yes: bool) -> None:
             )
         if not yes:
             raise ConfigurationError(
-                f"{name} goes down from version {found} to {to}"
-                f"{', with all its jobs' if to == 0 else ''}: say --yes if that is meant"
+                f"{name} would be downgraded from version {found} to {to}"
+                f"{', with all its jobs' if to == 0 else ''}: add --yes to confirm"
             )
         downgrade_database(engine, to)
         say(f"{name}: {'removed' if to == 0 else f'version {to}'} (was version {found})")
     elif found == to or (found is None and to == 0):
-        say(f"{name}: {'is not there' if found is None else f'version {found}, nothing to do'}")
+        say(f"{name}: {'does not exist' if found is None else f'version {found}, nothing to do'}")
     else:
         upgrade_database(engine, to)
         say(f"{name}: version {to} ({'new' if found is None else f'was version {found}'})")

@@ -49,7 +49,8 @@ def enqueue(
     ] = None,
     tag: Annotated[list[str], typer.Option(metavar="TEXT", help="A tag, kept in meta. May be repeated.")] = [],  # noqa: B006  # Typer's
     meta: Annotated[
-        str | None, typer.Option(metavar="JSON", help="An object that travels along: trace context and the like.")
+        str | None,
+        typer.Option(metavar="JSON", help="An object that is kept with the job: trace context and the like."),
     ] = None,
     json: Json = False,
 ) -> None:

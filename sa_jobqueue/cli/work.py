@@ -84,13 +84,13 @@ class WorkOptions:
         ),
     ] = 1
     max_jobs: Annotated[
-        int | None, _processes(min=1, help="Replace a worker process after this number of jobs.", show_default=False)
+        int | None, _processes(min=1, help="Restart a worker process after this number of jobs.", show_default=False)
     ] = None
     max_memory: Annotated[
         str | None,
         _processes(
             metavar="SIZE",
-            help="Start a worker process anew above so much resident memory: 500M, 2G; a plain number is MB.",
+            help="Restart a worker process when its resident memory exceeds this: 500M, 2G; a plain number is MB.",
             show_default=False,
         ),
     ] = None
@@ -102,30 +102,33 @@ class WorkOptions:
             "wait for the database most of the time; not for those that compute without Python's lock.",
         ),
     ] = False
-    drain: Annotated[bool, typer.Option("--drain", help="End when nothing is due any more.")] = False
+    drain: Annotated[bool, typer.Option("--drain", help="End when no job is due.")] = False
     lease: Annotated[
-        float, _seconds(help="How long a claim holds without renewal: after a crash its jobs wait this long.")
+        float, _seconds(help="How long a claim holds without renewal: how long the jobs of a crashed worker wait.")
     ] = _SETTINGS.lease
     grace: Annotated[
         float, _seconds(help="After the first SIGTERM or Ctrl-C, the time that running jobs have to finish.")
     ] = _SETTINGS.grace
     buffer: Annotated[
-        int, _pace(help="Most jobs of a queue to claim ahead of a free slot, if they finish fast enough. 0: none.")
+        int,
+        _pace(
+            help="How many jobs of a queue to claim ahead of a free slot at most, if they finish fast enough. 0: none."
+        ),
     ] = _SETTINGS.buffer
     max_rescues: Annotated[
-        int, _pace(help="A job whose worker died, or left while it ran, this many times is failed.")
+        int, _pace(help="Fail a job after its worker has died, or has left while the job ran, this many times.")
     ] = _SETTINGS.max_rescues
     session_idle_timeout: Annotated[
         float | None,
         _seconds(
-            help="The longest that a handler's transaction may sit idle before the server ends it; by default what the "
+            help="How long a handler's transaction may be idle before the server ends it; by default what the "
             "server says, or an hour."
         ),
     ] = None
     poll: Annotated[float, _waking(metavar="SECONDS", help="The longest time between two looks at an idle queue.")] = (
         _SETTINGS.poll
     )
-    listen: Annotated[bool, _waking(help="Be woken by new jobs, on a connection for that alone.")] = True
+    listen: Annotated[bool, _waking(help="Be woken by new jobs, over a connection of its own.")] = True
     listen_url: Annotated[
         str | None,
         _waking(
@@ -163,7 +166,7 @@ class WorkOptions:
         _queues_of(self.queue)
 
     def limits(self) -> dict[str, int | None]:
-        """After what a process is started anew; raises ConfigurationError."""
+        """The limits at which a process is restarted; raises ConfigurationError."""
         return {"max_jobs": self.max_jobs, "max_memory": None if self.max_memory is None else _bytes(self.max_memory)}
 
 
@@ -188,9 +191,9 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     """Run a worker: claim jobs of some queues and run their handlers.
 
     The first SIGTERM or Ctrl-C lets running jobs finish and gives back what has not been started; the second does not
-    wait. With several processes, or a limit on jobs or memory, a supervisor starts the workers anew when they end. Exit
-    code 75: a process without a supervisor asks to be started anew, for all slots of a queue are held by handlers that
-    timed out, or one of these goes on blocking the event loop.
+    wait. With several processes, or a limit on jobs or memory, a supervisor restarts the workers when they end. Exit
+    code 75: a process without a supervisor asks to be restarted, because handlers that timed out hold all slots of a
+    queue, or one of them keeps blocking the event loop.
 
     --app may also name a Worker, or a function that makes one, which each worker process calls. That Worker decides on its
     database, schema, queues and settings: options for these are refused on the command line, and ignored in the environment

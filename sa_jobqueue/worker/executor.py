@@ -387,7 +387,7 @@ class Executor:
     def _stopped(self, flight: Flight) -> Outcome | None:
         match flight.stop:
             case Stop.CANCEL:
-                return Cancelled(ErrorEntry("Cancelled", "the run was stopped, as was asked for"))
+                return Cancelled(ErrorEntry("Cancelled", "an operator asked for it to be cancelled while it ran"))
             case Stop.SHUTDOWN:
                 return Released(started=flight.started is not None)
             case Stop.TIMEOUT:

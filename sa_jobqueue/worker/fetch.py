@@ -72,7 +72,7 @@ class Fetcher:
                 texts = operations.fetch_args(connection, job.id, most=self.most, job=self.job)
         except DBAPIError as error:
             if operations.is_data_fault(error):
-                said = f"its arguments or its meta cannot be made text, of which at most {self.most:,} bytes are read"
+                said = f"its arguments or its meta cannot be turned into text, of which at most {self.most:,} bytes are read"
                 self._refuse(job, f"{said}: {error.orig}")
                 return
             self.set_aside(job, Released(_LATER * random.uniform(1, 2)))

@@ -124,13 +124,13 @@ class Shift:
         if self._threads_until is None:
             self._threads_until = monotonic() + grace
             if not self._own_process:
-                logger.error("%s; async jobs wait for it until this process is started anew", found)
+                logger.error("%s; async jobs wait for it until this process is restarted", found)
                 return
             if not self._stopping:
                 self._ending = Ending.RECYCLE
             self.stop()
             self._crew.close_lanes()
-            logger.error("%s; the process ends, to be started anew: def handlers have %g s to finish", found, grace)
+            logger.error("%s; the process ends, to be restarted: def handlers have %g s to finish", found, grace)
         if self._own_process:
             on_threads = any(not flight.task.is_async for flight in self._crew.running())
             if not on_threads or monotonic() >= self._threads_until:
@@ -150,7 +150,7 @@ class Shift:
                 if (part := self._crew.ended_part()) is not None:
                     raise WorkerBroken(f"the thread {part.name!r} has ended: {part.error!r}") from part.error
                 if (reason := self._wants_recycling()) is not None:
-                    logger.warning("%s: ending, to be started anew", reason)
+                    logger.warning("%s: ending, to be restarted", reason)
                     self._ending = Ending.RECYCLE
                     return
 

@@ -202,7 +202,7 @@ class Supervisor:
         elif code == 0 and self._until_idle:
             logger.info("worker process %d (pid %d) found nothing more to do", slot.number, pid)
         elif code == RECYCLE:
-            logger.info("worker process %d (pid %d) is started anew, as it asked", slot.number, pid)
+            logger.info("worker process %d (pid %d) is restarted, as it asked", slot.number, pid)
             slot.deaths, slot.start_at = 0, monotonic()
         else:
             if ran >= _HEALTHY:

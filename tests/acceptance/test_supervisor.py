@@ -137,13 +137,13 @@ def test_max_jobs_and_max_memory_start_a_process_anew(shop: Shop) -> None:
     assert sorted(Counter(effect.pid for effect in shop.effects()).values()) == [20, 20, 20]
     with shop.work("--max-memory=1M") as supervisor:
         supervisor.wait_for("bytes are resident (max_memory 1,048,576)")
-        supervisor.wait_for("is started anew")
+        supervisor.wait_for("is restarted")
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ([f"--app={APP}x"], "'registryx' in 'tests.acceptance.app': has no such name"),
+        ([f"--app={APP}x"], "the module 'tests.acceptance.app' has no name 'registryx'"),
         (["--app=tests.acceptance.nowhere"], "there is no module 'tests.acceptance.nowhere'"),
         (["--queue=mail=many"], "expected NAME or NAME=SLOTS"),
         (["--max-memory=lots"], "expected a size, as in 500M or 2G"),

@@ -63,7 +63,7 @@ def test_a_worker_whose_slots_are_all_stuck_asks_to_be_started_anew(shop: Shop) 
     with shop.work("--queue=default=2", "--processes=1", "--max-jobs=1000") as supervisor:
         shop.wait_said("started-c")
         shop.wait_for(left)
-        assert "is started anew" in supervisor.output
+        assert "is restarted" in supervisor.output
     assert [effect.note for effect in shop.effects()] == ["left"]
 
 
@@ -82,7 +82,7 @@ def test_a_worker_whose_event_loop_is_blocked_past_a_timeout_is_started_anew(sho
         shop.go("b")
         done = shop.wait_for(held, *others)
         assert f"job {late} (tests.acceptance.app.overtime_blocking) blocks it" in worker.output
-        assert "is started anew, as it asked" in worker.output
+        assert "is restarted, as it asked" in worker.output
     assert [job.rescues for job in done] == [0] * 4
     assert {effect.note: effect.pid == pid for effect in shop.effects()} == {
         "b": True,

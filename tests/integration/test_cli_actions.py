@@ -74,7 +74,7 @@ def test_cancel_says_which_are_only_asked(engine: Engine, url: str) -> None:
     with engine.begin() as connection:
         waiting, running = make_job(connection), make_job(connection, "running")
     assert output("cancel", str(waiting), str(running), url=url) == (
-        "cancelled 2 jobs, of which 1 runs and is asked to stop\n"
+        "cancelled 2 jobs, 1 of them still running and asked to stop\n"
     )
     assert now(engine) == {waiting: "cancelled", running: "running"}
     with engine.begin() as connection:
@@ -159,5 +159,5 @@ def test_prune_goes_around_jobs_that_are_referred_to(engine: Engine, url: str) -
             refer(connection, one)
     result = invoke("prune", "--all", url=url)
     assert (result.exit_code, result.stdout) == (0, "pruned 2,527 jobs\n")
-    assert notes(result) == f"3 jobs kept, for other rows refer to them: {first}, {middle}, {last}\n"
+    assert notes(result) == f"3 jobs kept, because other rows refer to them: {first}, {middle}, {last}\n"
     assert now(engine) == dict.fromkeys((first, middle, last), "completed")

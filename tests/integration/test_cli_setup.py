@@ -87,9 +87,9 @@ def test_going_down_needs_a_yes(empty_database_url: str) -> None:
     """With version 0 all jobs go."""
     url = empty_database_url
     output("migrate", "--to", "1", url=url)
-    assert "with all its jobs: say --yes" in refused("migrate", "--to", "0", url=url)
+    assert "with all its jobs: add --yes" in refused("migrate", "--to", "0", url=url)
     assert output("migrate", "--to", "0", "--yes", url=url) == "schema sa_jobqueue: removed (was version 1)\n"
-    assert output("migrate", "--to", "0", url=url) == "schema sa_jobqueue: is not there\n"
+    assert output("migrate", "--to", "0", url=url) == "schema sa_jobqueue: does not exist\n"
 
 
 def test_a_newer_schema_is_left_alone(database_url: str) -> None:
@@ -303,7 +303,7 @@ def test_an_expired_lease_and_a_long_wait_are_problems(engine: Engine, url: str)
             insert(WorkerRow).values(id=uuid.uuid4(), queues=["default"], host="a", pid=1, concurrency=1, version="1")
         )
     assert problems(url=url).keys() == {"leases"}
-    assert problems("--max-wait", "1h", url=url)["waiting"] == "1 job due, the oldest for 2h; at most 1h is wanted"
+    assert problems("--max-wait", "1h", url=url)["waiting"] == "1 job due, the oldest for 2h; more than 1h is too long"
 
 
 def test_a_missing_schema_is_a_problem_with_its_remedy(empty_database_url: str) -> None:
@@ -379,4 +379,4 @@ def test_a_folder_may_be_in_a_home_that_is_there(tmp_path: Path, monkeypatch: py
     assert path_of("~/x").stdout == f"{tmp_path}/me/x\n"
     result = path_of("~nosuch/x")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "'~nosuch/x', for there is no such home folder: set SA_JOBQUEUE_EMBEDDED_DIR" in result.stderr
+    assert "'~nosuch/x': there is no such home folder: set SA_JOBQUEUE_EMBEDDED_DIR" in result.stderr

@@ -354,7 +354,7 @@ def test_the_default_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_a_home_folder_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody of that name; or a user without any, as containers have them."""
-    with pytest.raises(EmbeddedUnavailable, match=r"'~nosuch/x', for there is no such home folder"):
+    with pytest.raises(EmbeddedUnavailable, match=r"'~nosuch/x': there is no such home folder"):
         EmbeddedServer(Path("~nosuch/x"))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)

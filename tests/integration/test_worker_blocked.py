@@ -159,7 +159,7 @@ def test_in_the_users_own_loop_it_is_only_said_that_a_handler_does_not_stop_bloc
     (late,) = add(engine, enqueue("blocks"))
     with working(url, registry, queues={"default": 1}) as worker:
         assert gate.reached.wait(PATIENCE)
-        wait_until(lambda: "until this process is started anew" in caplog.text)
+        wait_until(lambda: "until this process is restarted" in caplog.text)
         assert ("part() running" if way != "itself" else f"job {late} (blocks) blocks it") in caplog.text
         gate.opened.set()
         (left,) = add(engine, enqueue("next"))

@@ -457,9 +457,7 @@ def test_what_python_could_only_give_by_position_needs_what_comes_before_it(text
 
     def positional(urgent: int = 1, ids: int = 2, /, c: int = 0) -> None: ...
 
-    with pytest.raises(
-        PayloadError, match="argument urgent is missing, and what follows it has to be given by position"
-    ):
+    with pytest.raises(PayloadError, match="argument urgent is missing, and what follows it must be given by position"):
         Arguments(handler, task="handler").decode(text)
     with pytest.raises(PayloadError, match="argument urgent is missing"):
         Arguments(positional, task="positional").decode('{"ids": 6}')
@@ -472,7 +470,7 @@ def test_unknown_and_too_many_arguments_are_refused() -> None:
     given_to = Arguments(handler, task="handler").encode
     with pytest.raises(PayloadError, match=re.escape("unknown argument three; it takes (one, two)")):
         given_to((1,), {"three": 3})
-    with pytest.raises(PayloadError, match="takes 1 positional arguments, 2 were given"):
+    with pytest.raises(PayloadError, match="takes 1 positional argument, 2 were given"):
         given_to((1, 2), {})
 
 

@@ -328,12 +328,12 @@ def test_a_context_in_the_wrong_place_is_refused() -> None:
     wrong: list[tuple[AnyTask, str]] = [
         (bare, "annotate 'ctx' with JobContext$"),
         (async_bare, "annotate 'ctx' with AsyncJobContext$"),
-        (optional, "annotate 'ctx' plainly with the context's class"),
-        (decorated, "a decorator makes a `def` of an `async def`"),
+        (optional, "annotate 'ctx' with the context's class alone"),
+        (decorated, "a decorator turns an `async def` into a `def`"),
         (second, "must be the first parameter"),
         (keyword, "is given by position"),
-        (sync, "an `def` handler is given a JobContext, not a AsyncJobContext"),
-        (coroutine, "an `async def` handler is given a AsyncJobContext, not a JobContext"),
+        (sync, "a `def` handler gets a JobContext: annotate 'ctx' with JobContext"),
+        (coroutine, "an `async def` handler gets an AsyncJobContext: annotate 'ctx' with AsyncJobContext"),
     ]
     for one, said in wrong:
         with pytest.raises(TaskError, match=said):
@@ -408,7 +408,7 @@ def test_tags_are_kept_in_meta() -> None:
         ({"tags": [""]}, "a tag must have 1 to 200"),
         ({"tags": ["\x00"]}, "a tag .* holds a NUL"),
         ({"meta": []}, "meta must be a dict"),
-        ({"meta": {"tags": ["a"]}}, "is where tags= is kept"),
+        ({"meta": {"tags": ["a"]}}, "is where tags are stored"),
         ({"meta": {1: 2}}, "meta: the key 1 is no string"),
         ({"meta": {"a": (1,)}}, "meta: a: .* is not plain JSON"),
         ({"meta": {"a": [float("nan")]}}, r"meta: a\[0\]: nan is no number"),
