@@ -64,7 +64,8 @@ def _length_of_notes(exception: BaseException) -> int:
     notes = getattr(exception, "__notes__", ())
     if not isinstance(notes, (list, tuple)) or len(notes) > _LENGTH:
         return _LENGTH + 1 if notes else 0
-    return sum(1 + len(note) if isinstance(note, str) else 1 for note in notes)
+    # What is no text could be of any length, which only its own __str__ knows.
+    return sum(1 + len(note) if isinstance(note, str) else _LENGTH + 1 for note in notes)
 
 
 def _nearest(exception: BaseException, frames: TracebackType | None) -> str:

@@ -332,7 +332,14 @@ def recursed(depth: int) -> BaseException:
         return error.with_traceback(trace)
 
 
-def noted(*notes: str) -> BaseException:
+class Long:
+    """What makes a text of it takes long, and is not asked for its length."""
+
+    def __str__(self) -> str:
+        return "n" * 1_000_000
+
+
+def noted(*notes: object) -> BaseException:
     error = ValueError("noted")
     error.__notes__ = [*notes]
     return error
@@ -347,9 +354,19 @@ def noted(*notes: str) -> BaseException:
         (lambda: ExceptionGroup("deep", [chained(50_000)]), "deep (1 sub-exception)\n"),
         (lambda: noted(*["n"] * 2_000_000), "ValueError: noted\n"),
         (lambda: noted("n\n" * 5_000_000), "ValueError: noted\n"),
+        (lambda: noted(*[Long()] * 3_000), "ValueError: noted\n"),
         (lambda: ExceptionGroup("g", [ValueError("\n" * 10_000_000)]), "g (1 sub-exception)\n"),
     ],
-    ids=["causes", "frames", "wide group", "causes in a group", "notes", "long note", "long message"],
+    ids=[
+        "causes",
+        "frames",
+        "wide group",
+        "causes in a group",
+        "notes",
+        "long note",
+        "notes that are no text",
+        "long message",
+    ],
 )
 def test_whatever_an_exception_brings_along_it_is_described_at_once(
     make: Callable[[], BaseException], end: str
