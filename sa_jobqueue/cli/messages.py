@@ -6,7 +6,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import psycopg
@@ -102,9 +102,10 @@ class _Handler(logging.StreamHandler[Any]):
         super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Say, as `logging` does, what could not be written and why."""
+        """Say, as `logging` does, what could not be written and why; if stderr has no reader any more, to nobody."""
         said = f"Logged in {record.pathname}, line {record.lineno}: {record.msg!r}, arguments {record.args!r}\n"
-        sys.stderr.write(mask_passwords(f"--- Logging error ---\n{traceback.format_exc()}{said}"))
+        with suppress(OSError):
+            sys.stderr.write(mask_passwords(f"--- Logging error ---\n{traceback.format_exc()}{said}"))
 
 
 def set_up_logging(level: LogLevel) -> None:

@@ -296,8 +296,10 @@ def drain_with_supervisor(drain: Callable[[], None]) -> None:
     def watch() -> None:
         while os.read(pipe, 1):
             pass
-        logger.warning("the supervisor is gone: finishing what is running")
-        drain()
+        try:
+            logger.warning("the supervisor is gone: finishing what is running")
+        finally:  # whatever a filter or a handler of logs raises
+            drain()
 
     threading.Thread(target=watch, name="sa-jobqueue supervisor watch", daemon=True).start()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
@@ -23,7 +24,7 @@ from sa_jobqueue.worker.supervisor import RECYCLE, Supervisor, restart_delay
 from sa_jobqueue.worker.worker import Ending
 from tests.acceptance import app
 from tests.acceptance.conftest import APP, Shop
-from tests.support.commands import Command, alive, run_command, start_command
+from tests.support.commands import CLI, ROOT, Command, alive, environment, run_command, start_command
 from tests.support.waiting import wait_until
 
 
@@ -125,6 +126,39 @@ def test_workers_drain_when_their_supervisor_is_killed(shop: Shop) -> None:
         assert "the supervisor is gone" in supervisor.output
     job = shop.job(job_id)
     assert (job.status, job.attempt, job.rescues) == (JobStatus.COMPLETED, 1, 0)
+
+
+def test_workers_drain_when_their_supervisor_is_killed_with_the_reader_of_their_log(shop: Shop) -> None:
+    """Each line that they log is an error then: of the log, not of the worker."""
+    (job_id,) = shop.add(enqueue(app.held, "a"))
+    command = [
+        *CLI,
+        "work",
+        "--processes=2",
+        "--lease=30",
+        f"--app={APP}",
+        f"--schema={shop.schema}",
+        "--log-level=info",
+    ]
+    environ = environment(shop.url, {"ACCEPTANCE_FOLDER": str(shop.folder)})
+    with subprocess.Popen(
+        command, env=environ, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as supervisor:
+        family: list[psutil.Process] = []
+        try:
+            shop.wait_said("started-a")
+            family = psutil.Process(supervisor.pid).children()
+            assert supervisor.stderr is not None
+            supervisor.stderr.close()
+            supervisor.kill()
+            shop.go("a")
+            wait_gone(*family)
+        finally:
+            for process in family:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            supervisor.kill()
+    assert shop.job(job_id).status == JobStatus.COMPLETED
 
 
 def test_max_jobs_and_max_memory_start_a_process_anew(shop: Shop) -> None:
