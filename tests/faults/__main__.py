@@ -100,6 +100,7 @@ def promises_broken(seen: Observed) -> list[str]:
     """What was not as promised."""
     fault = FAULTS.get(seen.fault)
     back_within, rescued_within = (fault.back_within, fault.rescued_within) if fault else (PROMISE, None)
+    overdue_within = fault.overdue_within if fault else None
     broken = list(seen.findings)
     if seen.finished != seen.committed:
         broken.append(f"{seen.committed - seen.finished} of {seen.committed} jobs came to no end")
@@ -113,6 +114,8 @@ def promises_broken(seen: Observed) -> list[str]:
             broken.append(f"silent worker {worker.pid}: it claimed after {worker.after} s, not {within} s")
     if rescued_within is not None and seen.rescued_in is not None and seen.rescued_in > rescued_within:
         broken.append(f"jobs of a dead worker were back after {seen.rescued_in} s, not {rescued_within} s")
+    if overdue_within is not None and seen.overdue > overdue_within:
+        broken.append(f"a job was rescued {seen.overdue} s after its lease had run out, not {overdue_within} s")
     if seen.memory > MEMORY:
         broken.append(f"a worker had {seen.memory:,} bytes resident")
     return broken

@@ -10,12 +10,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import psutil
 import psycopg
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
+from tests.faults import workload
 from tests.faults.proxy import About, Trap
-from tests.faults.scene import DATABASE, LEASE, PROCESSES, Scene
+from tests.faults.scene import DATABASE, LEASE, PROCESSES, SLOTS, Scene
 from tests.faults.server import How
 from tests.support.waiting import wait_until
 
@@ -31,6 +36,9 @@ that drain."""
 RESCUE = LEASE + LEASE / 4 + 1.0
 """Seconds from a worker's death until its jobs are back in the queue: it may have renewed their leases just before; others
 look for leases that ran out every quarter of one (`Maintenance`: `rescue_every`); and one more for a busy machine."""
+
+OVERDUE = RESCUE - LEASE
+"""Seconds from the end of a job's lease until it is back in the queue, by that."""
 
 Act = Callable[[Scene, float], float | None]
 
@@ -55,6 +63,8 @@ class Fault:
     back_within: float = PROMISE
     rescued_within: float | None = None
     """For jobs of the worker that dies of it, if one does for sure."""
+    overdue_within: float | None = None
+    """From the end of a lease until its job is rescued, while the fault lasts, too."""
 
 
 FAULTS: dict[str, Fault] = {}
@@ -70,11 +80,12 @@ def fault(
     needs: Callable[[], str] = lambda: "",
     back_within: float = PROMISE,
     rescued_within: float | None = None,
+    overdue_within: float | None = None,
 ) -> Callable[[Act], Act]:
     """Add a function to the table."""
 
     def add(act: Act) -> Act:
-        FAULTS[name] = Fault(name, act, short, long, alone, ci, needs, back_within, rescued_within)
+        FAULTS[name] = Fault(name, act, short, long, alone, ci, needs, back_within, rescued_within, overdue_within)
         return act
 
     return add
@@ -116,15 +127,31 @@ def kill_the_supervisor(scene: Scene, seconds: float) -> float:
     return killed
 
 
+@fault(
+    "a job kills its worker every few seconds", ci=False, short=6.0, long=15.0, back_within=RESTART, overdue_within=PROMISE
+)  # fmt: skip
+def kill_by_jobs(scene: Scene, seconds: float) -> None:
+    """Another one each time, and what runs beside it dies with it. Meanwhile others rescue, however young they are."""
+    engine = create_engine(scene.server.url(DATABASE))
+    for _ in turns(seconds, 2.0):
+        with suppress(DBAPIError):
+            scene.producer.add(Session(engine), [workload.kill], 0.05)
+    engine.dispose()
+
+
 # ---- connections
 
 
 def backends(scene: Scene, where: str = "true") -> list[int]:
     """The server's processes that serve workers, not us."""
+    return [int(str(pid)) for (pid,) in scene.ask(f"SELECT pid FROM pg_stat_activity WHERE {_of(scene)} AND {where}")]
+
+
+def _of(scene: Scene, links: Callable[[Any], bool] = lambda link: True) -> str:
+    """SQL that is true for the server's processes behind these of the workers' connections."""
+    ports = [str(link.server[1].get_extra_info("sockname")[1]) for link in list(scene.proxy.links) if links(link)]
     ours = f"datname = '{DATABASE}' AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
-    ports = ",".join(str(link.server[1].get_extra_info("sockname")[1]) for link in list(scene.proxy.links)) or "-2"
-    found = scene.ask(f"SELECT pid FROM pg_stat_activity WHERE {ours} AND client_port IN ({ports}) AND {where}")
-    return [int(str(pid)) for (pid,) in found]
+    return f"{ours} AND client_port IN ({','.join(ports) or '-2'})"
 
 
 def terminate(scene: Scene, pid: int) -> None:
@@ -186,6 +213,47 @@ def fill_connections(scene: Scene, seconds: float) -> None:
             mine = [connection.info.backend_pid for connection in taken]
             others = "backend_type = 'client backend' AND pid <> ALL (%s)"
             taken[0].execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}", [mine])
+
+
+@fault("no connection is free", short=3.0, long=15, alone=True)
+def leave_none_free(scene: Scene, seconds: float) -> float:
+    """Somebody takes every connection but those of the workers' services: jobs are claimed, and have no session.
+
+    Jobs with one attempt that are enqueued then lose nothing: what the worker cannot give is no attempt.
+    """
+    engine = create_engine(scene.server.url(DATABASE), isolation_level="AUTOCOMMIT")
+    with ExitStack() as stack, engine.connect() as ours, Session(create_engine(engine.url)) as producer:
+        producer.connection()  # it is there before, to enqueue with
+
+        def is_full() -> bool:
+            """Take what is free; whether handlers have nothing."""
+            with suppress(psycopg.OperationalError):
+                while True:
+                    stack.enter_context(scene.server.connect(DATABASE))
+            handlers = _of(scene, lambda link: not link.service)
+            end = f"SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {handlers}"
+            return ours.exec_driver_sql(end).scalar() == 0
+
+        wait_until(lambda: all(is_full() for _ in range(5)), 30, "that handlers have no connection")
+        keys = scene.producer.add(producer, [workload.write_at_first] * 20, 0.05)
+        time.sleep(seconds)
+    over = time.time()
+    engine.dispose()
+    wait_until(lambda: scene.settled(keys), 60, "jobs with one attempt")  # before what would end their transactions
+    return over
+
+
+@fault("idle sessions are ended", ci=False, short=RESCUE + 1.0, long=15, overdue_within=OVERDUE)
+def end_idle_sessions(scene: Scene, seconds: float) -> None:
+    """`idle_session_timeout` of the database, shorter than the workers' own pauses; and a worker is killed meanwhile."""
+    scene.ask(f"ALTER DATABASE {DATABASE} SET idle_session_timeout = '250ms'")
+    try:
+        for pid in backends(scene):  # those that are there do not know of it
+            terminate(scene, pid)
+        scene.a_worker().kill()
+        time.sleep(seconds)
+    finally:
+        scene.ask(f"ALTER DATABASE {DATABASE} RESET idle_session_timeout")
 
 
 # ---- the server
@@ -417,12 +485,68 @@ def wrong_clocks(scene: Scene, seconds: float) -> None:
 @fault("a failover loses the last seconds", short=2.0, long=5.0, alone=True)
 def fail_over(scene: Scene, seconds: float) -> None:
     """A standby that hears nothing for a while takes over: read-only at first, then promoted."""
+    with failover(scene):
+        time.sleep(seconds)  # what is committed now will be lost
+
+
+@fault("a failover gives the last ids again", ci=False, short=2.0, long=5.0, alone=True)
+def fail_over_with_lost_ids(scene: Scene, seconds: float) -> None:
+    """Handlers of lost jobs go on, and come to their end while the same workers run the jobs that have these ids now."""
+    number = PROCESSES * SLOTS // 2
+    old, new = (f"{when}-{scene.random.getrandbits(32):x}" for when in ("old", "new"))
+    ids = f"""
+        SELECT id FROM sa_jobqueue.job
+        WHERE status = 'running' AND task = '{workload.write_when_told.name}' AND args->>'gate' =
+    """
+    try:
+        with failover(scene):
+            # The standby skips the 32 ids that its sequence had been logged for.
+            scene.ask(f"SELECT count(nextval('{_SEQUENCE}')) FROM generate_series(1, 40)")
+            _add(scene, number, old)
+            wait_until(lambda: len(scene.ask(f"{ids} '{old}'")) == number, message="the jobs that will be lost to run")
+            lost = {int(str(id)) for (id,) in scene.ask(f"{ids} '{old}'")}
+            time.sleep(seconds)
+        wait_until(lambda: scene.ask("SELECT pg_is_in_recovery()") == [(False,)])
+        _add(scene, number, new, first=min(lost))
+        wait_until(
+            lambda: len(scene.ask(f"{ids} '{new}'")) == number, message="the jobs that have these ids now to run"
+        )
+        assert {int(str(id)) for (id,) in scene.ask(f"{ids} '{new}'")} & lost, "no id was given again"
+        workload.let_go(scene.words, old)
+        time.sleep(LEASE)  # the old handlers write, or try to
+    finally:
+        for gate in (old, new):
+            workload.let_go(scene.words, gate)
+
+
+_SEQUENCE = "sa_jobqueue.job_id_seq"
+
+
+def _add(scene: Scene, number: int, gate: str, *, first: int | None = None) -> None:
+    """Enqueue jobs that wait at this gate, before all others; `first`: the id from which on they get theirs.
+
+    They become due one after the other, so that it is not one worker that claims them all.
+    """
+    engine = create_engine(scene.server.url(DATABASE))
+    with Session(engine) as session:
+        if first is not None:  # nobody else is to get one of these meanwhile
+            session.execute(text("LOCK TABLE sa_jobqueue.job IN SHARE ROW EXCLUSIVE MODE"))
+            skipped = f"generate_series((SELECT last_value FROM {_SEQUENCE}) + 2, {first})"
+            session.execute(text(f"SELECT count(nextval('{_SEQUENCE}')) FROM {skipped}"))
+        kinds = [workload.write_when_told.options(priority=9, delay=0.15 * n) for n in range(number)]
+        scene.producer.add(session, kinds, gate)
+    engine.dispose()
+
+
+@contextmanager
+def failover(scene: Scene) -> Generator[None]:
+    """What is committed in the block is lost: a standby takes over that has heard nothing of it."""
     standby = scene.server.copy(scene.folder / f"standby-{scene.random.getrandbits(32):x}")
     begun, kept = time.time(), set(scene.producer.keys())
     ((lsn,),) = scene.ask("SELECT pg_current_wal_lsn()")
     wait_until(lambda: standby.has_followed(str(lsn)))
     standby.stop_following()
-    time.sleep(seconds)  # what is committed now will be lost
+    yield
     scene.fail_over(standby)
     scene.producer.forget(set(scene.producer.keys()) - kept)
     time.sleep(1.0)  # read-only

@@ -75,6 +75,8 @@ class Observed:
     """Jobs that were rescued from a worker."""
     rescued_in: float | None
     """From the fault's end until the last of these whose worker had died was back in the queue."""
+    overdue: float
+    """The longest time from the end of a job's lease until it was rescued."""
     duplicates: int
     """Effects outside the database, of any job, that happened once more than they had to since the fault began."""
     memory: int
@@ -335,6 +337,7 @@ class Scene:
             gap=max((later - earlier for earlier, later in pairwise([begun, *ends])), default=0.0),
             rescued=len(rescues),
             rescued_in=max(buried) - over if buried else None,
+            overdue=max((step.at - step.lease_was for step in rescues if step.lease_was is not None), default=0.0),
             duplicates=everything.duplicates(since=begun),
             memory=self._memory,
             workers=workers,

@@ -177,13 +177,13 @@ def test_a_worker_without_the_fence_is_caught_at_a_job_without_a_session(
         zombie.send(signal.SIGSTOP)
         work(stack, database_url, tmp_path, mutant, 1)
         wait_until(lambda: ("began", 2) in said(tmp_path))
-        workload.let_go(tmp_path, run=1)
+        workload.let_go(tmp_path, 1)
         zombie.send(signal.SIGCONT)
         wait_until(lambda: ("did", 1) in said(tmp_path))
         if mutant is None:
             refused = ("came too late", "nothing it writes is kept")  # whichever it hears of first
             wait_until(lambda: any(words in zombie.output for words in refused))
-            workload.let_go(tmp_path, run=2)
+            workload.let_go(tmp_path, 2)
         # Broken: the handler of the other one still waits when the job has ended.
         assert rules_broken(engine, tmp_path, fates) == broken
 

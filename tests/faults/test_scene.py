@@ -60,7 +60,7 @@ def test_workers_that_do_not_come_back_break_a_promise(scene: Scene) -> None:
 
 
 WELL = Observed(
-    fault="a worker is killed", lasted=0.1, committed=20, finished=20, back=0.5, gap=0.3, rescued=2, rescued_in=2.4, duplicates=1,
+    fault="a worker is killed", lasted=0.1, committed=20, finished=20, back=0.5, gap=0.3, rescued=2, rescued_in=2.4, overdue=0.4, duplicates=1,
     memory=80 * 2**20, workers=[Resumed(1, 0.2, new=False), Resumed(2, 4.9, new=False), Resumed(3, 6.9, new=True)], findings=[],
 )  # fmt: skip
 
@@ -81,6 +81,7 @@ def test_what_went_well_breaks_no_promise() -> None:
         ("silent worker 3", {"workers": [*WELL.workers[:2], Resumed(3, 7.1, new=True)]}),
         ("silent worker 3", {"workers": [*WELL.workers[:2], Resumed(3, 5.1, new=False)]}),
         ("jobs of a dead worker were back after 3.6 s", {"rescued_in": 3.6}),
+        ("a job was rescued 1.6 s after its lease had run out", {"fault": "idle sessions are ended", "overdue": 1.6}),
         ("bytes resident", {"memory": 2**30}),
         ("a rule", {"findings": ["a rule: that was broken"]}),
     ],

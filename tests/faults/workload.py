@@ -15,9 +15,10 @@ import asyncio
 import json
 import os
 import random
+import signal
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
@@ -230,13 +231,44 @@ def held(ctx: JobContext, seconds: float) -> None:
     say(ctx, Word.DID)
 
 
-def let_go(folder: Path, *, run: int) -> None:
-    """Let the handlers of `held` come to their end that wait in this run of it, the first or a later one."""
-    _gate(folder, run).touch()
+@_task
+def write_when_told(ctx: JobContext, gate: str) -> None:
+    """Takes as long as the test wants, until this gate is open, and opens its session only then."""
+    say(ctx, Word.BEGAN)
+    while not _gate(Path(os.environ[FOLDER]), gate).exists():
+        time.sleep(0.01)
+    ctx.session.add(_effect(ctx))
+    say(ctx, Word.DID)
 
 
-def _gate(folder: Path, run: int) -> Path:
-    return folder / f"go-{run}"
+@task(registry=registry, max_attempts=1)
+def write_at_first(ctx: JobContext, seconds: float) -> None:
+    """Has one attempt. Only for faults that end no transaction."""
+    say(ctx, Word.BEGAN)
+    ctx.session.add(_effect(ctx))
+    ctx.session.flush()
+    time.sleep(seconds)
+    say(ctx, Word.DID)
+
+
+@_task
+def kill(ctx: JobContext, seconds: float) -> None:
+    """Kills its process in its first run."""
+    say(ctx, Word.BEGAN)
+    time.sleep(seconds)
+    if ctx._job.rescues == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ctx.session.add(_effect(ctx))
+    say(ctx, Word.DID)
+
+
+def let_go(folder: Path, gate: int | str) -> None:
+    """Let the handlers come to their end that wait at this gate; those of `held` wait in their run of it, 1 or later."""
+    _gate(folder, gate).touch()
+
+
+def _gate(folder: Path, gate: int | str) -> Path:
+    return folder / f"go-{gate}"
 
 
 #: What is enqueued, and how often compared with the others.
@@ -294,28 +326,34 @@ class Producer:
             if self.fates[key] is Fate.COMMITTED:
                 self.fates[key] = Fate.UNKNOWN
 
+    def add(self, session: Session, kinds: Sequence[AnyTask], argument: float | str) -> list[str]:
+        """Enqueue these besides, in this session, all with the same argument; their keys."""
+        jobs = [(f"k{next(self._numbers)}", kind, argument) for kind in kinds]
+        self._enqueue(session, jobs)
+        return [key for key, _, _ in jobs]
+
     def _loop(self) -> None:
         # A server that is gone must not hold the producer: it is a part of the test, not what is tested.
         engine = create_engine(self.url, connect_args={"connect_timeout": 2, "options": "-c statement_timeout=3s"})
         while not self._end.is_set():
             number = self._random.randint(1, 5)
+            kinds = self._random.choices(list(MIX), list(MIX.values()), k=number)
+            jobs = [(f"k{next(self._numbers)}", kind, self._random.uniform(0.0, _LONGEST)) for kind in kinds]
             try:
-                self._enqueue(Session(engine), number)
+                self._enqueue(Session(engine), jobs, rolls_back=self._random.random() < self.rolled_back)
             except DBAPIError:
                 engine.dispose()
             self._end.wait(number / self._rate)
         engine.dispose()
 
-    def _enqueue(self, session: Session, number: int) -> None:
+    def _enqueue(
+        self, session: Session, jobs: Sequence[tuple[str, AnyTask, float | str]], *, rolls_back: bool = False
+    ) -> None:
         """One transaction."""
-        kinds = self._random.choices(list(MIX), list(MIX.values()), k=number)
-        keys = [f"k{next(self._numbers)}" for _ in kinds]
-        rolls_back = self._random.random() < self.rolled_back
         fate = Fate.ROLLED_BACK
         try:
             with session:
-                for key, kind in zip(keys, kinds, strict=True):
-                    session.add(job(kind, key, self._random.uniform(0.0, _LONGEST)))
+                session.add_all(job(kind, key, argument) for key, kind, argument in jobs)
                 session.flush()
                 if rolls_back:
                     session.rollback()
@@ -324,9 +362,9 @@ class Producer:
                 session.commit()
                 fate = Fate.COMMITTED
         finally:
-            self.fates |= dict.fromkeys(keys, fate)
+            self.fates |= {key: fate for key, _, _ in jobs}
 
 
-def job(kind: AnyTask, key: str, seconds: float = 0.0) -> Job:
+def job(kind: AnyTask, key: str, argument: float | str = 0.0) -> Job:
     """A job that the audit can follow."""
-    return enqueue(kind.options(meta={"key": key}), seconds)
+    return enqueue(kind.options(meta={"key": key}), argument)
