@@ -12,7 +12,6 @@ import typer
 from sqlalchemy import func, select
 
 from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError
-from sa_jobqueue.models import Job
 from sa_jobqueue.statements import insert_jobs
 from sa_jobqueue.tasks import Registry, Task, TaskName
 
@@ -85,7 +84,8 @@ def enqueue(
         call = target.call(**given)
     with transaction(config, make=True) as connection:
         made = connection.execute(insert_jobs([call])).scalar_one()
-        due, now = connection.execute(select(Job.run_at, func.now()).where(Job.id == made)).one()
+        now = connection.execute(select(func.now())).scalar_one()
+    due = now + call.run_at if isinstance(call.run_at, timedelta) else call.run_at
     tags = jsonlib.loads(call.meta).get("tags", [])
     if json:
         said = {"id": made, "task": call.task, "queue": call.queue, "priority": call.priority, "run_at": due}

@@ -178,7 +178,7 @@ class Unit:
         self._pool = engine.pool
         try:
             connection = engine.connect()
-        except BaseException as error:  # a handler's timeout, too, if it comes meanwhile
+        except Exception as error:  # a handler's timeout that comes meanwhile is the attempt's
             self._note_unopened(error)
             raise
         try:
@@ -200,7 +200,7 @@ class Unit:
             self._begin(connection)
         except BaseException as error:
             # There is a connection: what listeners of the application's raise is the attempt's, unless it broke.
-            if not isinstance(error, Exception) or getattr(error, "connection_invalidated", False):
+            if getattr(error, "connection_invalidated", False):
                 self._note_unopened(error)
             connection.close()
             raise

@@ -90,8 +90,8 @@ def split_the_claim() -> None:
 
 def _complete_first(self: Unit, change: Any) -> Any:
     """The completion in a transaction of its own."""
-    assert self._engine is not None
-    with self._engine.begin() as before:
+    assert self.engine is not None
+    with self.engine.begin() as before:
         answer = _apply(before, [change])[change.id]
     self.session.flush()
     return answer
