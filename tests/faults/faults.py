@@ -128,10 +128,13 @@ def kill_the_supervisor(scene: Scene, seconds: float) -> float:
 
 
 @fault(
-    "a job kills its worker every few seconds", ci=False, short=6.0, long=15.0, back_within=RESTART, overdue_within=PROMISE
+    "a job kills its worker every few seconds", ci=False, short=6.0, long=15.0, back_within=RESTART, overdue_within=RESTART
 )  # fmt: skip
 def kill_by_jobs(scene: Scene, seconds: float) -> None:
-    """Another one each time, and what runs beside it dies with it. Meanwhile others rescue, however young they are."""
+    """Another one each time, and what runs beside it dies with it. Meanwhile others rescue, however young they are.
+
+    All three may be about to start just then, the supervisor pausing for longer after each fast death.
+    """
     engine = create_engine(scene.server.url(DATABASE))
     for _ in turns(seconds, 2.0):
         with suppress(DBAPIError):
@@ -221,8 +224,9 @@ def leave_none_free(scene: Scene, seconds: float) -> float:
 
     Jobs with one attempt that are enqueued then lose nothing: what the worker cannot give is no attempt.
     """
-    engine = create_engine(scene.server.url(DATABASE), isolation_level="AUTOCOMMIT")
-    with ExitStack() as stack, engine.connect() as ours, Session(create_engine(engine.url)) as producer:
+    engine = create_engine(scene.server.url(DATABASE))
+    looking = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with ExitStack() as stack, looking.connect() as ours, Session(engine) as producer:
         producer.connection()  # it is there before, to enqueue with
 
         def is_full() -> bool:
