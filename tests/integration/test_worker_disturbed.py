@@ -302,11 +302,11 @@ def test_a_worker_one_of_whose_threads_ends_all_the_same_ends_with_an_error(
             if part in {"service", "maintenance"}:
                 getattr(crew, part)._pause = fail
             else:
-                wait_until(lambda: crew.listener is not None and crew.listener.listening)
+                assert (listener := crew.listener) is not None
+                wait_until(lambda: listener._bell is not None)  # it sleeps, or is about to
                 getattr(crew, part)._end = OutOfOrder()
-                assert crew.listener is not None
-                assert crew.listener._bell is not None
-                crew.listener._bell.send(b".")
+                assert listener._bell is not None
+                listener._bell.send(b".")
             wait_until(lambda: not worker.serving)
 
     with pytest.raises(WorkerBroken, match=r"SystemExit\('out of order'\)"):
