@@ -51,14 +51,13 @@ class _Asked:
 _asked: WeakKeyDictionary[Pool, _Asked] = WeakKeyDictionary()
 
 
-def begin(connection: Connection) -> None:
-    """BEGIN now, where psycopg would say it before the first statement.
+def begin(connection: Connection, raw: Any) -> None:
+    """BEGIN now, where psycopg would say it before the first statement. `raw`: what `driver.psycopg_of` has found.
 
     With 32 threads and one INSERT a job, the system switches between them 14 times a job by this, else 19. What goes wrong
     here goes wrong again with that statement.
     """
-    raw = _thread_connection(connection)
-    if raw is None or raw.autocommit or (raw.isolation_level, raw.read_only, raw.deferrable) != (None, None, None):
+    if not _is_a_threads(connection, raw) or raw.autocommit or (raw.isolation_level, raw.read_only, raw.deferrable) != (None, None, None):
         return  # psycopg knows what to say
     with raw.lock, suppress(connection.dialect.loaded_dbapi.Error):
         if raw.pgconn.transaction_status == _IDLE:
@@ -67,13 +66,14 @@ def begin(connection: Connection) -> None:
                 logger.warning("a handler's connection: %s", error.decode(errors="replace").strip())
 
 
-def command(connection: Connection, change: Change, *, job: type[Job]) -> str | None:
+def command(connection: Connection, raw: Any, change: Change, *, job: type[Job]) -> str | None:
     """What to `commit` this change with.
 
     None: it has more to say than "done", or somebody is to hear of each statement, or it cannot be said in this way here.
     """
-    raw = _thread_connection(connection)
-    if raw is None or not change.plain or change.deletes or job is not Job or is_heard(connection, "commit"):
+    if not change.plain or change.deletes or job is not Job or not _is_a_threads(connection, raw):
+        return None
+    if is_heard(connection, "commit"):
         return None
     if (raw.pgconn.transaction_status, raw.pgconn.pipeline_status) != (_IN_TRANSACTION, _NO_PIPELINE):
         return None
@@ -84,12 +84,12 @@ def command(connection: Connection, change: Change, *, job: type[Job]) -> str | 
     return f"SELECT {schema}.complete_job({change.id}, {change.claim_token}, {retain}); COMMIT"
 
 
-def commit(connection: Connection, command: str) -> bool:
+def commit(connection: Connection, raw: Any, command: str) -> bool:
     """Complete the job and commit; False: its claim was lost, and there is nothing to do but to roll back.
 
     The server stops at the first error: without a completion there is no COMMIT. Raises what SQLAlchemy would.
     """
-    dbapi, raw = connection.dialect.loaded_dbapi, _thread_connection(connection)
+    dbapi = connection.dialect.loaded_dbapi
     try:
         with raw.lock:
             result = raw.pgconn.exec_(command.encode(raw.info.encoding))
@@ -122,14 +122,14 @@ def _may_call(connection: Connection, schema: str) -> bool:
     return may
 
 
-def _thread_connection(connection: Connection) -> Any:
-    """The psycopg connection of a thread's; None where it is another driver's, or a task's of an event loop.
+def _is_a_threads(connection: Connection, raw: Any) -> bool:
+    """Whether `raw` is psycopg's connection for a thread.
 
-    Or where somebody, who counts or traces statements perhaps, has put a class in place of psycopg's.
+    It is not with another driver, for a task of an event loop, or where a class that counts or traces statements, say, was put in
+    place of psycopg's.
     """
     dialect = connection.dialect
-    if dialect.driver != "psycopg" or dialect.is_async:
-        return None
-    raw: Any = connection.connection.dbapi_connection
+    if raw is None or dialect.driver != "psycopg" or dialect.is_async:
+        return False
     dbapi = dialect.loaded_dbapi
-    return raw if type(raw) is dbapi.Connection and raw.cursor_factory is dbapi.Cursor else None
+    return type(raw) is dbapi.Connection and raw.cursor_factory is dbapi.Cursor

@@ -17,7 +17,10 @@ _LAST_STATEMENT = 2.0
 
 def psycopg_of(connection: Connection) -> Any:
     """The psycopg connection below, sync or async; None where it is another driver's."""
-    raw: Any = connection.connection.driver_connection
+    fairy = connection.connection
+    raw: Any = fairy.dbapi_connection  # of a thread it is psycopg's own
+    if not hasattr(raw, "pgconn"):
+        raw = fairy.driver_connection
     return raw if hasattr(raw, "pgconn") else None
 
 

@@ -74,7 +74,7 @@ class Sessions:
 
     def open(self) -> tuple[Session, Unit]:
         """A session for a `def` handler, and the unit that it belongs to."""
-        session = Session() if self.maker is None else _checked(self.maker(), Session)
+        session = Session(self.engine) if self.maker is None else _checked(self.maker(), Session)
         return session, self._unit(session, self.engine)
 
     def open_async(self) -> tuple[AsyncSession, Unit]:

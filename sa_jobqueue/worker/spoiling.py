@@ -45,8 +45,9 @@ _MOST, _LENGTH = 2_000, 10_000
 _BETWEEN = 0.1
 #: In a connection's `info`: whether a handler has had it before, and the statement that spoiled it.
 _KNOWN, _SPOILED = "sa_jobqueue.known", "sa_jobqueue.spoiled"
-#: What the server has reported of a connection without being asked (search_path since PostgreSQL 18); None with another driver.
-Found: TypeAlias = tuple[bytes | None, bytes | None] | None
+#: A connection's `info`, and what the server had reported of it without being asked when the handler got it: `search_path`
+#: (since PostgreSQL 18) and `default_transaction_read_only`; None with another driver than psycopg.
+Found: TypeAlias = tuple[dict[Any, Any], bytes | None, bytes | None]
 
 _harmless: set[str] = set()
 _dropped: WeakKeyDictionary[Pool, float] = WeakKeyDictionary()
@@ -66,14 +67,22 @@ def begin(connection: Connection, raw: Any) -> Found:
         forks.guard(raw)
     if _SPOILED in info:  # by the application itself, as it was checked out
         del info[_SPOILED]
-    return _reported(raw)
+    if raw is None:
+        return info, None, None
+    status = raw.pgconn.parameter_status
+    return info, status(b"search_path"), status(b"default_transaction_read_only")
 
 
-def is_spoiled(connection: Connection, raw: Any, found: Found) -> bool:
+def is_spoiled(raw: Any, found: Found) -> bool:
     """Whether the handler has left something behind. `found`: what `begin` has returned."""
-    statement = connection.info.get(_SPOILED)
-    if statement is None and _reported(raw) == found:
-        return False
+    info, search_path, read_only = found
+    statement = info.get(_SPOILED)
+    if statement is None:
+        if raw is None:
+            return False
+        status = raw.pgconn.parameter_status
+        if status(b"search_path") == search_path and status(b"default_transaction_read_only") == read_only:
+            return False
     what = "settings that were changed" if statement is None else statement
     if what not in _said and len(_said) < _MOST:
         _said.add(what)
@@ -112,13 +121,6 @@ def _says_local(parameters: Any) -> bool:
     values: Iterable[Any] = parameters.values() if isinstance(parameters, Mapping) else parameters or ()
     said = [value for value in values if isinstance(value, bool)]
     return bool(said) and all(said)
-
-
-def _reported(raw: Any) -> Found:
-    if raw is None:
-        return None
-    status = raw.pgconn.parameter_status
-    return status(b"search_path"), status(b"default_transaction_read_only")
 
 
 OWN_LISTENERS.append(_look_at)

@@ -83,7 +83,7 @@ class Unit:
         self._opening = self._closed = self._altered = self._others = False
         self._pool: Pool | None = None
         self._raw: Any = None
-        self._found: spoiling.Found = None
+        self._found: spoiling.Found | None = None
         self.connection: Connection | None = None
         self.unopened: str | None = None
         """Why the last try to open a connection failed; None once there is one, and before."""
@@ -227,7 +227,7 @@ class Unit:
 
     def _begin(self, connection: Connection) -> None:
         connection.begin()
-        direct.begin(connection)
+        direct.begin(connection, self._raw)
         if self._idle is not None:
             value = f"{int(self._idle * 1000)}ms"
             connection.execute(select(func.set_config("idle_in_transaction_session_timeout", value, True)))
@@ -265,7 +265,7 @@ class Unit:
                 session.commit()
             self._closed = True  # from here on a task or thread that was left behind may begin nothing
             if command is not None:
-                return Answer.APPLIED if direct.commit(connection, command) else Answer.LOST
+                return Answer.APPLIED if direct.commit(connection, self._raw, command) else Answer.LOST
             connection.commit()
             return Answer.APPLIED
         except BaseException:
@@ -297,7 +297,7 @@ class Unit:
             return None
         if session.join_transaction_mode not in _JOINED:
             return None  # the handler has set it, and its commit() may end our transaction
-        return direct.command(connection, change, job=self._job)
+        return direct.command(connection, self._raw, change, job=self._job)
 
     def _write(self, connection: Connection, change: Change) -> Answer:
         """Write `change`; a row that it should delete, and that cannot be deleted, is kept for now."""
@@ -337,7 +337,7 @@ class Unit:
         """Whether the pool is not to have it back. One that was set to AUTOCOMMIT would come back without."""
         if connection.closed or connection.invalidated:
             return False
-        spoiled = self._altered or spoiling.is_spoiled(connection, self._raw, self._found)
+        spoiled = self._altered or (self._found is not None and spoiling.is_spoiled(self._raw, self._found))
         return spoiled or (failed and spoiling.may_be_dropped(connection.engine.pool))
 
     def _let_go(self) -> None:

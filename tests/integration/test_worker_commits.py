@@ -27,9 +27,9 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is said in this way from now on."""
     commit, commands = direct.commit, list[str]()
 
-    def note(connection: Connection, command: str) -> bool:
+    def note(connection: Connection, raw: Any, command: str) -> bool:
         commands.append(command)
-        return commit(connection, command)
+        return commit(connection, raw, command)
 
     monkeypatch.setattr(direct, "commit", note)
     return commands
@@ -321,11 +321,11 @@ def test_a_line_that_breaks_at_the_commit_loses_nothing(
     """Before the server has read it: the attempt fails, and the next one has a connection of its own."""
     commit, cuts = direct.commit, list[str]()
 
-    def cut(connection: Any, command: str) -> bool:
+    def cut(connection: Any, raw: Any, command: str) -> bool:
         if not cuts:
             cuts.append(command)
-            cut_line(connection.connection.driver_connection)
-        return commit(connection, command)
+            cut_line(raw)
+        return commit(connection, raw, command)
 
     monkeypatch.setattr(direct, "commit", cut)
     id = add_one(notes, enqueue("writes"))
