@@ -57,7 +57,9 @@ def begin(connection: Connection, raw: Any) -> None:
     With 32 threads and one INSERT a job, the system switches between them 14 times a job by this, else 19. What goes wrong
     here goes wrong again with that statement.
     """
-    if not _is_a_threads(connection, raw) or raw.autocommit or (raw.isolation_level, raw.read_only, raw.deferrable) != (None, None, None):
+    if not _is_a_threads(connection, raw) or raw.autocommit:
+        return
+    if (raw.isolation_level, raw.read_only, raw.deferrable) != (None, None, None):
         return  # psycopg knows what to say
     with raw.lock, suppress(connection.dialect.loaded_dbapi.Error):
         if raw.pgconn.transaction_status == _IDLE:

@@ -302,7 +302,8 @@ def test_a_worker_one_of_whose_threads_ends_all_the_same_ends_with_an_error(
             if part in {"service", "maintenance"}:
                 getattr(crew, part)._pause = fail
             else:
-                assert (listener := crew.listener) is not None
+                listener = crew.listener
+                assert listener is not None
                 wait_until(lambda: listener._bell is not None)  # it sleeps, or is about to
                 getattr(crew, part)._end = OutOfOrder()
                 assert listener._bell is not None
