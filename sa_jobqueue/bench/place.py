@@ -29,7 +29,7 @@ from sqlalchemy.schema import CreateSchema, CreateTable, DropSchema
 
 from sa_jobqueue.errors import JobQueueError
 from sa_jobqueue.migrations import DEFAULT_SCHEMA, upgrade_database
-from sa_jobqueue.worker.connections import refuse_pooler
+from sa_jobqueue.worker.connections.pool import refuse_pooler
 
 __all__ = ["SCHEMA", "Place", "open_engine", "place"]
 

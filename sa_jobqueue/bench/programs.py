@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue.enqueue import enqueue
 from sa_jobqueue.tasks import Task
-from sa_jobqueue.worker.garbage import search_less
+from sa_jobqueue.worker.process.gc import tune_gc
 from sa_jobqueue.worker.worker import Worker
 
 from .crew import Ready
@@ -51,7 +51,7 @@ def _connected(url: str, slots: int) -> Worker:
     worker = Worker(url, {"default": slots}, registry=REGISTRY, schema=SCHEMA)
     with worker.engine.connect() as connection:
         connection.execute(text("SELECT 1"))
-    search_less()  # as the command `work` does
+    tune_gc()  # as the command `work` does
     return worker
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import Float, Text, cast, column, func, or_, select, table
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job, WorkerRow, status_literal
 from sa_jobqueue.statements import count_jobs
-from sa_jobqueue.worker.listener import LISTENS_FOR
+from sa_jobqueue.worker.connections.listener import LISTENS_FOR
 
 from .common import Config, Json, transaction
 from .filters import Queues, parse_duration

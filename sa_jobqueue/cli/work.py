@@ -28,9 +28,9 @@ from sa_jobqueue.migrations import check_schema
 from sa_jobqueue.models import SCHEMA
 from sa_jobqueue.settings import WorkerSettings
 from sa_jobqueue.urls import database_url
-from sa_jobqueue.worker.connections import check_engine
-from sa_jobqueue.worker.garbage import search_less
-from sa_jobqueue.worker.supervisor import CANNOT_WORK, Supervisor, drain_with_supervisor
+from sa_jobqueue.worker.connections.service import check_engine
+from sa_jobqueue.worker.process.gc import tune_gc
+from sa_jobqueue.worker.process.supervisor import CANNOT_WORK, Supervisor, drain_with_supervisor
 from sa_jobqueue.worker.worker import Worker
 
 from .common import Config, check_tasks, database, load_app
@@ -224,7 +224,7 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     if options.tried_out:
         _leave_threads_behind(0)
         return
-    search_less()
+    tune_gc()
     ending = worker.run(until_idle=options.drain)
     _leave_threads_behind(ending)
     raise typer.Exit(ending)

@@ -27,7 +27,7 @@ from sa_jobqueue import Job, JobStatus
 from sa_jobqueue.errors import ConfigurationError, JobQueueError
 from sa_jobqueue.migrations import DEFAULT_SCHEMA, upgrade_database
 from sa_jobqueue.models import WorkerRow
-from sa_jobqueue.worker.connections import refuse_pooler
+from sa_jobqueue.worker.connections.pool import refuse_pooler
 
 from .report import Check, collect, count_plainly, disagreements, judge
 from .screen import Role, Screen, jobs_of, show_failures, show_figures, show_largest, show_proof, show_verdict

@@ -30,11 +30,11 @@ from ..models import SCHEMA, Job
 from ..options import checked_int, checked_name
 from ..settings import WorkerSettings
 from ..tasks import Registry, default_registry
-from .crew import Assignment
-from .engines import Engines
-from .executor import Sessions
-from .shift import LAST_CALL, Ending, Shift
-from .signals import hearing_signals
+from .connections.engines import Engines
+from .process.signals import hearing_signals
+from .running.executor import Sessions
+from .services import WorkerSpec
+from .serving import LAST_CALL, Ending, Serving
 
 __all__ = ["Ending", "Worker"]
 
@@ -103,7 +103,7 @@ class Worker:
             idle_timeout=self.settings.session_idle_timeout,
             job=job,
         )
-        self._assignment = Assignment(
+        self._spec = WorkerSpec(
             id=self.id,
             queues=self.queues,
             registry=registry,
@@ -116,14 +116,14 @@ class Worker:
         )
         self.counts: Counter[str] = Counter()
         """What came of the jobs so far: by event, and "lost" and "unknown"."""
-        self._shift: Shift | None = None
+        self._serving: Serving | None = None
         self._signals = 0
 
     def limit(self, *, max_jobs: int | None = None, max_memory: int | None = None) -> None:
         """From the next `run()` or `serve()` on, `max_jobs` and `max_memory` are these; None: as they were."""
         _check_limits(max_jobs=max_jobs, max_memory=max_memory)
-        said = self._assignment
-        self._assignment = replace(
+        said = self._spec
+        self._spec = replace(
             said,
             max_jobs=said.max_jobs if max_jobs is None else max_jobs,
             max_memory=said.max_memory if max_memory is None else max_memory,
@@ -161,7 +161,7 @@ class Worker:
 
     async def _serve(self, *, until_idle: bool, own_process: bool) -> Ending:
         self.registry.resolve()
-        self._shift = shift = Shift(self._assignment, self.counts, until_idle=until_idle, own_process=own_process)
+        self._serving = shift = Serving(self._spec, self.counts, until_idle=until_idle, own_process=own_process)
         if self._signals:
             shift.stop(now=self._signals > 1)  # a signal, or stop(), came before there was anything to stop
         try:
@@ -174,15 +174,15 @@ class Worker:
 
         Of a worker that has not begun yet, the first of them.
         """
-        if self._shift is None or (now and self.serving):
+        if self._serving is None or (now and self.serving):
             self._signals = max(self._signals, 2 if now else 1)
-        if self._shift is not None:
-            self._shift.stop(now=now)
+        if self._serving is not None:
+            self._serving.stop(now=now)
 
     @property
     def serving(self) -> bool:
         """Whether it has begun, and not yet ended."""
-        return self._shift is not None and self._shift.under_way
+        return self._serving is not None and self._serving.under_way
 
     def _heed_signal(self, number: signal.Signals) -> float:
         """Stop; returns after how many seconds the handlers should have come to their end."""
@@ -197,8 +197,8 @@ class Worker:
         return LAST_CALL if now else self.settings.grace + LAST_CALL
 
     def _end_if_blocked(self) -> None:
-        if self._shift is not None:
-            self._shift.end_if_blocked()
+        if self._serving is not None:
+            self._serving.end_if_blocked()
 
 
 def _check_limits(**limits: int | None) -> None:

@@ -1,8 +1,8 @@
 """The same application in a worker that loses patience with a blocked event loop sooner."""
 
-from sa_jobqueue.worker import lookout
+from sa_jobqueue.worker import watchdog
 from tests.acceptance.app import registry
 
 __all__ = ["registry"]
 
-lookout._LOOK, lookout._PATIENCE = 0.2, 1.0
+watchdog._LOOK, watchdog._PATIENCE = 0.2, 1.0

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sa_jobqueue import JobStatus, enqueue
-from sa_jobqueue.worker.supervisor import RECYCLE, Supervisor, restart_delay
+from sa_jobqueue.worker.process.supervisor import RECYCLE, Supervisor, restart_delay
 from sa_jobqueue.worker.worker import Ending
 from tests.acceptance import app
 from tests.acceptance.conftest import APP, Shop
@@ -223,7 +223,7 @@ def supervise(tmp_path: Path, child: str, *, python: str = sys.executable, **opt
     keywords = "".join(f", {name}={value!r}" for name, value in options.items())
     program = f"""
         import logging, sys
-        from sa_jobqueue.worker.supervisor import Supervisor
+        from sa_jobqueue.worker.process.supervisor import Supervisor
         logging.basicConfig(level="INFO")
         sys.exit(Supervisor([{python!r}, {str(script)!r}], 2{keywords}).run())
     """

@@ -22,7 +22,7 @@ from typing import Any
 from sa_jobqueue import operations
 from sa_jobqueue.bench import modes
 from sa_jobqueue.embedded import embedded_url
-from sa_jobqueue.worker.resume import ResumePoints
+from sa_jobqueue.worker.claiming.resume import ResumePoints
 
 from .drain import rate_of_ours, rate_of_raw
 from .peers.results import machine

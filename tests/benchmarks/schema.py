@@ -20,7 +20,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.urls import database_url
-from sa_jobqueue.worker.connections import Connector
+from sa_jobqueue.worker.connections.service import Connector
 
 SCHEMA = "sa_jobqueue"
 

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import text
 
 from sa_jobqueue import Worker
-from sa_jobqueue.worker.garbage import search_less
+from sa_jobqueue.worker.process.gc import search_less
 
 from .tasks import REGISTRY, STARTED
 

@@ -20,15 +20,20 @@ from sa_jobqueue.lifecycle import Change, Event
 from sa_jobqueue.models import Job
 from sa_jobqueue.operations import Answer, Renewal
 from sa_jobqueue.statements.claim import new_token
-from sa_jobqueue.worker import direct
-from sa_jobqueue.worker.unit import Unit
+from sa_jobqueue.worker.running import libpq
+from sa_jobqueue.worker.running.transaction import HandlerTransaction
 from tests.faults.workload import registry
 
 __all__ = ["MUTANT", "MUTATIONS", "registry"]
 
 MUTANT = "SA_FAULTS_MUTANT"
 
-_apply, _apply_one, _renew, _complete = operations.apply, operations.apply_one, operations.renew, Unit.complete
+_apply, _apply_one, _renew, _complete = (
+    operations.apply,
+    operations.apply_one,
+    operations.renew,
+    HandlerTransaction.complete,
+)
 _COLUMNS = Job.__table__.c
 
 _COMPLETED = text(
@@ -61,7 +66,7 @@ def remove_the_fence() -> None:
     """A completion does not look whether its claim is still valid, nor does a renewal."""
     operations.apply, operations.apply_one = _complete_regardless, _complete_one_regardless
     operations.renew = _renew_regardless
-    direct.command = lambda *_, **__: None
+    libpq.command = lambda *_, **__: None
 
 
 def remove_the_fence_of_batches() -> None:
@@ -88,7 +93,7 @@ def split_the_claim() -> None:
     operations.claim = claim
 
 
-def _complete_first(self: Unit, change: Any) -> Any:
+def _complete_first(self: HandlerTransaction, change: Any) -> Any:
     """The completion in a transaction of its own."""
     assert self.engine is not None
     with self.engine.begin() as before:
@@ -100,7 +105,7 @@ def _complete_first(self: Unit, change: Any) -> Any:
 def complete_first() -> None:
     """The completion is committed before what the handler wrote."""
 
-    def complete(self: Unit, change: Any) -> Any:
+    def complete(self: HandlerTransaction, change: Any) -> Any:
         if self.connection is None:
             return _complete(self, change)
         try:
@@ -112,19 +117,19 @@ def complete_first() -> None:
         finally:
             self.close()
 
-    Unit.complete = complete  # type: ignore[method-assign]
+    HandlerTransaction.complete = complete  # type: ignore[method-assign]
 
 
 def complete_and_die() -> None:
     """The same, in a worker that is killed between the two from time to time."""
 
-    def complete(self: Unit, change: Any) -> Any:
+    def complete(self: HandlerTransaction, change: Any) -> Any:
         if self.connection is None or change.id % 10:
             return _complete(self, change)
         _complete_first(self, change)
         os._exit(9)
 
-    Unit.complete = complete  # type: ignore[method-assign]
+    HandlerTransaction.complete = complete  # type: ignore[method-assign]
 
 
 MUTATIONS: dict[str, Callable[[], None]] = {

@@ -17,9 +17,9 @@ import pytest
 from sqlalchemy import Connection, Engine, Row, create_engine, make_url, text
 
 from sa_jobqueue import JobContext, Registry, RetryPolicy, task
-from sa_jobqueue.worker import listener
-from sa_jobqueue.worker.connections import Connector
-from sa_jobqueue.worker.service import Service
+from sa_jobqueue.worker.claiming.claimer import Service
+from sa_jobqueue.worker.connections import listener
+from sa_jobqueue.worker.connections.service import Connector
 from tests.faults.proxy import Proxy
 from tests.support.waiting import wait_until
 from tests.support.working import crew_of, working

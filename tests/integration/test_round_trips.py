@@ -20,10 +20,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, enqueue, enqueue_many, operations, task
-from sa_jobqueue.worker import behind, service
-from sa_jobqueue.worker.lost import LostJobs
-from sa_jobqueue.worker.service import Service
-from sa_jobqueue.worker.writer import OutcomeWriter
+from sa_jobqueue.worker.claiming import claimer, passed_over
+from sa_jobqueue.worker.claiming.claimer import Claimer
+from sa_jobqueue.worker.claiming.drain import LostJobs
+from sa_jobqueue.worker.running.writer import OutcomeWriter
 from tests.benchmarks import __main__ as benchmarks
 from tests.support import pooler
 from tests.support.databases import SCHEMA, connect
@@ -69,7 +69,7 @@ notes = Table("round_trips_note", MetaData(), Column("n", Integer))
 
 
 @pytest.fixture(autouse=True)
-def direct(url: str) -> None:
+def libpq(url: str) -> None:
     if pooler.is_pooled(url):
         pytest.skip("behind a pooler, settings are made anew in each transaction")
 
@@ -113,7 +113,7 @@ def wire(engine: Engine) -> Iterator[Wire]:
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a test takes, what goes by time does not come: whether claims have passed over a job is asked once a second."""
-    monkeypatch.setattr(behind, "_FIRST", 3_600.0)
+    monkeypatch.setattr(passed_over, "_FIRST", 3_600.0)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     opening of a gate, and before it leaves one for the look at what its claims have passed over, and one for that at leases.
     """
     decided: list[str] = []
-    take, wanted, make_round = OutcomeWriter.take, Service._wanted, Service._round
+    take, wanted, make_round = OutcomeWriter.take, Claimer._wanted, Claimer._round
     listen_for, are_there, lock_due = operations.listen_for, LostJobs._are_there, operations.lock_due
     seen: dict[str, Any] = {}
 
@@ -130,7 +130,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen["changes"] = take(self, most)
         return seen["changes"]
 
-    def wanting(self: Service) -> Any:
+    def wanting(self: Claimer) -> Any:
         seen["wanted"] = wanted(self)
         return seen["wanted"]
 
@@ -146,7 +146,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen["asides"].append("behind")
         return lock_due(*args, **options)
 
-    def making_round(self: Service, connection: Connection) -> bool:
+    def making_round(self: Claimer, connection: Connection) -> bool:
         seen["asides"] = []
         busy = make_round(self, connection)
         if busy:
@@ -155,8 +155,8 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return busy
 
     monkeypatch.setattr(OutcomeWriter, "take", taking)
-    monkeypatch.setattr(Service, "_wanted", wanting)
-    monkeypatch.setattr(Service, "_round", making_round)
+    monkeypatch.setattr(Claimer, "_wanted", wanting)
+    monkeypatch.setattr(Claimer, "_round", making_round)
     monkeypatch.setattr(operations, "listen_for", listening)
     monkeypatch.setattr(operations, "lock_due", looking_behind)
     monkeypatch.setattr(LostJobs, "_are_there", looking)
@@ -271,7 +271,7 @@ async def test_a_look_at_an_empty_queue_is_one_round_trip(
     engine: Engine, registry: Registry, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one asks to be woken, which is another, and looks once more."""
-    monkeypatch.setattr(service, "_GATE", 60.0)  # not to be renewed, however long the test takes
+    monkeypatch.setattr(claimer, "_GATE", 60.0)  # not to be renewed, however long the test takes
     step = stepping(engine, registry, listening=True)
     looks = []
 
@@ -295,7 +295,7 @@ async def test_what_claims_have_passed_over_is_asked_in_one_round_trip_and_not_e
     looks = []
 
     for pause in (0.0, 3_600.0):
-        monkeypatch.setattr(behind, "_FIRST", pause)
+        monkeypatch.setattr(passed_over, "_FIRST", pause)
         step.tell()
         with counting(wire, schema=SCHEMA) as counted:
             step.round()

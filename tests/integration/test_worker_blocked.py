@@ -14,9 +14,10 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import AsyncJobContext, Job, Registry, RetryPolicy, enqueue, operations, task
 from sa_jobqueue.lifecycle import FINISHED
-from sa_jobqueue.worker import lookout, maintenance
+from sa_jobqueue.worker import watchdog
+from sa_jobqueue.worker.maintenance import loop as maintenance
 from tests.support.waiting import PATIENCE, wait_until
-from tests.support.working import add, crew_of, job_of, working
+from tests.support.working import add, job_of, services_of, working
 
 NEVER = RetryPolicy(no_retry=(BaseException,))
 WATCH = "sa-jobqueue watch"
@@ -30,9 +31,9 @@ def registry() -> Registry:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What takes seconds elsewhere takes tenths of them here."""
-    monkeypatch.setattr(lookout, "_LOOK", 0.1)
-    monkeypatch.setattr(lookout, "_SILENT_LOOKS", 10)
-    monkeypatch.setattr(lookout, "_PATIENCE", 0.5)
+    monkeypatch.setattr(watchdog, "_LOOK", 0.1)
+    monkeypatch.setattr(watchdog, "_SILENT_LOOKS", 10)
+    monkeypatch.setattr(watchdog, "_PATIENCE", 0.5)
     monkeypatch.setattr(maintenance, "_ASYNC_MARGIN", 0.2)
     caplog.set_level(logging.WARNING, "sa_jobqueue")
 
@@ -76,7 +77,7 @@ def test_the_log_names_the_job_that_blocks_the_loop_and_says_when_it_answers_aga
 
     (id,) = add(engine, enqueue("blocks"))
     with working(url, registry) as worker:
-        wait_until(lambda: crew_of(worker).lookout._silent > 20)
+        wait_until(lambda: services_of(worker).watchdog._silent > 20)
         (said,) = (record for record in caplog.records if "has not answered" in record.getMessage())
         assert f"job {id} (blocks) blocks it" in said.getMessage()
         assert said.__dict__["job_id"] == id
@@ -120,20 +121,22 @@ def test_a_handler_that_blocks_the_loop_past_its_timeout_is_given_up_and_may_com
     (late,) = add(engine, enqueue("blocks"))
     with working(url, registry, queues={"default": 2, "threads": 1}, hoard=60) as worker:
         assert gate.reached.wait(PATIENCE)
-        crew = crew_of(worker)
+        services = services_of(worker)
         (behind,) = add(engine, enqueue("next"))
-        wait_until(lambda: crew.lanes["default"].waiting == 1)
+        wait_until(lambda: services.all_slots["default"].waiting == 1)
         assert_timed_out(wait_finished(engine, late))
         (beside,) = add(engine, Job(task="threads", queue="threads"))
         assert wait_finished(engine, beside).status == "completed"
-        assert crew.lookout.blocked
-        assert crew.lanes["default"].stuck == 1
+        assert services.watchdog.blocked
+        assert services.all_slots["default"].stuck == 1
         gate.opened.set()
         job = wait_finished(engine, behind)
         assert (job.status, job.attempt) == ("completed", 1)
-        wait_until(lambda: [lane.running for lane in crew.lanes.values()] == [0, 0] and not len(crew.flights))
-        assert crew.lanes["default"].stuck == 0
-        assert not crew.lookout.blocked
+        wait_until(
+            lambda: [slots.running for slots in services.all_slots.values()] == [0, 0] and not len(services.runs)
+        )
+        assert services.all_slots["default"].stuck == 0
+        assert not services.watchdog.blocked
     assert again == [True]
     with Session(engine) as session:
         assert session.query(Job).filter_by(task="written").count() == 0
@@ -189,7 +192,7 @@ def test_a_job_that_may_take_its_time_is_not_ended_for_others_that_time_out_behi
         assert waits.wait(PATIENCE)
         (may,) = add(engine, enqueue("blocks"))
         assert_timed_out(wait_finished(engine, late))
-        wait_until(lambda: crew_of(worker).lookout._silent > 20)
+        wait_until(lambda: services_of(worker).watchdog._silent > 20)
         gate.opened.set()
         assert wait_finished(engine, may).status == "completed"
     assert "goes on blocking" not in caplog.text
@@ -214,8 +217,8 @@ def test_a_handler_that_was_cancelled_by_its_timeout_and_does_not_block_has_time
     with working(url, registry, queues={"default": 1}) as worker:
         assert gate.reached.wait(PATIENCE)
         ticks: list[float] = []
-        wait_until(lambda: ticks.append(crew_of(worker).lookout._asked_at) or len(set(ticks)) > 10)  # type: ignore[func-returns-value]
-        assert (job_of(engine, id).status, crew_of(worker).lanes["default"].stuck) == ("running", 0)
+        wait_until(lambda: ticks.append(services_of(worker).watchdog._asked_at) or len(set(ticks)) > 10)  # type: ignore[func-returns-value]
+        assert (job_of(engine, id).status, services_of(worker).all_slots["default"].stuck) == ("running", 0)
         gate.opened.set()
         assert wait_finished(engine, id).status == "completed"
 
@@ -248,7 +251,7 @@ def test_a_silent_service_connection_is_cut_off_while_the_loop_is_blocked(
     monkeypatch.setattr(operations, "claim", wait_for_nobody)
     add(engine, enqueue("blocks"))
     with working(url, registry, lease=60, listen=False) as worker:
-        crew_of(worker).service.watch._limit = 0.3
+        services_of(worker).claimer.deadline._limit = 0.3
         assert gate.reached.wait(PATIENCE)
         (beside,) = add(engine, enqueue("threads"))
         assert wait_finished(engine, beside).status == "completed"

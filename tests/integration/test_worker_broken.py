@@ -28,14 +28,15 @@ from sa_jobqueue import (
 from sa_jobqueue.errors import SessionUnavailable
 from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.migrations import downgrade_database, upgrade_database
-from sa_jobqueue.worker import fetch, listener
-from sa_jobqueue.worker.connections import Connector
-from sa_jobqueue.worker.service import Service
+from sa_jobqueue.worker.claiming import fetch
+from sa_jobqueue.worker.claiming.claimer import Claimer
+from sa_jobqueue.worker.connections import listener
+from sa_jobqueue.worker.connections.service import Connector
 from tests.support import pooler
 from tests.support.databases import connect, cut_line
 from tests.support.factory import unfolding
 from tests.support.waiting import wait_until, wait_until_async
-from tests.support.working import add, crew_of, drain, job_of, working
+from tests.support.working import add, drain, job_of, services_of, working
 
 NEVER = RetryPolicy(no_retry=(BaseException,))
 
@@ -62,10 +63,10 @@ def sleeping(engine: Engine) -> bool:
 
 def assert_nothing_leaked(engine: Engine, worker: Any) -> None:
     """No slot is taken, no claim is held, no row is running."""
-    crew = crew_of(worker)
-    wait_until(lambda: len(crew.flights) == 0)
-    for lane in crew.lanes.values():
-        wait_until(lambda lane=lane: lane.running == 0)
+    services = services_of(worker)
+    wait_until(lambda: len(services.runs) == 0)
+    for slots in services.all_slots.values():
+        wait_until(lambda slots=slots: slots.running == 0)
     with Session(engine) as session:
         assert session.scalar(select(func.count()).where(Job.status == JobStatus.RUNNING)) == 0
 
@@ -239,7 +240,7 @@ def test_a_session_that_outlives_its_job_or_is_shared_leaves_no_transaction_open
         wait_until(lambda: finished(engine, id), 10)
         assert_nothing_leaked(engine, worker)
         assert refused
-        asynchronous = worker._assignment.engines.asynchronous
+        asynchronous = worker._spec.engines.asynchronous
         assert asynchronous is not None
         for own in (worker.engine, asynchronous.sync_engine):
             # A service connection, too, is checked out for a moment, until it is detached.
@@ -492,15 +493,15 @@ def test_a_schema_that_was_dropped_and_made_anew(
 
     heard: list[str | None] = []
     monkeypatch.setattr(listener, "_PING", 0.1)
-    look_at = Service.look_at
-    monkeypatch.setattr(Service, "look_at", lambda self, queue: (heard.append(queue), look_at(self, queue)))
+    look_at = Claimer.look_at
+    monkeypatch.setattr(Claimer, "look_at", lambda self, queue: (heard.append(queue), look_at(self, queue)))
     with working(url, registry) as worker:
-        crew = crew_of(worker)
-        wait_until(lambda: crew.listener is not None and crew.listener.listening)
+        services = services_of(worker)
+        wait_until(lambda: services.listener is not None and services.listener.listening)
         downgrade_database(url)
-        wait_until(lambda: crew.service._failures)
+        wait_until(lambda: services.claimer._failures)
         upgrade_database(url)
-        wait_until(lambda: not crew.service._failures)
+        wait_until(lambda: not services.claimer._failures)
         wait_until(lambda: add(engine, enqueue("runs")) and "default" in heard, 10)
         wait_until(lambda: set(statuses(engine)) == {"completed"})
 
@@ -518,10 +519,10 @@ def test_a_wake_up_that_comes_with_the_answer_of_a_ping_is_heard(
         return name
 
     monkeypatch.setattr(listener, "_PING", 0.1)
-    monkeypatch.setattr(Service, "look_at", lambda self, queue: heard.append(queue))
+    monkeypatch.setattr(Claimer, "look_at", lambda self, queue: heard.append(queue))
     with working(url, registry) as worker:
-        crew = crew_of(worker)
-        wait_until(lambda: crew.listener is not None and crew.listener.listening)
+        services = services_of(worker)
+        wait_until(lambda: services.listener is not None and services.listener.listening)
         monkeypatch.setattr(operations, "channel", told_meanwhile)
         wait_until(lambda: "meanwhile" in heard)
 
@@ -596,7 +597,7 @@ def test_a_statement_that_outlives_its_connection_does_not_take_effect_unnoticed
         wait_until(lambda: sleeping(engine))
         with engine.begin() as connection:
             connection.execute(text("DELETE FROM slow"))  # it sleeps once
-        cut(crew_of(worker).service._connection)
+        cut(services_of(worker).claimer._connection)
         wait_until(lambda: finished(engine, first) and finished(engine, second))
     with engine.connect() as connection:
         rows = connection.execute(select(Job.status, Job.claims, Job.rescues).order_by(Job.id)).all()
@@ -649,9 +650,9 @@ def test_what_was_claimed_as_the_worker_leaves_goes_back_though_the_connection_b
     (id,) = add(engine, enqueue("large", text="a" * 100_000))
     with working(url, registry, lease=60) as worker:
         assert fetching.wait(10)
-        crew = crew_of(worker)
+        services = services_of(worker)
         worker.stop()
-        wait_until(lambda: crew.service._ending)
+        wait_until(lambda: services.claimer._ending)
         leaving.set()
     job = job_of(engine, id)
     assert (job.status, job.attempt, job.claims) == ("queued", 0, 1)
@@ -835,17 +836,17 @@ def test_what_cannot_be_read_is_not_destroyed_by_who_does_not_know_it(
 
 def test_a_claim_is_read_committed_whatever_the_servers_default_is(database_url: str, registry: Registry) -> None:
     """At a higher level claims fail where another one was quicker, also those that are their own transaction."""
-    url = pooler.direct(database_url)
+    url = pooler.libpq(database_url)
     with connect(url) as connection:
         name = connection.info.dbname
         connection.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
     engine = create_engine(url)
     connector = Connector(engine, lease=60.0)
     levels = []
-    with connector.connect() as service:
+    with connector.connect() as claimer:
         for begin in (connector.begin, connector.begin_one):
-            with begin(service):
-                levels.append(service.scalar(text("SHOW transaction_isolation")))
+            with begin(claimer):
+                levels.append(claimer.scalar(text("SHOW transaction_isolation")))
     engine.dispose()
     assert levels == ["read committed", "read committed"]
 
@@ -903,7 +904,7 @@ def test_a_lost_connection_is_replaced_by_a_new_one_not_by_an_old_one_of_the_poo
         ids += add(engine, enqueue("quick"))
         wait_until(lambda: finished(engine, ids[1]) and own.pool.checkedin())  # type: ignore[attr-defined]
         asked.clear()
-        cut(crew_of(worker).service._connection)
+        cut(services_of(worker).claimer._connection)
         ids += add(engine, enqueue("quick"))
         wait_until(lambda: finished(engine, ids[2]))
         gate.set()

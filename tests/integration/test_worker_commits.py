@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sa_jobqueue import Job, JobContext, JobStatus, Registry, RetryPolicy, enqueue, task
 from sa_jobqueue.grants import Can, grant_statements
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.worker import direct
+from sa_jobqueue.worker.running import libpq
 from tests.support.databases import connect, cut_line, driver_url
 from tests.support.working import add, add_one, drain, job_of
 
@@ -25,13 +25,13 @@ NEVER = RetryPolicy(no_retry=(BaseException,))
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is said in this way from now on."""
-    commit, commands = direct.commit, list[str]()
+    commit, commands = libpq.commit, list[str]()
 
     def note(connection: Connection, raw: Any, command: str) -> bool:
         commands.append(command)
         return commit(connection, raw, command)
 
-    monkeypatch.setattr(direct, "commit", note)
+    monkeypatch.setattr(libpq, "commit", note)
     return commands
 
 
@@ -319,7 +319,7 @@ def test_a_line_that_breaks_at_the_commit_loses_nothing(
     notes: Engine, url: str, made: Callable[..., Registry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the server has read it: the attempt fails, and the next one has a connection of its own."""
-    commit, cuts = direct.commit, list[str]()
+    commit, cuts = libpq.commit, list[str]()
 
     def cut(connection: Any, raw: Any, command: str) -> bool:
         if not cuts:
@@ -327,7 +327,7 @@ def test_a_line_that_breaks_at_the_commit_loses_nothing(
             cut_line(raw)
         return commit(connection, raw, command)
 
-    monkeypatch.setattr(direct, "commit", cut)
+    monkeypatch.setattr(libpq, "commit", cut)
     id = add_one(notes, enqueue("writes"))
     drain(url, made(NOTE, retry=RetryPolicy(base=0)))
     job = job_of(notes, id)

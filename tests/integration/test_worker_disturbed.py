@@ -23,13 +23,14 @@ from sa_jobqueue.errors import WorkerBroken
 from sa_jobqueue.lifecycle import Change
 from sa_jobqueue.models import WorkerRow
 from sa_jobqueue.operations import Answer
-from sa_jobqueue.worker import lookout, service
+from sa_jobqueue.worker import watchdog
+from sa_jobqueue.worker.claiming import claimer
 from sa_jobqueue.worker.worker import Ending
 from tests.support import pooler
 from tests.support.databases import connect, terminate_others
 from tests.support.factory import make_job
 from tests.support.waiting import wait_until
-from tests.support.working import add, add_one, crew_of, job_of, worker_for, working
+from tests.support.working import add, add_one, job_of, services_of, worker_for, working
 
 
 @pytest.fixture
@@ -94,14 +95,14 @@ def test_cancels_that_come_after_a_handlers_end_cost_no_slot(engine: Engine, url
     ids = add(engine, *(enqueue(watched) for _ in range(40)))
     with working(url, registry, queues={"default": 3}) as worker:
         wait_until(lambda: not {JobStatus.QUEUED, JobStatus.RUNNING} & set(statuses(engine, *ids)))
-        wait_until(lambda: crew_of(worker).lanes["default"].running == 0)
+        wait_until(lambda: services_of(worker).all_slots["default"].running == 0)
 
 
 def test_a_child_that_a_handler_forks_heeds_signals_as_ever() -> None:
     """`Process.terminate()` of multiprocessing ends it."""
     script = """
         import os, signal
-        from sa_jobqueue.worker.signals import hearing_signals
+        from sa_jobqueue.worker.process.signals import hearing_signals
 
         with hearing_signals(lambda number: print("heard", flush=True) or 60.0, lambda: None):
             child = os.fork()
@@ -154,7 +155,7 @@ def test_a_suspect_that_is_locked_when_it_should_go_back_goes_back_later(
 
     with engine.begin() as connection:
         ids = [make_job(connection, task="suspect", rescues=2) for _ in range(2)]
-    monkeypatch.setattr(service.operations, "apply", apply)
+    monkeypatch.setattr(claimer.operations, "apply", apply)
     with working(url, registry, queues={"default": 2}, lease=60):
         wait_until(running.is_set)
         wait_until(lambda: sorted(statuses(engine, *ids)) == [JobStatus.QUEUED, JobStatus.RUNNING])
@@ -204,7 +205,7 @@ def test_a_request_to_be_woken_holds_until_the_next_look(
     with working(url, registry, poll=poll) as worker:
         wait_until(lambda: open_for() > 0)
         assert holds < open_for() < 65
-        look = crew_of(worker).service._looks["default"]
+        look = services_of(worker).claimer._timers["default"]
         wait_until(lambda: look.at - monotonic() < open_for() - 1)
 
 
@@ -212,7 +213,7 @@ def test_a_request_to_be_woken_holds_until_the_next_look(
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
-@pytest.mark.parametrize("part", ["service", "maintenance", "listener"])
+@pytest.mark.parametrize("part", ["claimer", "maintenance", "listener"])
 def test_a_filter_of_logs_that_raises_ends_no_thread_of_the_worker(
     engine: Engine, database_url: str, url: str, registry: Registry, part: str, error: type[BaseException]
 ) -> None:
@@ -227,19 +228,20 @@ def test_a_filter_of_logs_that_raises_ends_no_thread_of_the_worker(
     @task(registry=registry, name="handler")
     def handler() -> None: ...
 
-    filtered = logging.getLogger(f"sa_jobqueue.worker.{part}")
+    rooms = {"claimer": "claiming.claimer", "maintenance": "maintenance.loop", "listener": "connections.listener"}
+    filtered = logging.getLogger(f"sa_jobqueue.worker.{rooms[part]}")
     filtered.addFilter(wrong)
     try:
         with working(url, registry, lease=1.0) as worker:
-            crew = crew_of(worker)
+            services = services_of(worker)
             add_one(engine, enqueue(handler))
             wait_until(lambda: worker.counts["complete"] == 1)
             engine.dispose()
             wait_until(lambda: terminate_others(url) or raised)
             id = add_one(engine, enqueue(handler))
             wait_until(lambda: job_of(engine, id).status == JobStatus.COMPLETED)
-            wait_until(lambda: crew.listener is not None and crew.listener.listening)
-            assert crew.ended_part() is None
+            wait_until(lambda: services.listener is not None and services.listener.listening)
+            assert services.ended_part() is None
     finally:
         filtered.removeFilter(wrong)
 
@@ -248,7 +250,7 @@ def test_a_filter_of_logs_that_raises_does_not_end_the_watch(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It meets the records that say that the event loop is blocked, and that it answers again."""
-    monkeypatch.setattr(lookout, "_LOOK", 0.02)
+    monkeypatch.setattr(watchdog, "_LOOK", 0.02)
     raised: list[str] = []
     go = threading.Event()
 
@@ -260,7 +262,7 @@ def test_a_filter_of_logs_that_raises_does_not_end_the_watch(
     async def blocks() -> None:
         go.wait(30)
 
-    filtered = logging.getLogger("sa_jobqueue.worker.lookout")
+    filtered = logging.getLogger("sa_jobqueue.worker.watchdog")
     filtered.addFilter(wrong)
     try:
         with working(url, registry) as worker:
@@ -271,7 +273,7 @@ def test_a_filter_of_logs_that_raises_does_not_end_the_watch(
                 wait_until(lambda before=before: len(raised) == before + 1)  # type: ignore[misc]
                 go.set()
                 wait_until(lambda before=before: len(raised) == before + 2)  # type: ignore[misc]
-            assert crew_of(worker).ended_part() is None
+            assert services_of(worker).ended_part() is None
     finally:
         go.set()
         filtered.removeFilter(wrong)
@@ -286,7 +288,7 @@ class OutOfOrder(threading.Event):
     is_set = wait
 
 
-@pytest.mark.parametrize("part", ["service", "maintenance", "listener", "lookout"])
+@pytest.mark.parametrize("part", ["claimer", "maintenance", "listener", "watchdog"])
 def test_a_worker_one_of_whose_threads_ends_all_the_same_ends_with_an_error(
     engine: Engine, url: str, registry: Registry, part: str
 ) -> None:
@@ -298,16 +300,16 @@ def test_a_worker_one_of_whose_threads_ends_all_the_same_ends_with_an_error(
 
     def go_on() -> None:
         with working(url, registry, grace=0.1) as worker:
-            crew = crew_of(worker)
-            if part in {"service", "maintenance"}:
-                getattr(crew, part)._pause = fail
+            services = services_of(worker)
+            if part in {"claimer", "maintenance"}:
+                getattr(services, part)._pause = fail
             else:
-                listener = crew.listener
+                listener = services.listener
                 assert listener is not None
-                wait_until(lambda: listener._bell is not None)  # it sleeps, or is about to
-                getattr(crew, part)._end = OutOfOrder()
-                assert listener._bell is not None
-                listener._bell.send(b".")
+                wait_until(lambda: listener._waker is not None)  # it sleeps, or is about to
+                getattr(services, part)._end = OutOfOrder()
+                assert listener._waker is not None
+                listener._waker.send(b".")
             wait_until(lambda: not worker.serving)
 
     with pytest.raises(WorkerBroken, match=r"SystemExit\('out of order'\)"):

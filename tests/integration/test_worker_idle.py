@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobContext, JobStatus, Registry, enqueue, operations, task
 from tests.support.waiting import wait_until
-from tests.support.working import crew_of, drain, job_of, worker_for, working
+from tests.support.working import drain, job_of, services_of, worker_for, working
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_draining_does_not_wait_for_what_is_not_rescued_soon(
     async def runs() -> None: ...
 
     if lost == "and cannot be rescued":  # so long ago it began
-        monkeypatch.setattr("sa_jobqueue.worker.lost._RESCUED_BY", 0.0)
+        monkeypatch.setattr("sa_jobqueue.worker.claiming.drain._RESCUED_BY", 0.0)
     queue = "other" if lost == "in another queue" else "default"
     id = lose(engine, enqueue(runs.options(queue=queue)), lease="-1 hour" if lost == "not yet" else "1 hour")
     drained = asyncio.wait_for(
@@ -106,17 +106,17 @@ def test_a_wake_up_that_comes_during_a_claim_is_heeded_after_it(
             with Session(engine) as session:
                 session.add(enqueue(new))
                 session.commit()
-            crew_of(ready[0]).service.look_at("default")
+            services_of(ready[0]).claimer.look_at("default")
             said.set()
         return found
 
-    monkeypatch.setattr("sa_jobqueue.worker.looks._FIRST_WAIT", 60.0)
+    monkeypatch.setattr("sa_jobqueue.worker.claiming.polling._FIRST_WAIT", 60.0)
     monkeypatch.setattr(operations, "claim", claim_before_it_is_there)
     with working(url, registry, listen=False, poll=60.0) as worker:
-        looks = crew_of(worker).service._looks
+        looks = services_of(worker).claimer._timers
         wait_until(lambda: looks["default"].at)  # it has found nothing, and would look again in a minute
         ready.append(worker)
-        crew_of(worker).service.look_at("default")
+        services_of(worker).claimer.look_at("default")
         assert started.wait(20)
 
 

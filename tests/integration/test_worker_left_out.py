@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Engine, func, insert, select, text
 
 from sa_jobqueue import JobStatus, Registry, Retry, task
-from sa_jobqueue.worker import leftout
-from sa_jobqueue.worker.connections import APPLICATION
+from sa_jobqueue.worker.claiming import left_out
+from sa_jobqueue.worker.connections.service import APPLICATION
 from tests.support.factory import TABLE, make_job, make_jobs
 from tests.support.waiting import wait_until
 from tests.support.working import drain, working
@@ -209,7 +209,7 @@ def test_a_job_that_cannot_be_given_back_keeps_no_other(
         fill(engine, range(10))
         wait_until(lambda: len(ran) == 10)
         with engine.begin() as connection:
-            claimed = {"worker": str(worker._assignment.id), "lease_expires_at": timedelta(hours=1)}
+            claimed = {"worker": str(worker._spec.id), "lease_expires_at": timedelta(hours=1)}
             make_job(connection, "running", task="holds", **claimed)
             ended = func.pg_terminate_backend(text("pid"))
             ours = text("pg_stat_activity WHERE application_name = :name AND datname = current_database()")
@@ -224,7 +224,7 @@ def test_no_more_than_a_thousand_are_left_out(
     engine: Engine, url: str, registry: Registry, ran: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the database is taken to refuse whatever it is asked: the worker tries again, and goes on when it is mended."""
-    monkeypatch.setattr(leftout, "MOST", 10)
+    monkeypatch.setattr(left_out, "MOST", 10)
     bad = fill(engine, range(30))
     fill(engine, range(30, 35))
     mend = before_update(engine, f"old.id <= {bad[-1]}", "RAISE 'not these'")
@@ -239,7 +239,7 @@ def test_that_no_more_jobs_can_be_left_out_is_said(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where a trigger returns NULL nothing else would tell why those behind are not claimed."""
-    monkeypatch.setattr(leftout, "MOST", 10)
+    monkeypatch.setattr(left_out, "MOST", 10)
     bad = fill(engine, range(30))
     before_update(engine, f"old.id <= {bad[-1]}", "RETURN NULL")
     with working(url, registry, queues={"default": 4}):

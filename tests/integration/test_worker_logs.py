@@ -62,7 +62,9 @@ def tracker() -> Iterator[Tracker]:
 
 def ends(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """What was said of how jobs ended."""
-    return [one for one in caplog.records if one.name == "sa_jobqueue.worker.joblog" and "starts" not in one.msg]
+    return [
+        one for one in caplog.records if one.name == "sa_jobqueue.worker.running.joblog" and "starts" not in one.msg
+    ]
 
 
 def test_nothing_that_a_job_brings_along_breaks_a_line_of_the_log(
@@ -300,7 +302,7 @@ def test_a_worker_is_named_by_its_host_and_process_and_says_when_it_did_nothing(
         caplog.set_level(level, "sa_jobqueue")
         caplog.clear()
         worker = drain(url, registry)
-        said = [record for record in caplog.records if record.name == "sa_jobqueue.worker.shift"]
+        said = [record for record in caplog.records if record.name == "sa_jobqueue.worker.serving"]
         named = place if level == logging.INFO else f"{place} ({worker.id})"
         assert [record.getMessage() for record in said] == [
             f"worker {named} serves default=4",
@@ -325,7 +327,7 @@ def test_a_filter_of_logs_that_raises_does_not_change_what_comes_of_a_job(
     async def completes() -> None: ...
 
     ids = add(engine, enqueue(fails), enqueue(completes))
-    filtered = logging.getLogger("sa_jobqueue.worker.joblog")
+    filtered = logging.getLogger("sa_jobqueue.worker.running.joblog")
     filtered.addFilter(wrong)
     try:
         drain(url, registry, log_jobs=True)

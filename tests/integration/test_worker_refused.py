@@ -19,7 +19,7 @@ from sa_jobqueue.operations import Fault, fault_of
 from tests.support import pooler
 from tests.support.factory import TABLE, make_job, make_jobs
 from tests.support.waiting import wait_until
-from tests.support.working import crew_of, working
+from tests.support.working import services_of, working
 
 
 @pytest.fixture
@@ -125,9 +125,9 @@ def test_what_was_refused_is_tried_once_more_when_the_worker_leaves(
     runs = recorded(registry)
     fill(engine, 1)
     refuse(engine, "new.status = 'completed'", "PERFORM nowhere()")
-    monkeypatch.setattr("sa_jobqueue.worker.writer._REFUSED_FIRST", 30.0)
+    monkeypatch.setattr("sa_jobqueue.worker.running.writer._REFUSED_FIRST", 30.0)
     with working(url, registry) as worker:
-        wait_until(lambda: crew_of(worker).writer.refused == 1)
+        wait_until(lambda: services_of(worker).writer.refused == 1)
         mend(engine)
     assert count(engine, JobStatus.COMPLETED, "runs") == 1
     assert runs == [0]
@@ -208,9 +208,9 @@ def test_nothing_is_lost_where_all_outcomes_are_refused_for_a_while(
     runs = recorded(registry)
     fill(engine, 30)
     refuse(engine, "new.status = 'completed'", "RAISE EXCEPTION 'permission denied' USING ERRCODE = '42501'")
-    monkeypatch.setattr("sa_jobqueue.worker.writer._REFUSED_LATER", 1.0)
+    monkeypatch.setattr("sa_jobqueue.worker.running.writer._REFUSED_LATER", 1.0)
     with working(url, registry, queues={"default": 20}) as worker:
-        wait_until(lambda: len(runs) >= 20 and crew_of(worker).writer.refused > 0)
+        wait_until(lambda: len(runs) >= 20 and services_of(worker).writer.refused > 0)
         mend(engine)
         wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 30)
     assert sorted(runs) == list(range(30))
@@ -313,7 +313,7 @@ def test_pruning_goes_on_where_the_oldest_is_not_found_in_time(
             add(3)
             wait_until(lambda: count(engine, JobStatus.COMPLETED, "kept") == 0)
             slow.set()
-        assert crew_of(worker).maintenance._failures == 0
+        assert services_of(worker).maintenance._failures == 0
 
 
 def test_pruning_takes_smaller_pages_where_a_page_takes_too_long(engine: Engine, url: str, registry: Registry) -> None:

@@ -19,7 +19,7 @@ from sa_jobqueue import JobStatus, Registry, enqueue, task
 from tests.support.databases import Databases, connect, terminate_others
 from tests.support.factory import make_job
 from tests.support.waiting import wait_until
-from tests.support.working import add_one, crew_of, job_of, working
+from tests.support.working import add_one, job_of, services_of, working
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ class Held:
 
 def looks(worker: Any) -> Callable[[int], bool]:
     """Whether maintenance has looked for lost jobs so often since."""
-    chore = next(chore for chore in crew_of(worker).maintenance._chores if chore.do.__name__ == "_rescue")
+    chore = next(chore for chore in services_of(worker).maintenance._chores if chore.do.__name__ == "_rescue")
     done, real = [0], chore.do
 
     @wraps(real)
@@ -136,7 +136,7 @@ def test_after_an_outage_longer_than_a_lease_nothing_that_lives_is_rescued(
             seen = [looks(worker) for worker in (idle, late)]
             wait_until(lambda: not expired(engine, id))
             wait_until(lambda: all(of(6) for of in seen))
-            assert [crew_of(worker).maintenance.rescued for worker in (holder, idle, late)] == [0, 0, 0]
+            assert [services_of(worker).maintenance.rescued for worker in (holder, idle, late)] == [0, 0, 0]
         held.go.set()
         wait_until(lambda: job_of(engine, id).status == JobStatus.COMPLETED)
     assert held.starts == 1

@@ -28,13 +28,13 @@ from sa_jobqueue import (
 from sa_jobqueue.errors import AutocommitError, ConfigurationError, DatabaseUnavailable, SchemaError
 from sa_jobqueue.models import WorkerRow
 from sa_jobqueue.statements import cancel_jobs, release_jobs
-from sa_jobqueue.worker.flight import Stop
-from sa_jobqueue.worker.lanes import Lane
+from sa_jobqueue.worker.running.run import Stop
+from sa_jobqueue.worker.running.slots import Slots
 from sa_jobqueue.worker.worker import Ending
 from tests.support import pooler
 from tests.support.databases import connect, driver_url, terminate_others
 from tests.support.waiting import wait_until, wait_until_async
-from tests.support.working import add, crew_of, drain, gate_is_open, job_of, worker_for, working
+from tests.support.working import add, drain, gate_is_open, job_of, services_of, worker_for, working
 
 
 @pytest.fixture
@@ -221,18 +221,18 @@ def test_a_job_that_is_cancelled_while_it_waits_for_its_slot_does_not_begin(
         await wait_until_async(gate.is_set)
 
     # One is claimed ahead, however fast the others end.
-    monkeypatch.setattr(Lane, "measure", lambda lane: setattr(lane, "_buffer", 1.0))
+    monkeypatch.setattr(Slots, "measure", lambda slots: setattr(slots, "_buffer", 1.0))
     handler = sync_handler if kind == "sync" else async_handler
     with working(url, registry, queues={"default": 1}, hoard=60) as worker:
-        crew = crew_of(worker)
+        services = services_of(worker)
         (first,) = add(engine, enqueue(handler, True))
         wait_until(lambda: ran)
         (ahead,) = add(engine, enqueue(handler, False))
-        wait_until(lambda: crew.lanes["default"].waiting == 1)
+        wait_until(lambda: services.all_slots["default"].waiting == 1)
         with Session(engine) as session:
             session.execute(cancel_jobs(Job.id == ahead))
             session.commit()
-        wait_until(lambda: any(flight.job.id == ahead and flight.stop for flight in crew.flights))
+        wait_until(lambda: any(run.job.id == ahead and run.stop for run in services.runs))
         gate.set()
         wait_until(lambda: finished(engine, first, ahead))
     assert ran == [True]
@@ -291,13 +291,13 @@ def test_a_run_whose_job_was_taken_away_and_claimed_here_again_is_stopped(
         await wait_until_async(told.is_set)
 
     with working(url, registry) as worker:
-        crew = crew_of(worker)
+        services = services_of(worker)
         (id,) = add(engine, enqueue(sync_handler if kind == "sync" else async_handler))
         wait_until(lambda: runs)
         take_away(engine, id)
         wait_until(told.is_set)
         wait_until(lambda: finished(engine, id))
-        wait_until(lambda: not crew.lanes["default"].running and not crew.flights.runs())
+        wait_until(lambda: not services.all_slots["default"].running and not services.runs.all())
         assert worker.counts == {"complete": 1}
     job = job_of(engine, id)
     assert (job.status, job.attempt, job.claims, job.errors) == (JobStatus.COMPLETED, 1, 2, [])
@@ -324,31 +324,31 @@ def test_a_lost_run_that_does_not_come_back_still_counts_for_its_slot_and_when_t
         if not waited:
             waited.append(False)
             leaving.wait(60)
-            crew.service.thread.join(0.3)
-            waited.append(crew.service.thread.is_alive())
+            services.claimer.thread.join(0.3)
+            waited.append(services.claimer.thread.is_alive())
 
     with working(url, registry) as worker:
-        crew = crew_of(worker)
-        lane = crew.lanes["default"]
+        services = services_of(worker)
+        slots = services.all_slots["default"]
         ids = add(engine, enqueue(stays), enqueue(ends_last))
         wait_until(lambda: reached.is_set() and waited)
-        first = {flight.task.name: flight for flight in crew.flights}
+        first = {run.task.name: run for run in services.runs}
         if not claimed_again:
-            crew.service.stop_claiming()
+            services.claimer.stop_claiming()
         for id in ids:
             take_away(engine, id)
-        wait_until(lambda: all(flight.stop is Stop.LOST for flight in first.values()))
-        assert set(crew.running()) >= set(first.values())
+        wait_until(lambda: all(run.stop is Stop.LOST for run in first.values()))
+        assert set(services.running()) >= set(first.values())
         first["stays"].deadline = 0.0
-        wait_until(lambda: lane.stuck == 1)
-        assert first["stays"] not in crew.running()
+        wait_until(lambda: slots.stuck == 1)
+        assert first["stays"] not in services.running()
         gate.set()
-        wait_until(lambda: lane.stuck == 0)
-        wait_until(lambda: lane.running == 1 and not len(crew.flights))
+        wait_until(lambda: slots.stuck == 0)
+        wait_until(lambda: slots.running == 1 and not len(services.runs))
         if claimed_again:
             wait_until(lambda: finished(engine, *ids))
         worker.stop()
-        wait_until(lambda: lane._closed)
+        wait_until(lambda: slots._closed)
         leaving.set()
     assert waited == [False, True]
     assert set(worker.counts) <= {"complete", "lost"}

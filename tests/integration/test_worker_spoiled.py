@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 from sa_jobqueue import AsyncJobContext, JobContext, JobStatus, Registry, RetryPolicy, enqueue, task
-from sa_jobqueue.worker import spoiling
+from sa_jobqueue.worker.running import leftovers
 from tests.support import pooler
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, job_of, worker_for, working
@@ -181,7 +181,7 @@ def test_what_a_handler_leaves_behind_is_not_there_for_the_next_job(
     engine: Engine, url: str, kind: str, statement: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its connection is closed after it, and the log says by which statement."""
-    spoiling._said.clear()
+    leftovers._said.clear()
     handlers = Handlers(executed)
     assert handlers.run(engine, url, kind, statement, "SELECT 1") == ["completed"] * 2
     first, second = handlers.pids
@@ -207,8 +207,8 @@ def test_a_text_with_many_comments_is_looked_at_within_milliseconds() -> None:
     """Whoever looks at a text holds Python's lock: a box of comments above a statement must not stop the whole process."""
     begun = monotonic()
     for comment in ("/* a line */\n", "/**/", "-- a line\n", "/* one */ -- and another\n"):
-        assert not spoiling._LASTING.search(comment * 22 + "SELECT 1")
-        assert spoiling._LASTING.search(comment * 22 + "SET search_path = other")
+        assert not leftovers._LASTING.search(comment * 22 + "SELECT 1")
+        assert leftovers._LASTING.search(comment * 22 + "SET search_path = other")
     assert monotonic() - begun < 1.0
 
 
@@ -255,7 +255,7 @@ def test_a_storm_of_failures_makes_few_connections(engine: Engine, url: str) -> 
     handlers = Handlers(act)
     began = monotonic()
     assert set(handlers.run(engine, url, "sync", *["no"] * 200)) == {"failed"}
-    assert len(set(handlers.pids)) <= 2 + (monotonic() - began) / spoiling._BETWEEN
+    assert len(set(handlers.pids)) <= 2 + (monotonic() - began) / leftovers._BETWEEN
 
 
 def test_what_the_application_sets_itself_is_there_for_each_job(engine: Engine, url: str) -> None:

@@ -10,9 +10,9 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import AsyncJobContext, JobContext, JobStatus, Registry, enqueue, task
-from sa_jobqueue.worker.flight import Stop
+from sa_jobqueue.worker.running.run import Stop
 from tests.support.waiting import wait_until, wait_until_async
-from tests.support.working import add_one, crew_of, job_of, working
+from tests.support.working import add_one, job_of, services_of, working
 
 _NOTE = text("INSERT INTO note VALUES (:said)")
 
@@ -72,7 +72,7 @@ def test_a_stale_run_never_completes_another_job_that_has_its_jobs_number(
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE note (said text)"))
     with working(url, registry) as worker:
-        crew = crew_of(worker)
+        services = services_of(worker)
         gone = add_one(engine, enqueue(kind))
         wait_until(lambda: runs.began == [1])
         truncate(engine)
@@ -80,7 +80,7 @@ def test_a_stale_run_never_completes_another_job_that_has_its_jobs_number(
         wait_until(lambda: runs.began == [1, 2])
         runs.gates[1].set()
         wait_until(lambda: runs.returned == {1})
-        wait_until(lambda: len(crew.flights.runs()) == 1)
+        wait_until(lambda: len(services.runs.all()) == 1)
         assert (job_of(engine, gone).status, notes(engine)) == (JobStatus.RUNNING, [])
         runs.gates[2].set()
         wait_until(lambda: job_of(engine, gone).status == JobStatus.COMPLETED)
@@ -98,24 +98,24 @@ def test_a_run_that_was_told_that_its_claim_is_lost_writes_nothing(
     @task(registry=registry, name="lost")
     def lost(ctx: JobContext) -> None:
         began.set()
-        wait_until(lambda: any(flight.stop is Stop.LOST for flight in crew_of(worker).flights.runs()))
+        wait_until(lambda: any(run.stop is Stop.LOST for run in services_of(worker).runs.all()))
         told.set()
         restored.wait(60)
         if raised is not None:
             raise raised
 
     with working(url, registry, lease=1.0) as worker:
-        crew = crew_of(worker)
+        services = services_of(worker)
         id = add_one(engine, enqueue("lost"))
         wait_until(began.is_set)
-        (flight,) = crew.flights.runs()
+        (run,) = services.runs.all()
         with engine.begin() as connection:
             connection.execute(text("UPDATE sa_jobqueue.job SET claim_token = 0"))
         wait_until(told.is_set)
         with engine.begin() as connection:
             back = "claim_token = :token, lease_expires_at = now() + interval '1 day'"  # so that no rescue comes
-            connection.execute(text(f"UPDATE sa_jobqueue.job SET {back}"), {"token": flight.job.claim_token})
+            connection.execute(text(f"UPDATE sa_jobqueue.job SET {back}"), {"token": run.job.claim_token})
         restored.set()
-        wait_until(lambda: not crew.flights.runs())
+        wait_until(lambda: not services.runs.all())
         assert job_of(engine, id).status == JobStatus.RUNNING
     assert worker.counts == {}

@@ -13,12 +13,13 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, RetryPolicy, enqueue, task
 from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.outcomes import Outcome
-from sa_jobqueue.worker import lookout, maintenance
-from sa_jobqueue.worker.executor import Executor
-from sa_jobqueue.worker.flight import Flight
-from sa_jobqueue.worker.shift import Ending
+from sa_jobqueue.worker import watchdog
+from sa_jobqueue.worker.maintenance import loop as maintenance
+from sa_jobqueue.worker.running.executor import Executor
+from sa_jobqueue.worker.running.run import Run
+from sa_jobqueue.worker.serving import Ending
 from tests.support.waiting import PATIENCE, wait_until
-from tests.support.working import add, crew_of, job_of, worker_for, working
+from tests.support.working import add, job_of, services_of, worker_for, working
 
 NEVER = RetryPolicy(no_retry=(BaseException,))
 
@@ -31,7 +32,7 @@ def registry() -> Registry:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What takes seconds elsewhere takes tenths of them here."""
-    monkeypatch.setattr(lookout, "_LOOK", 0.1)
+    monkeypatch.setattr(watchdog, "_LOOK", 0.1)
     monkeypatch.setattr(maintenance, "_ASYNC_MARGIN", 0.2)
     monkeypatch.setattr(maintenance, "_CLEANUP", 0.5)
     caplog.set_level(logging.WARNING, "sa_jobqueue")
@@ -51,10 +52,10 @@ def test_a_handler_that_returns_as_soon_as_it_sees_its_timeout_has_timed_out(
     """What it was told to do must not make its attempt end without an outcome."""
     give_up = Executor.give_up
 
-    def come_last(self: Executor, flight: Flight, outcome: Outcome | None, note: str = "") -> bool:
+    def come_last(self: Executor, run: Run, outcome: Outcome | None, note: str = "") -> bool:
         # Was the handler told before its attempt is given up? Then it comes back before that, too.
-        wait_until(lambda: flight.stop is None or flight.settled)
-        return give_up(self, flight, outcome, note)
+        wait_until(lambda: run.stop is None or run.settled)
+        return give_up(self, run, outcome, note)
 
     @task(registry=registry, name="on a thread", timeout=0.2, retry=NEVER)
     def on_a_thread(ctx: JobContext) -> None:
@@ -68,9 +69,9 @@ def test_a_handler_that_returns_as_soon_as_it_sees_its_timeout_has_timed_out(
     (id,) = add(engine, enqueue(name))
     with working(url, registry) as worker:
         assert_times_out(engine, id)
-        crew = crew_of(worker)
-        wait_until(lambda: not crew.lanes["default"].running and not len(crew.flights))
-        assert crew.lanes["default"].stuck == 0
+        services = services_of(worker)
+        wait_until(lambda: not services.all_slots["default"].running and not len(services.runs))
+        assert services.all_slots["default"].stuck == 0
         assert worker.counts == {"fail": 1}
 
 
@@ -107,15 +108,15 @@ def test_an_async_handler_that_does_not_end_when_its_timeout_cancels_it_has_time
 
     (id,) = add(engine, enqueue(name))
     with working(url, registry, queues={"default": 2}) as worker:
-        crew = crew_of(worker)
-        lane = crew.lanes["default"]
+        services = services_of(worker)
+        slots = services.all_slots["default"]
         assert_times_out(engine, id)
         assert "it was cancelled, and does not come to its end" in caplog.text
         if name == "ignores its cancel":
             wait_until(lambda: cancels == [False, True])
-            assert (lane.running, lane.stuck) == (1, 1)
-            crew._loop.call_soon_threadsafe(gate.set)
-        wait_until(lambda: (lane.running, lane.stuck) == (0, 0))
+            assert (slots.running, slots.stuck) == (1, 1)
+            services._loop.call_soon_threadsafe(gate.set)
+        wait_until(lambda: (slots.running, slots.stuck) == (0, 0))
         behind = add(engine, *(enqueue("next") for _ in range(5)))
         wait_until(lambda: all(job_of(engine, one).status == "completed" for one in behind))
         assert worker.counts == {"fail": 1, "complete": 5}

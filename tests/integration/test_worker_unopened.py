@@ -18,7 +18,7 @@ from sa_jobqueue.grants import Can, grant_statements
 from tests.support import pooler
 from tests.support.databases import connect
 from tests.support.waiting import wait_until
-from tests.support.working import add, crew_of, job_of, working
+from tests.support.working import add, job_of, services_of, working
 
 #: Connections that the server allows the worker's role: its own three, and some for handlers.
 LIMIT = 6
@@ -92,8 +92,8 @@ def test_a_session_that_cannot_be_opened_is_no_attempt_of_its_job(
     async def other_handler() -> None: ...
 
     with Held() as held, working(few, registry, queues={"default": 3, "other": 2}) as worker:
-        wait_until(lambda: crew_of(worker).maintenance._connection is not None)
-        listener = crew_of(worker).listener
+        wait_until(lambda: services_of(worker).maintenance._connection is not None)
+        listener = services_of(worker).listener
         wait_until(lambda: listener is not None and listener.listening)
         held.take(few)
         ids = add(engine, *(enqueue(TaskName(kind).options(max_attempts=1)) for _ in range(200)))

@@ -16,7 +16,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 from sa_jobqueue import Worker
-from sa_jobqueue.worker.crew import Crew
+from sa_jobqueue.worker.services import Services
 from tests.support.waiting import wait_until_async
 
 
@@ -27,23 +27,23 @@ class Step:
     """
 
     def __init__(self, worker: Worker, *, listening: bool = False) -> None:
-        self._crew = Crew(worker._assignment, Counter(), leaving=lambda: False, idle=None, hopeless=lambda: None)
-        self._crew.listener = SimpleNamespace(listening=listening)  # type: ignore[assignment]
+        self._services = Services(worker._spec, Counter(), leaving=lambda: False, idle=None, hopeless=lambda: None)
+        self._services.listener = SimpleNamespace(listening=listening)  # type: ignore[assignment]
 
     def connect(self) -> None:
         """Make the service's connection, which the first round would make."""
-        self._crew.service._connect()
+        self._services.claimer._connect()
 
     def tell(self) -> None:
         """New jobs are said to be there."""
-        self._crew.service.look_at(None)
+        self._services.claimer.look_at(None)
 
     def round(self) -> bool:
         """Write what has ended and claim for what is free; whether there was something to do.
 
         Handlers on the event loop do not run meanwhile, for it is not theirs. Those on threads may.
         """
-        return self._crew.service._watched_round()
+        return self._services.claimer._timed_round()
 
     async def run(self) -> None:
         """Let all that was claimed come to its end."""
@@ -56,10 +56,12 @@ class Step:
 
     def close(self) -> None:
         """End the threads of handlers, and the service's connection."""
-        self._crew.runners.finish()
-        if (connection := self._crew.service._connection) is not None:
+        self._services.runners.finish()
+        if (connection := self._services.claimer._connection) is not None:
             connection.close()
 
     def _is_over(self) -> bool:
-        lanes = self._crew.lanes.values()
-        return not self._crew.running() and not any(lane.running or lane.waiting or lane._called for lane in lanes)
+        all_slots = self._services.all_slots.values()
+        return not self._services.running() and not any(
+            slots.running or slots.waiting or slots._called for slots in all_slots
+        )

@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import ClauseElement, Connection, Engine
 
-from sa_jobqueue.worker.connections import Connector
+from sa_jobqueue.worker.connections.service import Connector
 
 
 @contextmanager

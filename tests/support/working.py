@@ -16,7 +16,7 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, Registry, Worker, WorkerSettings
-from sa_jobqueue.worker.crew import Crew
+from sa_jobqueue.worker.services import Services
 from tests.support import pooler
 from tests.support.databases import connect
 from tests.support.waiting import wait_until
@@ -80,10 +80,10 @@ def add_one(engine: Engine, job: Job) -> int:
     return id
 
 
-def crew_of(worker: Worker) -> Crew:
+def services_of(worker: Worker) -> Services:
     """The parts of a worker that serves."""
-    assert worker._shift is not None
-    return worker._shift._crew
+    assert worker._serving is not None
+    return worker._serving._services
 
 
 def job_of(engine: Engine, id: int) -> Job:

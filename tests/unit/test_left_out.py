@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sa_jobqueue.worker import leftout
-from sa_jobqueue.worker.leftout import MOST, LeftOut
+from sa_jobqueue.worker.claiming import left_out
+from sa_jobqueue.worker.claiming.left_out import MOST, LeftOut
 from tests.unit.test_resume import Clock
 
 FREE = {"default": 4}
@@ -14,8 +14,8 @@ FREE = {"default": 4}
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(leftout, "monotonic", clock)
-    monkeypatch.setattr(leftout.random, "uniform", lambda low, high: 1.0)
+    monkeypatch.setattr(left_out, "monotonic", clock)
+    monkeypatch.setattr(left_out.random, "uniform", lambda low, high: 1.0)
     return clock
 
 

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 from unittest.mock import MagicMock, Mock
 
-from sa_jobqueue.worker.reopening import Reopening
+from sa_jobqueue.worker.running.reopening import Reopening
 from tests.support.waiting import wait_until
 
 
@@ -32,16 +32,16 @@ class PausedAgain:
 
 def test_a_queue_that_must_wait_again_as_it_is_resumed_waits() -> None:
     """Else it would be claimed from, and its jobs given back, for as long as there is no connection."""
-    lane, resumed = PausedAgain(), threading.Event()
+    slots, resumed = PausedAgain(), threading.Event()
     connect = MagicMock(side_effect=[MagicMock(), *[OSError("away")] * 100])
     engine: Any = Mock(connect=connect, dialect=Mock(is_async=False), pool=Mock())
-    lanes: Any = {"default": lane}
+    all_slots: Any = {"default": slots}
     loop = asyncio.new_event_loop()
-    reopening = Reopening(loop, lanes, resumed.set)
-    lane.pause_again = lambda: reopening.pause("default", engine, "away")  # type: ignore[method-assign]
+    reopening = Reopening(loop, all_slots, resumed.set)
+    slots.pause_again = lambda: reopening.pause("default", engine, "away")  # type: ignore[method-assign]
     reopening.pause("default", engine, "away")
     wait_until(resumed.is_set)
-    lane.again.join()
+    slots.again.join()
     reopening.finish()
     loop.close()
-    assert lane.paused
+    assert slots.paused

@@ -16,10 +16,10 @@ from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.errors import SessionUnavailable
 from sa_jobqueue.lifecycle import Change, Event
 from sa_jobqueue.tasks import AnyTask
-from sa_jobqueue.worker.executor import Executor, Sessions, _Run
-from sa_jobqueue.worker.flight import Flight, Stop
-from sa_jobqueue.worker.lanes import Lane
-from sa_jobqueue.worker.runners import Runners
+from sa_jobqueue.worker.running.executor import Executor, Sessions, _Call
+from sa_jobqueue.worker.running.run import Run, Stop
+from sa_jobqueue.worker.running.runners import Runners
+from sa_jobqueue.worker.running.slots import Slots
 from tests.support.waiting import wait_until_async
 
 registry = Registry()
@@ -47,20 +47,20 @@ def nothing() -> None:
     """Does nothing."""
 
 
-def flight(task: AnyTask, number: int = 1) -> Flight:
+def run(task: AnyTask, number: int = 1) -> Run:
     now = datetime.now(UTC)
     values: dict[str, Any] = {
         "id": number, "claim_token": 1, "queue": "default", "task": task.name, "priority": 4, "run_at": now.timestamp(), "attempt": 1,
         "max_attempts": 10, "rescues": 0, "args": "{}", "meta": "{}", "created_at": now.timestamp(),
     }  # fmt: skip
-    return Flight(ClaimedJob(**values), task)
+    return Run(ClaimedJob(**values), task)
 
 
 async def test_a_job_that_swallows_its_cancel_leaves_no_trace_on_the_next_job_of_its_slot() -> None:
     """Its slot goes on, and must not take the next handler's failure for the end of the event loop."""
     changes: list[Change | None] = []
-    executor = Executor(Sessions(), lambda flight, change: changes.append(change), lambda change: None, max_rescues=5)
-    first, second = flight(swallow), flight(await_what_is_cancelled, 2)
+    executor = Executor(Sessions(), lambda run, change: changes.append(change), lambda change: None, max_rescues=5)
+    first, second = run(swallow), run(await_what_is_cancelled, 2)
 
     async def slot() -> None:
         runner = asyncio.current_task()
@@ -92,8 +92,8 @@ async def test_a_run_that_was_stopped_before_it_began_does_not_begin(
 ) -> None:
     """What it is told only while it runs, it would not hear any more."""
     changes: list[Change | None] = []
-    executor = Executor(Sessions(), lambda flight, change: changes.append(change), lambda change: None, max_rescues=5)
-    early = flight(handler)
+    executor = Executor(Sessions(), lambda run, change: changes.append(change), lambda change: None, max_rescues=5)
+    early = run(handler)
     early.ask_to_stop(why)
     if handler.is_async:
         runner = asyncio.current_task()
@@ -109,14 +109,14 @@ async def test_a_run_that_was_stopped_before_it_began_does_not_begin(
 def test_a_run_that_ends_because_of_its_timeout_says_so_itself() -> None:
     """Whoever settles first, the handler or who gives it up, writes the same."""
     changes: list[Change | None] = []
-    executor = Executor(Sessions(), lambda flight, change: changes.append(change), lambda change: None, max_rescues=5)
+    executor = Executor(Sessions(), lambda run, change: changes.append(change), lambda change: None, max_rescues=5)
 
     @task(registry=Registry(), timeout=60)
     def look(ctx: JobContext) -> None:
         late.ask_to_stop(Stop.TIMEOUT)
         assert ctx.cancelled
 
-    late = flight(look)
+    late = run(look)
     executor.run(late)
     (change,) = changes
     assert change is not None
@@ -126,17 +126,17 @@ def test_a_run_that_ends_because_of_its_timeout_says_so_itself() -> None:
 
 def test_a_handler_that_ends_just_when_it_is_given_up_frees_its_slot_once() -> None:
     """Otherwise a worker whose slots are all stuck would never be seen to be."""
-    lane = Lane("default", 2, buffer=0, call=lambda lane, kind: None)
-    late = flight(nothing)
-    lane.abandon(late)
-    assert lane.stuck == 1
-    lane.keep(late)
-    lane.end(late)
-    assert lane.stuck == 0
-    lost = flight(nothing, 2)
-    lane.abandon(lost)
-    lane.end(lost)
-    assert lane.stuck == 0
+    slots = Slots("default", 2, buffer=0, call=lambda slots, kind: None)
+    late = run(nothing)
+    slots.abandon(late)
+    assert slots.stuck == 1
+    slots.keep(late)
+    slots.end(late)
+    assert slots.stuck == 0
+    lost = run(nothing, 2)
+    slots.abandon(lost)
+    slots.end(lost)
+    assert slots.stuck == 0
 
 
 @task(registry=registry)
@@ -178,11 +178,11 @@ async def test_a_context_variable_that_cannot_be_compared_costs_no_slot(handler:
     """Its runner cannot tell what the handler left behind, and ends; another comes for the next job."""
     weights.set(Incomparable())
     changes: list[Change | None] = []
-    executor = Executor(Sessions(), lambda flight, change: changes.append(change), lambda change: None, max_rescues=5)
-    runners = Runners(asyncio.get_running_loop(), executor, lambda lane: None)
-    lane = Lane("default", 1, buffer=0, call=runners.call)
-    lane.feed([flight(handler, number) for number in range(3)])
-    await wait_until_async(lambda: len(changes) == 3 and lane.running == 0, 10)
+    executor = Executor(Sessions(), lambda run, change: changes.append(change), lambda change: None, max_rescues=5)
+    runners = Runners(asyncio.get_running_loop(), executor, lambda slots: None)
+    slots = Slots("default", 1, buffer=0, call=runners.call)
+    slots.feed([run(handler, number) for number in range(3)])
+    await wait_until_async(lambda: len(changes) == 3 and slots.running == 0, 10)
     runners.finish()
 
 
@@ -193,12 +193,12 @@ def test_a_session_that_is_opened_just_when_its_job_ends_is_closed_again(handler
 
     def ending(session: Any) -> Any:
         opened.append(session)
-        run.close()
+        call.close()
         return session
 
     makers: dict[str, Any] = {"maker": lambda: ending(Session()), "async_maker": lambda: ending(AsyncSession())}
-    run = _Run(flight(handler), Sessions(**makers))
-    (context,), _ = run.arguments()
+    call = _Call(run(handler), Sessions(**makers))
+    (context,), _ = call.arguments()
     with pytest.raises(SessionUnavailable):
         _ = context.session
     (session,) = opened

@@ -36,7 +36,7 @@ def test_a_command_may_limit_a_worker_that_the_application_has_made() -> None:
     """What it does not say stays as the application has said it."""
     worker = Worker(NOWHERE, {"default": 1}, max_jobs=7, max_memory=2**30)
     worker.limit(max_jobs=5)
-    assert (worker._assignment.max_jobs, worker._assignment.max_memory) == (5, 2**30)
+    assert (worker._spec.max_jobs, worker._spec.max_memory) == (5, 2**30)
     with pytest.raises(ConfigurationError, match="max_memory must be an integer from 1"):
         worker.limit(max_memory=0)
 
@@ -46,9 +46,9 @@ def test_sessions_come_from_the_registry_unless_the_worker_has_its_own() -> None
     registry, own = Registry(sessionmaker=sessionmaker(class_=Theirs)), sessionmaker()
     registry.async_sessionmaker = async_sessionmaker()
 
-    sessions = Worker(NOWHERE, {"default": 1}, registry=registry)._assignment.sessions
+    sessions = Worker(NOWHERE, {"default": 1}, registry=registry)._spec.sessions
     assert (sessions.maker, sessions.async_maker) == (registry.sessionmaker, registry.async_sessionmaker)
-    assert Worker(NOWHERE, {"default": 1}, registry=registry, sessionmaker=own)._assignment.sessions.maker is own
+    assert Worker(NOWHERE, {"default": 1}, registry=registry, sessionmaker=own)._spec.sessions.maker is own
 
     with pytest.raises(ConfigurationError, match="sessionmaker makes a Session for each job"):
         Registry(sessionmaker=scoped_session(own))

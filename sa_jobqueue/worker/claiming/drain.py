@@ -1,0 +1,57 @@
+"""`--drain` waits for jobs that a dead worker held: they are not due yet, and will be."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from time import monotonic
+
+from sqlalchemy import Connection
+
+from ... import operations
+from ...log import get_logger
+from ...models import Job
+from ..connections.service import Connector
+
+__all__ = ["LostJobs"]
+
+logger = get_logger(__name__)
+
+#: Leases after start by which a worker has looked for expired ones: it waits one healthy lease, then at most a quarter (half, if
+#: the lease is short). One second is added.
+_RESCUED_BY = 1.5
+#: Expired leases that are searched for jobs of our queues.
+_LIMIT = 1_000
+
+
+class LostJobs:
+    """The jobs of `queues` whose leases have run out.
+
+    In its first lease a worker rescues nothing, unless another worker was there before. Workers that are started by cron, say,
+    and end sooner would never rescue anything.
+    """
+
+    def __init__(self, connector: Connector, queues: Collection[str], *, lease: float, job: type[Job]) -> None:
+        self._connector, self._queues, self._lease, self._job = connector, queues, lease, job
+        self._rescued_by = 0.0
+        """When maintenance will have rescued what it can, by `monotonic()`."""
+        self._awaited = False
+        """Whether there were some at the last call."""
+
+    def begin(self) -> None:
+        """The worker starts now."""
+        self._rescued_by = monotonic() + _RESCUED_BY * self._lease + 1.0
+
+    def awaited(self, connection: Connection) -> bool:
+        """Whether some will be due soon, or may have become due since the last call."""
+        before, self._awaited = self._awaited, monotonic() < self._rescued_by and self._are_there(connection)
+        if self._awaited and not before:
+            most = self._rescued_by - monotonic()
+            logger.info(
+                "nothing is due but jobs that a lost worker held: staying to rescue them, for at most %.0f s", most
+            )
+        return self._awaited or before
+
+    def _are_there(self, connection: Connection) -> bool:
+        with self._connector.begin_one(connection):
+            lost = operations.expired(connection, limit=_LIMIT, job=self._job)
+        return any(found.queue in self._queues for found in lost)

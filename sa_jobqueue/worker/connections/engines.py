@@ -1,0 +1,151 @@
+"""The engines of a worker: made from URLs and closed by it, or given by the application."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import URL, Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from ...errors import ConfigurationError, DatabaseUnavailable
+from ...log import get_logger
+from ...migrations import check_schema
+from ...migrations.steps import quote
+from ...models import SCHEMA
+from ...urls import database_url, mask_passwords, not_connected
+from .pool import is_behind_pooler, leave_out_closed
+from .service import check_engine
+
+__all__ = ["SERVICE_CONNECTIONS", "Engines"]
+
+logger = get_logger(__name__)
+
+#: Connections of a worker process beside those of the handlers' sessions: service, maintenance, listener.
+SERVICE_CONNECTIONS = 3
+
+#: An hour: a handler may compute for long between two statements, and what a frozen host or a forgotten child has locked is not
+#: locked for ever. Only where nobody has said otherwise, for the role, the database or in the URL.
+_END_IDLE = (
+    "SELECT set_config('idle_in_transaction_session_timeout', '1h', false) "
+    "WHERE current_setting('idle_in_transaction_session_timeout') = '0'"
+)
+
+
+class Engines:
+    """The engines for `database`, sized for so many `slots`; the arguments are those of `Worker`.
+
+    Raises ConfigurationError for a URL or a schema's name that cannot be used.
+    """
+
+    def __init__(
+        self,
+        database: str | URL | Engine,
+        *,
+        async_engine: AsyncEngine | None,
+        listen: bool,
+        listen_url: str | URL | None,
+        schema: str | None,
+        slots: int,
+        pooled: bool,
+    ) -> None:
+        if isinstance(database, AsyncEngine):
+            raise ConfigurationError(
+                "the first engine is for the worker itself: an Engine or a URL; AsyncEngine: async_engine="
+            )
+        if not isinstance(database, (str, URL, Engine)):
+            raise ConfigurationError(f"the database is a URL or an Engine, not {database!r}")
+        if async_engine is not None and not isinstance(async_engine, AsyncEngine):
+            raise ConfigurationError(f"async_engine is an AsyncEngine (create_async_engine), not {async_engine!r}")
+        self._slots, self._pooled = slots, pooled
+        self._options = _options(slots, pooled=pooled)
+        if schema is not None:
+            quote(schema)  # refuses what cannot be a schema's name
+            self._options["execution_options"] = {"schema_translate_map": {SCHEMA: schema}}
+        self._ours: list[Engine] = []
+        self._ours_async: list[AsyncEngine] = []
+        self.main = database if isinstance(database, Engine) else self._make(database_url(database))
+        """The service's, and that of the sessions of `def` handlers."""
+        self.asynchronous = async_engine
+        """That of the sessions of `async def` handlers, if there is one."""
+        if async_engine is None and not isinstance(database, Engine):
+            self.asynchronous = self._make_async(self.main.url)
+        self.listener: Engine | None = None
+        """The one to listen on; None: only poll."""
+        if listen:
+            self.listener = self.main if listen_url is None else self._make(database_url(listen_url))
+        given: Mapping[Any, Any] = self.main.get_execution_options().get("schema_translate_map") or {}
+        self.translate: dict[str | None, str | None] = {SCHEMA: schema} if schema is not None else dict(given)
+        """The `schema_translate_map` that finds the tables."""
+
+    def _make(self, url: URL) -> Engine:
+        engine = create_engine(url, **self._options)
+        self._prepare(engine)
+        self._ours.append(engine)
+        return engine
+
+    def _make_async(self, url: URL) -> AsyncEngine:
+        engine = create_async_engine(url, **self._options)
+        self._prepare(engine.sync_engine)
+        self._ours_async.append(engine)
+        return engine
+
+    def _prepare(self, engine: Engine) -> None:
+        leave_out_closed(engine)
+        if not self._pooled:  # the setting would be another client's
+            event.listen(engine, "connect", _end_idle)
+
+    def check(self) -> None:
+        """Is the server there, has it our schema, can it take our connections?
+
+        Raises DatabaseUnavailable, SchemaError, ConfigurationError.
+        """
+        try:
+            with self.main.connect() as connection:
+                check_engine(connection)
+                translated = connection.execution_options(schema_translate_map=self.translate)
+                check_schema(translated)
+                limit = int(connection.execute(text("SHOW max_connections")).scalar_one())
+                if not self._pooled and is_behind_pooler(connection):
+                    logger.warning("a pooler answers for the database: if it pools transactions, work with --pooled")
+        except DBAPIError as error:
+            raise DatabaseUnavailable(mask_passwords(not_connected(error.orig or error))) from error
+        if limit < SERVICE_CONNECTIONS + 1:
+            raise ConfigurationError(f"the server allows {limit} connections; a worker needs {SERVICE_CONNECTIONS + 1}")
+        if limit < SERVICE_CONNECTIONS + self._slots:
+            logger.warning(
+                "the server allows %d connections; with %d slots this worker may want %d, if every handler uses "
+                "ctx.session at once", limit, self._slots, SERVICE_CONNECTIONS + self._slots,
+            )  # fmt: skip
+
+    async def dispose(self) -> None:
+        """Close the pools that are ours."""
+        for asynchronous in self._ours_async:
+            await asynchronous.dispose()
+        for engine in self._ours:
+            engine.dispose()
+
+
+def _end_idle(connection: Any, _: object) -> None:
+    """Let the server end transactions that have been idle for long. A round trip for each new connection, and none for a job."""
+    connection.autocommit = True
+    cursor = connection.cursor()
+    cursor.execute(_END_IDLE)
+    cursor.close()
+    connection.autocommit = False
+
+
+def _options(slots: int, *, pooled: bool) -> dict[str, Any]:
+    connect_args: dict[str, Any] = {
+        "connect_timeout": 10,
+        "keepalives": 1,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 20_000,
+    }
+    if pooled:
+        connect_args["prepare_threshold"] = None
+    # One connection per slot, so that no handler waits for another's; the service takes its own out of the pool.
+    return {"pool_size": slots, "max_overflow": SERVICE_CONNECTIONS, "connect_args": connect_args}

@@ -1,0 +1,151 @@
+"""Hearing of new jobs: LISTEN on a connection of its own.
+
+A wake-up only makes things fast; polling is the truth. So the listener may come and go: it pings its connection,
+makes a new one when that is broken, and subscribes again.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from ... import operations
+from ...errors import ConfigurationError
+from ...log import get_logger
+from ...models import Job
+from ..process import forks
+from ..process.threads import ServiceThread
+from . import driver
+from .deadline import Deadline
+from .pool import backoff, drop_idle, hang_up
+from .service import lasting_settings, setting
+
+if TYPE_CHECKING:  # whoever only enqueues, over another driver perhaps, needs no libpq
+    import psycopg
+
+__all__ = ["LISTENS_FOR", "Listener"]
+
+logger = get_logger(__name__)
+
+#: The `application_name` of a connection that listens: this, the worker's id, and as much of the URL's as has room. Unlike
+#: its query, every role may see it.
+LISTENS_FOR = "sa-jobqueue "
+_NAME = "SELECT set_config('application_name', left(concat_ws(' ', %s::text, current_setting('application_name')), 63), false)"
+#: A connection that has said nothing for so many seconds is asked whether it still lives.
+_PING = 15.0
+#: An answer that has not come after so many seconds does not come any more.
+_SILENCE = 10.0
+_RETRY_MOST = 10.0
+
+
+class Listener:
+    """Calls `heard(queue)` for each wake-up of `worker`, and `heard(None)` after it (again) begins to listen."""
+
+    def __init__(
+        self, engine: Engine, heard: Callable[[str | None], None], *, worker: str, job: type[Job] = Job
+    ) -> None:
+        self._engine, self._heard, self._worker, self._job = engine, heard, worker, job
+        self._end = threading.Event()
+        self._waker: socket.socket | None = None
+        """What the thread waits for beside its connection: rung at the end."""
+        self.thread = ServiceThread("listener", self._loop)
+        self.deadline = Deadline(_SILENCE)
+        self.listening = False
+        """Whether wake-ups come just now."""
+
+    def start(self) -> None:
+        """Begin."""
+        self.thread.start()
+
+    def finish(self, timeout: float) -> None:
+        """End."""
+        self._end.set()
+        if (waker := self._waker) is not None:
+            with suppress(OSError):  # the thread has closed it just now
+                waker.send(b".")
+        self.thread.join(timeout)
+
+    def _loop(self) -> None:
+        failures = 0
+        while not self._end.is_set():
+            connection: Connection | None = None
+            try:
+                connection = self._engine.connect()
+                forks.guard(driver.psycopg_of(connection))
+                with self.deadline.over(connection):
+                    raw, channel = self._subscribe(connection)
+                again, failures, self.listening = failures > 0, 0, True
+                self._heard(None)
+                if again:
+                    with suppress(BaseException):  # as below
+                        logger.warning("listening again")
+                self._listen(connection, raw, channel)
+            except BaseException as error:
+                failures += 1
+                self.listening = False
+                with suppress(BaseException):  # of the application's: a filter of logs
+                    if failures == 1:
+                        drop_idle(self._engine)
+                        reason = error.orig if isinstance(error, DBAPIError) else error
+                        text = " ".join(str(reason).split())
+                        logger.warning("not listening for wake-ups (%s); polling meanwhile", text)
+            self.listening = False
+            if connection is not None:
+                with suppress(BaseException):
+                    hang_up(connection)
+            if failures:
+                self._end.wait(backoff(failures, first=0.2, most=_RETRY_MOST))
+
+    def _subscribe(self, connection: Connection) -> tuple[psycopg.Connection, str]:
+        """Take the connection out of the pool for good, and LISTEN on it."""
+        import psycopg
+        from psycopg import sql
+
+        channel = operations.channel(connection, job=self._job)
+        connection.commit()
+        connection.detach()
+        raw = connection.connection.dbapi_connection
+        if not isinstance(raw, psycopg.Connection):
+            raise ConfigurationError(f"listening needs psycopg 3, not {type(raw).__module__}")
+        raw.autocommit = True
+        raw.execute(_NAME, [f"{LISTENS_FOR}{self._worker}"])
+        raw.execute(setting(lasting_settings(_SILENCE)).encode())
+        raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        return raw, channel
+
+    def _listen(self, connection: Connection, raw: psycopg.Connection, channel: str) -> None:
+        """Sleep until there is something to read or to ask, or the end: to look now and then would cost an idle worker
+        more than all else.
+        """
+        raw.add_notify_handler(lambda notification: self._heard(notification.payload))  # those that come with an answer
+        asked = monotonic()
+        woken, waker = socket.socketpair()
+        with woken, waker, selectors.DefaultSelector() as selector:
+            selector.register(raw.fileno(), selectors.EVENT_READ)
+            selector.register(woken, selectors.EVENT_READ)
+            self._waker = waker
+            while not self._end.is_set():
+                self._hear(raw)
+                if monotonic() - asked < _PING:
+                    selector.select(max(asked + _PING - monotonic(), 0.0))
+                    continue
+                with self.deadline.over(connection):
+                    current = operations.channel(connection, job=self._job)
+                    connection.commit()
+                if current != channel:
+                    return  # the table was made anew; so is the subscription
+                asked = monotonic()
+
+    def _hear(self, raw: psycopg.Connection) -> None:
+        """What has come. psycopg's `notifies()` would ask the system for it once more, which it has said just now."""
+        raw.pgconn.consume_input()
+        while (notification := raw.pgconn.notifies()) is not None:
+            self._heard(notification.extra.decode(raw.info.encoding))

@@ -1,0 +1,85 @@
+"""Connections of an engine's pool, and how a broken one is closed."""
+
+from __future__ import annotations
+
+import select as select_module
+from time import monotonic
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event, func, select
+from sqlalchemy.exc import DisconnectionError
+
+from ...errors import ConfigurationError
+from ...log import get_logger
+
+__all__ = ["backoff", "drop_idle", "hang_up", "is_behind_pooler", "leave_out_closed", "refuse_pooler"]
+
+logger = get_logger(__name__)
+
+#: Seconds after which a connection may have been lost unnoticed.
+_JUST_NOW = 0.5
+
+
+def backoff(failures: int, *, first: float, most: float) -> float:
+    """Seconds to wait after so many failures in a row: `first`, doubled each time, at most `most`."""
+    return min(first * 2.0 ** min(failures - 1, 10), most)
+
+
+def is_behind_pooler(connection: Connection) -> bool:
+    """Whether a pooler answers at the engine's URL: then the server process is not the one that the driver was told of."""
+    raw: Any = connection.connection.dbapi_connection
+    answering: int = connection.scalars(select(func.pg_backend_pid())).one()
+    return bool(raw.info.backend_pid != answering)
+
+
+def refuse_pooler(connection: Connection) -> None:
+    """Raise ConfigurationError where a pooler answers: for what needs the same server process from one transaction to the next."""
+    if is_behind_pooler(connection):
+        raise ConfigurationError(
+            "a pooler answers for the database, and this needs the server itself: give a URL that leads past the pooler "
+            "(--database-url)"
+        )
+
+
+def leave_out_closed(engine: Engine) -> None:
+    """Let the pool hand out no connection whose server has gone meanwhile: a handler would lose an attempt by it.
+
+    Such a connection can be told without a round trip: there is something to read on it, though nothing was asked. One that
+    was used just now is not asked: a busy pool would be a fifth slower.
+    """
+    if not hasattr(select_module, "poll"):
+        return
+
+    @event.listens_for(engine, "checkin")
+    def note(connection: Any, record: Any) -> None:
+        record.info["sa_jobqueue.used"] = monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def check(connection: Any, record: Any, proxy: Any) -> None:
+        if monotonic() - record.info.get("sa_jobqueue.used", 0.0) < _JUST_NOW:
+            return
+        poll = select_module.poll()
+        poll.register(record.driver_connection.pgconn.socket, select_module.POLLIN)
+        if poll.poll(0):
+            raise DisconnectionError
+
+
+def hang_up(connection: Connection) -> None:
+    """Close a service connection that may be broken, whatever state it is in."""
+    raw: Any = connection.connection.dbapi_connection if not connection.closed and not connection.invalidated else None
+    closes = [connection.invalidate, connection.close]
+    for close in closes if raw is None else [raw.close, *closes]:
+        try:
+            close()
+        except Exception:
+            logger.debug("a broken connection did not close", exc_info=True)
+
+
+def drop_idle(engine: Engine) -> None:
+    """Close what waits in the pool, after a service connection failed: what broke it may have broken these as silently, and
+    `pool_pre_ping` asks in `connect()`, where no watch sees it. Connections that are checked out stay open.
+    """
+    try:
+        engine.dispose()
+    except Exception:  # of a listener of the application's
+        logger.debug("the pool did not close", exc_info=True)

@@ -1,0 +1,199 @@
+"""The worker's own connections: taken from an engine for good, set up for service, never shared with handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+
+from ...errors import AutocommitError, ConfigurationError
+from ...log import get_logger
+from ..process import forks
+from . import driver
+from .deadline import Deadline
+
+__all__ = [
+    "APPLICATION",
+    "Connector",
+    "check_engine",
+    "lasting_settings",
+    "service_limit",
+    "service_settings",
+    "setting",
+]
+
+logger = get_logger(__name__)
+
+#: The planner, left alone, picks a sequential scan or a bitmap for a plan made on an empty table, and keeps it while
+#: 200,000 jobs arrive (150 ms a claim instead of 0.3); it joins a batch's arrays to its rows by nested loops, for it
+#: believes in one row (62 ms for 229 outcomes instead of 6; the claim's LATERAL joins are nested loops either way);
+#: JIT compiles a 0.6 ms claim for 10 ms; and it plans each claim anew, 0.4 ms of the 2.1 from a commit to the start of
+#: the handler, for it believes that this pays. PostgreSQL 15 to 18, November 2026.
+_PLANNER = {
+    **{f"enable_{node}": "off" for node in ("seqscan", "bitmapscan", "sort", "nestloop")},
+    # What is to be planned instead, where a role or a database has it off.
+    **{f"enable_{node}": "on" for node in ("indexscan", "indexonlyscan", "hashjoin")},
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+}
+
+# What follows is all that a role or a database may set (ALTER ROLE ... SET), of PostgreSQL 15 to 18, and that would end a
+# connection of ours or bend what it says. Left alone, after a look at each:
+# - search_path and session_replication_role: the application's triggers on the table run with them. row_security as well.
+# - default_transaction_read_only: whoever sets it wants nothing written; the worker waits for it to go.
+# - synchronous_commit, and what becomes of a COMMIT otherwise: how much a commit is worth is the application's to say.
+# - tcp_keepalives_*, tcp_user_timeout, client_connection_check_interval: they end a connection whose client is gone.
+# - TimeZone, IntervalStyle, bytea_output, lc_*: psycopg heeds them, or nothing of the kind is read here. The same of
+#   standard_conforming_strings, which SQLAlchemy asks for; no text of ours has a backslash.
+# - work_mem, costs, limits of the planner, parallel workers: with the settings above there is one plan left.
+# - what only a superuser may set, as temp_file_limit: it would be refused.
+
+#: Seconds (0: none), or values, without which the server may end a session that is idle, or at its first error.
+_ENDURING = {
+    "idle_session_timeout": "0",
+    "transaction_timeout": "0",
+    "exit_on_error": "off",
+}
+#: How values come and go: every character, a NULL in an array, a time to the microsecond as a number.
+_EXACT = {
+    "client_encoding": "UTF8",
+    "array_nulls": "on",
+    "extra_float_digits": "1",
+}
+#: Settings that not every version has: `transaction_timeout` came with PostgreSQL 17.
+_NOT_EVERYWHERE = frozenset({"transaction_timeout"})
+
+#: What the worker's own connections are called, in `pg_stat_activity` for one.
+APPLICATION = "sa-jobqueue worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """Makes service connections on `engine`. `pooled`: settings are made anew in each transaction, nothing is prepared."""
+
+    engine: Engine
+    lease: float
+    pooled: bool = False
+    translate: Mapping[str | None, str | None] | None = None
+
+    def connect(self, deadline: Deadline | None = None) -> Connection:
+        """A connection of our own, out of the pool for good; READ COMMITTED. `watch`: over its first statements, too.
+
+        Outside of `begin` the driver is in autocommit: most of what the worker says is one statement.
+        """
+        connection = self.engine.connect()
+        try:
+            check_engine(connection)
+            options: dict[str, Any] = {"isolation_level": "READ COMMITTED"}
+            if self.translate:
+                options["schema_translate_map"] = dict(self.translate)
+            connection = connection.execution_options(**options)
+            connection.detach()
+            forks.guard(driver.psycopg_of(connection))
+            if self.pooled:
+                # Whatever the engine does: what is prepared in one transaction is not there in the next one.
+                raw: Any = connection.connection.dbapi_connection
+                raw.prepare_threshold = None
+            else:
+                with nullcontext() if deadline is None else deadline.over(connection), connection.begin():
+                    self._set(connection, local=False)
+                _autocommit(connection, True)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def begin(self, connection: Connection) -> Generator[None]:
+        """A service transaction."""
+        if self.pooled:
+            with connection.begin():
+                self._set(connection, local=True)
+                yield
+            return
+        _autocommit(connection, False)
+        try:
+            with connection.begin():
+                yield
+        finally:
+            _autocommit(connection, True)
+
+    def begin_one(self, connection: Connection) -> AbstractContextManager[Any]:
+        """The same for one statement that is its own transaction: it takes one round trip instead of three."""
+        return self.begin(connection) if self.pooled else connection.begin()
+
+    def _set(self, connection: Connection, *, local: bool) -> None:
+        connection.exec_driver_sql(setting(service_settings(self.lease), local=local))
+
+
+def _autocommit(connection: Connection, on: bool) -> None:
+    if not connection.closed and not connection.invalidated:
+        raw: Any = connection.connection.dbapi_connection
+        if not raw.closed:
+            raw.autocommit = on
+
+
+def service_settings(lease: float) -> dict[str, str]:
+    """What a service connection sets; docs/reference/statements.md has it for those who write a worker of their own."""
+    return {
+        **_PLANNER,
+        **lasting_settings(service_limit(lease)),
+        # What is its own transaction is begun by the server, at its own level: a claim would fail by others' claims.
+        "default_transaction_isolation": "read committed",
+        "DateStyle": "ISO",  # psycopg reads no times in another one
+        # Rows of the queue's are skipped where somebody has locked them. What is waited for are the application's own,
+        # which reference a job that is deleted, and locks of the whole table.
+        "lock_timeout": "250ms",
+        "application_name": APPLICATION,
+    }
+
+
+def lasting_settings(limit: float) -> dict[str, str]:
+    """What keeps the server from ending a connection of ours, but for a statement or a transaction that takes `limit` seconds.
+
+    A host frozen between claim and commit would hold rows that everybody skips and no rescue sees: the server ends such a
+    transaction before the lease would have ended.
+    """
+    milliseconds = f"{int(limit * 1000)}ms"
+    deadlines = {"statement_timeout": milliseconds, "idle_in_transaction_session_timeout": milliseconds}
+    return {**_ENDURING, **_EXACT, **deadlines}
+
+
+@lru_cache
+def _setting(settings: tuple[tuple[str, str], ...], local: bool) -> str:
+    calls = []
+    for name, value in settings:
+        call = f"set_config('{name}', '{value}', {str(local).lower()})"
+        there = f"current_setting('{name}', true) IS NOT NULL"
+        calls.append(f"CASE WHEN {there} THEN {call} END" if name in _NOT_EVERYWHERE else call)
+    return f"SELECT {', '.join(calls)}"
+
+
+def setting(settings: Mapping[str, str], *, local: bool = False) -> str:
+    """One statement that sets them all, those that this version of the server has. Behind a pooler each transaction has one, so
+    its text is made once.
+    """
+    return _setting(tuple(settings.items()), local)
+
+
+def service_limit(lease: float) -> float:
+    """Seconds after which the server ends a service statement, or a service transaction that says nothing more.
+
+    Not above the lease; and however long that is, a connection behind which nobody is has to be found out soon.
+    """
+    return min(max(lease, 0.5), 10.0)
+
+
+def check_engine(connection: Connection) -> None:
+    """Refuse an engine that the worker cannot work with, by a connection of it."""
+    if connection.dialect.driver != "psycopg":
+        raise ConfigurationError(
+            f"the worker drives psycopg 3, not {connection.dialect.driver!r}: give it an engine made from "
+            "postgresql+psycopg://... (enqueueing works over any driver)"
+        )
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        raise AutocommitError

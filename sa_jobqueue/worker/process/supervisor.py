@@ -1,0 +1,322 @@
+"""The supervisor: several worker processes of one command, kept alive.
+
+>>> import sys
+>>> supervisor = Supervisor([sys.executable, "-m", "sa_jobqueue", "work", "--app", "shop.tasks"], processes=2)
+>>> code = supervisor.run()  # doctest: +SKIP
+
+It has no database, no event loop and none of the application's code, so there is little in it that could die. Each
+worker is a new process (spawned, never forked) in a session of its own, so that Ctrl-C in a terminal reaches the
+supervisor alone, which passes it on. Each holds the read end of a pipe as its stdin, and drains when that ends: when the
+supervisor is gone, however it ended (`drain_with_supervisor`).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from time import monotonic
+from types import FrameType
+
+from ...log import get_logger
+
+__all__ = ["CANNOT_WORK", "RECYCLE", "Supervisor", "drain_with_supervisor", "restart_delay"]
+
+logger = get_logger(__name__)
+
+#: The exit code of a worker that asks to be started anew; `Ending.RECYCLE`.
+RECYCLE = 75
+#: The exit code of a worker that cannot work: a wrong setting, no database, an application that does not import.
+CANNOT_WORK = 2
+#: A worker that ran for so many seconds was healthy; its death is the first one again.
+_HEALTHY = 10.0
+_FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
+#: After the grace time, how long a worker has for its last outcomes before it is killed.
+_LAST_CALL = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """The place of one worker process."""
+
+    number: int
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    start_at: float | None = 0.0
+    """When to start it (again); None: not at all, or it runs."""
+    deaths: int = 0
+    """Fast deaths in a row, and starts that failed."""
+    starts: int = 0
+    cannot_work: bool = False
+    """What its last process said of itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    slot: _Slot
+    code: int
+
+
+_Event = _Ended | signal.Signals
+
+
+class Supervisor:
+    """Runs `command` in so many `processes`, with the environment `env` (None: this process's own).
+
+    `cores`: where each process stays on one of these processor cores, shared out in turn; empty: anywhere.
+    `grace`: seconds that a worker may take to drain; a little later it is killed. `until_idle`: a worker that ends by
+    itself with 0 has done its work and is not started again.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        processes: int,
+        *,
+        env: Mapping[str, str] | None = None,
+        cores: Sequence[int] = (),
+        grace: float = 30.0,
+        until_idle: bool = False,
+    ) -> None:
+        self._command = list(command)
+        self._env = None if env is None else dict(env)
+        self._cores = cores
+        self._grace, self._until_idle = grace, until_idle
+        self._slots = [_Slot(number) for number in range(1, processes + 1)]
+        self._events: SimpleQueue[_Event] = SimpleQueue()
+        self._signals = 0
+        self._stopping = False
+        self._kill_at: float | None = None
+        self._code = 0
+        self._worked = False
+        """Whether any process has got to work, as far as can be seen from here."""
+
+    def run(self) -> int:
+        """Keep the workers running until a signal comes, let them drain, and return the exit code.
+
+        0: all have drained. 1: one had to be killed. 2: none could even begin. Call it on the main thread.
+        """
+        with self._catch_signals():
+            try:
+                while not self._is_done():
+                    self._start_due()
+                    self._handle_next()
+                    self._kill_late()
+            finally:
+                self._kill_all()
+        return self._code
+
+    def stop(self) -> None:
+        """What a SIGTERM does; from any thread."""
+        self._events.put(signal.SIGTERM)
+
+    def _is_done(self) -> bool:
+        return all(slot.process is None and slot.start_at is None for slot in self._slots)
+
+    # ---- starting
+
+    def _start_due(self) -> None:
+        for slot in self._slots:
+            if slot.start_at is not None and slot.start_at <= monotonic():
+                self._start(slot)
+
+    def _start(self, slot: _Slot) -> None:
+        slot.start_at, slot.started_at = None, monotonic()
+        try:
+            slot.process = self._spawn(slot)
+        except (OSError, RuntimeError) as error:  # no such program now, no memory, no more processes or threads
+            if not any(one.starts for one in self._slots):
+                raise  # nothing runs that this could harm
+            delay = self._start_later(slot)
+            logger.error(
+                "worker process %d could not be started: %s; trying again in %.1f s", slot.number, error, delay
+            )
+            return
+        slot.starts += 1
+        if self._cores:
+            self._pin(slot.process.pid, self._cores[(slot.number - 1) % len(self._cores)])
+        logger.info("worker process %d started (pid %d)", slot.number, slot.process.pid)
+
+    def _spawn(self, slot: _Slot) -> subprocess.Popen[bytes]:
+        """A new process, whose end will be heard of. Raises OSError, and RuntimeError if there can be no more threads."""
+        process = subprocess.Popen(self._command, env=self._env, stdin=subprocess.PIPE, start_new_session=True)
+        try:
+            threading.Thread(target=self._await_end, args=(slot, process), daemon=True).start()
+        except RuntimeError:
+            with process:  # nobody would hear of its end
+                process.kill()
+            raise
+        return process
+
+    def _pin(self, pid: int, core: int) -> None:
+        try:
+            os.sched_setaffinity(pid, {core})
+        except ProcessLookupError:
+            pass  # its end will be heard of
+        except OSError as error:  # the cores that may be used are others by now
+            logger.warning("pid %d could not be kept on core %d: %s", pid, core, error)
+
+    def _start_later(self, slot: _Slot) -> float:
+        """Start it again after one more death; returns in how many seconds."""
+        slot.deaths += 1
+        delay = restart_delay(slot.deaths, random=random.random())
+        slot.start_at = monotonic() + delay
+        return delay
+
+    def _await_end(self, slot: _Slot, process: subprocess.Popen[bytes]) -> None:
+        self._events.put(_Ended(slot, process.wait()))
+
+    # ---- what happens
+
+    def _handle_next(self) -> None:
+        times = [slot.start_at for slot in self._slots if slot.start_at is not None]
+        if self._kill_at is not None:
+            times.append(self._kill_at)
+        try:
+            event = self._events.get(timeout=max(min(times) - monotonic(), 0.0) if times else None)
+        except Empty:
+            return
+        if isinstance(event, _Ended):
+            self._heed_end(event.slot, event.code)
+        else:
+            self._heed_signal(event)
+
+    def _heed_end(self, slot: _Slot, code: int) -> None:
+        ran = monotonic() - slot.started_at
+        pid = _close(slot)
+        how = _described(code)
+        slot.cannot_work = code == CANNOT_WORK
+        self._worked |= ran >= _HEALTHY or not slot.cannot_work
+        if self._stopping:
+            logger.info("worker process %d (pid %d) %s", slot.number, pid, how)
+        elif self._is_hopeless():
+            logger.error("no worker process can work; ending")
+            self._code = CANNOT_WORK
+            self._drain()
+        elif code == 0 and self._until_idle:
+            logger.info("worker process %d (pid %d) found nothing more to do", slot.number, pid)
+        elif code == RECYCLE:
+            logger.info("worker process %d (pid %d) is restarted, as it asked", slot.number, pid)
+            slot.deaths, slot.start_at = 0, monotonic()
+        else:
+            if ran >= _HEALTHY:
+                slot.deaths = 0
+            delay = self._start_later(slot)
+            logger.warning(
+                "worker process %d (pid %d) %s after %.1f s; starting it again in %.1f s",
+                slot.number, pid, how, ran, delay,
+            )  # fmt: skip
+
+    def _is_hopeless(self) -> bool:
+        """Whether it is the setting that is wrong: nobody has ever worked, and nobody is left who might.
+
+        One that cannot begin while others work has met a database that is away just now.
+        """
+        return not self._worked and all(slot.process is None and slot.cannot_work for slot in self._slots)
+
+    def _heed_signal(self, number: signal.Signals) -> None:
+        self._signals += 1
+        if self._signals == 1 and not self._stopping:
+            logger.info("%s: the workers finish what is running, for at most %g s", number.name, self._grace)
+            self._drain()
+            return
+        logger.warning("%s again: the workers leave now", number.name)
+        self._signal_all(signal.SIGINT)  # not SIGTERM: a process that has not seen the first would see one, not two
+        if self._kill_at is not None:
+            self._kill_at = min(self._kill_at, monotonic() + _LAST_CALL)
+
+    # ---- ending
+
+    def _drain(self) -> None:
+        """Start nothing more, and ask all to end."""
+        self._stopping, self._kill_at = True, monotonic() + self._grace + _LAST_CALL
+        for slot in self._slots:
+            slot.start_at = None
+        self._signal_all(signal.SIGTERM)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for slot in self._slots:
+            if slot.process is not None:
+                with suppress(ProcessLookupError):
+                    slot.process.send_signal(number)
+
+    def _kill_late(self) -> None:
+        if self._kill_at is None or monotonic() < self._kill_at:
+            return
+        for slot in self._slots:
+            if slot.process is not None:
+                logger.error("worker process %d (pid %d) did not drain and is killed", slot.number, slot.process.pid)
+                self._code = self._code or 1
+        self._kill_all()
+        self._kill_at = None
+
+    def _kill_all(self) -> None:
+        for slot in self._slots:
+            if slot.process is not None:
+                slot.process.kill()
+
+    @contextmanager
+    def _catch_signals(self) -> Generator[None]:
+        # SimpleQueue.put may be called in a handler: it does not deadlock with a put or get that it interrupts.
+        def heed(number: int, frame: FrameType | None) -> None:
+            self._events.put(signal.Signals(number))
+
+        before = {number: signal.signal(number, heed) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def restart_delay(deaths: int, *, random: float) -> float:
+    """Seconds until the next start after so many fast deaths in a row: 0.5, doubled each time, at most 30; ± 20 %.
+
+    `random`: uniform in [0, 1).
+    """
+    raw = min(_FIRST_DELAY * 2.0 ** min(max(deaths - 1, 0), 10), _LONGEST_DELAY)
+    return raw * (0.8 + 0.4 * random)
+
+
+def drain_with_supervisor(drain: Callable[[], None]) -> None:
+    """In a worker process: call `drain`, on a thread of its own, when the supervisor is gone and stdin ends with it.
+
+    What handlers start gets /dev/null for its stdin, not the pipe.
+    """
+    pipe = os.dup(0)
+    with open(os.devnull, "rb") as null:
+        os.dup2(null.fileno(), 0)
+
+    def deadline() -> None:
+        while os.read(pipe, 1):
+            pass
+        try:
+            logger.warning("the supervisor is gone: finishing what is running")
+        finally:  # whatever a filter or a handler of logs raises
+            drain()
+
+    threading.Thread(target=deadline, name="sa-jobqueue supervisor watch", daemon=True).start()
+
+
+def _close(slot: _Slot) -> int:
+    """The slot has no process any more; its pid."""
+    process, slot.process = slot.process, None
+    assert process is not None
+    if process.stdin is not None:
+        process.stdin.close()
+    return process.pid
+
+
+def _described(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"

@@ -1,0 +1,29 @@
+"""The worker's service threads. None of them ends unnoticed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+__all__ = ["ServiceThread"]
+
+
+class ServiceThread(threading.Thread):
+    """Runs `work` until the worker ends. `Serving` looks at `has_ended` once a second."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        super().__init__(name=f"sa-jobqueue {name}", daemon=True)
+        self._work = work
+        self.error: BaseException | None = None
+        """What has ended it. Written by the thread, read after its end."""
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # SystemExit as well, which would end a thread silently
+            self.error = error
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was started and does nothing any more."""
+        return self.ident is not None and not self.is_alive()

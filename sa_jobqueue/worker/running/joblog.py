@@ -1,0 +1,124 @@
+"""What the log says of the jobs that run: each failure, and where it is asked for each end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any
+
+from ...lifecycle import Change, Event
+from ...log import get_logger, place_of
+from ...operations import Expired
+from ...outcomes import Retry
+from ...tracebacks import is_modest
+from .run import Run
+
+__all__ = ["JobLog", "fields_of", "holder_of", "lasting", "say_rescue"]
+
+logger = get_logger(__name__)
+
+_ENDS = {
+    Event.COMPLETE: "completed in",
+    Event.RETRY: "asked for a retry after",
+    Event.SNOOZE: "snoozed after",
+    Event.RELEASE: "was given back after",
+    Event.CANCEL: "was cancelled after",
+}
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+class JobLog:
+    """Says how jobs end: a final failure as an error, with its exception; another one as a warning.
+
+    `every`: say of each job how it ended, at INFO; otherwise that is for DEBUG.
+    """
+
+    def __init__(self, *, every: bool) -> None:
+        self._level = logging.INFO if every else logging.DEBUG
+        self.says_all = logger.isEnabledFor(self._level)
+        """Whether more than failures is said. Looked at once: each job would pay for it."""
+
+    def begins(self, run: Run) -> None:
+        """Its handler is about to be called."""
+        logger.debug("%s[%d] starts", run.job.task, run.job.id, extra=fields_of(run))
+
+    def ends(self, run: Run, change: Change, error: BaseException | None = None, note: str = "") -> None:
+        """It ended, and `change` comes of it. `error`: what the handler raised; `note`: what there is to add."""
+        job, fields = run.job, fields_of(run)
+        again = f", again in {lasting(change.delay)}" if change.delay else ""
+        if run.started is not None:
+            fields["duration"] = monotonic() - run.started
+            fields["wait"] = max(time.time() - fields["duration"] - job.run_at, 0.0)
+        if change.event is Event.FAIL or (change.event is Event.RETRY and not isinstance(error, Retry) and error):
+            final = change.event is Event.FAIL
+            level = logging.ERROR if final else logging.WARNING
+            shown = error is not None and (final or logger.isEnabledFor(logging.DEBUG)) and is_modest(error)
+            reason = change.error
+            logger.log(
+                level, "%s[%d] failed in attempt %d of %d%s: %s: %s%s%s",
+                job.task, job.id, job.attempt, job.max_attempts, ", for good" if final else again or ", again at once",
+                reason.type if reason else "", reason.message if reason else "", _place(run, error), note,
+                extra=fields, exc_info=error if shown else None,
+            )  # fmt: skip
+        elif run.started is None:
+            logger.log(self._level, "%s[%d] was given back unstarted%s", job.task, job.id, again, extra=fields)
+        else:
+            logger.log(
+                self._level, "%s[%d] %s %s%s (attempt %d of %d, waited %s)",
+                job.task, job.id, _ENDS[change.event], lasting(fields["duration"]), again,
+                job.attempt, job.max_attempts, lasting(fields["wait"]),
+                extra=fields,
+            )  # fmt: skip
+
+
+def fields_of(run: Run) -> dict[str, Any]:
+    """What a record about this job carries."""
+    job = run.job
+    return {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}
+
+
+def _place(run: Run, error: BaseException | None) -> str:
+    """The last frame of the application's code, which for an installed application is that of its package."""
+    module = str(getattr(run.task.handler, "__module__", ""))
+    place = "" if error is None else place_of(error, package=module.partition(".")[0])
+    return f" ({place})" if place else ""
+
+
+def say_rescue(found: Expired, change: Change) -> None:
+    """A job was taken from a worker whose lease ran out; `change` came of it. One that is failed by that is an error."""
+    logger.log(
+        logging.ERROR if change.event is Event.FAIL else logging.WARNING,
+        "%s[%d] rescued from %s; its lease ran out %s ago%s",
+        found.task, found.claim.id, holder_of(found), lasting(found.overdue),
+        "; it is failed for good" if change.event is Event.FAIL else "",
+        extra={
+            "job_id": found.claim.id, "task": found.task, "queue": found.queue, "worker": found.worker,
+            "overdue": found.overdue,
+        },
+    )  # fmt: skip
+
+
+def holder_of(found: Expired) -> str:
+    """Who held it, and since when."""
+    return f"worker {found.place}, which claimed it at {_moment(found.claimed_at)}"
+
+
+def _moment(seconds: float | None) -> str:
+    if seconds is None:
+        return "a time that is not known"
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return f"{seconds:g} s since 1970"  # infinity, for one
+
+
+def lasting(seconds: float | None) -> str:
+    """A duration for people: 4 ms, 0.12 s, 15 s, 2 min."""
+    if seconds is None:
+        return "some time"
+    if seconds < 0.1:
+        return f"{seconds * 1_000:.2g} ms"
+    size, unit = next((one for one in _UNITS if seconds >= 2 * one[0]), _UNITS[-1])
+    return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"

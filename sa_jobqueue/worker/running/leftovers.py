@@ -1,0 +1,126 @@
+"""Whether a handler has left something behind on its connection that would be there for the next one: a setting, a role, a lock.
+
+A connection like that is closed instead of given back. To reset it would cost a round trip, and undo what the application itself
+has set when it was opened. A handler that leaves nothing behind pays a look at each new text of a statement, and at what libpq
+knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from time import monotonic
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Pool, event
+
+from ...compiled import OWN_LISTENERS
+from ...log import get_logger
+from ..process import forks
+
+__all__ = ["Found", "begin", "is_spoiled", "may_be_dropped"]
+
+logger = get_logger(__name__)
+
+#: What a statement does that outlasts its transaction.
+_LASTING = re.compile(
+    r"""
+    (?: \A | ; ) \s*+ (?: /\*.*?\*/ \s*+ | --[^\n]*\n \s*+ )*+
+    (?: SET \s++ (?! LOCAL\b | TRANSACTION\b | CONSTRAINTS\b )
+      | (?: RESET | LISTEN | LOAD | DISCARD ) \b
+      | PREPARE \s++ (?! TRANSACTION\b )
+      | CREATE \s+ (?: OR \s+ REPLACE \s+ )? (?: (?:GLOBAL|LOCAL) \s+ )? TEMP(?:ORARY)? \b (?! [^;]* \bON \s+ COMMIT \s+ DROP\b )
+      | DECLARE \b [^;]* \b WITH \s+ HOLD \b )
+    | \b set_config \s* \( (?! [^;]* \b true \s* \) )
+    | \b pg_(?:try_)?advisory_lock
+    | \b pg_temp \b
+    """,
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+#: Texts that are remembered as harmless, at most; and how much of each is looked at.
+_MOST, _LENGTH = 2_000, 10_000
+#: Seconds between two connections of a pool that are closed because an attempt failed: a connection takes some milliseconds to
+#: make, and attempts may fail by the thousand.
+_BETWEEN = 0.1
+#: In a connection's `info`: whether a handler has had it before, and the statement that spoiled it.
+_KNOWN, _SPOILED = "sa_jobqueue.known", "sa_jobqueue.spoiled"
+#: A connection's `info`, and what the server had reported of it without being asked when the handler got it: `search_path`
+#: (since PostgreSQL 18) and `default_transaction_read_only`; None with another driver than psycopg.
+Found: TypeAlias = tuple[dict[Any, Any], bytes | None, bytes | None]
+
+_harmless: set[str] = set()
+_dropped: WeakKeyDictionary[Pool, float] = WeakKeyDictionary()
+_said: set[str] = set()
+
+
+def begin(connection: Connection, raw: Any) -> Found:
+    """A handler gets this connection, which is as the application has it made and checked out; what is known of that.
+
+    `raw`: what `driver.psycopg_of` has found.
+    """
+    info = connection.info
+    if _KNOWN not in info:
+        info[_KNOWN] = True
+        if not event.contains(connection.engine, "do_execute", _look_at):
+            event.listen(connection.engine, "do_execute", _look_at)
+        forks.guard(raw)
+    if _SPOILED in info:  # by the application itself, as it was checked out
+        del info[_SPOILED]
+    if raw is None:
+        return info, None, None
+    status = raw.pgconn.parameter_status
+    return info, status(b"search_path"), status(b"default_transaction_read_only")
+
+
+def is_spoiled(raw: Any, found: Found) -> bool:
+    """Whether the handler has left something behind. `found`: what `begin` has returned."""
+    info, search_path, read_only = found
+    statement = info.get(_SPOILED)
+    if statement is None:
+        if raw is None:
+            return False
+        status = raw.pgconn.parameter_status
+        if status(b"search_path") == search_path and status(b"default_transaction_read_only") == read_only:
+            return False
+    what = "settings that were changed" if statement is None else statement
+    if what not in _said and len(_said) < _MOST:
+        _said.add(what)
+        logger.warning(
+            "a handler has left something behind on its connection, which is closed after each such job (SET LOCAL, "
+            "pg_advisory_xact_lock and ON COMMIT DROP end with the transaction): %s", what,
+        )  # fmt: skip
+    return True
+
+
+def may_be_dropped(pool: Pool) -> bool:
+    """Whether a connection of this pool may be closed now because an attempt has failed, perhaps by what cannot be seen."""
+    now = monotonic()
+    if now - _dropped.get(pool, 0.0) < _BETWEEN:
+        return False
+    _dropped[pool] = now
+    return True
+
+
+def _look_at(cursor: Any, statement: str, parameters: Any, context: Any) -> None:
+    """Of each statement, before it is executed."""
+    if statement in _harmless:
+        return
+    found = _LASTING.search(statement, 0, _LENGTH)
+    if found is None:
+        if len(_harmless) >= _MOST:
+            _harmless.clear()
+        if len(statement) <= _LENGTH:
+            _harmless.add(statement)
+    elif "set_config" not in found.group().lower() or not _says_local(parameters):
+        context.root_connection.info[_SPOILED] = statement[:100]
+
+
+def _says_local(parameters: Any) -> bool:
+    """Whether the parameters of a `set_config` say that it is for the transaction."""
+    values: Iterable[Any] = parameters.values() if isinstance(parameters, Mapping) else parameters or ()
+    said = [value for value in values if isinstance(value, bool)]
+    return bool(said) and all(said)
+
+
+OWN_LISTENERS.append(_look_at)

@@ -1,0 +1,105 @@
+"""What a worker does when the database gives its handlers no connection.
+
+Their jobs go back, no attempt spent; their queues wait, and nothing is claimed from them; and a thread tries to open a connection
+until it gets one. A queue whose handlers open no session is never among them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+
+from sqlalchemy import Engine, Pool
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from ...log import get_logger
+from ..connections.pool import backoff
+from .slots import Slots
+
+__all__ = ["Reopening"]
+
+logger = get_logger(__name__)
+
+#: Seconds before the first try, doubled with each that fails, and at most.
+_FIRST, _MOST = 0.25, 2.0
+#: Seconds between two looks at whether the worker ends, while the event loop tries.
+_LOOK = 0.1
+_ASK = "SELECT 1"
+
+
+class Reopening:
+    """The queues that wait for a connection. `loop` is that of async engines; `wake()`: jobs are wanted again."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, all_slots: Mapping[str, Slots], wake: Callable[[], None]
+    ) -> None:
+        self._loop, self._all_slots, self._wake = loop, all_slots, wake
+        self._waiting: dict[Pool, set[str]] = {}
+        """By pool, the queues that wait for a connection of it; a pool that is here has its thread."""
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+
+    def pause(self, queue: str, engine: Engine, why: str) -> None:
+        """No connection of `engine` could be had for a job of this queue: it waits until one can. From any thread."""
+        with self._lock:
+            is_tried = engine.pool in self._waiting
+            queues = self._waiting.setdefault(engine.pool, set())
+            if queue in queues or self._end.is_set():
+                return
+            queues.add(queue)
+            self._all_slots[queue].pause()
+        logger.warning(
+            "no connection for ctx.session (%s): queue %r waits until one can be opened; its jobs go back, no attempt spent",
+            why, queue,
+        )  # fmt: skip
+        if not is_tried:
+            self._start(engine)
+
+    def finish(self) -> None:
+        """Try no more."""
+        self._end.set()
+
+    def _start(self, engine: Engine) -> None:
+        arguments = engine, engine.pool
+        try:
+            threading.Thread(target=self._try_again, args=arguments, name="sa-jobqueue reopening", daemon=True).start()
+        except RuntimeError:  # the host allows no more threads: the next job tries
+            self._resume(engine.pool)
+
+    def _try_again(self, engine: Engine, pool: Pool) -> None:
+        failures = 1
+        while not self._end.wait(backoff(failures, first=_FIRST, most=_MOST)):
+            try:
+                self._open(engine)
+            except BaseException as error:  # whatever listeners of the application's raise
+                failures += 1
+                logger.debug("still no connection for ctx.session: %r", error)
+            else:
+                self._resume(pool)
+                return
+
+    def _open(self, engine: Engine) -> None:
+        """Open a connection, or take one of the pool's, and see that the server answers."""
+        if not engine.dialect.is_async:
+            with engine.connect() as connection:
+                connection.exec_driver_sql(_ASK)
+            return
+        trying = asyncio.run_coroutine_threadsafe(_open_async(engine), self._loop)
+        while not trying.done():
+            if self._end.wait(_LOOK):
+                trying.cancel()
+        trying.result()
+
+    def _resume(self, pool: Pool) -> None:
+        with self._lock:
+            queues = self._waiting.pop(pool)
+            for queue in queues.difference(*self._waiting.values()):
+                self._all_slots[queue].resume()  # before it may be paused again
+        logger.info("there is a connection for ctx.session again: %s", ", ".join(map(repr, sorted(queues))))
+        self._wake()
+
+
+async def _open_async(engine: Engine) -> None:
+    async with AsyncEngine(engine).connect() as connection:
+        await connection.exec_driver_sql(_ASK)

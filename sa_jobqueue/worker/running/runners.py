@@ -1,0 +1,169 @@
+"""What runs handlers: coroutines on the event loop, and daemon threads of the worker's own.
+
+A thread of a `ThreadPoolExecutor` would hold up the process's exit when a handler does not come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any
+
+from ...log import get_logger
+from .executor import Executor
+from .run import Kind
+from .slots import Slots
+
+__all__ = ["Runners"]
+
+logger = get_logger(__name__)
+
+#: Seconds after which a runner whose handlers never wait lets the event loop do something else.
+_TURN = 0.005
+
+
+class Runners:
+    """Brings runners to lanes; each pulls jobs from its lane until there is none.
+
+    A runner begins with the context variables of the worker's start. When a handler leaves others behind, its runner
+    ends with it: the next job is not to see them.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, executor: Executor, ended: Callable[[Slots], None]) -> None:
+        self._loop, self._executor, self._ended = loop, executor, ended
+        self._loop_thread = threading.get_ident()
+        self._context = contextvars.copy_context()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tickets: SimpleQueue[Slots | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._idle = 0
+
+    def call(self, slots: Slots, kind: Kind) -> None:
+        """Bring one more runner to this lane, or tell it that none comes; from any thread."""
+        try:
+            if kind is Kind.THREAD:
+                self._call_thread(slots)
+            elif threading.get_ident() == self._loop_thread:
+                self._loop.call_soon(self._spawn, slots)
+            else:
+                self._loop.call_soon_threadsafe(self._spawn, slots)
+        except Exception as error:  # the host allows no more threads, or has no memory for one; the loop is closed
+            self._not_coming(slots, error)
+
+    def _not_coming(self, slots: Slots, error: Exception) -> None:
+        slots.not_coming()
+        log = logger.debug if self._loop.is_closed() else logger.error
+        log("no job of queue %r can be started just now: %r", slots.name, error)
+
+    def finish(self) -> None:
+        """End the threads: those that wait now, the others when their handlers have come back."""
+        with self._lock:
+            for _ in range(self._threads):
+                self._tickets.put(None)
+
+    # ---- coroutines
+
+    def _spawn(self, slots: Slots) -> None:
+        coming = [slots]
+        runner = self._pull_async(slots, coming)
+        try:
+            # Not by `context=`, which a task factory of the application's need not take.
+            task = self._context.copy().run(self._loop.create_task, runner)
+        except Exception as error:  # a task factory's
+            runner.close()
+            self._not_coming(slots, error)
+            return
+
+        def gone(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if coming:  # a task that is cancelled at once does not even begin
+                slots.not_coming()
+
+        self._tasks.add(task)
+        task.add_done_callback(gone)
+
+    async def _pull_async(self, slots: Slots, coming: list[Slots]) -> None:
+        coming.clear()
+        execute, ended, clean = self._executor.run_async, self._ended, self._context
+        runner = asyncio.current_task()
+        assert runner is not None
+        turn = monotonic()
+        run = slots.next(Kind.ASYNC, arriving=True)
+        while run is not None:
+            if not run.settled:
+                try:
+                    await execute(run, runner)
+                except asyncio.CancelledError as error:
+                    if self._executor.leaving():
+                        raise
+                    self._executor.broke(run, error)
+                except BaseException as error:
+                    self._executor.broke(run, error)
+                if run.started is not None and run.started > turn + _TURN:
+                    ended(slots)
+                    await self._let_others(runner)
+                    turn = run.started
+            if _left_behind(clean):
+                slots.end(run)
+                run = None
+            else:
+                run = slots.next(Kind.ASYNC, ended=run)
+            ended(slots)
+
+    async def _let_others(self, runner: asyncio.Task[Any]) -> None:
+        """Let the event loop do something else. A cancel that comes just now is for a handler that has ended."""
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if self._executor.leaving():
+                raise
+            while runner.cancelling():
+                runner.uncancel()
+
+    # ---- threads
+
+    def _call_thread(self, slots: Slots) -> None:
+        """A ticket for an idle thread, or for a new one."""
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            else:
+                name = f"sa-jobqueue handler {self._threads}"
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+                self._threads += 1
+        self._tickets.put(slots)
+
+    def _work(self) -> None:
+        while (slots := self._tickets.get()) is not None:
+            self._context.copy().run(self._pull, slots)
+            with self._lock:
+                self._idle += 1
+
+    def _pull(self, slots: Slots) -> None:
+        execute, ended, clean = self._executor.run, self._ended, self._context
+        run = slots.next(Kind.THREAD, arriving=True)
+        while run is not None:
+            if not run.settled:
+                try:
+                    execute(run)
+                except BaseException as error:
+                    self._executor.broke(run, error)
+            if _left_behind(clean):
+                slots.end(run)
+                run = None
+            else:
+                run = slots.next(Kind.THREAD, ended=run)
+            ended(slots)
+
+
+def _left_behind(clean: contextvars.Context) -> bool:
+    """Whether the context variables are no longer those of the worker's start."""
+    try:
+        return contextvars.copy_context() != clean
+    except BaseException:  # of the application's: values whose == has no truth value, as that of an array
+        return True

@@ -1,0 +1,357 @@
+"""The transaction that a handler's session joins.
+
+It is opened when the session first asks for a connection, on the engine of the user's sessionmaker or the worker's.
+Everything here is synchronous code over a `Session`; an async handler's runs inside `AsyncSession.run_sync`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+from weakref import WeakSet
+
+from sqlalchemy import URL, Connection, Engine, Pool, func, select
+from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+from sqlalchemy.orm import Session, SessionTransaction
+
+from ... import operations
+from ...errors import SessionUnavailable
+from ...lifecycle import Change
+from ...log import get_logger
+from ...models import SCHEMA, Job
+from ...operations import Answer, fault_of, kept_for_now
+from ...tracebacks import message_of
+from ...urls import same_database
+from ..connections import driver
+from . import leftovers, libpq
+
+__all__ = ["HandlerTransaction"]
+
+logger = get_logger(__name__)
+
+_NO_MAP: Mapping[str | None, str | None] = {}
+#: An engine with other ones than ours is another transaction's.
+_OF_TRANSACTIONS = ("isolation_level", "postgresql_readonly", "postgresql_deferrable")
+#: How a session joins our transaction, so that its commit() does not end it.
+_JOINED = frozenset({"rollback_only", "create_savepoint"})
+#: Engines that were warned of.
+_WARNED: WeakSet[Engine] = WeakSet()
+
+
+class HandlerTransaction:
+    """One handler's database work: its session, and the transaction that ends together with the job's completion."""
+
+    __slots__ = (
+        "_altered",
+        "_asked",
+        "_close_session",
+        "_closed",
+        "_database",
+        "_found",
+        "_idle",
+        "_job",
+        "_opening",
+        "_options",
+        "_original",
+        "_others",
+        "_own",
+        "_pool",
+        "_raw",
+        "_root",
+        "_translate",
+        "connection",
+        "engine",
+        "session",
+        "unopened",
+    )
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        engine: Engine | None,
+        database: URL | None = None,
+        translate: Mapping[str | None, str | None] | None,
+        idle: float | None = None,
+        job: type[Job] = Job,
+    ) -> None:
+        # A session of the user's sessionmaker knows its engine, and perhaps other databases for some of its classes.
+        own = session.bind
+        self.engine = engine if own is None else own.engine
+        self._database = database if self.engine is None else self.engine.url
+        self._translate, self._idle = translate or {}, idle
+        self._job = job
+        self._opening = self._closed = self._altered = self._others = False
+        self._pool: Pool | None = None
+        self._raw: Any = None
+        self._found: leftovers.Found | None = None
+        self.connection: Connection | None = None
+        self.unopened: str | None = None
+        """Why the last try to open a connection failed; None once there is one, and before."""
+        self.session = session
+        self._options: Mapping[str, Any] = {}
+        self._asked = self.engine
+        self._original, self._close_session = session.get_bind, session.close
+        self._own: dict[str, Any] = {name: vars(session)[name] for name in ("close", "reset") if name in vars(session)}
+        self._root: SessionTransaction | None = None
+        # The handler's own commit() ends nothing, and its rollback() undoes what it wrote. SAVEPOINT and RELEASE would
+        # be two more round trips, so there is none before the handler has committed something: see `_join`.
+        session.join_transaction_mode = "rollback_only"
+        session.get_bind = self._bind  # type: ignore[method-assign]
+        # By itself a session leaves a transaction that it has joined as it is.
+        session.close = self._discarding(session.close)  # type: ignore[method-assign]
+        session.reset = self._discarding(session.reset)  # type: ignore[method-assign]
+
+    def _discarding(self, end: Callable[[], None]) -> Callable[[], None]:
+        """The session's `close()`, also at the end of `with ctx.session:`. What was not committed is not kept."""
+
+        def close() -> None:
+            if self.session.in_transaction():
+                self.session.rollback()
+            end()
+
+        return close
+
+    def _bind(self, *args: Any, **options: Any) -> Engine | Connection:
+        """Where the session's next statement goes: to our transaction, or, by `binds` or a `get_bind` of the
+        application's, to another database.
+        """
+        try:
+            elsewhere = self._original(*args, **options)
+        except UnboundExecutionError:
+            elsewhere = None
+        engine = self.engine if elsewhere is None else elsewhere.engine
+        if elsewhere is not None and not self._is_ours(elsewhere.engine):
+            self._others = True
+            return elsewhere
+        if self._closed:
+            _refuse()
+        if self.connection is None:
+            if self._opening:
+                raise SessionUnavailable(
+                    "ctx.session is one connection: it is not for several tasks or threads at once"
+                )
+            if self.engine is None:
+                raise SessionUnavailable(
+                    "ctx.session needs an engine of the handler's kind: async handlers an AsyncEngine, def handlers an "
+                    "Engine; give the worker one, Worker(engine, async_engine=...), or a URL"
+                )
+            self._opening = True
+            try:
+                self.connection = self._open(self.engine)
+                self.unopened = None
+            finally:
+                self._opening = False
+        self._join(self.connection)
+        self._translate_for(self.connection, engine)
+        return self.connection
+
+    def _is_ours(self, engine: Engine) -> bool:
+        """Whether it leads to our connection: it is ours, or ours with other options, but those of a transaction."""
+        ours = self.engine
+        if engine is ours:
+            return True
+        given = engine.get_execution_options()
+        if ours is not None and engine.pool is ours.pool:
+            options = ours.get_execution_options()
+            return all(given.get(name) == options.get(name) for name in _OF_TRANSACTIONS)
+        if self._database is not None and same_database(engine.url, self._database) and engine not in _WARNED:
+            _WARNED.add(engine)
+            logger.warning(
+                "ctx.session writes to %s by an engine of its own (its binds, or get_bind), so not in one transaction with "
+                "the job; give the worker that engine", engine.url,
+            )  # fmt: skip
+        return False
+
+    def _join(self, connection: Connection) -> None:
+        """Let the session's next transaction join ours; a new one, if the handler rolled the last one back.
+
+        After a commit() of the handler's it joins by a savepoint, so that a later rollback() goes back no further.
+        """
+        root = self.session.get_transaction() or self.session.begin()
+        if not connection.in_transaction():
+            self._begin(connection)
+        elif root is not self._root and self._root is not None:
+            self.session.join_transaction_mode = "create_savepoint"
+        self._root = root
+
+    def _open(self, engine: Engine) -> Connection:
+        self._pool = engine.pool
+        try:
+            connection = engine.connect()
+        except Exception as error:  # a handler's timeout that comes meanwhile is the attempt's
+            self._note_unopened(error)
+            raise
+        try:
+            options: dict[str, Any] = {}
+            given = connection.get_execution_options()
+            # Where it is so anyhow, to set it and to reset it would cost a sixth of a job that does one INSERT.
+            if connection.default_isolation_level != "READ COMMITTED" or "isolation_level" in given:
+                options["isolation_level"] = "READ COMMITTED"
+            elif getattr(connection.connection.dbapi_connection, "autocommit", False):
+                self._altered = True
+                options["isolation_level"] = "READ COMMITTED"
+            if (translated := self._translated(given)) is not (given.get("schema_translate_map") or _NO_MAP):
+                options["schema_translate_map"] = translated
+            if options:
+                connection = connection.execution_options(**options)
+            self._options = connection.get_execution_options()
+            self._raw = driver.psycopg_of(connection)
+            self._found = leftovers.begin(connection, self._raw)
+            self._begin(connection)
+        except BaseException as error:
+            # There is a connection: what listeners of the application's raise is the attempt's, unless it broke.
+            if getattr(error, "connection_invalidated", False):
+                self._note_unopened(error)
+            connection.close()
+            raise
+        return connection
+
+    def _note_unopened(self, error: BaseException) -> None:
+        # Not the error itself: with its traceback it would be a cycle, which only a search for them frees.
+        self.unopened = message_of(getattr(error, "orig", None) or error).strip() or type(error).__name__
+
+    def _translate_for(self, connection: Connection, engine: Engine | None) -> None:
+        """From here on tables are where `engine`, one of several for our connection, has them."""
+        if engine is not self._asked:
+            self._asked = engine
+            options = self._options if engine is None or engine is self.engine else engine.get_execution_options()
+            connection.execution_options(schema_translate_map=self._translated(options))
+
+    def _translated(self, options: Mapping[str, Any]) -> Mapping[str | None, str | None]:
+        """The `schema_translate_map` for an engine or a connection with these options: its own, but for our tables."""
+        own: Mapping[str | None, str | None] = options.get("schema_translate_map") or _NO_MAP
+        schema = self._translate.get(SCHEMA, SCHEMA)
+        if own.get(SCHEMA, SCHEMA) == schema and self._translate.keys() <= own.keys():
+            return own
+        return {**self._translate, **own, SCHEMA: schema}
+
+    def _begin(self, connection: Connection) -> None:
+        connection.begin()
+        libpq.begin(connection, self._raw)
+        if self._idle is not None:
+            value = f"{int(self._idle * 1000)}ms"
+            connection.execute(select(func.set_config("idle_in_transaction_session_timeout", value, True)))
+
+    def complete(self, change: Change) -> Answer | None:
+        """Commit what the handler wrote together with `change`, or, if the claim is no longer valid, nothing.
+
+        None: the session was never used, so there is nothing to commit and `change` is still to be written.
+        """
+        try:
+            session = self.session
+            if self._is_left_busy():
+                raise SessionUnavailable(
+                    "the handler left a COPY or another command open on the connection of ctx.session; nothing is committed"
+                )
+            session.flush()
+            if self.connection is None:
+                if session.autobegin or session.in_transaction():
+                    session.commit()  # listeners hear of it, and may write
+                if self.connection is None:
+                    return None  # it was not used, or for other databases
+            connection = self.connection
+            if not connection.in_transaction():
+                self._begin(connection)  # the handler rolled back what it wrote, and wrote nothing since
+            given = connection.get_execution_options()
+            if given is not self._options:  # by the handler, for its own statements
+                translate = self._options.get("schema_translate_map")
+                connection.execution_options(schema_translate_map=translate, stream_results=False, yield_per=None)
+            command = self._command(connection, change)
+            if command is None and (answer := self._write(connection, change)) is not Answer.APPLIED:
+                return answer
+            if given is not self._options:  # listeners are the handler's
+                connection.execution_options(schema_translate_map=given.get("schema_translate_map"))
+            if session.in_transaction():
+                session.commit()
+            self._closed = True  # from here on a task or thread that was left behind may begin nothing
+            if command is not None:
+                return Answer.APPLIED if libpq.commit(connection, self._raw, command) else Answer.LOST
+            connection.commit()
+            return Answer.APPLIED
+        except BaseException:
+            self.close(failed=True)
+            raise
+        finally:
+            self.close()
+
+    def _is_left_busy(self) -> bool:
+        """Whether a command of the handler's is still under way. The connection is closed then: a ROLLBACK, too, would wait for
+        the command's end.
+        """
+        if not driver.is_busy(self._raw):
+            return False
+        if self.connection is not None:
+            self.connection.invalidate()
+        return True
+
+    def _command(self, connection: Connection, change: Change) -> str | None:
+        """What writes `change` and commits, after the session's own commit(); None: the change is to be written before.
+
+        Who hears of that commit by a listener, or overrides it, is not to hear of one that a lost claim undoes; nor is what
+        the session writes by other engines to be committed by it.
+        """
+        session = self.session
+        overridden = "commit" in vars(session) or type(session).commit is not Session.commit
+        heard = session.dispatch.before_commit or session.dispatch.after_commit
+        if self._others or overridden or heard:
+            return None
+        if session.join_transaction_mode not in _JOINED:
+            return None  # the handler has set it, and its commit() may end our transaction
+        return libpq.command(connection, self._raw, change, job=self._job)
+
+    def _write(self, connection: Connection, change: Change) -> Answer:
+        """Write `change`; a row that it should delete, and that cannot be deleted, is kept for now."""
+        if not change.deletes:
+            return operations.apply_one(connection, change, job=self._job)
+        try:
+            # A row of the application's may need this one, or be locked. A deferred constraint says so only at the
+            # COMMIT: then the attempt fails.
+            with connection.begin_nested():
+                return operations.apply_one(connection, change, job=self._job)
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            return self._write(connection, kept_for_now(change, fault_of(error)))
+
+    def close(self, *, failed: bool = False) -> None:
+        """Roll back what was not committed and give the connection back, or close it.
+
+        `failed`: so has the attempt, perhaps by what a handler before it has left behind on the connection.
+        """
+        committing, self._closed = self._closed, True
+        try:
+            if not committing:
+                self._is_left_busy()
+            self._close_session()
+        finally:
+            self._let_go()
+            if self.connection is not None:
+                connection, self.connection = self.connection, None
+                if connection.engine.pool is not self._pool:
+                    connection.detach()  # the worker has left, and closed its pool: nobody would close what goes back
+                elif self._is_unfit(connection, failed=failed):
+                    connection.invalidate()
+                connection.close()
+
+    def _is_unfit(self, connection: Connection, *, failed: bool) -> bool:
+        """Whether the pool is not to have it back. One that was set to AUTOCOMMIT would come back without."""
+        if connection.closed or connection.invalidated:
+            return False
+        spoiled = self._altered or (self._found is not None and leftovers.is_spoiled(self._raw, self._found))
+        return spoiled or (failed and leftovers.may_be_dropped(connection.engine.pool))
+
+    def _let_go(self) -> None:
+        """The session refers to us no more. Else the two would be garbage that only a search for cycles finds: with
+        threads, these searches took a fifth of the time of a job that does one INSERT.
+        """
+        session = self.session
+        session.get_bind = _refuse  # type: ignore[method-assign]
+        for name in ("close", "reset"):
+            vars(session).pop(name, None)
+        vars(session).update(self._own)
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    """In place of a connection for a session whose job has ended: it would be nobody's to close."""
+    raise SessionUnavailable("the job has ended, and its ctx.session with it")

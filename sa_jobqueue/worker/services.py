@@ -1,0 +1,299 @@
+"""The parts of a worker that serves, connected: what is claimed goes in, outcomes come out and are counted.
+
+The service claims jobs and hands them to `take_in`; lanes hold them for runners, which have the executor run them; what
+came of each goes to the writer, which the service empties.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from time import monotonic
+
+from sqlalchemy import Connection, Engine
+
+from .. import operations
+from ..context import ClaimedJob
+from ..lifecycle import Change, Event, Rules, decide
+from ..log import get_logger
+from ..models import Job
+from ..operations import Answer
+from ..outcomes import Outcome, Released
+from ..settings import WorkerSettings
+from ..tasks import Registry
+from ..version import __version__
+from .claiming.claimer import Claimer
+from .connections.engines import Engines
+from .connections.listener import Listener
+from .connections.service import Connector
+from .maintenance.loop import Maintenance
+from .process.threads import ServiceThread
+from .running.executor import Executor, Sessions
+from .running.reopening import Reopening
+from .running.run import Run, Runs, Stop
+from .running.runners import Runners
+from .running.slots import Slots
+from .running.writer import OutcomeWriter
+from .unknown import UnknownTasks
+from .watchdog import Watchdog
+
+__all__ = ["Services", "WorkerSpec"]
+
+logger = get_logger(__name__)
+
+#: How long writing the last outcomes may take, and what is under way elsewhere.
+_FLUSH, _LAST_CHORE = 10.0, 2.0
+#: So many times as many bytes as `enqueue()` sent can the text be that comes back: `1e308` has 309 digits.
+_UNFOLDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What a worker was told to do, and with what."""
+
+    id: uuid.UUID
+    queues: dict[str, int]
+    registry: Registry
+    settings: WorkerSettings
+    engines: Engines
+    sessions: Sessions
+    max_jobs: int | None
+    max_memory: int | None
+    job: type[Job]
+
+    @property
+    def place(self) -> str:
+        """Where it works, for people: "web-1:4711"."""
+        return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class Services:
+    """The parts for one `serve()`; made on the event loop that runs async handlers.
+
+    `counts`: where to count. `leaving`: whether a task that is cancelled is so because all are. `idle`: called when
+    nothing is due any more. `hopeless`: called, on another thread, when the event loop stays blocked past a timeout.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        counts: Counter[str],
+        *,
+        leaving: Callable[[], bool],
+        idle: Callable[[], None] | None,
+        hopeless: Callable[[], None],
+    ) -> None:
+        engines, settings, job = spec.engines, spec.settings, spec.job
+        worker = str(spec.id)
+        connector = Connector(
+            engines.main, lease=settings.lease, pooled=settings.pooled, translate=engines.translate
+        )  # fmt: skip
+        self._spec = spec
+        self._counts, self._count_lock = counts, threading.Lock()
+        self._unknown = UnknownTasks(settings.unknown_delay)
+        self._loop = asyncio.get_running_loop()
+        self.runs = Runs()
+        self.writer = OutcomeWriter(self._written, job=job)
+        self.executor = Executor(
+            spec.sessions,
+            self._report,
+            self._note,
+            leaving,
+            self._without_session,
+            max_rescues=settings.max_rescues,
+            log_jobs=settings.log_jobs,
+        )
+        self.runners = Runners(self._loop, self.executor, self._ended)
+        self.all_slots = {
+            name: Slots(name, limit, buffer=settings.buffer, call=self.runners.call)
+            for name, limit in spec.queues.items()
+        }  # fmt: skip
+        self.claimer = Claimer(
+            connector,
+            worker=worker,
+            all_slots=self.all_slots,
+            writer=self.writer,
+            take_in=self._take_in,
+            set_aside=self._set_aside,
+            runs=self.runs,
+            settings=settings,
+            listening=lambda: self.listener is not None and self.listener.listening,
+            idle=idle,
+            max_jobs=spec.max_jobs,
+            most_text=_most_text(spec.registry),
+            job=job,
+        )
+        self.reopening = Reopening(self._loop, self.all_slots, self.claimer.wake)
+        self.listener: Listener | None = None
+        if engines.listener is not None:
+            engine = engines.listener.execution_options(schema_translate_map=engines.translate)
+            self.listener = Listener(engine, self.claimer.look_at, worker=worker, job=job)
+        self.watchdog = Watchdog(self._loop, self.runs, hopeless)
+        self.maintenance = Maintenance(
+            connector,
+            runs=self.runs,
+            all_slots=self.all_slots,
+            registry=spec.registry,
+            executor=self.executor,
+            alive=self._alive,
+            leave=lambda connection: operations.leave(connection, spec.id),
+            stop=self.stop_run,
+            wake=self.claimer.wake,
+            blocked=lambda: self.watchdog.blocked,
+            settings=settings,
+            job=job,
+        )
+
+    # ---- beginning and ending
+
+    def start(self) -> None:
+        """Begin to claim, to maintain, to listen, and to look after all that."""
+        self.claimer.start()
+        self.maintenance.start()
+        if self.listener is not None:
+            self.listener.start()
+        else:
+            logger.info("not listening for wake-ups; polling every %g s", self._spec.settings.poll)
+        self.watchdog.start(
+            [part.deadline for part in (self.claimer, self.maintenance, self.listener) if part is not None]
+        )
+
+    def ended_part(self) -> ServiceThread | None:
+        """A thread that should go on, and does not."""
+        parts = (self.claimer, self.maintenance, self.listener, self.watchdog)
+        return next((part.thread for part in parts if part is not None and part.thread.has_ended), None)
+
+    def running(self) -> list[Run]:
+        """The jobs whose outcomes are not known yet."""
+        return [run for run in self.runs.all() if not run.reported]
+
+    def stop_run(self, run: Run, why: Stop) -> None:
+        """Ask a run to end; an async handler is cancelled, on its loop."""
+        if run.task.is_async:
+            self._loop.call_soon_threadsafe(run.ask_to_stop, why)
+        else:
+            run.ask_to_stop(why)
+
+    def give_back(self, runs: Iterable[Run]) -> None:
+        """Wait for these no longer: they go back to their queues."""
+        for run in runs:
+            self.executor.give_up(run, Released(started=run.started is not None))
+
+    def close_slots(self) -> None:
+        """Claim no more, start no more, and give back what waits."""
+        self.claimer.stop_claiming()
+        for slots in self.all_slots.values():
+            for run in slots.close():
+                self.executor.give_up(run, Released())
+        self.claimer.wake()
+
+    def finish(self) -> None:
+        """Write the last outcomes, and end the threads; maintenance strikes this worker off."""
+        written = self.claimer.finish(_FLUSH)
+        self.reopening.finish()
+        self.runners.finish()
+        self.maintenance.finish(_LAST_CHORE)
+        if self.listener is not None:
+            self.listener.finish(_LAST_CHORE)
+        self.watchdog.finish(_LAST_CHORE)
+        if not written:
+            logger.error("%d outcomes could not be written; the jobs' leases will run out", len(self.writer))
+
+    # ---- what the parts tell each other
+
+    def _ended(self, slots: Slots) -> None:
+        self.claimer.ended(slots)
+
+    def _take_in(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
+        """Jobs that were claimed just now: to the lanes; what this worker does not know goes back."""
+        known, now = self._spec.registry.get, monotonic()
+        by_lane: dict[str, list[Run]] = {name: [] for name in self.all_slots}
+        runs: list[Run] = []
+        for job in jobs:
+            task = known(job.task)
+            if task is None:
+                self._return_unknown(job)
+                continue
+            run = Run(job, task, now, claimed_at)
+            runs.append(run)
+            by_lane[job.queue].append(run)
+        for lost in self.runs.add(runs):
+            self._lose(lost)
+        for name, batch in by_lane.items():
+            if batch:
+                for run in self.all_slots[name].feed(batch):  # the worker leaves
+                    self.executor.give_up(run, Released())
+
+    def _lose(self, run: Run) -> None:
+        """Its job was taken away, and claimed here again: no renewal will say that this run's claim is over."""
+        if not run.settled:
+            logger.warning(
+                "job %d: its claim was taken away, and it is claimed here again; the earlier run is stopped, and nothing it "
+                "writes is kept",
+                run.job.id,
+            )
+            self.stop_run(run, Stop.LOST)
+
+    def _set_aside(self, job: ClaimedJob, outcome: Outcome) -> None:
+        """A job that was claimed and will not be run: this comes of it, unless the worker does not know it at all."""
+        task = self._spec.registry.get(job.task)
+        if task is None:
+            self._return_unknown(job)
+        else:
+            self.writer.add(decide(job, outcome, task.rules, random=0.5))
+
+    def _return_unknown(self, job: ClaimedJob) -> None:
+        """Another release may know the task: back to the queue with a delay, and no attempt spent."""
+        self._counts["unknown"] += 1
+        self.writer.add(decide(job, Released(self._unknown.seconds(job)), Rules(), random=0.5))
+
+    def _without_session(self, run: Run, engine: Engine, why: str) -> None:
+        self.reopening.pause(run.job.queue, engine, why)
+
+    def _report(self, run: Run, change: Change | None) -> None:
+        """An outcome: on its way to the database; None: there is nothing left to write."""
+        run.reported = True
+        if change is None:
+            self.runs.drop(run.job.id, run.job.claim_token)
+        else:
+            self.writer.add(change)
+
+    def _written(self, changes: list[Change], answer: Answer) -> None:
+        self.runs.drop_all(changes)
+        if answer is Answer.APPLIED:
+            self._note(*changes)
+            return
+        for change in changes:
+            self._counts["lost"] += 1
+            logger.info("job %d: the outcome (%s) came too late; its claim was over", change.id, change.event.value)
+
+    def _note(self, *changes: Change) -> None:
+        completed = sum(change.event is Event.COMPLETE for change in changes)
+        with self._count_lock:
+            if completed:
+                self._counts[Event.COMPLETE.value] += completed
+            if completed < len(changes):
+                self._counts.update(change.event.value for change in changes if change.event is not Event.COMPLETE)
+
+    def _alive(self, connection: Connection) -> None:
+        queues = self._spec.queues
+        operations.enrol(
+            connection,
+            self._spec.id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            queues=list(queues),
+            concurrency=sum(queues.values()),
+            version=__version__,
+        )
+
+
+def _most_text(registry: Registry) -> int:
+    """What `enqueue()` accepts is fetched, however far its limit was raised; PostgreSQL itself makes texts of 1 GiB at most."""
+    return min(max(operations.MOST_TEXT, _UNFOLDS * registry.max_payload), 2**30)

@@ -1,0 +1,239 @@
+"""The course of one `serve()`: begin, watch over it, and leave in two steps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from enum import IntEnum
+from time import monotonic
+from typing import TypeVar
+
+from ..errors import WorkerBroken
+from ..log import get_logger
+from .running.run import Stop
+from .services import Services, WorkerSpec
+
+__all__ = ["LAST_CALL", "Ending", "Serving"]
+
+logger = get_logger(__name__)
+
+T = TypeVar("T")
+
+#: After the grace time, how long a handler that was asked to stop may take.
+LAST_CALL = 1.0
+#: An event loop that does nothing for so many seconds, when all should have ended, is blocked.
+_BEAT = 0.5
+#: Seconds between two looks at whether to end by itself; the second where jobs are counted for that.
+_LOOK, _LOOK_AT_JOBS = 1.0, 0.1
+
+
+class Ending(IntEnum):
+    """Why `run()` returned, as an exit code."""
+
+    STOPPED = 0
+    RECYCLE = 75  # asked to be started anew: max_jobs, max_memory, all slots stuck, or the event loop blocked for good
+
+
+class Serving:
+    """One `serve()`. Made and run by the task that serves; `stop` and `end_if_blocked` are for any thread.
+
+    `own_process`: whether the process is the worker's own, and may be ended with it.
+    """
+
+    def __init__(self, spec: WorkerSpec, counts: Counter[str], *, until_idle: bool, own_process: bool = False) -> None:
+        self._spec, self._counts, self._own_process = spec, counts, own_process
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._stop, self._hurry = asyncio.Event(), asyncio.Event()
+        self._ending = Ending.STOPPED
+        self._stopping = False
+        self._full: set[str] = set()
+        """Queues whose slots were all stuck at the last look."""
+        self._threads_until: float | None = None
+        """The event loop is blocked for good; until then threads are waited for."""
+        self.under_way = False
+        """Whether it has begun, and not yet ended."""
+        self._services = Services(
+            spec,
+            counts,
+            leaving=self._leaving,
+            idle=self.stop if until_idle else None,
+            hopeless=self._end_hopeless,
+        )
+
+    async def serve(self) -> Ending:
+        """Serve until `stop()` is called, or there is a reason to be started anew; what it ended for."""
+        engines = self._spec.engines
+        try:
+            await _apart(engines.check)
+        except BaseException:
+            await engines.dispose()
+            raise
+        queues = ", ".join(f"{name}={limit}" for name, limit in self._spec.queues.items())
+        self._say("worker %s serves %s", queues)
+        self.under_way = True
+        self._services.start()
+        try:
+            await self._watch()
+        finally:
+            await self._leave_whatever_comes()
+        return self._ending
+
+    def stop(self, *, now: bool = False) -> None:
+        """Claim no more and let what runs finish; `now`: do not wait for it."""
+        self._stopping = True
+        try:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            if now:
+                self._loop.call_soon_threadsafe(self._hurry.set)
+        except RuntimeError:
+            logger.debug("the event loop is closed: the worker has ended")
+
+    def end_if_blocked(self) -> None:
+        """The time to leave is over. If a handler blocks the event loop, give back what it holds, and end the process."""
+        beat = threading.Event()
+        if not self.under_way:
+            return
+        try:
+            self._loop.call_soon_threadsafe(beat.set)
+        except RuntimeError:
+            return  # it is closed: run() is about to return
+        if beat.wait(_BEAT):
+            return
+        with suppress(BaseException):  # of a filter of logs
+            logger.error("a handler blocks the event loop; what runs is given back, and the process ends")
+        self._services.close_slots()
+        self._services.give_back(self._services.runs)
+        self._services.finish()
+        logging.shutdown()
+        os._exit(self._ending)
+
+    def _end_hopeless(self) -> None:
+        """A handler goes on blocking the event loop though its attempt was given up. Called again and again meanwhile.
+
+        Where the process is our own, it ends, to be started anew: at first as by a signal, then without the loop.
+        """
+        grace, found = self._spec.settings.grace, "a handler that timed out goes on blocking the event loop"
+        if self._threads_until is None:
+            self._threads_until = monotonic() + grace
+            if not self._own_process:
+                logger.error("%s; async jobs wait for it until this process is restarted", found)
+                return
+            if not self._stopping:
+                self._ending = Ending.RECYCLE
+            self.stop()
+            self._services.close_slots()
+            logger.error("%s; the process ends, to be restarted: def handlers have %g s to finish", found, grace)
+        if self._own_process:
+            on_threads = any(not run.task.is_async for run in self._services.running())
+            if not on_threads or monotonic() >= self._threads_until:
+                self.end_if_blocked()
+
+    def _leaving(self) -> bool:
+        """Whether a task that is cancelled is so because all are: with the one that serves, or after its end."""
+        return not self.under_way or (self._task is not None and self._task.cancelling() > 0)
+
+    async def _watch(self) -> None:
+        """Until it is time to stop: because somebody said so, or to be started anew."""
+        while not self._stop.is_set():
+            try:
+                look = _LOOK if self._spec.max_jobs is None else _LOOK_AT_JOBS
+                await asyncio.wait_for(self._stop.wait(), timeout=look)
+            except TimeoutError:
+                if (part := self._services.ended_part()) is not None:
+                    raise WorkerBroken(f"the thread {part.name!r} has ended: {part.error!r}") from part.error
+                if (reason := self._wants_recycling()) is not None:
+                    logger.warning("%s: ending, to be restarted", reason)
+                    self._ending = Ending.RECYCLE
+                    return
+
+    def _wants_recycling(self) -> str | None:
+        claimed, all_slots = self._services.claimer.claimed, self._services.all_slots.values()
+        max_jobs, max_memory = self._spec.max_jobs, self._spec.max_memory
+        if max_jobs is not None and claimed >= max_jobs and not any(slots.waiting for slots in all_slots):
+            return f"{claimed} jobs were claimed (max_jobs {max_jobs})"
+        if max_memory is not None and (resident := _resident()) > max_memory:
+            return f"{resident:,} bytes are resident (max_memory {max_memory:,})"
+        # At two looks: when a loop that was blocked goes on, so do the handlers that were given up meanwhile, and end.
+        before, self._full = self._full, {slots.name for slots in all_slots if slots.stuck >= slots.limit}
+        for slots in all_slots:
+            if slots.name in before & self._full:
+                return f"all {slots.limit} slots of queue {slots.name!r} are held by handlers that timed out"
+        return None
+
+    async def _leave_whatever_comes(self) -> None:
+        """Leave, to the end: a task that is cancelled meanwhile, once or again and again, does not wait for handlers."""
+        cancelled, leaving = False, asyncio.ensure_future(self._leave())
+        while not leaving.done():
+            try:
+                await asyncio.wait([leaving])
+            except asyncio.CancelledError:
+                cancelled = True
+                self._hurry.set()
+            if leaving.cancelled():  # with all the tasks of the loop
+                leaving = asyncio.ensure_future(self._leave())
+        self.under_way = False
+        leaving.result()
+        if cancelled:
+            raise asyncio.CancelledError
+
+    async def _leave(self) -> None:
+        """Two steps: let what runs finish; after the grace time, or a second signal, stop it and give it back."""
+        services = self._services
+        services.close_slots()
+        await self._wait_for_runs(self._spec.settings.grace, unless=self._hurry)
+        if left := services.running():
+            logger.warning("%d jobs still run; they are stopped and given back", len(left))
+            for run in left:
+                services.stop_run(run, Stop.SHUTDOWN)
+            await self._wait_for_runs(LAST_CALL)
+            services.give_back(left)
+        await _apart(services.finish)
+        await self._spec.engines.dispose()
+        counted = ", ".join(f"{what} {number}" for what, number in sorted(self._counts.items()))
+        self._say("worker %s has left: %s", counted or "no jobs")
+
+    def _say(self, message: str, said: str) -> None:
+        """The place is for people; the id, which the tables have, for machines and those who look closer."""
+        place, worker = self._spec.place, str(self._spec.id)
+        shown = f"{place} ({worker})" if logger.isEnabledFor(logging.DEBUG) else place
+        logger.info(message, shown, said, extra={"worker": worker})
+
+    async def _wait_for_runs(self, seconds: float, *, unless: asyncio.Event | None = None) -> None:
+        """Until no handler runs and none of their commits is under way, at most `seconds`."""
+        until = monotonic() + seconds
+        while monotonic() < until and self._services.running():
+            if unless is not None and unless.is_set():
+                return
+            await asyncio.sleep(0.02)
+
+
+async def _apart(work: Callable[[], T]) -> T:
+    """Do `work` on a thread of its own: those of asyncio may all be taken by handlers that do not end."""
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # it goes on, also where nobody waits for it any more
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="sa-jobqueue worker", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+def _resident() -> int:
+    """Bytes of memory resident now."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,131 @@
+"""Looks after the parts of a worker from a thread of its own, once a second: whether a service connection has been silent for
+too long, and whether the event loop still answers.
+
+An `async def` handler that blocks its loop stops all that runs there, timeouts too; whoever is to notice must be elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from ..log import get_logger
+from .connections.deadline import Deadline
+from .process.threads import ServiceThread
+from .running.run import Run, Runs
+
+__all__ = ["Watchdog"]
+
+logger = get_logger(__name__)
+
+#: Seconds between two looks, and after how many without an answer the event loop counts as blocked. Looks are counted, not
+#: seconds: while a host stands still there are none.
+_LOOK, _SILENT_LOOKS = 1.0, 5
+#: Seconds that a handler may go on blocking the event loop after its attempt was given up.
+_PATIENCE = 10.0
+
+
+class Watchdog:
+    """Looks at `watches` and at `loop`.
+
+    `hopeless()` is called, at each look, when a handler goes on blocking the loop though its attempt was given up.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, runs: Runs, hopeless: Callable[[], None]) -> None:
+        self._loop, self._runs, self._hopeless = loop, runs, hopeless
+        self._deadlines: Sequence[Deadline] = ()
+        self._asked_at = 0.0
+        self._answered_at: float | None = None
+        self._silent = 0
+        """Looks since the loop was asked, all without an answer."""
+        self._held: set[Run] = set()
+        """What runs on the loop while it is blocked, also after it was given up."""
+        self._late_since: float | None = None
+        self._end = threading.Event()
+        self.thread = ServiceThread("watch", self._look_again)
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the event loop is known not to answer."""
+        return self._silent >= _SILENT_LOOKS and self._answered_at is None
+
+    def start(self, deadlines: Sequence[Deadline]) -> None:
+        """Begin."""
+        self._deadlines = deadlines
+        self.thread.start()
+
+    def finish(self, timeout: float) -> None:
+        """End; waits at most `timeout` seconds for a look that is under way."""
+        self._end.set()
+        if threading.current_thread() is not self.thread:
+            self.thread.join(timeout)
+
+    def _look_again(self) -> None:
+        self._ask()
+        while not self._end.wait(_LOOK):
+            try:
+                for deadline in self._deadlines:
+                    deadline.check()
+                self._look_at_loop()
+            except BaseException:  # of the application's: a filter of logs, the repr of a task
+                with suppress(BaseException):
+                    logger.debug("a look after the worker failed", exc_info=True)
+
+    def _ask(self) -> None:
+        self._silent, self._asked_at, self._answered_at = 0, monotonic(), None
+        self._held, self._late_since = set(), None
+        try:
+            self._loop.call_soon_threadsafe(self._answer)
+        except RuntimeError:
+            logger.debug("the event loop is closed: the worker has ended")
+            self._end.set()
+
+    def _answer(self) -> None:
+        self._answered_at = monotonic()
+
+    def _look_at_loop(self) -> None:
+        if self._answered_at is not None:
+            silent, took = self._silent, self._answered_at - self._asked_at
+            self._ask()
+            if silent >= _SILENT_LOOKS:
+                logger.warning("the event loop answers again, after %.1f s", took)
+            return
+        self._silent += 1
+        if self._silent < _SILENT_LOOKS:
+            return
+        self._held.update(run for run in self._runs.all() if run.runner is not None)
+        current = asyncio.current_task(self._loop)
+        blocking = next((run for run in self._held if run.runner is current), None)
+        if self._silent == _SILENT_LOOKS:
+            self._say_blocked(current, blocking)
+        self._look_for_late(blocking)
+
+    def _say_blocked(self, current: asyncio.Task[Any] | None, blocking: Run | None) -> None:
+        extra: dict[str, Any] = {}
+        culprit = "what runs on it is no task" if current is None else f"{current!r} blocks it"
+        if blocking is not None:
+            job = blocking.job
+            culprit = f"job {job.id} ({job.task}) blocks it"
+            extra = {"job_id": job.id, "task": job.task, "queue": job.queue}
+        logger.warning(
+            "the event loop has not answered for %.1f s: %s. The other async jobs of this process wait, and their leases are "
+            "renewed. Make a handler that blocks `def`, or let it `await asyncio.to_thread(...)` for the part that does",
+            monotonic() - self._asked_at, culprit, extra=extra,
+        )  # fmt: skip
+
+    def _look_for_late(self, blocking: Run | None) -> None:
+        """Whether what blocks the loop was given up; where that is not known, whether anything on it was.
+
+        A job that is known, and may take its time, is left in peace: it would begin anew elsewhere, and block that loop.
+        """
+        late = blocking.abandoned if blocking is not None else any(run.abandoned for run in self._held)
+        if not late:
+            self._late_since = None
+        elif self._late_since is None:
+            self._late_since = monotonic()
+        elif monotonic() - self._late_since >= _PATIENCE:
+            self._hopeless()
