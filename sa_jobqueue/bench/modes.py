@@ -16,11 +16,11 @@ from sa_jobqueue.enqueue import enqueue_many
 from sa_jobqueue.errors import JobQueueError
 from sa_jobqueue.models import Job, WorkerRow
 
-from .crew import Crew, processes
 from .place import Place, place
+from .processes import Processes, processes
 from .programs import Clients, Stream, clients, produce, serve, work
+from .progress import Tell, live_numbers, seconds_to_drain
 from .tasks import nothing, nothing_sync
-from .watch import Tell, live_numbers, seconds_to_drain
 
 __all__ = ["Drained", "Enqueued", "Latency", "Steady", "drain", "enqueueing", "steady"]
 
@@ -51,7 +51,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """How long jobs took that came at a steady rate."""
+    """How long jobs took when they came at a steady rate."""
 
     jobs: int
     seconds: float
@@ -74,12 +74,12 @@ class Enqueued:
 def drain(
     url: URL, *, jobs: int, processes_: int, slots: int, use_async: bool, payload: str, tell: Tell | None = None
 ) -> Drained:
-    """Fill the queue, let so many worker processes empty it, and time it by the database's clock."""
+    """Fill the queue, let the worker processes empty it, and time it by the database's clock."""
     with place(url) as here:
         _fill(here, jobs, nothing if use_async else nothing_sync, payload)
         here.settle()
-        with here.looking() as connection, processes(processes_, work, here.address, slots) as crew:
-            seconds = seconds_to_drain(connection, crew, tell=tell)
+        with here.looking() as connection, processes(processes_, work, here.address, slots) as group:
+            seconds = seconds_to_drain(connection, group, tell=tell)
         _check(here, jobs)
     return Drained(jobs, seconds, jobs / seconds)
 
@@ -93,7 +93,7 @@ def _fill(here: Place, jobs: int, task: object, payload: str) -> None:
 
 
 def _check(here: Place, jobs: int) -> None:
-    """Whatever was timed was done."""
+    """Check that all the jobs that were timed are completed."""
     with Session(here.engine) as session:
         completed = session.scalar(select(func.count()).where(Job.finished_at.is_not(None)))
     if completed != jobs:
@@ -104,7 +104,7 @@ def steady(
     url: URL, *, rate: float, seconds: float, processes_: int, slots: int, use_async: bool, payload: str,
     tell: Tell | None = None,
 ) -> Steady:  # fmt: skip
-    """Enqueue at a fixed rate beside so many worker processes, and see when each job starts and is completed."""
+    """Enqueue at a fixed rate while the worker processes run, and see when each job starts and is completed."""
     with (
         place(url) as here,
         here.looking() as connection,
@@ -120,7 +120,7 @@ def steady(
                 workers.check()
         sent: dict[int, float] = dict(producer.results[0])
         until = time.monotonic() + _LAST
-        seen.look()  # one at least that began when all were sent
+        seen.look()  # at least one look that began after the last commit
         while not seen.all_done:
             seen.look()
             workers.check()
@@ -144,7 +144,7 @@ def steady(
     )
 
 
-def _wait_for_workers(connection: Connection, workers: Crew, size: int) -> None:
+def _wait_for_workers(connection: Connection, workers: Processes, size: int) -> None:
     until = time.monotonic() + _LAST
     while (connection.scalar(select(func.count()).select_from(WorkerRow)) or 0) < size:
         workers.check()
@@ -154,9 +154,9 @@ def _wait_for_workers(connection: Connection, workers: Crew, size: int) -> None:
 
 
 class _Seen:
-    """When each job was first seen to be live no more, by a connection that looks every few milliseconds.
+    """When each job was first seen to have ended, by a connection that looks every few milliseconds.
 
-    What is live is little, and found by index, however many jobs are done.
+    Live jobs are few and found by an index, however many jobs are done.
     """
 
     def __init__(self, connection: Connection, jobs: int, tell: Tell | None) -> None:
@@ -205,7 +205,7 @@ def _latency(seconds: Sequence[float]) -> Latency:
 def enqueueing(
     url: URL, *, jobs: int, seconds: float, concurrency: int, payload: str, tell: Tell | None = None
 ) -> Enqueued:
-    """Three ways to make jobs: one client one by one, all at once, and so many clients one by one."""
+    """Three ways to make jobs: one client one by one, all at once, and many clients one by one."""
     figures: list[float] = []
     clients_of = partial(_clients, seconds=seconds, payload=payload)
     with place(url) as here:
@@ -222,12 +222,12 @@ def enqueueing(
 
 
 def _clients(here: Place, size: int, seconds: float, payload: str) -> float:
-    """Jobs per second of so many clients, which are shared out to as many processes as there are processors."""
+    """Jobs per second of `size` clients, shared out to one process for each processor."""
     count = min(size, os.cpu_count() or 1)
     shares = tuple(size // count + (number < size % count) for number in range(count))
-    with processes(count, clients, here.address, Clients(shares, seconds, payload), numbered=True) as crew:
-        crew.go()
-    made: int = sum(crew.results)
+    with processes(count, clients, here.address, Clients(shares, seconds, payload), numbered=True) as group:
+        group.go()
+    made: int = sum(group.results)
     return made / seconds
 
 

@@ -1,4 +1,4 @@
-"""Where it is measured: our tables in a schema that exists for the measurement only."""
+"""The place of a measurement: our tables in a schema that exists for the measurement only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["SCHEMA", "Place", "open_engine", "place"]
 
 SCHEMA = "sa_jobqueue_bench"
 
-#: Its being there says that the schema was made here.
+#: A table that marks the schema as ours.
 _MARK = Table("made_by_sa_jobqueue_bench", MetaData(schema=SCHEMA), Column("n", Integer))
 
 
@@ -53,7 +53,7 @@ class Place:
 
     @contextmanager
     def looking(self) -> Generator[Connection]:
-        """A connection whose every statement sees what is there now, and that looks things up by index."""
+        """A connection in autocommit whose queries use indexes."""
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             # The planner's own choice would be to scan the table, beside what is measured.
             scans = ("enable_seqscan", "enable_bitmapscan")
@@ -61,7 +61,7 @@ class Place:
             yield connection
 
     def settle(self) -> None:
-        """What autovacuum would do some time, done now."""
+        """Vacuum and analyze now, as autovacuum would later."""
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(text(f"VACUUM ANALYZE {SCHEMA}.job"))
 
@@ -73,7 +73,7 @@ def open_engine(url: str | URL, **options: Any) -> Engine:
 
 @contextmanager
 def place(url: URL) -> Generator[Place]:
-    """Make the schema, and drop it at the end, however that comes.
+    """Make the schema, and drop it at the end, also after an error.
 
     Raises JobQueueError where another measurement runs in this database, or the schema is there and was not made here.
     """
@@ -102,7 +102,7 @@ def _alone(url: URL) -> Generator[None]:
 
 
 def _make(engine: Engine) -> None:
-    """Make the schema anew; one that a killed run has left is dropped, and no other one."""
+    """Create the schema. One that a killed run has left is dropped first; any other is left alone."""
     with engine.begin() as connection:
         there = select(func.to_regnamespace(SCHEMA).is_not(None), func.to_regclass(_MARK.fullname).is_not(None))
         exists, ours = connection.execute(there).one()
@@ -126,7 +126,7 @@ def _drop(engine: Engine) -> None:
 
 @contextmanager
 def _ending_in_order() -> Generator[None]:
-    """Make of SIGTERM what Python makes of Ctrl-C: an exception, behind which everything is cleaned up."""
+    """Let SIGTERM raise an exception, as Ctrl-C does, so that everything is cleaned up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -17,8 +17,8 @@ from sa_jobqueue.tasks import Task
 from sa_jobqueue.worker.process.gc import tune_gc
 from sa_jobqueue.worker.worker import Worker
 
-from .crew import Ready
 from .place import SCHEMA, open_engine
+from .processes import Ready
 from .tasks import REGISTRY, STARTED, note, note_sync, nothing
 
 __all__ = ["Clients", "Stream", "clients", "produce", "serve", "work"]
@@ -37,12 +37,12 @@ def serve(ready: Ready, url: str, slots: int) -> dict[int, float]:
     worker = _connected(url, slots)
     pipe = ready()
 
-    def heed() -> None:
+    def wait_for_stop() -> None:
         with suppress(EOFError):
             pipe.recv()
         worker.stop()
 
-    threading.Thread(target=heed, daemon=True).start()
+    threading.Thread(target=wait_for_stop, daemon=True).start()
     worker.run()
     return dict(STARTED)
 
@@ -67,7 +67,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Clients that enqueue one job after another for so many seconds; how many of them each process has."""
+    """Clients that enqueue one job after another for `seconds`; `shares`: how many of them each process has."""
 
     shares: tuple[int, ...]
     seconds: float

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from sa_jobqueue.bench import modes
-from sa_jobqueue.bench.watch import Tell
+from sa_jobqueue.bench.progress import Tell
 
 from .common import Json, database
 from .config import Config

@@ -10,7 +10,7 @@ from functools import partial
 
 from sqlalchemy import text
 
-from sa_jobqueue.bench.crew import processes
+from sa_jobqueue.bench.processes import processes
 
 from .drain import rate_of_ours, seconds_to_drain
 from .report import Figure, compared, interleaved
@@ -74,8 +74,8 @@ def dead_entries(bench: Bench) -> Iterator[Figure]:
 
 def _rate(bench: Bench, jobs: int) -> float:
     """Jobs per second of a worker that claims so many and ends."""
-    with processes(1, work, bench.address, {"default": SLOTS}, jobs) as crew:
-        seconds = seconds_to_drain(bench, crew, bench.execute(f"SELECT min(id) + {jobs} - 1 FROM {SCHEMA}.job"))
+    with processes(1, work, bench.address, {"default": SLOTS}, jobs) as group:
+        seconds = seconds_to_drain(bench, group, bench.execute(f"SELECT min(id) + {jobs} - 1 FROM {SCHEMA}.job"))
     completed = bench.count("status = 'completed'")
     assert completed == jobs, f"{completed} of {jobs} jobs completed"
     return jobs / seconds
@@ -83,8 +83,8 @@ def _rate(bench: Bench, jobs: int) -> float:
 
 def _behind(bench: Bench, jobs: int, dead: int, *, held: bool) -> float:
     with _dead_entries(bench, jobs, dead, held=held) as (_, last):
-        with processes(1, work, bench.address, {"default": SLOTS}) as crew:
-            seconds = seconds_to_drain(bench, crew, last)
+        with processes(1, work, bench.address, {"default": SLOTS}) as group:
+            seconds = seconds_to_drain(bench, group, last)
         completed = bench.count("status = 'completed'")
         assert completed == jobs + dead, f"{completed} of {jobs + dead} jobs completed"
     return jobs / seconds
@@ -111,13 +111,13 @@ def _probed(bench: Bench, jobs: int, dead: int) -> dict[str, list[float]]:
     """Seconds from the commit to the claim of jobs that come while a worker drains behind dead entries."""
     with (
         _dead_entries(bench, jobs, dead) as (before, last),
-        processes(1, serve, bench.address, {"default": SLOTS}) as crew,
+        processes(1, serve, bench.address, {"default": SLOTS}) as group,
         _probes(bench, before) as sent,
     ):
-        seconds_to_drain(bench, crew, last)
+        seconds_to_drain(bench, group, last)
         sent.over.set()
         bench.wait_for(f"SELECT NOT EXISTS (SELECT FROM {SCHEMA}.job WHERE status IN ('queued', 'running'))")
-        crew.stop()
+        group.stop()
     waits: dict[str, list[float]] = {"committed late": [], "at a higher priority": []}
     for kind, id, committed in sent.jobs:
         claimed = bench.execute(f"SELECT extract(epoch FROM claimed_at) FROM {SCHEMA}.job WHERE id = {id}")

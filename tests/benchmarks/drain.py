@@ -12,8 +12,8 @@ from functools import partial
 
 from sqlalchemy import text
 
-from sa_jobqueue.bench import watch
-from sa_jobqueue.bench.crew import Crew, processes
+from sa_jobqueue.bench import progress
+from sa_jobqueue.bench.processes import Processes, processes
 
 from . import raw
 from .report import Figure, compared, interleaved
@@ -21,14 +21,14 @@ from .schema import Bench
 from .workers import SLOTS, work
 
 
-def seconds_to_drain(bench: Bench, crew: Crew, last: int | None = None) -> float:
-    """Let the crew go, and time it as `sa-jobqueue bench drain` does. `last`: the id of the job that comes last."""
+def seconds_to_drain(bench: Bench, group: Processes, last: int | None = None) -> float:
+    """Let the processes begin, and time it as `sa-jobqueue bench drain` does. `last`: the id of the job that comes last."""
     with bench.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         # The planner's choice would be to scan the table, beside what is measured.
         for name in ("enable_seqscan", "enable_bitmapscan"):
             connection.execute(text(f"SET {name} = off"))
         try:
-            return watch.seconds_to_drain(connection, crew, last=last)
+            return progress.seconds_to_drain(connection, group, last=last)
         finally:
             connection.invalidate()
 
@@ -37,8 +37,8 @@ def rate_of_ours(bench: Bench, jobs: int, task: str, *, size: int = 1, queues: d
     """Jobs per second of `size` worker processes."""
     wanted = queues or {"default": SLOTS}
     bench.prepare(jobs, task=task, queues=list(wanted))
-    with processes(size, work, bench.address, wanted) as crew:
-        seconds = seconds_to_drain(bench, crew)
+    with processes(size, work, bench.address, wanted) as group:
+        seconds = seconds_to_drain(bench, group)
     _check(bench, jobs, deleted=task.endswith("_deleted"))
     return jobs / seconds
 
@@ -46,9 +46,9 @@ def rate_of_ours(bench: Bench, jobs: int, task: str, *, size: int = 1, queues: d
 def rate_of_raw(bench: Bench, jobs: int, *, size: int = 1, deleted: bool = False) -> float:
     """Jobs per second of `size` bare loops."""
     bench.prepare(jobs)
-    with processes(size, raw.drain, bench.address, bench.batch, deleted) as crew:
-        seconds = seconds_to_drain(bench, crew)
-    assert sum(crew.results) == jobs, f"the bare loops finished {crew.results} of {jobs} jobs"
+    with processes(size, raw.drain, bench.address, bench.batch, deleted) as group:
+        seconds = seconds_to_drain(bench, group)
+    assert sum(group.results) == jobs, f"the bare loops finished {group.results} of {jobs} jobs"
     _check(bench, jobs, deleted=deleted)
     return jobs / seconds
 

@@ -13,7 +13,7 @@ import psycopg
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import enqueue, enqueue_many
-from sa_jobqueue.bench.crew import processes
+from sa_jobqueue.bench.processes import processes
 
 from .plain import make_tables, plain_row
 from .report import Figure, compared, interleaved
@@ -132,9 +132,9 @@ def commits(bench: Bench, seconds: float, *, trigger: bool = True) -> float:
     bench.execute(f"ALTER TABLE {table} {'ENABLE' if trigger else 'DISABLE'} TRIGGER job_wake")
     try:
         size, threads = CLIENTS
-        with processes(size, commit_singly, bench.address, threads, seconds) as crew:
-            crew.go()
-        return sum(crew.results) / seconds
+        with processes(size, commit_singly, bench.address, threads, seconds) as group:
+            group.go()
+        return sum(group.results) / seconds
     finally:
         bench.execute(f"ALTER TABLE {table} ENABLE TRIGGER job_wake")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from sa_jobqueue.bench.crew import processes
+from sa_jobqueue.bench.processes import processes
 
 from .report import Figure
 from .schema import SCHEMA, Bench
@@ -23,11 +23,11 @@ def idle(bench: Bench) -> Iterator[Figure]:
     bench.empty()
     bench.settle()
     before = _backends(bench)
-    with processes(1, serve, bench.address, {"default": SLOTS}) as crew:
-        crew.go()
+    with processes(1, serve, bench.address, {"default": SLOTS}) as group:
+        group.go()
         bench.wait_for(f"SELECT count(*) FROM {SCHEMA}.worker")
         time.sleep(3)
-        worker = psutil.Process(crew.pids[0])
+        worker = psutil.Process(group.pids[0])
         servers = [psutil.Process(pid) for pid in _backends(bench) - before if psutil.pid_exists(pid)]
         shares, server_shares = [], []
         for _ in range(bench.repeat):
@@ -36,7 +36,7 @@ def idle(bench: Bench) -> Iterator[Figure]:
             shares.append((_processor_time(worker) - mine) / seconds * 100)
             server_shares.append((sum(map(_processor_time, servers)) - theirs) / seconds * 100)
         resident = worker.memory_info().rss / MIB
-        crew.stop()
+        group.stop()
     own, server = statistics.median(shares), statistics.median(server_shares)
     yield Figure(f"idle worker and its {len(servers)} server processes", own + server, "% of a core", at_most=0.5)
     yield Figure("idle worker alone", own, "% of a core")

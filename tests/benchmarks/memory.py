@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from sa_jobqueue.bench.crew import processes
+from sa_jobqueue.bench.processes import processes
 
 from .drain import seconds_to_drain
 from .idle import MIB
@@ -22,8 +22,8 @@ def memory(bench: Bench) -> Iterator[Figure]:
     """Resident memory ten times a second: the most, and the last quarter of the time against the second."""
     jobs = 5_000 if bench.small else 1_000_000
     bench.prepare(jobs)
-    with processes(1, work, bench.address, {"default": SLOTS}) as crew, _sampling(crew.pids[0]) as samples:
-        seconds_to_drain(bench, crew)
+    with processes(1, work, bench.address, {"default": SLOTS}) as group, _sampling(group.pids[0]) as samples:
+        seconds_to_drain(bench, group)
     quarter = max(len(samples) // 4, 1)
     first, last = statistics.median(samples[quarter : 2 * quarter] or samples), statistics.median(samples[-quarter:])
     yield Figure(f"resident memory, draining {jobs:,} jobs, the most", max(samples), "MiB", at_most=150)

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_e
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job
-from sa_jobqueue.bench.crew import processes
+from sa_jobqueue.bench.processes import processes
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import status_literal
 
@@ -61,8 +61,8 @@ def ours(bench: Bench, jobs: int, task: str, *, pin: bool = False) -> float:
     """Jobs per second of one worker process."""
     make_tables(bench)
     bench.prepare(jobs, task=task)
-    with processes(1, work, bench.address, {"default": CONCURRENCY}, None, pin) as crew:
-        crew.go()
+    with processes(1, work, bench.address, {"default": CONCURRENCY}, None, pin) as group:
+        group.go()
     return _rate(bench, jobs)
 
 
@@ -75,8 +75,8 @@ def bare(bench: Bench, jobs: int, loop: Callable[..., None], sessions: bool) -> 
     bench.prepare(jobs)
     bench.execute(f"UPDATE {SCHEMA}.job SET status = 'running', claims = 1, worker = 'bare', claimed_at = now()")
     bench.settle()
-    with processes(1, loop, bench.address, sessions) as crew:
-        crew.go()
+    with processes(1, loop, bench.address, sessions) as group:
+        group.go()
     return _rate(bench, jobs)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from sa_jobqueue.bench.crew import processes
+from sa_jobqueue.bench.processes import processes
 
 from . import raw
 from .drain import seconds_to_drain
@@ -29,9 +29,9 @@ def wal(bench: Bench) -> Iterator[Figure]:
 
 def _bytes(bench: Bench, jobs: int, task: str, program: Callable[..., Any], *arguments: Any) -> float:
     bench.prepare(jobs, task=task)
-    with processes(1, program, bench.address, *arguments) as crew:
+    with processes(1, program, bench.address, *arguments) as group:
         before = bench.execute("SELECT pg_current_wal_lsn()")
-        seconds_to_drain(bench, crew)
+        seconds_to_drain(bench, group)
         written = bench.execute("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), CAST(:before AS pg_lsn))", before=before)
     assert bench.count("status IN ('queued', 'running')") == 0
     return float(written) / jobs

@@ -1,4 +1,4 @@
-"""Watching from outside: what another connection sees is durable."""
+"""Progress seen from outside: what another connection sees is durable."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sa_jobqueue.errors import JobQueueError
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job, status_literal
 
-from .crew import Crew
+from .processes import Processes
 
 __all__ = ["Tell", "live_numbers", "seconds_to_drain"]
 
 T = TypeVar("T")
 
-#: Hears how many jobs are done, of how many.
+#: Called with the number of jobs done and the number of all.
 Tell = Callable[[int, int], None]
 
 #: Seconds without any progress after which something must be wrong.
@@ -27,28 +27,30 @@ _STALLED = 60.0
 _QUEUED, _RUNNING = status_literal(JobStatus.QUEUED), status_literal(JobStatus.RUNNING)
 
 
-def seconds_to_drain(connection: Connection, crew: Crew, *, last: int | None = None, tell: Tell | None = None) -> float:
-    """Let the crew go; how long it takes from the start of the first claim to the last durable completion.
+def seconds_to_drain(
+    connection: Connection, group: Processes, *, last: int | None = None, tell: Tell | None = None
+) -> float:
+    """Let the processes begin and return the seconds from the start of the first claim to the last durable completion.
 
     `last`: the id of the job that comes last; without one, the highest there is. The clock is the database's. It begins
     with the first claim's transaction, so the start of a process is no part of it, and ends when this connection sees
     no job, up to `last`, that is queued or running.
     """
     final: int = connection.scalars(select(func.max(Job.id))).one() if last is None else last
-    watch = _Watch(connection, crew, final, tell)
-    crew.go()
-    seen = watch.until(watch.begun, 0.002)
+    progress = _Progress(connection, group, final, tell)
+    group.go()
+    seen = progress.until(progress.begun, 0.002)
     # One row by its key, until that one is done; only then what costs more.
-    watch.until(watch.last_is_done, 0.01)
-    ended = watch.until(watch.ended, 0.002)
-    # What was claimed and over between two looks is still to be found, unless it was deleted.
+    progress.until(progress.last_is_done, 0.01)
+    ended = progress.until(progress.ended, 0.002)
+    # A job that was claimed and completed between two queries is still in the table, unless it was deleted.
     begun = connection.scalar(select(func.min(Job.claimed_at)).where(Job.id <= final))
     return (ended - min(seen, begun or seen)).total_seconds()
 
 
-class _Watch:
-    def __init__(self, connection: Connection, crew: Crew, last: int, tell: Tell | None) -> None:
-        self._connection, self._crew, self._last, self._tell = connection, crew, last, tell
+class _Progress:
+    def __init__(self, connection: Connection, group: Processes, last: int, tell: Tell | None) -> None:
+        self._connection, self._group, self._last, self._tell = connection, group, last, tell
         self._first = self._front()
         self._start: datetime = connection.scalars(select(func.statement_timestamp())).one()
 
@@ -67,13 +69,13 @@ class _Watch:
         return self._connection.scalar(select(func.statement_timestamp()).where(~live[0], ~live[1]))
 
     def _front(self) -> int:
-        """The id of the job that is claimed next: nearly as many as it stands behind are done. One look at an index."""
+        """The id of the next job to be claimed: nearly all before it are done. One look at an index."""
         due = select(Job.id).where(Job.status == _QUEUED, Job.queue == "default", Job.priority == 4)
         found = self._connection.scalar(due.order_by(Job.run_at, Job.id).limit(1))
         return self._last + 1 if found is None else found
 
     def _live(self) -> int:
-        """How many jobs are queued or running; not for free."""
+        """How many jobs are queued or running; a slow query."""
         both = [select(Job.id).where(Job.status == one, Job.id <= self._last) for one in (_QUEUED, _RUNNING)]
         return self._connection.scalars(select(func.count()).select_from(both[0].union_all(both[1]).subquery())).one()
 
@@ -81,7 +83,7 @@ class _Watch:
         """What `look` returns, once that is true."""
         live, asked_at, said_at = -1, time.monotonic(), 0.0
         while not (found := look()):
-            self._crew.check()
+            self._group.check()
             now = time.monotonic()
             if self._tell is not None and now - said_at >= 0.25:
                 said_at = now

@@ -1,9 +1,9 @@
-"""Programs under measurement in processes of their own: made ready first, then all let go at once.
+"""The processes of a measurement: each gets ready first, then all begin at once.
 
-with processes(2, work, url) as crew:
-    crew.go()
+with processes(2, work, url) as group:
+    group.go()
     ...
-crew.results
+group.results
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from typing import Any
 from sa_jobqueue.errors import JobQueueError
 from sa_jobqueue.urls import mask_passwords
 
-__all__ = ["Crew", "Ready", "processes"]
+__all__ = ["Processes", "Ready", "processes"]
 
 _SPAWN = multiprocessing.get_context("spawn")
 
 _INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
 
-#: What a process calls when it is ready; returns when it may begin, with the pipe on which it hears that it shall stop.
+#: A program calls it when it is ready. It returns when the program may begin: the pipe that will tell it to stop.
 Ready = Callable[[], Connection]
 
 
-class Crew:
-    """Some processes that do the same."""
+class Processes:
+    """Processes that run the same program."""
 
     def __init__(self, size: int, work: Callable[..., Any], arguments: tuple[Any, ...], numbered: bool) -> None:
         self._returned: dict[int, Any] = {}
-        self._members: list[tuple[SpawnProcess, Connection]] = []
+        self._started: list[tuple[SpawnProcess, Connection]] = []
         try:
             for number in range(size):
-                with _without_interrupts():  # until it is one of those that would be killed
-                    self._members.append(_start(work, (number, *arguments) if numbered else arguments))
-            for _, pipe in self._members:
+                with _without_interrupts():  # until `kill` knows of it
+                    self._started.append(_start(work, (number, *arguments) if numbered else arguments))
+            for _, pipe in self._started:
                 _answer(pipe)
         except BaseException:
             self.kill()
@@ -50,28 +50,28 @@ class Crew:
 
     @property
     def results(self) -> list[Any]:
-        """What those that have ended returned."""
+        """What the ended processes returned."""
         return list(self._returned.values())
 
     @property
     def pids(self) -> list[int]:
         """Their process numbers."""
-        return [process.pid or 0 for process, _ in self._members]
+        return [process.pid or 0 for process, _ in self._started]
 
     def go(self) -> None:
         """Let them begin."""
-        for _, pipe in self._members:
+        for _, pipe in self._started:
             pipe.send(None)
 
     def stop(self) -> None:
-        """Tell them to stop; those that need no telling may have ended before."""
-        for _, pipe in self._members:
+        """Tell them to stop; some may have ended by themselves."""
+        for _, pipe in self._started:
             with suppress(OSError):
                 pipe.send(None)
 
     def check(self) -> None:
         """Raise what a process has died of; note the results of those that have ended."""
-        for number, (_, pipe) in enumerate(self._members):
+        for number, (_, pipe) in enumerate(self._started):
             if number not in self._returned and pipe.poll():
                 self._returned[number] = _answer(pipe)
 
@@ -79,42 +79,42 @@ class Crew:
     def ended(self) -> bool:
         """Whether all have."""
         self.check()
-        return len(self._returned) == len(self._members)
+        return len(self._returned) == len(self._started)
 
     def wait(self) -> None:
         """Until all have ended."""
-        for number, (process, pipe) in enumerate(self._members):
+        for number, (process, pipe) in enumerate(self._started):
             if number not in self._returned:
                 self._returned[number] = _answer(pipe)
             process.join()
 
     def kill(self) -> None:
         """End them at once."""
-        for process, _ in self._members:
+        for process, _ in self._started:
             process.kill()
             process.join()
 
 
 @contextmanager
-def processes(size: int, work: Callable[..., Any], *arguments: Any, numbered: bool = False) -> Generator[Crew]:
-    """Start `work(ready, *arguments)` so many times; each calls `ready()` when it is, and goes on when all may.
+def processes(size: int, work: Callable[..., Any], *arguments: Any, numbered: bool = False) -> Generator[Processes]:
+    """Start `work(ready, *arguments)` in `size` processes; each calls `ready()`, which returns when all may begin.
 
     `numbered`: each gets its number, from 0 on, before the arguments.
 
-    At the end they are waited for; on an error they are killed. Raises JobQueueError for one that failed.
+    The end of the block waits for them; an error kills them. Raises JobQueueError if one failed.
     """
-    crew = Crew(size, work, arguments, numbered)
+    group = Processes(size, work, arguments, numbered)
     try:
-        yield crew
-        crew.wait()
+        yield group
+        group.wait()
     except BaseException:
-        crew.kill()
+        group.kill()
         raise
 
 
 def _start(work: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[SpawnProcess, Connection]:
     ours, theirs = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_member, args=(work, theirs, arguments), daemon=True)
+    process = _SPAWN.Process(target=_run, args=(work, theirs, arguments), daemon=True)
     process.start()
     theirs.close()
     return process, ours
@@ -122,8 +122,9 @@ def _start(work: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[SpawnP
 
 @contextmanager
 def _without_interrupts() -> Generator[None]:
-    """Ctrl-C and SIGTERM wait: what is started meanwhile could not handle them yet, nor read what it is to do from one
-    who has left. It inherits that they wait. Here another thread may hear them, so they are put off by a handler, too.
+    """Put off Ctrl-C and SIGTERM: a process that is just starting could not handle them, and inherits that they wait.
+
+    In this process another thread may get the signal, so a handler puts it off, too.
     """
     if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
         yield
@@ -155,8 +156,8 @@ def _answer(pipe: Connection) -> Any:
     return said
 
 
-def _member(work: Callable[..., Any], pipe: Connection, arguments: tuple[Any, ...]) -> None:
-    # Ctrl-C in a terminal reaches all: the one who measures ends the others.
+def _run(work: Callable[..., Any], pipe: Connection, arguments: tuple[Any, ...]) -> None:
+    # Ctrl-C in a terminal reaches all processes; the measuring one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
@@ -166,7 +167,7 @@ def _member(work: Callable[..., Any], pipe: Connection, arguments: tuple[Any, ..
         pipe.recv()
         return pipe
 
-    with suppress(EOFError, BrokenPipeError):  # nobody measures any more
+    with suppress(EOFError, BrokenPipeError):  # the measuring process has gone
         try:
             pipe.send(("result", work(ready, *arguments)))
         except EOFError:
