@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import text
 
 from sa_jobqueue import Worker
-from sa_jobqueue.worker.process.gc import search_less
+from sa_jobqueue.worker.process.gc import tune_gc
 
 from .tasks import REGISTRY, STARTED
 
@@ -52,5 +52,5 @@ def _connected(address: str, queues: dict[str, int], **options: Any) -> Worker:
     worker = Worker(address, queues, registry=REGISTRY, **options)
     with worker.engine.connect() as connection:
         connection.execute(text("SELECT 1"))
-    search_less()  # as the command `work` does
+    tune_gc()  # as the command `work` does
     return worker

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Registry, Worker, enqueue_many, task
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.urls import database_url
-from sa_jobqueue.worker.process.gc import search_less
+from sa_jobqueue.worker.process.gc import tune_gc
 
 SLOTS = {"async": 100, "sync": 16}
 KEPT = "jobs are kept; gc as `sa-jobqueue work` sets it"
@@ -61,5 +61,5 @@ def fill(way: str, jobs: int) -> float:
 
 def work(way: str) -> None:
     worker = Worker(SERVER, {"default": SLOTS[way]}, registry=registry)
-    search_less()
+    tune_gc()
     worker.run()
