@@ -25,25 +25,27 @@ logger = get_logger(__name__)
 
 T = TypeVar("T")
 
-#: After the grace time, how long a handler that was asked to stop may take.
+#: Seconds after the grace time that a handler which was asked to stop may take.
 LAST_CALL = 1.0
-#: An event loop that does nothing for so many seconds, when all should have ended, is blocked.
+#: Seconds without an answer after which the event loop is blocked, at a time when all should have ended.
 _BEAT = 0.5
-#: Seconds between two looks at whether to end by itself; the second where jobs are counted for that.
-_LOOK, _LOOK_AT_JOBS = 1.0, 0.1
+#: Seconds between two checks whether to end by itself; the second where `max_jobs` is set.
+_CHECK, _CHECK_JOBS = 1.0, 0.1
 
 
 class Ending(IntEnum):
     """Why `run()` returned, as an exit code."""
 
     STOPPED = 0
-    RECYCLE = 75  # asked to be started anew: max_jobs, max_memory, all slots stuck, or the event loop blocked for good
+    RECYCLE = 75  # to be restarted: max_jobs, max_memory, all slots stuck, or the event loop blocked for good
 
 
 class Serving:
     """One `serve()`. Made and run by the task that serves; `stop` and `end_if_blocked` are for any thread.
 
-    `own_process`: whether the process is the worker's own, and may be ended with it.
+    `own_process`: whether the process is the worker's own, and may be ended with it. Of the fields that threads share,
+    `_stopping` is set once, by any thread; `_ending` is written by the loop, and by the watchdog's thread only while it
+    blocks; `_threads_until` belongs to the watchdog's thread; `under_way` is written by the loop and read by any thread.
     """
 
     def __init__(self, spec: WorkerSpec, counts: Counter[str], *, until_idle: bool, own_process: bool = False) -> None:
@@ -53,9 +55,9 @@ class Serving:
         self._ending = Ending.STOPPED
         self._stopping = False
         self._full: set[str] = set()
-        """Queues whose slots were all stuck at the last look."""
+        """Queues whose slots were all stuck at the last check."""
         self._threads_until: float | None = None
-        """The event loop is blocked for good; until then threads are waited for."""
+        """Set once the event loop is blocked for good: until when handlers on threads may finish."""
         self.under_way = False
         """Whether it has begun, and not yet ended."""
         self._services = Services(
@@ -67,7 +69,7 @@ class Serving:
         )
 
     async def serve(self) -> Ending:
-        """Serve until `stop()` is called, or there is a reason to be started anew; what it ended for."""
+        """Serve until `stop()` is called or there is a reason to be restarted. Returns why it ended."""
         engines = self._spec.engines
         try:
             await _apart(engines.check)
@@ -85,7 +87,7 @@ class Serving:
         return self._ending
 
     def stop(self, *, now: bool = False) -> None:
-        """Claim no more and let what runs finish; `now`: do not wait for it."""
+        """Claim no more and let running jobs finish; `now`: do not wait for them."""
         self._stopping = True
         try:
             self._loop.call_soon_threadsafe(self._stop.set)
@@ -95,7 +97,7 @@ class Serving:
             logger.debug("the event loop is closed: the worker has ended")
 
     def end_if_blocked(self) -> None:
-        """The time to leave is over. If a handler blocks the event loop, give back what it holds, and end the process."""
+        """The time to leave is over. If a handler blocks the event loop, give back the jobs held, and end the process."""
         beat = threading.Event()
         if not self.under_way:
             return
@@ -105,7 +107,7 @@ class Serving:
             return  # it is closed: run() is about to return
         if beat.wait(_BEAT):
             return
-        with suppress(BaseException):  # of a filter of logs
+        with suppress(BaseException):  # a log filter's
             logger.error("a handler blocks the event loop; what runs is given back, and the process ends")
         self._services.close_slots()
         self._services.give_back(self._services.runs)
@@ -114,9 +116,9 @@ class Serving:
         os._exit(self._ending)
 
     def _end_hopeless(self) -> None:
-        """A handler goes on blocking the event loop though its attempt was given up. Called again and again meanwhile.
+        """A handler goes on blocking the event loop though its attempt was given up. The watchdog calls this repeatedly.
 
-        Where the process is our own, it ends, to be started anew: at first as by a signal, then without the loop.
+        If the process is our own, it ends, to be restarted: at first as by a signal, then without the loop.
         """
         grace, found = self._spec.settings.grace, "a handler that timed out goes on blocking the event loop"
         if self._threads_until is None:
@@ -135,15 +137,15 @@ class Serving:
                 self.end_if_blocked()
 
     def _leaving(self) -> bool:
-        """Whether a task that is cancelled is so because all are: with the one that serves, or after its end."""
+        """Whether all tasks of the loop are being cancelled: along with the one that serves, or after its end."""
         return not self.under_way or (self._task is not None and self._task.cancelling() > 0)
 
     async def _watch(self) -> None:
-        """Until it is time to stop: because somebody said so, or to be started anew."""
+        """Wait until it is time to stop, by `stop()` or to be restarted."""
         while not self._stop.is_set():
             try:
-                look = _LOOK if self._spec.max_jobs is None else _LOOK_AT_JOBS
-                await asyncio.wait_for(self._stop.wait(), timeout=look)
+                check = _CHECK if self._spec.max_jobs is None else _CHECK_JOBS
+                await asyncio.wait_for(self._stop.wait(), timeout=check)
             except TimeoutError:
                 if (part := self._services.ended_part()) is not None:
                     raise WorkerBroken(f"the thread {part.name!r} has ended: {part.error!r}") from part.error
@@ -159,7 +161,7 @@ class Serving:
             return f"{claimed} jobs were claimed (max_jobs {max_jobs})"
         if max_memory is not None and (resident := _resident()) > max_memory:
             return f"{resident:,} bytes are resident (max_memory {max_memory:,})"
-        # At two looks: when a loop that was blocked goes on, so do the handlers that were given up meanwhile, and end.
+        # At two checks: when a blocked loop goes on, the handlers that were given up meanwhile go on, too, and end.
         before, self._full = self._full, {slots.name for slots in all_slots if slots.stuck >= slots.limit}
         for slots in all_slots:
             if slots.name in before & self._full:
@@ -167,7 +169,7 @@ class Serving:
         return None
 
     async def _leave_whatever_comes(self) -> None:
-        """Leave, to the end: a task that is cancelled meanwhile, once or again and again, does not wait for handlers."""
+        """Leave, and do it to the end. If our task is cancelled meanwhile, once or repeatedly, do not wait for handlers."""
         cancelled, leaving = False, asyncio.ensure_future(self._leave())
         while not leaving.done():
             try:
@@ -183,7 +185,7 @@ class Serving:
             raise asyncio.CancelledError
 
     async def _leave(self) -> None:
-        """Two steps: let what runs finish; after the grace time, or a second signal, stop it and give it back."""
+        """In two steps: let running jobs finish; after the grace time or a second signal, stop them and give them back."""
         services = self._services
         services.close_slots()
         await self._wait_for_runs(self._spec.settings.grace, unless=self._hurry)
@@ -199,13 +201,13 @@ class Serving:
         self._say("worker %s has left: %s", counted or "no jobs")
 
     def _say(self, message: str, said: str) -> None:
-        """The place is for people; the id, which the tables have, for machines and those who look closer."""
+        """The place is for people. The id, which is in the tables, is for machines, and shown at DEBUG."""
         place, worker = self._spec.place, str(self._spec.id)
         shown = f"{place} ({worker})" if logger.isEnabledFor(logging.DEBUG) else place
         logger.info(message, shown, said, extra={"worker": worker})
 
     async def _wait_for_runs(self, seconds: float, *, unless: asyncio.Event | None = None) -> None:
-        """Until no handler runs and none of their commits is under way, at most `seconds`."""
+        """Wait until no handler runs and none of their commits is under way, at most `seconds`."""
         until = monotonic() + seconds
         while monotonic() < until and self._services.running():
             if unless is not None and unless.is_set():
@@ -214,9 +216,9 @@ class Serving:
 
 
 async def _apart(work: Callable[[], T]) -> T:
-    """Do `work` on a thread of its own: those of asyncio may all be taken by handlers that do not end."""
+    """Do `work` on a thread of its own. Those of asyncio may all be taken by handlers that do not end."""
     done: Future[T] = Future()
-    done.set_running_or_notify_cancel()  # it goes on, also where nobody waits for it any more
+    done.set_running_or_notify_cancel()  # it goes on, also if the one that awaits it is cancelled
 
     def run() -> None:
         try:

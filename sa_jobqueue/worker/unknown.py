@@ -1,6 +1,6 @@
-"""Jobs of tasks that this worker does not know: they go back to the queue, for ever longer.
+"""Jobs of tasks that this worker does not know: they go back to the queue, each time for longer.
 
-During a rolling deploy another worker knows the task, and soon this one is gone. But where nobody knows it, 100,000 such jobs
+During a rolling deploy another worker knows the task, and this one is soon gone. But if no worker knows it, 100,000 such jobs
 would be claimed and given back without end, several thousand a second.
 """
 
@@ -15,28 +15,28 @@ __all__ = ["UnknownTasks"]
 
 logger = get_logger(__name__)
 
-#: Seconds for which a job goes back at most: 100,000 of them come 333 times a second then.
+#: Seconds for which a job goes back at most. 100,000 such jobs are then claimed 333 times a second.
 _LONGEST = 300.0
-#: As many tasks are told apart. The names come out of rows, and each is kept and said.
+#: Tasks that are told apart at most. Names come out of rows, and each is kept and logged.
 _MOST = 1_000
 _REST = "\0"  # in no row: PostgreSQL has no such text
 
 
 class UnknownTasks:
-    """For how long such jobs go back: `first` seconds, and longer as long as they keep coming.
+    """Decides how long such jobs go back: `first` seconds, and longer while they keep coming.
 
-    A job goes back for as long as its task has been unknown here. So one of a task that is new in the release that is
-    being deployed waits no longer than the deployment has taken so far.
+    A job goes back for as long as its task has been unknown here. So a job of a task that comes with the release being
+    deployed waits no longer than the deployment has taken so far. The service thread alone uses it.
     """
 
     def __init__(self, first: float) -> None:
         self._first = first
         self._longest = max(first, _LONGEST)
         self._seen: dict[str, tuple[float, float]] = {}
-        """By task: since when its jobs come, and when it is forgotten because none has come again."""
+        """By task: since when its jobs have come, and when the task is forgotten if no more come."""
 
     def seconds(self, job: ClaimedJob) -> float:
-        """For how long this job goes back."""
+        """Seconds for which this job goes back."""
         now = monotonic()
         task = job.task if job.task in self._seen or len(self._seen) < _MOST else _REST
         since, forgotten = self._seen.get(task, (now, now))

@@ -1,7 +1,7 @@
-"""Looks after the parts of a worker from a thread of its own, once a second: whether a service connection has been silent for
-too long, and whether the event loop still answers.
+"""The watchdog: once a second, on a thread of its own, it checks that no service connection has been silent for too long and
+that the event loop still answers.
 
-An `async def` handler that blocks its loop stops all that runs there, timeouts too; whoever is to notice must be elsewhere.
+An `async def` handler that blocks its loop stops all that runs there, timeouts too. Only another thread can notice that.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ __all__ = ["Watchdog"]
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks, and after how many without an answer the event loop counts as blocked. Looks are counted, not
-#: seconds: while a host stands still there are none.
-_LOOK, _SILENT_LOOKS = 1.0, 5
+#: Seconds between two checks, and after how many checks without an answer the event loop counts as blocked. Checks are
+#: counted, not seconds, because a host that stands still makes none.
+_EVERY, _SILENT_CHECKS = 1.0, 5
 #: Seconds that a handler may go on blocking the event loop after its attempt was given up.
 _PATIENCE = 10.0
 
 
 class Watchdog:
-    """Looks at `watches` and at `loop`.
+    """Checks the deadlines of service connections, and `loop`.
 
-    `hopeless()` is called, at each look, when a handler goes on blocking the loop though its attempt was given up.
+    `hopeless()` is called at each check while a handler blocks the loop though its attempt was given up. All fields are the
+    watchdog thread's, but for `_answered_at`, which the loop writes, and `_silent`, which `blocked` reads.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, runs: Runs, hopeless: Callable[[], None]) -> None:
@@ -41,17 +42,17 @@ class Watchdog:
         self._asked_at = 0.0
         self._answered_at: float | None = None
         self._silent = 0
-        """Looks since the loop was asked, all without an answer."""
+        """Checks since the loop was asked, all without an answer."""
         self._held: set[Run] = set()
-        """What runs on the loop while it is blocked, also after it was given up."""
+        """The runs on the loop while it is blocked, also those that were given up since."""
         self._late_since: float | None = None
         self._end = threading.Event()
-        self.thread = ServiceThread("watch", self._look_again)
+        self.thread = ServiceThread("watch", self._watch)
 
     @property
     def blocked(self) -> bool:
-        """Whether the event loop is known not to answer."""
-        return self._silent >= _SILENT_LOOKS and self._answered_at is None
+        """Whether the event loop is known not to answer. For any thread."""
+        return self._silent >= _SILENT_CHECKS and self._answered_at is None
 
     def start(self, deadlines: Sequence[Deadline]) -> None:
         """Begin."""
@@ -59,21 +60,21 @@ class Watchdog:
         self.thread.start()
 
     def finish(self, timeout: float) -> None:
-        """End; waits at most `timeout` seconds for a look that is under way."""
+        """End; waits at most `timeout` seconds for a check that is under way."""
         self._end.set()
         if threading.current_thread() is not self.thread:
             self.thread.join(timeout)
 
-    def _look_again(self) -> None:
+    def _watch(self) -> None:
         self._ask()
-        while not self._end.wait(_LOOK):
+        while not self._end.wait(_EVERY):
             try:
                 for deadline in self._deadlines:
                     deadline.check()
-                self._look_at_loop()
+                self._check_loop()
             except BaseException:  # of the application's: a filter of logs, the repr of a task
                 with suppress(BaseException):
-                    logger.debug("a look after the worker failed", exc_info=True)
+                    logger.debug("a check of the watchdog failed", exc_info=True)
 
     def _ask(self) -> None:
         self._silent, self._asked_at, self._answered_at = 0, monotonic(), None
@@ -87,20 +88,20 @@ class Watchdog:
     def _answer(self) -> None:
         self._answered_at = monotonic()
 
-    def _look_at_loop(self) -> None:
+    def _check_loop(self) -> None:
         if self._answered_at is not None:
             silent, took = self._silent, self._answered_at - self._asked_at
             self._ask()
-            if silent >= _SILENT_LOOKS:
+            if silent >= _SILENT_CHECKS:
                 logger.warning("the event loop answers again, after %.1f s", took)
             return
         self._silent += 1
-        if self._silent < _SILENT_LOOKS:
+        if self._silent < _SILENT_CHECKS:
             return
         self._held.update(run for run in self._runs.all() if run.runner is not None)
         current = asyncio.current_task(self._loop)
         blocking = next((run for run in self._held if run.runner is current), None)
-        if self._silent == _SILENT_LOOKS:
+        if self._silent == _SILENT_CHECKS:
             self._say_blocked(current, blocking)
         self._look_for_late(blocking)
 

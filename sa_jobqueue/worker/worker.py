@@ -3,8 +3,8 @@
 >>> worker = Worker("postgresql://localhost/shop", queues={"mail": 10, "default": 50})
 >>> worker.run()  # doctest: +SKIP
 
-`run()` blocks and heeds SIGTERM and SIGINT: the first lets running jobs finish, the second does not wait for them.
-`await worker.serve()` does the same inside a loop that is running already, without signals; `stop()` ends it.
+`run()` blocks until SIGTERM or SIGINT: the first lets running jobs finish, the second does not wait for them.
+`await worker.serve()` does the same inside a running event loop, without signals; `stop()` ends it.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ logger = get_logger(__name__)
 
 
 class Worker:
-    """Serves `queues`, each with so many slots.
+    """Serves `queues`, a mapping of names to numbers of slots.
 
     `database`: a URL, or an `Engine`; where async handlers use `ctx.session`, give an `AsyncEngine` beside an Engine.
-    With a URL the worker makes both itself. `sessionmaker`, `async_sessionmaker`: the application's own, for
-    `ctx.session`; by default the registry's. `registry`: the tasks it knows. `schema`: where the tables are, if not in `sa_jobqueue` and not
-    said by the engine's `schema_translate_map`. `listen_url`: a direct URL for LISTEN when `database` is a pooler.
-    `listen=False`: only poll. `max_jobs`, `max_memory` (bytes): end after so many jobs, or above so much resident
-    memory, to be started anew. Everything else is in `settings`.
+    From a URL the worker makes both itself. `sessionmaker`, `async_sessionmaker`: the application's own, for
+    `ctx.session`; by default the registry's. `registry`: the tasks it knows. `schema`: where the tables are, if it is
+    neither `sa_jobqueue` nor given by the engine's `schema_translate_map`. `listen_url`: a direct URL for LISTEN when
+    `database` is a pooler. `listen=False`: only poll. `max_jobs`, `max_memory`: end after that many jobs, or above that
+    many bytes of resident memory, to be restarted. Everything else is in `settings`.
 
     Raises ConfigurationError for what cannot work.
     """
@@ -120,20 +120,20 @@ class Worker:
         self._signals = 0
 
     def limit(self, *, max_jobs: int | None = None, max_memory: int | None = None) -> None:
-        """From the next `run()` or `serve()` on, `max_jobs` and `max_memory` are these; None: as they were."""
+        """Set `max_jobs` and `max_memory` for the next `run()` or `serve()`; None leaves one as it was."""
         _check_limits(max_jobs=max_jobs, max_memory=max_memory)
-        said = self._spec
+        spec = self._spec
         self._spec = replace(
-            said,
-            max_jobs=said.max_jobs if max_jobs is None else max_jobs,
-            max_memory=said.max_memory if max_memory is None else max_memory,
+            spec,
+            max_jobs=spec.max_jobs if max_jobs is None else max_jobs,
+            max_memory=spec.max_memory if max_memory is None else max_memory,
         )
 
     def run(self, *, until_idle: bool = False) -> Ending:
-        """Work until a signal comes (or, `until_idle`, until there is nothing due); what it ended for.
+        """Work until a signal comes or, with `until_idle`, until nothing is due. Returns why it ended.
 
-        It ends the process, and does not return, when a handler blocks the event loop past the grace time or, for
-        more than some seconds, past its timeout.
+        It ends the process and does not return when a handler blocks the event loop past the grace time, or for more
+        than some seconds past its timeout.
 
         Raises SchemaError, DatabaseUnavailable, TaskError, ConfigurationError when it cannot begin.
         """
@@ -161,18 +161,18 @@ class Worker:
 
     async def _serve(self, *, until_idle: bool, own_process: bool) -> Ending:
         self.registry.resolve()
-        self._serving = shift = Serving(self._spec, self.counts, until_idle=until_idle, own_process=own_process)
+        self._serving = serving = Serving(self._spec, self.counts, until_idle=until_idle, own_process=own_process)
         if self._signals:
-            shift.stop(now=self._signals > 1)  # a signal, or stop(), came before there was anything to stop
+            serving.stop(now=self._signals > 1)  # a signal, or stop(), came before there was anything to stop
         try:
-            return await shift.serve()
+            return await serving.serve()
         finally:
             self._signals = 0
 
     def stop(self, *, now: bool = False) -> None:
-        """End `run()` or `serve()`: claim no more, let what runs finish; `now`: do not wait for it. From any thread.
+        """End `run()` or `serve()`: claim no more, let running jobs finish; `now`: do not wait for them. For any thread.
 
-        Of a worker that has not begun yet, the first of them.
+        Called before the worker begins, it ends the next `run()` or `serve()`.
         """
         if self._serving is None or (now and self.serving):
             self._signals = max(self._signals, 2 if now else 1)
@@ -185,11 +185,11 @@ class Worker:
         return self._serving is not None and self._serving.under_way
 
     def _heed_signal(self, number: signal.Signals) -> float:
-        """Stop; returns after how many seconds the handlers should have come to their end."""
+        """Stop. Returns the seconds after which handlers should have ended. On the signals thread."""
         self._signals += 1
         now = self._signals > 1
         self.stop(now=now)
-        with suppress(BaseException):  # of a filter of logs: the next signal is to be heard, too
+        with suppress(BaseException):  # a log filter's: the next signal must be heard, too
             if now:
                 logger.warning("%s, the second signal: leaving now", number.name)
             else:

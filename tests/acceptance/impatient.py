@@ -5,4 +5,4 @@ from tests.acceptance.app import registry
 
 __all__ = ["registry"]
 
-watchdog._LOOK, watchdog._PATIENCE = 0.2, 1.0
+watchdog._EVERY, watchdog._PATIENCE = 0.2, 1.0

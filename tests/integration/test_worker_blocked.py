@@ -31,8 +31,8 @@ def registry() -> Registry:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What takes seconds elsewhere takes tenths of them here."""
-    monkeypatch.setattr(watchdog, "_LOOK", 0.1)
-    monkeypatch.setattr(watchdog, "_SILENT_LOOKS", 10)
+    monkeypatch.setattr(watchdog, "_EVERY", 0.1)
+    monkeypatch.setattr(watchdog, "_SILENT_CHECKS", 10)
     monkeypatch.setattr(watchdog, "_PATIENCE", 0.5)
     monkeypatch.setattr(maintenance, "_ASYNC_MARGIN", 0.2)
     caplog.set_level(logging.WARNING, "sa_jobqueue")

@@ -250,7 +250,7 @@ def test_a_filter_of_logs_that_raises_does_not_end_the_watch(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It meets the records that say that the event loop is blocked, and that it answers again."""
-    monkeypatch.setattr(watchdog, "_LOOK", 0.02)
+    monkeypatch.setattr(watchdog, "_EVERY", 0.02)
     raised: list[str] = []
     go = threading.Event()
 

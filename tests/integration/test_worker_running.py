@@ -339,7 +339,7 @@ def test_a_lost_run_that_does_not_come_back_still_counts_for_its_slot_and_when_t
             take_away(engine, id)
         wait_until(lambda: all(run.stop is Stop.LOST for run in first.values()))
         assert set(services.running()) >= set(first.values())
-        first["stays"].deadline = 0.0
+        first["stays"].timeout_at = 0.0
         wait_until(lambda: slots.stuck == 1)
         assert first["stays"] not in services.running()
         gate.set()

@@ -32,7 +32,7 @@ def registry() -> Registry:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What takes seconds elsewhere takes tenths of them here."""
-    monkeypatch.setattr(watchdog, "_LOOK", 0.1)
+    monkeypatch.setattr(watchdog, "_EVERY", 0.1)
     monkeypatch.setattr(maintenance, "_ASYNC_MARGIN", 0.2)
     monkeypatch.setattr(maintenance, "_CLEANUP", 0.5)
     caplog.set_level(logging.WARNING, "sa_jobqueue")

@@ -12,7 +12,7 @@ from tests.support.waiting import wait_until
 
 
 class PausedAgain:
-    """A lane whose first job fails to get a connection just as it is resumed."""
+    """Slots whose first job fails to get a connection just as it is resumed."""
 
     def __init__(self) -> None:
         self.paused, self.again = False, threading.Thread()

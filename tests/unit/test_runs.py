@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
@@ -122,6 +123,28 @@ def test_a_run_that_ends_because_of_its_timeout_says_so_itself() -> None:
     assert change is not None
     assert change.error is not None
     assert change.error.type == "sa_jobqueue.errors.HandlerTimeout"
+
+
+def test_of_threads_that_settle_a_run_at_once_one_is_first() -> None:
+    """Its outcome is written, and no other."""
+    threads, rounds = 8, 300
+    first: list[int] = []
+    together = threading.Barrier(threads)
+    runs = [run(nothing, number) for number in range(rounds)]
+
+    def settle_all() -> None:
+        for one in runs:
+            together.wait()
+            if one.settle():
+                first.append(one.job.id)
+
+    racing = [threading.Thread(target=settle_all) for _ in range(threads)]
+    for thread in racing:
+        thread.start()
+    for thread in racing:
+        thread.join()
+    assert sorted(first) == list(range(rounds))
+    assert all(one.settled for one in runs)
 
 
 def test_a_handler_that_ends_just_when_it_is_given_up_frees_its_slot_once() -> None:

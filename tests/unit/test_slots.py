@@ -1,4 +1,4 @@
-"""Which runners a lane calls, and when it wants jobs."""
+"""Which runners slots call, and when they want jobs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_jobs_start_in_their_order_whichever_kind_they_are() -> None:
     assert one.next(Kind.THREAD, arriving=True) is jobs[2]
 
 
-def test_a_lane_whose_runner_does_not_come_wants_no_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_whose_runner_does_not_come_want_no_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler blocks the event loop: what is claimed now would only be given back."""
     one, _ = slots(limit=2)
     assert one.free() == 2
@@ -129,7 +129,7 @@ def test_jobs_are_wanted_when_those_that_wait_may_soon_not_be_enough(monkeypatch
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
-def test_a_thread_that_cannot_be_started_leaves_the_lane_to_call_another(
+def test_a_thread_that_cannot_be_started_lets_another_be_called(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     """The host allows no more threads just now; the slot is not lost, nor is the job."""
@@ -200,7 +200,7 @@ def cancels(loop: asyncio.AbstractEventLoop, coroutine: Any, **_: Any) -> asynci
 
 
 @pytest.mark.parametrize("factory", [refuses, cancels])
-async def test_a_runner_that_does_not_come_leaves_the_lane_to_call_another(
+async def test_a_runner_that_does_not_come_lets_another_be_called(
     factory: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A task factory fails, or a task is cancelled before it begins: the job waits for the next runner, and jobs are wanted."""
@@ -224,7 +224,7 @@ async def test_a_runner_that_does_not_come_leaves_the_lane_to_call_another(
     assert ("no job of queue 'default' can be started just now" in caplog.text) is (factory is refuses)
 
 
-def test_a_closed_lane_takes_and_gives_nothing() -> None:
+def test_closed_slots_take_and_give_nothing() -> None:
     """The worker leaves."""
     one, called = slots()
     waiting, late = run(nothing), run(nothing, 2)
@@ -237,7 +237,7 @@ def test_a_closed_lane_takes_and_gives_nothing() -> None:
     assert called == [Kind.THREAD]
 
 
-def test_a_paused_lane_starts_and_wants_nothing_until_it_is_resumed() -> None:
+def test_paused_slots_start_and_want_nothing_until_they_are_resumed() -> None:
     """What runs goes on, and what waits keeps its place."""
     one, called = slots()
     running, waiting = run(nothing), run(nothing, 2)

@@ -1,7 +1,7 @@
 """What a worker does when the database gives its handlers no connection.
 
-Their jobs go back, no attempt spent; their queues wait, and nothing is claimed from them; and a thread tries to open a connection
-until it gets one. A queue whose handlers open no session is never among them.
+Jobs whose session got none go back, no attempt spent; their queues pause, and nothing is claimed from them; a thread tries to
+open a connection until it gets one. A queue whose handlers open no session is never paused.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ __all__ = ["Reopening"]
 
 logger = get_logger(__name__)
 
-#: Seconds before the first try, doubled with each that fails, and at most.
+#: Seconds before the first try; doubled after each failure, up to the second number.
 _FIRST, _MOST = 0.25, 2.0
-#: Seconds between two looks at whether the worker ends, while the event loop tries.
-_LOOK = 0.1
+#: Seconds between two checks whether the worker ends, while the event loop tries.
+_END_CHECK = 0.1
 _ASK = "SELECT 1"
 
 
 class Reopening:
-    """The queues that wait for a connection. `loop` is that of async engines; `wake()`: jobs are wanted again."""
+    """The queues that wait for a connection. `loop` is that of async engines. `wake()` is called when jobs are wanted again."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, all_slots: Mapping[str, Slots], wake: Callable[[], None]
     ) -> None:
         self._loop, self._all_slots, self._wake = loop, all_slots, wake
         self._waiting: dict[Pool, set[str]] = {}
-        """By pool, the queues that wait for a connection of it; a pool that is here has its thread."""
+        """By pool, the queues that wait for a connection of it. Each pool in here has a thread that tries. Under the lock."""
         self._lock = threading.Lock()
         self._end = threading.Event()
 
     def pause(self, queue: str, engine: Engine, why: str) -> None:
-        """No connection of `engine` could be had for a job of this queue: it waits until one can. From any thread."""
+        """Pause a queue because no connection of `engine` could be had for one of its jobs. For any thread."""
         with self._lock:
             is_tried = engine.pool in self._waiting
             queues = self._waiting.setdefault(engine.pool, set())
@@ -57,7 +57,7 @@ class Reopening:
             self._start(engine)
 
     def finish(self) -> None:
-        """Try no more."""
+        """Stop trying."""
         self._end.set()
 
     def _start(self, engine: Engine) -> None:
@@ -80,14 +80,14 @@ class Reopening:
                 return
 
     def _open(self, engine: Engine) -> None:
-        """Open a connection, or take one of the pool's, and see that the server answers."""
+        """Open a connection, or take one of the pool's, and check that the server answers."""
         if not engine.dialect.is_async:
             with engine.connect() as connection:
                 connection.exec_driver_sql(_ASK)
             return
         trying = asyncio.run_coroutine_threadsafe(_open_async(engine), self._loop)
         while not trying.done():
-            if self._end.wait(_LOOK):
+            if self._end.wait(_END_CHECK):
                 trying.cancel()
         trying.result()
 

@@ -1,4 +1,4 @@
-"""What runs handlers: coroutines on the event loop, and daemon threads of the worker's own.
+"""What runs handlers: tasks on the event loop, and daemon threads of the worker's own.
 
 A thread of a `ThreadPoolExecutor` would hold up the process's exit when a handler does not come back.
 """
@@ -27,24 +27,23 @@ _TURN = 0.005
 
 
 class Runners:
-    """Brings runners to lanes; each pulls jobs from its lane until there is none.
+    """Brings runners to slots; each pulls jobs from its slots until there is none.
 
     A runner begins with the context variables of the worker's start. When a handler leaves others behind, its runner
-    ends with it: the next job is not to see them.
+    ends, so that the next job does not see them.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, executor: Executor, ended: Callable[[Slots], None]) -> None:
         self._loop, self._executor, self._ended = loop, executor, ended
         self._loop_thread = threading.get_ident()
         self._context = contextvars.copy_context()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop's own: it keeps only weak references to tasks
         self._tickets: SimpleQueue[Slots | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._threads = 0
-        self._idle = 0
+        self._threads = self._idle = 0  # any thread writes and reads these, under the lock
 
     def call(self, slots: Slots, kind: Kind) -> None:
-        """Bring one more runner to this lane, or tell it that none comes; from any thread."""
+        """Bring one more runner to these slots, or tell them that none comes. For any thread."""
         try:
             if kind is Kind.THREAD:
                 self._call_thread(slots)
@@ -61,12 +60,12 @@ class Runners:
         log("no job of queue %r can be started just now: %r", slots.name, error)
 
     def finish(self) -> None:
-        """End the threads: those that wait now, the others when their handlers have come back."""
+        """End the threads: idle ones now, the others when their handlers have come back."""
         with self._lock:
             for _ in range(self._threads):
                 self._tickets.put(None)
 
-    # ---- coroutines
+    # ---- tasks
 
     def _spawn(self, slots: Slots) -> None:
         coming = [slots]

@@ -1,9 +1,9 @@
-"""Lanes: the slots of one queue in this process, and the jobs that wait for them.
+"""The slots of one queue in this process, and the jobs that wait for them.
 
-Runners, coroutines and threads, pull jobs from a lane, and stop when there is none they may take. Whoever takes a job
-while more are waiting calls one more runner, which comes to its turn when the first one waits for something, or is
-through; so a handler that never waits costs no task, timer or thread switch per job, and handlers that do wait fill
-the slots one after the other. Jobs start in the order in which they were claimed, whichever kind they are.
+Runners, which are tasks or threads, pull jobs from the slots and stop when there is none they may take. A runner that
+takes a job while more are waiting calls one more runner, whose turn comes when the first one waits for something or is
+through. So a handler that never waits costs no task, timer or thread switch per job, and handlers that do wait fill the
+slots one after the other. Jobs start in the order in which they were claimed, of whichever kind they are.
 """
 
 from __future__ import annotations
@@ -17,39 +17,42 @@ from .run import Kind, Run
 
 __all__ = ["Slots"]
 
-#: A runner comes within milliseconds of being called, or, after so many seconds, something is in its way.
+#: Seconds after which a runner that was called and has not come means a blocked event loop. It takes milliseconds else.
 _BLOCKED = 1.0
-#: As many jobs are claimed ahead as end in so many seconds: some rounds of finish and claim, also where handlers leave
-#: the service thread little of the interpreter. (With half of this, of 32 threads that use ctx.session 4 had no job.)
+#: Jobs are claimed ahead for this many seconds: enough for some rounds of finish and claim, also where handlers leave the
+#: service thread little of the interpreter. (With half of it, 4 of 32 threads that use ctx.session had no job.)
 _AHEAD = 0.2
 
 
 class Slots:
-    """One queue's slots. `call(lane, kind)` brings one more runner, which begins with `next(kind, arriving=True)`.
+    """One queue's slots. `call(slots, kind)` brings one more runner, which begins with `next(kind, arriving=True)`.
 
-    It raises nothing: where no runner can be had, it says so by `not_coming`.
+    `call` raises nothing: where no runner can be had, it says so by `not_coming`. All methods are for any thread, but for
+    `measure`, which is the service thread's. What changes is written under the lock. `free`, `hungry` and the counts for
+    people read single fields without it: a value that is a moment old does no harm there.
     """
 
     def __init__(self, name: str, limit: int, *, buffer: int, call: Callable[[Slots, Kind], None]) -> None:
         self.name, self.limit = name, limit
         self._open = limit
-        """Those that may be taken now: all, or none while it is paused."""
+        """Slots that may be taken now: all, or none while the queue is paused."""
         self._call = call
         self._most = buffer
         self._buffer = 0.0
+        """Jobs to claim ahead. The service thread writes it; maintenance sets it to 0 when jobs have waited too long."""
         self._waiting: deque[Run] = deque()
         self._lock = threading.Lock()
         self._running = 0
         self._called: float | None = None
-        """When a runner was called that has not come yet: no other is called meanwhile."""
+        """When the runner was called that has not come yet; no other is called meanwhile."""
         self._ended = 0
-        self._measured = (monotonic(), 0)
+        self._measured = (monotonic(), 0)  # the service thread's own
         self._closed = False
         self.stuck = 0
-        """Slots held by handlers that timed out and do not come back."""
+        """Slots held by handlers that timed out and have not come back."""
 
     def feed(self, runs: list[Run]) -> list[Run]:
-        """Take claimed jobs in; what is left if the lane is closed."""
+        """Let these jobs wait for a slot. Returns them if the slots are closed, else nothing."""
         with self._lock:
             if self._closed:
                 return runs
@@ -60,7 +63,7 @@ class Slots:
         return []
 
     def next(self, kind: Kind, *, ended: Run | None = None, arriving: bool = False) -> Run | None:
-        """The next job for a runner of this kind, whose last one has `ended`; None: there is nothing for it to do."""
+        """The next job for a runner of this kind, whose last one has `ended`; None: it has nothing to do."""
         run: Run | None = None
         wanted: Kind | None = None
         with self._lock:
@@ -94,14 +97,14 @@ class Slots:
             self._keep(run)
 
     def _wanted(self) -> Kind | None:
-        """The kind of runner to be called now, if any; then it counts as called."""
+        """The kind of runner to call now, if any; it counts as called from here on."""
         if self._called is not None or not self._waiting or self._running >= self._open:
             return None
         self._called = monotonic()
         return self._waiting[0].kind
 
     def not_coming(self) -> None:
-        """The runner that was called cannot be had; the jobs wait until another is called."""
+        """The runner that was called will not come; the jobs wait until another is called."""
         with self._lock:
             self._called = None
 
@@ -122,7 +125,7 @@ class Slots:
         self.stuck -= 1
 
     def free(self) -> int:
-        """How many jobs to claim: the free slots, and some ahead if jobs end faster than a claim takes."""
+        """Jobs to claim now: for the free slots, and some ahead if jobs end faster than a claim takes."""
         with self._lock:
             if self._closed or not self._open or not self.hungry:
                 return 0
@@ -130,16 +133,16 @@ class Slots:
 
     @property
     def hungry(self) -> bool:
-        """Whether the jobs that wait may soon not be enough; until then a claim would bring a few, and cost as much.
+        """Whether the jobs that wait may soon be too few. Before that a claim would bring few, and cost as much.
 
-        Nor are any wanted as long as a runner that was called does not come: a handler blocks the event loop.
+        None are wanted while a runner that was called does not come, because a handler blocks the event loop.
         """
         if (called := self._called) is not None and monotonic() - called > _BLOCKED:
             return False
         return len(self._waiting) <= self._buffer / 2
 
     def measure(self) -> None:
-        """Size the buffer anew."""
+        """Adapt the buffer to how fast jobs end. On the service thread."""
         now, ended = monotonic(), self._ended
         before, count_before = self._measured
         if now - before >= 0.05:
@@ -148,19 +151,19 @@ class Slots:
             self._measured = (now, ended)
 
     def stale(self, seconds: float) -> list[Run]:
-        """Take out the jobs that have waited longer than `seconds` for a slot."""
+        """Remove and return the jobs that have waited longer than `seconds` for a slot."""
         before = monotonic() - seconds
         taken: list[Run] = []
         with self._lock:
             while self._waiting and self._waiting[0].arrived <= before:
                 taken.append(self._waiting.popleft())
             if taken:
-                # It was made for faster ones: else as many would be claimed ahead again, then half of it, and so on.
+                # It was made for faster jobs. Left alone, as many would be claimed ahead again, then half of that, ...
                 self._buffer = 0.0
         return taken
 
     def pause(self) -> None:
-        """Start no more for now, and claim none; what waits goes back in time, as behind handlers that do not end."""
+        """Start no more jobs for now, and claim none. Jobs that wait too long go back, as they do behind slow handlers."""
         with self._lock:
             self._open = 0
 
@@ -173,7 +176,7 @@ class Slots:
             self._call(self, wanted)
 
     def close(self) -> Iterable[Run]:
-        """Start no more; the jobs that were waiting."""
+        """Start no more jobs. Returns those that were waiting."""
         with self._lock:
             self._closed = True
             left, self._waiting = self._waiting, deque()
