@@ -33,6 +33,7 @@ from .retry import RetryPolicy, entry, next_delay
 
 __all__ = [
     "FINISHED",
+    "HELD",
     "LIVE",
     "TRANSITIONS",
     "Change",
@@ -98,6 +99,8 @@ TRANSITIONS: dict[tuple[JobStatus, Event], JobStatus] = {
 
 LIVE = frozenset({_S.QUEUED, _S.BLOCKED, _S.RUNNING})
 FINISHED = frozenset({_S.COMPLETED, _S.FAILED, _S.CANCELLED})
+#: A worker holds the job by a claim. Each write that follows a claim is for a job in this state alone.
+HELD = frozenset({_S.RUNNING})
 
 
 def sources(event: Event) -> tuple[JobStatus, ...]:
@@ -173,7 +176,10 @@ class Change(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether it says no more than "done": what nearly all outcomes are, and what is written fastest."""
+        """Whether it says no more than "done": what nearly all outcomes are, and what is written fastest.
+
+        False for a job whose end needs more than `statements.ends.ended()` writes: only `apply_changes` does more.
+        """
         return self.event is Event.COMPLETE and self.error is None and self.result is None
 
     @property

@@ -35,7 +35,6 @@ from ..models import Job
 
 __all__ = [
     "array",
-    "at_end",
     "in_seconds",
     "lock_in_order",
     "members",
@@ -114,11 +113,6 @@ def in_seconds(
     amount = bindparam(name, seconds, Float) if name is not None else seconds
     since = func.now() if after is None else after
     return type_coerce(since + amount * _SECOND, DateTime(timezone=True))
-
-
-def at_end() -> ColumnElement[Any]:
-    """When a job ended: as it is written. The now() of a handler's transaction, or an operator's, is when that began."""
-    return func.statement_timestamp(type_=DateTime(timezone=True))
 
 
 def lock_in_order(

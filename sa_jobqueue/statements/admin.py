@@ -16,9 +16,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
-    ColumnElement,
     ColumnExpressionArgument,
-    DateTime,
     Delete,
     Executable,
     Float,
@@ -45,9 +43,10 @@ from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
 from ..models import Job, StatusText, status_in, status_literal
 from ..outcomes import Duration, seconds_of
 from ..retry import entry
-from ._parts import array, at_end, in_seconds, lock_in_order, members, rows, table_of
+from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .apply import append_error
 from .claim import epoch_of
+from .ends import at_end, ended, is_held
 
 __all__ = ["cancel_jobs", "discard_jobs", "prune_jobs", "release_jobs", "retry_jobs"]
 
@@ -65,14 +64,16 @@ def cancel_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
     cancelled. It is one UPDATE, so it holds against a claim at the same moment.
     """
     columns = table_of(job).c
-    waiting = not_(status_in(columns.status, [JobStatus.RUNNING]))
-    cancelled = TRANSITIONS[JobStatus.QUEUED, Event.CANCEL]
-    return _update("cancel_jobs", job, Event.CANCEL, where).values(
-        status=type_coerce(case((waiting, status_literal(cancelled)), else_=columns.status), StatusText()),
-        finished_at=case((waiting, at_end())),
-        purge_at=case((waiting, _kept_for(Rules().retain))),
-        cancel_requested_at=func.coalesce(columns.cancel_requested_at, at_end()),
+    held = is_held(table_of(job))
+    cancelled = status_literal(TRANSITIONS[JobStatus.QUEUED, Event.CANCEL])
+    end = ended(
+        type_coerce(case((not_(held), cancelled), else_=columns.status), StatusText()),
+        retain=Rules().retain,
+        only=not_(held),
     )
+    end["lease_expires_at"] = case((held, columns.lease_expires_at))  # its worker goes on until it hears of it
+    requested = func.coalesce(columns.cancel_requested_at, at_end())
+    return _update("cancel_jobs", job, Event.CANCEL, where).values(**end, cancel_requested_at=requested)
 
 
 def retry_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
@@ -107,9 +108,7 @@ def discard_jobs(*where: Criterion, reason: str = "discarded by an operator", jo
         type_=JSONB,
     )  # fmt: skip
     return _update("discard_jobs", job, Event.DISCARD, where).values(
-        status=status_literal(TRANSITIONS[JobStatus.QUEUED, Event.DISCARD]),
-        finished_at=at_end(),
-        purge_at=_kept_for(Rules().retain_failed),
+        **ended(status_literal(TRANSITIONS[JobStatus.QUEUED, Event.DISCARD]), retain=Rules().retain_failed),
         errors=append_error(table, note),
     )
 
@@ -124,12 +123,13 @@ def release_jobs(*where: Criterion, delay: Duration = 0, job: type[Job] = Job) -
     back, cancelled = TRANSITIONS[JobStatus.RUNNING, Event.RELEASE], TRANSITIONS[JobStatus.RUNNING, Event.CANCEL]
     later = in_seconds(seconds_of(delay, what="release_jobs(delay=...)"), name="delay_seconds")
     return _update("release_jobs", job, Event.RELEASE, where).values(
-        status=type_coerce(case((asked, status_literal(cancelled)), else_=status_literal(back)), StatusText()),
+        **ended(
+            type_coerce(case((asked, status_literal(cancelled)), else_=status_literal(back)), StatusText()),
+            retain=Rules().retain,
+            only=asked,
+        ),
         run_at=case((asked, columns.run_at), else_=later),
         attempt=func.greatest(columns.attempt - literal_column("1"), literal_column("0")),
-        finished_at=case((asked, at_end())),
-        purge_at=case((asked, _kept_for(Rules().retain))),
-        lease_expires_at=null(),
     )
 
 
@@ -227,11 +227,3 @@ def _check(name: str, where: Sequence[Criterion]) -> None:
             and_(one)
         except ArgumentError as error:
             raise TypeError(f"{name} takes conditions, as in {name}(Job.id == 3), not {one!r}") from error
-
-
-def _kept_for(seconds: float | None) -> ColumnElement[Any]:
-    return (
-        null()
-        if seconds is None
-        else type_coerce(in_seconds(literal_column(str(seconds)), after=at_end()), DateTime(timezone=True))
-    )

@@ -22,7 +22,6 @@ from sqlalchemy import (
     func,
     literal_column,
     not_,
-    null,
     or_,
     select,
     type_coerce,
@@ -31,10 +30,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from ..lifecycle import FINISHED, Change, Event, JobStatus, sources
+from ..lifecycle import FINISHED, Change, JobStatus
 from ..models import Job, StatusText, status_in, status_literal
 from ..retry import MAX_ERRORS
-from ._parts import array, at_end, in_seconds, lock_in_order, members, rows, table_of
+from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
+from .ends import at_end, ended, fence, is_held
 
 __all__ = ["append_error", "apply_changes", "apply_parameters"]
 
@@ -90,19 +90,16 @@ def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: t
         retain=array("change_retain", given["change_retain"], Float(53)),
         expired=array("change_expired", given["change_expired"], Boolean()),
     )
-    running = status_in(columns.status, sources(Event.COMPLETE))
-    locked = lock_in_order(table, columns.id == func.any(ids), running, skip_locked=skip_locked)
-    fence = and_(
-        columns.id == change.c.id,
-        # A row that somebody has set to running by hand may have none.
-        columns.claim_token.is_not_distinct_from(change.c.claim_token),
-        running,
+    held = is_held(table)
+    locked = lock_in_order(table, columns.id == func.any(ids), held, skip_locked=skip_locked)
+    valid = and_(
+        fence(table, id=change.c.id, token=change.c.claim_token, by_hand=True),
         # A renewal does not change the fence, so a rescue looks at the lease again, in the write.
         or_(
             not_(change.c.expired), columns.lease_expires_at.is_(None), columns.lease_expires_at <= func.now()
         ),
     )  # fmt: skip
-    mine = and_(members(columns.id, select(locked.c.id)), fence)
+    mine = and_(members(columns.id, select(locked.c.id)), valid)
     leaves = and_(change.c.status == status_literal(JobStatus.COMPLETED), change.c.retain == literal_column("0"))
     status = case((columns.cancel_requested_at.is_(None), change.c.status), else_=change.c.if_cancelled)
     finished = status_in(status, FINISHED)
@@ -110,7 +107,7 @@ def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: t
     # in a transaction that is still open. So those that leave are locked once more, for real.
     leaving = (
         select(columns.id)
-        .where(members(columns.id, select(change.c.id).where(leaves)), running)
+        .where(members(columns.id, select(change.c.id).where(leaves)), held)
         .order_by(columns.id)
         .with_for_update(skip_locked=skip_locked)
         .cte("leaving")
@@ -126,30 +123,31 @@ def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: t
         update(table)
         .where(mine, not_(func.coalesce(leaves, literal_column("false"))))
         .values(
-            status=type_coerce(status, StatusText()),
+            **ended(
+                type_coerce(status, StatusText()),
+                retain=change.c.retain,
+                result=cast(change.c.result, JSONB),
+                only=finished,
+            ),
             run_at=case(
                 (finished, columns.run_at),
                 # At once: also for a claim in this very transaction.
                 (change.c.delay == literal_column("0"), func.now()),
                 else_=in_seconds(change.c.delay, after=at_end()),
             ),
-            finished_at=case((finished, at_end())),
-            purge_at=case((finished, in_seconds(change.c.retain, after=at_end()))),
-            lease_expires_at=null(),
             attempt=func.greatest(cast(columns.attempt, Integer) + change.c.attempt, literal_column("0")),
             rescues=func.least(cast(columns.rescues, Integer) + change.c.rescues, literal_column("32767")),
             errors=case(
                 (change.c.error.is_(None), columns.errors),
                 else_=append_error(table, cast(change.c.error, JSONB)),
             ),
-            result=cast(change.c.result, JSONB),
         )
         .returning(columns.id, columns.claim_token)
         .cte("updated")
     )
     done = union_all(select(deleted), select(updated)).subquery("done")
     # Not EXISTS, which may be planned as a hash over all that runs.
-    still_ours = select(literal_column("true", Boolean)).where(fence).correlate(change).scalar_subquery()
+    still_ours = select(literal_column("true", Boolean)).where(valid).correlate(change).scalar_subquery()
     return (
         select(
             change.c.id,

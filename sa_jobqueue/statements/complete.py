@@ -31,9 +31,10 @@ from sqlalchemy import (
     update,
 )
 
-from ..lifecycle import TRANSITIONS, Change, Event, JobStatus, sources
-from ..models import Job, status_in, status_literal
-from ._parts import array, at_end, in_seconds, lock_in_order, members, packed, rows, table_of
+from ..lifecycle import TRANSITIONS, Change, Event, JobStatus
+from ..models import Job, status_literal
+from ._parts import array, lock_in_order, members, packed, rows, table_of
+from .ends import ended, fence, is_held
 
 __all__ = ["complete_jobs", "completion_parameters", "delete_completed"]
 
@@ -71,12 +72,12 @@ def complete_jobs(
         token=array("done_tokens", tokens, BigInteger()),
         retain=array("done_retain", retain, Float(53)),
     )
-    running = status_in(columns.status, sources(Event.COMPLETE))
-    locked = lock_in_order(table, columns.id == func.any(array("done_ids", ids, BigInteger())), running)
+    ours = columns.id == func.any(array("done_ids", ids, BigInteger()))
+    locked = lock_in_order(table, ours, is_held(table))
     written = (
         update(table)
         .where(*_fenced(table, done, locked))
-        .values(_completed(in_seconds(done.c.retain, after=at_end())))
+        .values(_completed(done.c.retain))
         .returning(columns.id)
         .cte("written")
     )
@@ -89,38 +90,27 @@ def complete_job(*, id: int, token: int, retain: float | None, job: type[Job] = 
     For transactions of handlers: a row found by its key, whatever the planner is told on their connections.
     """
     table = table_of(job)
-    columns = table.c
     return (
         update(table)
         .where(
-            columns.id == bindparam("done_id", id, BigInteger),
-            columns.claim_token == bindparam("done_token", token, BigInteger),
-            status_in(columns.status, sources(Event.COMPLETE)),
+            fence(
+                table,
+                id=bindparam("done_id", id, BigInteger),
+                token=bindparam("done_token", token, BigInteger),
+            )
         )
-        .values(_completed(in_seconds(bindparam("done_retain", retain, Float), after=at_end())))
-        .returning(columns.id)
+        .values(_completed(bindparam("done_retain", retain, Float)))
+        .returning(table.c.id)
     )
 
 
-def _completed(purge_at: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
-    return {
-        "status": status_literal(TRANSITIONS[JobStatus.RUNNING, Event.COMPLETE]),
-        "finished_at": at_end(),
-        "purge_at": purge_at,
-        "lease_expires_at": null(),
-        "result": null(),
-    }
+def _completed(retain: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
+    return ended(status_literal(TRANSITIONS[JobStatus.RUNNING, Event.COMPLETE]), retain=retain)
 
 
 def _fenced(table: Table, done: TableValuedAlias, locked: CTE) -> list[ColumnElement[bool]]:
     """The rows of `done` that are locked, and whose claims are still valid."""
-    columns = table.c
-    return [
-        members(columns.id, select(locked.c.id)),
-        columns.id == done.c.id,
-        columns.claim_token == done.c.token,
-        status_in(columns.status, sources(Event.COMPLETE)),
-    ]
+    return [members(table.c.id, select(locked.c.id)), fence(table, id=done.c.id, token=done.c.token)]
 
 
 def delete_completed(
@@ -136,9 +126,8 @@ def delete_completed(
     done = rows(
         "done", id=array("done_ids", ids, BigInteger()), token=array("done_tokens", tokens, BigInteger())
     )  # fmt: skip
-    running = status_in(columns.status, sources(Event.COMPLETE))
     ours = columns.id == func.any(array("done_ids", ids, BigInteger()))
-    locked = lock_in_order(table, ours, running, to_delete=True)
+    locked = lock_in_order(table, ours, is_held(table), to_delete=True)
     written = delete(table).where(*_fenced(table, done, locked)).returning(columns.id).cte("written")
     return _answered(locked, written, claim)
 

@@ -29,10 +29,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 
-from ..lifecycle import Event, sources
-from ..models import Job, Uptime, status_in
+from ..models import Job, Uptime
 from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .claim import epoch_of
+from .ends import fence, is_held
 
 __all__ = ["expired_leases", "renew_leases"]
 
@@ -47,21 +47,17 @@ def renew_leases(*, ids: Sequence[int], tokens: Sequence[int], lease: float, job
     columns = table.c
     id_array, token_array = array("lease_ids", ids, BigInteger()), array("lease_tokens", tokens, BigInteger())
     held = rows("held", id=id_array, token=token_array)
-    locked = lock_in_order(table, columns.id == func.any(id_array), status_in(columns.status, sources(Event.RELEASE)))
-    fence = and_(
-        columns.id == held.c.id,
-        columns.claim_token == held.c.token,
-        status_in(columns.status, sources(Event.RELEASE)),
-    )
+    locked = lock_in_order(table, columns.id == func.any(id_array), is_held(table))
+    valid = fence(table, id=held.c.id, token=held.c.token)
     renewed = (
         update(table)
-        .where(members(columns.id, select(locked.c.id)), fence)
+        .where(members(columns.id, select(locked.c.id)), valid)
         .values(lease_expires_at=in_seconds(lease, name="lease_seconds"))
         .returning(columns.id, columns.claim_token, columns.cancel_requested_at)
         .cte("renewed")
     )
     # Not EXISTS, which may be planned as a hash over all that runs.
-    still_ours = select(literal_column("true", Boolean)).where(fence).correlate(held).scalar_subquery()
+    still_ours = select(literal_column("true", Boolean)).where(valid).correlate(held).scalar_subquery()
     return (
         select(
             held.c.id,
@@ -84,7 +80,8 @@ def expired_leases(*, after: int = -(2**63), limit: int = 100, job: type[Job] = 
     Columns: id, claim_token, task, queue, attempt, max_attempts, rescues, worker; claimed_at, in seconds since 1970; overdue,
     the seconds since the lease ran out.
     """
-    columns = table_of(job).c
+    table = table_of(job)
+    columns = table.c
     return (
         select(
             columns.id,
@@ -100,7 +97,7 @@ def expired_leases(*, after: int = -(2**63), limit: int = 100, job: type[Job] = 
         )
         .select_from(job)  # so that a session that is bound by class finds its engine
         .where(
-            status_in(columns.status, sources(Event.RESCUE)),
+            is_held(table),
             or_(columns.lease_expires_at.is_(None), columns.lease_expires_at <= func.now()),
             columns.id > bindparam("after_id", after, BigInteger),
         )
@@ -122,9 +119,7 @@ def cancel_requests(*, ids: Sequence[int], tokens: Sequence[int], job: type[Job]
     held = rows("held", id=id_array, token=token_array)
     return select(columns.id).where(
         columns.id == func.any(id_array),
-        columns.id == held.c.id,
-        columns.claim_token == held.c.token,
-        status_in(columns.status, sources(Event.RELEASE)),
+        fence(table, id=held.c.id, token=held.c.token),
         columns.cancel_requested_at.is_not(None),
     )
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sa_jobqueue.lifecycle import (
     FINISHED,
+    HELD,
     LIVE,
     TRANSITIONS,
     Change,
@@ -230,6 +231,13 @@ def test_sources_come_in_the_order_of_the_life_cycle() -> None:
     """Statements are built from them, and their text must not vary."""
     assert sources(Event.CANCEL) == (QUEUED, JobStatus.BLOCKED, RUNNING)
     assert sources(Event.REQUEUE) == (QUEUED, COMPLETED, FAILED, CANCELLED)
+
+
+def test_each_event_after_a_claim_is_for_a_held_job() -> None:
+    """What a worker writes of a job that it has claimed needs the status that the claim left."""
+    after_a_claim = (Event.COMPLETE, Event.RETRY, Event.SNOOZE, Event.RELEASE, Event.RESCUE, Event.FAIL)
+    assert {frozenset(sources(event)) for event in after_a_claim} == {HELD}
+    assert frozenset({TRANSITIONS[QUEUED, Event.CLAIM]}) == HELD
 
 
 # ---- properties

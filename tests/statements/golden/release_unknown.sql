@@ -18,7 +18,8 @@ SET status=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN 'can
     lease_expires_at=NULL,
     finished_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN statement_timestamp() END,
     purge_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN statement_timestamp() + 604800.0 * interval '1 second' END,
-    attempt=greatest(sa_jobqueue.job.attempt - 1, 0)
+    attempt=greatest(sa_jobqueue.job.attempt - 1, 0),
+    result=NULL
 WHERE sa_jobqueue.job.id = any(array((
         SELECT locked.id
         FROM locked

@@ -1,0 +1,81 @@
+"""How a job ends, and the fence of each write that follows a claim: said here, and compiled into every statement.
+
+Whatever else has to happen when a job ends belongs into `apply_changes`, the general statement, and nowhere else. The
+faster completions (`complete_jobs`, `complete_job`, `delete_completed`, and the SQL function `complete_job` of the
+schema) write `ended()` and no more. So `Change.plain` must be false for a job that needs more than that, and the claim
+must already return what tells such a job apart: all other jobs pay nothing for it.
+
+>>> from sa_jobqueue.lifecycle import JobStatus
+>>> from sa_jobqueue.models import status_literal
+>>> sorted(ended(status_literal(JobStatus.COMPLETED), retain=60))
+['finished_at', 'lease_expires_at', 'purge_at', 'result', 'status']
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    DateTime,
+    FromClause,
+    and_,
+    case,
+    func,
+    literal_column,
+    null,
+)
+
+from ..lifecycle import HELD
+from ..models import status_in
+from ._parts import in_seconds
+
+__all__ = ["at_end", "ended", "fence", "is_held"]
+
+
+def at_end() -> ColumnElement[Any]:
+    """When a job ended: as it is written. The now() of a handler's transaction, or an operator's, is when that began."""
+    return func.statement_timestamp(type_=DateTime(timezone=True))
+
+
+def ended(
+    status: ColumnElement[Any],
+    *,
+    retain: ColumnElement[Any] | float | None,
+    result: ColumnElement[Any] | None = None,
+    only: ColumnElement[bool] | None = None,
+) -> dict[str, ColumnElement[Any]]:
+    """The SET clause of an end, by column. `retain`: seconds until the row may be deleted; None, or NULL: never.
+
+    `only`: which of the rows end, in a statement that writes others, too. `status` and `result` then speak of both kinds,
+    and a row that does not end has no time of an end.
+    """
+    if retain is None:
+        purge_at: ColumnElement[Any] = null()
+    else:
+        seconds = retain if isinstance(retain, ColumnElement) else literal_column(str(float(retain)))
+        purge_at = in_seconds(seconds, after=at_end())
+    return {
+        "status": status,
+        "finished_at": at_end() if only is None else case((only, at_end())),
+        "purge_at": purge_at if only is None else case((only, purge_at)),
+        "lease_expires_at": null(),
+        "result": null() if result is None else result,
+    }
+
+
+def is_held(table: FromClause) -> ColumnElement[bool]:
+    """Whether a worker holds the job by a claim."""
+    return status_in(table.c.status, HELD)
+
+
+def fence(
+    table: FromClause, *, id: ColumnElement[Any], token: ColumnElement[Any], by_hand: bool = False
+) -> ColumnElement[bool]:
+    """Whether the claim of the job `id` by which `token` was given is still valid: the condition of every write after it.
+
+    `by_hand`: a row that was set to running by hand may have no token, and matches one that is NULL.
+    """
+    columns = table.c
+    same = columns.claim_token.is_not_distinct_from(token) if by_hand else columns.claim_token == token
+    return and_(columns.id == id, same, is_held(table))
