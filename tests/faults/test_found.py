@@ -17,12 +17,12 @@ import pytest
 from sqlalchemy import Connection, Engine, Row, create_engine, make_url, text
 
 from sa_jobqueue import JobContext, Registry, RetryPolicy, task
-from sa_jobqueue.worker.claiming.claimer import Service
+from sa_jobqueue.worker.claiming.claimer import Claimer
 from sa_jobqueue.worker.connections import listener
 from sa_jobqueue.worker.connections.service import Connector
 from tests.faults.proxy import Proxy
 from tests.support.waiting import wait_until
-from tests.support.working import crew_of, working
+from tests.support.working import services_of, working
 
 LEASE = 2.0
 
@@ -285,7 +285,7 @@ def test_a_listener_whose_connection_is_half_open_listens_again(
     monkeypatch.setattr(listener, "_PING", 0.1)
     monkeypatch.setattr(listener, "_SILENCE", 0.5)
     with bad_network(database_url) as (proxy, url), working(url, Registry()) as worker:
-        listening = crew_of(worker).listener
+        listening = services_of(worker).listener
         assert listening is not None
         wait_until(lambda: listening.listening)
         proxy.go_silent(only=lambda link: link.listens, newcomers=False)
@@ -296,7 +296,7 @@ def test_a_listener_whose_connection_is_half_open_listens_again(
 def test_no_pause_before_another_attempt_is_longer_than_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a long outage a worker of its own has to be back within 5 s; the attempt itself takes time, too."""
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
-    service = object.__new__(Service)
+    service = object.__new__(Claimer)
     service._failures = 1_000
     pause = service._pause()
     assert pause is not None

@@ -37,8 +37,8 @@ def finished(engine: Engine) -> int:
 
 def test_the_url_leads_through_the_pooler(url: str) -> None:
     """Whoever a client is connected to is not the backend that answers."""
-    with connect(url) as pooled, connect(pooler.libpq(url)) as libpq:
-        for connection, same in ((pooled, False), (libpq, True)):
+    with connect(url) as pooled, connect(pooler.direct(url)) as direct:
+        for connection, same in ((pooled, False), (direct, True)):
             row: Any = connection.execute("SELECT pg_backend_pid()").fetchone()
             assert (connection.info.backend_pid == row[0]) is same
 
@@ -48,7 +48,7 @@ def test_check_says_that_listen_hears_nothing_through_it(url: str) -> None:
     result = invoke("check", url=url)
     assert result.exit_code == 1
     assert "LISTEN hears nothing: behind a pooler, give workers a direct --listen-url" in result.stdout
-    output("check", url=pooler.libpq(url))
+    output("check", url=pooler.direct(url))
 
 
 @pytest.mark.parametrize("command", [("bench", "drain", "--jobs=10"), ("demo",)], ids=" ".join)
@@ -76,7 +76,7 @@ def test_what_the_worker_sets_stays_in_its_transactions(engine: Engine, url: str
         ctx.session.scalar(select(1))
 
     names = ["enable_seqscan", "jit", "statement_timeout", "idle_in_transaction_session_timeout"]
-    with connect(pooler.libpq(url)) as connection:
+    with connect(pooler.direct(url)) as connection:
         expected = [connection.execute(f"SHOW {name}".encode()).fetchone() for name in names]
     with Session(engine) as session:
         session.add_all(enqueue(handler) for _ in range(20))

@@ -836,7 +836,7 @@ def test_what_cannot_be_read_is_not_destroyed_by_who_does_not_know_it(
 
 def test_a_claim_is_read_committed_whatever_the_servers_default_is(database_url: str, registry: Registry) -> None:
     """At a higher level claims fail where another one was quicker, also those that are their own transaction."""
-    url = pooler.libpq(database_url)
+    url = pooler.direct(database_url)
     with connect(url) as connection:
         name = connection.info.dbname
         connection.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")

@@ -191,3 +191,32 @@ def test_what_a_listener_refuses_on_a_connection_that_is_there_is_an_attempt(
     asyncio.run(own_async.dispose())
     (error,) = job_of(engine, id).errors
     assert (error["type"], error["message"]) == ("LookupError", "no tenant")
+
+
+def test_a_connection_that_broke_in_the_pool_is_no_attempt(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool does not look at a connection that was used just now. A thread says BEGIN before the handler begins to write."""
+    pooler.skip_where_deaf(url)
+    monkeypatch.setattr("sa_jobqueue.worker.connections.pool._JUST_NOW", 60.0)
+    backends: list[int] = []
+
+    @task(registry=registry, name="handler", max_attempts=1)
+    def handler(ctx: JobContext) -> None:
+        backends.append(ctx.session.scalars(select(func.pg_backend_pid())).one())
+
+    def is_gone(pid: int) -> bool:
+        with engine.connect() as connection:
+            return not connection.scalar(text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid"), {"pid": pid})
+
+    with working(url, registry) as worker:
+        add(engine, enqueue(handler))
+        wait_until(lambda: worker.counts["complete"] == 1)
+        with engine.begin() as connection:
+            connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": backends[0]})
+        wait_until(lambda: is_gone(backends[0]))
+        (id,) = add(engine, enqueue(handler))
+        wait_until(lambda: job_of(engine, id).status in {JobStatus.COMPLETED, JobStatus.FAILED})
+    job = job_of(engine, id)
+    assert (job.status, job.attempt, job.errors) == (JobStatus.COMPLETED, 1, [])
+    assert len(set(backends)) == 2

@@ -176,7 +176,18 @@ class HandlerTransaction:
         self._root = root
 
     def _open(self, engine: Engine) -> Connection:
+        """A connection whose transaction has begun. One that broke in the pool is replaced: the handler has done nothing yet."""
         self._pool = engine.pool
+        left = getattr(engine.pool, "size", int)()
+        while True:
+            try:
+                return self._open_one(engine)
+            except DBAPIError as error:
+                if not error.connection_invalidated or left <= 0:
+                    raise
+                left -= 1
+
+    def _open_one(self, engine: Engine) -> Connection:
         try:
             connection = engine.connect()
         except Exception as error:  # a handler's timeout that comes meanwhile is the attempt's
