@@ -44,6 +44,7 @@ __all__ = [
     "Rules",
     "decide",
     "sources",
+    "unwritable",
 ]
 
 
@@ -152,6 +153,10 @@ class Rules:
     rescue: bool = True
 
 
+#: Asked twice for each job. To look a member up on its enum takes Python 3.11 longer than the rest of the question.
+_COMPLETE = Event.COMPLETE
+
+
 class Change(NamedTuple):
     """A fenced write: job `id` goes from `running` to `status`, if `claim_token` is still that of its last claim.
 
@@ -180,15 +185,20 @@ class Change(NamedTuple):
 
         False for a job whose end needs more than `statements.ends.ended()` writes: only `apply_changes` does more.
         """
-        return self.event is Event.COMPLETE and self.error is None and self.result is None
+        return self.event is _COMPLETE and self.error is None and self.result is None
 
     @property
     def deletes(self) -> bool:
         """Whether the row is deleted at once."""
-        return self.event is Event.COMPLETE and self.retain == 0
+        return self.retain == 0 and self.event is _COMPLETE
+
+    def kept(self, seconds: float) -> Change:
+        """The same, for a row that cannot be deleted now: it is kept for `seconds`, and pruning tries again."""
+        return self._replace(retain=seconds)
 
 
 _COMPLETED = TRANSITIONS[_S.RUNNING, Event.COMPLETE]
+_UNWRITABLE = "OutcomeNotWritten"
 _INTERRUPTED = ErrorEntry("Interrupted", "the worker left while it ran")
 _NOT_TWICE = ErrorEntry("Interrupted", "the worker left while it ran, and it may not run twice (rescue=False)")
 
@@ -224,6 +234,20 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float) -> 
             return _retry(claim, error, delay, rules)
         case Failed(exception, error):
             return _retry(claim, error, next_delay(rules.policy, exception, claim.attempt, random), rules)
+
+
+def unwritable(change: Change, reason: str) -> Change | None:
+    """What to write in place of an outcome that the database cannot store: the job fails with `reason`, and is kept.
+
+    None if `change` is such a failure already.
+    """
+    if change.error is not None and change.error.type == _UNWRITABLE:
+        return None
+    failed = TRANSITIONS[_S.RUNNING, Event.FAIL]
+    return change._replace(
+        event=Event.FAIL, status=failed, if_cancelled=failed,
+        error=entry(_UNWRITABLE, reason), result=None, delay=0.0, retain=None,
+    )  # fmt: skip
 
 
 def _retry(claim: Claimed, error: ErrorEntry, delay: float | None, rules: Rules) -> Change:

@@ -311,7 +311,7 @@ def exchange(
         )
         return {}, found
     limit = INLINE_LIMIT if inline else NOTHING_INLINE
-    kept = changes[0].retain != 0
+    kept = not changes[0].deletes
     parameters = claim_parameters(
         worker=worker, queues=queues, lease=lease, after=after, but=but or None, args_limit=limit
     )  # fmt: skip
@@ -324,7 +324,8 @@ def exchange(
 
 def alike(changes: Sequence[Change]) -> bool:
     """Whether one of the faster statements can write them all."""
-    return all(change.plain for change in changes) and len({change.retain != 0 for change in changes}) <= 1
+    deletes = bool(changes) and changes[0].deletes
+    return all(change.plain and change.deletes is deletes for change in changes)
 
 
 def apply(connection: Connection, changes: Sequence[Change], *, job: type[Job] = Job) -> dict[int, Answer]:
@@ -332,8 +333,8 @@ def apply(connection: Connection, changes: Sequence[Change], *, job: type[Job] =
 
     Those that say no more than "done" are written by faster statements; what is left over by them, too, is asked about.
     """
-    kept = [change for change in changes if change.plain and change.retain != 0]
-    gone = [change for change in changes if change.plain and change.retain == 0] if len(kept) < len(changes) else []
+    kept = [change for change in changes if change.plain and not change.deletes]
+    gone = [change for change in changes if change.plain and change.deletes] if len(kept) < len(changes) else []
     answers: dict[int, Answer] = {}
     if kept:
         ((written,),) = _complete(job).rows(connection, completion_parameters(kept))
@@ -353,7 +354,7 @@ def apply_one(connection: Connection, change: Change, *, job: type[Job] = Job) -
 
     So it is applied, or lost: to whoever had the lock, perhaps.
     """
-    if change.plain and change.retain != 0:
+    if change.plain and not change.deletes:
         parameters = {"done_id": change.id, "done_token": change.claim_token, "done_retain": change.retain}
         written = bool(_complete_one(job).rows(connection, parameters))
     else:
@@ -364,7 +365,7 @@ def apply_one(connection: Connection, change: Change, *, job: type[Job] = Job) -
 
 def kept_for_now(change: Change, fault: Fault) -> Change:
     """What to write in place of a change that would delete its row and, for this fault, cannot."""
-    return change._replace(retain=_UNDELETED_RETAIN if fault is Fault.LATE else _UNDELETABLE_RETAIN)
+    return change.kept(_UNDELETED_RETAIN if fault is Fault.LATE else _UNDELETABLE_RETAIN)
 
 
 def renew(connection: Connection, held: Mapping[int, int], *, lease: float, job: type[Job] = Job) -> Renewal:

@@ -22,6 +22,7 @@ from sa_jobqueue.lifecycle import (
     Rules,
     decide,
     sources,
+    unwritable,
 )
 from sa_jobqueue.outcomes import (
     Cancel,
@@ -238,6 +239,30 @@ def test_each_event_after_a_claim_is_for_a_held_job() -> None:
     after_a_claim = (Event.COMPLETE, Event.RETRY, Event.SNOOZE, Event.RELEASE, Event.RESCUE, Event.FAIL)
     assert {frozenset(sources(event)) for event in after_a_claim} == {HELD}
     assert frozenset({TRANSITIONS[QUEUED, Event.CLAIM]}) == HELD
+
+
+def test_an_unwritable_outcome_becomes_a_failure_that_is_kept() -> None:
+    """The job fails with the reason, cleaned of what cannot be stored; its counters move as they would have."""
+    change = decide(claimed(), Rescued(ERROR), RULES, random=0.5)._replace(result="1", delay=5.0)
+    failure = unwritable(change, "no room\0" + "!" * MAX_MESSAGE)
+    assert failure is not None
+    assert (failure.event, failure.status, failure.if_cancelled) == (Event.FAIL, FAILED, FAILED)
+    assert (failure.result, failure.delay, failure.retain) == (None, 0.0, None)
+    assert (failure.rescues, failure.attempt, failure.expired) == (change.rescues, change.attempt, change.expired)
+    assert failure.error is not None
+    assert failure.error.type == "OutcomeNotWritten"
+    assert failure.error.message.startswith("no room\ufffd!")
+    assert len(failure.error.message) == MAX_MESSAGE
+    assert unwritable(failure, "no room either") is None
+
+
+def test_a_completion_that_cannot_delete_its_row_is_kept_instead() -> None:
+    """Nothing else changes."""
+    change = decide(claimed(), Completed(), Rules(retain=0.0), random=0.5)
+    assert change.deletes
+    assert not change.kept(60.0).deletes
+    assert change.kept(60.0) == change._replace(retain=60.0)
+    assert not decide(claimed(), Discard("no"), Rules(retain=0.0, retain_failed=0.0), random=0.5).deletes
 
 
 # ---- properties

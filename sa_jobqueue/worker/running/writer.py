@@ -12,12 +12,10 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from ... import operations
-from ...lifecycle import Change, Event, JobStatus
+from ...lifecycle import Change, unwritable
 from ...log import get_logger
 from ...models import Job
 from ...operations import Answer, Fault, fault_of, kept_for_now
-from ...outcomes import ErrorEntry
-from ...retry import MAX_MESSAGE, clean
 
 __all__ = ["OutcomeWriter"]
 
@@ -179,19 +177,13 @@ def _instead(part: list[Change], error: DBAPIError, fault: Fault) -> list[list[C
         return [part[half:], part[:half]]
     if part[0].deletes:  # what cannot be deleted can perhaps be kept
         return [[kept_for_now(part[0], fault)]]
-    mended = _mend(part[0], error) if fault is Fault.ROW else None
-    return None if mended is None else [[mended]]
+    failure = _failure(part[0], error) if fault is Fault.ROW else None
+    return None if failure is None else [[failure]]
 
 
-def _mend(change: Change, error: DBAPIError) -> Change | None:
-    """A change that can be written in place of one that cannot; None when that was it already."""
-    reason = ErrorEntry("OutcomeNotWritten", clean(f"its outcome could not be written: {error.orig}")[:MAX_MESSAGE])
-    if change.error == reason:
-        return None
-    if change.error is not None and change.error.type == reason.type:
-        return None
-    logger.error("job %d: its outcome could not be written: %s", change.id, error.orig)
-    return change._replace(
-        event=Event.FAIL, status=JobStatus.FAILED, if_cancelled=JobStatus.FAILED,
-        error=reason, result=None, delay=0.0, retain=None,
-    )  # fmt: skip
+def _failure(change: Change, error: DBAPIError) -> Change | None:
+    """The failure to record instead; None if `change` already is one."""
+    failure = unwritable(change, f"its outcome could not be written: {error.orig}")
+    if failure is not None:
+        logger.error("job %d: its outcome could not be written: %s", change.id, error.orig)
+    return failure
