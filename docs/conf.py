@@ -19,6 +19,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx_copybutton",
+    "sphinx_design",
     "cli_reference",
     "lifecycle_diagram",
     "plain_docstrings",
@@ -29,6 +30,8 @@ source_suffix = {".md": "markdown"}
 html_theme = "furo"
 html_title = "sa_jobqueue"
 html_static_path = ["_static"]
+html_logo = "_static/logo.svg"
+html_favicon = "_static/logo.svg"
 html_css_files = ["custom.css"]
 html_show_sphinx = False
 html_copy_source = False

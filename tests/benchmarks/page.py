@@ -17,7 +17,7 @@ from .report import Figure, number
 
 BEGIN = "<!-- measures: written by `python -m tests.benchmarks.page` -->"
 END = "<!-- end of the measures -->"
-PAGE = Path("docs/explanation/performance.md")
+PAGE = Path("docs/explanation/measurements.md")
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from tests.support.pages import put_between
 
 DOCS = Path(__file__).parents[2] / "docs" / "explanation"
-PAGE, FOLDER = DOCS / "performance.md", DOCS / "pictures"
+PAGE, FOLDER = DOCS / "measurements.md", DOCS / "pictures"
 
 BEGIN = "<!-- pictures: written by `python -m tests.benchmarks.pictures` -->"
 END = "<!-- end of the pictures -->"

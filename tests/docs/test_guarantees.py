@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.commands import ROOT
 
-PAGE = ROOT / "docs/explanation/delivery-guarantees.md"
+PAGE = ROOT / "docs/explanation/faults.md"
 
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="docs/ is not here")
 
@@ -27,9 +27,9 @@ def test_each_test_that_is_named_exists() -> None:
 
 def test_each_promise_names_a_test() -> None:
     """All five of them."""
-    promises = re.split(r"^\*\*\d\. ", PAGE.read_text().split("## The five ")[1].split("\n## ")[0], flags=re.MULTILINE)[
-        1:
-    ]
+    promises = re.split(
+        r"^\*\*\d\. ", PAGE.read_text().split("## Five promises ")[1].split("\n## ")[0], flags=re.MULTILINE
+    )[1:]
     assert [len(re.findall(r"::test_", promise)) > 0 for promise in promises] == [True] * 5
 
 

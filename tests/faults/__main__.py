@@ -1,7 +1,7 @@
 """The long runs: each fault alone, then all of them at random.
 
-python -m tests.faults --seed 7 --faults-seconds 600 --json seen.json --write docs/explanation/delivery-guarantees.md
-python -m tests.faults --from seen.json --write docs/explanation/delivery-guarantees.md
+python -m tests.faults --seed 7 --faults-seconds 600 --json seen.json --write docs/explanation/faults.md
+python -m tests.faults --from seen.json --write docs/explanation/faults.md
 """
 
 from __future__ import annotations

@@ -29,5 +29,5 @@ def test_a_missed_target_stands_out(tmp_path: Path) -> None:
 
 
 def test_the_page_has_a_place_for_them() -> None:
-    page = Path("docs/explanation/performance.md").read_text()
+    page = Path("docs/explanation/measurements.md").read_text()
     assert page.index(BEGIN) < page.index(END)

@@ -1,4 +1,4 @@
-"""The pictures of the page on performance: what comes out of a small JSON, and what the page says below them."""
+"""The pictures of the page of measurements: what comes out of a small JSON, and what the page says below them."""
 
 from __future__ import annotations
 

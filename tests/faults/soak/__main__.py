@@ -1,7 +1,7 @@
 """The soak: half an hour of mixed load, at two thirds of what this machine can do; what grows, what waits, what is lost.
 
 python -m tests.faults.soak --json soak.json                                     # about 37 minutes
-python -m tests.faults.soak --from soak.json --write docs/explanation/delivery-guarantees.md
+python -m tests.faults.soak --from soak.json --write docs/explanation/faults.md
 """
 
 from __future__ import annotations
