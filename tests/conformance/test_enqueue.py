@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, Text, cast, event, func, insert, select, text
+from sqlalchemy import Engine, Insert, Text, cast, event, func, insert, select, text
 from sqlalchemy.orm import Session
 
 from sa_jobqueue.enqueue import enqueue, enqueue_many
@@ -207,6 +207,34 @@ async def test_many_may_be_none(client: Client, application: Engine) -> None:
         assert list(found.scalars()) == []
 
 
+async def test_many_are_built_once(client: Client, application: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later call brings its values only; to build the statement takes longer than the INSERT."""
+    async with client.open() as unit:
+        await settle(unit.execute(enqueue_many([send.call(1)])))
+        monkeypatch.delattr("sa_jobqueue.statements.insert._source")
+        found = await settle(unit.execute(enqueue_many([send.call(2), send.call(3)])))
+        ids = list(found.scalars())
+        await settle(unit.commit())
+
+    assert [(job.id, job.args["order_id"]) for job in jobs_in(application)][1:] == [(ids[0], 2), (ids[1], 3)]
+
+
+async def test_many_may_be_a_changed_statement(client: Client, application: Engine) -> None:
+    """More columns returned, options, parameters of the caller's: the calls are in it as in any INSERT."""
+    whole: Any = enqueue_many([send.call(1), send.call(2)])
+    async with client.open() as unit:
+        found = await settle(unit.execute(whole.returning(Job.task, Job.priority)))
+        assert [tuple(row[1:]) for row in found] == [(send.name, 4)] * 2
+        inserted = whole.cte("inserted")
+        found = await settle(unit.execute(select(func.count()).select_from(inserted).add_cte(inserted)))
+        assert found.scalar() == 2
+        found = await settle(unit.execute(whole.execution_options(of_mine=1)))
+        assert len(found.all()) == 2
+        await settle(unit.commit())
+
+    assert [job.args["order_id"] for job in jobs_in(application)] == [1, 2] * 3
+
+
 async def test_many_take_every_option(client: Client, application: Engine) -> None:
     moment = datetime(2030, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
     full = send.options(
@@ -278,6 +306,21 @@ async def test_jobs_go_into_the_schema_of_the_translate_map(client: Client, appl
     with application.connect() as connection:
         found = connection.execute(text("SELECT run_at - created_at FROM other.job ORDER BY id"))
         assert list(found.scalars()) == [timedelta(0), HOUR, HOUR]
+
+
+def test_many_are_sent_where_a_session_sends_the_class(application: Engine) -> None:
+    """A session that chooses by the mapped class, or by the kind of statement, is asked as for any ORM INSERT."""
+    asked: list[Any] = []
+
+    class Routing(Session):
+        def get_bind(self, mapper: Any = None, *, clause: Any = None, **_: Any) -> Any:
+            asked.append((mapper.class_, isinstance(clause, Insert), clause.table.name))
+            return application
+
+    with Routing() as session:
+        session.execute(enqueue_many([send.call(1)]))
+
+    assert asked == [(Job, True, "job")]
 
 
 def test_many_go_where_a_session_that_is_bound_by_class_sends_them(application: Engine) -> None:

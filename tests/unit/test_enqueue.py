@@ -6,12 +6,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import object_session
 
 from sa_jobqueue.enqueue import Call, enqueue, enqueue_many
 from sa_jobqueue.errors import JobQueueError, OptionError, PayloadError
 from sa_jobqueue.lifecycle import JobStatus
+from sa_jobqueue.models import Job
 from sa_jobqueue.tasks import Registry, TaskName, task
 
 
@@ -101,6 +103,17 @@ def test_the_statement_does_not_grow_with_the_batch() -> None:
     assert one._generate_cache_key() == many._generate_cache_key()
     assert one._generate_cache_key() is not None
     assert [len(value) for value in compiled(many).params.values()] == [50] * 8
+
+
+def test_a_changed_statement_keeps_its_calls() -> None:
+    """Also a copy of it, and a statement that has it as a CTE."""
+    whole: Any = enqueue_many([send.call(1), send.call(2)])
+    inserted = whole.cte("inserted")
+    changed = [whole.returning(Job.task), whole.execution_options(x=1), whole._clone(), select(inserted.c.id)]
+
+    for statement in changed:
+        assert "INSERT INTO sa_jobqueue.job" in str(compiled(statement))
+        assert compiled(statement).params["call_args"] == ['{"order_id":1}', '{"order_id":2}']
 
 
 def test_calls_are_taken_from_any_iterable_once() -> None:
