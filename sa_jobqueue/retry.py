@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -87,14 +87,14 @@ def next_delay(policy: RetryPolicy, exception: BaseException, attempt: int, rand
         return policy.backoff(attempt, random)
 
 
-def describe(exception: BaseException, *, hide: str = "") -> ErrorEntry:
+def describe(exception: BaseException, *, hide: Container[str] = ()) -> ErrorEntry:
     """`exception` as it is kept: type, message and traceback, cleaned of what PostgreSQL cannot store, and cut.
 
-    `hide`: the file whose frames are left out at the traceback's beginning; they say nothing about the handler.
+    `hide`: the files whose frames are left out at the traceback's beginning; they say nothing about the handler.
     """
     try:
         frames = exception.__traceback__
-        while frames is not None and frames.tb_frame.f_code.co_filename == hide:
+        while frames is not None and frames.tb_frame.f_code.co_filename in hide:
             frames = frames.tb_next
         trace = text_of(exception, frames)
     except BaseException:

@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
 from .. import operations
 from ..context import ClaimedJob
-from ..lifecycle import Change, Event, Rules, decide
+from ..lifecycle import Change, Rules, decide
 from ..log import get_logger
 from ..models import Job
 from ..operations import Answer
@@ -33,11 +32,13 @@ from .connections.engines import Engines
 from .connections.listener import Listener
 from .connections.service import Connector
 from .maintenance.loop import Maintenance
+from .observer import Observer
 from .process.threads import ServiceThread
-from .running.executor import Executor, Sessions
+from .running.executor import Executor
 from .running.reopening import Reopening
 from .running.run import Run, Runs, Stop
 from .running.runners import Runners
+from .running.sessions import Sessions
 from .running.slots import Slots
 from .running.writer import OutcomeWriter
 from .unknown import UnknownTasks
@@ -95,25 +96,26 @@ class Services:
             engines.main, lease=settings.lease, pooled=settings.pooled, translate=engines.translate
         )  # fmt: skip
         self._spec = spec
-        self._counts, self._count_lock = counts, threading.Lock()
+        self.observer = Observer(counts)
         self._unknown = UnknownTasks(settings.unknown_delay)
         self._loop = asyncio.get_running_loop()
         self.runs = Runs()
         self.writer = OutcomeWriter(self._written, job=job)
+        self.all_slots: dict[str, Slots] = {}
+        self.reopening = Reopening(self._loop, self.all_slots, self._wake)
         self.executor = Executor(
             spec.sessions,
-            self._report,
-            self._note,
-            leaving,
-            self._without_session,
+            runs=self.runs,
+            writer=self.writer,
+            observer=self.observer,
+            reopening=self.reopening,
+            leaving=leaving,
             max_rescues=settings.max_rescues,
             log_jobs=settings.log_jobs,
         )
         self.runners = Runners(self._loop, self.executor, self._ended)
-        self.all_slots = {
-            name: Slots(name, limit, buffer=settings.buffer, call=self.runners.call)
-            for name, limit in spec.queues.items()
-        }  # fmt: skip
+        for name, limit in spec.queues.items():
+            self.all_slots[name] = Slots(name, limit, buffer=settings.buffer, call=self.runners.call)
         self.claimer = Claimer(
             connector,
             worker=worker,
@@ -129,7 +131,6 @@ class Services:
             most_text=_most_text(spec.registry),
             job=job,
         )
-        self.reopening = Reopening(self._loop, self.all_slots, self.claimer.wake)
         self.listener: Listener | None = None
         if engines.listener is not None:
             engine = engines.listener.execution_options(schema_translate_map=engines.translate)
@@ -210,6 +211,9 @@ class Services:
     def _ended(self, slots: Slots) -> None:
         self.claimer.ended(slots)
 
+    def _wake(self) -> None:
+        self.claimer.wake()
+
     def _take_in(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
         """Jobs that were claimed just now: to the lanes; what this worker does not know goes back."""
         known, now = self._spec.registry.get, monotonic()
@@ -250,36 +254,17 @@ class Services:
 
     def _return_unknown(self, job: ClaimedJob) -> None:
         """Another release may know the task: back to the queue with a delay, and no attempt spent."""
-        self._counts["unknown"] += 1
+        self.observer.unknown()
         self.writer.add(decide(job, Released(self._unknown.seconds(job)), Rules(), random=0.5))
-
-    def _without_session(self, run: Run, engine: Engine, why: str) -> None:
-        self.reopening.pause(run.job.queue, engine, why)
-
-    def _report(self, run: Run, change: Change | None) -> None:
-        """An outcome: on its way to the database; None: there is nothing left to write."""
-        run.reported = True
-        if change is None:
-            self.runs.drop(run.job.id, run.job.claim_token)
-        else:
-            self.writer.add(change)
 
     def _written(self, changes: list[Change], answer: Answer) -> None:
         self.runs.drop_all(changes)
         if answer is Answer.APPLIED:
-            self._note(*changes)
+            self.observer.written(changes)
             return
+        self.observer.lost(len(changes))
         for change in changes:
-            self._counts["lost"] += 1
             logger.info("job %d: the outcome (%s) came too late; its claim was over", change.id, change.event.value)
-
-    def _note(self, *changes: Change) -> None:
-        completed = sum(change.event is Event.COMPLETE for change in changes)
-        with self._count_lock:
-            if completed:
-                self._counts[Event.COMPLETE.value] += completed
-            if completed < len(changes):
-                self._counts.update(change.event.value for change in changes if change.event is not Event.COMPLETE)
 
     def _alive(self, connection: Connection) -> None:
         queues = self._spec.queues

@@ -32,7 +32,7 @@ from ..settings import WorkerSettings
 from ..tasks import Registry, default_registry
 from .connections.engines import Engines
 from .process.signals import hearing_signals
-from .running.executor import Sessions
+from .running.sessions import Sessions
 from .services import WorkerSpec
 from .serving import LAST_CALL, Ending, Serving
 

@@ -21,6 +21,7 @@ from sa_jobqueue.models import Job
 from sa_jobqueue.operations import Answer, Renewal
 from sa_jobqueue.statements.claim import new_token
 from sa_jobqueue.worker.running import libpq
+from sa_jobqueue.worker.running.ending import LOST, Written
 from sa_jobqueue.worker.running.transaction import HandlerTransaction
 from tests.faults.workload import registry
 
@@ -113,7 +114,7 @@ def complete_first() -> None:
             self.session.commit()
             if self.connection is not None:
                 self.connection.commit()
-            return answer
+            return Written(change) if answer is Answer.APPLIED else LOST
         finally:
             self.close()
 

@@ -15,6 +15,7 @@ from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.outcomes import Outcome
 from sa_jobqueue.worker import watchdog
 from sa_jobqueue.worker.maintenance import loop as maintenance
+from sa_jobqueue.worker.running.ending import Lost
 from sa_jobqueue.worker.running.executor import Executor
 from sa_jobqueue.worker.running.run import Run
 from sa_jobqueue.worker.serving import Ending
@@ -52,7 +53,7 @@ def test_a_handler_that_returns_as_soon_as_it_sees_its_timeout_has_timed_out(
     """What it was told to do must not make its attempt end without an outcome."""
     give_up = Executor.give_up
 
-    def come_last(self: Executor, run: Run, outcome: Outcome | None, note: str = "") -> bool:
+    def come_last(self: Executor, run: Run, outcome: Outcome | Lost, note: str = "") -> bool:
         # Was the handler told before its attempt is given up? Then it comes back before that, too.
         wait_until(lambda: run.stop is None or run.settled)
         return give_up(self, run, outcome, note)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
@@ -17,10 +18,14 @@ from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.errors import SessionUnavailable
 from sa_jobqueue.lifecycle import Change, Event
 from sa_jobqueue.tasks import AnyTask
-from sa_jobqueue.worker.running.executor import Executor, Sessions, _Call
-from sa_jobqueue.worker.running.run import Run, Stop
+from sa_jobqueue.worker.observer import Observer
+from sa_jobqueue.worker.running.call import Call
+from sa_jobqueue.worker.running.executor import Executor
+from sa_jobqueue.worker.running.run import Run, Runs, Stop
 from sa_jobqueue.worker.running.runners import Runners
+from sa_jobqueue.worker.running.sessions import Sessions
 from sa_jobqueue.worker.running.slots import Slots
+from sa_jobqueue.worker.running.writer import OutcomeWriter
 from tests.support.waiting import wait_until_async
 
 registry = Registry()
@@ -57,10 +62,20 @@ def run(task: AnyTask, number: int = 1) -> Run:
     return Run(ClaimedJob(**values), task)
 
 
+def make_executor() -> tuple[Executor, OutcomeWriter]:
+    """An executor, and the writer that gets its changes."""
+    writer = OutcomeWriter(lambda changes, answer: None)
+    return Executor(Sessions(), runs=Runs(), writer=writer, observer=Observer(Counter()), max_rescues=5), writer
+
+
+def written(writer: OutcomeWriter) -> list[Change]:
+    """The changes that are to be written, in their order."""
+    return list(writer._pending)
+
+
 async def test_a_job_that_swallows_its_cancel_leaves_no_trace_on_the_next_job_of_its_slot() -> None:
     """Its slot goes on, and must not take the next handler's failure for the end of the event loop."""
-    changes: list[Change | None] = []
-    executor = Executor(Sessions(), lambda run, change: changes.append(change), lambda change: None, max_rescues=5)
+    executor, writer = make_executor()
     first, second = run(swallow), run(await_what_is_cancelled, 2)
 
     async def slot() -> None:
@@ -75,10 +90,8 @@ async def test_a_job_that_swallows_its_cancel_leaves_no_trace_on_the_next_job_of
     await asyncio.sleep(0)
     first.ask_to_stop(Stop.CANCEL)
     await running
-    completed, failed = changes
-    assert completed is not None
+    completed, failed = written(writer)
     assert completed.event is Event.COMPLETE
-    assert failed is not None
     assert failed.event is Event.RETRY
     assert failed.error is not None
     assert failed.error.type == "asyncio.exceptions.CancelledError"
@@ -92,8 +105,7 @@ async def test_a_run_that_was_stopped_before_it_began_does_not_begin(
     why: Stop, event: Event | None, handler: AnyTask
 ) -> None:
     """What it is told only while it runs, it would not hear any more."""
-    changes: list[Change | None] = []
-    executor = Executor(Sessions(), lambda run, change: changes.append(change), lambda change: None, max_rescues=5)
+    executor, writer = make_executor()
     early = run(handler)
     early.ask_to_stop(why)
     if handler.is_async:
@@ -104,13 +116,13 @@ async def test_a_run_that_was_stopped_before_it_began_does_not_begin(
         executor.run(early)
     assert early.started is None
     assert early.settled
-    assert [change and change.event for change in changes] == [event]
+    assert early.reported
+    assert [change.event for change in written(writer)] == ([] if event is None else [event])
 
 
 def test_a_run_that_ends_because_of_its_timeout_says_so_itself() -> None:
     """Whoever settles first, the handler or who gives it up, writes the same."""
-    changes: list[Change | None] = []
-    executor = Executor(Sessions(), lambda run, change: changes.append(change), lambda change: None, max_rescues=5)
+    executor, writer = make_executor()
 
     @task(registry=Registry(), timeout=60)
     def look(ctx: JobContext) -> None:
@@ -119,8 +131,7 @@ def test_a_run_that_ends_because_of_its_timeout_says_so_itself() -> None:
 
     late = run(look)
     executor.run(late)
-    (change,) = changes
-    assert change is not None
+    (change,) = written(writer)
     assert change.error is not None
     assert change.error.type == "sa_jobqueue.errors.HandlerTimeout"
 
@@ -200,12 +211,11 @@ def weigh_on_thread() -> None:
 async def test_a_context_variable_that_cannot_be_compared_costs_no_slot(handler: AnyTask) -> None:
     """Its runner cannot tell what the handler left behind, and ends; another comes for the next job."""
     weights.set(Incomparable())
-    changes: list[Change | None] = []
-    executor = Executor(Sessions(), lambda run, change: changes.append(change), lambda change: None, max_rescues=5)
+    executor, writer = make_executor()
     runners = Runners(asyncio.get_running_loop(), executor, lambda slots: None)
     slots = Slots("default", 1, buffer=0, call=runners.call)
     slots.feed([run(handler, number) for number in range(3)])
-    await wait_until_async(lambda: len(changes) == 3 and slots.running == 0, 10)
+    await wait_until_async(lambda: len(writer) == 3 and slots.running == 0, 10)
     runners.finish()
 
 
@@ -220,7 +230,7 @@ def test_a_session_that_is_opened_just_when_its_job_ends_is_closed_again(handler
         return session
 
     makers: dict[str, Any] = {"maker": lambda: ending(Session()), "async_maker": lambda: ending(AsyncSession())}
-    call = _Call(run(handler), Sessions(**makers))
+    call = Call(run(handler), Sessions(**makers))
     (context,), _ = call.arguments()
     with pytest.raises(SessionUnavailable):
         _ = context.session

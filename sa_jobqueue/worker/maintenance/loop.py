@@ -31,10 +31,11 @@ from ..connections.deadline import Deadline
 from ..connections.pool import backoff, drop_idle, hang_up
 from ..connections.service import Connector, service_limit
 from ..process.threads import ServiceThread
-from ..running.executor import Executor, timed_out
+from ..running.executor import Executor
 from ..running.joblog import holder_of, lasting, say_rescue
 from ..running.run import Run, Runs, Stop
 from ..running.slots import Slots
+from ..running.timeouts import timed_out
 from ..running.writer import OutcomeWriter
 
 __all__ = ["Maintenance"]

@@ -24,6 +24,7 @@ from ...tracebacks import message_of
 from ...urls import same_database
 from ..connections import driver
 from . import leftovers, libpq
+from .ending import LOST, Ending, ToWrite, Written
 
 __all__ = ["HandlerTransaction"]
 
@@ -244,10 +245,10 @@ class HandlerTransaction:
             value = f"{int(self._idle * 1000)}ms"
             connection.execute(select(func.set_config("idle_in_transaction_session_timeout", value, True)))
 
-    def complete(self, change: Change) -> Answer | None:
-        """Commit what the handler wrote together with `change`, or, if the claim is no longer valid, nothing.
+    def complete(self, change: Change) -> Ending:
+        """Commit what the handler wrote together with `change`; if the claim is no longer valid, nothing, and it is lost.
 
-        None: the session was never used, so there is nothing to commit and `change` is still to be written.
+        `ToWrite`: the session was never used, so there is nothing to commit and `change` is still to be written.
         """
         try:
             session = self.session
@@ -260,7 +261,7 @@ class HandlerTransaction:
                 if session.autobegin or session.in_transaction():
                     session.commit()  # listeners hear of it, and may write
                 if self.connection is None:
-                    return None  # it was not used, or for other databases
+                    return ToWrite(change)  # it was not used, or for other databases
             connection = self.connection
             if not connection.in_transaction():
                 self._begin(connection)  # the handler rolled back what it wrote, and wrote nothing since
@@ -269,17 +270,17 @@ class HandlerTransaction:
                 translate = self._options.get("schema_translate_map")
                 connection.execution_options(schema_translate_map=translate, stream_results=False, yield_per=None)
             command = self._command(connection, change)
-            if command is None and (answer := self._write(connection, change)) is not Answer.APPLIED:
-                return answer
+            if command is None and self._write(connection, change) is not Answer.APPLIED:
+                return LOST
             if given is not self._options:  # listeners are the handler's
                 connection.execution_options(schema_translate_map=given.get("schema_translate_map"))
             if session.in_transaction():
                 session.commit()
             self._closed = True  # from here on a task or thread that was left behind may begin nothing
             if command is not None:
-                return Answer.APPLIED if libpq.commit(connection, self._raw, command) else Answer.LOST
+                return Written(change) if libpq.commit(connection, self._raw, command) else LOST
             connection.commit()
-            return Answer.APPLIED
+            return Written(change)
         except BaseException:
             self.close(failed=True)
             raise

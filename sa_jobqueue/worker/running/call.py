@@ -1,0 +1,95 @@
+"""One call of a handler: its arguments, its context, and its session if it opens one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from ...context import AsyncJobContext, JobContext
+from ...errors import SessionUnavailable
+from ...log import get_logger
+from ...outcomes import Discard
+from .run import Run
+from .sessions import Sessions
+from .transaction import HandlerTransaction
+
+__all__ = ["Call"]
+
+logger = get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class Call:
+    """The call of one run's handler. The thread or task that runs the handler makes and ends it."""
+
+    __slots__ = ("_ended", "_sessions", "_settled", "async_session", "run", "transaction")
+
+    def __init__(self, run: Run, sessions: Sessions) -> None:
+        self.run, self._sessions = run, sessions
+        self.transaction: HandlerTransaction | None = None
+        self.async_session: AsyncSession | None = None
+        self._settled = self._ended = False
+
+    def invoke(self) -> Any:
+        """Call the handler: what it returns, or, of an `async def` handler, what is to be awaited.
+
+        The only place where a handler is called. Raises PayloadError if the stored arguments do not fit it.
+        """
+        args, kwargs = self.arguments()
+        return self.run.task.handler(*args, **kwargs)
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What to call the handler with."""
+        run = self.run
+        job, task = run.job, run.task
+        if job.rescues and not task.rules.rescue:
+            raise Discard("its worker died, and it may not run twice (rescue=False)")
+        args, kwargs = task.decode(job.args or "")
+        run.undecoded = False
+        if task.context is None:
+            return args, kwargs
+        if task.is_async:
+            return (AsyncJobContext(job, self._open_async, run.notice_stop), *args), kwargs
+        return (JobContext(job, self._open, run.notice_stop), *args), kwargs
+
+    def settle(self) -> bool:
+        """Whether the outcome of this call is the run's; another thread may have given the run up."""
+        self._settled = self._settled or self.run.settle()
+        return self._settled
+
+    def close(self, *, failed: bool = False) -> None:
+        """Roll back what was not committed. `failed`: so has the attempt."""
+        self._ended = True
+        if self.transaction is not None:
+            try:
+                self.transaction.close(failed=failed)
+            except Exception:  # a connection that is broken has rolled back by itself
+                logger.debug("a handler's session did not close", exc_info=True)
+
+    async def in_greenlet(self, work: Callable[[], T]) -> T:
+        """Do what is written for a `Session` with an `AsyncSession`."""
+        if self.async_session is None:
+            return work()
+        return await self.async_session.run_sync(lambda _: work())
+
+    def _open(self) -> Session:
+        self._refuse_late()
+        session, self.transaction = self._sessions.open()
+        self._refuse_late()  # a thread that was left behind may open it just when the job ends
+        return session
+
+    def _open_async(self) -> AsyncSession:
+        self._refuse_late()
+        self.async_session, self.transaction = self._sessions.open_async()
+        self._refuse_late()
+        return self.async_session
+
+    def _refuse_late(self) -> None:
+        """Nobody would commit or close what is opened after the end."""
+        if self._ended:
+            self.close()
+            raise SessionUnavailable("the job has ended: ctx.session cannot be opened any more")

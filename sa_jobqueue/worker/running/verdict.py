@@ -1,0 +1,125 @@
+"""The verdict on a run: what a handler's value, its exception, or a reason to stop says of the job.
+
+Nothing here waits or writes. `Lost` stands for a run whose claim is over: whatever it did, nothing is to be written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any
+
+from ...errors import PayloadError
+from ...lifecycle import Change, decide
+from ...log import get_logger
+from ...outcomes import (
+    Cancel,
+    Cancelled,
+    Completed,
+    Discard,
+    ErrorEntry,
+    Failed,
+    Outcome,
+    Released,
+    Retry,
+    Snooze,
+    Undecodable,
+)
+from ...retry import RetryPolicy, describe, entry
+from .ending import LOST, Lost
+from .joblog import fields_of
+from .run import Run, Stop
+from .timeouts import timed_out
+
+__all__ = ["left_early", "may_go_back", "of_error", "of_stop", "of_value", "unruly"]
+
+logger = get_logger(__name__)
+
+_SIGNALS = (Retry, Snooze, Cancel, Discard)
+_COMPLETED = Completed()
+#: What a handler may return by mistake, from behind a decorator: its own body, not begun.
+_UNRUN = (CoroutineType, GeneratorType, AsyncGeneratorType)
+#: The files between the worker and the handler: a traceback begins below them.
+_OURS = frozenset(str(Path(__file__).with_name(name)) for name in ("executor.py", "call.py", "timeouts.py"))
+
+
+def of_value(run: Run, value: Any) -> Outcome | Lost:
+    """The handler has returned `value`. Raises TypeError for what no handler may return."""
+    if value is None and run.stop is None and not run.task.record:  # nearly all: by the shortest way
+        return _COMPLETED
+    if run.stop is Stop.LOST:
+        return LOST  # the handler knows that its claim is over: nothing is committed, even if the fence would let it
+    if left_early(run, value):
+        return of_stop(run)
+    if isinstance(value, _SIGNALS):
+        return value
+    if isinstance(value, type) and issubclass(value, _SIGNALS):
+        raise TypeError(f"the handler returned the class {value.__name__}: write {value.__name__}(...)")
+    if isinstance(value, _UNRUN):
+        if not isinstance(value, AsyncGeneratorType):
+            value.close()  # else Python warns of it
+        raise TypeError(
+            f"the handler returned a {type(value).__name__}, and nobody runs it: a decorator around an `async def` or a "
+            "generator must itself await it or run it to its end"
+        )
+    if not run.task.record:
+        return _COMPLETED
+    try:
+        return Completed(run.task.encode_result(value))
+    except PayloadError as error:
+        logger.warning("job %d: %s", run.job.id, error, extra=fields_of(run))
+        return Completed(error=describe(error))
+
+
+def of_error(run: Run, error: BaseException) -> Outcome | Lost:
+    """The handler has raised `error`, or its session has at the end."""
+    if run.stop is Stop.LOST:
+        return LOST
+    if isinstance(error, _SIGNALS):
+        return error
+    if run.stop is Stop.SHUTDOWN:
+        return of_stop(run)
+    if run.stop in {Stop.CANCEL, Stop.TIMEOUT} and isinstance(error, asyncio.CancelledError):
+        return of_stop(run)
+    if isinstance(error, PayloadError) and run.undecoded:
+        return Undecodable(replace(describe(error), traceback=""))
+    return Failed(error, describe(error, hide=_OURS))
+
+
+def of_stop(run: Run) -> Outcome | Lost:
+    """The run has ended because it was told to stop."""
+    match run.stop:
+        case Stop.CANCEL:
+            return Cancelled(ErrorEntry("Cancelled", "an operator asked for it to be cancelled while it ran"))
+        case Stop.SHUTDOWN:
+            return Released(started=run.started is not None)
+        case Stop.TIMEOUT:
+            error = timed_out(run)
+            return Failed(error, describe(error))
+        case _:
+            return LOST
+
+
+def left_early(run: Run, value: Any) -> bool:
+    """Whether the handler looked at `ctx.cancelled`, saw True and returned: it did not complete, and its writes are not kept."""
+    return run.stop is not None and run.noticed and not isinstance(value, _SIGNALS)
+
+
+def may_go_back(run: Run, error: BaseException) -> bool:
+    """Whether a run is no attempt because its session got no connection, whatever the handler raises for that.
+
+    Retry, Snooze and the like are the handler's own decision. And a job that may not run twice does not go back, because
+    nobody knows what its handler did before.
+    """
+    decided = isinstance(error, _SIGNALS) or run.stop in {Stop.CANCEL, Stop.LOST, Stop.SHUTDOWN}
+    return run.task.rules.rescue and not decided
+
+
+def unruly(run: Run, error: BaseException) -> Change:
+    """The attempt has failed, and even its rules or the description of `error` raise."""
+    reason = entry("OutcomeNotMade", f"no outcome could be made of the run: {type(error).__name__}")
+    rules = replace(run.task.rules, policy=RetryPolicy())
+    return decide(run.job, Failed(RuntimeError(), reason), rules, random=random.random())
