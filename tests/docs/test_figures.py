@@ -17,7 +17,7 @@ from sa_jobqueue.retry import MAX_ERRORS, MAX_MESSAGE, MAX_TRACEBACK
 from sa_jobqueue.storable import MAX_PAYLOAD
 from sa_jobqueue.tasks import Registry
 from sa_jobqueue.worker import unknown
-from sa_jobqueue.worker.claiming import claimer, left_out, passed_over, resume
+from sa_jobqueue.worker.claiming import claimer, overlooked, resume, skipped
 from sa_jobqueue.worker.connections.engines import SERVICE_CONNECTIONS
 from sa_jobqueue.worker.connections.service import service_settings
 from tests.support.commands import ROOT
@@ -39,15 +39,15 @@ pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="docs/ is not here")
         ("explanation/life-cycle.md", f"to its last {MAX_TRACEBACK:,}", MAX_TRACEBACK, 8_000),
         ("explanation/life-cycle.md", f"its latest {MAX_ERRORS} entries", MAX_ERRORS, 20),
         ("explanation/claiming.md", "not start within two seconds goes back", SETTINGS.hoard, 2),
-        ("explanation/claiming.md", "after a second at most while jobs", passed_over._FIRST, 1),
-        ("explanation/claiming.md", "after ten where none do", passed_over._LONGEST, 10),
+        ("explanation/claiming.md", "after a second at most while jobs", overlooked._FIRST, 1),
+        ("explanation/claiming.md", "after ten where none do", overlooked._LONGEST, 10),
         (
             "explanation/claiming.md",
             "a fifth of a second, later after up to half a minute",
-            (left_out._FIRST, left_out._LONGEST),
+            (skipped._FIRST, skipped._LONGEST),
             (0.2, 30),
         ),
-        ("explanation/claiming.md", "leaves out at most 1,000 jobs", left_out.MOST, 1_000),
+        ("explanation/claiming.md", "skips at most 1,000 jobs", skipped.MOST, 1_000),
         ("explanation/waking.md", "down to once a second", SETTINGS.poll, 1),
         ("explanation/decisions/006-gates-as-sequences.md", "Sixteen sequences", GATES, 16),
         ("explanation/decisions/007-sync-service-thread.md", "three connections per process", SERVICE_CONNECTIONS, 3),

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, enqueue, enqueue_many, operations, task
-from sa_jobqueue.worker.claiming import claimer, passed_over
+from sa_jobqueue.worker.claiming import gates, overlooked
 from sa_jobqueue.worker.claiming.claimer import Claimer
 from sa_jobqueue.worker.claiming.drain import LostJobs
 from sa_jobqueue.worker.running.writer import OutcomeWriter
@@ -113,7 +113,7 @@ def wire(engine: Engine) -> Iterator[Wire]:
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a test takes, what goes by time does not come: whether claims have passed over a job is asked once a second."""
-    monkeypatch.setattr(passed_over, "_FIRST", 3_600.0)
+    monkeypatch.setattr(overlooked, "_FIRST", 3_600.0)
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ async def test_a_look_at_an_empty_queue_is_one_round_trip(
     engine: Engine, registry: Registry, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one asks to be woken, which is another, and looks once more."""
-    monkeypatch.setattr(claimer, "_GATE", 60.0)  # not to be renewed, however long the test takes
+    monkeypatch.setattr(gates, "_SECONDS", 60.0)  # not to be renewed, however long the test takes
     step = stepping(engine, registry, listening=True)
     looks = []
 
@@ -295,7 +295,7 @@ async def test_what_claims_have_passed_over_is_asked_in_one_round_trip_and_not_e
     looks = []
 
     for pause in (0.0, 3_600.0):
-        monkeypatch.setattr(passed_over, "_FIRST", pause)
+        monkeypatch.setattr(overlooked, "_FIRST", pause)
         step.tell()
         with counting(wire, schema=SCHEMA) as counted:
             step.round()

@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import Engine, func, insert, select, text
 
 from sa_jobqueue import JobStatus, Registry, Retry, task
-from sa_jobqueue.worker.claiming import left_out
+from sa_jobqueue.worker.claiming import skipped
 from sa_jobqueue.worker.connections.service import APPLICATION
 from tests.support.factory import TABLE, make_job, make_jobs
 from tests.support.waiting import wait_until
-from tests.support.working import drain, working
+from tests.support.working import drain, services_of, working
 
 
 @pytest.fixture
@@ -220,11 +220,11 @@ def test_a_job_that_cannot_be_given_back_keeps_no_other(
         go_on.set()
 
 
-def test_no_more_than_a_thousand_are_left_out(
+def test_no_more_than_a_thousand_are_skipped(
     engine: Engine, url: str, registry: Registry, ran: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the database is taken to refuse whatever it is asked: the worker tries again, and goes on when it is mended."""
-    monkeypatch.setattr(left_out, "MOST", 10)
+    monkeypatch.setattr(skipped, "MOST", 10)
     bad = fill(engine, range(30))
     fill(engine, range(30, 35))
     mend = before_update(engine, f"old.id <= {bad[-1]}", "RAISE 'not these'")
@@ -235,14 +235,48 @@ def test_no_more_than_a_thousand_are_left_out(
         wait_until(lambda: len(ran) == 35)
 
 
-def test_that_no_more_jobs_can_be_left_out_is_said(
+def test_the_log_says_that_no_more_jobs_can_be_skipped(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where a trigger returns NULL nothing else would tell why those behind are not claimed."""
-    monkeypatch.setattr(left_out, "MOST", 10)
+    monkeypatch.setattr(skipped, "MOST", 10)
     bad = fill(engine, range(30))
     before_update(engine, f"old.id <= {bad[-1]}", "RETURN NULL")
     with working(url, registry, queues={"default": 4}):
         wait_until(
-            lambda: "10 jobs are left out, and no more can be: those that are due behind them wait" in caplog.text
+            lambda: "10 jobs are skipped, and no more can be: those that are due behind them wait" in caplog.text
         )
+
+
+def test_more_jobs_than_can_be_skipped_hold_up_no_other_queue(
+    engine: Engine, url: str, registry: Registry, ran: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other queues go on, on the same connection, and are claimed in batches."""
+    monkeypatch.setattr(skipped, "MOST", 10)
+    bad = fill(engine, range(30))
+    fill(engine, range(30, 35))
+    mend = before_update(engine, f"old.id <= {bad[-1]}", "RAISE 'not these'")
+
+    with working(url, registry, queues={"default": 4, "other": 4}) as worker:
+        claimer = services_of(worker).claimer
+        wait_until(lambda: claimer._skipped.full)
+        connection = claimer._connection
+        fill(engine, range(35, 435), queue="other")
+        wait_until(lambda: sum(n >= 35 for n in ran) == 400, 10)
+        assert claimer._connection is connection
+        mend()
+        wait_until(lambda: len(ran) == 435)
+
+
+def test_a_job_whose_claim_takes_too_long_holds_up_no_other(
+    engine: Engine, url: str, registry: Registry, ran: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trigger waits, for one of them, until the claim times out."""
+    bad = fill(engine, range(20))[5]
+    before_update(engine, f"old.id = {bad}", "PERFORM pg_sleep(30); RETURN new")
+
+    with working(url, registry, queues={"default": 10}, lease=1.0):
+        wait_until(lambda: len(ran) == 19)
+        assert f"job {bad} cannot be claimed" in caplog.text
+
+    assert sorted(ran) == [n for n in range(20) if n != 5]

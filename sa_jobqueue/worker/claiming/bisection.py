@@ -1,0 +1,145 @@
+"""Claims that find the jobs that cannot be claimed, and take the others.
+
+A trigger or a unique index of the application's may refuse one row, and with it the claim of all; or it takes so long that the
+claim times out. Or a trigger returns NULL, and the row stays as it is without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import NamedTuple
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from ... import operations
+from ...context import ClaimedJob
+from ...log import get_logger
+from ...models import Job
+from ...operations import Fault
+from ..connections.deadline import Deadline
+from ..connections.service import Connector, service_limit, setting
+from .skipped import SkippedJobs
+
+__all__ = ["BisectingClaims", "Found", "may_be_a_jobs"]
+
+logger = get_logger(__name__)
+
+#: Jobs looked at in one transaction.
+_AT_ONCE = 100
+#: Seconds after which a transaction leaves the rest to the next one.
+_SECONDS = 1.0
+#: Jobs named in the log, in one transaction.
+_NAMED = 20
+_IGNORED = "its UPDATE changes no row, so perhaps a trigger returns NULL for it"
+
+
+def may_be_a_jobs(error: BaseException) -> bool:
+    """Whether a write may have failed because of one of its jobs."""
+    return isinstance(error, DBAPIError) and operations.fault_of(error) in {Fault.ROW, Fault.REFUSED}
+
+
+def _is_late(error: DBAPIError) -> bool:
+    return operations.fault_of(error) is Fault.LATE and operations.is_too_much(error)
+
+
+class Found(NamedTuple):
+    """What a claim by bisection found in a queue."""
+
+    any_due: bool
+    jobs: list[ClaimedJob]
+    """Those that it claimed."""
+    newly_skipped: int
+    no_room: bool
+    """Some jobs can neither be claimed nor skipped: those that are due behind them stay out of reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class BisectingClaims:
+    """Claims in transactions of their own, each with a deadline of its own. Jobs that cannot be claimed go to `skipped`."""
+
+    connector: Connector
+    deadline: Deadline
+    skipped: SkippedJobs
+    worker: str
+    lease: float
+    job: type[Job] = Job
+
+    def claim(self, connection: Connection, queue: str, most: int) -> Found:
+        """Claim at most `most` due jobs of this queue, and skip those that cannot be claimed."""
+        with self._begin(connection):
+            due = operations.lock_due(connection, {queue: _AT_ONCE}, but=self.skipped.ids(), job=self.job)
+            jobs, refused = self._claim(connection, list(due), most)
+        new = self._skip(due, refused)
+        return Found(bool(due), jobs, len(new), no_room=len(new) < len(refused))
+
+    def claim_skipped(self, connection: Connection, skipped: Mapping[int, str]) -> list[ClaimedJob]:
+        """Claim these skipped jobs, given by id and queue, as far as that is possible by now."""
+        began = monotonic()
+        with self._begin(connection):
+            due = operations.lock_these(connection, list(skipped), job=self.job)
+            jobs, refused = self._claim(connection, due, len(due))
+        self.skipped.forget(skipped.keys() - set(due))
+        self._skip(skipped, refused)
+        self.skipped.claimed(job.id for job in jobs)
+        self.skipped.rest(monotonic() - began, in_vain=len(refused))
+        return jobs
+
+    def _claim(self, connection: Connection, ids: Sequence[int], most: int) -> tuple[list[ClaimedJob], dict[int, str]]:
+        """Claim `most` of these locked jobs. Returns those that were claimed, and why others could not be, by id.
+
+        They are tried in their order, because the claim of one may be why another is refused: fewer at a time after a failure,
+        more again after a success.
+        """
+        jobs: list[ClaimedJob] = []
+        refused: dict[int, str] = {}
+        seconds = min(_SECONDS, service_limit(self.lease) / 2)
+        until, any_late = monotonic() + seconds, False
+        done, size = 0, most
+        while done < len(ids) and len(jobs) < most and (monotonic() < until or not done):
+            part = ids[done : done + min(size, most - len(jobs))]
+            try:
+                with connection.begin_nested():
+                    taken = operations.claim_these(connection, part, worker=self.worker, lease=self.lease, job=self.job)
+            except DBAPIError as error:
+                late = _is_late(error)
+                if not late and not may_be_a_jobs(error):
+                    raise
+                if late and not any_late:  # it has used up the time of the others
+                    until, any_late = monotonic() + seconds, True
+                size = 1 if late else max(len(part) // 2, 1)
+                if len(part) > 1:
+                    continue
+                refused[part[0]] = str(error.orig)
+            else:
+                size *= 2
+                jobs += taken
+                refused |= dict.fromkeys(set(part) - {job.id for job in taken}, _IGNORED)
+            done += len(part)
+        return jobs, refused
+
+    def _skip(self, queues: Mapping[int, str], refused: Mapping[int, str]) -> list[int]:
+        """Skip the refused jobs from now on. Returns those of them that were not skipped before."""
+        new = [one for one in refused if self.skipped.add_unclaimable(one, queues[one])]
+        for one in new[:_NAMED]:
+            logger.error("job %d cannot be claimed; it is skipped for a while: %s", one, refused[one])
+        if len(new) > _NAMED:
+            logger.error("%d more jobs cannot be claimed, and are skipped for a while", len(new) - _NAMED)
+        if new and self.skipped.full:
+            logger.error(
+                "%d jobs are skipped, and no more can be: those that are due behind them wait", len(self.skipped)
+            )
+        return new
+
+    @contextmanager
+    def _begin(self, connection: Connection) -> Generator[None]:
+        with self.deadline.over(connection), self.connector.begin(connection):
+            # A deferred constraint would refuse only at the commit, and with it everything.
+            connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
+            # Time for one claim that times out, and for the others after it.
+            limit = f"{int(service_limit(self.lease) * 250)}ms"
+            connection.exec_driver_sql(setting({"statement_timeout": limit}, local=True))
+            yield
