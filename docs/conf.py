@@ -23,6 +23,7 @@ extensions = [
     "cli_reference",
     "lifecycle_diagram",
     "plain_docstrings",
+    "sequence_diagram",
 ]
 exclude_patterns = ["_build", "_ext"]
 source_suffix = {".md": "markdown"}
