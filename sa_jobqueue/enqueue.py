@@ -16,9 +16,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 from sqlalchemy import Executable
 
 from .errors import OptionError
-from .models import Job
+from .models import Job, JsonText
 from .options import Call
-from .payload import load
 from .statements.insert import insert_jobs
 from .tasks import Task, TaskName
 
@@ -49,12 +48,12 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
     call = task.call(*args, **kwargs)
     return Job(
         task=call.task,
-        args=load(call.args),
+        args=JsonText(call.args),
         queue=call.queue,
         priority=call.priority,
         max_attempts=call.max_attempts,
         run_at=call.run_at,
-        meta=load(call.meta),
+        meta=JsonText(call.meta),
     )
 
 

@@ -15,6 +15,7 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, cast
 
+from pydantic_core import from_json
 from sqlalchemy import (
     DDL,
     BigInteger,
@@ -43,7 +44,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.ext.hybrid import hybrid_property
-from sqlalchemy.orm import DeclarativeBase, Mapped, Mapper, mapped_column, validates
+from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Mapped, Mapper, mapped_column, validates
 from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import BindParameter
@@ -90,6 +91,55 @@ def checked_due(value: object) -> datetime | timedelta:
 
 #: The due time of a job that nobody delays.
 AT_ONCE = timedelta(0)
+
+
+class JsonText(str):
+    """JSON that is ready to be stored: a job carries it from `enqueue` to the INSERT, unless it is read before."""
+
+    __slots__ = ()
+
+
+class JsonObject(TypeDecorator[dict[str, Any]]):
+    """A jsonb object. A `JsonText` goes to the driver as it is."""
+
+    impl = JSONB
+    cache_ok = True
+
+    def bind_processor(self, dialect: Dialect) -> Any:
+        encode: Any = super().bind_processor(dialect)
+        encoded = encode({})
+        # Most drivers take text. Psycopg takes an object, which encodes what it holds when it is sent.
+        wrapper = None if isinstance(encoded, (str, bytes)) else type(encoded)
+
+        def process(value: Any) -> Any:
+            if type(value) is not JsonText:
+                return encode(value)
+            text = str.__str__(value)
+            return text if wrapper is None else wrapper(text, dumps=str)
+
+        return process
+
+    def coerce_compared_value(self, op: Any, value: Any) -> TypeEngine[Any]:
+        return self.impl_instance.coerce_compared_value(op, value)
+
+
+# A mapped attribute that decodes its `JsonText` when it is read.
+class _DecodedOnRead(InstrumentedAttribute[Any]):  # pyright: ignore[reportIncompatibleVariableOverride]
+    __slots__ = ()
+    inherit_cache = True
+
+    def __get__(self, instance: object | None, owner: Any) -> Any:
+        value = super().__get__(instance, owner)
+        if type(value) is JsonText:
+            value = vars(instance)[self.key] = from_json(value)  # no change of the row's: the INSERT is as before
+        return value
+
+
+def _decode_on_read(_class: type, _key: str, attribute: InstrumentedAttribute[Any]) -> None:
+    """Make each mapped attribute of this type one that decodes, in subclasses too."""
+    columns = getattr(attribute.property, "columns", ())
+    if columns and isinstance(columns[0].type, JsonObject):
+        attribute.__class__ = _DecodedOnRead
 
 
 class _DueText(TypeDecorator[Any]):
@@ -151,6 +201,9 @@ class Base(DeclarativeBase):
     }
 
 
+event.listen(Base, "attribute_instrument", _decode_on_read, propagate=True)
+
+
 def status_literal(status: JobStatus) -> ColumnElement[JobStatus]:
     """`status` written into the SQL: a generic plan cannot prove that a parameter implies a partial index."""
     return literal_column(f"'{status.value}'", StatusText())
@@ -170,6 +223,7 @@ def status_in(column: Any, statuses: Any) -> ColumnElement[bool]:
 _UNSAID_TIME, _UNSAID_TEXT = DateTime(timezone=True).evaluates_none(), Text().evaluates_none()
 _UNSAID_NUMBER = BigInteger().evaluates_none()
 _UNSAID_STATUS = StatusText().evaluates_none()
+_OBJECT = JsonObject().evaluates_none()
 
 
 #: What a row begins with, of what only the queue's statements change.
@@ -207,8 +261,8 @@ class Job(Base):
     """How often its worker died, or left while it ran."""
     queue: Mapped[str] = mapped_column(server_default=text("'default'"))
     task: Mapped[str]
-    args: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'::jsonb"))
-    meta: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'::jsonb"))
+    args: Mapped[dict[str, Any]] = mapped_column(_OBJECT, server_default=text("'{}'::jsonb"))
+    meta: Mapped[dict[str, Any]] = mapped_column(_OBJECT, server_default=text("'{}'::jsonb"))
     """Tags, trace context: whatever the producer wants to travel along."""
     worker: Mapped[str | None] = mapped_column(_UNSAID_TEXT)
     """The worker process that holds it, or held it last."""

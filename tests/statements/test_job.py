@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -9,12 +10,12 @@ import pytest
 from sqlalchemy import Connection, Engine, delete, func, select, update
 from sqlalchemy.exc import StatementError
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session, load_only
+from sqlalchemy.orm import Session, aliased, load_only
 
 from sa_jobqueue.enqueue import enqueue
 from sa_jobqueue.errors import OptionError, StatusError
 from sa_jobqueue.lifecycle import JobStatus
-from sa_jobqueue.models import Job
+from sa_jobqueue.models import Job, JsonText
 from sa_jobqueue.statements import cancel_jobs
 from sa_jobqueue.tasks import TaskName
 from tests.support.factory import TABLE, make_job
@@ -160,6 +161,79 @@ def test_a_job_that_is_not_loaded_shows_its_id(session: Session) -> None:
     id = job.id
     session.expire_all()
     assert repr(job) == f"<Job {id}, not loaded>"
+
+
+# ---- the arguments
+
+
+def test_arguments_go_to_the_database_as_they_were_encoded(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are decoded when they are read, and not before."""
+    with monkeypatch.context() as patch:
+        patch.delattr("sa_jobqueue.models.from_json")
+        job = enqueue(TaskName("mail").options(meta={"trace": [1]}), to="ada")
+        session.add(job)
+        session.flush()
+
+    assert (job.args, job.meta) == ({"to": "ada"}, {"trace": [1]})
+    assert job.args is job.args
+    assert not session.dirty
+    session.refresh(job)
+    assert (job.args, job.meta) == ({"to": "ada"}, {"trace": [1]})
+
+
+def test_arguments_can_be_changed_before_the_flush(session: Session) -> None:
+    """In place, or as a whole."""
+    one, other = enqueue(TaskName("mail"), to="ada"), enqueue(TaskName("mail"), to="ada")
+    one.args["copies"] = 2
+    other.args = {"to": "bob"}
+    session.add_all([one, other])
+    session.commit()
+
+    assert (one.args, other.args) == ({"to": "ada", "copies": 2}, {"to": "bob"})
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_arguments_are_pickled_and_merged_as_they_are(session: Session, flushed: bool) -> None:
+    """Also of a job whose arguments nobody has read yet."""
+    job = enqueue(TaskName("mail"), to="ada")
+    if flushed:
+        session.add(job)
+        session.flush()
+        session.expunge(job)
+    again = pickle.loads(pickle.dumps(job))
+    merged = session.merge(again)
+    session.flush()
+
+    assert job.args == again.args == merged.args == {"to": "ada"}
+    assert session.scalar(select(TABLE.c.args)) == {"to": "ada"}
+
+
+def test_arguments_of_a_subclass_are_decoded_too(session: Session) -> None:
+    class MailJob(Job):
+        pass
+
+    job = MailJob(task="mail", args=JsonText('{"to":"ada"}'))
+    assert job.args == {"to": "ada"}
+    session.add(MailJob(task="mail", args=JsonText('{"to":"bob"}')))
+    session.flush()
+    assert session.scalars(select(MailJob.args)).all() == [{"to": "bob"}]
+
+
+def test_arguments_are_compared_as_jsonb(session: Session) -> None:
+    """By key, by containment, as a whole; through an alias too."""
+    session.add_all([enqueue(TaskName("mail"), to="ada", copies=2), enqueue(TaskName("mail"), to="bob")])
+    session.flush()
+    job = aliased(Job)
+
+    for where in (
+        Job.args["to"].astext == "ada",
+        Job.args["copies"].as_integer() == 2,
+        Job.args.contains({"to": "ada"}),
+        Job.args.has_key("copies"),
+        Job.args == {"to": "ada", "copies": 2},
+    ):
+        assert session.scalars(select(Job.args["to"]).where(where)).all() == ["ada"]
+    assert session.scalars(select(job.args).where(job.args.contains({"to": "bob"}))).one() == {"to": "bob"}
 
 
 # ---- the status
