@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic
 
-from sqlalchemy import Connection
-
 from .. import operations
 from ..context import ClaimedJob
 from ..lifecycle import Change, Rules, decide
@@ -26,12 +24,17 @@ from ..operations import Answer
 from ..outcomes import Outcome, Released
 from ..settings import WorkerSettings
 from ..tasks import Registry
-from ..version import __version__
 from .claiming.claimer import Claimer
 from .connections.engines import Engines
 from .connections.listener import Listener
 from .connections.service import Connector
+from .maintenance.cancels import Cancels
 from .maintenance.loop import Maintenance
+from .maintenance.presence import Presence
+from .maintenance.prune import Prune
+from .maintenance.renew import Renewal
+from .maintenance.rescue import Rescue
+from .maintenance.timeouts import Timeouts
 from .observer import Observer
 from .process.threads import ServiceThread
 from .running.executor import Executor
@@ -99,7 +102,7 @@ class Services:
         self.observer = Observer(counts)
         self._unknown = UnknownTasks(settings.unknown_delay)
         self._loop = asyncio.get_running_loop()
-        self.runs = Runs()
+        self.runs = Runs(self._loop)
         self.writer = OutcomeWriter(self._written, job=job)
         self.all_slots: dict[str, Slots] = {}
         self.reopening = Reopening(self._loop, self.all_slots, self._wake)
@@ -138,17 +141,22 @@ class Services:
         self.watchdog = Watchdog(self._loop, self.runs, hopeless)
         self.maintenance = Maintenance(
             connector,
-            runs=self.runs,
-            all_slots=self.all_slots,
-            registry=spec.registry,
-            executor=self.executor,
-            alive=self._alive,
-            leave=lambda connection: operations.leave(connection, spec.id),
-            stop=self.stop_run,
-            wake=self.claimer.wake,
-            blocked=lambda: self.watchdog.blocked,
-            settings=settings,
-            job=job,
+            timeouts=Timeouts(
+                self.runs,
+                self.all_slots,
+                executor=self.executor,
+                watchdog=self.watchdog,
+                claimer=self.claimer,
+                hoard=settings.hoard,
+            ),
+            renewal=Renewal(connector, self.runs, lease=settings.lease, job=job),
+            presence=Presence(connector, spec.id, spec.queues, lease=settings.lease),
+            others=[
+                Cancels(connector, self.runs, job=job),
+                Rescue(connector, registry=spec.registry, observer=self.observer, settings=settings, job=job),
+                Prune(connector, settings=settings, job=job),
+            ],
+            lease=settings.lease,
         )
 
     # ---- beginning and ending
@@ -173,13 +181,6 @@ class Services:
     def running(self) -> list[Run]:
         """The jobs whose outcomes are not known yet."""
         return [run for run in self.runs.all() if not run.reported]
-
-    def stop_run(self, run: Run, why: Stop) -> None:
-        """Ask a run to end; an async handler is cancelled, on its loop."""
-        if run.task.is_async:
-            self._loop.call_soon_threadsafe(run.ask_to_stop, why)
-        else:
-            run.ask_to_stop(why)
 
     def give_back(self, runs: Iterable[Run]) -> None:
         """Wait for these no longer: they go back to their queues."""
@@ -242,7 +243,7 @@ class Services:
                 "writes is kept",
                 run.job.id,
             )
-            self.stop_run(run, Stop.LOST)
+            self.runs.stop(run, Stop.LOST)
 
     def _set_aside(self, job: ClaimedJob, outcome: Outcome) -> None:
         """A job that was claimed and will not be run: this comes of it, unless the worker does not know it at all."""
@@ -265,18 +266,6 @@ class Services:
         self.observer.lost(len(changes))
         for change in changes:
             logger.info("job %d: the outcome (%s) came too late; its claim was over", change.id, change.event.value)
-
-    def _alive(self, connection: Connection) -> None:
-        queues = self._spec.queues
-        operations.enrol(
-            connection,
-            self._spec.id,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            queues=list(queues),
-            concurrency=sum(queues.values()),
-            version=__version__,
-        )
 
 
 def _most_text(registry: Registry) -> int:

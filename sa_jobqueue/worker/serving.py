@@ -17,6 +17,7 @@ from typing import TypeVar
 from ..errors import WorkerBroken
 from ..log import get_logger
 from .running.run import Stop
+from .running.timeouts import StuckQueues
 from .services import Services, WorkerSpec
 
 __all__ = ["LAST_CALL", "Ending", "Serving"]
@@ -54,8 +55,7 @@ class Serving:
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
         self._ending = Ending.STOPPED
         self._stopping = False
-        self._full: set[str] = set()
-        """Queues whose slots were all stuck at the last check."""
+        self._stuck = StuckQueues()
         self._threads_until: float | None = None
         """Set once the event loop is blocked for good: until when handlers on threads may finish."""
         self.under_way = False
@@ -161,11 +161,8 @@ class Serving:
             return f"{claimed} jobs were claimed (max_jobs {max_jobs})"
         if max_memory is not None and (resident := _resident()) > max_memory:
             return f"{resident:,} bytes are resident (max_memory {max_memory:,})"
-        # At two checks: when a blocked loop goes on, the handlers that were given up meanwhile go on, too, and end.
-        before, self._full = self._full, {slots.name for slots in all_slots if slots.stuck >= slots.limit}
-        for slots in all_slots:
-            if slots.name in before & self._full:
-                return f"all {slots.limit} slots of queue {slots.name!r} are held by handlers that timed out"
+        if (stuck := self._stuck.check(all_slots)) is not None:
+            return f"all {stuck.limit} slots of queue {stuck.name!r} are held by handlers that timed out"
         return None
 
     async def _leave_whatever_comes(self) -> None:
@@ -192,7 +189,7 @@ class Serving:
         if left := services.running():
             logger.warning("%d jobs still run; they are stopped and given back", len(left))
             for run in left:
-                services.stop_run(run, Stop.SHUTDOWN)
+                services.runs.stop(run, Stop.SHUTDOWN)
             await self._wait_for_runs(LAST_CALL)
             services.give_back(left)
         await _apart(services.finish)

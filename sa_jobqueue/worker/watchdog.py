@@ -17,6 +17,7 @@ from ..log import get_logger
 from .connections.deadline import Deadline
 from .process.threads import ServiceThread
 from .running.run import Run, Runs
+from .running.timeouts import Patience
 
 __all__ = ["Watchdog"]
 
@@ -25,8 +26,6 @@ logger = get_logger(__name__)
 #: Seconds between two checks, and after how many checks without an answer the event loop counts as blocked. Checks are
 #: counted, not seconds, because a host that stands still makes none.
 _EVERY, _SILENT_CHECKS = 1.0, 5
-#: Seconds that a handler may go on blocking the event loop after its attempt was given up.
-_PATIENCE = 10.0
 
 
 class Watchdog:
@@ -45,7 +44,7 @@ class Watchdog:
         """Checks since the loop was asked, all without an answer."""
         self._held: set[Run] = set()
         """The runs on the loop while it is blocked, also those that were given up since."""
-        self._late_since: float | None = None
+        self._patience = Patience()
         self._end = threading.Event()
         self.thread = ServiceThread("watch", self._watch)
 
@@ -78,7 +77,8 @@ class Watchdog:
 
     def _ask(self) -> None:
         self._silent, self._asked_at, self._answered_at = 0, monotonic(), None
-        self._held, self._late_since = set(), None
+        self._held = set()
+        self._patience.renew()
         try:
             self._loop.call_soon_threadsafe(self._answer)
         except RuntimeError:
@@ -103,7 +103,8 @@ class Watchdog:
         blocking = next((run for run in self._held if run.runner is current), None)
         if self._silent == _SILENT_CHECKS:
             self._say_blocked(current, blocking)
-        self._look_for_late(blocking)
+        if self._patience.is_over(self._held, blocking):
+            self._hopeless()
 
     def _say_blocked(self, current: asyncio.Task[Any] | None, blocking: Run | None) -> None:
         extra: dict[str, Any] = {}
@@ -117,16 +118,3 @@ class Watchdog:
             "renewed. Make a handler that blocks `def`, or let it `await asyncio.to_thread(...)` for the part that does",
             monotonic() - self._asked_at, culprit, extra=extra,
         )  # fmt: skip
-
-    def _look_for_late(self, blocking: Run | None) -> None:
-        """Whether what blocks the loop was given up; where that is not known, whether anything on it was.
-
-        A job that is known, and may take its time, is left in peace: it would begin anew elsewhere, and block that loop.
-        """
-        late = blocking.abandoned if blocking is not None else any(run.abandoned for run in self._held)
-        if not late:
-            self._late_since = None
-        elif self._late_since is None:
-            self._late_since = monotonic()
-        elif monotonic() - self._late_since >= _PATIENCE:
-            self._hopeless()

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import AsyncJobContext, Job, Registry, RetryPolicy, enqueue, operations, task
 from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.worker import watchdog
-from sa_jobqueue.worker.maintenance import loop as maintenance
+from sa_jobqueue.worker.running import timeouts
 from tests.support.waiting import PATIENCE, wait_until
 from tests.support.working import add, job_of, services_of, working
 
@@ -33,8 +33,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture)
     """What takes seconds elsewhere takes tenths of them here."""
     monkeypatch.setattr(watchdog, "_EVERY", 0.1)
     monkeypatch.setattr(watchdog, "_SILENT_CHECKS", 10)
-    monkeypatch.setattr(watchdog, "_PATIENCE", 0.5)
-    monkeypatch.setattr(maintenance, "_ASYNC_MARGIN", 0.2)
+    monkeypatch.setattr(timeouts, "_PATIENCE", 0.5)
+    monkeypatch.setattr(timeouts, "_ASYNC_MARGIN", 0.2)
     caplog.set_level(logging.WARNING, "sa_jobqueue")
 
 
@@ -203,7 +203,7 @@ def test_a_handler_that_was_cancelled_by_its_timeout_and_does_not_block_has_time
 ) -> None:
     """As long as the loop answers, the short margin of those that block it is not for the others."""
 
-    monkeypatch.setattr(maintenance, "_CLEANUP", 60.0)
+    monkeypatch.setattr(timeouts, "_CLEANUP", 60.0)
 
     @task(registry=registry, name="ignores", timeout=0.1, retry=NEVER)
     async def ignores() -> None:

@@ -16,6 +16,7 @@ from psycopg import sql
 from sqlalchemy import Engine, make_url, text
 
 from sa_jobqueue import JobStatus, Registry, enqueue, task
+from sa_jobqueue.worker.maintenance.rescue import Rescue
 from tests.support.databases import Databases, connect, terminate_others
 from tests.support.factory import make_job
 from tests.support.waiting import wait_until
@@ -51,16 +52,16 @@ class Held:
 
 def looks(worker: Any) -> Callable[[int], bool]:
     """Whether maintenance has looked for lost jobs so often since."""
-    chore = next(chore for chore in services_of(worker).maintenance._chores if chore.do.__name__ == "_rescue")
+    chore = next(chore for chore in services_of(worker).maintenance.chores if isinstance(chore, Rescue))
     done, real = [0], chore.do
 
     @wraps(real)
-    def do(connection: Any) -> bool | None:
-        more = real(connection)
+    def do(connection: Any, turn: Any) -> bool:
+        more = real(connection, turn)
         done[0] += 1
         return more
 
-    chore.do = do
+    chore.do = do  # type: ignore[method-assign]
     return lambda number: done[0] >= number
 
 
@@ -136,7 +137,7 @@ def test_after_an_outage_longer_than_a_lease_nothing_that_lives_is_rescued(
             seen = [looks(worker) for worker in (idle, late)]
             wait_until(lambda: not expired(engine, id))
             wait_until(lambda: all(of(6) for of in seen))
-            assert [services_of(worker).maintenance.rescued for worker in (holder, idle, late)] == [0, 0, 0]
+            assert [services_of(worker).observer.rescued for worker in (holder, idle, late)] == [0, 0, 0]
         held.go.set()
         wait_until(lambda: job_of(engine, id).status == JobStatus.COMPLETED)
     assert held.starts == 1

@@ -14,7 +14,7 @@ from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, RetryPolicy,
 from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.outcomes import Outcome
 from sa_jobqueue.worker import watchdog
-from sa_jobqueue.worker.maintenance import loop as maintenance
+from sa_jobqueue.worker.running import timeouts
 from sa_jobqueue.worker.running.ending import Lost
 from sa_jobqueue.worker.running.executor import Executor
 from sa_jobqueue.worker.running.run import Run
@@ -34,8 +34,8 @@ def registry() -> Registry:
 def impatient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What takes seconds elsewhere takes tenths of them here."""
     monkeypatch.setattr(watchdog, "_EVERY", 0.1)
-    monkeypatch.setattr(maintenance, "_ASYNC_MARGIN", 0.2)
-    monkeypatch.setattr(maintenance, "_CLEANUP", 0.5)
+    monkeypatch.setattr(timeouts, "_ASYNC_MARGIN", 0.2)
+    monkeypatch.setattr(timeouts, "_CLEANUP", 0.5)
     caplog.set_level(logging.WARNING, "sa_jobqueue")
 
 

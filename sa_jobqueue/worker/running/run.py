@@ -124,10 +124,12 @@ class Run:
 class Runs:
     """Every claim that this process holds, by job id: what is to be renewed, and what a reconnect may not give back.
 
-    A run may outlast its claim: `all()` has also the runs that go on though their claim is lost. For any thread.
+    A run may outlast its claim: `all()` has also the runs that go on though their claim is lost. For any thread. `loop` is that
+    of async handlers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop
         # Read and written under the lock; `len` alone is read without it.
         self._held: dict[int, Run] = {}
         self._lost: dict[tuple[int, int | None], Run] = {}
@@ -162,6 +164,13 @@ class Runs:
             del self._held[run.job.id]
             self._lost[run.job.id, run.job.claim_token] = run
             return True
+
+    def stop(self, run: Run, why: Stop) -> None:
+        """Ask a run to end; an async handler is cancelled, on its loop."""
+        if run.task.is_async and self._loop is not None:
+            self._loop.call_soon_threadsafe(run.ask_to_stop, why)
+        else:
+            run.ask_to_stop(why)
 
     def drop(self, id: int, token: int) -> None:
         """This claim has ended. (A later claim of the same job may be held by now.)"""

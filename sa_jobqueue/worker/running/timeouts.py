@@ -1,17 +1,36 @@
-"""A handler's timeout."""
+"""The rules of a handler's timeout.
+
+1. The executor notes when a run's timeout is over, and lets asyncio cancel an async handler then (`within`).
+2. A handler that does not end by itself is late (`is_late`): one on a thread at once, because nothing can stop it; an async
+   one after some seconds for its cleanup, or sooner where its loop is blocked, so that asyncio cannot cancel it.
+3. Maintenance gives up the attempts of late handlers: each has failed, its slot is stuck until the handler comes back
+   (`Slots.abandon`), and what the handler writes afterwards is refused.
+4. A worker whose queue has only stuck slots, at two checks, is restarted (`StuckQueues`).
+5. So is a worker whose event loop a handler goes on blocking although its attempt was given up (`Patience`).
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
+from time import monotonic
 from typing import TypeVar
 
 from ...errors import HandlerTimeout
 from .run import Run
+from .slots import Slots
 
-__all__ = ["timed_out", "within"]
+__all__ = ["Patience", "StuckQueues", "is_late", "timed_out", "within"]
 
 T = TypeVar("T")
+
+#: Seconds that a blocked event loop has to end an async handler by itself, before maintenance gives the attempt up.
+_ASYNC_MARGIN = 2.0
+#: The same where the loop answers and has cancelled the handler: for its cleanup, as closing a client, or waiting for a
+#: rollback. As long as a handler may go on blocking the loop.
+_CLEANUP = 10.0
+#: Seconds that a handler may go on blocking the event loop after its attempt was given up.
+_PATIENCE = 10.0
 
 
 def timed_out(run: Run) -> HandlerTimeout:
@@ -29,3 +48,54 @@ async def within(seconds: float, run: Run, handler: Awaitable[T]) -> T:
         if limit.expired():
             raise timed_out(run) from error
         raise
+
+
+def is_late(run: Run, now: float, *, blocked: bool) -> bool:
+    """Whether its attempt is to be given up. `blocked`: the event loop does not answer."""
+    if run.timeout_at is None:
+        return False
+    if not run.task.is_async:
+        return run.timeout_at <= now
+    if blocked:
+        return run.timeout_at + _ASYNC_MARGIN <= now and run.runner is not None
+    return run.timeout_at + _CLEANUP <= now
+
+
+class Patience:
+    """With a handler that blocks the event loop although its attempt was given up. The watchdog's."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def is_over(self, on_loop: Iterable[Run], blocking: Run | None) -> bool:
+        """Whether it has blocked for too long. `blocking`: the run that does; None: it is not known, so any of them may.
+
+        A job that is known, and may take its time, is left in peace: it would begin again elsewhere and block that loop.
+        """
+        if not (blocking.abandoned if blocking is not None else any(run.abandoned for run in on_loop)):
+            self._since = None
+            return False
+        if self._since is None:
+            self._since = monotonic()
+        return monotonic() - self._since >= _PATIENCE
+
+    def renew(self) -> None:
+        """The loop has answered."""
+        self._since = None
+
+
+class StuckQueues:
+    """Queues whose slots are all held by handlers that timed out. The event loop's."""
+
+    def __init__(self) -> None:
+        self._before: set[str] = set()
+
+    def check(self, all_slots: Iterable[Slots]) -> Slots | None:
+        """One that was so at the last check, and still is.
+
+        When a blocked loop goes on, the handlers that were given up meanwhile go on, too, and end: one check is not enough.
+        """
+        stuck = {slots.name: slots for slots in all_slots if slots.stuck >= slots.limit}
+        lasting = next((slots for name, slots in stuck.items() if name in self._before), None)
+        self._before = set(stuck)
+        return lasting

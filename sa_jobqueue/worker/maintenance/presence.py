@@ -1,0 +1,63 @@
+"""Telling the database that this worker is alive, and that it leaves."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Mapping
+from datetime import timedelta
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from ... import operations
+from ...log import get_logger
+from ...operations import Fault, fault_of
+from ...version import __version__
+from ..connections.service import Connector
+from .chore import Chore, Turn
+
+__all__ = ["Presence"]
+
+logger = get_logger(__name__)
+
+#: A worker that has not been seen for this long is struck off.
+_FORGET = timedelta(days=1)
+
+
+class Presence(Chore):
+    """Keeps this worker's row in the table of workers."""
+
+    def __init__(self, connector: Connector, worker: uuid.UUID, queues: Mapping[str, int], *, lease: float) -> None:
+        super().__init__(max(min(lease / 3, 20.0), 1.0))
+        self._connector, self._worker, self._queues = connector, worker, queues
+
+    def do(self, connection: Connection, turn: Turn) -> bool:
+        """Say that we are alive, and strike off workers that were not seen for long."""
+        try:
+            with self._connector.begin(connection):
+                operations.enrol(
+                    connection,
+                    self._worker,
+                    host=socket.gethostname(),
+                    pid=os.getpid(),
+                    queues=list(self._queues),
+                    concurrency=sum(self._queues.values()),
+                    version=__version__,
+                )
+                operations.forget_workers(connection, unseen_for=_FORGET)
+        except DBAPIError as error:
+            if fault_of(error) is not Fault.LATE:
+                raise
+            # No outage: with one, the leases of others would not be looked at for a while.
+            logger.warning("the rows of the workers are locked (%s)", error.orig)
+        return False
+
+    def leave(self, connection: Connection) -> None:
+        """Strike this worker off."""
+        try:
+            with self._connector.begin(connection):
+                operations.leave(connection, self._worker)
+        except DBAPIError:
+            logger.debug("could not strike the worker off", exc_info=True)

@@ -1,0 +1,98 @@
+"""Rescuing jobs whose worker died."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from sqlalchemy import Connection
+
+from ... import operations
+from ...lifecycle import Change, Rules, decide
+from ...models import Job
+from ...operations import Answer, Expired
+from ...outcomes import Rescued
+from ...retry import entry
+from ...settings import WorkerSettings
+from ...tasks import Registry
+from ..connections.service import Connector
+from ..observer import Observer
+from ..running.joblog import holder_of, lasting, say_rescue
+from ..running.writer import OutcomeWriter
+from .chore import Chore, Turn
+
+__all__ = ["Rescue"]
+
+_PAGE = 100
+_BEFORE_ALL = -(2**63)
+
+
+class Rescue(Chore):
+    """Takes jobs whose lease has run out from their worker.
+
+    Not before the database has been there for one lease, because after an outage every lease looks expired. All workers
+    together keep the time for which it has been there, so a worker that replaces one that was killed need not wait.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        *,
+        registry: Registry,
+        observer: Observer,
+        settings: WorkerSettings,
+        job: type[Job] = Job,
+    ) -> None:
+        super().__init__(max(min(settings.lease / 4, 15.0), 0.25))
+        self._connector, self._registry, self._observer = connector, registry, observer
+        self._settings, self._job = settings, job
+        # A lease that is renewed in time has at least half of itself left.
+        self._outage = max(settings.lease / 2, 2 * self.every)
+        self._after = _BEFORE_ALL
+
+    def do(self, connection: Connection, turn: Turn) -> bool:
+        """Rescue some pages."""
+        while True:
+            page = self._find_expired(connection)
+            if page:
+                # Beforehand: what keeps a page from being written does not keep the next.
+                self._after = page[-1].claim.id
+                self._write(connection, page)
+            if len(page) < _PAGE:
+                self._after = _BEFORE_ALL
+                return False
+            if turn.is_over:
+                return True
+
+    def _find_expired(self, connection: Connection) -> list[Expired]:
+        """A page of jobs whose leases ran out though they could be renewed.
+
+        In one transaction, which has one now(): however long this process stands still on the way, an outage meanwhile makes
+        nothing look expired.
+        """
+        with self._connector.begin(connection):
+            if not operations.attest(connection, lease=self._settings.lease, outage=self._outage, job=self._job):
+                return []
+            return operations.expired(connection, after=self._after, limit=_PAGE, job=self._job)
+
+    def _write(self, connection: Connection, page: list[Expired]) -> None:
+        by_id = {found.claim.id: found for found in page}
+        changes = [decide(found.claim, _rescued(found), self._rules(found), random=random.random()) for found in page]
+
+        def done(ended: list[Change], answer: Answer) -> None:
+            if answer is Answer.APPLIED:
+                self._observer.rescue(len(ended))
+                for change in ended:
+                    say_rescue(by_id[change.id], change)
+
+        writer = OutcomeWriter(done, job=self._job)
+        writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
+
+    def _rules(self, found: Expired) -> Rules:
+        """A worker may rescue a job whose task it does not know: `rescue=False` is checked again where the job would run."""
+        task = self._registry.get(found.task)
+        return replace(task.rules if task is not None else Rules(), max_rescues=self._settings.max_rescues)
+
+
+def _rescued(found: Expired) -> Rescued:
+    return Rescued(entry("WorkerLost", f"the lease of {holder_of(found)}, had run out {lasting(found.overdue)} before"))
