@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -297,7 +298,7 @@ def test_no_pause_before_another_attempt_is_longer_than_the_promise(monkeypatch:
     """After a long outage a worker of its own has to be back within 5 s; the attempt itself takes time, too."""
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
     service = object.__new__(Claimer)
-    service._failures = 1_000
+    service._connection = SimpleNamespace(failures=1_000)  # type: ignore[assignment]
     pause = service._pause()
     assert pause is not None
     assert pause < 4.0

@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, enqueue, enqueue_many, operations, task
 from sa_jobqueue.worker.claiming import gates, overlooked
 from sa_jobqueue.worker.claiming.claimer import Claimer
+from sa_jobqueue.worker.claiming.demand import Demand
 from sa_jobqueue.worker.claiming.drain import LostJobs
 from sa_jobqueue.worker.running.writer import OutcomeWriter
 from tests.benchmarks import __main__ as benchmarks
@@ -122,7 +123,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     opening of a gate, and before it leaves one for the look at what its claims have passed over, and one for that at leases.
     """
     decided: list[str] = []
-    take, wanted, make_round = OutcomeWriter.take, Claimer._wanted, Claimer._round
+    take, wanted, make_round = OutcomeWriter.take, Demand.now, Claimer._round
     listen_for, are_there, lock_due = operations.listen_for, LostJobs._are_there, operations.lock_due
     seen: dict[str, Any] = {}
 
@@ -130,7 +131,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen["changes"] = take(self, most)
         return seen["changes"]
 
-    def wanting(self: Claimer) -> Any:
+    def wanting(self: Demand) -> Any:
         seen["wanted"] = wanted(self)
         return seen["wanted"]
 
@@ -155,7 +156,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return busy
 
     monkeypatch.setattr(OutcomeWriter, "take", taking)
-    monkeypatch.setattr(Claimer, "_wanted", wanting)
+    monkeypatch.setattr(Demand, "now", wanting)
     monkeypatch.setattr(Claimer, "_round", making_round)
     monkeypatch.setattr(operations, "listen_for", listening)
     monkeypatch.setattr(operations, "lock_due", looking_behind)

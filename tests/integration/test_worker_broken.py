@@ -499,9 +499,9 @@ def test_a_schema_that_was_dropped_and_made_anew(
         services = services_of(worker)
         wait_until(lambda: services.listener is not None and services.listener.listening)
         downgrade_database(url)
-        wait_until(lambda: services.claimer._failures)
+        wait_until(lambda: services.claimer._connection.failures)
         upgrade_database(url)
-        wait_until(lambda: not services.claimer._failures)
+        wait_until(lambda: not services.claimer._connection.failures)
         wait_until(lambda: add(engine, enqueue("runs")) and "default" in heard, 10)
         wait_until(lambda: set(statuses(engine)) == {"completed"})
 
@@ -597,7 +597,7 @@ def test_a_statement_that_outlives_its_connection_does_not_take_effect_unnoticed
         wait_until(lambda: sleeping(engine))
         with engine.begin() as connection:
             connection.execute(text("DELETE FROM slow"))  # it sleeps once
-        cut(services_of(worker).claimer._connection)
+        cut(services_of(worker).claimer._connection.current)
         wait_until(lambda: finished(engine, first) and finished(engine, second))
     with engine.connect() as connection:
         rows = connection.execute(select(Job.status, Job.claims, Job.rescues).order_by(Job.id)).all()
@@ -904,7 +904,7 @@ def test_a_lost_connection_is_replaced_by_a_new_one_not_by_an_old_one_of_the_poo
         ids += add(engine, enqueue("quick"))
         wait_until(lambda: finished(engine, ids[1]) and own.pool.checkedin())  # type: ignore[attr-defined]
         asked.clear()
-        cut(services_of(worker).claimer._connection)
+        cut(services_of(worker).claimer._connection.current)
         ids += add(engine, enqueue("quick"))
         wait_until(lambda: finished(engine, ids[2]))
         gate.set()

@@ -205,7 +205,7 @@ def test_a_request_to_be_woken_holds_until_the_next_look(
     with working(url, registry, poll=poll) as worker:
         wait_until(lambda: open_for() > 0)
         assert holds < open_for() < 65
-        look = services_of(worker).claimer._timers["default"]
+        look = services_of(worker).claimer._demand.timers["default"]
         wait_until(lambda: look.at - monotonic() < open_for() - 1)
 
 
@@ -228,7 +228,7 @@ def test_a_filter_of_logs_that_raises_ends_no_thread_of_the_worker(
     @task(registry=registry, name="handler")
     def handler() -> None: ...
 
-    rooms = {"claimer": "claiming.claimer", "maintenance": "maintenance.loop", "listener": "connections.listener"}
+    rooms = {"claimer": "claiming.connection", "maintenance": "maintenance.loop", "listener": "connections.listener"}
     filtered = logging.getLogger(f"sa_jobqueue.worker.{rooms[part]}")
     filtered.addFilter(wrong)
     try:

@@ -113,7 +113,7 @@ def test_a_wake_up_that_comes_during_a_claim_is_heeded_after_it(
     monkeypatch.setattr("sa_jobqueue.worker.claiming.polling._FIRST_WAIT", 60.0)
     monkeypatch.setattr(operations, "claim", claim_before_it_is_there)
     with working(url, registry, listen=False, poll=60.0) as worker:
-        looks = services_of(worker).claimer._timers
+        looks = services_of(worker).claimer._demand.timers
         wait_until(lambda: looks["default"].at)  # it has found nothing, and would look again in a minute
         ready.append(worker)
         services_of(worker).claimer.look_at("default")

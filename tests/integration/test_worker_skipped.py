@@ -260,10 +260,10 @@ def test_more_jobs_than_can_be_skipped_hold_up_no_other_queue(
     with working(url, registry, queues={"default": 4, "other": 4}) as worker:
         claimer = services_of(worker).claimer
         wait_until(lambda: claimer._skipped.full)
-        connection = claimer._connection
+        connection = claimer._connection.current
         fill(engine, range(35, 435), queue="other")
         wait_until(lambda: sum(n >= 35 for n in ran) == 400, 10)
-        assert claimer._connection is connection
+        assert claimer._connection.current is connection
         mend()
         wait_until(lambda: len(ran) == 435)
 

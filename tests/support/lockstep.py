@@ -57,7 +57,7 @@ class Step:
     def close(self) -> None:
         """End the threads of handlers, and the service's connection."""
         self._services.runners.finish()
-        if (connection := self._services.claimer._connection) is not None:
+        if (connection := self._services.claimer._connection.current) is not None:
             connection.close()
 
     def _is_over(self) -> bool:

@@ -6,7 +6,7 @@ claim times out. Or a trigger returns NULL, and the row stays as it is without a
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -52,6 +52,8 @@ class Found(NamedTuple):
     any_due: bool
     jobs: list[ClaimedJob]
     """Those that it claimed."""
+    began: float
+    """When it began, by `monotonic()`."""
     newly_skipped: int
     no_room: bool
     """Some jobs can neither be claimed nor skipped: those that are due behind them stay out of reach."""
@@ -68,13 +70,28 @@ class BisectingClaims:
     lease: float
     job: type[Job] = Job
 
-    def claim(self, connection: Connection, queue: str, most: int) -> Found:
-        """Claim at most `most` due jobs of this queue, and skip those that cannot be claimed."""
+    def claim_all(
+        self, connection: Connection, wanted: Mapping[str, int], *, seconds: float
+    ) -> Iterator[tuple[str, Found]]:
+        """Claim at most `wanted[queue]` due jobs of each queue, skip those that cannot be claimed, and begin no transaction
+        after `seconds`. Each part is for the caller to take over before the next one is claimed.
+        """
+        until, left = monotonic() + seconds, dict(wanted)
+        while left and monotonic() < until:
+            for queue, most in list(left.items()):
+                found = self._claim_some(connection, queue, most)
+                left[queue] -= len(found.jobs)
+                if not found.any_due or not left[queue] or found.no_room:
+                    del left[queue]
+                yield queue, found
+
+    def _claim_some(self, connection: Connection, queue: str, most: int) -> Found:
+        began = monotonic()
         with self._begin(connection):
             due = operations.lock_due(connection, {queue: _AT_ONCE}, but=self.skipped.ids(), job=self.job)
             jobs, refused = self._claim(connection, list(due), most)
         new = self._skip(due, refused)
-        return Found(bool(due), jobs, len(new), no_room=len(new) < len(refused))
+        return Found(bool(due), jobs, began, len(new), no_room=len(new) < len(refused))
 
     def claim_skipped(self, connection: Connection, skipped: Mapping[int, str]) -> list[ClaimedJob]:
         """Claim these skipped jobs, given by id and queue, as far as that is possible by now."""

@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from operator import attrgetter
 from time import monotonic
-from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -25,11 +24,11 @@ from ...context import ClaimedJob
 from ...lifecycle import Change
 from ...log import get_logger
 from ...models import Job
-from ...operations import Answer, Fault
+from ...operations import Answer
 from ...outcomes import Outcome
 from ...settings import WorkerSettings
 from ..connections.deadline import CLIENT_MARGIN, Deadline
-from ..connections.pool import backoff, drop_idle, hang_up
+from ..connections.pool import backoff
 from ..connections.service import Connector, service_limit
 from ..process.events import AutoResetEvent
 from ..process.threads import ServiceThread
@@ -38,12 +37,13 @@ from ..running.slots import Slots
 from ..running.writer import OutcomeWriter
 from .bisection import BisectingClaims
 from .broken_commits import BrokenCommits
+from .connection import ClaimerConnection
+from .demand import Demand
 from .drain import LostJobs
 from .fetch import Fetcher
 from .gates import Gates
 from .isolate import Suspects
 from .overlooked import OverlookedJobs
-from .polling import PollTimer
 from .recovery import Mode, after_failure
 from .resume import ResumePoints
 from .skipped import SkippedJobs
@@ -58,8 +58,6 @@ _BATCH = 1_000
 _GATHER = 0.005
 #: Seconds between two attempts to reach a database that is away. Workers are back soon after it is.
 _LONGEST_PAUSE = 2.0
-#: While the database refuses this many outcomes, no more jobs are claimed.
-_MOST_REFUSED = 100
 #: Seconds for which one round claims by bisection.
 _BISECTING = 1.0
 _QUEUE = attrgetter("queue")
@@ -90,34 +88,27 @@ class Claimer:
         job: type[Job] = Job,
     ) -> None:
         self._connector, self._worker, self._all_slots, self._writer = connector, worker, all_slots, writer
-        self._take_in, self._runs, self._settings, self._listening = take_in, runs, settings, listening
-        self._idle, self._max_jobs, self._job = idle, max_jobs, job
+        self._runs, self._settings, self._listening = runs, settings, listening
+        self._idle, self._job = idle, job
 
         # Other threads touch these:
         self.thread = ServiceThread("service", self._loop)
         self.deadline = Deadline(service_limit(settings.lease) + CLIENT_MARGIN)
         """Over the round that goes on. The watchdog reads it."""
-        self.claimed = 0
-        """Jobs claimed so far and handed over. Written by the claimer's thread, read by the event loop."""
-        self._timers = {name: PollTimer() for name in all_slots}
-        """When each queue is polled again. Other threads notify them."""
+        self._demand = Demand(all_slots, writer, max_jobs=max_jobs, together=idle is not None)
+        """Its fields say who writes and reads them."""
         self._wake = AutoResetEvent()
         """Ends the pause between two rounds. Set by any thread."""
         self._enough = AutoResetEvent()
         """Ends the wait for more outcomes. Set by any thread."""
         self._batch = 1
         """How many outcomes make it worth to write. Written by the claimer's thread, read where handlers end."""
-        self._claiming = True
-        """Whether more jobs are wanted. Written by the thread that stops the worker, read by the claimer's."""
         self._ending = False
         """Whether to end when all is written. Written by the thread that stops the worker, read by the claimer's."""
 
         # The claimer's thread alone writes and reads the rest:
-        self._connection: Connection | None = None
-        self._backend: int | None = None
-        """The number of its server process, or of the last one's; None behind a pooler."""
-        self._failures = 0
-        """Rounds in a row that have failed."""
+        broken_commits = BrokenCommits(connector, runs, writer, worker, settings.lease, job)
+        self._connection = ClaimerConnection(connector, self.deadline, broken_commits)
         self._mode = Mode.TOGETHER
         """How the next round writes and claims."""
         self._in_doubt = False
@@ -131,13 +122,16 @@ class Claimer:
         self._overlooked = OverlookedJobs(connector, self._skipped, job)
         self._bisecting = BisectingClaims(connector, self.deadline, self._skipped, worker, settings.lease, job)
         self._suspects = Suspects(connector, runs, writer, self._skipped, settings, job)
-        self._broken_commits = BrokenCommits(connector, runs, writer, worker, settings.lease, job)
         self._fetcher = Fetcher(
-            connector, self.deadline, take_in=self._count_in, set_aside=set_aside, lease=settings.lease, most=most_text,
-            leaving=lambda: not self._claiming, job=job,
-        )  # fmt: skip
+            connector, self.deadline, take_in, set_aside, self._demand, lease=settings.lease, most=most_text, job=job
+        )
 
     # ---- for any thread
+
+    @property
+    def claimed(self) -> int:
+        """Jobs claimed so far and handed over."""
+        return self._demand.claimed
 
     def start(self) -> None:
         """Begin."""
@@ -158,19 +152,18 @@ class Claimer:
 
     def look_at(self, queue: str | None) -> None:
         """New jobs were announced in this queue; None: perhaps in any."""
-        for name, timer in self._timers.items():
-            if queue is None or name == queue:
-                timer.notify()
+        self._demand.notify(queue)
         self._wake.set()
 
     def stop_claiming(self) -> None:
         """Claim no more; go on writing."""
-        self._claiming = False
+        self._demand.stop()
         self._wake.set()
 
     def finish(self, timeout: float) -> bool:
         """Write what is left and end; whether that was done within `timeout` seconds."""
-        self._claiming, self._ending = False, True
+        self._demand.stop()
+        self._ending = True
         self._wake.set()
         self.thread.join(timeout)
         return not self.thread.is_alive() and not len(self._writer)
@@ -183,13 +176,13 @@ class Claimer:
             self._wake.clear()
             try:
                 busy = self._timed_round()
-                failures, self._failures = self._failures, 0
-                if failures:
+                if self._connection.failures:
                     with suppress(BaseException):  # as below
-                        logger.warning("the database is back")
+                        self._connection.works()
             except BaseException as error:
+                self._mode = Mode.TOGETHER
                 with suppress(BaseException):  # of the application's: a filter of logs
-                    self._broken(error)
+                    self._connection.give_up(error, kept=len(self._writer))
                 busy = False
             if self._ending and not len(self._writer) and not self._in_doubt:
                 break
@@ -199,8 +192,7 @@ class Claimer:
             if not busy or not len(self._writer):  # where a claim is due at once, there is no pause
                 self._wake.wait(self._pause())
             self._gather()
-        if self._connection is not None:
-            self._connection.close()
+        self._connection.close()
 
     def _gather(self) -> None:
         """Let outcomes come together while the runners have work: at most half of the jobs that are held."""
@@ -212,10 +204,10 @@ class Claimer:
             self._enough.wait(_GATHER)
 
     def _pause(self) -> float:
-        if self._failures:
-            return backoff(self._failures, first=0.1, most=_LONGEST_PAUSE) * random.uniform(0.8, 1.2)
-        free = [name for name, slots in self._all_slots.items() if self._may_claim and slots.free() > 0]
-        times = [self._timers[name].at for name in free]
+        if failures := self._connection.failures:
+            return backoff(failures, first=0.1, most=_LONGEST_PAUSE) * random.uniform(0.8, 1.2)
+        free = self._demand.free()
+        times = [self._demand.timers[name].at for name in free]
         if self._skipped and (at := self._skipped.next_at(free, one_waiting=self._suspects.one_may_run)) is not None:
             times.append(at)
         if (locked := self._writer.next_at()) is not None:
@@ -225,9 +217,16 @@ class Claimer:
     # ---- a round
 
     def _timed_round(self) -> bool:
-        connection = self._connection or self._connect()
+        connection = self._connection.current or self._connect()
         with self.deadline.over(connection):
             return self._round(connection)
+
+    def _connect(self) -> Connection:
+        connection = self._connection.make(any_claimed=self.claimed > 0)
+        self._in_doubt = False
+        self._gates.forget()
+        self._demand.poll_all()
+        return connection
 
     def _round(self, connection: Connection) -> bool:
         """Take outcomes, write them and claim, settle, hand over. False: there was nothing to do."""
@@ -235,7 +234,7 @@ class Claimer:
             slots.measure()
         again = bool(self._skipped) and self._claim_skipped(connection)
         changes = self._writer.take(_BATCH)
-        wanted = self._wanted()
+        wanted = self._demand.now()
         if not changes and not wanted:
             return again
         quiet = not len(self._runs)  # asked before the claim: a handler that ends during it may have enqueued
@@ -248,30 +247,6 @@ class Claimer:
             if wanted:
                 self._hand_over(connection, wanted, jobs, quiet=quiet)
         return True
-
-    def _wanted(self) -> dict[str, int]:
-        """How many jobs to claim from each queue now."""
-        if not self._may_claim:
-            return {}
-        now = monotonic()
-        left = self._max_jobs - self.claimed if self._max_jobs is not None else None
-        wanted: dict[str, int] = {}
-        # A worker that ends when nothing is due polls all queues at once.
-        together = self._idle is not None and any(timer.at <= now for timer in self._timers.values())
-        for name, slots in self._all_slots.items():
-            free = slots.free() if left is None else min(slots.free(), left - sum(wanted.values()))
-            timer = self._timers[name]
-            if free > 0 and (timer.at <= now or (together and timer.held_until <= now)):
-                wanted[name] = free
-                if timer.notified:
-                    timer.notified = False
-                    self._overlooked.jobs_come()
-        return wanted
-
-    @property
-    def _may_claim(self) -> bool:
-        enough = self._max_jobs is not None and self.claimed >= self._max_jobs
-        return self._claiming and not enough and self._writer.refused < _MOST_REFUSED
 
     def _write_and_claim(
         self, connection: Connection, changes: list[Change], wanted: dict[str, int]
@@ -294,6 +269,10 @@ class Claimer:
                 raise
             self._mode, self._in_doubt = mode, False  # the server has answered: the claim was rolled back
             self._write_apart(connection, changes)
+            if mode is Mode.WITHOUT_PAYLOAD:
+                with suppress(BaseException):  # of a filter of logs
+                    reason = getattr(error, "orig", error)
+                    logger.info("a claim failed (%s); it is tried again without arguments and meta", reason)
             return None
 
     def _claim(
@@ -334,38 +313,39 @@ class Claimer:
             self._fetcher.hand_over(connection, jobs, claimed_at=self._began)
         self._in_doubt = False
         got = Counter(map(_QUEUE, jobs)) if len(wanted) > 1 else dict.fromkeys(wanted, len(jobs))
-        short = [name for name, asked in wanted.items() if got[name] < asked and not self._timers[name].notified]
+        timers = self._demand.timers
+        short = [name for name, asked in wanted.items() if got[name] < asked and not timers[name].notified]
         for name in wanted:
             if name not in short:
-                self._timers[name].now()
+                timers[name].now()
             elif got[name]:
-                self._timers[name].reset()
+                timers[name].reset()
         if short:
             dry = quiet and not jobs and len(short) == len(self._all_slots)
             self._poll_later(connection, short, dry=dry)
-
-    def _count_in(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
-        self._take_in(jobs, claimed_at)
-        self.claimed += len(jobs)  # afterwards: a thread that sees `max_jobs` reached may close the slots
 
     # ---- queues that gave fewer jobs than were wanted
 
     def _poll_later(self, connection: Connection, short: list[str], *, dry: bool) -> None:
         """Decide when these queues are polled again. `dry`: no queue has a due job, and nothing runs."""
+        timers = self._demand.timers
         if not self._resume.swept:  # there may be jobs behind the points
             for name in short:
-                self._timers[name].not_before(self._resume.sweep_at(name))
+                timers[name].not_before(self._resume.sweep_at(name))
             return
+        if self._demand.announced:
+            self._demand.announced = False
+            self._overlooked.jobs_come()
         leaves = dry and self._idle is not None
         looked = self._overlooked.look(connection, short, at_once=leaves)
         if looked.any_overlooked:
             self._mode = Mode.BISECTING
         if looked.any_due:  # if it has come since, the next claim brings it
             for name in short:
-                self._timers[name].now()
+                timers[name].now()
             return
-        if self._listening() and self._open_gates(connection, short):
-            return  # poll once more: jobs that were committed before we asked have woken nobody
+        if self._listening() and self._gates.ask(connection, short, timers):
+            return  # poll once more: jobs that were committed before we asked have woken no worker
         if leaves and self._skipped and self._claim_skipped(connection, at_once=True):
             return
         if self._idle is not None and dry and not self._lost.awaited(connection):
@@ -373,58 +353,38 @@ class Claimer:
         poll = self._settings.poll
         longest = min(poll, self._gates.longest_poll) if self._listening() else poll
         for name in short:
-            self._timers[name].back_off(longest)
-
-    def _open_gates(self, connection: Connection, short: list[str]) -> bool:
-        """Ask to be woken for the queues that have run dry. Returns whether jobs may have come unannounced to those in `short`.
-
-        Not for queues that keep us busy: their producers would send NOTIFYs for nothing, and each takes a lock at its commit.
-        """
-        if self._gates.are_open(short):
-            return False
-        now = monotonic()
-        dry = {*short, *(name for name, timer in self._timers.items() if timer.at > now)}
-        return self._gates.open(connection, dry, above_all=short)
+            timers[name].back_off(longest)
 
     # ---- jobs that cannot be claimed
 
     def _claim_skipped(self, connection: Connection, *, at_once: bool = False) -> bool:
         """Claim those of the skipped jobs that can be claimed by now. Returns whether there were some."""
-        if not self._may_claim:
-            return False
-        free = {name: slots.free() for name, slots in self._all_slots.items()}
-        due = self._skipped.due(free, one_waiting=self._suspects.one_may_run, at_once=at_once)
-        if self._max_jobs is not None:
-            due = dict(islice(due.items(), self._max_jobs - self.claimed))
+        free = self._demand.free()
+        due = self._skipped.due(free, one_waiting=self._suspects.one_may_run, at_once=at_once) if free else {}
+        due = dict(islice(due.items(), self._demand.left))
         if not due:
             return False
-        self._in_doubt, self._began = True, monotonic()
+        self._in_doubt, began = True, monotonic()
         jobs = self._bisecting.claim_skipped(connection, due)
-        self._take_over(connection, jobs)
+        self._take_over(connection, jobs, began)
+        self._in_doubt = False
         if jobs and not self._skipped.full:
-            for timer in self._timers.values():
-                timer.release()
+            self._demand.release_all()
         return bool(jobs)
 
     def _claim_by_bisection(self, connection: Connection, wanted: Mapping[str, int]) -> None:
         """Skip the jobs that cannot be claimed, claim the others, and hold the queues where neither can be done."""
-        until, left, newly_skipped = monotonic() + _BISECTING, dict(wanted), 0
-        while left and monotonic() < until:
-            for queue, most in list(left.items()):
-                self._in_doubt, self._began = True, monotonic()
-                found = self._bisecting.claim(connection, queue, most)
-                self._take_over(connection, found.jobs)
-                newly_skipped += found.newly_skipped
-                left[queue] -= len(found.jobs)
-                if found.no_room:
-                    self._timers[queue].hold()
-                if not found.any_due or not left[queue] or found.no_room:
-                    del left[queue]
+        self._in_doubt, newly_skipped = True, 0
+        for queue, found in self._bisecting.claim_all(connection, wanted, seconds=_BISECTING):
+            self._take_over(connection, found.jobs, found.began)
+            newly_skipped += found.newly_skipped
+            if found.no_room:
+                self._demand.timers[queue].hold()
+        self._in_doubt = False
         self._mode = Mode.BISECTING if newly_skipped else Mode.TOGETHER
 
-    def _take_over(self, connection: Connection, jobs: list[ClaimedJob]) -> None:
-        self._fetcher.hand_over(connection, self._suspects.part(connection, jobs), claimed_at=self._began)
-        self._in_doubt = False
+    def _take_over(self, connection: Connection, jobs: list[ClaimedJob], began: float) -> None:
+        self._fetcher.hand_over(connection, self._suspects.part(connection, jobs), claimed_at=began)
 
     # ---- failures
 
@@ -455,44 +415,4 @@ class Claimer:
         if not isinstance(error, DBAPIError):
             return None
         fault, too_much = operations.fault_of(error), operations.is_too_much(error)
-        mode = after_failure(self._mode, fault, wrote=wrote, too_much=too_much)
-        if mode is Mode.WITHOUT_PAYLOAD:
-            logger.info("a claim failed (%s); it is tried again without arguments and meta", error.orig)
-        return mode
-
-    def _broken(self, error: BaseException) -> None:
-        """The round failed: keep what is to be written, and begin again on a new connection after a pause."""
-        self._failures += 1
-        self._mode = Mode.TOGETHER
-        broken, self._connection = self._connection, None
-        if broken is not None:
-            hang_up(broken)
-        if self._failures == 1:
-            drop_idle(self._connector.engine)
-        if self._failures == 1 or self._failures % 20 == 0:
-            log: Any = logger.warning if isinstance(error, DBAPIError) else logger.exception
-            answers = isinstance(error, DBAPIError) and operations.fault_of(error) is not Fault.AWAY
-            log(
-                "the database %s (%s); %d outcomes are kept; trying again",
-                "refuses what is asked of it" if answers else "does not answer",
-                getattr(error, "orig", None) or error,
-                len(self._writer),
-            )
-
-    def _connect(self) -> Connection:
-        connection = self._connector.connect(self.deadline)
-        if self._failures or self.claimed:
-            try:
-                with self.deadline.over(connection):
-                    self._broken_commits.give_back(connection, backend=self._backend)
-                self._in_doubt = False
-            except BaseException:
-                connection.close()
-                raise
-        self._connection = connection
-        raw: Any = connection.connection.dbapi_connection
-        self._backend = None if self._connector.pooled else raw.info.backend_pid
-        self._gates.forget()
-        for timer in self._timers.values():
-            timer.now()
-        return connection
+        return after_failure(self._mode, fault, wrote=wrote, too_much=too_much)

@@ -1,4 +1,4 @@
-"""`--drain` waits for jobs that a dead worker held: they are not due yet, and will be."""
+"""`--drain` waits for jobs that a dead worker held: they will be due when they have been rescued."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _LIMIT = 1_000
 
 
 class LostJobs:
-    """The jobs of `queues` whose leases have run out.
+    """The jobs of `queues` whose leases have run out. Only for the claimer's thread, but for `begin`.
 
-    In its first lease a worker rescues nothing, unless another worker was there before. Workers that are started by cron, say,
-    and end sooner would never rescue anything.
+    In its first lease a worker rescues nothing, unless another worker was there before. Workers that cron starts, say, and that
+    end sooner would never rescue anything.
     """
 
     def __init__(self, connector: Connector, queues: Collection[str], *, lease: float, job: type[Job]) -> None:
@@ -35,7 +35,7 @@ class LostJobs:
         self._rescued_by = 0.0
         """When maintenance will have rescued what it can, by `monotonic()`."""
         self._awaited = False
-        """Whether there were some at the last call."""
+        """Whether there were some at the last call of `awaited`."""
 
     def begin(self) -> None:
         """The worker starts now."""

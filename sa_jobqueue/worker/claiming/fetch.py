@@ -1,7 +1,7 @@
-"""Handing claimed jobs over, each as soon as it is whole: long arguments and meta do not come with the claim, and are
-fetched one job after the other.
+"""Handing claimed jobs over, each as soon as it is whole: long arguments and meta do not come with the claim, and are fetched job
+by job.
 
-A job that cannot be read keeps nobody: it is set aside, and the others go on.
+A job that cannot be read holds up no other: it gets an outcome without being run.
 """
 
 from __future__ import annotations
@@ -23,46 +23,47 @@ from ...outcomes import Outcome, Released, Undecodable
 from ...retry import describe
 from ..connections.deadline import Deadline
 from ..connections.service import Connector
+from .demand import Demand
 
 __all__ = ["Fetcher"]
 
 logger = get_logger(__name__)
 
-#: A job that did not come goes back for so many seconds, and up to twice as many: it may be why the time or the memory did not
-#: suffice, or why the connection broke, and would hold up the others again.
+#: Seconds for which a job goes back whose text did not come, and up to twice as many. It may be why the time or the memory did not
+#: suffice, or why the connection broke, and at once it would hold up the others again.
 _LATER = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fetcher:
-    """Hands jobs to `take_in`, and to `set_aside` those that are not run, with what comes of them.
+    """Hands jobs to `take_in`, with the time of their claim, and those that will not be run to `set_aside`, with their outcomes.
 
-    `take_in` hears of when they were claimed, too. `watch`: over the round in which this happens; each fetch has a time of
-    its own. `most`: bytes of text that are fetched of a job's arguments, and of its meta. `leaving()`: nothing is to be begun.
+    `deadline`: of the round in which this happens; each fetch has one of its own. `most`: bytes of text that are fetched of a job's
+    arguments, and of its meta. `demand` counts the jobs that were handed over; once it has stopped, nothing is fetched.
     """
 
     connector: Connector
     deadline: Deadline
     take_in: Callable[[list[ClaimedJob], float], None]
     set_aside: Callable[[ClaimedJob, Outcome], None]
+    demand: Demand
     lease: float
     most: int
-    leaving: Callable[[], bool]
     job: type[Job] = Job
 
     def hand_over(self, connection: Connection, jobs: list[ClaimedJob], *, claimed_at: float) -> None:
-        """Hand over what was claimed, first what is whole.
+        """Hand claimed jobs over, first those that are whole.
 
-        Only what is handed over is renewed. So what was not fetched within a third of a lease goes back, but for one
-        job, with which there is an end to it however slow the network is.
+        Leases are renewed only after that. So jobs that were not fetched within a third of a lease go back. One is always
+        fetched: then there is progress however slow the network is.
         """
         whole = [job for job in jobs if job.args is not None and job.meta is not None]
         if whole:
-            self.take_in(whole, claimed_at)
+            self._take_in(whole, claimed_at)
         if len(whole) == len(jobs):
             return
         for number, job in enumerate(job for job in jobs if job.args is None or job.meta is None):
-            if self.leaving() or (number and monotonic() >= claimed_at + self.lease / 3):
+            if self.demand.stopped or (number and monotonic() >= claimed_at + self.lease / 3):
                 self.set_aside(job, Released())
             else:
                 self._fetch(connection, job, claimed_at)
@@ -87,7 +88,11 @@ class Fetcher:
             sizes = f"its arguments have {texts.args_bytes:,} bytes as JSON text, and its meta {texts.meta_bytes:,}"
             self._refuse(job, f"{sizes}; at most {self.most:,} of each are read")
         else:
-            self.take_in([job._replace(args=texts.args, meta=texts.meta)], claimed_at)
+            self._take_in([job._replace(args=texts.args, meta=texts.meta)], claimed_at)
+
+    def _take_in(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
+        self.take_in(jobs, claimed_at)
+        self.demand.claimed += len(jobs)  # afterwards: a thread that sees `max_jobs` reached may close the slots
 
     def _refuse(self, job: ClaimedJob, why: str) -> None:
         reason = replace(describe(PayloadError(why)), traceback="")

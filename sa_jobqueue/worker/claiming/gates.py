@@ -4,7 +4,7 @@ a NOTIFY.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from time import monotonic
 
 from sqlalchemy import Connection
@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from ... import operations
 from ...models import Job
 from ..connections.service import Connector
+from .polling import PollTimer
 
 __all__ = ["Gates"]
 
@@ -34,21 +35,21 @@ class Gates:
         """Seconds between two polls at most, so that the gate stays open."""
         return self._seconds / 3
 
-    def are_open(self, queues: Iterable[str]) -> bool:
-        """Whether the gates of these queues stay open long enough."""
-        later = monotonic() + self._seconds / 2
-        return all(self._open_until.get(name, 0.0) >= later for name in queues)
+    def ask(self, connection: Connection, short: Collection[str], timers: Mapping[str, PollTimer]) -> bool:
+        """Open the gates of the queues that have run dry, `short` ones and those that are polled later, unless they are open.
 
-    def open(self, connection: Connection, queues: Collection[str], *, above_all: Iterable[str]) -> bool:
-        """Open the gates of these queues. Returns whether one of those in `above_all` was closed until now: jobs that were
-        committed meanwhile have woken nobody.
+        Not the gates of queues that keep us busy: their producers would send NOTIFYs for nothing, and each takes a lock at its
+        commit. Returns whether the gate of a queue in `short` was closed until now: jobs committed meanwhile have woken no worker.
         """
         now = monotonic()
+        if all(self._open_until.get(name, 0.0) >= now + self._seconds / 2 for name in short):
+            return False
+        dry = {*short, *(name for name, timer in timers.items() if timer.at > now)}
         with self._connector.begin_one(connection):
-            operations.listen_for(connection, sorted(queues), seconds=self._seconds, job=self._job)
-        had_closed = any(self._open_until.get(name, 0.0) < monotonic() for name in above_all)
-        self._open_until |= dict.fromkeys(queues, now + self._seconds)
-        return had_closed
+            operations.listen_for(connection, sorted(dry), seconds=self._seconds, job=self._job)
+        was_closed = any(self._open_until.get(name, 0.0) < monotonic() for name in short)
+        self._open_until |= dict.fromkeys(dry, now + self._seconds)
+        return was_closed
 
     def forget(self) -> None:
         """Another server may answer from now on, at which no gate is open."""

@@ -1,0 +1,76 @@
+"""The claimer's connection: made when it is needed, and made again after a failure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from ... import operations
+from ...log import get_logger
+from ...operations import Fault
+from ..connections.deadline import Deadline
+from ..connections.pool import drop_idle, hang_up
+from ..connections.service import Connector
+from .broken_commits import BrokenCommits
+
+__all__ = ["ClaimerConnection"]
+
+logger = get_logger(__name__)
+
+
+class ClaimerConnection:
+    """Only for the claimer's thread."""
+
+    def __init__(self, connector: Connector, deadline: Deadline, broken_commits: BrokenCommits) -> None:
+        self._connector, self._deadline, self._broken_commits = connector, deadline, broken_commits
+        self.current: Connection | None = None
+        self.failures = 0
+        """Rounds in a row that have failed."""
+        self._backend: int | None = None
+        """The number of its server process, or of the last one's; None behind a pooler."""
+
+    def make(self, *, any_claimed: bool) -> Connection:
+        """Connect, and give back what a broken commit may have claimed if there was one, or if this worker has claimed jobs."""
+        connection = self._connector.connect(self._deadline)
+        if self.failures or any_claimed:
+            try:
+                with self._deadline.over(connection):
+                    self._broken_commits.give_back(connection, backend=self._backend)
+            except BaseException:
+                connection.close()
+                raise
+        self.current = connection
+        raw: Any = connection.connection.dbapi_connection
+        self._backend = None if self._connector.pooled else raw.info.backend_pid
+        return connection
+
+    def works(self) -> None:
+        """A round has succeeded."""
+        failures, self.failures = self.failures, 0
+        if failures:
+            logger.warning("the database is back")
+
+    def give_up(self, error: BaseException, *, kept: int) -> None:
+        """A round failed by `error`: close the connection. `kept` outcomes wait to be written."""
+        self.failures += 1
+        broken, self.current = self.current, None
+        if broken is not None:
+            hang_up(broken)
+        if self.failures == 1:
+            drop_idle(self._connector.engine)
+        if self.failures == 1 or self.failures % 20 == 0:
+            log: Any = logger.warning if isinstance(error, DBAPIError) else logger.exception
+            answers = isinstance(error, DBAPIError) and operations.fault_of(error) is not Fault.AWAY
+            log(
+                "the database %s (%s); %d outcomes are kept; trying again",
+                "refuses what is asked of it" if answers else "does not answer",
+                getattr(error, "orig", None) or error,
+                kept,
+            )
+
+    def close(self) -> None:
+        """The worker leaves."""
+        if self.current is not None:
+            self.current.close()
