@@ -18,8 +18,8 @@ from sa_jobqueue.errors import ConfigurationError, JobQueueError, SchemaError
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.migrations import CURRENT, check_schema, current_version
 from sa_jobqueue.models import Job, status_literal
-from sa_jobqueue.operations import channel
 from sa_jobqueue.statements import count_jobs
+from sa_jobqueue.store import default_store
 from sa_jobqueue.urls import mask_passwords
 
 from .common import Config, Json, one_line, open_engine
@@ -93,7 +93,7 @@ def _findings(connection: Connection, engine: Engine, max_wait: timedelta | None
     yield (there := _schema(connection, schema))
     if not there.ok:
         return
-    yield _wake_ups(engine, channel(connection))
+    yield _wake_ups(engine, default_store.channel(connection))
     workers = connection.execute(workers_statement()).all()
     yield _workers(workers)
     queues = connection.execute(count_jobs()).all()

@@ -9,12 +9,13 @@ Every builder takes the mapped class as `job=Job`. Every status in them is a lit
 that a parameter implies the predicate of a partial index; every batch is arrays, so that the text does not grow.
 """
 
-from .admin import cancel_jobs, discard_jobs, prune_jobs, release_jobs, retry_jobs
+from .admin import cancel_jobs, discard_jobs, release_jobs, retry_jobs
 from .apply import apply_changes
 from .claim import claim_jobs
 from .counts import count_jobs
 from .insert import insert_jobs
 from .leases import expired_leases, renew_leases
+from .prune import prune_jobs
 
 __all__ = [
     "apply_changes",

@@ -11,22 +11,16 @@ Job objects that are already loaded keep what they show until they are refreshed
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     ColumnExpressionArgument,
-    Delete,
     Executable,
-    Float,
-    Integer,
-    Select,
     Text,
     and_,
     bindparam,
     case,
-    delete,
     func,
     literal_column,
     not_,
@@ -45,16 +39,13 @@ from ..outcomes import Duration, seconds_of
 from ..retry import entry
 from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .apply import append_error
-from .claim import epoch_of
 from .ends import at_end, ended, is_held
 
-__all__ = ["cancel_jobs", "discard_jobs", "prune_jobs", "release_jobs", "retry_jobs"]
+__all__ = ["cancel_jobs", "discard_jobs", "held_by", "release_jobs", "retry_jobs"]
 
 Criterion = ColumnExpressionArgument[bool]
 
-#: Before all times, in seconds since 1970.
-_EVER = float("-inf")
-_UNSYNCHRONIZED = {"synchronize_session": False}
+UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 def cancel_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
@@ -147,68 +138,11 @@ def held_by(worker: str, *, but: Collection[tuple[int, int | None]], job: type[J
     return and_(columns.worker == bindparam("of_worker", worker, Text), not_(known.exists()))
 
 
-def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> Executable:
-    """Delete at most `limit` finished jobs: those that match, or without criteria those whose time to be kept is over.
-
-    Rows that somebody has locked are left for the next time. A row that a foreign key of the application's still
-    needs makes the statement fail, as any DELETE would.
-    """
-    if not isinstance(limit, int):
-        raise TypeError(f"limit must be an integer, not {limit!r}")
-    if limit < 0:
-        raise ValueError(f"limit must be 0 or more, not {limit!r}")
-    _check("prune_jobs", where)
-    columns = table_of(job).c
-    chosen = select(columns.id).where(*where).order_by(columns.id) if where else _over(job)
-    return _delete_finished(job, chosen, limit).returning(columns.id)
-
-
-def prune_page(*, after: float = _EVER, limit: int, job: type[Job] = Job) -> Executable:
-    """The same of a page of those whose time is over, for one who goes on to the next: from `after` on, in seconds since 1970.
-
-    Returns their ids, and the time of each. While somebody holds a snapshot, each page from the first one on would walk over
-    all that was deleted before.
-    """
-    columns = table_of(job).c
-    return _delete_finished(job, _over(job, after=after), limit).returning(columns.id, epoch_of(columns.purge_at))
-
-
-def first_over(*, after: float = _EVER, job: type[Job] = Job) -> Select[Any]:
-    """The job whose time has been over for longest, from `after` on, locked."""
-    return _locked_to_delete(job, _over(job, after=after)).limit(1)
-
-
-def _over(job: type[Job], *, after: float | None = None) -> Select[Any]:
-    # By the time alone, as the index has them: among many of one time each page would read and sort them all.
-    columns = table_of(job).c
-    over = select(columns.id).where(columns.purge_at <= func.now()).order_by(columns.purge_at)
-    return (
-        over if after is None else over.where(columns.purge_at >= func.to_timestamp(bindparam("after", after, Float)))
-    )
-
-
-def _locked_to_delete(job: type[Job], chosen: Select[Any]) -> Select[Any]:
-    return chosen.where(status_in(table_of(job).c.status, FINISHED)).with_for_update(skip_locked=True)
-
-
-def _delete_finished(job: type[Job], chosen: Select[Any], limit: int) -> Delete:
-    page = _locked_to_delete(job, chosen).limit(bindparam("page", limit, Integer))
-    ids = select(page.cte("chosen").prefix_with("MATERIALIZED").c.id)
-    return delete(job).where(members(table_of(job).c.id, ids)).execution_options(**_UNSYNCHRONIZED)
-
-
-def postpone_purge(*where: Criterion, by: timedelta, job: type[Job] = Job) -> Executable:
-    """Look at finished jobs that could not be deleted again after `by`."""
-    later = in_seconds(by.total_seconds(), name="delay_seconds")
-    columns = table_of(job).c
-    return update(job).where(*where).values(purge_at=later).returning(columns.id).execution_options(**_UNSYNCHRONIZED)
-
-
 def _update(name: str, job: type[Job], event: Event, where: Sequence[Criterion]) -> ReturningUpdate[Any]:
     """The UPDATE of `name`: jobs that match and are in a state `event` is allowed in; looked at again under the lock."""
     if not where:
         raise ValueError(f"say which jobs: {name}(Job.queue == 'mail'), or {name}(true()) for all of them")
-    _check(name, where)
+    check_criteria(name, where)
     columns = table_of(job).c
     allowed = status_in(columns.status, sources(event))
     locked = lock_in_order(table_of(job), allowed, *where, skip_locked=False)
@@ -216,11 +150,11 @@ def _update(name: str, job: type[Job], event: Event, where: Sequence[Criterion])
         update(job)
         .where(members(columns.id, select(locked.c.id)), allowed)
         .returning(columns.id)
-        .execution_options(**_UNSYNCHRONIZED)
+        .execution_options(**UNSYNCHRONIZED)
     )
 
 
-def _check(name: str, where: Sequence[Criterion]) -> None:
+def check_criteria(name: str, where: Sequence[Criterion]) -> None:
     """Raise TypeError for what is no condition: an id, a list of them, a text."""
     for one in where:
         try:

@@ -55,6 +55,7 @@ __all__ = [
     "epoch_of",
     "listed_parameters",
     "lock_listed",
+    "lock_parameters",
     "new_token",
 ]
 
@@ -106,7 +107,12 @@ def listed_parameters(
     ids: Iterable[int], *, worker: str, lease: float, args_limit: int = INLINE_LIMIT
 ) -> dict[str, Any]:
     """The same of `claim_listed`."""
-    return {"listed_ids": packed(ids)} | _taken_by(worker, lease, args_limit)
+    return lock_parameters(ids) | _taken_by(worker, lease, args_limit)
+
+
+def lock_parameters(ids: Iterable[int]) -> dict[str, Any]:
+    """The same of `lock_listed`."""
+    return {"listed_ids": packed(ids)}
 
 
 def _taken_by(worker: str, lease: float, args_limit: int) -> dict[str, Any]:

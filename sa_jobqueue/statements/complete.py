@@ -31,12 +31,20 @@ from sqlalchemy import (
     update,
 )
 
+from ..context import ClaimedJob
 from ..lifecycle import TRANSITIONS, Change, Event, JobStatus
 from ..models import Job, status_literal
 from ._parts import array, lock_in_order, members, packed, rows, table_of
 from .ends import ended, fence, is_held
 
-__all__ = ["complete_jobs", "completion_parameters", "delete_completed"]
+__all__ = [
+    "complete_job",
+    "complete_jobs",
+    "completion_parameters",
+    "delete_completed",
+    "own_parameters",
+    "written_ids",
+]
 
 
 def completion_parameters(changes: Sequence[Change], *, kept: bool = True) -> dict[str, Any]:
@@ -61,8 +69,8 @@ def complete_jobs(
     `retain`: seconds, by the database's clock, until the row may be deleted, None: never. One row comes back: the ids
     that were written, as an array, or NULL. A row that somebody has locked just now is left out.
 
-    `claim`: a `claim_jobs` to be executed with it. Then the ids come back as text, for `args`, in a first row that has
-    nothing else, and behind it the rows of the claim.
+    `claim`: a `claim_jobs` to be executed with it. Then the ids come back as text in a first row that has nothing else (see
+    `written_ids`), and behind it the rows of the claim.
     """
     table = table_of(job)
     columns = table.c
@@ -82,6 +90,11 @@ def complete_jobs(
         .cte("written")
     )
     return _answered(locked, written, claim)
+
+
+def own_parameters(change: Change) -> dict[str, Any]:
+    """The parameters of `complete_job`, by name."""
+    return {"done_id": change.id, "done_token": change.claim_token, "done_retain": change.retain}
 
 
 def complete_job(*, id: int, token: int, retain: float | None, job: type[Job] = Job) -> Executable:
@@ -132,11 +145,22 @@ def delete_completed(
     return _answered(locked, written, claim)
 
 
+#: The column in which the ids come that were written, where a claim comes with them.
+_IDS = "args"
+_IDS_AT = ClaimedJob._fields.index(_IDS)
+
+
+def written_ids(row: Sequence[Any]) -> list[int]:
+    """The ids in the first row that a completion with a claim returns."""
+    written: str | None = row[_IDS_AT]
+    return [int(one) for one in written[1:-1].split(",")] if written else []
+
+
 def _answered(locked: CTE, written: CTE, claim: Update | None) -> Executable:
     ids = func.array_agg(written.c.id, type_=ARRAY(BigInteger))
     if claim is None:
         return select(ids).select_from(written).add_cte(locked)
     claimed = claim.cte("claimed")
-    answer = [cast(ids, Text) if column.key == "args" else null() for column in claimed.c]
+    answer = [cast(ids, Text) if column.key == _IDS else null() for column in claimed.c]
     # In this order, for they are executed in it: a unique index of the application's may allow one running job of a kind.
     return union_all(select(*answer).select_from(written), select(*claimed.c)).add_cte(locked)

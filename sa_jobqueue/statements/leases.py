@@ -6,7 +6,7 @@ job that it, or another worker, has claimed since.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -34,7 +34,30 @@ from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .claim import epoch_of
 from .ends import fence, is_held
 
-__all__ = ["expired_leases", "renew_leases"]
+__all__ = [
+    "FIRST_ID",
+    "attest_uptime",
+    "cancel_requests",
+    "expired_leases",
+    "expired_parameters",
+    "held_parameters",
+    "renew_leases",
+    "renewal_parameters",
+    "uptime_parameters",
+]
+
+#: Before all ids.
+FIRST_ID = -(2**63)
+
+
+def held_parameters(held: Mapping[int, int]) -> dict[str, Any]:
+    """The parameters of `cancel_requests`, by name, for the claims `held` (id -> token)."""
+    return {"lease_ids": list(held), "lease_tokens": list(held.values())}
+
+
+def renewal_parameters(held: Mapping[int, int], *, lease: float) -> dict[str, Any]:
+    """The same of `renew_leases`."""
+    return {**held_parameters(held), "lease_seconds": lease}
 
 
 def renew_leases(*, ids: Sequence[int], tokens: Sequence[int], lease: float, job: type[Job] = Job) -> Executable:
@@ -74,7 +97,12 @@ def renew_leases(*, ids: Sequence[int], tokens: Sequence[int], lease: float, job
     )
 
 
-def expired_leases(*, after: int = -(2**63), limit: int = 100, job: type[Job] = Job) -> Executable:
+def expired_parameters(*, after: int, limit: int) -> dict[str, Any]:
+    """The parameters of `expired_leases`, by name."""
+    return {"after_id": after, "page": limit}
+
+
+def expired_leases(*, after: int = FIRST_ID, limit: int = 100, job: type[Job] = Job) -> Executable:
     """Running jobs whose lease has run out, by id, from `after` (exclusive) on, at most `limit`.
 
     Columns: id, claim_token, task, queue, attempt, max_attempts, rescues, worker; claimed_at, in seconds since 1970; overdue,
@@ -124,7 +152,12 @@ def cancel_requests(*, ids: Sequence[int], tokens: Sequence[int], job: type[Job]
     )
 
 
-def attest_uptime(*, lease: float, outage: float, job: type[Job] = Job) -> Executable:
+def uptime_parameters(*, lease: float, outage: float) -> dict[str, Any]:
+    """The parameters of `attest_uptime`, by name."""
+    return {"lease_ms": round(lease * 1000), "lease_seconds": lease, "outage": outage}
+
+
+def attest_uptime(*, lease: float, outage: float, job: type[Job] = Job, uptime: type[Uptime] = Uptime) -> Executable:
     """Whether leases of `lease` seconds could be renewed during the whole of the last one: a row with one boolean.
 
     Each execution is a witness of its own, and reads what others have written down: their processes may have ended since.
@@ -133,17 +166,17 @@ def attest_uptime(*, lease: float, outage: float, job: type[Job] = Job) -> Execu
     """
     length = bindparam("lease_ms", round(lease * 1000), BigInteger)
     now, apart = func.now(), bindparam("outage", outage, Float) * literal_column("interval '1 second'")
-    known = select(Uptime.since, Uptime.until).where(Uptime.lease == length).cte("known")
+    known = select(uptime.since, uptime.until).where(uptime.lease == length).cte("known")
     # As a renewal would: not where somebody has locked the table, where the database is read-only, or without the right.
     tried = update(job).where(false()).values(lease_expires_at=now).cte("tried")
     unbroken = select(known.c.since).where(known.c.until.between(now - apart, now + apart)).scalar_subquery()
     # Rarely, however many workers there are: under a held snapshot each write leaves a version for all to walk over.
     lately = exists().where(known.c.until.between(now - apart * literal_column("0.25"), now))
     row = select(length, func.coalesce(unbroken, now), now).where(~lately)
-    written = insert(Uptime).from_select(["lease", "since", "until"], row)
+    written = insert(uptime).from_select(["lease", "since", "until"], row)
     news = {name: written.excluded[name] for name in ("since", "until")}
     attested = (
-        written.on_conflict_do_update(index_elements=["lease"], set_=news).returning(Uptime.since).cte("attested")
+        written.on_conflict_do_update(index_elements=["lease"], set_=news).returning(uptime.since).cte("attested")
     )
     since = func.coalesce(select(attested.c.since).scalar_subquery(), select(known.c.since).scalar_subquery())
     whole = bindparam("lease_seconds", lease, Float) * literal_column("interval '1 second'")

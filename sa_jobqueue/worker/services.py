@@ -15,14 +15,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic
 
-from .. import operations
 from ..context import ClaimedJob
 from ..lifecycle import Change, Rules, decide
 from ..log import get_logger
-from ..models import Job
-from ..operations import Answer
 from ..outcomes import Outcome, Released
 from ..settings import WorkerSettings
+from ..store import MOST_TEXT, Answer, Store
 from ..tasks import Registry
 from .claiming.claimer import Claimer
 from .connections.engines import Engines
@@ -69,7 +67,7 @@ class WorkerSpec:
     sessions: Sessions
     max_jobs: int | None
     max_memory: int | None
-    job: type[Job]
+    store: Store
 
     @property
     def place(self) -> str:
@@ -93,7 +91,7 @@ class Services:
         idle: Callable[[], None] | None,
         hopeless: Callable[[], None],
     ) -> None:
-        engines, settings, job = spec.engines, spec.settings, spec.job
+        engines, settings, store = spec.engines, spec.settings, spec.store
         worker = str(spec.id)
         connector = Connector(
             engines.main, lease=settings.lease, pooled=settings.pooled, translate=engines.translate
@@ -103,7 +101,7 @@ class Services:
         self._unknown = UnknownTasks(settings.unknown_delay)
         self._loop = asyncio.get_running_loop()
         self.runs = Runs(self._loop)
-        self.writer = OutcomeWriter(self._written, job=job)
+        self.writer = OutcomeWriter(self._written, store=store)
         self.all_slots: dict[str, Slots] = {}
         self.reopening = Reopening(self._loop, self.all_slots, self._wake)
         self.executor = Executor(
@@ -132,12 +130,12 @@ class Services:
             idle=idle,
             max_jobs=spec.max_jobs,
             most_text=_most_text(spec.registry),
-            job=job,
+            store=store,
         )
         self.listener: Listener | None = None
         if engines.listener is not None:
             engine = engines.listener.execution_options(schema_translate_map=engines.translate)
-            self.listener = Listener(engine, self.claimer.look_at, worker=worker, job=job)
+            self.listener = Listener(engine, self.claimer.look_at, worker=worker, store=store)
         self.watchdog = Watchdog(self._loop, self.runs, hopeless)
         self.maintenance = Maintenance(
             connector,
@@ -149,12 +147,12 @@ class Services:
                 claimer=self.claimer,
                 hoard=settings.hoard,
             ),
-            renewal=Renewal(connector, self.runs, lease=settings.lease, job=job),
-            presence=Presence(connector, spec.id, spec.queues, lease=settings.lease),
+            renewal=Renewal(connector, self.runs, lease=settings.lease, store=store),
+            presence=Presence(connector, spec.id, spec.queues, lease=settings.lease, store=store),
             others=[
-                Cancels(connector, self.runs, job=job),
-                Rescue(connector, registry=spec.registry, observer=self.observer, settings=settings, job=job),
-                Prune(connector, settings=settings, job=job),
+                Cancels(connector, self.runs, store=store),
+                Rescue(connector, registry=spec.registry, observer=self.observer, settings=settings, store=store),
+                Prune(connector, settings=settings, store=store),
             ],
             lease=settings.lease,
         )
@@ -270,4 +268,4 @@ class Services:
 
 def _most_text(registry: Registry) -> int:
     """What `enqueue()` accepts is fetched, however far its limit was raised; PostgreSQL itself makes texts of 1 GiB at most."""
-    return min(max(operations.MOST_TEXT, _UNFOLDS * registry.max_payload), 2**30)
+    return min(max(MOST_TEXT, _UNFOLDS * registry.max_payload), 2**30)

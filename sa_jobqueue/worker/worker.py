@@ -29,6 +29,7 @@ from ..makers import AsyncSessionMaker, SessionMaker, check_makers
 from ..models import SCHEMA, Job
 from ..options import checked_int, checked_name
 from ..settings import WorkerSettings
+from ..store import store_of
 from ..tasks import Registry, default_registry
 from .connections.engines import Engines
 from .process.signals import hearing_signals
@@ -82,6 +83,7 @@ class Worker:
         self.registry = registry
         self.id = uuid.uuid4()
         self.concurrency = sum(self.queues.values())
+        store = store_of(job)
         engines = Engines(
             database,
             async_engine=async_engine,
@@ -101,7 +103,7 @@ class Worker:
             async_maker=async_sessionmaker or registry.async_sessionmaker,
             translate=engines.translate,
             idle_timeout=self.settings.session_idle_timeout,
-            job=job,
+            store=store,
         )
         self._spec = WorkerSpec(
             id=self.id,
@@ -112,7 +114,7 @@ class Worker:
             sessions=sessions,
             max_jobs=max_jobs,
             max_memory=max_memory,
-            job=job,
+            store=store,
         )
         self.counts: Counter[str] = Counter()
         """What came of the jobs so far: by event, and "lost" and "unknown"."""

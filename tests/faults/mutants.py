@@ -14,12 +14,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Text, cast, func, select, text, update
 
-from sa_jobqueue import operations
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import Change, Event
 from sa_jobqueue.models import Job
-from sa_jobqueue.operations import Answer, Renewal
 from sa_jobqueue.statements.claim import new_token
+from sa_jobqueue.store import Answer, Renewal, default_store
 from sa_jobqueue.worker.running import libpq
 from sa_jobqueue.worker.running.ending import LOST, Written
 from sa_jobqueue.worker.running.transaction import HandlerTransaction
@@ -30,9 +29,9 @@ __all__ = ["MUTANT", "MUTATIONS", "registry"]
 MUTANT = "SA_FAULTS_MUTANT"
 
 _apply, _apply_one, _renew, _complete = (
-    operations.apply,
-    operations.apply_one,
-    operations.renew,
+    default_store.apply,
+    default_store.apply_one,
+    default_store.renew,
     HandlerTransaction.complete,
 )
 _COLUMNS = Job.__table__.c
@@ -65,20 +64,20 @@ def _renew_regardless(connection: Connection, held: Any, **options: Any) -> Rene
 
 def remove_the_fence() -> None:
     """A completion does not look whether its claim is still valid, nor does a renewal."""
-    operations.apply, operations.apply_one = _complete_regardless, _complete_one_regardless
-    operations.renew = _renew_regardless
+    default_store.apply, default_store.apply_one = _complete_regardless, _complete_one_regardless
+    default_store.renew = _renew_regardless
     libpq.command = lambda *_, **__: None
 
 
 def remove_the_fence_of_batches() -> None:
     """The same, but where a handler used `ctx.session` its completion is fenced."""
-    operations.apply, operations.renew = _complete_regardless, _renew_regardless
+    default_store.apply, default_store.renew = _complete_regardless, _renew_regardless
 
 
 def split_the_claim() -> None:
     """Claiming is a SELECT, and then an UPDATE of what was seen."""
 
-    def claim(connection: Connection, *, worker: str, queues: Any, lease: float, job: Any = Job, **_: Any) -> Any:
+    def claim(connection: Connection, *, worker: str, queues: Any, lease: float, **_: Any) -> Any:
         due = select(_COLUMNS.id).where(_COLUMNS.status == "queued", _COLUMNS.run_at <= func.now())
         seen = list(connection.scalars(due.order_by(_COLUMNS.id).limit(sum(queues.values()))))
         time.sleep(0.01)  # others may look at the same moment
@@ -91,7 +90,7 @@ def split_the_claim() -> None:
         ]
         return [ClaimedJob._make(row) for row in connection.execute(taken.returning(*columns))]
 
-    operations.claim = claim
+    default_store.claim = claim
 
 
 def _complete_first(self: HandlerTransaction, change: Any) -> Any:

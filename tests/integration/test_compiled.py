@@ -14,10 +14,10 @@ from sqlalchemy.exc import DataError, OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.schema import CreateSchema
 
-from sa_jobqueue import operations
-from sa_jobqueue.compiled import Compiled
+from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.models import SCHEMA
-from sa_jobqueue.operations import Answer
+from sa_jobqueue.store import Answer, default_store
+from sa_jobqueue.store.compiled import Compiled
 from tests.support import pooler
 from tests.support.databases import driver_url
 from tests.support.factory import completed, make_job, statuses
@@ -40,8 +40,8 @@ def test_it_belongs_to_the_connections_transaction(engine: Engine) -> None:
         assert statuses(connection) == {id: "running"}
 
 
-def claimed(connection: Connection) -> list[operations.ClaimedJob]:
-    return operations.claim(connection, worker="me", queues={"default": 1}, lease=60.0)
+def claimed(connection: Connection) -> list[ClaimedJob]:
+    return default_store.claim(connection, worker="me", queues={"default": 1}, lease=60.0)
 
 
 def test_an_error_of_the_servers_is_sqlalchemys(engine: Engine) -> None:
@@ -135,7 +135,7 @@ def test_each_engine_has_its_own_default_schema(database_url: str, engine: Engin
             id = make_job(connection, task=schema)
             assert [(job.id, job.task) for job in claimed(connection)] == [(id, schema)]
             oid = connection.scalar(text(f"SELECT '{schema}.job'::regclass::oid"))
-            assert operations.channel(connection) == f"sa_jobqueue_{oid}"
+            assert default_store.channel(connection) == f"sa_jobqueue_{oid}"
         own.dispose()
 
 
@@ -158,9 +158,9 @@ async def test_it_runs_over_the_drivers_of_handlers_sessions(url: str, engine: E
         id = make_job(connection, "running")
     asynchronous = create_async_engine(driver_url(url, driver))
     async with asynchronous.begin() as connection_:
-        answer = await connection_.run_sync(operations.apply_one, completed(id))
+        answer = await connection_.run_sync(default_store.apply_one, completed(id))
         assert answer is Answer.APPLIED
-        again = await connection_.run_sync(operations.apply_one, completed(id))
+        again = await connection_.run_sync(default_store.apply_one, completed(id))
         assert again is Answer.LOST
     await asynchronous.dispose()
     with engine.connect() as connection:

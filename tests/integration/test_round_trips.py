@@ -19,7 +19,8 @@ from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, cre
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, enqueue, enqueue_many, operations, task
+from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, enqueue, enqueue_many, task
+from sa_jobqueue.store import default_store
 from sa_jobqueue.worker.claiming import gates, overlooked
 from sa_jobqueue.worker.claiming.claimer import Claimer
 from sa_jobqueue.worker.claiming.demand import Demand
@@ -124,7 +125,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """
     decided: list[str] = []
     take, wanted, make_round = OutcomeWriter.take, Demand.now, Claimer._round
-    listen_for, are_there, lock_due = operations.listen_for, LostJobs._are_there, operations.lock_due
+    listen_for, are_there, lock_due = default_store.listen_for, LostJobs._are_there, default_store.lock_due
     seen: dict[str, Any] = {}
 
     def taking(self: OutcomeWriter, most: int) -> Any:
@@ -158,8 +159,8 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(OutcomeWriter, "take", taking)
     monkeypatch.setattr(Demand, "now", wanting)
     monkeypatch.setattr(Claimer, "_round", making_round)
-    monkeypatch.setattr(operations, "listen_for", listening)
-    monkeypatch.setattr(operations, "lock_due", looking_behind)
+    monkeypatch.setattr(default_store, "listen_for", listening)
+    monkeypatch.setattr(default_store, "lock_due", looking_behind)
     monkeypatch.setattr(LostJobs, "_are_there", looking)
     return decided
 

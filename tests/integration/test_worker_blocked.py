@@ -12,8 +12,9 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import AsyncJobContext, Job, Registry, RetryPolicy, enqueue, operations, task
+from sa_jobqueue import AsyncJobContext, Job, Registry, RetryPolicy, enqueue, task
 from sa_jobqueue.lifecycle import FINISHED
+from sa_jobqueue.store import default_store
 from sa_jobqueue.worker import watchdog
 from sa_jobqueue.worker.running import timeouts
 from tests.support.waiting import PATIENCE, wait_until
@@ -233,7 +234,7 @@ def test_a_silent_service_connection_is_cut_off_while_the_loop_is_blocked(
 ) -> None:
     """The next one goes on with the jobs that need no loop."""
     silent: list[bool] = []
-    claim = operations.claim
+    claim = default_store.claim
 
     def wait_for_nobody(connection: Connection, **options: Any) -> Any:
         if gate.reached.is_set() and not silent:
@@ -248,7 +249,7 @@ def test_a_silent_service_connection_is_cut_off_while_the_loop_is_blocked(
     @task(registry=registry, name="threads")
     def threads() -> None: ...
 
-    monkeypatch.setattr(operations, "claim", wait_for_nobody)
+    monkeypatch.setattr(default_store, "claim", wait_for_nobody)
     add(engine, enqueue("blocks"))
     with working(url, registry, lease=60, listen=False) as worker:
         services_of(worker).claimer.deadline._limit = 0.3

@@ -22,12 +22,12 @@ from sa_jobqueue import (
     Snooze,
     TaskName,
     enqueue,
-    operations,
     task,
 )
 from sa_jobqueue.errors import SessionUnavailable
 from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.migrations import downgrade_database, upgrade_database
+from sa_jobqueue.store import default_store
 from sa_jobqueue.worker.claiming import fetch
 from sa_jobqueue.worker.claiming.claimer import Claimer
 from sa_jobqueue.worker.connections import listener
@@ -511,7 +511,7 @@ def test_a_wake_up_that_comes_with_the_answer_of_a_ping_is_heard(
 ) -> None:
     pooler.skip_where_deaf(url)
     heard: list[str | None] = []
-    channel = operations.channel
+    channel = default_store.channel
 
     def told_meanwhile(connection: Connection, **options: Any) -> str:
         name = channel(connection, **options)
@@ -523,7 +523,7 @@ def test_a_wake_up_that_comes_with_the_answer_of_a_ping_is_heard(
     with working(url, registry) as worker:
         services = services_of(worker)
         wait_until(lambda: services.listener is not None and services.listener.listening)
-        monkeypatch.setattr(operations, "channel", told_meanwhile)
+        monkeypatch.setattr(default_store, "channel", told_meanwhile)
         wait_until(lambda: "meanwhile" in heard)
 
 
@@ -646,7 +646,7 @@ def test_what_was_claimed_as_the_worker_leaves_goes_back_though_the_connection_b
         assert leaving.wait(10)
         connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
-    monkeypatch.setattr(operations, "fetch_args", fetch)
+    monkeypatch.setattr(default_store, "fetch_args", fetch)
     (id,) = add(engine, enqueue("large", text="a" * 100_000))
     with working(url, registry, lease=60) as worker:
         assert fetching.wait(10)
@@ -682,13 +682,13 @@ def test_a_job_that_is_deleted_before_its_large_arguments_came_is_not_run(
 
 def before_each_fetch(monkeypatch: pytest.MonkeyPatch, do: Any) -> None:
     """`do(connection, id)` before the arguments of a job are fetched."""
-    own = operations.fetch_args
+    own = default_store.fetch_args
 
     def fetch_args(connection: Connection, id: int, **options: Any) -> Any:
         do(connection, id)
         return own(connection, id, **options)
 
-    monkeypatch.setattr(operations, "fetch_args", fetch_args)
+    monkeypatch.setattr(default_store, "fetch_args", fetch_args)
 
 
 def large(name: str) -> Job:
@@ -730,13 +730,13 @@ def test_all_that_may_be_enqueued_is_fetched(
     @task(registry=registry, name="runs")
     async def runs(name: str, text: str) -> None: ...
 
-    own = operations.fetch_args
+    own = default_store.fetch_args
 
     def fetch_args(*args: Any, most: int, **options: Any) -> Any:
         asked.append(most)
         return own(*args, most=most, **options)
 
-    monkeypatch.setattr(operations, "fetch_args", fetch_args)
+    monkeypatch.setattr(default_store, "fetch_args", fetch_args)
     (id,) = add(engine, large("a"))
     drain(engine, registry)
     assert asked == [most]
@@ -802,13 +802,13 @@ def test_a_claim_that_fails_by_a_row_is_tried_again_without_arguments(
     @task(registry=registry, name="runs")
     async def runs(name: str, text: str) -> None: ...
 
-    own = operations.claim
+    own = default_store.claim
 
     def claim(*args: Any, inline: bool, **options: Any) -> Any:
         asked.append(inline)
         return own(*args, inline=inline, **options)
 
-    monkeypatch.setattr(operations, "claim", claim)
+    monkeypatch.setattr(default_store, "claim", claim)
     bad, good = add(engine, *map(large, "ab"))
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE sa_jobqueue.job SET args = {unfolding(9_000)} WHERE id = {bad}"))

@@ -18,13 +18,12 @@ import pytest
 from sqlalchemy import Connection, Engine, func, insert, select, text
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Job, JobStatus, Registry, enqueue, operations, task
+from sa_jobqueue import Job, JobStatus, Registry, enqueue, task
 from sa_jobqueue.errors import WorkerBroken
 from sa_jobqueue.lifecycle import Change
 from sa_jobqueue.models import WorkerRow
-from sa_jobqueue.operations import Answer
+from sa_jobqueue.store import Answer, default_store
 from sa_jobqueue.worker import watchdog
-from sa_jobqueue.worker.claiming import claimer
 from sa_jobqueue.worker.worker import Ending
 from tests.support import pooler
 from tests.support.databases import connect, terminate_others
@@ -137,7 +136,7 @@ def test_a_suspect_that_is_locked_when_it_should_go_back_goes_back_later(
     """A claim that did not see ours locks the row for a moment. The job was not begun, and no worker has died."""
     running, release = threading.Event(), threading.Event()
     answers: list[Answer] = []
-    real = operations.apply
+    real = default_store.apply
 
     def apply(connection: Connection, changes: Sequence[Change], **options: Any) -> dict[int, Answer]:
         if answers:
@@ -155,7 +154,7 @@ def test_a_suspect_that_is_locked_when_it_should_go_back_goes_back_later(
 
     with engine.begin() as connection:
         ids = [make_job(connection, task="suspect", rescues=2) for _ in range(2)]
-    monkeypatch.setattr(claimer.operations, "apply", apply)
+    monkeypatch.setattr(default_store, "apply", apply)
     with working(url, registry, queues={"default": 2}, lease=60):
         wait_until(running.is_set)
         wait_until(lambda: sorted(statuses(engine, *ids)) == [JobStatus.QUEUED, JobStatus.RUNNING])

@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Job, JobContext, JobStatus, Registry, enqueue, operations, task
+from sa_jobqueue import Job, JobContext, JobStatus, Registry, enqueue, task
+from sa_jobqueue.store import default_store
 from tests.support.waiting import wait_until
 from tests.support.working import drain, job_of, services_of, worker_for, working
 
@@ -94,7 +95,7 @@ def test_a_wake_up_that_comes_during_a_claim_is_heeded_after_it(
     """The claim did not see the job; nor would anything else look for it soon, if the wake-up were forgotten."""
     started, said = threading.Event(), threading.Event()
     ready: list[Any] = []
-    claim = operations.claim
+    claim = default_store.claim
 
     @task(registry=registry, name="new")
     def new() -> None:
@@ -111,7 +112,7 @@ def test_a_wake_up_that_comes_during_a_claim_is_heeded_after_it(
         return found
 
     monkeypatch.setattr("sa_jobqueue.worker.claiming.polling._FIRST_WAIT", 60.0)
-    monkeypatch.setattr(operations, "claim", claim_before_it_is_there)
+    monkeypatch.setattr(default_store, "claim", claim_before_it_is_there)
     with working(url, registry, listen=False, poll=60.0) as worker:
         looks = services_of(worker).claimer._demand.timers
         wait_until(lambda: looks["default"].at)  # it has found nothing, and would look again in a minute

@@ -14,8 +14,8 @@ from psycopg.errors import lookup
 from sqlalchemy import Connection, Engine, func, insert, select, text
 from sqlalchemy.exc import DBAPIError
 
-from sa_jobqueue import JobStatus, Registry, operations, task
-from sa_jobqueue.operations import Fault, fault_of
+from sa_jobqueue import JobStatus, Registry, task
+from sa_jobqueue.store import Fault, default_store, fault_of
 from tests.support import pooler
 from tests.support.factory import TABLE, make_job, make_jobs
 from tests.support.waiting import wait_until
@@ -307,7 +307,7 @@ def test_pruning_goes_on_where_the_oldest_is_not_found_in_time(
             make_jobs(connection, number, JobStatus.COMPLETED, task="kept", purge_at=timedelta(0))
 
     for name in ("prune", "prune_first"):
-        monkeypatch.setattr(operations, name, walking(getattr(operations, name)))
+        monkeypatch.setattr(default_store, name, walking(getattr(default_store, name)))
     with working(url, registry, prune_every=0.1) as worker:
         for _ in range(2):
             add(3)
@@ -329,7 +329,7 @@ def test_pruning_takes_smaller_pages_where_a_page_takes_too_long(engine: Engine,
             "CREATE TRIGGER takes_long BEFORE DELETE ON sa_jobqueue.job FOR EACH ROW EXECUTE FUNCTION takes_long()"
         )
         with pytest.raises(DBAPIError) as caught, connection.begin_nested():
-            operations.prune(connection, limit=1_000, seconds=0.3)
+            default_store.prune(connection, limit=1_000, seconds=0.3)
         assert fault_of(caught.value) is Fault.LATE
     with working(url, registry, lease=4.0, prune_every=0.1):
         wait_until(lambda: count(engine, JobStatus.COMPLETED, "kept") == 0)

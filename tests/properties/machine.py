@@ -19,12 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sqlalchemy import Connection, Engine, delete, func, select, text, update
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import TaskName, enqueue, operations
+from sa_jobqueue import TaskName, enqueue
 from sa_jobqueue.lifecycle import FINISHED, Change, Claim, JobStatus, Rules, decide
 from sa_jobqueue.models import Job
-from sa_jobqueue.operations import Answer, Expired
 from sa_jobqueue.outcomes import Outcome
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, insert_jobs, prune_jobs, release_jobs, retry_jobs
+from sa_jobqueue.store import Answer, Expired, default_store
 from tests.support.factory import TABLE, make_job
 from tests.support.model import ModelJob
 from tests.support.outcomes import all_rules, rescues, run_outcomes
@@ -146,7 +146,7 @@ class QueueMachine(RuleBasedStateMachine):
     def claim(self, worker: str, free: dict[str, int], end: str) -> None:
         """The due jobs of each queue, higher priority first, then earlier, then by id."""
         with self.transaction(kept=end != "rolled back") as connection:
-            found = operations.claim(connection, worker=worker, queues=free, lease=60)
+            found = default_store.claim(connection, worker=worker, queues=free, lease=60)
             wanted = []
             for queue, number in free.items():
                 due = [id for id, job in self.jobs.items() if job.queue == queue and job.status == "queued" and job.due]
@@ -185,7 +185,7 @@ class QueueMachine(RuleBasedStateMachine):
                 changes.setdefault(claim.id, decide(claim, outcome, rules, random=0.5))
         with self.transaction(kept=kept) as connection:
             expected = {id: self._apply(change) for id, change in changes.items()}
-            assert operations.apply(connection, list(changes.values())) == expected
+            assert default_store.apply(connection, list(changes.values())) == expected
         if kept:
             self._forget(changes)
 
@@ -201,7 +201,7 @@ class QueueMachine(RuleBasedStateMachine):
         answer = self._apply(change)
         with self.connection.begin() as transaction:
             self.connection.execute(text("INSERT INTO effect VALUES (:id, :token)"), {"id": claim.id, "token": claim.claim_token})  # fmt: skip
-            assert operations.apply_one(self.connection, change) is answer
+            assert default_store.apply_one(self.connection, change) is answer
             if answer is Answer.LOST:
                 transaction.rollback()
             elif claim.id in self.jobs:
@@ -232,11 +232,11 @@ class QueueMachine(RuleBasedStateMachine):
     def renew(self, worker: str) -> None:
         held = self.held[worker]
         with self.transaction() as connection:
-            found = operations.renew(connection, held, lease=60)
+            found = default_store.renew(connection, held, lease=60)
             valid = {id for id, token in held.items() if self._runs(id, token)}
             assert found.lost == held.keys() - valid
             assert found.cancel_requested == {id for id in valid if self.jobs[id].cancel_requested}
-            assert operations.cancelled_among(connection, held) == found.cancel_requested
+            assert default_store.cancelled_among(connection, held) == found.cancel_requested
             for id in valid:
                 self.jobs[id].lapsed = False
         for id in found.lost:
@@ -258,7 +258,7 @@ class QueueMachine(RuleBasedStateMachine):
         """After a commit whose answer was lost."""
         held = self.held[worker]
         with self.transaction() as connection:
-            found = operations.release_unknown(connection, worker=worker, known=held.items())
+            found = default_store.release_unknown(connection, worker=worker, known=held.items())
             unknown = [id for id, job in self.jobs.items() if job.worker == worker and held.get(id) != job.claim_token]
             self._operated("release", [id for id in unknown if self.jobs[id].release()], found)
 
@@ -268,7 +268,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def look_for_expired(self) -> None:
         with self.transaction() as connection:
-            self.page = operations.expired(connection)
+            self.page = default_store.expired(connection)
             lapsed = {id for id, job in self.jobs.items() if job.status is JobStatus.RUNNING and job.lapsed}
             assert [found.claim.id for found in self.page] == sorted(lapsed)
             for found in self.page:
@@ -284,7 +284,7 @@ class QueueMachine(RuleBasedStateMachine):
         changes = [decide(one.claim, outcome, rules.get(one.claim.id, Rules()), random=0.5) for one in self.page]
         with self.transaction() as connection:
             expected = {change.id: self._apply(change) for change in changes}
-            assert operations.apply(connection, changes) == expected
+            assert default_store.apply(connection, changes) == expected
 
     # ---- operators
 
@@ -325,7 +325,7 @@ class QueueMachine(RuleBasedStateMachine):
             if directly:
                 assert sorted(connection.scalars(prune_jobs(limit=limit))) == sorted(wanted)
             else:
-                assert operations.prune(connection, limit=limit).jobs == len(wanted)
+                assert default_store.prune(connection, limit=limit).jobs == len(wanted)
             for id in wanted:
                 del self.jobs[id]
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, Text, cast, select
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Cancel, Discard, Job, Registry, TaskName, enqueue, operations, task
+from sa_jobqueue import Cancel, Discard, Job, Registry, TaskName, enqueue, task
 from sa_jobqueue.errors import OptionError, PayloadError
 from sa_jobqueue.lifecycle import Claim, Rules, decide
-from sa_jobqueue.operations import Answer
 from sa_jobqueue.outcomes import Completed, Failed, Outcome, Rescued, Retry
 from sa_jobqueue.retry import MAX_MESSAGE, MAX_TRACEBACK, describe
 from sa_jobqueue.statements import discard_jobs, insert_jobs
+from sa_jobqueue.store import Answer, default_store
 from tests.properties.conftest import is_nightly
 from tests.support.factory import make_job, row
 
@@ -154,7 +154,7 @@ def apply(connection: Connection, *outcomes: Outcome) -> list[Any]:
     ids = [make_job(connection, "running", lease_expires_at=timedelta(seconds=-1)) for _ in outcomes]
     ends = zip(ids, outcomes, strict=True)
     changes = [decide(Claim(id, 1, 1, 10), outcome, Rules(), random=0.5) for id, outcome in ends]
-    assert operations.apply(connection, changes) == dict.fromkeys(ids, Answer.APPLIED)
+    assert default_store.apply(connection, changes) == dict.fromkeys(ids, Answer.APPLIED)
     return [row(connection, id) for id in ids]
 
 

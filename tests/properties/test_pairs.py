@@ -19,12 +19,12 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, delete, func, literal_column, select, text, update
 from sqlalchemy.pool import NullPool
 
-from sa_jobqueue import TaskName, operations
+from sa_jobqueue import TaskName
 from sa_jobqueue.lifecycle import Change, Rules, decide
 from sa_jobqueue.models import Job
-from sa_jobqueue.operations import Answer
 from sa_jobqueue.outcomes import Completed, ErrorEntry, Outcome, Rescued, Retry, Snooze
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, insert_jobs, release_jobs, retry_jobs
+from sa_jobqueue.store import Answer, default_store
 from tests.properties.conftest import is_nightly
 from tests.support.factory import TABLE, make_job, seen
 from tests.support.waiting import wait_until
@@ -64,7 +64,7 @@ def ended(outcome: Outcome, rules: Rules = KEPT) -> Operation:
 
     def run(connection: Connection, world: World) -> Any:
         left = [change for change in world.changes(outcome, rules) if change.id not in world.answers]
-        answers = operations.apply(connection, left)
+        answers = default_store.apply(connection, left)
         if Answer.LOCKED in answers.values():
             world.answers = {one: answer for one, answer in answers.items() if answer is not Answer.LOCKED}
             return None
@@ -76,20 +76,20 @@ def ended(outcome: Outcome, rules: Rules = KEPT) -> Operation:
 
 def ended_in_session(outcome: Outcome) -> Operation:
     """As a handler's own transaction writes it, for the first of the two jobs: it waits for who has locked the row."""
-    return lambda connection, world: operations.apply_one(connection, world.changes(outcome, KEPT)[0])
+    return lambda connection, world: default_store.apply_one(connection, world.changes(outcome, KEPT)[0])
 
 
 def claim(connection: Connection, world: World) -> Any:
-    return world.places(job.id for job in operations.claim(connection, worker="me", queues={"default": 9}, lease=60))
+    return world.places(job.id for job in default_store.claim(connection, worker="me", queues={"default": 9}, lease=60))
 
 
 def renew(connection: Connection, world: World) -> Any:
-    renewal = operations.renew(connection, world.held, lease=60)
+    renewal = default_store.renew(connection, world.held, lease=60)
     return None if renewal.locked else (world.places(renewal.lost), world.places(renewal.cancel_requested))
 
 
 def prune(connection: Connection, world: World) -> Any:
-    return operations.prune(connection).jobs or None
+    return default_store.prune(connection).jobs or None
 
 
 def enqueue(connection: Connection, world: World) -> Any:

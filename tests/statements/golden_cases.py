@@ -8,6 +8,7 @@ python -m tests.statements.golden_cases
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,14 +33,18 @@ from sa_jobqueue.statements import (
     renew_leases,
     retry_jobs,
 )
-from sa_jobqueue.statements.admin import first_over, held_by, postpone_purge, prune_page
+from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
-from sa_jobqueue.statements.gates import channel_of, open_gates
+from sa_jobqueue.statements.fetch import fetch_args
 from sa_jobqueue.statements.leases import attest_uptime, cancel_requests
+from sa_jobqueue.statements.prune import first_over, postpone_purge, prune_page
+from sa_jobqueue.statements.waking import channel_of, open_gates
+from sa_jobqueue.statements.workers import end_backend, enrol_worker, forget_workers, places_of, remove_worker
 
 FOLDER = Path(__file__).parent / "golden"
 
+_WORKER = uuid.UUID(int=7)
 _TIME = datetime(2026, 11, 21, tzinfo=UTC)
 
 
@@ -79,6 +84,7 @@ BATCHES: dict[str, Callable[[int], object]] = {
     "cancel_requests": lambda n: cancel_requests(ids=range(n), tokens=[1] * n),
     "insert_jobs": lambda n: insert_jobs([_call(i) for i in range(n)]),
     "release_unknown": lambda n: release_jobs(held_by("me", but=[(i, 1) for i in range(n)])),
+    "places_of": lambda n: places_of([_WORKER] * n),
     "open_gates": lambda n: open_gates(queues=[f"q{i}" for i in range(n)], seconds=5.0),
 }
 
@@ -98,6 +104,11 @@ SINGLE: dict[str, Callable[[], object]] = {
     "postpone_purge": lambda: postpone_purge(Job.id == 1, by=timedelta(days=1)),
     "count_jobs": count_jobs,
     "count_jobs_where": lambda: count_jobs(Job.queue == "mail"),
+    "fetch_args": lambda: fetch_args(1, most=100),
+    "enrol_worker": lambda: enrol_worker(id=_WORKER, host="a", pid=1, queues=["q"], concurrency=1, version="1"),
+    "remove_worker": lambda: remove_worker(_WORKER),
+    "forget_workers": lambda: forget_workers(unseen_for=timedelta(days=1)),
+    "end_backend": lambda: end_backend(1, application="a", seconds=1.0),
     "channel_of": lambda: channel_of(table="job", schema="a"),
 }
 

@@ -11,14 +11,13 @@ import pytest
 from sqlalchemy import Connection, Engine, Executable, column, func, select, table, text, true
 from sqlalchemy.exc import IntegrityError
 
-from sa_jobqueue import operations
 from sa_jobqueue.lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules
 from sa_jobqueue.models import Job
-from sa_jobqueue.operations import Answer
 from sa_jobqueue.outcomes import Completed, Snooze
 from sa_jobqueue.retry import MAX_ERRORS, MAX_MESSAGE
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, prune_jobs, release_jobs, retry_jobs
-from sa_jobqueue.statements.admin import prune_page
+from sa_jobqueue.statements.prune import prune_page
+from sa_jobqueue.store import Answer, default_store
 from tests.support.factory import (
     TABLE,
     change,
@@ -47,7 +46,7 @@ def run(connection: Connection, statement: Executable) -> list[int]:
 
 
 def claim(connection: Connection) -> list[int]:
-    return [job.id for job in operations.claim(connection, worker="me", queues={"default": 9}, lease=60)]
+    return [job.id for job in default_store.claim(connection, worker="me", queues={"default": 9}, lease=60)]
 
 
 # ---- all of them
@@ -205,7 +204,7 @@ def test_a_cancel_holds_against_a_claim_at_the_same_moment(connection: Connectio
     job = row(connection, one)
     assert found == [one]
     assert (job.status, job.cancel_requested_at is not None) == (JobStatus.RUNNING, True)
-    assert operations.apply(connection, [change(connection, one, Snooze(0))]) == {one: Answer.APPLIED}
+    assert default_store.apply(connection, [change(connection, one, Snooze(0))]) == {one: Answer.APPLIED}
     assert row(connection, one).status is JobStatus.CANCELLED
 
 
@@ -228,7 +227,7 @@ def test_a_completion_at_the_same_moment_as_a_cancel_wins(
     """The job is done; the cancel waited for nothing left to stop."""
     one = make_job(connection, "running")
     connection.commit()
-    operations.apply(other, [completed(one, retain=retain)])
+    default_store.apply(other, [completed(one, retain=retain)])
     found: list[int] = []
     thread = Thread(target=lambda: found.extend(run(connection, cancel_jobs(Job.id == one))))
     thread.start()
@@ -244,7 +243,7 @@ def test_a_cancel_at_the_same_moment_as_a_snooze_is_not_lost(connection: Connect
     """The write has put the job back; the cancel finds it in the queue."""
     one = make_job(connection, "running")
     connection.commit()
-    operations.apply(other, [change(other, one, Snooze(0))])
+    default_store.apply(other, [change(other, one, Snooze(0))])
     found: list[int] = []
     thread = Thread(target=lambda: found.extend(run(connection, cancel_jobs(Job.id == one))))
     thread.start()
@@ -276,7 +275,7 @@ def test_a_retried_job_begins_anew(connection: Connection, status: JobStatus) ->
     cleared = (job.finished_at, job.purge_at, job.cancel_requested_at, job.lease_expires_at)
     assert cleared == (None,) * 4
     assert claim(connection) == [one]
-    assert operations.apply(connection, [change(connection, one, Completed())]) == {one: Answer.APPLIED}
+    assert default_store.apply(connection, [change(connection, one, Completed())]) == {one: Answer.APPLIED}
     assert row(connection, one).status is JobStatus.COMPLETED
 
 
@@ -337,7 +336,7 @@ def test_a_released_job_goes_back_without_the_attempt(connection: Connection) ->
     job = row(connection, one)
     assert (job.status, job.attempt, job.lease_expires_at) == (JobStatus.QUEUED, 2, None)
     assert job.run_at - connection.scalar(select(func.now())) == timedelta(minutes=1)
-    assert operations.apply(connection, [completed(one)]) == {one: Answer.LOST}
+    assert default_store.apply(connection, [completed(one)]) == {one: Answer.LOST}
 
 
 def test_a_released_job_that_was_asked_to_cancel_is_cancelled(connection: Connection) -> None:
@@ -362,9 +361,9 @@ def test_a_worker_releases_what_it_does_not_know_of(connection: Connection) -> N
     foreign = make_job(connection, "running", worker="you")
     nobody = make_job(connection, "running", worker=None)
 
-    assert operations.release_unknown(connection, worker="me", known=[(known, 3)]) == [unknown]
-    assert operations.release_unknown(connection, worker="me", known=[(known, 3)]) == []
-    assert operations.release_unknown(connection, worker="me", known=[(known, 2)]) == [known]
+    assert default_store.release_unknown(connection, worker="me", known=[(known, 3)]) == [unknown]
+    assert default_store.release_unknown(connection, worker="me", known=[(known, 3)]) == []
+    assert default_store.release_unknown(connection, worker="me", known=[(known, 2)]) == [known]
     assert statuses(connection) == {
         known: "queued", unknown: "queued", foreign: "running", nobody: "running",
     }  # fmt: skip
@@ -373,12 +372,12 @@ def test_a_worker_releases_what_it_does_not_know_of(connection: Connection) -> N
 def test_a_worker_releases_what_bears_the_number_of_a_job_that_it_knew(connection: Connection) -> None:
     """The job that it knows is gone, its number was given again, and the answer to the claim of that job was lost."""
     one = make_job(connection)
-    (known,) = operations.claim(connection, worker="me", queues={"default": 1}, lease=60)
+    (known,) = default_store.claim(connection, worker="me", queues={"default": 1}, lease=60)
     connection.execute(TABLE.delete())
     make_job(connection, id=one)
-    operations.claim(connection, worker="me", queues={"default": 1}, lease=60)
+    default_store.claim(connection, worker="me", queues={"default": 1}, lease=60)
 
-    assert operations.release_unknown(connection, worker="me", known=[(one, known.claim_token)]) == [one]
+    assert default_store.release_unknown(connection, worker="me", known=[(one, known.claim_token)]) == [one]
 
 
 # ---- prune
@@ -443,10 +442,10 @@ def test_a_page_with_a_row_that_the_application_needs_is_refused_as_a_whole(
     connection.commit()
 
     with pytest.raises(IntegrityError):
-        operations.prune(connection, limit=limit)
+        default_store.prune(connection, limit=limit)
     connection.rollback()
 
-    assert operations.prune(connection, limit=2).jobs == 2
+    assert default_store.prune(connection, limit=2).jobs == 2
     assert sorted(statuses(connection)) == ids[2:]
 
 
@@ -463,7 +462,7 @@ def test_pruning_goes_on_past_rows_that_the_application_needs(
     connection.commit()
 
     done = []
-    while (deleted := operations.prune_first(connection)) is not None:
+    while (deleted := default_store.prune_first(connection)) is not None:
         done.append(deleted)
         connection.commit()
 
@@ -489,7 +488,7 @@ def test_the_next_page_of_pruning_does_not_walk_over_what_was_deleted_before(
         page = Prepared(pruner, prune_page(limit=0), {})
         first, reached = page.explain({"page": 100}).blocks, float("-inf")
         for _ in range(19):
-            pruned = operations.prune(pruner, limit=1_000, after=reached)
+            pruned = default_store.prune(pruner, limit=1_000, after=reached)
             pruner.commit()
             assert (pruned.jobs, pruned.reached > reached) == (1_000, True)
             reached = pruned.reached
@@ -502,7 +501,7 @@ def test_a_page_of_pruning_goes_on_among_jobs_of_one_time(connection: Connection
     reached, gone = float("-inf"), 0
 
     for _ in range(4):
-        pruned = operations.prune(connection, limit=2, after=reached)
+        pruned = default_store.prune(connection, limit=2, after=reached)
         gone, reached = gone + pruned.jobs, pruned.reached
 
     assert gone == len(ids)
@@ -517,7 +516,7 @@ def test_pruning_past_a_needed_row_does_not_wait_for_a_locked_one(connection: Co
     connection.commit()
     other.execute(select(TABLE.c.id).where(TABLE.c.id == locked).with_for_update())
 
-    assert [operations.prune_first(connection) for _ in range(3)] == [False, True, None]
+    assert [default_store.prune_first(connection) for _ in range(3)] == [False, True, None]
 
     assert exists(connection, needed)
     assert not exists(connection, free)
@@ -531,9 +530,9 @@ def test_what_is_put_off_stays_with_its_pruner(connection: Connection, other: Co
     refer(connection, needed)
     connection.commit()
 
-    assert operations.prune_first(connection) is False
-    assert operations.prune_first(other) is True
-    assert operations.prune_first(other) is None
+    assert default_store.prune_first(connection) is False
+    assert default_store.prune_first(other) is True
+    assert default_store.prune_first(other) is None
 
     other.commit()
     connection.commit()

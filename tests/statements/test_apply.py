@@ -9,9 +9,7 @@ import pytest
 from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from sa_jobqueue import operations
 from sa_jobqueue.lifecycle import FINISHED, Change, Event, JobStatus, Rules
-from sa_jobqueue.operations import Answer
 from sa_jobqueue.outcomes import (
     Cancel,
     Completed,
@@ -25,6 +23,7 @@ from sa_jobqueue.outcomes import (
 )
 from sa_jobqueue.retry import MAX_ERRORS, RetryPolicy
 from sa_jobqueue.statements import apply_changes, cancel_jobs
+from sa_jobqueue.store import Answer, default_store
 from tests.support.factory import (
     TABLE,
     change,
@@ -44,7 +43,7 @@ RULES = Rules(RetryPolicy(base=100, jitter=0), retain=60.0, retain_failed=120.0)
 
 
 def apply(connection: Connection, *changes: Change) -> dict[int, Answer]:
-    return operations.apply(connection, changes)
+    return default_store.apply(connection, changes)
 
 
 def clock(connection: Connection) -> datetime:
@@ -385,7 +384,7 @@ def test_in_the_transaction_of_its_handler_a_change_waits(
     other.execute(select(TABLE.c.id).where(TABLE.c.id == one).with_for_update())
 
     with pytest.raises(DBAPIError, match="lock timeout"):
-        operations.apply_one(connection, change._replace(id=one))
+        default_store.apply_one(connection, change._replace(id=one))
 
 
 @pytest.mark.parametrize("change", [completed(1), completed(1, retain=0.0), completed(1, result="1")])
@@ -395,9 +394,9 @@ def test_in_the_transaction_of_its_handler_a_change_does_what_it_does_in_a_batch
     """To the row, and in its answer."""
     one, two, three = (make_job(connection, "running", claim_token=2) for _ in range(3))
 
-    assert operations.apply_one(connection, change._replace(id=one, claim_token=2)) is APPLIED
+    assert default_store.apply_one(connection, change._replace(id=one, claim_token=2)) is APPLIED
     assert apply(connection, change._replace(id=two, claim_token=2)) == {two: APPLIED}
-    assert operations.apply_one(connection, change._replace(id=three, claim_token=1)) is LOST
+    assert default_store.apply_one(connection, change._replace(id=three, claim_token=1)) is LOST
 
     found = {id: connection.execute(select(TABLE).where(TABLE.c.id == id)).one_or_none() for id in (one, two, three)}
     mine, batch = (None if found[id] is None else found[id]._asdict() for id in (one, two))
@@ -447,11 +446,11 @@ def test_a_lease_renewed_since_it_was_seen_expired_is_kept(connection: Connectio
     one = make_job(connection, "running")
     expire(connection, one)
     connection.commit()
-    (found,) = operations.expired(connection)
+    (found,) = default_store.expired(connection)
     rescue = change(connection, found.claim.id, Rescued(ERROR), RULES)
     connection.commit()
 
-    operations.renew(other, {one: 1}, lease=60)
+    default_store.renew(other, {one: 1}, lease=60)
     during = apply(connection, rescue)
     connection.rollback()
     other.commit()

@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from sa_jobqueue import operations
-from sa_jobqueue.compiled import Compiled
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job
 from sa_jobqueue.statements import claim_jobs
+from sa_jobqueue.store import default_store, is_too_much
+from sa_jobqueue.store.compiled import Compiled
 from tests.support.factory import TABLE, make_job, make_jobs, refer, row, statuses, unfolding, users_table
 
 HOUR = timedelta(hours=1)
@@ -24,7 +24,7 @@ HOUR = timedelta(hours=1)
 
 def claim(connection: Connection, free: int | dict[str, int] = 10, **options: object) -> list[ClaimedJob]:
     queues = free if isinstance(free, dict) else {"default": free}
-    return operations.claim(connection, worker="me", queues=queues, lease=60.0, **options)  # type: ignore[arg-type]
+    return default_store.claim(connection, worker="me", queues=queues, lease=60.0, **options)  # type: ignore[arg-type]
 
 
 def ids(jobs: list[ClaimedJob]) -> list[int]:
@@ -297,7 +297,7 @@ def test_jobs_that_are_left_out_are_not_taken_and_those_behind_them_are(connecti
     first, second, third, other = [*make_jobs(connection, 3), make_job(connection, queue="other")]
     but = [first, third, other, -1]
 
-    assert list(operations.lock_due(connection, {"default": 1, "other": 1}, but=but)) == [second]
+    assert list(default_store.lock_due(connection, {"default": 1, "other": 1}, but=but)) == [second]
     assert ids(claim(connection, 1, but=but)) == [second]
     assert ids(claim(connection, 1, but=but)) == []
 
@@ -308,8 +308,8 @@ def test_of_listed_jobs_those_that_are_due_are_claimed(connection: Connection) -
     make_jobs(connection, 2)
     listed = [*due, make_job(connection, run_at=HOUR), make_job(connection, "running"), -1]
 
-    assert operations.lock_these(connection, listed) == due
-    claimed = operations.claim_these(connection, listed, worker="me", lease=60.0)
+    assert default_store.lock_these(connection, listed) == due
+    claimed = default_store.claim_these(connection, listed, worker="me", lease=60.0)
     assert ids(claimed) == due
     assert {row(connection, one).status for one in due} == {"running"}
 
@@ -347,11 +347,11 @@ def test_large_arguments_are_left_behind(connection: Connection) -> None:
     found = {job.id: job.args for job in claim(connection)}
 
     assert found == {large: None, small: '{"n": 1}'}
-    texts = operations.fetch_args(connection, large)
+    texts = default_store.fetch_args(connection, large)
     assert texts is not None
     assert json.loads(texts.args or "") == {"blob": blob}
     assert (texts.meta, texts.args_bytes, texts.meta_bytes) == ("{}", len(texts.args or ""), 2)
-    assert operations.fetch_args(connection, -1) is None
+    assert default_store.fetch_args(connection, -1) is None
 
 
 @pytest.mark.parametrize("name", ["args", "meta"])
@@ -378,21 +378,21 @@ def test_a_claim_that_takes_nothing_along_fails_by_no_row(connection: Connection
 
     with pytest.raises(OperationalError, match="string buffer") as caught, connection.begin_nested():
         claim(connection)
-    assert operations.is_too_much(caught.value)
+    assert is_too_much(caught.value)
     assert {job.id: (job.args, job.meta) for job in claim(connection, inline=False)} == dict.fromkeys(
         (one, other), (None, None)
     )
     with pytest.raises(OperationalError, match="string buffer"):
-        operations.fetch_args(connection, one)
+        default_store.fetch_args(connection, one)
 
 
 def test_what_is_longer_than_the_most_is_not_fetched(connection: Connection) -> None:
     """But how long it is."""
     one = make_job(connection, args={"text": "äöü"}, meta={"n": 1})
 
-    assert operations.fetch_args(connection, one, most=18) == ('{"text": "äöü"}', '{"n": 1}', 18, 8)
-    assert operations.fetch_args(connection, one, most=17) == (None, '{"n": 1}', 18, 8)
-    assert operations.fetch_args(connection, one, most=7) == (None, None, 18, 8)
+    assert default_store.fetch_args(connection, one, most=18) == ('{"text": "äöü"}', '{"n": 1}', 18, 8)
+    assert default_store.fetch_args(connection, one, most=17) == (None, '{"n": 1}', 18, 8)
+    assert default_store.fetch_args(connection, one, most=7) == (None, None, 18, 8)
 
 
 def test_the_limit_for_arguments_is_a_parameter(connection: Connection) -> None:

@@ -11,10 +11,8 @@ from sqlalchemy import Connection, Engine, Executable, create_engine, select, te
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import operations
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.models import Base, Job
-from sa_jobqueue.operations import Answer
 from sa_jobqueue.options import Call
 from sa_jobqueue.statements import (
     apply_changes,
@@ -30,6 +28,7 @@ from sa_jobqueue.statements import (
     retry_jobs,
 )
 from sa_jobqueue.statements import claim as claiming
+from sa_jobqueue.store import Answer, default_store
 from tests.support.factory import completed, make_job
 
 ELSEWHERE = 'other "schema, 100%s'
@@ -138,19 +137,19 @@ def test_the_operations_elsewhere(elsewhere_engine: Engine) -> None:
     """What is cached per mapped class is right for every schema."""
     with elsewhere_engine.begin() as connection:
         connection.execute(insert_jobs([CALL, CALL]))
-        first, second = operations.claim(connection, worker="me", queues={"default": 5}, lease=60)
-        texts = operations.fetch_args(connection, first.id)
+        first, second = default_store.claim(connection, worker="me", queues={"default": 5}, lease=60)
+        texts = default_store.fetch_args(connection, first.id)
         assert texts is not None
         assert texts.args == CALL.args
-        assert operations.renew(connection, {first.id: 1}, lease=0).lost == frozenset()
-        assert operations.cancelled_among(connection, {first.id: 1}) == frozenset()
-        assert [found.claim.id for found in operations.expired(connection)] == [first.id]
-        assert operations.apply(connection, [completed(first.id)]) == {first.id: Answer.APPLIED}
-        assert operations.release_unknown(connection, worker="me", known=[]) == [second.id]
+        assert default_store.renew(connection, {first.id: 1}, lease=0).lost == frozenset()
+        assert default_store.cancelled_among(connection, {first.id: 1}) == frozenset()
+        assert [found.claim.id for found in default_store.expired(connection)] == [first.id]
+        assert default_store.apply(connection, [completed(first.id)]) == {first.id: Answer.APPLIED}
+        assert default_store.release_unknown(connection, worker="me", known=[]) == [second.id]
         connection.execute(text(f'UPDATE "{ELSEWHERE.replace(chr(34), chr(34) * 2)}".job SET purge_at = now()'))
-        assert operations.prune(connection).jobs == 1
-        operations.listen_for(connection, ["default"], seconds=5)
-        assert operations.channel(connection).startswith("sa_jobqueue_")
+        assert default_store.prune(connection).jobs == 1
+        default_store.listen_for(connection, ["default"], seconds=5)
+        assert default_store.channel(connection).startswith("sa_jobqueue_")
 
 
 def test_the_same_statement_runs_in_two_schemas(engine: Engine, elsewhere_engine: Engine) -> None:

@@ -8,11 +8,10 @@ import pytest
 from sqlalchemy import Connection, event, func, select, text
 from sqlalchemy.exc import DBAPIError
 
-from sa_jobqueue import operations
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import Change, JobStatus
-from sa_jobqueue.operations import Answer
 from sa_jobqueue.outcomes import Completed, Snooze
+from sa_jobqueue.store import Answer, alike, default_store
 from tests.support.factory import TABLE, change, completed, exists, make_job, make_jobs, row
 
 KEPT, DELETED = 60.0, 0.0
@@ -21,7 +20,7 @@ KEPT, DELETED = 60.0, 0.0
 def exchange(
     connection: Connection, changes: Sequence[Change], *, worker: str = "somebody", **queues: int
 ) -> tuple[dict[int, Answer], list[ClaimedJob]]:
-    return operations.exchange(connection, changes, worker=worker, queues=queues, lease=60.0)
+    return default_store.exchange(connection, changes, worker=worker, queues=queues, lease=60.0)
 
 
 @pytest.mark.parametrize("retain", [KEPT, DELETED])
@@ -71,7 +70,7 @@ def test_no_answer_for_what_was_not_written(connection: Connection, other: Conne
 
     assert answers == {mine: Answer.APPLIED}
     assert [job.id for job in jobs] == [due]
-    left = operations.apply(connection, changes[1:])
+    left = default_store.apply(connection, changes[1:])
     assert left == {newer: Answer.LOST, locked: Answer.LOCKED, gone: Answer.LOST}
 
 
@@ -151,7 +150,7 @@ def test_only_what_says_no_more_than_done_and_stays_or_goes_alike(connection: Co
     one, two = make_jobs(connection, 2, "running")
     kept, gone = completed(one, retain=None), completed(two, retain=DELETED)
 
-    assert all(map(operations.alike, ([], [kept], [gone], [kept, completed(two, retain=KEPT)])))
-    assert not operations.alike([kept, gone])
-    assert not operations.alike([kept, change(connection, two, Completed("1"))])
-    assert not operations.alike([change(connection, one, Snooze(1))])
+    assert all(map(alike, ([], [kept], [gone], [kept, completed(two, retain=KEPT)])))
+    assert not alike([kept, gone])
+    assert not alike([kept, change(connection, two, Completed("1"))])
+    assert not alike([change(connection, one, Snooze(1))])

@@ -13,12 +13,11 @@ import pytest
 from sqlalchemy import Connection, Engine, func, insert, select, text
 from sqlalchemy.exc import OperationalError
 
-from sa_jobqueue import operations
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Uptime, WorkerRow
-from sa_jobqueue.operations import Expired
 from sa_jobqueue.outcomes import ErrorEntry, Rescued
 from sa_jobqueue.statements import cancel_jobs, expired_leases, renew_leases
+from sa_jobqueue.store import Expired, Renewal, default_store
 from tests.support.factory import TABLE, change, completed, make_job, make_jobs, row, seen
 from tests.support.plans import service_connection
 
@@ -39,9 +38,9 @@ def test_a_renewal_moves_the_end_of_the_lease(connection: Connection) -> None:
     one = make_job(connection, "running", lease_expires_at=timedelta(seconds=3))
     before = row(connection, one)._asdict()
 
-    renewal = operations.renew(connection, {one: 1}, lease=90.0)
+    renewal = default_store.renew(connection, {one: 1}, lease=90.0)
 
-    assert renewal == operations.Renewal(frozenset(), frozenset(), frozenset())
+    assert renewal == Renewal(frozenset(), frozenset(), frozenset())
     assert left(connection, one) == 90
     after = row(connection, one)._asdict()
     assert {key for key in before if before[key] != after[key]} == {"lease_expires_at"}
@@ -51,7 +50,7 @@ def test_a_lease_that_has_run_out_can_be_renewed_until_somebody_rescues(connecti
     """Being late is not being dead."""
     one = make_job(connection, "running", lease_expires_at=PAST)
 
-    assert not operations.renew(connection, {one: 1}, lease=90.0).lost
+    assert not default_store.renew(connection, {one: 1}, lease=90.0).lost
     assert left(connection, one) == 90
 
 
@@ -60,7 +59,7 @@ def test_what_does_not_run_is_lost(connection: Connection, status: str) -> None:
     """And gets no lease."""
     one = make_job(connection, status, claim_token=1)
 
-    assert operations.renew(connection, {one: 1}, lease=90.0).lost == {one}
+    assert default_store.renew(connection, {one: 1}, lease=90.0).lost == {one}
     assert row(connection, one).lease_expires_at is None
 
 
@@ -68,7 +67,7 @@ def test_a_claim_of_somebody_else_is_not_renewed(connection: Connection) -> None
     """Also where `worker` is the same: a worker that slept may have claimed it anew."""
     one = make_job(connection, "running", claim_token=2, lease_expires_at=timedelta(seconds=3))
 
-    renewal = operations.renew(connection, {one: 1, 999: 1}, lease=90.0)
+    renewal = default_store.renew(connection, {one: 1, 999: 1}, lease=90.0)
 
     assert renewal.lost == {one, 999}
     assert left(connection, one) == 3
@@ -89,7 +88,7 @@ def test_a_locked_row_is_answered_so(connection: Connection, other: Connection) 
     connection.commit()
     other.execute(select(TABLE.c.id).where(TABLE.c.id == ids[1]).with_for_update())
 
-    renewal = operations.renew(connection, dict.fromkeys(ids, 1), lease=90.0)
+    renewal = default_store.renew(connection, dict.fromkeys(ids, 1), lease=90.0)
 
     assert (renewal.locked, renewal.lost) == ({ids[1]}, frozenset())
     assert [left(connection, one) for one in ids] == [90, left(connection, ids[1]), 90]
@@ -100,7 +99,7 @@ def test_a_renewal_tells_of_cancels(connection: Connection) -> None:
     asked, other = make_jobs(connection, 2, "running")
     connection.execute(cancel_jobs(TABLE.c.id == asked))
 
-    assert operations.renew(connection, {asked: 1, other: 1}, lease=90.0).cancel_requested == {asked}
+    assert default_store.renew(connection, {asked: 1, other: 1}, lease=90.0).cancel_requested == {asked}
 
 
 def test_cancels_can_be_asked_for_alone(connection: Connection, other: Connection) -> None:
@@ -112,15 +111,15 @@ def test_cancels_can_be_asked_for_alone(connection: Connection, other: Connectio
     other.execute(select(TABLE.c.id).with_for_update())
     held = {asked: 1, zombie: 9, calm: 1, finished: 1, 999: 1}
 
-    assert operations.cancelled_among(connection, held) == {asked}
-    assert operations.cancelled_among(connection, {}) == frozenset()
+    assert default_store.cancelled_among(connection, held) == {asked}
+    assert default_store.cancelled_among(connection, {}) == frozenset()
 
 
 def test_nothing_held_is_nothing_renewed(connection: Connection) -> None:
     """An idle worker."""
     make_job(connection, "running")
 
-    assert operations.renew(connection, {}, lease=90.0) == operations.Renewal(frozenset(), frozenset(), frozenset())
+    assert default_store.renew(connection, {}, lease=90.0) == Renewal(frozenset(), frozenset(), frozenset())
 
 
 def test_a_renewal_is_a_hot_update(connection: Connection) -> None:
@@ -128,7 +127,7 @@ def test_a_renewal_is_a_hot_update(connection: Connection) -> None:
     ids = make_jobs(connection, 20, "running")
     connection.commit()
 
-    operations.renew(connection, dict.fromkeys(ids, 1), lease=90.0)
+    default_store.renew(connection, dict.fromkeys(ids, 1), lease=90.0)
     updated, hot = connection.exec_driver_sql(
         "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_xact_user_tables WHERE relid = 'sa_jobqueue.job'::regclass"
     ).one()
@@ -154,8 +153,8 @@ def test_expired_leases_are_found_by_id_in_pages(connection: Connection) -> None
     for status in sorted(set(JobStatus) - {JobStatus.RUNNING}):
         make_job(connection, status, lease_expires_at=PAST)
 
-    first = operations.expired(connection, limit=3)
-    second = operations.expired(connection, after=first[-1].claim.id, limit=3)
+    first = default_store.expired(connection, limit=3)
+    second = default_store.expired(connection, after=first[-1].claim.id, limit=3)
 
     assert [found.claim.id for found in first + second] == expired
     claimed_at, overdue = first[1].claimed_at, first[1].overdue
@@ -163,7 +162,7 @@ def test_expired_leases_are_found_by_id_in_pages(connection: Connection) -> None
     assert claimed_at == pytest.approx(row(connection, expired[1]).claimed_at.timestamp())
     assert overdue == pytest.approx(1e-6, abs=1e-5)
     assert (second[0].worker, second[0].overdue) == (None, None)
-    assert operations.expired(connection, after=expired[-1]) == []
+    assert default_store.expired(connection, after=expired[-1]) == []
 
 
 def test_expired_leases_say_where_their_workers_ran(connection: Connection) -> None:
@@ -174,7 +173,7 @@ def test_expired_leases_say_where_their_workers_ran(connection: Connection) -> N
     for holder in (str(known), str(gone), "by hand"):
         make_job(connection, "running", worker=holder, claimed_at="infinity", lease_expires_at="-infinity")
 
-    found = operations.expired(connection)
+    found = default_store.expired(connection)
 
     assert [one.place for one in found] == ["web-1:7", str(gone), "by hand"]
     assert {(one.claimed_at, one.overdue) for one in found} == {(inf, inf)}
@@ -236,7 +235,7 @@ def test_applying_and_renewing_the_same_rows_never_deadlocks(engine: Engine) -> 
         def work(stop: Event) -> None:
             with service_connection(engine) as connection:
                 for _ in range(rounds):
-                    operations.renew(connection, dict.fromkeys(order, 1), lease=60)
+                    default_store.renew(connection, dict.fromkeys(order, 1), lease=60)
                     connection.commit()
                     if stop.is_set():
                         return
@@ -248,7 +247,7 @@ def test_applying_and_renewing_the_same_rows_never_deadlocks(engine: Engine) -> 
         changes = [completed(change.id) if change.id in shared else change for change in reversed(rescues)]
         with service_connection(engine) as connection:
             for _ in range(rounds):
-                answered.update(operations.apply(connection, changes).values())
+                answered.update(default_store.apply(connection, changes).values())
                 connection.commit()
                 # In the order of the ids, too: a SKIP LOCKED that comes in the moment in which another's update has
                 # just committed, and a third has begun the next, does wait for that third.
@@ -290,10 +289,10 @@ def test_batches_in_opposite_orders_do_not_wait_for_each_other(connection: Conne
     first, second = make_jobs(connection, 2, "running")
     connection.commit()
 
-    operations.renew(connection, {first: 1}, lease=60)
-    operations.apply(other, [completed(second)])
-    renewal = operations.renew(connection, {second: 1, first: 1}, lease=60)
-    answers = operations.apply(other, [completed(first), completed(second)])
+    default_store.renew(connection, {first: 1}, lease=60)
+    default_store.apply(other, [completed(second)])
+    renewal = default_store.renew(connection, {second: 1, first: 1}, lease=60)
+    answers = default_store.apply(other, [completed(first), completed(second)])
 
     assert renewal.locked == {second}
     assert answers == {first: "locked", second: "lost"}
@@ -303,7 +302,7 @@ def test_batches_in_opposite_orders_do_not_wait_for_each_other(connection: Conne
 
 
 def attest(connection: Connection, *, lease: float = 60.0) -> bool:
-    return operations.attest(connection, lease=lease, outage=lease / 2)
+    return default_store.attest(connection, lease=lease, outage=lease / 2)
 
 
 def uptime(connection: Connection, *, lease: float = 60.0) -> tuple[float, float]:

@@ -9,10 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, func, select, true, update
 
-from sa_jobqueue import operations
 from sa_jobqueue.lifecycle import FINISHED, Claim, JobStatus, Rules, decide
-from sa_jobqueue.operations import Answer
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, release_jobs, retry_jobs
+from sa_jobqueue.store import Answer, default_store
 from tests.support.factory import TABLE, make_job
 from tests.support.model import ModelJob
 from tests.support.outcomes import all_rules, rescues, run_outcomes
@@ -47,7 +46,7 @@ class Pair:
         self.claims: list[Claim] = []
 
     def claim(self, _: None) -> None:
-        found = operations.claim(self.connection, worker="me", queues={"default": 3}, lease=60)
+        found = default_store.claim(self.connection, worker="me", queues={"default": 3}, lease=60)
         wanted = self.model.claim(found[0].claim_token if found else None)
         assert [job.id for job in found] == ([self.id] if wanted else [])
         for job in found:
@@ -72,7 +71,7 @@ class Pair:
     def _apply(self, claim: Claim, outcome: Any, *, expired: bool) -> None:
         change = decide(claim, outcome, self.model.rules, random=0.5)
         applied = self.model.apply(change) if expired or not change.expired else False
-        answer = operations.apply(self.connection, [change])
+        answer = default_store.apply(self.connection, [change])
         assert answer == {self.id: Answer.APPLIED if applied else Answer.LOST}
 
     def time_passes(self, _: None) -> None:

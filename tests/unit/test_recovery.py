@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from sa_jobqueue.operations import Fault
+from sa_jobqueue.store import Fault
 from sa_jobqueue.worker.claiming.recovery import Mode, after_failure
 
 TOGETHER, APART, WITHOUT_PAYLOAD, BISECTING = Mode

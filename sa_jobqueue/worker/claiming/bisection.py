@@ -15,11 +15,9 @@ from typing import NamedTuple
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from ... import operations
 from ...context import ClaimedJob
 from ...log import get_logger
-from ...models import Job
-from ...operations import Fault
+from ...store import Fault, Store, default_store, fault_of, is_too_much
 from ..connections.deadline import Deadline
 from ..connections.service import Connector, service_limit, setting
 from .skipped import SkippedJobs
@@ -39,11 +37,11 @@ _IGNORED = "its UPDATE changes no row, so perhaps a trigger returns NULL for it"
 
 def may_be_a_jobs(error: BaseException) -> bool:
     """Whether a write may have failed because of one of its jobs."""
-    return isinstance(error, DBAPIError) and operations.fault_of(error) in {Fault.ROW, Fault.REFUSED}
+    return isinstance(error, DBAPIError) and fault_of(error) in {Fault.ROW, Fault.REFUSED}
 
 
 def _is_late(error: DBAPIError) -> bool:
-    return operations.fault_of(error) is Fault.LATE and operations.is_too_much(error)
+    return fault_of(error) is Fault.LATE and is_too_much(error)
 
 
 class Found(NamedTuple):
@@ -68,7 +66,7 @@ class BisectingClaims:
     skipped: SkippedJobs
     worker: str
     lease: float
-    job: type[Job] = Job
+    store: Store = default_store
 
     def claim_all(
         self, connection: Connection, wanted: Mapping[str, int], *, seconds: float
@@ -88,7 +86,7 @@ class BisectingClaims:
     def _claim_some(self, connection: Connection, queue: str, most: int) -> Found:
         began = monotonic()
         with self._begin(connection):
-            due = operations.lock_due(connection, {queue: _AT_ONCE}, but=self.skipped.ids(), job=self.job)
+            due = self.store.lock_due(connection, {queue: _AT_ONCE}, but=self.skipped.ids())
             jobs, refused = self._claim(connection, list(due), most)
         new = self._skip(due, refused)
         return Found(bool(due), jobs, began, len(new), no_room=len(new) < len(refused))
@@ -97,7 +95,7 @@ class BisectingClaims:
         """Claim these skipped jobs, given by id and queue, as far as that is possible by now."""
         began = monotonic()
         with self._begin(connection):
-            due = operations.lock_these(connection, list(skipped), job=self.job)
+            due = self.store.lock_these(connection, list(skipped))
             jobs, refused = self._claim(connection, due, len(due))
         self.skipped.forget(skipped.keys() - set(due))
         self._skip(skipped, refused)
@@ -120,7 +118,7 @@ class BisectingClaims:
             part = ids[done : done + min(size, most - len(jobs))]
             try:
                 with connection.begin_nested():
-                    taken = operations.claim_these(connection, part, worker=self.worker, lease=self.lease, job=self.job)
+                    taken = self.store.claim_these(connection, part, worker=self.worker, lease=self.lease)
             except DBAPIError as error:
                 late = _is_late(error)
                 if not late and not may_be_a_jobs(error):

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from ... import operations
 from ...log import get_logger
-from ...models import Job
-from ...operations import Fault
+from ...store import Fault, Store, default_store, end_backend, fault_of
 from ..connections.service import APPLICATION, Connector, service_limit
 from ..running.run import Runs
 from ..running.writer import OutcomeWriter
@@ -30,7 +28,7 @@ class BrokenCommits:
     writer: OutcomeWriter
     worker: str
     lease: float
-    job: type[Job] = Job
+    store: Store = default_store
 
     def give_back(self, connection: Connection, *, backend: int | None) -> None:
         """Give them back, after ending the server process `backend` of the broken connection.
@@ -43,7 +41,7 @@ class BrokenCommits:
         released = []
         try:
             with self.connector.begin(connection):
-                released = operations.release_unknown(connection, worker=self.worker, known=known, job=self.job)
+                released = self.store.release_unknown(connection, worker=self.worker, known=known)
         except DBAPIError as error:
             if not may_be_a_jobs(error):
                 raise
@@ -57,8 +55,8 @@ class BrokenCommits:
         limit = service_limit(self.lease) / 2
         try:
             with self.connector.begin_one(connection):
-                operations.end_backend(connection, backend, application=APPLICATION, seconds=limit)
+                end_backend(connection, backend, application=APPLICATION, seconds=limit)
         except DBAPIError as error:
-            if operations.fault_of(error) is Fault.AWAY:
+            if fault_of(error) is Fault.AWAY:
                 raise
             logger.debug("the server process of a broken connection could not be ended: %s", error.orig)

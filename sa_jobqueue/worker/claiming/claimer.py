@@ -19,14 +19,12 @@ from time import monotonic
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from ... import operations
 from ...context import ClaimedJob
 from ...lifecycle import Change
 from ...log import get_logger
-from ...models import Job
-from ...operations import Answer
 from ...outcomes import Outcome
 from ...settings import WorkerSettings
+from ...store import MOST_TEXT, Answer, Store, alike, default_store, fault_of, is_too_much
 from ..connections.deadline import CLIENT_MARGIN, Deadline
 from ..connections.pool import backoff
 from ..connections.service import Connector, service_limit
@@ -84,12 +82,12 @@ class Claimer:
         listening: Callable[[], bool],
         idle: Callable[[], None] | None = None,
         max_jobs: int | None = None,
-        most_text: int = operations.MOST_TEXT,
-        job: type[Job] = Job,
+        most_text: int = MOST_TEXT,
+        store: Store = default_store,
     ) -> None:
         self._connector, self._worker, self._all_slots, self._writer = connector, worker, all_slots, writer
         self._runs, self._settings, self._listening = runs, settings, listening
-        self._idle, self._job = idle, job
+        self._idle, self._store = idle, store
 
         # Other threads touch these:
         self.thread = ServiceThread("service", self._loop)
@@ -107,7 +105,7 @@ class Claimer:
         """Whether to end when all is written. Written by the thread that stops the worker, read by the claimer's."""
 
         # The claimer's thread alone writes and reads the rest:
-        broken_commits = BrokenCommits(connector, runs, writer, worker, settings.lease, job)
+        broken_commits = BrokenCommits(connector, runs, writer, worker, settings.lease, store)
         self._connection = ClaimerConnection(connector, self.deadline, broken_commits)
         self._mode = Mode.TOGETHER
         """How the next round writes and claims."""
@@ -116,14 +114,21 @@ class Claimer:
         self._began = 0.0
         """When the last claim began."""
         self._resume = ResumePoints()
-        self._gates = Gates(connector, poll=settings.poll, job=job)
-        self._lost = LostJobs(connector, all_slots, lease=settings.lease, job=job)
+        self._gates = Gates(connector, poll=settings.poll, store=store)
+        self._lost = LostJobs(connector, all_slots, lease=settings.lease, store=store)
         self._skipped = SkippedJobs()
-        self._overlooked = OverlookedJobs(connector, self._skipped, job)
-        self._bisecting = BisectingClaims(connector, self.deadline, self._skipped, worker, settings.lease, job)
-        self._suspects = Suspects(connector, runs, writer, self._skipped, settings, job)
+        self._overlooked = OverlookedJobs(connector, self._skipped, store)
+        self._bisecting = BisectingClaims(connector, self.deadline, self._skipped, worker, settings.lease, store)
+        self._suspects = Suspects(connector, runs, writer, self._skipped, settings, store)
         self._fetcher = Fetcher(
-            connector, self.deadline, take_in, set_aside, self._demand, lease=settings.lease, most=most_text, job=job
+            connector,
+            self.deadline,
+            take_in,
+            set_aside,
+            self._demand,
+            lease=settings.lease,
+            most=most_text,
+            store=store,
         )
 
     # ---- for any thread
@@ -256,11 +261,11 @@ class Claimer:
         None: that failed. The changes were written alone then, and the next round claims in another mode.
         """
         try:
-            if not changes or operations.alike(changes):
+            if not changes or alike(changes):
                 with self._connector.begin_one(connection):
                     return self._claim(connection, wanted, changes)
             with self._connector.begin(connection):
-                answers = operations.apply(connection, changes, job=self._job)
+                answers = self._store.apply(connection, changes)
                 return answers, self._claim(connection, wanted)[1] if wanted else []
         except BaseException as error:
             mode = self._mode_after(error, wrote=bool(changes))
@@ -281,7 +286,7 @@ class Claimer:
         """Claim, and write these changes in the same statement."""
         self._in_doubt = self._in_doubt or bool(wanted)
         after, self._began = self._resume.begin(wanted), monotonic()
-        answers, jobs = operations.exchange(
+        answers, jobs = self._store.exchange(
             connection,
             changes,
             worker=self._worker,
@@ -290,7 +295,6 @@ class Claimer:
             after=after,
             but=self._skipped.ids() if self._skipped else (),
             inline=self._mode is not Mode.WITHOUT_PAYLOAD,
-            job=self._job,
         )
         self._resume.end(jobs, monotonic() - self._began)
         return answers, jobs
@@ -414,5 +418,5 @@ class Claimer:
         """The mode of the next round; None: the connection is to be given up."""
         if not isinstance(error, DBAPIError):
             return None
-        fault, too_much = operations.fault_of(error), operations.is_too_much(error)
+        fault, too_much = fault_of(error), is_too_much(error)
         return after_failure(self._mode, fault, wrote=wrote, too_much=too_much)

@@ -7,9 +7,8 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from ... import operations
 from ...log import get_logger
-from ...operations import Fault
+from ...store import Fault, fault_of
 from ..connections.deadline import Deadline
 from ..connections.pool import drop_idle, hang_up
 from ..connections.service import Connector
@@ -62,7 +61,7 @@ class ClaimerConnection:
             drop_idle(self._connector.engine)
         if self.failures == 1 or self.failures % 20 == 0:
             log: Any = logger.warning if isinstance(error, DBAPIError) else logger.exception
-            answers = isinstance(error, DBAPIError) and operations.fault_of(error) is not Fault.AWAY
+            answers = isinstance(error, DBAPIError) and fault_of(error) is not Fault.AWAY
             log(
                 "the database %s (%s); %d outcomes are kept; trying again",
                 "refuses what is asked of it" if answers else "does not answer",

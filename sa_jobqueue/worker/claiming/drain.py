@@ -7,9 +7,8 @@ from time import monotonic
 
 from sqlalchemy import Connection
 
-from ... import operations
 from ...log import get_logger
-from ...models import Job
+from ...store import Store
 from ..connections.service import Connector
 
 __all__ = ["LostJobs"]
@@ -30,8 +29,8 @@ class LostJobs:
     end sooner would never rescue anything.
     """
 
-    def __init__(self, connector: Connector, queues: Collection[str], *, lease: float, job: type[Job]) -> None:
-        self._connector, self._queues, self._lease, self._job = connector, queues, lease, job
+    def __init__(self, connector: Connector, queues: Collection[str], *, lease: float, store: Store) -> None:
+        self._connector, self._queues, self._lease, self._store = connector, queues, lease, store
         self._rescued_by = 0.0
         """When maintenance will have rescued what it can, by `monotonic()`."""
         self._awaited = False
@@ -53,5 +52,5 @@ class LostJobs:
 
     def _are_there(self, connection: Connection) -> bool:
         with self._connector.begin_one(connection):
-            lost = operations.expired(connection, limit=_LIMIT, job=self._job)
+            lost = self._store.expired(connection, limit=_LIMIT)
         return any(found.queue in self._queues for found in lost)

@@ -14,13 +14,12 @@ from time import monotonic
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from ... import operations
 from ...context import ClaimedJob
 from ...errors import PayloadError
 from ...log import get_logger
-from ...models import Job
 from ...outcomes import Outcome, Released, Undecodable
 from ...retry import describe
+from ...store import Store, default_store, is_data_fault, is_too_much
 from ..connections.deadline import Deadline
 from ..connections.service import Connector
 from .demand import Demand
@@ -49,7 +48,7 @@ class Fetcher:
     demand: Demand
     lease: float
     most: int
-    job: type[Job] = Job
+    store: Store = default_store
 
     def hand_over(self, connection: Connection, jobs: list[ClaimedJob], *, claimed_at: float) -> None:
         """Hand claimed jobs over, first those that are whole.
@@ -71,14 +70,14 @@ class Fetcher:
     def _fetch(self, connection: Connection, job: ClaimedJob, claimed_at: float) -> None:
         try:
             with self.deadline.over(connection), self.connector.begin_one(connection):
-                texts = operations.fetch_args(connection, job.id, most=self.most, job=self.job)
+                texts = self.store.fetch_args(connection, job.id, most=self.most)
         except DBAPIError as error:
-            if operations.is_data_fault(error):
+            if is_data_fault(error):
                 said = f"its arguments or its meta cannot be turned into text, of which at most {self.most:,} bytes are read"
                 self._refuse(job, f"{said}: {error.orig}")
                 return
             self.set_aside(job, Released(_LATER * random.uniform(1, 2)))
-            if not operations.is_too_much(error):
+            if not is_too_much(error):
                 raise
             logger.warning("job %d goes back: its arguments and meta did not come (%s)", job.id, error.orig)
             return

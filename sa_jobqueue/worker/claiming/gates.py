@@ -9,8 +9,7 @@ from time import monotonic
 
 from sqlalchemy import Connection
 
-from ... import operations
-from ...models import Job
+from ...store import Store
 from ..connections.service import Connector
 from .polling import PollTimer
 
@@ -24,8 +23,8 @@ _SECONDS, _LONGEST = 5.0, 60.0
 class Gates:
     """The gates that this worker has opened. Only for the claimer's thread."""
 
-    def __init__(self, connector: Connector, *, poll: float, job: type[Job]) -> None:
-        self._connector, self._job = connector, job
+    def __init__(self, connector: Connector, *, poll: float, store: Store) -> None:
+        self._connector, self._store = connector, store
         self._seconds = min(max(_SECONDS, 3 * poll), _LONGEST)
         self._open_until: dict[str, float] = {}
         """By queue, by `monotonic()`."""
@@ -46,7 +45,7 @@ class Gates:
             return False
         dry = {*short, *(name for name, timer in timers.items() if timer.at > now)}
         with self._connector.begin_one(connection):
-            operations.listen_for(connection, sorted(dry), seconds=self._seconds, job=self._job)
+            self._store.listen_for(connection, sorted(dry), seconds=self._seconds)
         was_closed = any(self._open_until.get(name, 0.0) < monotonic() for name in short)
         self._open_until |= dict.fromkeys(dry, now + self._seconds)
         return was_closed

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from ... import operations
 from ...context import ClaimedJob
 from ...lifecycle import Rules, decide
-from ...models import Job
-from ...operations import Answer
 from ...outcomes import Released
 from ...settings import WorkerSettings
+from ...store import Answer, Store, default_store
 from ..connections.service import Connector
 from ..running.run import Runs
 from ..running.writer import OutcomeWriter
@@ -42,7 +40,7 @@ class Suspects:
     writer: OutcomeWriter
     skipped: SkippedJobs
     settings: WorkerSettings
-    job: type[Job] = Job
+    store: Store = default_store
 
     @property
     def _often(self) -> int:
@@ -65,7 +63,7 @@ class Suspects:
         answers: dict[int, Answer] = {}
         try:
             with self.connector.begin(connection):
-                answers = operations.apply(connection, changes, job=self.job)
+                answers = self.store.apply(connection, changes)
         except DBAPIError as error:
             if not may_be_a_jobs(error):
                 raise

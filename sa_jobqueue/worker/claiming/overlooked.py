@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from ... import operations
-from ...models import Job
+from ...store import Store
 from ..connections.service import Connector
 from .skipped import SkippedJobs
 
@@ -35,8 +34,8 @@ class Looked(NamedTuple):
 class OverlookedJobs:
     """Looks, after claims that returned too few, for due jobs that are not `skipped`. Only for the claimer's thread."""
 
-    def __init__(self, connector: Connector, skipped: SkippedJobs, job: type[Job]) -> None:
-        self._connector, self._skipped, self._job = connector, skipped, job
+    def __init__(self, connector: Connector, skipped: SkippedJobs, store: Store) -> None:
+        self._connector, self._skipped, self._store = connector, skipped, store
         self._looked, self._wait = monotonic(), _FIRST
         self._found: frozenset[int] = frozenset()
 
@@ -52,5 +51,5 @@ class OverlookedJobs:
         self._looked, self._wait = now, min(2 * self._wait, _LONGEST)
         with self._connector.begin_one(connection):
             ones = dict.fromkeys(queues, 1)
-            self._found = frozenset(operations.lock_due(connection, ones, but=self._skipped.ids(), job=self._job))
+            self._found = frozenset(self._store.lock_due(connection, ones, but=self._skipped.ids()))
         return Looked(bool(self._found), bool(self._found & before))

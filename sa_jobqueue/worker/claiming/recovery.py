@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from ...operations import Fault
+from ...store import Fault
 
 __all__ = ["Mode", "after_failure"]
 

@@ -47,7 +47,7 @@ class ResumePoints:
         return None if self.swept else self._points
 
     def end(self, jobs: Sequence[ClaimedJob], seconds: float) -> None:
-        """These jobs were claimed, in the order of `operations.claim`, and that took `seconds`."""
+        """These jobs were claimed, in the order of `Store.claim`, and that took `seconds`."""
         if self.swept:
             later = monotonic() + min(max(_SHARE * seconds, _SOONEST), _LATEST)
             self._sweep_at |= dict.fromkeys(self._queues, later)

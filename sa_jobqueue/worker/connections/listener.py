@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from ... import operations
 from ...errors import ConfigurationError
 from ...log import get_logger
-from ...models import Job
+from ...store import Store, default_store
 from ..process import forks
 from ..process.threads import ServiceThread
 from . import driver
@@ -50,9 +49,9 @@ class Listener:
     """Calls `heard(queue)` for each wake-up of `worker`, and `heard(None)` after it (again) begins to listen."""
 
     def __init__(
-        self, engine: Engine, heard: Callable[[str | None], None], *, worker: str, job: type[Job] = Job
+        self, engine: Engine, heard: Callable[[str | None], None], *, worker: str, store: Store = default_store
     ) -> None:
-        self._engine, self._heard, self._worker, self._job = engine, heard, worker, job
+        self._engine, self._heard, self._worker, self._store = engine, heard, worker, store
         self._end = threading.Event()
         self._waker: socket.socket | None = None
         """What the thread waits for beside its connection: rung at the end."""
@@ -109,7 +108,7 @@ class Listener:
         import psycopg
         from psycopg import sql
 
-        channel = operations.channel(connection, job=self._job)
+        channel = self._store.channel(connection)
         connection.commit()
         connection.detach()
         raw = connection.connection.dbapi_connection
@@ -138,7 +137,7 @@ class Listener:
                     selector.select(max(asked + _PING - monotonic(), 0.0))
                     continue
                 with self.deadline.over(connection):
-                    current = operations.channel(connection, job=self._job)
+                    current = self._store.channel(connection)
                     connection.commit()
                 if current != channel:
                     return  # the table was made anew; so is the subscription

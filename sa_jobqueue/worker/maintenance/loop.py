@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
-from ...operations import Fault, fault_of
+from ...store import Fault, fault_of
 from ..connections.deadline import Deadline
 from ..connections.pool import backoff, drop_idle, hang_up
 from ..connections.service import Connector

@@ -9,10 +9,8 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from ... import operations
-from ...models import Job
-from ...operations import Fault, fault_of
 from ...settings import WorkerSettings
+from ...store import Fault, Store, default_store, fault_of
 from ..connections.service import Connector, service_limit
 from .chore import Chore, Turn
 
@@ -26,10 +24,10 @@ _EVER = float("-inf")
 class Prune(Chore):
     """Deletes in pages, which become smaller when one takes too long or cannot be deleted, and then larger again."""
 
-    def __init__(self, connector: Connector, *, settings: WorkerSettings, job: type[Job] = Job) -> None:
+    def __init__(self, connector: Connector, *, settings: WorkerSettings, store: Store = default_store) -> None:
         every = settings.prune_every
         super().__init__(every, at=monotonic() + random.uniform(0, every))
-        self._connector, self._job = connector, job
+        self._connector, self._store = connector, store
         self._seconds = min(settings.lease / 8, service_limit(settings.lease))
         self._page = _PAGE
         # Where the next page begins, so that rows deleted before are not walked over again; and how far the pages have come.
@@ -47,13 +45,13 @@ class Prune(Chore):
         page = self._page
         try:
             with self._connector.begin(connection):
-                options: dict[str, Any] = {"seconds": self._seconds, "after": self._after, "job": self._job}
+                options: dict[str, Any] = {"seconds": self._seconds, "after": self._after}
                 if page > 1:
-                    jobs, reached = operations.prune(connection, limit=page, **options)
+                    jobs, reached = self._store.prune(connection, limit=page, **options)
                     more = grows = jobs == page
                     self._after, self._reached = reached, max(reached, self._reached)
                 else:
-                    deleted = operations.prune_first(connection, **options)
+                    deleted = self._store.prune_first(connection, **options)
                     more, grows = deleted is not None, deleted is True  # those that cannot be deleted come together
         except DBAPIError as error:
             fault = fault_of(error)

@@ -6,9 +6,8 @@ from time import monotonic
 
 from sqlalchemy import Connection
 
-from ... import operations
 from ...log import get_logger
-from ...models import Job
+from ...store import Store, default_store
 from ..connections.service import Connector
 from ..running.run import Run, Runs, Stop
 from .chore import Chore, Turn
@@ -21,9 +20,9 @@ logger = get_logger(__name__)
 class Renewal(Chore):
     """Renews what was claimed or renewed more than a third of a lease ago."""
 
-    def __init__(self, connector: Connector, runs: Runs, *, lease: float, job: type[Job] = Job) -> None:
+    def __init__(self, connector: Connector, runs: Runs, *, lease: float, store: Store = default_store) -> None:
         super().__init__(lease / 6)
-        self._connector, self._runs, self._lease, self._job = connector, runs, lease, job
+        self._connector, self._runs, self._lease, self._store = connector, runs, lease, store
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Renew, stop the runs whose claims are lost, and those that are to be cancelled."""
@@ -33,7 +32,7 @@ class Renewal(Chore):
         now = monotonic()
         held = {run.job.id: run.job.claim_token for run in due}
         with self._connector.begin(connection):
-            renewal = operations.renew(connection, held, lease=self._lease, job=self._job)
+            renewal = self._store.renew(connection, held, lease=self._lease)
         for run in due:
             if run.job.id in renewal.lost:
                 self._lose(run)

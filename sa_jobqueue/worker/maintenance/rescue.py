@@ -7,13 +7,11 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from ... import operations
 from ...lifecycle import Change, Rules, decide
-from ...models import Job
-from ...operations import Answer, Expired
 from ...outcomes import Rescued
 from ...retry import entry
 from ...settings import WorkerSettings
+from ...store import Answer, Expired, Store, default_store
 from ...tasks import Registry
 from ..connections.service import Connector
 from ..observer import Observer
@@ -41,11 +39,11 @@ class Rescue(Chore):
         registry: Registry,
         observer: Observer,
         settings: WorkerSettings,
-        job: type[Job] = Job,
+        store: Store = default_store,
     ) -> None:
         super().__init__(max(min(settings.lease / 4, 15.0), 0.25))
         self._connector, self._registry, self._observer = connector, registry, observer
-        self._settings, self._job = settings, job
+        self._settings, self._store = settings, store
         # A lease that is renewed in time has at least half of itself left.
         self._outage = max(settings.lease / 2, 2 * self.every)
         self._after = _BEFORE_ALL
@@ -71,9 +69,9 @@ class Rescue(Chore):
         nothing look expired.
         """
         with self._connector.begin(connection):
-            if not operations.attest(connection, lease=self._settings.lease, outage=self._outage, job=self._job):
+            if not self._store.attest(connection, lease=self._settings.lease, outage=self._outage):
                 return []
-            return operations.expired(connection, after=self._after, limit=_PAGE, job=self._job)
+            return self._store.expired(connection, after=self._after, limit=_PAGE)
 
     def _write(self, connection: Connection, page: list[Expired]) -> None:
         by_id = {found.claim.id: found for found in page}
@@ -85,7 +83,7 @@ class Rescue(Chore):
                 for change in ended:
                     say_rescue(by_id[change.id], change)
 
-        writer = OutcomeWriter(done, job=self._job)
+        writer = OutcomeWriter(done, store=self._store)
         writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
 
     def _rules(self, found: Expired) -> Rules:

@@ -10,8 +10,8 @@ from typing import Any
 
 from ...lifecycle import Change, Event
 from ...log import get_logger, place_of
-from ...operations import Expired
 from ...outcomes import Retry
+from ...store import Expired
 from ...tracebacks import is_modest
 from .run import Run
 

@@ -14,12 +14,12 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Pool, text
 
-from ...compiled import as_sqlalchemy, is_heard
 from ...lifecycle import Change
 from ...log import get_logger
 from ...migrations.steps import quote
 from ...models import Job
-from ...operations import schema_of
+from ...store import Store
+from ...store.compiled import as_sqlalchemy, is_heard
 
 __all__ = ["begin", "command", "commit"]
 
@@ -71,18 +71,18 @@ def begin(connection: Connection, raw: Any) -> None:
         raise as_sqlalchemy(error, "BEGIN", {}, connection) from error
 
 
-def command(connection: Connection, raw: Any, change: Change, *, job: type[Job]) -> str | None:
+def command(connection: Connection, raw: Any, change: Change, *, store: Store) -> str | None:
     """What to `commit` this change with.
 
     None: it has more to say than "done", or somebody is to hear of each statement, or it cannot be said in this way here.
     """
-    if not change.plain or change.deletes or job is not Job or not _is_a_threads(connection, raw):
+    if not change.plain or change.deletes or store.tables.job is not Job or not _is_a_threads(connection, raw):
         return None
     if is_heard(connection, "commit"):
         return None
     if (raw.pgconn.transaction_status, raw.pgconn.pipeline_status) != (_IN_TRANSACTION, _NO_PIPELINE):
         return None
-    schema = quote(schema_of(connection, job))
+    schema = quote(store.schema_on(connection))
     if not _may_call(connection, schema):
         return None
     retain = "NULL" if change.retain is None else repr(float(change.retain))

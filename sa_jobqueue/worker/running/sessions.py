@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from ...errors import SessionUnavailable
 from ...makers import AsyncSessionMaker, SessionMaker
-from ...models import Job
+from ...store import Store, default_store
 from .transaction import HandlerTransaction
 
 __all__ = ["Sessions"]
@@ -30,7 +30,7 @@ class Sessions:
     async_maker: AsyncSessionMaker | None = None
     translate: Mapping[str | None, str | None] | None = None
     idle_timeout: float | None = None
-    job: type[Job] = Job
+    store: Store = default_store
 
     def open(self) -> tuple[Session, HandlerTransaction]:
         """A session for a `def` handler, and its transaction."""
@@ -53,7 +53,7 @@ class Sessions:
             database=None if self.engine is None else self.engine.url,
             translate=self.translate,
             idle=self.idle_timeout,
-            job=self.job,
+            store=self.store,
         )
 
 

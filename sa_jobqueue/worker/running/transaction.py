@@ -14,12 +14,11 @@ from sqlalchemy import URL, Connection, Engine, Pool, func, select
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
-from ... import operations
 from ...errors import SessionUnavailable
 from ...lifecycle import Change
 from ...log import get_logger
-from ...models import SCHEMA, Job
-from ...operations import Answer, fault_of, kept_for_now
+from ...models import SCHEMA
+from ...store import Answer, Store, default_store, fault_of, kept_for_now
 from ...tracebacks import message_of
 from ...urls import same_database
 from ..connections import driver
@@ -50,7 +49,6 @@ class HandlerTransaction:
         "_database",
         "_found",
         "_idle",
-        "_job",
         "_opening",
         "_options",
         "_original",
@@ -59,6 +57,7 @@ class HandlerTransaction:
         "_pool",
         "_raw",
         "_root",
+        "_store",
         "_translate",
         "connection",
         "engine",
@@ -74,14 +73,14 @@ class HandlerTransaction:
         database: URL | None = None,
         translate: Mapping[str | None, str | None] | None,
         idle: float | None = None,
-        job: type[Job] = Job,
+        store: Store = default_store,
     ) -> None:
         # A session of the user's sessionmaker knows its engine, and perhaps other databases for some of its classes.
         own = session.bind
         self.engine = engine if own is None else own.engine
         self._database = database if self.engine is None else self.engine.url
         self._translate, self._idle = translate or {}, idle
-        self._job = job
+        self._store = store
         self._opening = self._closed = self._altered = self._others = False
         self._pool: Pool | None = None
         self._raw: Any = None
@@ -310,17 +309,17 @@ class HandlerTransaction:
             return None
         if session.join_transaction_mode not in _JOINED:
             return None  # the handler has set it, and its commit() may end our transaction
-        return libpq.command(connection, self._raw, change, job=self._job)
+        return libpq.command(connection, self._raw, change, store=self._store)
 
     def _write(self, connection: Connection, change: Change) -> Answer:
         """Write `change`; a row that it should delete, and that cannot be deleted, is kept for now."""
         if not change.deletes:
-            return operations.apply_one(connection, change, job=self._job)
+            return self._store.apply_one(connection, change)
         try:
             # A row of the application's may need this one, or be locked. A deferred constraint says so only at the
             # COMMIT: then the attempt fails.
             with connection.begin_nested():
-                return operations.apply_one(connection, change, job=self._job)
+                return self._store.apply_one(connection, change)
         except DBAPIError as error:
             if error.connection_invalidated:
                 raise

@@ -11,11 +11,9 @@ from time import monotonic
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from ... import operations
 from ...lifecycle import Change, unwritable
 from ...log import get_logger
-from ...models import Job
-from ...operations import Answer, Fault, fault_of, kept_for_now
+from ...store import Answer, Fault, Store, default_store, fault_of, kept_for_now
 
 __all__ = ["OutcomeWriter"]
 
@@ -39,14 +37,14 @@ class _Later:
 class OutcomeWriter:
     """Collects changes from any thread; the service thread writes them in batches. `done` hears of those that ended."""
 
-    def __init__(self, done: Callable[[list[Change], Answer], None], *, job: type[Job] = Job) -> None:
+    def __init__(self, done: Callable[[list[Change], Answer], None], *, store: Store = default_store) -> None:
         self._pending: deque[Change] = deque()
         self._locked: list[_Later] = []
         self._waits: dict[int, float] = {}
         self._refused: list[_Later] = []
         self._longest = _REFUSED_LATER
         self._took_refused = False
-        self._done, self._job = done, job
+        self._done, self._store = done, store
 
     def __len__(self) -> int:
         return len(self._pending) + len(self._locked) + len(self._refused)
@@ -130,7 +128,7 @@ class OutcomeWriter:
             while parts:
                 try:
                     with begin():  # type: ignore[attr-defined]
-                        answers = operations.apply(connection, parts[-1], job=self._job)
+                        answers = self._store.apply(connection, parts[-1])
                 except DBAPIError as error:
                     fault = fault_of(error)
                     refused += fault is not Fault.ROW and len(parts[-1]) == 1

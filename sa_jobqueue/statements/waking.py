@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from sqlalchemy import BigInteger, Executable, Float, Text, bindparam, cast, func, literal_column, select, union_all
 from sqlalchemy.dialects.postgresql import REGCLASS
 
+from ..migrations.v01 import GATES
 from ._parts import array, rows
 
 __all__ = ["channel_of", "open_gates"]
@@ -20,7 +21,7 @@ __all__ = ["channel_of", "open_gates"]
 def open_gates(*, queues: Sequence[str], seconds: float, schema: str = "sa_jobqueue") -> Executable:
     """Ask to be woken for `queues` during the next `seconds`. Never shortens what another worker asked for."""
     wanted = rows("wanted", queue=array("queue_names", queues, Text()))
-    number = func.hashtext(wanted.c.queue).op("&")(literal_column("15"))
+    number = func.hashtext(wanted.c.queue).op("&")(literal_column(str(GATES - 1)))
     each, latest = select(cast(number, Text).label("gate")), select(literal_column("'any'", Text))
     asked = union_all(each, latest).subquery("asked")
     prefix = func.concat(func.quote_ident(bindparam("in_schema", schema, Text)), literal_column("'.gate_'"))

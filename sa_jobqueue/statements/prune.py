@@ -1,0 +1,93 @@
+"""Deleting finished jobs: those that an operator names, and those whose time to be kept is over."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Delete, Executable, Float, Integer, Select, bindparam, delete, func, select, text, update
+
+from ..lifecycle import FINISHED
+from ..models import Job, status_in
+from ._parts import in_seconds, members, table_of
+from .admin import UNSYNCHRONIZED, Criterion, check_criteria
+from .claim import epoch_of
+
+__all__ = [
+    "first_over",
+    "limit_statements",
+    "postpone_purge",
+    "prune_jobs",
+    "prune_page",
+    "refuse_at_once",
+]
+
+#: Before all times, in seconds since 1970.
+_EVER = float("-inf")
+
+
+def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> Executable:
+    """Delete at most `limit` finished jobs: those that match, or without criteria those whose time to be kept is over.
+
+    Rows that somebody has locked are left for the next time. A row that a foreign key of the application's still
+    needs makes the statement fail, as any DELETE would.
+    """
+    if not isinstance(limit, int):
+        raise TypeError(f"limit must be an integer, not {limit!r}")
+    if limit < 0:
+        raise ValueError(f"limit must be 0 or more, not {limit!r}")
+    check_criteria("prune_jobs", where)
+    columns = table_of(job).c
+    chosen = select(columns.id).where(*where).order_by(columns.id) if where else _over(job)
+    return _delete_finished(job, chosen, limit).returning(columns.id)
+
+
+def prune_page(*, after: float = _EVER, limit: int, job: type[Job] = Job) -> Executable:
+    """The same of a page of those whose time is over, for one who goes on to the next: from `after` on, in seconds since 1970.
+
+    Returns their ids, and the time of each. While somebody holds a snapshot, each page from the first one on would walk over
+    all that was deleted before.
+    """
+    columns = table_of(job).c
+    return _delete_finished(job, _over(job, after=after), limit).returning(columns.id, epoch_of(columns.purge_at))
+
+
+def first_over(*, after: float = _EVER, job: type[Job] = Job) -> Select[Any]:
+    """The job whose time has been over for longest, from `after` on, locked."""
+    return _locked_to_delete(job, _over(job, after=after)).limit(1)
+
+
+def _over(job: type[Job], *, after: float | None = None) -> Select[Any]:
+    # By the time alone, as the index has them: among many of one time each page would read and sort them all.
+    columns = table_of(job).c
+    over = select(columns.id).where(columns.purge_at <= func.now()).order_by(columns.purge_at)
+    return (
+        over if after is None else over.where(columns.purge_at >= func.to_timestamp(bindparam("after", after, Float)))
+    )
+
+
+def _locked_to_delete(job: type[Job], chosen: Select[Any]) -> Select[Any]:
+    return chosen.where(status_in(table_of(job).c.status, FINISHED)).with_for_update(skip_locked=True)
+
+
+def _delete_finished(job: type[Job], chosen: Select[Any], limit: int) -> Delete:
+    page = _locked_to_delete(job, chosen).limit(bindparam("page", limit, Integer))
+    ids = select(page.cte("chosen").prefix_with("MATERIALIZED").c.id)
+    return delete(job).where(members(table_of(job).c.id, ids)).execution_options(**UNSYNCHRONIZED)
+
+
+def postpone_purge(*where: Criterion, by: timedelta, job: type[Job] = Job) -> Executable:
+    """Look at finished jobs that could not be deleted again after `by`."""
+    later = in_seconds(by.total_seconds(), name="delay_seconds")
+    columns = table_of(job).c
+    return update(job).where(*where).values(purge_at=later).returning(columns.id).execution_options(**UNSYNCHRONIZED)
+
+
+def refuse_at_once() -> Executable:
+    """A deferred foreign key refuses a DELETE at once. Else it would do so only at the commit, and with it everything."""
+    return text("SET CONSTRAINTS ALL IMMEDIATE")
+
+
+def limit_statements(seconds: float) -> Executable:
+    """The statements of this transaction are given up after `seconds`."""
+    return select(func.set_config("statement_timeout", f"{int(seconds * 1000)}ms", True))

@@ -1,0 +1,64 @@
+"""The table of worker processes, and the server processes behind their connections."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+
+from sqlalchemy import BigInteger, Executable, cast, column, delete, func, select, table
+from sqlalchemy.dialects.postgresql import UUID, insert
+
+from ..models import WorkerRow
+from ._parts import array
+
+__all__ = ["end_backend", "enrol_worker", "forget_workers", "places_of", "remove_worker"]
+
+
+def enrol_worker(
+    *,
+    id: uuid.UUID,
+    host: str,
+    pid: int,
+    queues: Sequence[str],
+    concurrency: int,
+    version: str,
+    worker: type[WorkerRow] = WorkerRow,
+) -> Executable:
+    """Insert the row of a worker process; or, where it is there, say that the process was seen now."""
+    row = insert(worker).values(
+        id=id, host=host, pid=pid, queues=list(queues), concurrency=concurrency, version=version
+    )  # fmt: skip
+    return row.on_conflict_do_update(index_elements=["id"], set_={"seen_at": func.now()})
+
+
+def remove_worker(id: uuid.UUID, *, worker: type[WorkerRow] = WorkerRow) -> Executable:
+    """Delete the row of a worker process that leaves."""
+    return delete(worker).where(worker.id == id)
+
+
+def forget_workers(*, unseen_for: timedelta, worker: type[WorkerRow] = WorkerRow) -> Executable:
+    """Delete the rows of the workers that have not been seen for `unseen_for`."""
+    unseen = select(worker.id).where(worker.seen_at < func.now() - unseen_for).with_for_update(skip_locked=True)
+    return delete(worker).where(worker.id.in_(unseen))
+
+
+def places_of(ids: Collection[uuid.UUID], *, worker: type[WorkerRow] = WorkerRow) -> Executable:
+    """The id, host and pid of those of these workers whose rows are still there."""
+    wanted = array("worker_ids", [str(one) for one in ids], UUID())
+    return select(worker.id, worker.host, worker.pid).where(worker.id == func.any(wanted))
+
+
+def end_backend(pid: int, *, application: str, seconds: float) -> Executable:
+    """End another server process, if it is still there, and wait at most `seconds` for its end.
+
+    It must bear this `application_name` and belong to a role of ours: its number may be another's by now.
+    """
+    processes = table("pg_stat_activity", column("pid"), column("application_name"), column("usesysid")).c
+    ended = func.pg_terminate_backend(processes.pid, cast(int(seconds * 1000), BigInteger))
+    return select(ended).where(
+        processes.pid == pid,
+        processes.pid != func.pg_backend_pid(),
+        processes.application_name == application,
+        func.pg_has_role(processes.usesysid, "USAGE"),
+    )

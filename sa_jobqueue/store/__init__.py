@@ -1,0 +1,41 @@
+"""The I/O edge: what a worker does to the database, as methods that take a `sqlalchemy.Connection`.
+
+A `Store` is bound to its tables and keeps the statements that it has built for them. Its methods run in whatever
+transaction the connection is in, and never commit.
+
+>>> from sa_jobqueue.store import Store, Tables
+>>> store = Store(Tables())
+>>> store.tables.job.__name__
+'Job'
+
+`default_store` is the one of the package's own tables. All SQL is in `sa_jobqueue.statements`.
+"""
+
+from .claims import MOST_TEXT, Texts
+from .faults import Fault, fault_of, is_data_fault, is_too_much
+from .leases import Expired, Renewal
+from .outcomes import Answer, alike, kept_for_now
+from .pruning import Pruned
+from .store import Store, default_store, store_of
+from .tables import Tables
+from .workers import end_backend
+
+__all__ = [
+    "MOST_TEXT",
+    "Answer",
+    "Expired",
+    "Fault",
+    "Pruned",
+    "Renewal",
+    "Store",
+    "Tables",
+    "Texts",
+    "alike",
+    "default_store",
+    "end_backend",
+    "fault_of",
+    "is_data_fault",
+    "is_too_much",
+    "kept_for_now",
+    "store_of",
+]

@@ -1,0 +1,160 @@
+"""Writing what became of claimed jobs: each change behind its fence, with an answer for each job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import Connection
+
+from ..context import ClaimedJob
+from ..lifecycle import Change
+from ..statements.apply import apply_changes, apply_parameters
+from ..statements.claim import INLINE_LIMIT, NOTHING_INLINE, Point, Slot, claim_parameters
+from ..statements.complete import (
+    complete_job,
+    complete_jobs,
+    completion_parameters,
+    delete_completed,
+    own_parameters,
+    written_ids,
+)
+from .claims import Claims, in_order
+from .compiled import Compiled
+from .faults import Fault
+
+__all__ = ["Answer", "Outcomes", "alike", "kept_for_now"]
+
+#: A completed job that a foreign key keeps from being deleted at once stays this long before pruning tries; the second
+#: where it only could not be deleted in time.
+_UNDELETABLE_RETAIN, _UNDELETED_RETAIN = 86_400.0, 60.0
+
+
+class Answer(StrEnum):
+    """What a fenced write says of each row."""
+
+    APPLIED = "applied"
+    LOST = "lost"
+    LOCKED = "locked"
+
+
+def alike(changes: Sequence[Change]) -> bool:
+    """Whether one of the faster statements can write them all."""
+    deletes = bool(changes) and changes[0].deletes
+    return all(change.plain and change.deletes is deletes for change in changes)
+
+
+def kept_for_now(change: Change, fault: Fault) -> Change:
+    """What to write in place of a change that would delete its row and, for this fault, cannot."""
+    return change.kept(_UNDELETED_RETAIN if fault is Fault.LATE else _UNDELETABLE_RETAIN)
+
+
+class Outcomes(Claims):
+    """Writing changes: a batch, one in the transaction of its handler, or a batch together with the next claim."""
+
+    def apply(self, connection: Connection, changes: Sequence[Change]) -> dict[int, Answer]:
+        """Write `changes`, each behind its fence. Returns the answer for each job id.
+
+        The faster statements write those that say no more than "done". The general one writes all others, and asks about
+        those that the faster ones left over.
+        """
+        kept = [change for change in changes if change.plain and not change.deletes]
+        gone = [change for change in changes if change.plain and change.deletes] if len(kept) < len(changes) else []
+        answers: dict[int, Answer] = {}
+        if kept:
+            ((written,),) = self._complete.rows(connection, completion_parameters(kept))
+            answers |= dict.fromkeys(written or (), Answer.APPLIED)
+        if gone:
+            ((written,),) = self._delete.rows(connection, completion_parameters(gone, kept=False))
+            answers |= dict.fromkeys(written or (), Answer.APPLIED)
+        if len(answers) < len(changes):
+            left = [change for change in changes if change.id not in answers]
+            for row in connection.execute(self._apply, apply_parameters(left)):
+                answers[row.id] = Answer(row.answer)
+        return answers
+
+    def apply_one(self, connection: Connection, change: Change) -> Answer:
+        """Write one change in the transaction of its handler; waits for a row that is locked just now.
+
+        So the change is applied or lost, perhaps to the transaction that had the lock.
+        """
+        if change.plain and not change.deletes:
+            written = bool(self._complete_one.rows(connection, own_parameters(change)))
+        else:
+            (row,) = connection.execute(self._apply_waiting, apply_parameters([change]))
+            written = row.answer == Answer.APPLIED
+        return Answer.APPLIED if written else Answer.LOST
+
+    def exchange(
+        self,
+        connection: Connection,
+        changes: Sequence[Change],
+        *,
+        worker: str,
+        queues: Mapping[str, int],
+        lease: float,
+        after: Mapping[Slot, Point] | None = None,
+        but: Sequence[int] = (),
+        inline: bool = True,
+    ) -> tuple[dict[int, Answer], list[ClaimedJob]]:
+        """Write `changes`, which are `alike`, and claim, in one statement: it can be its own transaction.
+
+        A change that was not written has no answer, and is for `apply`.
+        """
+        if not changes:
+            found = self.claim(
+                connection, worker=worker, queues=queues, lease=lease, after=after, but=but, inline=inline
+            )  # fmt: skip
+            return {}, found
+        limit = INLINE_LIMIT if inline else NOTHING_INLINE
+        kept = not changes[0].deletes
+        parameters = claim_parameters(
+            worker=worker, queues=queues, lease=lease, after=after, but=but or None, args_limit=limit
+        )  # fmt: skip
+        parameters |= completion_parameters(changes, kept=kept)
+        statements = self._complete_and_claim if kept else self._delete_and_claim
+        first, *claimed = statements[bool(but)].rows(connection, parameters)
+        return dict.fromkeys(written_ids(first), Answer.APPLIED), in_order(claimed)
+
+    # The values are given at each execution.
+
+    @cached_property
+    def _apply(self) -> Any:
+        return apply_changes([], job=self.tables.job)
+
+    @cached_property
+    def _apply_waiting(self) -> Any:
+        return apply_changes([], skip_locked=False, job=self.tables.job)
+
+    @cached_property
+    def _complete(self) -> Compiled:
+        return Compiled(complete_jobs(ids=[], tokens=[], retain=[], job=self.tables.job))
+
+    @cached_property
+    def _complete_one(self) -> Compiled:
+        return Compiled(complete_job(id=0, token=0, retain=0.0, job=self.tables.job))
+
+    @cached_property
+    def _delete(self) -> Compiled:
+        return Compiled(delete_completed(ids=[], tokens=[], job=self.tables.job))
+
+    @cached_property
+    def _complete_and_claim(self) -> tuple[Compiled, Compiled]:
+        """With a claim of all jobs, and with one that leaves some out."""
+        claims = (self.claim_statement(some_left_out=some) for some in (False, True))
+        all_jobs, but_some = (
+            Compiled(complete_jobs(ids=[], tokens=[], retain=[], claim=claim, job=self.tables.job), binary=True)
+            for claim in claims
+        )
+        return all_jobs, but_some
+
+    @cached_property
+    def _delete_and_claim(self) -> tuple[Compiled, Compiled]:
+        claims = (self.claim_statement(some_left_out=some) for some in (False, True))
+        all_jobs, but_some = (
+            Compiled(delete_completed(ids=[], tokens=[], claim=claim, job=self.tables.job), binary=True)
+            for claim in claims
+        )
+        return all_jobs, but_some

@@ -1,0 +1,86 @@
+"""Deleting the jobs whose time to be kept is over."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from ..log import get_logger
+from ..statements.prune import (
+    first_over,
+    limit_statements,
+    postpone_purge,
+    prune_jobs,
+    prune_page,
+    refuse_at_once,
+)
+from .faults import Fault, fault_of
+from .tables import OfTables
+
+__all__ = ["Pruned", "Pruning"]
+
+logger = get_logger(__name__)
+
+
+class Pruned(NamedTuple):
+    """How many jobs a page of pruning has deleted, and up to which time it has come, in seconds since 1970."""
+
+    jobs: int
+    reached: float
+
+
+class Pruning(OfTables):
+    """Deleting pages of jobs, and getting past a job that cannot be deleted."""
+
+    def prune(
+        self,
+        connection: Connection,
+        *,
+        limit: int = 1_000,
+        seconds: float | None = None,
+        after: float = float("-inf"),
+    ) -> Pruned:
+        """Delete at most `limit` jobs whose time to be kept is over, from those on whose time was over at `after`.
+
+        `seconds`: after which the DELETE is given up. One row that cannot be deleted keeps the others, too: the error is
+        raised, and a smaller `limit` may do; `prune_first` gets past such a row.
+        """
+        _refuse_soon(connection, seconds)
+        gone = connection.execute(prune_page(after=after, limit=limit, job=self.tables.job)).all()
+        return Pruned(len(gone), max((row.purge_at for row in gone), default=after))
+
+    def prune_first(
+        self, connection: Connection, *, seconds: float | None = None, after: float = float("-inf")
+    ) -> bool | None:
+        """Delete the job whose time has been over for longest: whether it could be; None if there is none.
+
+        A job that a foreign key of the application's needs stays, and so does one that cannot be deleted in time: it is
+        looked at again after a day, and is said once.
+        """
+        job = self.tables.job
+        # Locked to the end: another worker may not put off the next in its place.
+        first: int | None = connection.scalars(first_over(after=after, job=job)).first()
+        if first is None:
+            return None
+        this = job.__table__.c.id == first
+        try:
+            with connection.begin_nested():
+                _refuse_soon(connection, seconds)
+                connection.execute(prune_jobs(this, job=job))
+        except DBAPIError as error:
+            if fault_of(error) is Fault.AWAY:
+                raise
+            connection.execute(postpone_purge(this, by=timedelta(days=1), job=job))
+            logger.warning("job %d cannot be deleted; it stays for another day: %s", first, error.orig)
+            return False
+        return True
+
+
+def _refuse_soon(connection: Connection, seconds: float | None) -> None:
+    """Let a DELETE say that it cannot be done by itself, and in time."""
+    connection.execute(refuse_at_once())
+    if seconds is not None:
+        connection.execute(limit_statements(seconds))

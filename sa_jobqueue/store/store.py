@@ -1,0 +1,28 @@
+"""All that a store can do, in one object; and the store of the package's own tables."""
+
+from __future__ import annotations
+
+from ..models import Job
+from .leases import Leases
+from .outcomes import Outcomes
+from .pruning import Pruning
+from .tables import Tables
+from .waking import Waking
+from .workers import Workers
+
+__all__ = ["Store", "default_store", "store_of"]
+
+
+class Store(Outcomes, Leases, Pruning, Waking, Workers):
+    """What a worker does to one bundle of tables.
+
+    It holds its statements, and nothing of any connection: threads and workers may share it.
+    """
+
+
+default_store = Store(Tables())
+
+
+def store_of(job: type[Job]) -> Store:
+    """The store of the jobs of this class; its companions are the package's own."""
+    return default_store if job is Job else Store(Tables(job=job))

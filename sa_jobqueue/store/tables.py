@@ -1,0 +1,37 @@
+"""The tables of one store: the jobs and their companions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ConfigurationError
+from ..models import Job, Uptime, WorkerRow
+
+__all__ = ["OfTables", "Tables"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """A job class and its companions, all of one schema; the wake-up gates are sequences of that schema.
+
+    What one store writes refers to the jobs of no other: their ids may be equal. Raises ConfigurationError where the
+    classes are of several schemas.
+    """
+
+    job: type[Job] = Job
+    worker: type[WorkerRow] = WorkerRow
+    uptime: type[Uptime] = Uptime
+
+    def __post_init__(self) -> None:
+        classes = (self.job, self.worker, self.uptime)
+        schemas = {str(one.__table__.schema): one.__name__ for one in classes}
+        if len(schemas) > 1:
+            found = ", ".join(f"{name} in {schema}" for schema, name in schemas.items())
+            raise ConfigurationError(f"the tables of a store must be of one schema, not {found}")
+
+
+class OfTables:
+    """What is bound to tables."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables

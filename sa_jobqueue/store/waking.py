@@ -1,0 +1,30 @@
+"""Being woken for new jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from ..statements.waking import channel_of, open_gates
+from .tables import OfTables
+
+__all__ = ["Waking"]
+
+
+class Waking(OfTables):
+    """The gates that a worker opens, and the channel on which it is told."""
+
+    def listen_for(self, connection: Connection, queues: Sequence[str], *, seconds: float) -> None:
+        """Ask to be woken for `queues` during the next `seconds`."""
+        connection.execute(open_gates(queues=queues, seconds=seconds, schema=self.schema_on(connection)))
+
+    def channel(self, connection: Connection) -> str:
+        """The channel on which wake-ups come."""
+        name = channel_of(table=self.tables.job.__tablename__, schema=self.schema_on(connection))
+        return str(connection.scalar(name))
+
+    def schema_on(self, connection: Connection) -> str:
+        """The schema where this connection finds the tables."""
+        translated = connection.schema_for_object(self.tables.job.__table__)  # type: ignore[arg-type]
+        return translated or str(connection.dialect.default_schema_name)

@@ -1,0 +1,54 @@
+"""The rows of worker processes, and the server processes of connections that broke."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+
+from sqlalchemy import Connection
+
+from ..statements import workers as statements
+from ..statements.workers import enrol_worker, forget_workers, remove_worker
+from .tables import OfTables
+
+__all__ = ["Workers", "end_backend"]
+
+
+class Workers(OfTables):
+    """Which worker processes there are."""
+
+    def enrol(
+        self,
+        connection: Connection,
+        worker: uuid.UUID,
+        *,
+        host: str,
+        pid: int,
+        queues: Sequence[str],
+        concurrency: int,
+        version: str,
+    ) -> None:
+        """Write this worker process down; also after its row was pruned while it was away."""
+        connection.execute(
+            enrol_worker(
+                id=worker, host=host, pid=pid, queues=queues, concurrency=concurrency, version=version,
+                worker=self.tables.worker,
+            )
+        )  # fmt: skip
+
+    def forget_workers(self, connection: Connection, *, unseen_for: timedelta) -> int:
+        """Strike off the workers that have not been seen for `unseen_for`; how many they were."""
+        return connection.execute(forget_workers(unseen_for=unseen_for, worker=self.tables.worker)).rowcount
+
+    def leave(self, connection: Connection, worker: uuid.UUID) -> None:
+        """Strike this worker off."""
+        connection.execute(remove_worker(worker, worker=self.tables.worker))
+
+
+def end_backend(connection: Connection, pid: int, *, application: str, seconds: float) -> None:
+    """End the server process of a connection that broke, if it is still there, and wait at most `seconds` for that.
+
+    Its last statement may be at work, unnoticed, and would commit.
+    """
+    connection.execute(statements.end_backend(pid, application=application, seconds=seconds))

@@ -1,0 +1,158 @@
+"""A store is bound to its tables: two of them in one process do not meet."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+from sqlalchemy import Connection, Engine, MetaData, func, insert, select
+from sqlalchemy.orm import DeclarativeBase
+
+from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.lifecycle import Change, Rules, decide
+from sa_jobqueue.migrations import upgrade_database
+from sa_jobqueue.models import Job, Uptime, WorkerRow
+from sa_jobqueue.outcomes import Completed
+from sa_jobqueue.statements import insert_jobs
+from sa_jobqueue.store import Answer, Store, Tables, default_store
+from sa_jobqueue.store.store import store_of
+from tests.statements.test_everywhere import CALL
+
+SCHEMA = "other_jobs"
+
+
+class OtherBase(DeclarativeBase):
+    metadata = MetaData(schema=SCHEMA)
+
+
+class OtherJob(OtherBase):
+    __table__ = Job.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+    __tablename__ = "job"
+
+
+class OtherWorker(OtherBase):
+    __table__ = WorkerRow.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
+class OtherUptime(OtherBase):
+    __table__ = Uptime.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
+JOB, WORKER, UPTIME = (
+    cast("type[Job]", OtherJob),
+    cast("type[WorkerRow]", OtherWorker),
+    cast("type[Uptime]", OtherUptime),
+)
+OTHER = Store(Tables(job=JOB, worker=WORKER, uptime=UPTIME))
+BOTH = [default_store, OTHER]
+ME = {"worker": "me", "queues": {"default": 5}}
+
+
+@pytest.fixture
+def both(engine: Engine) -> Iterator[Connection]:
+    """A database with two stores, each with three jobs; the ids are the same in both."""
+    with engine.begin() as connection:
+        upgrade_database(connection, schema=SCHEMA)
+    try:
+        with engine.connect() as connection:
+            for store in BOTH:
+                assert connection.scalars(insert_jobs([CALL] * 3, job=store.tables.job)).all() == [1, 2, 3]
+            connection.commit()
+            yield connection
+    finally:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+
+
+def all_rows(connection: Connection, store: Store) -> list[Any]:
+    """All that is in the tables of a store."""
+    tables = store.tables
+    return [
+        list(connection.execute(select(one.__table__).order_by(*one.__table__.primary_key)))
+        for one in (tables.job, tables.worker, tables.uptime)
+    ]
+
+
+def live(connection: Connection, store: Store) -> None:
+    """Everything that a worker does to the tables of a store."""
+    table = store.tables.job.__table__
+    claimed = store.claim(connection, **ME, lease=60)
+    assert [job.id for job in claimed] == [1, 2, 3]
+    held = {job.id: cast(int, job.claim_token) for job in claimed}
+    assert store.fetch_args(connection, 1) is not None
+    assert store.renew(connection, held, lease=0).lost == frozenset()
+    assert store.cancelled_among(connection, held) == frozenset()
+    worker = uuid.uuid4()
+    store.enrol(connection, worker, host="web-1", pid=47, queues=["default"], concurrency=5, version="1")
+    connection.execute(table.update().values(worker=str(worker)))
+    assert {one.place for one in store.expired(connection)} == {"web-1:47"}
+    store.attest(connection, lease=60, outage=30)
+    done, again, last = (completion(job) for job in claimed)
+    assert store.apply(connection, [done]) == {1: Answer.APPLIED}
+    assert store.apply_one(connection, again) is Answer.APPLIED
+    answers, _ = store.exchange(connection, [last], **ME, lease=60)
+    assert answers == {3: Answer.APPLIED}
+    connection.execute(table.update().values(purge_at=func.now()))
+    assert store.prune(connection, limit=2).jobs == 2
+    assert store.prune_first(connection) is True
+    assert store.prune_first(connection) is None
+    connection.execute(insert(table).values(id=4, task="t", status="running", worker="me", errors=[]))
+    connection.execute(insert(table).values(id=5, task="t", status="queued", errors=[]))
+    assert store.release_unknown(connection, worker="me", known=[]) == [4]
+    assert set(store.lock_due(connection, {"default": 5})) == {4, 5}
+    assert store.lock_these(connection, [4, 5]) == [4, 5]
+    assert [job.id for job in store.claim_these(connection, [5], worker="me", lease=60)] == [5]
+    assert store.forget_workers(connection, unseen_for=timedelta(0)) == 0
+    store.leave(connection, worker)
+    store.listen_for(connection, ["default"], seconds=60)
+
+
+def completion(job: ClaimedJob) -> Change:
+    """The completion of a job that was claimed."""
+    return decide(job, Completed(), Rules(), random=0.5)
+
+
+@pytest.mark.parametrize("store", BOTH, ids=["default", "other"])
+def test_what_one_store_does_leaves_the_other_as_it_is(both: Connection, store: Store) -> None:
+    """Each has a whole life on tables where the ids are those of the other's; the other's rows stay the same."""
+    (other,) = (one for one in BOTH if one is not store)
+    before, own = all_rows(both, other), all_rows(both, store)
+    live(both, store)
+    assert all_rows(both, other) == before
+    assert all_rows(both, store) != own
+
+
+def test_a_claim_of_one_store_is_none_of_the_other(both: Connection) -> None:
+    """The tokens of one fit no job of the other, though the ids do."""
+    ours, theirs = (store.claim(both, **ME, lease=60) for store in BOTH)
+    assert [job.id for job in ours] == [job.id for job in theirs]
+    completions = [completion(job) for job in ours]
+    assert set(OTHER.apply(both, completions).values()) == {Answer.LOST}
+    assert set(default_store.apply(both, completions).values()) == {Answer.APPLIED}
+
+
+def test_each_store_has_a_channel_and_gates_of_its_own(both: Connection) -> None:
+    """A worker of one is not woken for the jobs of the other."""
+    assert default_store.channel(both) != OTHER.channel(both)
+    OTHER.listen_for(both, ["default"], seconds=60)
+    gates = [
+        both.exec_driver_sql(f"SELECT pg_sequence_last_value('{schema}.gate_any')").scalar()
+        for schema in ("sa_jobqueue", SCHEMA)
+    ]
+    assert gates[0] is None
+    assert gates[1] > 0
+
+
+def test_the_tables_of_a_store_are_of_one_schema() -> None:
+    """Else its jobs would wake, or count, the workers of another's."""
+    with pytest.raises(ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, Uptime in sa_jobqueue"):
+        store_of(JOB)
+
+
+def test_the_packages_own_jobs_have_one_store() -> None:
+    """Its statements are built once for all workers of a process."""
+    assert store_of(Job) is default_store
