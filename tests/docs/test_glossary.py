@@ -24,7 +24,7 @@ PLAIN = {
     "name",
     "policy",
     "read",
-    "settings",
+    "setting",
     "version",
 }
 #: What the events are called in the glossary, where that is another word.
