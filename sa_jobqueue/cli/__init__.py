@@ -4,7 +4,8 @@
     sa-jobqueue work --app shop.tasks --queue mail=10
     sa-jobqueue list --status failed
 
-A module per group of commands; `common` has what they share.
+Each command has a module of its name, or shares one with its kind. `tree` puts them together, `command` makes a command of
+a function, `options` and `config` have what they are told, `place` the way to the database.
 """
 
 import sys

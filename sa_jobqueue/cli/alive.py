@@ -17,9 +17,11 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Config, transaction
+from sa_jobqueue.statements.overview import list_workers
+
+from .config import Config
 from .output import age, cleaned, say
-from .overview import workers_statement
+from .place import transaction
 
 __all__ = ["alive"]
 
@@ -48,7 +50,7 @@ def alive(
     sa-jobqueue alive 4711
     """
     with transaction(config) as connection:
-        rows = connection.execute(workers_statement()).all()
+        rows = connection.execute(list_workers()).all()
     found = _latest(row for row in rows if _is_meant(row, worker) and _is_there(row))
     for row in found:
         state = "stale" if row.stale else "live"

@@ -19,9 +19,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from sa_jobqueue.bench import modes
 from sa_jobqueue.bench.progress import Tell
 
-from .common import Json, database
 from .config import Config
+from .options import Json
 from .output import Column, print_json, print_table
+from .place import database
 
 __all__ = ["drain", "enqueue", "steady"]
 

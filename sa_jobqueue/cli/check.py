@@ -11,22 +11,21 @@ from typing import Annotated, Any
 import psycopg
 import typer
 from psycopg import sql
-from sqlalchemy import Connection, Engine, func, or_, select, text
+from sqlalchemy import Connection, Engine, func, select, text
 from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue.errors import ConfigurationError, JobQueueError, SchemaError
-from sa_jobqueue.lifecycle import JobStatus
+from sa_jobqueue.log import one_line
 from sa_jobqueue.migrations import CURRENT, check_schema, current_version
-from sa_jobqueue.models import Job, status_literal
 from sa_jobqueue.statements import count_jobs
+from sa_jobqueue.statements.overview import count_expired, list_workers
 from sa_jobqueue.store import default_store
 from sa_jobqueue.urls import mask_passwords
 
-from .common import Config, Json, one_line, open_engine
-from .filters import parse_duration
+from .config import Config
+from .options import Json, parse_duration
 from .output import age, cleaned, count, print_facts, print_json
-from .overview import workers_statement
-from .place import name_database
+from .place import name_database, open_engine
 
 __all__ = ["check"]
 
@@ -94,7 +93,7 @@ def _findings(connection: Connection, engine: Engine, max_wait: timedelta | None
     if not there.ok:
         return
     yield _wake_ups(engine, default_store.channel(connection))
-    workers = connection.execute(workers_statement()).all()
+    workers = connection.execute(list_workers()).all()
     yield _workers(workers)
     queues = connection.execute(count_jobs()).all()
     yield _served(queues, {name for worker in workers if not worker.stale for name in worker.queues})
@@ -182,12 +181,7 @@ def _waiting(queues: Any, max_wait: timedelta | None) -> Finding:
 
 
 def _leases(connection: Connection) -> Finding:
-    expired = connection.scalar(
-        select(func.count()).where(
-            Job.status == status_literal(JobStatus.RUNNING),
-            or_(Job.lease_expires_at.is_(None), Job.lease_expires_at <= func.now()),
-        )
-    )
+    expired = connection.scalar(count_expired())
     if expired:
         return Finding(
             "leases",

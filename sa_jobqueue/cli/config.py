@@ -1,4 +1,4 @@
-"""What a command is told: options, then the environment (SA_JOBQUEUE_...), then [tool.sa_jobqueue] in pyproject.toml.
+"""The settings of a command: options, then the environment (SA_JOBQUEUE_...), then [tool.sa_jobqueue] in pyproject.toml.
 
     [tool.sa_jobqueue]
     app = ["shop.tasks"]
@@ -15,18 +15,17 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, cast
-
-import typer
+from typing import Annotated, Any, Self, cast
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.migrations.steps import quote
 from sa_jobqueue.models import SCHEMA
 
-__all__ = ["DATABASE_URL", "PREFIX", "Config", "LogLevel", "defaults_from_pyproject", "key_of"]
+from .options import PREFIX, Options, setting
 
-PREFIX = "SA_JOBQUEUE_"
+__all__ = ["DATABASE_URL", "Config", "LogLevel", "defaults_from_pyproject", "key_of", "working_folder"]
 
 #: Where many applications have their database's URL; it counts where ours is set nowhere.
 DATABASE_URL = "DATABASE_URL"
@@ -41,111 +40,73 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-_DATABASE, _GENERAL = "Database", "General"
-
-#: A default is shown in the help, and one from pyproject.toml may hold a password: the database's is not shown.
-_OPTIONS: Mapping[str, tuple[Any, Any]] = {
-    "app": (
-        Annotated[
-            list[str],
-            typer.Option(
-                metavar="MODULE",
-                envvar=f"{PREFIX}APP",
-                help="Import this module, which declares the tasks; module:attribute names a Registry in it, a Worker, or "
-                "a function that makes a Worker. May be repeated, or a list with commas. The working directory is "
-                "searched first.",
-                show_default=False,
-            ),
-        ],
-        [],
-    ),
-    "database_url": (
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="URL",
-                envvar=f"{PREFIX}DATABASE_URL",
-                help="postgresql://user:password@host:port/database. Without one: DATABASE_URL in the environment, else the "
-                "embedded PostgreSQL.",
-                show_default=False,
-                rich_help_panel=_DATABASE,
-            ),
-        ],
-        None,
-    ),
-    "schema": (
-        Annotated[
-            str,
-            typer.Option(
-                metavar="NAME", envvar=f"{PREFIX}SCHEMA", help="The schema of the job tables.", rich_help_panel=_DATABASE
-            ),
-        ],
-        SCHEMA,
-    ),
-    "embedded_dir": (
-        Annotated[
-            Path | None,
-            typer.Option(
-                metavar="FOLDER",
-                envvar=f"{PREFIX}EMBEDDED_DIR",
-                help="The embedded PostgreSQL's folder. Without one: a folder of the user's.",
-                show_default=False,
-                rich_help_panel=_DATABASE,
-            ),
-        ],
-        None,
-    ),
-    "log_level": (
-        Annotated[
-            LogLevel,
-            typer.Option(metavar="LEVEL", envvar=f"{PREFIX}LOG_LEVEL", help="What is logged on stderr: debug, info, warning or error.", rich_help_panel=_GENERAL),
-        ],
-        LogLevel.WARNING,
-    ),
-    "debug": (
-        Annotated[
-            bool,
-            typer.Option(
-                "--debug", envvar=f"{PREFIX}DEBUG", help="Show tracebacks of errors.", rich_help_panel=_GENERAL
-            ),
-        ],
-        False,
-    ),
-}  # fmt: skip
+_database, _general = (partial(setting, rich_help_panel=panel) for panel in ("Database", "General"))
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
-    """What holds for a whole command; nothing below the commands reads the environment."""
+@dataclass(frozen=True)
+class Config(Options):
+    """What holds for a whole command. Nothing below the commands reads the environment.
 
-    options: ClassVar[Mapping[str, tuple[Any, Any]]] = _OPTIONS
+    The help shows the defaults, also those from pyproject.toml, but not the database's, which may hold a password.
+    """
 
-    database_url: str | None = field(default=None, repr=False)
-    """The one given by our own settings."""
+    app: Annotated[
+        list[str],
+        setting(
+            metavar="MODULE",
+            help="Import this module, which declares the tasks; module:attribute names a Registry in it, a Worker, or "
+            "a function that makes a Worker. May be repeated, or a list with commas. The working directory is "
+            "searched first.",
+            show_default=False,
+        ),
+    ] = field(default_factory=list)
+    database_url: Annotated[
+        str | None,
+        _database(
+            metavar="URL",
+            help="postgresql://user:password@host:port/database. Without one: DATABASE_URL in the environment, else the "
+            "embedded PostgreSQL.",
+            show_default=False,
+        ),
+    ] = field(default=None, repr=False)
+    schema: Annotated[str, _database(metavar="NAME", help="The schema of the job tables.")] = SCHEMA
+    embedded_dir: Annotated[
+        Path | None,
+        _database(
+            metavar="FOLDER",
+            help="The embedded PostgreSQL's folder. Without one: a folder of the user's.",
+            show_default=False,
+        ),
+    ] = None
+    log_level: Annotated[
+        LogLevel, _general(metavar="LEVEL", help="What is logged on stderr: debug, info, warning or error.")
+    ] = LogLevel.WARNING
+    debug: Annotated[bool, _general("--debug", help="Show tracebacks of errors.")] = False
     other_url: str | None = field(default=None, repr=False)
-    """What DATABASE_URL says, where nothing of ours names a database, nor a folder of the embedded server."""
-    schema: str = SCHEMA
-    app: tuple[str, ...] = ()
-    """The modules that declare the tasks, or `module:attribute` for a Registry."""
-    embedded_dir: Path | None = None
-    """The embedded server's folder; None: the default one."""
-    debug: bool = False
-    log_level: LogLevel = LogLevel.WARNING
+    """What DATABASE_URL says, if none of our own settings names a database or a folder of the embedded server."""
 
     @classmethod
     def from_options(cls, *, app: Sequence[str] = (), **given: Any) -> Self:
-        """From what Typer found; `app` may hold lists with commas. Raises ConfigurationError."""
+        """The values that Typer found; `app` may hold lists with commas. Raises ConfigurationError."""
         quote(given.get("schema", SCHEMA))  # refuses what cannot be a schema's name
         ours = given.get("database_url") is not None or given.get("embedded_dir") is not None
         other = None if ours else os.environ.get(DATABASE_URL) or None
         return cls(
-            other_url=other, app=tuple(part.strip() for one in app for part in one.split(",") if part.strip()), **given
+            other_url=other, app=[part.strip() for one in app for part in one.split(",") if part.strip()], **given
         )
 
     @property
     def translate(self) -> dict[str | None, str | None]:
         """The `schema_translate_map` that finds our tables; empty where they are in the usual schema."""
         return {} if self.schema == SCHEMA else {SCHEMA: self.schema}
+
+
+def working_folder() -> Path:
+    """Return the working directory; raises ConfigurationError if it is gone."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise ConfigurationError(f"the working directory cannot be used: {error.strerror}") from error
 
 
 def defaults_from_pyproject(root: Any, start: Path) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import typer
 
 from sa_jobqueue.embedded import EmbeddedServer, default_directory
 
-from .common import Config, Json
+from .config import Config
+from .options import Json
 from .output import print_json, say
 
 __all__ = ["path", "status", "stop"]

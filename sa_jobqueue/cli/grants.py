@@ -12,8 +12,9 @@ from sqlalchemy import Connection, text
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.grants import Can, grant_statements
 
-from .common import Config, transaction
+from .config import Config
 from .output import cleaned, say
+from .place import transaction
 
 __all__ = ["grants"]
 

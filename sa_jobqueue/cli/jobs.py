@@ -13,12 +13,16 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.lifecycle import JobStatus
+from sa_jobqueue.log import one_line
 from sa_jobqueue.models import Job
 from sa_jobqueue.urls import mask_passwords
 
-from .common import Config, Json, fail, one_line, open_engine, transaction
-from .filters import ERROR_TYPE, READING, Chosen, parse_id
+from .config import Config
+from .filters import ERROR_TYPE, READING, Filters
+from .messages import fail
+from .options import Json, parse_id
 from .output import Column, age, cleaned, duration, masked, moment, note, print_json, print_table, say, watch_table
+from .place import open_engine, transaction
 
 __all__ = ["list_jobs", "show"]
 
@@ -43,7 +47,7 @@ _COLUMNS = (
 
 def list_jobs(
     config: Config,
-    chosen: Chosen,
+    filters: Filters,
     *,
     limit: Annotated[
         int, typer.Option("--limit", "-n", metavar="N", min=1, max=1_000_000_000, help="At most this many jobs.")
@@ -62,13 +66,13 @@ def list_jobs(
         raise ConfigurationError("--watch and --json contradict each other: give one of them")
     engine = open_engine(config)
     with transaction(config, engine) as connection:
-        rows = _look(connection, chosen, limit + 1)
+        rows = _look(connection, filters, limit + 1)
     shown = rows[:limit]
     if watch:
 
         def look(fitting: int) -> tuple[list[Line], list[str]]:
             with engine.begin() as connection:
-                found = _look(connection, chosen, min(limit, fitting))
+                found = _look(connection, filters, min(limit, fitting))
             return list(map(_as_line, found)), _styles(found)
 
         watch_table(_COLUMNS, look, every=_PAUSE)
@@ -82,7 +86,7 @@ def list_jobs(
         note(f"the newest {limit}; --limit N shows more")
 
 
-def _look(connection: Connection, chosen: Chosen, limit: int) -> Sequence[Any]:
+def _look(connection: Connection, filters: Filters, limit: int) -> Sequence[Any]:
     """The newest jobs; one that completed after all has no error any more."""
     message = case((ERROR_TYPE.is_not(None), Job.errors[-1]["message"].astext))
     statement = (
@@ -91,7 +95,7 @@ def _look(connection: Connection, chosen: Chosen, limit: int) -> Sequence[Any]:
             Job.created_at, Job.run_at, Job.claimed_at, Job.finished_at, Job.cancel_requested_at, Job.worker,
             ERROR_TYPE.label("error_type"), message.label("error_message"), func.now().label("now"),
         )
-        .where(*chosen.criteria())
+        .where(*filters.criteria())
         .order_by(Job.id.desc())
         .limit(limit)
     )  # fmt: skip

@@ -21,7 +21,7 @@ from sa_jobqueue.urls import mask_passwords, not_connected
 
 from .config import LogLevel
 
-__all__ = ["fail", "one_line", "plain_errors", "say_error", "set_up_logging"]
+__all__ = ["fail", "plain_errors", "say_error", "set_up_logging"]
 
 
 @contextmanager

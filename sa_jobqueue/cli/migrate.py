@@ -17,9 +17,9 @@ from sa_jobqueue.migrations import (
     upgrade_database,
 )
 
-from .common import Config, open_engine
+from .config import Config
 from .output import say
-from .place import name_database
+from .place import name_database, open_engine
 
 __all__ = ["migrate"]
 

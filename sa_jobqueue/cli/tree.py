@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
-import importlib.util
 import io
 import os
 import sys
@@ -20,9 +18,10 @@ from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.urls import mask_passwords
 from sa_jobqueue.version import __version__
 
-from . import act, alive, bench, check, embedded, grants, jobs, migrate, overview, produce
-from .common import LogLevel, command, fail, help_text, say_error, working_folder
-from .config import defaults_from_pyproject, key_of
+from . import actions, alive, bench, check, demo, embedded, enqueue, grants, jobs, migrate, stats, work, workers
+from .command import command, help_text
+from .config import LogLevel, defaults_from_pyproject, key_of, working_folder
+from .messages import fail, say_error
 
 __all__ = ["app", "main"]
 
@@ -158,25 +157,19 @@ def _add(handler: Callable[..., None], panel: str, name: str | None = None, **op
     app.command(name or handler.__name__, cls=Command, rich_help_panel=panel)(command(handler, **options))
 
 
-def _add_from(module: str, name: str, panel: str, **options: Any) -> None:
-    """Add the function `name` of a module of this package; where the module is not there, nothing."""
-    if importlib.util.find_spec(f"{__package__}.{module}") is not None:
-        _add(getattr(importlib.import_module(f"{__package__}.{module}"), name), panel, **options)
-
-
-_add_from("demo", "demo", _RUN)
-_add_from("work", "work", _RUN, app=True, log_level=LogLevel.INFO)
-_add(produce.enqueue, _RUN, app=True)
+_add(demo.demo, _RUN)
+_add(work.work, _RUN, app=True, log_level=LogLevel.INFO)
+_add(enqueue.enqueue, _RUN, app=True)
 _add(jobs.list_jobs, _LOOK, "list")
 _add(jobs.show, _LOOK)
-_add(overview.stats, _LOOK)
-_add(overview.workers, _LOOK)
+_add(stats.stats, _LOOK)
+_add(workers.workers, _LOOK)
 _add(check.check, _LOOK)
 _add(alive.alive, _LOOK)
-_add(act.retry, _ACT)
-_add(act.cancel, _ACT)
-_add(act.discard, _ACT)
-_add(act.prune, _ACT)
+_add(actions.retry, _ACT)
+_add(actions.cancel, _ACT)
+_add(actions.discard, _ACT)
+_add(actions.prune, _ACT)
 _add(migrate.migrate, _SET_UP)
 _add(grants.grants, _SET_UP)
 

@@ -13,12 +13,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from time import monotonic
-from typing import Annotated, Any, ClassVar, Self, get_args, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
@@ -33,9 +33,11 @@ from sa_jobqueue.worker.process.gc import tune_gc
 from sa_jobqueue.worker.process.supervisor import CANNOT_WORK, Supervisor, drain_with_supervisor
 from sa_jobqueue.worker.worker import Worker
 
-from .common import Config, check_tasks, database, load_app
-from .config import PREFIX
+from .application import check_tasks, load_app
+from .config import Config
 from .logs import LogFormat, set_log_format
+from .options import PREFIX, Options, setting
+from .place import database
 
 __all__ = ["WorkOptions", "work"]
 
@@ -53,22 +55,15 @@ _THE_WORKERS = {"database_url", "schema", "embedded_dir", "queue", "listen", "li
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
-def _option(*names: str, **said: Any) -> partial[Any]:
-    """An option that may be said by the environment, too; `_declared` knows the variable, by the field's name."""
-    return partial(typer.Option, *names, **said)
-
-
 _queues, _pace, _waking, _processes = (
-    partial(_option, rich_help_panel=panel) for panel in ("Queues", "Pace", "Waking up", "Processes")
+    partial(setting, rich_help_panel=panel) for panel in ("Queues", "Pace", "Waking up", "Processes")
 )
 _seconds = partial(_pace, metavar="SECONDS")
 
 
 @dataclass(frozen=True)
-class WorkOptions:
-    """What `work` is told. Each field is an option; those that `WorkerSettings` has by the same name become settings."""
-
-    options: ClassVar[Mapping[str, tuple[Any, Any]]]
+class WorkOptions(Options):
+    """The options of `work`. Those that `WorkerSettings` has by the same name become settings of the worker."""
 
     queue: Annotated[
         list[str],
@@ -141,18 +136,13 @@ class WorkOptions:
         bool, _waking("--pooled", help="The database is behind a pooler in transaction mode (PgBouncer).")
     ] = False
     log_jobs: Annotated[
-        bool, _option("--log-jobs", help="Log how each job ended, how long it took and how long it waited.")
+        bool, setting("--log-jobs", help="Log how each job ended, how long it took and how long it waited.")
     ] = False
-    log_format: Annotated[LogFormat, _option(help="One line of text, or one JSON object, per event.")] = LogFormat.TEXT
+    log_format: Annotated[LogFormat, setting(help="One line of text, or one JSON object, per event.")] = LogFormat.TEXT
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False
     tried_out: Annotated[bool, typer.Option("--tried-out", hidden=True)] = False
     said: Annotated[list[str], typer.Option("--said", hidden=True)] = field(default_factory=list)
     """To a supervised process: which of a Worker's own options are on its supervisor's command line."""
-
-    @classmethod
-    def from_options(cls, **given: Any) -> Self:
-        """From what Typer found."""
-        return cls(**given)
 
     def settings(self) -> WorkerSettings:
         """Those of the options that are settings; raises ConfigurationError."""
@@ -168,23 +158,6 @@ class WorkOptions:
     def limits(self) -> dict[str, int | None]:
         """The limits at which a process is restarted; raises ConfigurationError."""
         return {"max_jobs": self.max_jobs, "max_memory": None if self.max_memory is None else _bytes(self.max_memory)}
-
-
-def _declared(options: type[WorkOptions]) -> dict[str, tuple[Any, Any]]:
-    """The fields as Typer takes options; the environment variable of an `_option` has the field's name."""
-    hints = get_type_hints(options, include_extras=True)
-
-    def declared(one: Field[Any]) -> tuple[Any, Any]:
-        kind, option = get_args(hints[one.name])
-        if isinstance(option, partial):
-            option = option(envvar=f"{PREFIX}{one.name.upper()}")
-        default = one.default if one.default_factory is MISSING else one.default_factory()
-        return Annotated[kind, option], default
-
-    return {one.name: declared(one) for one in fields(options)}
-
-
-WorkOptions.options = _declared(WorkOptions)
 
 
 def work(context: typer.Context, config: Config, options: WorkOptions) -> None:

@@ -10,17 +10,17 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from enum import IntEnum
 from time import monotonic
 from typing import TypeVar
 
 from ..errors import WorkerBroken
 from ..log import get_logger
+from .process.exit_codes import Ending
 from .running.run import Stop
 from .running.timeouts import StuckQueues
 from .services import Services, WorkerSpec
 
-__all__ = ["LAST_CALL", "Ending", "Serving"]
+__all__ = ["LAST_CALL", "Serving"]
 
 logger = get_logger(__name__)
 
@@ -32,13 +32,6 @@ LAST_CALL = 1.0
 _BEAT = 0.5
 #: Seconds between two checks whether to end by itself; the second where `max_jobs` is set.
 _CHECK, _CHECK_JOBS = 1.0, 0.1
-
-
-class Ending(IntEnum):
-    """Why `run()` returned, as an exit code."""
-
-    STOPPED = 0
-    RECYCLE = 75  # to be restarted: max_jobs, max_memory, all slots stuck, or the event loop blocked for good
 
 
 class Serving:

@@ -32,10 +32,11 @@ from ..settings import WorkerSettings
 from ..store import store_of
 from ..tasks import Registry, default_registry
 from .connections.engines import Engines
+from .process.exit_codes import Ending
 from .process.signals import hearing_signals
 from .running.sessions import Sessions
 from .services import WorkerSpec
-from .serving import LAST_CALL, Ending, Serving
+from .serving import LAST_CALL, Serving
 
 __all__ = ["Ending", "Worker"]
 

@@ -11,8 +11,8 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import func, insert, select
 
-from sa_jobqueue.cli import overview
 from sa_jobqueue.models import WorkerRow
+from sa_jobqueue.statements import overview
 from tests.acceptance.conftest import Shop
 from tests.support.cli import invoke
 from tests.support.waiting import wait_until

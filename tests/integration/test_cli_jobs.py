@@ -17,7 +17,7 @@ from rich.console import Console
 from sqlalchemy import Engine, func, insert
 
 from sa_jobqueue.cli import output as printing
-from sa_jobqueue.cli.filters import Chosen
+from sa_jobqueue.cli.filters import Filters
 from sa_jobqueue.models import WorkerRow
 from tests.support.cli import as_json, invoke, notes, output, refused
 from tests.support.commands import CLI, environment
@@ -103,7 +103,7 @@ def test_jobs_are_found_by_tag_by_error_and_since_a_time(engine: Engine, url: st
 
 def test_a_search_by_tag_is_a_containment(engine: Engine) -> None:
     """One that an index of the application's can serve, should it make one."""
-    (criterion,) = Chosen(tag=["vip"]).criteria()
+    (criterion,) = Filters(tag=["vip"]).criteria()
     assert "meta @> " in str(criterion.compile(engine))
 
 

@@ -14,11 +14,11 @@ from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, RetryPolicy,
 from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.outcomes import Outcome
 from sa_jobqueue.worker import watchdog
+from sa_jobqueue.worker.process.exit_codes import Ending
 from sa_jobqueue.worker.running import timeouts
 from sa_jobqueue.worker.running.ending import Lost
 from sa_jobqueue.worker.running.executor import Executor
 from sa_jobqueue.worker.running.run import Run
-from sa_jobqueue.worker.serving import Ending
 from tests.support.waiting import PATIENCE, wait_until
 from tests.support.working import add, job_of, services_of, worker_for, working
 

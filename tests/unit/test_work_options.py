@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from sa_jobqueue import WorkerSettings
-from sa_jobqueue.cli.config import PREFIX
+from sa_jobqueue.cli.options import PREFIX
 from sa_jobqueue.cli.work import WorkOptions
 
 #: Said on a command line alone.
@@ -25,7 +25,7 @@ def test_every_setting_that_is_an_option_reaches_the_worker() -> None:
 
 def test_each_option_has_the_environment_variable_of_its_name() -> None:
     """And the default of its field."""
-    found = {name: (kind.__metadata__[0].envvar, default) for name, (kind, default) in WorkOptions.options.items()}
+    found = {name: (kind.__metadata__[0].envvar, default) for name, (kind, default) in WorkOptions.declared().items()}
     plain = WorkOptions()
 
     assert found == {

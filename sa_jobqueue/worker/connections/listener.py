@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from ...errors import ConfigurationError
 from ...log import get_logger
+from ...statements.overview import LISTENS_FOR
 from ...store import Store, default_store
 from ..process import forks
 from ..process.threads import ServiceThread
@@ -30,13 +31,12 @@ from .service import lasting_settings, setting
 if TYPE_CHECKING:  # whoever only enqueues, over another driver perhaps, needs no libpq
     import psycopg
 
-__all__ = ["LISTENS_FOR", "Listener"]
+__all__ = ["Listener"]
 
 logger = get_logger(__name__)
 
-#: The `application_name` of a connection that listens: this, the worker's id, and as much of the URL's as has room. Unlike
-#: its query, every role may see it.
-LISTENS_FOR = "sa-jobqueue "
+#: The name says for which worker the connection listens: every role may see it, unlike the query. The URL's own name
+#: follows as far as there is room.
 _NAME = "SELECT set_config('application_name', left(concat_ws(' ', %s::text, current_setting('application_name')), 63), false)"
 #: A connection that has said nothing for so many seconds is asked whether it still lives.
 _PING = 15.0

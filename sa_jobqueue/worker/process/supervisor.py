@@ -25,13 +25,12 @@ from time import monotonic
 from types import FrameType
 
 from ...log import get_logger
+from .exit_codes import Ending
 
-__all__ = ["CANNOT_WORK", "RECYCLE", "Supervisor", "drain_with_supervisor", "restart_delay"]
+__all__ = ["CANNOT_WORK", "Supervisor", "drain_with_supervisor", "restart_delay"]
 
 logger = get_logger(__name__)
 
-#: The exit code of a worker that asks to be started anew; `Ending.RECYCLE`.
-RECYCLE = 75
 #: The exit code of a worker that cannot work: a wrong setting, no database, an application that does not import.
 CANNOT_WORK = 2
 #: A worker that ran for so many seconds was healthy; its death is the first one again.
@@ -201,7 +200,7 @@ class Supervisor:
             self._drain()
         elif code == 0 and self._until_idle:
             logger.info("worker process %d (pid %d) found nothing more to do", slot.number, pid)
-        elif code == RECYCLE:
+        elif code == Ending.RECYCLE:
             logger.info("worker process %d (pid %d) is restarted, as it asked", slot.number, pid)
             slot.deaths, slot.start_at = 0, monotonic()
         else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Self
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 import typer
 from sqlalchemy import ARRAY, BigInteger, ColumnElement, Connection, Engine, func, literal, select, true
@@ -16,9 +16,11 @@ from sa_jobqueue.lifecycle import FINISHED, Event, JobStatus, sources
 from sa_jobqueue.models import Job, status_in, status_literal
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, prune_jobs, retry_jobs
 
-from .common import Config, Json, open_engine, transaction
-from .filters import PANEL, Chosen, Status, parse_id
+from .config import Config
+from .filters import PANEL, Filters, Status
+from .options import Json, Options, parse_id
 from .output import count, note, print_json, say
+from .place import open_engine, transaction
 
 __all__ = ["cancel", "discard", "prune", "retry"]
 
@@ -27,60 +29,41 @@ Criteria = Sequence[Criterion]
 
 _PAGE = 1_000
 
-_OPTIONS: Mapping[str, tuple[Any, Any]] = {
-    "ids": (
-        Annotated[
-            list[int] | None, typer.Argument(metavar="ID", parser=parse_id, help="These jobs.", show_default=False)
-        ],
-        None,
-    ),
-    "all": (
-        Annotated[bool, typer.Option("--all", help="All jobs in a state that allows it.", rich_help_panel=PANEL)],
-        False,
-    ),
-    "dry_run": (
-        Annotated[bool, typer.Option("--dry-run", help="Only say how many jobs it would be; change nothing.")],
-        False,
-    ),
-    "json": (Json, False),
-}
 
+@dataclass(frozen=True)
+class Targets(Options):
+    """Which jobs to act on, besides the filters, and how; the same for the four commands."""
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What the four commands have in common."""
+    ids: Annotated[list[int], typer.Argument(metavar="ID", parser=parse_id, help="These jobs.", show_default=False)] = (
+        field(default_factory=list)
+    )
+    all: Annotated[bool, typer.Option("--all", help="All jobs in a state that allows it.", rich_help_panel=PANEL)] = (
+        False
+    )
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many jobs it would be; change nothing.")] = (
+        False
+    )
+    json: Json = False
 
-    options: ClassVar[Mapping[str, tuple[Any, Any]]] = _OPTIONS
-
-    ids: Sequence[int]
-    all: bool
-    dry_run: bool
-    json: bool
-
-    @classmethod
-    def from_options(cls, *, ids: Sequence[int] | None = None, **given: Any) -> Self:
-        """From what Typer found."""
-        return cls(ids=ids or (), **given)
-
-    def criteria(self, chosen: Chosen, *, by: InstrumentedAttribute[Any] = Job.created_at) -> list[Criterion]:
-        """The ids given, and what else was said of the jobs."""
-        return [*([self.named] if self.ids else []), *chosen.criteria(by=by)]
+    def criteria(self, filters: Filters, *, by: InstrumentedAttribute[Any] = Job.created_at) -> list[Criterion]:
+        """The ids and the filters as criteria."""
+        return [*([self.named] if self.ids else []), *filters.criteria(by=by)]
 
     @property
     def named(self) -> Criterion:
-        """The jobs whose ids are given: one parameter, for a statement takes 65,535 at most."""
-        return Job.id == func.any(literal(list(self.ids), ARRAY(BigInteger)))
+        """The jobs whose ids are given. All ids are one parameter, because a statement takes 65,535 at most."""
+        return Job.id == func.any(literal(self.ids, ARRAY(BigInteger)))
 
-    def check(self, chosen: Chosen) -> None:
-        """Everything is not meant by mistake."""
-        narrowed = bool(self.ids or chosen)
+    def check(self, filters: Filters) -> None:
+        """Refuse a command that names no jobs: all of them must be asked for by `--all`."""
+        narrowed = bool(self.ids or filters)
         if self.all and narrowed:
             raise ConfigurationError("--all and a choice of jobs contradict each other: give one of them")
         if not self.all and not narrowed:
             raise ConfigurationError("say which jobs: by ids, by filters such as --queue, --task or --status, or --all")
 
 
-def retry(config: Config, chosen: Chosen, order: Order) -> None:
+def retry(config: Config, filters: Filters, targets: Targets) -> None:
     """Run jobs again, now.
 
     With filters or --all it takes the failed jobs, unless --status says otherwise; by id any job that is not running.
@@ -89,26 +72,26 @@ def retry(config: Config, chosen: Chosen, order: Order) -> None:
     sa-jobqueue retry 17 18
     sa-jobqueue retry --queue mail --newer-than 2h
     """
-    order.check(chosen)
-    if not order.ids and not chosen.status:
-        chosen = replace(chosen, status=[Status.FAILED])
-    _act(config, order, order.criteria(chosen), RETRY)
+    targets.check(filters)
+    if not targets.ids and not filters.status:
+        filters = replace(filters, status=[Status.FAILED])
+    _act(config, targets, targets.criteria(filters), RETRY)
 
 
-def cancel(config: Config, chosen: Chosen, order: Order) -> None:
+def cancel(config: Config, filters: Filters, targets: Targets) -> None:
     """Cancel jobs; running ones are asked to stop.
 
     sa-jobqueue cancel 17
     sa-jobqueue cancel --queue mail --status scheduled --dry-run
     """
-    order.check(chosen)
-    _act(config, order, order.criteria(chosen), CANCEL)
+    targets.check(filters)
+    _act(config, targets, targets.criteria(filters), CANCEL)
 
 
 def discard(
     config: Config,
-    chosen: Chosen,
-    order: Order,
+    filters: Filters,
+    targets: Targets,
     *,
     reason: Annotated[
         str, typer.Option(metavar="TEXT", help="What the jobs' errors will say.")
@@ -120,15 +103,15 @@ def discard(
 
     sa-jobqueue discard --task shop.send_receipt --status retrying --reason "the shop is closed"
     """
-    order.check(chosen)
+    targets.check(filters)
     action = replace(DISCARD, do=_by(lambda *where: discard_jobs(*where, reason=reason)))
-    _act(config, order, order.criteria(chosen), action)
+    _act(config, targets, targets.criteria(filters), action)
 
 
 def prune(
     config: Config,
-    chosen: Chosen,
-    order: Order,
+    filters: Filters,
+    targets: Targets,
     *,
     expired: Annotated[
         bool,
@@ -147,34 +130,34 @@ def prune(
     sa-jobqueue prune --expired
     sa-jobqueue prune --status completed --older-than 3d --dry-run
     """
-    criteria = order.criteria(chosen, by=Job.finished_at)
+    criteria = targets.criteria(filters, by=Job.finished_at)
     if expired:
-        if order.all:
+        if targets.all:
             raise ConfigurationError("--all and --expired contradict each other: give one of them")
         criteria.append(Job.purge_at <= func.now())
     else:
-        order.check(chosen)
-    _act(config, order, criteria, PRUNE)
+        targets.check(filters)
+    _act(config, targets, criteria, PRUNE)
 
 
-def _act(config: Config, order: Order, criteria: Criteria, action: Action) -> None:
-    """Do it, or count by the same criteria and states; say how many, and which of the ids given were left out."""
+def _act(config: Config, targets: Targets, criteria: Criteria, action: Action) -> None:
+    """Act on the jobs, or only count them; say how many, and which of the given ids were not touched."""
     possible = [*criteria, status_in(Job.status, action.statuses)]
     running = [*possible, Job.status == status_literal(JobStatus.RUNNING)]
     engine = open_engine(config)
     with transaction(config, engine) as connection:
         asked = connection.scalar(select(func.count()).where(*running)) or 0
-        rows = connection.execute(select(Job.id, Job.status).where(order.named))
+        rows = connection.execute(select(Job.id, Job.status).where(targets.named))
         found = {row.id: row.status for row in rows}
-        touched = set(connection.scalars(select(Job.id).where(*possible))) if order.dry_run else set[int]()
-    if not order.dry_run:
+        touched = set(connection.scalars(select(Job.id).where(*possible))) if targets.dry_run else set[int]()
+    if not targets.dry_run:
         touched = set(action.do(engine, criteria))
-    left = {one: str(found.get(one, "no such job")) for one in dict.fromkeys(order.ids) if one not in touched}
-    if order.json:
-        print_json({"action": action.verb, "count": len(touched), "dry_run": order.dry_run, "not_touched": left})
+    left = {one: str(found.get(one, "no such job")) for one in dict.fromkeys(targets.ids) if one not in touched}
+    if targets.json:
+        print_json({"action": action.verb, "count": len(touched), "dry_run": targets.dry_run, "not_touched": left})
     else:
         stop = f", {asked:,} of them still running and asked to stop" if asked else ""
-        say(f"{f'would {action.verb}' if order.dry_run else action.done} {count(len(touched))}{stop}")
+        say(f"{f'would {action.verb}' if targets.dry_run else action.done} {count(len(touched))}{stop}")
         if left:
             note("not touched: " + ", ".join(f"{one} ({why})" for one, why in left.items()))
     if left:
@@ -182,7 +165,7 @@ def _act(config: Config, order: Order, criteria: Criteria, action: Action) -> No
 
 
 def _by(build: Callable[..., Any]) -> Callable[[Engine, Criteria], list[int]]:
-    """Execute a builder's statement, in one transaction."""
+    """An action that executes the statement of a builder, in one transaction."""
 
     def do(engine: Engine, criteria: Criteria) -> list[int]:
         with engine.begin() as connection:
@@ -192,7 +175,7 @@ def _by(build: Callable[..., Any]) -> Callable[[Engine, Criteria], list[int]]:
 
 
 def _prune(engine: Engine, criteria: Criteria) -> list[int]:
-    """Page by page, each in a transaction of its own. Where a foreign key holds a row, the page shrinks to find it."""
+    """Delete page by page, each in a transaction of its own. If a foreign key holds a row, the page shrinks to find it."""
     deleted: list[int] = []
     kept: list[int] = []
     after: int | None = None
@@ -226,7 +209,7 @@ def _first_finished(connection: Connection, where: Criteria) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something that can be done to jobs in certain states; `do` returns the ids it was done to."""
+    """What can be done to jobs in certain states; `do` does it and returns the ids of those jobs."""
 
     verb: str
     done: str

@@ -15,9 +15,11 @@ from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError
 from sa_jobqueue.statements import insert_jobs
 from sa_jobqueue.tasks import Registry, Task, TaskName
 
-from .common import Config, Json, load_registry, transaction
-from .filters import parse_duration
+from .application import load_registry
+from .config import Config
+from .options import Json, parse_duration
 from .output import age, cleaned, moment, note, print_json
+from .place import transaction
 
 __all__ = ["enqueue"]
 

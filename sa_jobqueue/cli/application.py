@@ -1,13 +1,4 @@
-"""What every command shares: its options, the way to the database, and how errors are said.
-
-    @command
-    def stats(config: Config, json: Json = False) -> None:
-        with transaction(config) as connection:
-            ...
-
-`command` makes a Typer command of a function: its parameter `config: Config` becomes the common options, and an expected
-error becomes one line on stderr and exit code 2.
-"""
+"""The application that `--app` names: its tasks, and its Worker if it makes one."""
 
 from __future__ import annotations
 
@@ -15,109 +6,19 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
-
-import typer
+from typing import Any
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.log import place_of
 from sa_jobqueue.tasks import Registry, default_registry
 from sa_jobqueue.worker import Worker
 
-from .config import Config, LogLevel
-from .messages import fail, one_line, plain_errors, say_error, set_up_logging
-from .place import database, open_engine, transaction
+from .config import Config, working_folder
 
-__all__ = [
-    "Application",
-    "Config",
-    "Json",
-    "LogLevel",
-    "check_tasks",
-    "command",
-    "database",
-    "fail",
-    "help_text",
-    "load_app",
-    "load_registry",
-    "one_line",
-    "open_engine",
-    "plain_errors",
-    "say_error",
-    "set_up_logging",
-    "transaction",
-]  # fmt: skip
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-
-
-def command(
-    handler: Callable[..., None],
-    /,
-    *,
-    app: bool = False,
-    database: bool = True,
-    schema: bool = True,
-    log_level: LogLevel = LogLevel.WARNING,
-) -> Callable[..., None]:
-    """Make a Typer command of `handler`; a parameter whose class has `options`, as Config has, stands for all of these.
-
-    `app`: it takes `--app` too. `database`: it takes a database, and `schema`: a schema. `log_level`: the default of
-    `--log-level`. Errors become one line and exit code 2.
-    """
-    taken = {"app": app, "database_url": database, "schema": database and schema}
-    left_out = {option for option, is_taken in taken.items() if not is_taken}
-    hints = get_type_hints(handler, include_extras=True)
-    bundles: dict[str, list[str]] = {}
-    own: list[inspect.Parameter] = []
-    shared: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(handler).parameters.items():
-        if (options := getattr(hints[name], "options", None)) is None:
-            own.append(_option(name, hints[name], parameter.default))
-            continue
-        bundles[name] = [option for option in options if option not in left_out]
-        here = [_option(option, *options[option]) for option in bundles[name]]
-        (shared if hints[name] is Config else own).extend(here)
-    parameters = [one.replace(default=log_level) if one.name == "log_level" else one for one in (*own, *shared)]
-
-    @functools.wraps(handler)
-    def run(**given: Any) -> None:
-        said = {name: {option: given.pop(option) for option in options} for name, options in bundles.items()}
-        with plain_errors(debug=any(options.get("debug") for options in said.values())):
-            made = {name: hints[name].from_options(**options) for name, options in said.items()}
-            for one in made.values():
-                if isinstance(one, Config):
-                    set_up_logging(one.log_level)
-            handler(**made, **given)
-
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__doc__ = help_text(handler.__doc__ or "")
-    return run
-
-
-def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-
-
-def help_text(docstring: str) -> str:
-    """A docstring as Typer's help: prose is one line per paragraph, to be wrapped; examples keep their lines."""
-    paragraphs = inspect.cleandoc(docstring).split("\n\n")
-    return "\n\n".join(f"\b\n{one}" if one.startswith("sa-jobqueue ") else one_line(one) for one in paragraphs)
-
-
-def working_folder() -> Path:
-    """Return where we are; ConfigurationError where that folder is gone."""
-    try:
-        return Path.cwd()
-    except OSError as error:
-        raise ConfigurationError(f"the working directory cannot be used: {error.strerror}") from error
-
-
-# ---- the application's tasks
+__all__ = ["Application", "check_tasks", "load_app", "load_registry"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,91 @@
+"""Options of commands, as fields of a dataclass: each is declared once, with its type, its default and its help.
+
+    @dataclass(frozen=True)
+    class Paging(Options):
+        limit: Annotated[int, typer.Option(min=1, help="At most this many jobs.")] = 50
+        page: Annotated[int, setting(help="Jobs in a page.")] = 10  # also SA_JOBQUEUE_PAGE
+
+A command that has a parameter of such a class takes all of its options. A field without a `typer.Option`, a
+`typer.Argument` or a `setting` is no option.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from datetime import timedelta
+from functools import partial
+from typing import Annotated, Any, Self, get_args, get_type_hints
+
+import typer
+
+__all__ = ["PREFIX", "Json", "Options", "parse_duration", "parse_id", "setting"]
+
+#: What the names of our environment variables begin with.
+PREFIX = "SA_JOBQUEUE_"
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+def setting(*names: str, **said: Any) -> partial[Any]:
+    """A `typer.Option` that the environment and pyproject.toml may set, too, by the name of the field."""
+    return partial(typer.Option, *names, **said)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The base of classes whose fields are options."""
+
+    @classmethod
+    def declared(cls) -> Mapping[str, tuple[Any, Any]]:
+        """The options as Typer takes them: by name, an annotation and a default."""
+        hints = get_type_hints(cls, include_extras=True)
+        found: dict[str, tuple[Any, Any]] = {}
+        for one in fields(cls):
+            kind, *details = get_args(hints[one.name]) or (None,)
+            if getattr(hints[one.name], "__metadata__", None) is None:
+                continue
+            (option,) = details
+            if isinstance(option, partial):
+                option = option(envvar=f"{PREFIX}{one.name.upper()}")
+            default = one.default if one.default_factory is MISSING else one.default_factory()
+            found[one.name] = Annotated[kind, option], default
+        return found
+
+    @classmethod
+    def from_options(cls, **given: Any) -> Self:
+        """The values that Typer found."""
+        return cls(**given)
+
+
+# ---- how values are read
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+_DURATION = re.compile(rf"(?:{_PART.pattern})+", re.IGNORECASE)
+
+
+def parse_duration(text: str | timedelta) -> timedelta:
+    """`text` as a duration: "90" seconds, "45s", "10m", "2h", "3d", "1w", "1h30m". For Typer: `parser=parse_duration`."""
+    if isinstance(text, timedelta):
+        return text
+    try:
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            return timedelta(seconds=float(text))
+        if _DURATION.fullmatch(text):
+            return timedelta(seconds=sum(float(n) * _UNITS[unit] for n, unit in _PART.findall(text.lower())))
+    except OverflowError:
+        pass
+    raise typer.BadParameter(f"{text!r} is not a duration; expected 45s, 10m, 2h, 3d, 1w or 1h30m")
+
+
+def parse_id(text: str | int) -> int:
+    """`text` as the number of a job. For Typer: `parser=parse_id`."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{str(text)[:80]!r} is not a job's number") from None
+    if not -(2**63) <= number < 2**63:
+        raise typer.BadParameter(f"{str(text)[:80]!r} is not a job's number: no job has more than 19 digits")
+    return number

@@ -1,0 +1,46 @@
+"""The worker processes: `workers`."""
+
+from __future__ import annotations
+
+from sa_jobqueue.statements.overview import list_workers
+
+from .config import Config
+from .options import Json
+from .output import Column, age, note, print_json, print_table
+from .place import transaction
+
+__all__ = ["workers"]
+
+
+def workers(config: Config, *, json: Json = False) -> None:
+    """List the worker processes.
+
+    One that was not seen for 60 s, or has let a lease run out, is stale: killed, frozen, or cut off.
+    """
+    with transaction(config) as connection:
+        rows = connection.execute(list_workers()).mappings().all()
+    if json:
+        print_json([dict(row) for row in rows])
+        return
+    if not rows:
+        note("no workers; start one with `sa-jobqueue work`")
+        return
+    print_table(
+        [
+            Column("worker", wide=True),
+            Column("queues", wide=True),
+            Column("running", "right"),
+            Column("slots", "right"),
+            Column("up", "right"),
+            Column("seen", "right"),
+            Column("state"),
+        ],
+        [
+            (
+                f"{row.host}:{row.pid}", " ".join(row.queues), row.running, row.concurrency,
+                age(row.age, short=True), f"{age(row.unseen, short=True)} ago", "stale" if row.stale else "live",
+            )
+            for row in rows
+        ],
+        styles=["yellow" if row.stale else "" for row in rows],
+    )  # fmt: skip

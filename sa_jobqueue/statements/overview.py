@@ -1,0 +1,64 @@
+"""What an operator sees of the whole: the workers, and running jobs that no worker holds any more."""
+
+from __future__ import annotations
+
+from sqlalchemy import Executable, Float, Text, cast, column, func, or_, select, table
+
+from ..lifecycle import JobStatus
+from ..models import Job, WorkerRow, status_literal
+from ._parts import table_of
+
+__all__ = ["LISTENS_FOR", "STALE", "count_expired", "list_workers"]
+
+#: A connection that listens for a worker has this and the worker's id as its application_name.
+LISTENS_FOR = "sa-jobqueue "
+#: Seconds without a sign of life after which a worker is stale. It gives one every 20 s at the latest.
+STALE = 60.0
+
+_UUID_LENGTH = 36
+_ACTIVITY = table("pg_stat_activity", column("datname"), column("application_name"), schema="pg_catalog")
+
+
+def list_workers(*, job: type[Job] = Job, worker: type[WorkerRow] = WorkerRow) -> Executable:
+    """A row per worker process that has not left, the oldest first.
+
+    Its columns; `age` and `unseen` in seconds; the number of jobs `running`; whether it is `listening` for wake-ups; and
+    whether it is `stale`: unseen for `STALE` seconds, or a lease of its has expired.
+    """
+    jobs = table_of(job).c
+    held = (
+        select(func.count())
+        .where(jobs.status == status_literal(JobStatus.RUNNING), jobs.worker == cast(worker.id, Text))
+        .correlate(worker)
+    )
+    running = held.scalar_subquery()
+    expired = held.where(jobs.lease_expires_at <= func.now()).scalar_subquery()
+    started = func.extract("epoch", func.now() - worker.started_at)
+    seen = func.extract("epoch", func.now() - worker.seen_at)
+    listeners = select(func.left(_ACTIVITY.c.application_name, len(LISTENS_FOR) + _UUID_LENGTH)).where(
+        _ACTIVITY.c.datname == func.current_database()
+    )
+    return select(
+        worker.id,
+        worker.host,
+        worker.pid,
+        worker.queues,
+        worker.concurrency,
+        worker.version,
+        worker.started_at,
+        worker.seen_at,
+        cast(started, Float).label("age"),
+        cast(seen, Float).label("unseen"),
+        or_(seen > STALE, expired > 0).label("stale"),
+        running.label("running"),
+        func.concat(LISTENS_FOR, cast(worker.id, Text)).in_(listeners).label("listening"),
+    ).order_by(worker.started_at, worker.id)
+
+
+def count_expired(*, job: type[Job] = Job) -> Executable:
+    """The number of running jobs whose lease has expired: their worker died or is cut off."""
+    jobs = table_of(job).c
+    return select(func.count()).where(
+        jobs.status == status_literal(JobStatus.RUNNING),
+        or_(jobs.lease_expires_at.is_(None), jobs.lease_expires_at <= func.now()),
+    )
