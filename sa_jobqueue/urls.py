@@ -97,11 +97,19 @@ _SERVER_SAID = re.compile(r"failed: \S+:  ")
 def not_connected(reason: BaseException) -> str:
     """What to say where no connection was made: that the server refused it, or that nothing answers.
 
+    libpq's lines become sentences of one line.
+
     >>> not_connected(OSError('port 5432 failed: FATAL:  database "shop" does not exist'))
     'the database refused the connection: port 5432 failed: FATAL:  database "shop" does not exist'
     """
-    said = str(reason)
+    said = _as_sentences(str(reason))
     return f"the database {'refused the connection' if _SERVER_SAID.search(said) else 'does not answer'}: {said}"
+
+
+def _as_sentences(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ended = [line if line.endswith((".", ":", "?", "!", ",")) else f"{line}." for line in lines[:-1]]
+    return " ".join([*ended, *lines[-1:]])
 
 
 def same_database(one: URL, other: URL) -> bool:

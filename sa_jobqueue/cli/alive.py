@@ -1,7 +1,7 @@
-"""Does this worker process live? `alive`, for the probes of Kubernetes, Docker and systemd.
+"""Whether worker processes live: `alive`, for the probes of Kubernetes, Docker and systemd.
 
-A worker says in its row that it lives, every 20 s at the latest. One that is frozen, or cut off from the database, does
-not, though its process is there.
+A worker writes into its row that it lives, every 20 s at the latest. A worker that is frozen or cut off from the database
+does not, although its process is still there.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .place import transaction
 
 __all__ = ["alive"]
 
+_PID = re.compile(r"\d{1,7}", re.ASCII)
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -56,15 +57,24 @@ def alive(
         state = "stale" if row.stale else "live"
         say(f"worker {str(row.id)[:8]} ({cleaned(row.host)}:{row.pid}) was seen {age(row.unseen)} ago: {state}")
     if not found:
-        say(f"there is no worker {worker}" if worker else f"there is no worker on {socket.gethostname()}")
+        say(f"{_missing(worker)}; `sa-jobqueue workers` lists all")
     if not found or any(row.stale for row in found):
         raise typer.Exit(1)
+
+
+def _missing(worker: str | None) -> str:
+    host = cleaned(socket.gethostname())
+    if worker is None:
+        return f"there is no worker on {host}"
+    if _PID.fullmatch(worker):
+        return f"on {host} the process {worker} is no worker, and no supervisor of one"
+    return f"there is no worker {cleaned(worker)}"
 
 
 def _is_meant(row: Any, worker: str | None) -> bool:
     if worker is None:
         return _is_here(row)
-    if re.fullmatch(r"\d{1,7}", worker, re.ASCII):
+    if _PID.fullmatch(worker):
         process = _process(row.pid)
         return _is_here(row) and int(worker) in (row.pid, process and process.parent)
     host, colon, pid = worker.rpartition(":")

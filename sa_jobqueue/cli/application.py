@@ -115,6 +115,12 @@ def _named(name: str) -> Registry | Worker:
 
 
 def _import(name: str) -> Any:
+    if name.endswith(".py") and not name.startswith("."):
+        module = name.removesuffix(".py").replace("/", ".")
+        raise ConfigurationError(
+            f"--app {name}: expected a module, not its file: --app {module}, or for a Worker or Registry in it "
+            f"--app {module}:worker"
+        )
     if not all(part.isidentifier() for part in name.split(".")):
         raise ConfigurationError(f"--app {name}: not the name of a module; expected dots, as in shop.tasks")
     try:

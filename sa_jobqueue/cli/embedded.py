@@ -15,14 +15,15 @@ __all__ = ["path", "status", "stop"]
 
 def status(config: Config, *, json: Json = False) -> None:
     """Say whether the server runs, and where its things are. Exit code 3 if it does not run."""
-    found = _server(config).status()
+    server = _server(config)
+    found = server.status()
     if json:
         print_json({"running": found.running, "pid": found.pid, "version": found.version,
-                    "directory": found.directory, "log": found.log, "url": found.url})  # fmt: skip
+                    "directory": server.directory, "log": found.log, "url": found.url})  # fmt: skip
     else:
         state = f"running, process {found.pid}" if found.running else "not running"
         say(f"{'PostgreSQL':<11} {found.version}, {state}")
-        say(f"{'folder':<11} {found.directory}")
+        say(f"{'folder':<11} {server.directory}")
         say(f"{'log':<11} {found.log}")
         say(f"{'URL':<11} {found.url}")
     if not found.running:
@@ -30,7 +31,7 @@ def status(config: Config, *, json: Json = False) -> None:
 
 
 def stop(config: Config) -> None:
-    """Stop the server, disconnecting whoever uses it. Its data stays; migrate, enqueue or work starts it again."""
+    """Stop the server and end all its connections. Its data stays; migrate, enqueue or work starts it again."""
     say("stopped" if _server(config).stop() else "it was not running")
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import psycopg
 import typer
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import SQLAlchemyError
 
-from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.errors import ConfigurationError, JobQueueError
 from sa_jobqueue.grants import Can, grant_statements
+from sa_jobqueue.urls import database_url
 
 from .config import Config
-from .output import cleaned, say
-from .place import transaction
+from .output import cleaned, note, say
+from .place import open_engine, transaction
 
 __all__ = ["grants"]
 
-#: What the server says, as a warning, to one who may not grant.
+#: The codes of the server's warnings to a role that may not grant.
 _NOT_GRANTED = frozenset({"01007", "0LP01"})
 
 
@@ -26,7 +29,9 @@ def grants(
     config: Config,
     *,
     role: Annotated[str, typer.Option(metavar="NAME", help="The database role; it must exist.")],
-    can: Annotated[list[Can], typer.Option(help="What it may do. May be repeated.")],
+    can: Annotated[
+        list[Can], typer.Option(metavar="WHAT", help="What it may do: enqueue, work, read or admin. May be repeated.")
+    ],
     apply: Annotated[
         bool, typer.Option("--apply", help="Execute them, all or none, as the role in the database URL.")
     ] = False,
@@ -40,9 +45,12 @@ def grants(
     """
     statements = grant_statements(role, can, schema=config.schema)
     if not apply:
+        _note_missing(config, role)
         sys.stdout.writelines(f"{statement};\n" for statement in statements)
         return
     with transaction(config) as connection:
+        if not _exists(connection, role):
+            raise ConfigurationError(_no_role(role))
         refused = _warnings(connection)
         for statement in statements:
             connection.execute(text(statement.replace(":", r"\:")))  # no colon in a name starts a parameter
@@ -53,8 +61,28 @@ def grants(
     say(f"role {cleaned(role)} can {', '.join(dict.fromkeys(can))} in schema {cleaned(config.schema)}")
 
 
+def _note_missing(config: Config, role: str) -> None:
+    """Say on stderr that the database which was given has no such role; printing needs none, so other errors are none."""
+    given = config.database_url or config.other_url
+    if given is None:
+        return
+    with suppress(SQLAlchemyError, JobQueueError), open_engine(config, database_url(given)).connect() as connection:
+        if not _exists(connection, role):
+            note(_no_role(role))
+
+
+def _exists(connection: Connection, role: str) -> bool:
+    there = text("SELECT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = :role)")
+    return bool(connection.scalar(there, {"role": role}))
+
+
+def _no_role(role: str) -> str:
+    quoted = '"' + role.replace('"', '""') + '"'
+    return cleaned(f"this database has no role {quoted}: create it first, as by CREATE ROLE {quoted} LOGIN")
+
+
 def _warnings(connection: Connection) -> list[str]:
-    """The server's warnings that something was not granted, as they come: to it that is no error."""
+    """A list that gets the server's warnings that something was not granted: for the server that is no error."""
     heard: list[str] = []
 
     def hear(diagnostic: psycopg.errors.Diagnostic) -> None:

@@ -8,13 +8,14 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, cast
 
 import typer
-from sqlalchemy import Connection, case, func, select
+from sqlalchemy import Connection, Text, case, func, select
+from sqlalchemy import cast as cast_to
 from sqlalchemy.orm import Session
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.log import one_line
-from sa_jobqueue.models import Job
+from sa_jobqueue.models import Job, WorkerRow
 from sa_jobqueue.urls import mask_passwords
 
 from .config import Config
@@ -30,18 +31,18 @@ _STYLES = {"failed": "red", "cancelled": "dim", "running": "cyan", "retrying": "
 
 Line = tuple[object, ...]
 
-#: Seconds between two looks with --watch.
+#: Seconds between two queries with --watch.
 _PAUSE = 2.0
 
 _COLUMNS = (
     Column("id", "right"),
     Column("status"),
     Column("queue", wide=True),
-    Column("task", wide=True),
+    Column("task", wide=True, least=12, shortened=lambda name: name.rpartition(".")[2]),
     Column("attempt", "right"),
-    Column("age", "right"),
+    Column("age", "right", optional=True),
     Column("when"),
-    Column("error", wide=True),
+    Column("error", wide=True, least=20),
 )
 
 
@@ -66,13 +67,13 @@ def list_jobs(
         raise ConfigurationError("--watch and --json contradict each other: give one of them")
     engine = open_engine(config)
     with transaction(config, engine) as connection:
-        rows = _look(connection, filters, limit + 1)
+        rows = _newest(connection, filters, limit + 1)
     shown = rows[:limit]
     if watch:
 
         def look(fitting: int) -> tuple[list[Line], list[str]]:
             with engine.begin() as connection:
-                found = _look(connection, filters, min(limit, fitting))
+                found = _newest(connection, filters, min(limit, fitting))
             return list(map(_as_line, found)), _styles(found)
 
         watch_table(_COLUMNS, look, every=_PAUSE)
@@ -86,8 +87,8 @@ def list_jobs(
         note(f"the newest {limit}; --limit N shows more")
 
 
-def _look(connection: Connection, filters: Filters, limit: int) -> Sequence[Any]:
-    """The newest jobs; one that completed after all has no error any more."""
+def _newest(connection: Connection, filters: Filters, limit: int) -> Sequence[Any]:
+    """The newest jobs; the errors of a job that completed in the end are not shown."""
     message = case((ERROR_TYPE.is_not(None), Job.errors[-1]["message"].astext))
     statement = (
         select(
@@ -142,6 +143,7 @@ def show(
     """Show one job: its arguments, its times, every attempt with its error."""
     with transaction(config) as connection, Session(connection, expire_on_commit=False) as session:
         found = session.execute(select(Job, READING, func.now()).where(Job.id == id)).one_or_none()
+        worker = "" if found is None else _name_of_worker(session, found[0].worker)
     if found is None:
         fail(f"there is no job {id}", 1)
     job, reading, now = found
@@ -151,7 +153,7 @@ def show(
         seconds = {f"{name}_seconds": time.total_seconds() for name, time in durations.items()}
         print_json(columns | {"reading": reading} | seconds | {"errors": masked(job.errors)})
         return
-    _print_head(job, reading)
+    _print_head(job, reading, worker)
     _print_times(job, now)
     for name, time in durations.items():
         say(f"{name:<13} {duration(time.total_seconds())}")
@@ -160,7 +162,7 @@ def show(
         _print_value("meta", job.meta)
     if job.result is not None:
         _print_value("result", job.result)
-    # Not of our making, perhaps: whatever is no entry of an attempt is shown as it is.
+    # The application may have written there, too: what is no entry of an attempt is shown as it is.
     errors = cast(object, job.errors)
     for error in cast(list[object], errors) if isinstance(errors, list) else [errors]:
         if isinstance(error, dict):
@@ -177,14 +179,22 @@ def _durations(job: Job, now: datetime) -> dict[str, timedelta]:
     return {"waited": claimed - job.run_at, "ran": end - claimed}
 
 
-def _print_head(job: Job, reading: str) -> None:
+def _name_of_worker(session: Session, id: str | None) -> str:
+    """Its host and process, if it has not left; else its id."""
+    place = select(WorkerRow.host, WorkerRow.pid).where(cast_to(WorkerRow.id, Text) == id)
+    if id is None or (row := session.execute(place).one_or_none()) is None:
+        return "" if id is None else f"{cleaned(id)}, which has left"
+    return f"{cleaned(row.host)}:{row.pid} ({cleaned(id)})"
+
+
+def _print_head(job: Job, reading: str, worker: str) -> None:
     say(f"job {job.id}  {cleaned(job.task)}  {reading}", f"bold {_STYLES.get(reading, '')}".strip())
     say(
         f"queue {cleaned(job.queue)} · priority {job.priority} · attempt {job.attempt} of {job.max_attempts} · "
         f"claimed {job.claims}× · rescued {job.rescues}×"
     )
-    if job.worker is not None:
-        say(f"worker {cleaned(job.worker)}")
+    if worker:
+        say(f"worker {worker}")
 
 
 def _print_times(job: Job, now: datetime) -> None:

@@ -44,6 +44,8 @@ def _explained(error: Exception) -> str:
             return f"the database ended the connection: {reason}"
         case DBAPIError(orig=psycopg.errors.InsufficientPrivilege() as reason):
             return f"the database refused: {reason}: sa-jobqueue grants --help says how a role gets the rights it needs"
+        case DBAPIError(orig=psycopg.errors.UndefinedTable() | psycopg.errors.InvalidSchemaName() as reason):
+            return f"the database refused: {reason.diag.message_primary}: `sa-jobqueue migrate` makes the job tables"
         case DBAPIError(orig=reason):
             return f"the database refused: {reason}"
         case UnicodeEncodeError(object=given):  # an argument whose bytes are not those of the locale

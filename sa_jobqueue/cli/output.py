@@ -38,11 +38,18 @@ Rows = Iterable[Sequence[object]]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. `wide`: it is the first to be shortened where the terminal is narrow."""
+    """A column of a table, and what happens to it where the terminal is narrow.
+
+    `shortened` makes its cells shorter; then it is left out if it is `optional`; then it is cut if it is `wide`, but not to
+    less than `least`.
+    """
 
     name: str
     justify: Literal["left", "right"] = "left"
     wide: bool = False
+    least: int = 1
+    optional: bool = False
+    shortened: Callable[[str], str] | None = None
 
 
 def print_table(columns: Sequence[Column], rows: Rows, *, styles: Sequence[str] = ()) -> None:
@@ -52,14 +59,23 @@ def print_table(columns: Sequence[Column], rows: Rows, *, styles: Sequence[str] 
     if not console.is_terminal:
         sys.stdout.write(_plain(columns, cells))
         return
-    console.print(_table(columns, cells, styles))
+    console.print(_table(columns, cells, styles, console.width))
 
 
-def _table(columns: Sequence[Column], cells: Sequence[Sequence[str]], styles: Sequence[str]) -> Table:
+def _table(columns: Sequence[Column], cells: Sequence[Sequence[str]], styles: Sequence[str], width: int) -> Table:
+    if not _fits(columns, cells, width):
+        cells = [
+            [column.shortened(cell) if column.shortened else cell for column, cell in zip(columns, row, strict=True)]
+            for row in cells
+        ]
+    if not _fits(columns, cells, width):
+        cells = [[cell for column, cell in zip(columns, row, strict=True) if not column.optional] for row in cells]
+        columns = [column for column in columns if not column.optional]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    for column in columns:
+    for column, needed in zip(columns, _widths(columns, cells), strict=True):
         title = Text(column.name, style="bold", no_wrap=True, overflow="ellipsis")
-        table.add_column(title, justify=column.justify, no_wrap=not column.wide)
+        least = min(column.least, needed)
+        table.add_column(title, justify=column.justify, no_wrap=not column.wide, min_width=least)
     for number, row in enumerate(cells):
         style = styles[number] if styles else ""
         table.add_row(*(Text(cell, style=style, no_wrap=True, overflow="ellipsis") for cell in row))
@@ -77,13 +93,23 @@ def watch_table(columns: Sequence[Column], look: Callable[[int], tuple[Rows, Seq
     with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             rows, styles = look(max(console.height - 3, 1))
-            live.update(_table(columns, [[cleaned(value) for value in row] for row in rows], styles), refresh=True)
+            cells = [[cleaned(value) for value in row] for row in rows]
+            live.update(_table(columns, cells, styles, console.width), refresh=True)
             time.sleep(every)
+
+
+def _fits(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> bool:
+    return sum(_widths(columns, cells)) + len(columns) - 1 <= width
+
+
+def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> list[int]:
+    """The width that each column needs."""
+    return [max([len(column.name), *(len(row[position]) for row in cells)]) for position, column in enumerate(columns)]
 
 
 def _plain(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> str:
     lines = [[column.name.upper() for column in columns], *cells]
-    widths = [max(len(line[position]) for line in lines) for position in range(len(columns))]
+    widths = _widths(columns, cells)
     return "".join(
         "  ".join(
             cell.rjust(width) if column.justify == "right" else cell.ljust(width)

@@ -32,7 +32,7 @@ from sa_jobqueue.urls import database_url
 from .config import DATABASE_URL, Config
 from .output import cleaned, note
 
-__all__ = ["database", "embedded_database", "name_database", "open_engine", "transaction"]
+__all__ = ["database", "embedded_database", "name_database", "name_of", "open_engine", "transaction"]
 
 
 def database(config: Config, *, make: bool = False) -> URL:
@@ -44,7 +44,7 @@ def database(config: Config, *, make: bool = False) -> URL:
         return _given(config.database_url, "the database URL that was given")
     if config.other_url is not None:
         url = _given(config.other_url, DATABASE_URL)
-        note(f"database: {_place(url.database, url.host, url.port, url.query)}, from {DATABASE_URL}")
+        note(f"database: {name_of(url)}, from {DATABASE_URL}")
         return url
     return embedded_database(config, make=make)
 
@@ -99,6 +99,11 @@ def name_database(config: Config, connection: Connection) -> None:
     if config.database_url is not None and isinstance(raw, psycopg.Connection):
         schema = "" if config.schema == SCHEMA else f", schema {cleaned(config.schema)}"
         note(f"database: {_place(raw.info.dbname, raw.info.host, raw.info.port, {})}{schema}")
+
+
+def name_of(url: URL) -> str:
+    """The database of a URL as people say it: "shop on db.example"."""
+    return _place(url.database, url.host, url.port, url.query)
 
 
 def _place(name: str | None, host: str | None, port: int | None, query: Any) -> str:

@@ -37,7 +37,7 @@ from .application import check_tasks, load_app
 from .config import Config
 from .logs import LogFormat, set_log_format
 from .options import PREFIX, Options, setting
-from .place import database
+from .place import database, name_of
 
 __all__ = ["WorkOptions", "work"]
 
@@ -192,7 +192,7 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
         if not options.supervised or options.tried_out:
             _look(worker)
             slots_of = ", ".join(f"{name}={slots}" for name, slots in worker.queues.items())
-            logger.info("serving %s in schema %s of %s", slots_of, worker.schema, worker.engine.url)
+            logger.info("serving %s in schema %s of %s", slots_of, worker.schema, name_of(worker.engine.url))
         report(worker, is_theirs)
     if options.tried_out:
         _leave_threads_behind(0)

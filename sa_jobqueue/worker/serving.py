@@ -33,6 +33,16 @@ _BEAT = 0.5
 #: Seconds between two checks whether to end by itself; the second where `max_jobs` is set.
 _CHECK, _CHECK_JOBS = 1.0, 0.1
 
+#: What was counted, as the last line of the log says it; "lost" and "unknown" are said as they are.
+_PAST = {
+    "cancel": "cancelled",
+    "complete": "completed",
+    "fail": "failed",
+    "release": "given back",
+    "retry": "to be retried",
+    "snooze": "snoozed",
+}
+
 
 class Serving:
     """One `serve()`. Made and run by the task that serves; `stop` and `end_if_blocked` are for any thread.
@@ -187,7 +197,7 @@ class Serving:
             services.give_back(left)
         await _apart(services.finish)
         await self._spec.engines.dispose()
-        counted = ", ".join(f"{what} {number}" for what, number in sorted(self._counts.items()))
+        counted = ", ".join(f"{number} {_PAST.get(what, what)}" for what, number in sorted(self._counts.items()))
         self._say("worker %s has left: %s", counted or "no jobs")
 
     def _say(self, message: str, said: str) -> None:

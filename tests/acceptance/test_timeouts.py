@@ -104,7 +104,7 @@ def test_a_blocked_worker_whose_handler_comes_back_before_its_end_leaves_in_orde
         worker.wait_for("the event loop answers again")
         shop.go("b")
         assert worker.wait() == 75
-        assert "has left: complete 1, fail 1" in worker.output
+        assert "has left: 1 completed, 1 failed" in worker.output
     assert shop.job(held).status == JobStatus.COMPLETED
     assert shop.job(late).status == JobStatus.FAILED
     assert [effect.note for effect in shop.effects()] == ["b"]

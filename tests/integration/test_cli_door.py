@@ -72,6 +72,13 @@ def test_what_is_no_number_of_a_job_is_refused_by_its_name(command: str, number:
     assert f"{number!r} is not a job's number" in refused(command, number, url=NOWHERE)
 
 
+def test_a_file_in_place_of_a_module_is_answered_with_the_module() -> None:
+    """`--app shop.py` is what a newcomer tries first."""
+    line = refused("enqueue", "a", "--app", "shop.py", url=NOWHERE)
+    assert "expected a module, not its file: --app shop, or for a Worker or Registry in it --app shop:worker" in line
+    assert "--app src.shop," in refused("enqueue", "a", "--app", "src/shop.py", url=NOWHERE)
+
+
 def test_a_system_that_keeps_no_process_on_a_core_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     assert refused("work", "--pin", url=NOWHERE).startswith("error: --pin: processes cannot be kept on a core on ")

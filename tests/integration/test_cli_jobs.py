@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -219,6 +220,32 @@ def test_in_a_terminal_a_list_fits_its_width(
     assert "3m ago" in lines[2]
 
 
+def test_at_80_columns_a_list_shows_the_class_of_an_error_and_the_start_of_its_message(
+    engine: Engine, url: str
+) -> None:
+    """A task goes without its module then, and the age of the job is left out."""
+    error = ERROR | {"type": "shop.errors.LookupError", "message": "no such order: 3 is not in the table of orders"}
+    with engine.begin() as connection:
+        make_job(connection, task="shop.tasks.send_receipt", attempt=1, run_at=timedelta(seconds=9), errors=[error])
+    lines = in_terminal("list", url=url, columns=80)
+    assert "send_receipt" in lines
+    assert "shop.tasks" not in lines
+    assert "LookupError: no such" in lines
+    assert "shop.tasks.send_receipt" in in_terminal("list", url=url, columns=160)
+
+
+def in_terminal(*arguments: str, url: str, columns: int) -> str:
+    """What a command shows in a terminal of this width; it must fit into the terminal's buffer."""
+    screen, terminal = pty.openpty()
+    env = environment(url, {"TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"})
+    subprocess.run([*CLI, *arguments], stdin=terminal, stdout=terminal, stderr=subprocess.DEVNULL, env=env, check=True)
+    shown = os.read(screen, 65_536).decode()
+    os.close(screen)
+    os.close(terminal)
+    assert all(len(line) <= columns for line in re.sub(r"\x1b\[\d*m", "", shown).splitlines())
+    return shown
+
+
 def test_nothing_found_is_no_error(url: str) -> None:
     result = invoke("list", url=url)
     assert (result.exit_code, result.stdout, notes(result)) == (0, "", "no such jobs\n")
@@ -247,6 +274,17 @@ def test_show_has_arguments_meta_result_and_every_attempt(engine: Engine, url: s
     assert "\n  Traceback:\n    File x\n  OSError: \\x1b[31m\n" in shown
     assert "secret" not in shown
     assert as_json("show", str(number), url=url)["args"] == {"order_id": 7}
+
+
+def test_show_names_the_worker_by_host_and_process_until_it_has_left(engine: Engine, url: str) -> None:
+    """The id alone tells nobody where to look."""
+    there, gone = uuid.uuid4(), uuid.uuid4()
+    worker = {"host": "web-1", "pid": 7, "queues": ["mail"], "concurrency": 4, "version": "1"}
+    with engine.begin() as connection:
+        connection.execute(insert(WorkerRow).values(id=there, **worker))
+        running, left = (make_job(connection, "running", worker=str(one)) for one in (there, gone))
+    assert f"\nworker web-1:7 ({there})\n" in output("show", str(running), url=url)
+    assert f"\nworker {gone}, which has left\n" in output("show", str(left), url=url)
 
 
 def test_no_password_of_an_error_is_shown_in_any_form(engine: Engine, url: str) -> None:
@@ -319,6 +357,17 @@ def test_a_worker_that_let_a_lease_run_out_is_live_for_no_command(engine: Engine
     said = {one["name"]: one["detail"] for one in json.loads(invoke("check", "--json", url=url).stdout)["checks"]}
     assert said["workers"] == "0 live, 1 stale"
     assert said["leases"].startswith("1 job running with an expired lease")
+
+
+def test_alive_says_which_worker_is_not_there(url: str) -> None:
+    """By its number a process of this machine is meant, which may be a supervisor's."""
+    for names, said in {
+        ("1",): f"on {socket.gethostname()} the process 1 is no worker, and no supervisor of one",
+        ("web-1:7",): "there is no worker web-1:7",
+        (): f"there is no worker on {socket.gethostname()}",
+    }.items():
+        result = invoke("alive", *names, url=url)
+        assert (result.exit_code, result.stdout) == (1, f"{said}; `sa-jobqueue workers` lists all\n")
 
 
 def test_a_wrong_filter_is_one_line() -> None:

@@ -72,7 +72,9 @@ def test_a_running_embedded_server_is_not_used_by_accident(folder: Path) -> None
     for command in (["enqueue", "a", "{}"], ["list"], ["embedded", "status"], ["embedded", "stop"]):
         ended = run_command(*command, env=settings, command=WITHOUT_EXTRA)
         assert (ended.returncode, ended.stdout) == (2, "")
-        assert ended.stderr.startswith("error: the embedded PostgreSQL is not installed: give a database with ")
+        # A command that is about the embedded server itself has no use for another database.
+        way = "install it with " if command[0] == "embedded" else "give a database with "
+        assert ended.stderr.startswith(f"error: the embedded PostgreSQL is not installed: {way}")
         assert 'pip install "sa_jobqueue[embedded]"' in ended.stderr
         assert ended.stderr.count("\n") == 1
     assert len(json.loads(invoke("list", "--json", env=settings).stdout)) == 1
@@ -118,6 +120,22 @@ def test_a_connection_that_was_refused_is_no_silence(url: str) -> None:
     stranger = make_url(url).set(username="nobody_here").render_as_string(hide_password=False)
     assert "error: the database refused the connection: " in refused("list", url=stranger)
     assert "does not answer" in refused("list", url="postgresql://me@127.0.0.1:1/nowhere")
+
+
+def test_the_lines_of_libpq_become_sentences() -> None:
+    """Its question stands on a line of its own; joined by a space alone, it would run into the reason."""
+    line = refused("list", url="postgresql://me@127.0.0.1:1/nowhere")
+    assert "Connection refused. Is the server running" in line
+
+
+def test_a_table_that_is_not_there_points_to_migrate(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server's own message shows a statement that the user has not written."""
+    with pytest.raises(typer.Exit), plain_errors(), engine.connect() as connection:
+        connection.execute(text("SELECT FROM sa_jobqueue.no_such_table"))
+    assert capsys.readouterr().err == (
+        'error: the database refused: relation "sa_jobqueue.no_such_table" does not exist: `sa-jobqueue migrate` makes '
+        "the job tables\n"
+    )
 
 
 def test_a_connection_that_ends_is_said(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:

@@ -358,6 +358,7 @@ def test_the_embedded_server_is_found_where_it_would_be(tmp_path: Path) -> None:
     status = invoke("embedded", "status", *option)
     assert status.exit_code == 3
     assert "not running" in status.stdout
+    assert f"folder      {tmp_path}\n" in status.stdout
     assert json.loads(invoke("embedded", "status", "--json", *option).stdout)["running"] is False
     assert invoke("embedded", "stop", *option).stdout == "it was not running\n"
     assert list(tmp_path.iterdir()) == []

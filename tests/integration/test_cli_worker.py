@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, make_url, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobStatus
@@ -115,7 +115,9 @@ def test_a_worker_of_the_applications_is_made_in_each_process_and_never_in_the_s
         running = {child.pid for child in supervisor.children()}
         wait_until(lambda: running <= made_in(shop))
         assert supervisor.pid not in made_in(shop)
-        assert supervisor.output.count("serving default=2 in schema sa_jobqueue of ") == 1
+        url = make_url(database_url)
+        place = f"{url.database} on {url.host or url.query['host']}"
+        assert supervisor.output.count(f"serving default=2 in schema sa_jobqueue of {place}") == 1
         supervisor.send(signal.SIGTERM)
         supervisor.wait_for("for at most 40 s")  # the supervisor waits for as long as the Worker says
         assert supervisor.wait() == 0

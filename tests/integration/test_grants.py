@@ -486,3 +486,16 @@ def test_who_may_not_grant_is_told_so(make_role: MakeRole, database_url: str) ->
     assert "nothing was granted" in said
     assert "owner" in said
     assert privileges(database_url) == before
+
+
+def test_a_role_that_does_not_exist_is_said(database_url: str) -> None:
+    """As a note beside the printed GRANTs, which need no database; with --apply as a refusal that says what to do."""
+    wanted = ("grants", "--role", 'no "such" role', "--can", "read")
+    missing = (
+        'this database has no role "no ""such"" role": create it first, as by CREATE ROLE "no ""such"" role" LOGIN'
+    )
+    printed = invoke(*wanted, url=database_url)
+    assert printed.stdout.startswith("GRANT ")
+    assert printed.stderr == f"{missing}\n"
+    assert invoke(*wanted, url="postgresql://me@127.0.0.1:1/nowhere").stderr == ""
+    assert refused(*wanted, "--apply", url=database_url) == f"error: {missing}\n"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sqlalchemy import URL
 
 from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.urls import database_url, mask_passwords
+from sa_jobqueue.urls import database_url, mask_passwords, not_connected
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg_async"])
@@ -93,6 +93,13 @@ def test_a_url_object_is_refused_without_its_password() -> None:
 )
 def test_passwords_are_masked_in_any_text(text: str, masked: str) -> None:
     assert mask_passwords(text) == masked
+
+
+def test_what_libpq_says_on_several_lines_becomes_sentences() -> None:
+    """Also the reasons of several hosts, which psycopg lists below a colon."""
+    said = "connection refused\n\tIs the server running?\nfailed:\n- a: x\n- b: y\n"
+    expected = "connection refused. Is the server running? failed: - a: x. - b: y"
+    assert not_connected(OSError(said)) == f"the database does not answer: {expected}"
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
