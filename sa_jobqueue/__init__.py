@@ -22,7 +22,7 @@ from .retry import RetryPolicy
 from .settings import WorkerSettings
 from .tasks import Registry, Task, TaskName, default_registry, task
 from .version import __version__
-from .worker import Worker
+from .worker import QueueState, Worker, WorkerState
 
 __all__ = [
     "AsyncJobContext",
@@ -34,6 +34,7 @@ __all__ = [
     "JobQueueError",
     "JobRead",
     "JobStatus",
+    "QueueState",
     "Registry",
     "Retry",
     "RetryPolicy",
@@ -42,6 +43,7 @@ __all__ = [
     "TaskName",
     "Worker",
     "WorkerSettings",
+    "WorkerState",
     "__version__",
     "default_registry",
     "enqueue",

@@ -3,6 +3,7 @@
 `worker.Worker` is the front; the other modules are its services, each on its own.
 """
 
+from .state import QueueState, WorkerState
 from .worker import Worker
 
-__all__ = ["Worker"]
+__all__ = ["QueueState", "Worker", "WorkerState"]

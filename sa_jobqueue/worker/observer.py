@@ -1,34 +1,57 @@
-"""What the worker's jobs do, told in one place, in batches and plain integers.
+"""What the jobs of a worker do, told in one place: claimed, started, ended, written, rescued.
 
-The parts of the worker say what has happened; `Worker.counts` comes from here.
+The parts of the worker tell it in batches and plain integers. `Worker.counts` and `Worker.state()` come from here; so will
+metrics.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from ..lifecycle import Change, Event
 
-__all__ = ["Observer"]
+__all__ = ["Observer", "Tally"]
+
+
+class Tally(Protocol):
+    """Slots, which count for themselves: to be told of each job would cost more than the rest of this module."""
+
+    @property
+    def started(self) -> int: ...
+
+    @property
+    def ended(self) -> int: ...
 
 
 class Observer:
     """Counts into `counts`: by event what came of the jobs, and "lost" and "unknown".
 
-    Any thread calls it; what is counted is written under the lock, because `+=` on a Counter is not one step.
+    Any thread tells it, except where a method names one. What several threads count is under the lock, because `+=` is not one
+    step.
     """
 
-    def __init__(self, counts: Counter[str]) -> None:
-        self._counts, self._lock = counts, threading.Lock()
+    def __init__(self, counts: Counter[str], tallies: Iterable[Tally] = ()) -> None:
+        self._counts, self._tallies, self._lock = counts, tallies, threading.Lock()
         self.claimed = 0
-        """Jobs claimed and handed to their slots, so far. Only the service thread writes it."""
+        """Jobs claimed and handed on. Only the claimer's thread writes it."""
         self.rescued = 0
-        """Jobs of other workers rescued, so far. Only maintenance writes it."""
+        """Jobs of other workers rescued. Only the maintenance thread writes it."""
+
+    @property
+    def started(self) -> int:
+        """Jobs that got a slot, so far."""
+        return sum(tally.started for tally in self._tallies)
+
+    @property
+    def ended(self) -> int:
+        """Jobs whose handlers have come back, so far."""
+        return sum(tally.ended for tally in self._tallies)
 
     def claim(self, jobs: int) -> None:
-        """So many jobs were claimed. On the service thread."""
+        """So many jobs were claimed and handed on. On the claimer's thread."""
         self.claimed += jobs
 
     def unknown(self) -> None:

@@ -1,7 +1,7 @@
-"""The parts of a worker that serves, connected: what is claimed goes in, outcomes come out and are counted.
+"""The parts of a worker that serves: here they are made and connected, begun and ended.
 
-The service claims jobs and hands them to `take_in`; lanes hold them for runners, which have the executor run them; what
-came of each goes to the writer, which the service empties.
+The claimer claims jobs, and the dispatch takes them to their slots. Runners pull them from there, and the executor runs them.
+What came of each goes to the writer, which the claimer empties.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ import os
 import socket
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from time import monotonic
 
-from ..context import ClaimedJob
-from ..lifecycle import Change, Rules, decide
 from ..log import get_logger
-from ..outcomes import Outcome, Released
+from ..outcomes import Released
 from ..settings import WorkerSettings
-from ..store import MOST_TEXT, Answer, Store
+from ..store import MOST_TEXT, Store
 from ..tasks import Registry
 from .claiming.claimer import Claimer
 from .connections.engines import Engines
 from .connections.listener import Listener
 from .connections.service import Connector
+from .dispatch import Dispatch
 from .maintenance.cancels import Cancels
 from .maintenance.loop import Maintenance
 from .maintenance.presence import Presence
@@ -36,12 +34,14 @@ from .maintenance.timeouts import Timeouts
 from .observer import Observer
 from .process.threads import ServiceThread
 from .running.executor import Executor
+from .running.finished import FinishedClaims
 from .running.reopening import Reopening
-from .running.run import Run, Runs, Stop
+from .running.run import Run, Runs
 from .running.runners import Runners
 from .running.sessions import Sessions
 from .running.slots import Slots
 from .running.writer import OutcomeWriter
+from .state import QueueState, WorkerState
 from .unknown import UnknownTasks
 from .watchdog import Watchdog
 
@@ -49,9 +49,9 @@ __all__ = ["Services", "WorkerSpec"]
 
 logger = get_logger(__name__)
 
-#: How long writing the last outcomes may take, and what is under way elsewhere.
+#: Seconds that writing the last outcomes may take; seconds to wait for what is under way on each other thread.
 _FLUSH, _LAST_CHORE = 10.0, 2.0
-#: So many times as many bytes as `enqueue()` sent can the text be that comes back: `1e308` has 309 digits.
+#: The text that comes back may have this many times the bytes that `enqueue()` sent: `1e308` has 309 digits.
 _UNFOLDS = 64
 
 
@@ -78,8 +78,8 @@ class WorkerSpec:
 class Services:
     """The parts for one `serve()`; made on the event loop that runs async handlers.
 
-    `counts`: where to count. `leaving`: whether a task that is cancelled is so because all are. `idle`: called when
-    nothing is due any more. `hopeless`: called, on another thread, when the event loop stays blocked past a timeout.
+    `counts`: where to count. `leaving()`: whether all tasks of the loop are being cancelled. `idle()` is called when nothing is
+    due any more; `hopeless()`, on the watchdog's thread, while the event loop stays blocked past a timeout.
     """
 
     def __init__(
@@ -97,12 +97,11 @@ class Services:
             engines.main, lease=settings.lease, pooled=settings.pooled, translate=engines.translate
         )  # fmt: skip
         self._spec = spec
-        self.observer = Observer(counts)
-        self._unknown = UnknownTasks(settings.unknown_delay)
+        self.all_slots: dict[str, Slots] = {}
+        self.observer = Observer(counts, self.all_slots.values())
         self._loop = asyncio.get_running_loop()
         self.runs = Runs(self._loop)
-        self.writer = OutcomeWriter(self._written, store=store)
-        self.all_slots: dict[str, Slots] = {}
+        self.writer = OutcomeWriter(FinishedClaims(self.runs, self.observer).end, store=store)
         self.reopening = Reopening(self._loop, self.all_slots, self._wake)
         self.executor = Executor(
             spec.sessions,
@@ -117,16 +116,25 @@ class Services:
         self.runners = Runners(self._loop, self.executor, self._ended)
         for name, limit in spec.queues.items():
             self.all_slots[name] = Slots(name, limit, buffer=settings.buffer, call=self.runners.call)
+        self.dispatch = Dispatch(
+            spec.registry,
+            self.all_slots,
+            runs=self.runs,
+            executor=self.executor,
+            writer=self.writer,
+            observer=self.observer,
+            unknown=UnknownTasks(settings.unknown_delay),
+        )
         self.claimer = Claimer(
             connector,
             worker=worker,
             all_slots=self.all_slots,
             writer=self.writer,
-            take_in=self._take_in,
-            set_aside=self._set_aside,
+            take_in=self.dispatch.take_in,
+            set_aside=self.dispatch.set_aside,
             runs=self.runs,
             settings=settings,
-            listening=lambda: self.listener is not None and self.listener.listening,
+            listening=self._is_listening,
             idle=idle,
             max_jobs=spec.max_jobs,
             most_text=_most_text(spec.registry),
@@ -160,7 +168,7 @@ class Services:
     # ---- beginning and ending
 
     def start(self) -> None:
-        """Begin to claim, to maintain, to listen, and to look after all that."""
+        """Begin to claim, to do the chores, to listen, and to watch over all that."""
         self.claimer.start()
         self.maintenance.start()
         if self.listener is not None:
@@ -172,21 +180,21 @@ class Services:
         )
 
     def ended_part(self) -> ServiceThread | None:
-        """A thread that should go on, and does not."""
+        """A thread that should go on, and has ended; None if there is none."""
         parts = (self.claimer, self.maintenance, self.listener, self.watchdog)
         return next((part.thread for part in parts if part is not None and part.thread.has_ended), None)
 
     def running(self) -> list[Run]:
-        """The jobs whose outcomes are not known yet."""
+        """The runs whose outcomes are not known yet."""
         return [run for run in self.runs.all() if not run.reported]
 
     def give_back(self, runs: Iterable[Run]) -> None:
-        """Wait for these no longer: they go back to their queues."""
+        """Give these jobs back to their queues, and wait for their handlers no longer."""
         for run in runs:
             self.executor.give_up(run, Released(started=run.started is not None))
 
     def close_slots(self) -> None:
-        """Claim no more, start no more, and give back what waits."""
+        """Claim no more, start no more, and give back the jobs that wait."""
         self.claimer.stop_claiming()
         for slots in self.all_slots.values():
             for run in slots.close():
@@ -205,7 +213,27 @@ class Services:
         if not written:
             logger.error("%d outcomes could not be written; the jobs' leases will run out", len(self.writer))
 
-    # ---- what the parts tell each other
+    def state(self, counts: Mapping[str, int], *, serving: bool) -> WorkerState:
+        """What goes on just now. For any thread."""
+        return WorkerState(
+            serving=serving,
+            queues={
+                name: QueueState(slots.limit, slots.running, slots.waiting, slots.stuck, slots.paused)
+                for name, slots in self.all_slots.items()
+            },
+            counts=counts,
+            listening=self._is_listening(),
+            blocked=self.watchdog.blocked,
+            claimed=self.observer.claimed,
+            started=self.observer.started,
+            ended=self.observer.ended,
+            rescued=self.observer.rescued,
+            unfinished=len(self.running()),
+            unwritten=len(self.writer),
+            refused=self.writer.refused,
+        )
+
+    # ---- what parts below the claimer tell it; it is made after them
 
     def _ended(self, slots: Slots) -> None:
         self.claimer.ended(slots)
@@ -213,59 +241,10 @@ class Services:
     def _wake(self) -> None:
         self.claimer.wake()
 
-    def _take_in(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
-        """Jobs that were claimed just now: to the lanes; what this worker does not know goes back."""
-        known, now = self._spec.registry.get, monotonic()
-        by_lane: dict[str, list[Run]] = {name: [] for name in self.all_slots}
-        runs: list[Run] = []
-        for job in jobs:
-            task = known(job.task)
-            if task is None:
-                self._return_unknown(job)
-                continue
-            run = Run(job, task, now, claimed_at)
-            runs.append(run)
-            by_lane[job.queue].append(run)
-        for lost in self.runs.add(runs):
-            self._lose(lost)
-        for name, batch in by_lane.items():
-            if batch:
-                for run in self.all_slots[name].feed(batch):  # the worker leaves
-                    self.executor.give_up(run, Released())
-
-    def _lose(self, run: Run) -> None:
-        """Its job was taken away, and claimed here again: no renewal will say that this run's claim is over."""
-        if not run.settled:
-            logger.warning(
-                "job %d: its claim was taken away, and it is claimed here again; the earlier run is stopped, and nothing it "
-                "writes is kept",
-                run.job.id,
-            )
-            self.runs.stop(run, Stop.LOST)
-
-    def _set_aside(self, job: ClaimedJob, outcome: Outcome) -> None:
-        """A job that was claimed and will not be run: this comes of it, unless the worker does not know it at all."""
-        task = self._spec.registry.get(job.task)
-        if task is None:
-            self._return_unknown(job)
-        else:
-            self.writer.add(decide(job, outcome, task.rules, random=0.5))
-
-    def _return_unknown(self, job: ClaimedJob) -> None:
-        """Another release may know the task: back to the queue with a delay, and no attempt spent."""
-        self.observer.unknown()
-        self.writer.add(decide(job, Released(self._unknown.seconds(job)), Rules(), random=0.5))
-
-    def _written(self, changes: list[Change], answer: Answer) -> None:
-        self.runs.drop_all(changes)
-        if answer is Answer.APPLIED:
-            self.observer.written(changes)
-            return
-        self.observer.lost(len(changes))
-        for change in changes:
-            logger.info("job %d: the outcome (%s) came too late; its claim was over", change.id, change.event.value)
+    def _is_listening(self) -> bool:
+        return self.listener is not None and self.listener.listening
 
 
 def _most_text(registry: Registry) -> int:
-    """What `enqueue()` accepts is fetched, however far its limit was raised; PostgreSQL itself makes texts of 1 GiB at most."""
+    """Bytes to fetch of a job's arguments at most: all that `enqueue()` accepts. PostgreSQL's texts have 1 GiB at most."""
     return min(max(MOST_TEXT, _UNFOLDS * registry.max_payload), 2**30)

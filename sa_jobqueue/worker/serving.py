@@ -19,6 +19,7 @@ from .process.exit_codes import Ending
 from .running.run import Stop
 from .running.timeouts import StuckQueues
 from .services import Services, WorkerSpec
+from .state import WorkerState
 
 __all__ = ["LAST_CALL", "Serving"]
 
@@ -88,6 +89,10 @@ class Serving:
         finally:
             await self._leave_whatever_comes()
         return self._ending
+
+    def state(self) -> WorkerState:
+        """What goes on just now. For any thread."""
+        return self._services.state(dict(self._counts), serving=self.under_way)
 
     def stop(self, *, now: bool = False) -> None:
         """Claim no more and let running jobs finish; `now`: do not wait for them."""

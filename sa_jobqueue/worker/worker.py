@@ -37,6 +37,7 @@ from .process.signals import hearing_signals
 from .running.sessions import Sessions
 from .services import WorkerSpec
 from .serving import LAST_CALL, Serving
+from .state import QueueState, WorkerState
 
 __all__ = ["Ending", "Worker"]
 
@@ -186,6 +187,15 @@ class Worker:
     def serving(self) -> bool:
         """Whether it has begun, and not yet ended."""
         return self._serving is not None and self._serving.under_way
+
+    def state(self) -> WorkerState:
+        """What the worker does just now: slots and jobs by queue, and counts. For any thread."""
+        if self._serving is not None:
+            return self._serving.state()
+        queues = {
+            name: QueueState(slots, running=0, waiting=0, stuck=0, paused=False) for name, slots in self.queues.items()
+        }
+        return WorkerState(serving=False, queues=queues, counts=dict(self.counts))
 
     def _heed_signal(self, number: signal.Signals) -> float:
         """Stop. Returns the seconds after which handlers should have ended. On the signals thread."""

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, func, insert, select
 from sa_jobqueue import AsyncJobContext, JobContext, JobStatus, Registry, task
 from tests.support.factory import TABLE, row, unfolding
 from tests.support.waiting import wait_until
-from tests.support.working import drain, services_of, working
+from tests.support.working import drain, working
 
 BATCH = 1_000
 
@@ -157,4 +157,4 @@ def test_a_row_that_takes_no_outcome_at_all(
     with working(url, registry, queues={"default": BATCH}, listen=False, lease=60.0) as worker:
         wait_until(others_are_done)
         wait_until(lambda: f"job {poisoned}: its outcome cannot be written" in caplog.text)
-        wait_until(lambda: all(slots.running == 0 for slots in services_of(worker).all_slots.values()))
+        wait_until(lambda: worker.state().running == 0)

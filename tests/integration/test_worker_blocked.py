@@ -124,19 +124,19 @@ def test_a_handler_that_blocks_the_loop_past_its_timeout_is_given_up_and_may_com
         assert gate.reached.wait(PATIENCE)
         services = services_of(worker)
         (behind,) = add(engine, enqueue("next"))
-        wait_until(lambda: services.all_slots["default"].waiting == 1)
+        wait_until(lambda: worker.state().queues["default"].waiting == 1)
         assert_timed_out(wait_finished(engine, late))
         (beside,) = add(engine, Job(task="threads", queue="threads"))
         assert wait_finished(engine, beside).status == "completed"
         assert services.watchdog.blocked
-        assert services.all_slots["default"].stuck == 1
+        assert worker.state().queues["default"].stuck == 1
         gate.opened.set()
         job = wait_finished(engine, behind)
         assert (job.status, job.attempt) == ("completed", 1)
         wait_until(
             lambda: [slots.running for slots in services.all_slots.values()] == [0, 0] and not len(services.runs)
         )
-        assert services.all_slots["default"].stuck == 0
+        assert worker.state().queues["default"].stuck == 0
         assert not services.watchdog.blocked
     assert again == [True]
     with Session(engine) as session:
@@ -219,7 +219,7 @@ def test_a_handler_that_was_cancelled_by_its_timeout_and_does_not_block_has_time
         assert gate.reached.wait(PATIENCE)
         ticks: list[float] = []
         wait_until(lambda: ticks.append(services_of(worker).watchdog._asked_at) or len(set(ticks)) > 10)  # type: ignore[func-returns-value]
-        assert (job_of(engine, id).status, services_of(worker).all_slots["default"].stuck) == ("running", 0)
+        assert (job_of(engine, id).status, worker.state().queues["default"].stuck) == ("running", 0)
         gate.opened.set()
         assert wait_finished(engine, id).status == "completed"
 

@@ -497,7 +497,7 @@ def test_a_schema_that_was_dropped_and_made_anew(
     monkeypatch.setattr(Claimer, "look_at", lambda self, queue: (heard.append(queue), look_at(self, queue)))
     with working(url, registry) as worker:
         services = services_of(worker)
-        wait_until(lambda: services.listener is not None and services.listener.listening)
+        wait_until(lambda: worker.state().listening)
         downgrade_database(url)
         wait_until(lambda: services.claimer._connection.failures)
         upgrade_database(url)
@@ -521,8 +521,7 @@ def test_a_wake_up_that_comes_with_the_answer_of_a_ping_is_heard(
     monkeypatch.setattr(listener, "_PING", 0.1)
     monkeypatch.setattr(Claimer, "look_at", lambda self, queue: heard.append(queue))
     with working(url, registry) as worker:
-        services = services_of(worker)
-        wait_until(lambda: services.listener is not None and services.listener.listening)
+        wait_until(lambda: worker.state().listening)
         monkeypatch.setattr(default_store, "channel", told_meanwhile)
         wait_until(lambda: "meanwhile" in heard)
 

@@ -94,7 +94,7 @@ def test_cancels_that_come_after_a_handlers_end_cost_no_slot(engine: Engine, url
     ids = add(engine, *(enqueue(watched) for _ in range(40)))
     with working(url, registry, queues={"default": 3}) as worker:
         wait_until(lambda: not {JobStatus.QUEUED, JobStatus.RUNNING} & set(statuses(engine, *ids)))
-        wait_until(lambda: services_of(worker).all_slots["default"].running == 0)
+        wait_until(lambda: worker.state().queues["default"].running == 0)
 
 
 def test_a_child_that_a_handler_forks_heeds_signals_as_ever() -> None:
@@ -239,7 +239,7 @@ def test_a_filter_of_logs_that_raises_ends_no_thread_of_the_worker(
             wait_until(lambda: terminate_others(url) or raised)
             id = add_one(engine, enqueue(handler))
             wait_until(lambda: job_of(engine, id).status == JobStatus.COMPLETED)
-            wait_until(lambda: services.listener is not None and services.listener.listening)
+            wait_until(lambda: worker.state().listening)
             assert services.ended_part() is None
     finally:
         filtered.removeFilter(wrong)

@@ -127,7 +127,7 @@ def test_what_was_refused_is_tried_once_more_when_the_worker_leaves(
     refuse(engine, "new.status = 'completed'", "PERFORM nowhere()")
     monkeypatch.setattr("sa_jobqueue.worker.running.writer._REFUSED_FIRST", 30.0)
     with working(url, registry) as worker:
-        wait_until(lambda: services_of(worker).writer.refused == 1)
+        wait_until(lambda: worker.state().refused == 1)
         mend(engine)
     assert count(engine, JobStatus.COMPLETED, "runs") == 1
     assert runs == [0]
@@ -210,7 +210,7 @@ def test_nothing_is_lost_where_all_outcomes_are_refused_for_a_while(
     refuse(engine, "new.status = 'completed'", "RAISE EXCEPTION 'permission denied' USING ERRCODE = '42501'")
     monkeypatch.setattr("sa_jobqueue.worker.running.writer._REFUSED_LATER", 1.0)
     with working(url, registry, queues={"default": 20}) as worker:
-        wait_until(lambda: len(runs) >= 20 and services_of(worker).writer.refused > 0)
+        wait_until(lambda: len(runs) >= 20 and worker.state().refused > 0)
         mend(engine)
         wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 30)
     assert sorted(runs) == list(range(30))

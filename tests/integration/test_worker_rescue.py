@@ -137,7 +137,7 @@ def test_after_an_outage_longer_than_a_lease_nothing_that_lives_is_rescued(
             seen = [looks(worker) for worker in (idle, late)]
             wait_until(lambda: not expired(engine, id))
             wait_until(lambda: all(of(6) for of in seen))
-            assert [services_of(worker).observer.rescued for worker in (holder, idle, late)] == [0, 0, 0]
+            assert [worker.state().rescued for worker in (holder, idle, late)] == [0, 0, 0]
         held.go.set()
         wait_until(lambda: job_of(engine, id).status == JobStatus.COMPLETED)
     assert held.starts == 1

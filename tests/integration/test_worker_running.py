@@ -18,6 +18,7 @@ from sa_jobqueue import (
     Job,
     JobContext,
     JobStatus,
+    QueueState,
     Registry,
     RetryPolicy,
     Worker,
@@ -228,7 +229,7 @@ def test_a_job_that_is_cancelled_while_it_waits_for_its_slot_does_not_begin(
         (first,) = add(engine, enqueue(handler, True))
         wait_until(lambda: ran)
         (ahead,) = add(engine, enqueue(handler, False))
-        wait_until(lambda: services.all_slots["default"].waiting == 1)
+        wait_until(lambda: worker.state().queues["default"].waiting == 1)
         with Session(engine) as session:
             session.execute(cancel_jobs(Job.id == ahead))
             session.commit()
@@ -237,6 +238,44 @@ def test_a_job_that_is_cancelled_while_it_waits_for_its_slot_does_not_begin(
         wait_until(lambda: finished(engine, first, ahead))
     assert ran == [True]
     assert [job_of(engine, id).status for id in (first, ahead)] == [JobStatus.COMPLETED, JobStatus.CANCELLED]
+
+
+def test_the_state_of_a_worker_says_what_runs_waits_and_came_of_it(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By queue, and in numbers since it began; a copy, which does not change with the worker."""
+    gate = threading.Event()
+
+    @task(registry=registry, name="waits")
+    def waits() -> None:
+        wait_until(gate.is_set)
+
+    @task(registry=registry, name="fails", max_attempts=1)
+    def fails() -> None:
+        raise RuntimeError
+
+    # One is claimed ahead, however fast the others end.
+    monkeypatch.setattr(Slots, "measure", lambda slots: setattr(slots, "_buffer", 1.0))
+    with working(url, registry, queues={"default": 1, "mail": 2}, hoard=60) as worker:
+        add(engine, enqueue(fails))
+        wait_until(lambda: worker.counts == {"fail": 1})
+        add(engine, enqueue(waits), enqueue(waits))
+        wait_until(lambda: worker.state().waiting == 1)
+        wait_until(lambda: worker.state().listening)
+        before = worker.state()
+        gate.set()
+        wait_until(lambda: worker.counts == {"fail": 1, "complete": 2})
+        wait_until(lambda: worker.state().running == 0)
+        after = worker.state()
+    assert before.queues == {
+        "default": QueueState(slots=1, running=1, waiting=1, stuck=0, paused=False),
+        "mail": QueueState(slots=2, running=0, waiting=0, stuck=0, paused=False),
+    }
+    assert (before.serving, before.slots, before.running, before.waiting) == (True, 3, 1, 1)
+    assert (before.claimed, before.started, before.ended, before.unfinished) == (3, 2, 1, 2)
+    assert (after.claimed, after.started, after.ended, after.unfinished, after.unwritten) == (3, 3, 3, 0, 0)
+    assert (before.counts, after.counts) == ({"fail": 1}, {"fail": 1, "complete": 2})
+    assert not worker.state().serving
 
 
 def test_a_job_that_completes_in_spite_of_a_cancel_is_completed(engine: Engine, url: str, registry: Registry) -> None:
@@ -297,7 +336,7 @@ def test_a_run_whose_job_was_taken_away_and_claimed_here_again_is_stopped(
         take_away(engine, id)
         wait_until(told.is_set)
         wait_until(lambda: finished(engine, id))
-        wait_until(lambda: not services.all_slots["default"].running and not services.runs.all())
+        wait_until(lambda: not worker.state().queues["default"].running and not services.runs.all())
         assert worker.counts == {"complete": 1}
     job = job_of(engine, id)
     assert (job.status, job.attempt, job.claims, job.errors) == (JobStatus.COMPLETED, 1, 2, [])

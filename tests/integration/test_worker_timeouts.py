@@ -71,8 +71,8 @@ def test_a_handler_that_returns_as_soon_as_it_sees_its_timeout_has_timed_out(
     with working(url, registry) as worker:
         assert_times_out(engine, id)
         services = services_of(worker)
-        wait_until(lambda: not services.all_slots["default"].running and not len(services.runs))
-        assert services.all_slots["default"].stuck == 0
+        wait_until(lambda: not worker.state().queues["default"].running and not len(services.runs))
+        assert worker.state().queues["default"].stuck == 0
         assert worker.counts == {"fail": 1}
 
 

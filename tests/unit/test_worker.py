@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from sa_jobqueue import Registry, Worker
+from sa_jobqueue import QueueState, Registry, Worker, WorkerState
 from sa_jobqueue.errors import ConfigurationError
 
 NOWHERE = "postgresql://me@127.0.0.1:1/nowhere"
@@ -56,3 +56,11 @@ def test_sessions_come_from_the_registry_unless_the_worker_has_its_own() -> None
         ConfigurationError, match="async_sessionmaker makes Session objects; an AsyncSession is expected"
     ):
         registry.async_sessionmaker = own  # type: ignore[assignment]
+
+
+def test_a_worker_that_has_not_begun_has_a_state() -> None:
+    """Its slots are free."""
+    free = QueueState(slots=2, running=0, waiting=0, stuck=0, paused=False)
+    state = Worker(NOWHERE, {"mail": 2, "default": 2}).state()
+    assert state == WorkerState(serving=False, queues={"mail": free, "default": free}, counts={})
+    assert (state.slots, state.running, state.waiting, state.stuck) == (4, 0, 0, 0)

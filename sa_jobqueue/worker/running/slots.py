@@ -188,6 +188,22 @@ class Slots:
         return self._running
 
     @property
+    def started(self) -> int:
+        """Jobs that got a slot, so far."""
+        with self._lock:
+            return self._ended + self._running
+
+    @property
+    def ended(self) -> int:
+        """Jobs whose handlers have come back, so far."""
+        return self._ended
+
+    @property
+    def paused(self) -> bool:
+        """Whether no job is started for now."""
+        return not self._open
+
+    @property
     def waiting(self) -> int:
         """Jobs claimed and not started."""
         return len(self._waiting)

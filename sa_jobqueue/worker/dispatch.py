@@ -1,0 +1,85 @@
+"""What becomes of claimed jobs: they go to their slots, or back to the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic
+
+from ..context import ClaimedJob
+from ..lifecycle import Rules, decide
+from ..log import get_logger
+from ..outcomes import Outcome, Released
+from ..tasks import Registry
+from .observer import Observer
+from .running.executor import Executor
+from .running.run import Run, Runs, Stop
+from .running.slots import Slots
+from .running.writer import OutcomeWriter
+from .unknown import UnknownTasks
+
+__all__ = ["Dispatch"]
+
+logger = get_logger(__name__)
+
+
+class Dispatch:
+    """Hands claimed jobs on. The claimer's thread alone calls it."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        all_slots: Mapping[str, Slots],
+        *,
+        runs: Runs,
+        executor: Executor,
+        writer: OutcomeWriter,
+        observer: Observer,
+        unknown: UnknownTasks,
+    ) -> None:
+        self._registry, self._all_slots, self._runs = registry, all_slots, runs
+        self._executor, self._writer, self._observer, self._unknown = executor, writer, observer, unknown
+
+    def take_in(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
+        """To the slots with jobs that were claimed just now. Jobs of unknown tasks go back."""
+        known, now = self._registry.get, monotonic()
+        by_queue: dict[str, list[Run]] = {name: [] for name in self._all_slots}
+        runs: list[Run] = []
+        for job in jobs:
+            task = known(job.task)
+            if task is None:
+                self._return_unknown(job)
+                continue
+            run = Run(job, task, now, claimed_at)
+            runs.append(run)
+            by_queue[job.queue].append(run)
+        for lost in self._runs.add(runs):
+            self._lose(lost)
+        for name, batch in by_queue.items():
+            if batch:
+                for run in self._all_slots[name].feed(batch):  # the worker leaves
+                    self._executor.give_up(run, Released())
+        self._observer.claim(len(jobs))
+
+    def set_aside(self, job: ClaimedJob, outcome: Outcome) -> None:
+        """End a claimed job with `outcome`, without a run; it goes back if its task is unknown."""
+        task = self._registry.get(job.task)
+        if task is None:
+            self._return_unknown(job)
+        else:
+            self._writer.add(decide(job, outcome, task.rules, random=0.5))
+        self._observer.claim(1)
+
+    def _lose(self, run: Run) -> None:
+        """Its job was taken away, and claimed here again: no renewal will say that this run's claim is over."""
+        if not run.settled:
+            logger.warning(
+                "job %d: its claim was taken away, and it is claimed here again; the earlier run is stopped, and nothing it "
+                "writes is kept",
+                run.job.id,
+            )
+            self._runs.stop(run, Stop.LOST)
+
+    def _return_unknown(self, job: ClaimedJob) -> None:
+        """Another release may know the task: back to the queue with a delay, and no attempt spent."""
+        self._observer.unknown()
+        self._writer.add(decide(job, Released(self._unknown.seconds(job)), Rules(), random=0.5))
