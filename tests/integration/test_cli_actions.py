@@ -25,7 +25,8 @@ def now(engine: Engine) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("verb", ["retry", "cancel", "discard", "prune"])
-def test_everything_is_only_meant_with_all(engine: Engine, url: str, verb: str) -> None:
+def test_an_action_on_all_jobs_needs_all(engine: Engine, url: str, verb: str) -> None:
+    """Without ids, filters or --all it is refused; with --all and a filter, too."""
     jobs = one_of_each(engine)
     assert "say which jobs" in refused(verb, url=url)
     assert "contradict" in refused(verb, "--all", "--queue", "mail", url=url)
@@ -70,7 +71,8 @@ def test_retry_runs_failed_jobs_again_and_leaves_completed_ones(engine: Engine, 
     assert output("retry", "--queue", "mail", "--status", "completed", url=url) == "retried 1 job\n"
 
 
-def test_cancel_says_which_are_only_asked(engine: Engine, url: str) -> None:
+def test_cancel_says_which_jobs_still_run(engine: Engine, url: str) -> None:
+    """A waiting job is cancelled at once; a running one is asked to stop."""
     with engine.begin() as connection:
         waiting, running = make_job(connection), make_job(connection, "running")
     assert output("cancel", str(waiting), str(running), url=url) == (
@@ -81,7 +83,8 @@ def test_cancel_says_which_are_only_asked(engine: Engine, url: str) -> None:
         assert row(connection, running).cancel_requested_at is not None
 
 
-def test_discard_writes_the_reason(engine: Engine, url: str) -> None:
+def test_discard_writes_the_reason_into_the_errors(engine: Engine, url: str) -> None:
+    """It is what `show` says of the job later."""
     with engine.begin() as connection:
         number = make_job(connection, task="gone")
     assert output("discard", "--task", "gone", "--reason", "the shop is closed", url=url) == "discarded 1 job\n"
@@ -112,6 +115,7 @@ def test_any_number_of_ids_is_taken(engine: Engine, url: str, verb: str, dry_run
 
 
 def test_ids_and_filters_narrow_each_other(engine: Engine, url: str) -> None:
+    """An id that the filters leave out is not touched, and exit code 1 says so."""
     with engine.begin() as connection:
         mail, other = make_job(connection, queue="mail"), make_job(connection)
     assert invoke("cancel", str(mail), str(other), "--queue", "mail", url=url).exit_code == 1
@@ -136,6 +140,7 @@ def test_prune_takes_any_number(engine: Engine, url: str) -> None:
 
 
 def test_prune_expired_deletes_what_workers_would(engine: Engine, url: str) -> None:
+    """Jobs whose retention is over; all others stay."""
     with engine.begin() as connection:
         kept = make_job(connection, "completed")
         make_job(connection, "failed", purge_at=timedelta(seconds=-1))

@@ -228,12 +228,14 @@ def test_an_error_in_another_process_is_one_line_and_leaves_nothing(empty_databa
         connection.execute(f"DROP ROLE {role}")
 
 
-def test_a_database_that_is_not_there_is_one_line() -> None:
+def test_bench_without_a_database_is_one_line() -> None:
+    """Before anything is measured."""
     said = refused("bench", "drain", url="postgresql://nobody@127.0.0.1:1/nowhere")
 
     assert "the database does not answer" in said
 
 
 @pytest.mark.parametrize("arguments", [["drain", "--jobs=0"], ["steady", "--rate=0"], ["drain", "--schema=mine"]])
-def test_options_that_make_no_sense_are_refused(arguments: list[str]) -> None:
+def test_bench_refuses_options_out_of_range(arguments: list[str]) -> None:
+    """The line points to the help of its own command."""
     assert f"(see sa-jobqueue bench {arguments[0]} --help)" in refused("bench", *arguments)

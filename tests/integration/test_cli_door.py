@@ -24,6 +24,7 @@ NOWHERE = "postgresql://me:secret@127.0.0.1:1/nowhere"
     ],
 )
 def test_a_wrong_url_is_refused(url: str, reason: str) -> None:
+    """In one line with the reason, and without the password."""
     line = refused("list", url=url)
     assert reason in line
     assert "secret" not in line
@@ -43,6 +44,7 @@ def test_a_wrong_url_is_refused(url: str, reason: str) -> None:
     ],
 )
 def test_a_wrong_option_is_refused(arguments: tuple[str, ...]) -> None:
+    """In one line, which does not repeat the URL."""
     assert "secret" not in refused(*arguments, url=NOWHERE)
 
 
@@ -54,9 +56,10 @@ def test_a_wrong_option_is_refused(arguments: tuple[str, ...]) -> None:
         ("pyproject", "Invalid value for lease in [tool.sa_jobqueue] of pyproject.toml: "),
     ],
 )
-def test_a_wrong_value_is_named_with_the_place_that_said_it(
+def test_a_wrong_value_is_named_with_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, place: str
 ) -> None:
+    """The option, the environment variable, or the key in pyproject.toml."""
     monkeypatch.chdir(tmp_path)
     if said == "pyproject":
         (tmp_path / "pyproject.toml").write_text("[tool.sa_jobqueue]\nlease = 'soon'\n")
@@ -68,7 +71,8 @@ def test_a_wrong_value_is_named_with_the_place_that_said_it(
 
 @pytest.mark.parametrize("command", ["show", "retry", "cancel", "discard", "prune"])
 @pytest.mark.parametrize("number", [str(2**63), "9" * 30, "seven"])
-def test_what_is_no_number_of_a_job_is_refused_by_its_name(command: str, number: str) -> None:
+def test_a_wrong_job_id_is_refused(command: str, number: str) -> None:
+    """The message shows what was given; no id has more than 63 bits."""
     assert f"{number!r} is not a job's number" in refused(command, number, url=NOWHERE)
 
 
@@ -79,7 +83,8 @@ def test_a_file_in_place_of_a_module_is_answered_with_the_module() -> None:
     assert "--app src.shop," in refused("enqueue", "a", "--app", "src/shop.py", url=NOWHERE)
 
 
-def test_a_system_that_keeps_no_process_on_a_core_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pin_is_refused_where_the_system_cannot_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     assert refused("work", "--pin", url=NOWHERE).startswith("error: --pin: processes cannot be kept on a core on ")
 
@@ -93,9 +98,10 @@ def test_a_system_that_keeps_no_process_on_a_core_says_so(monkeypatch: pytest.Mo
         ("[tool.sa_jobqueue\n", "cannot be read"),
     ],
 )
-def test_a_wrong_pyproject_is_one_line_and_help_goes_on(
+def test_a_wrong_pyproject_is_one_line_and_help_still_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, reason: str
 ) -> None:
+    """The line names the file."""
     (tmp_path / "pyproject.toml").write_text(content)
     monkeypatch.chdir(tmp_path)
     line = refused("list", url=NOWHERE)
@@ -104,7 +110,8 @@ def test_a_wrong_pyproject_is_one_line_and_help_goes_on(
     assert invoke("list", "--help").exit_code == 0
 
 
-def test_the_help_of_the_main_command_has_examples() -> None:
+def test_the_help_of_work_has_examples() -> None:
+    """Each on a line of its own, to be copied."""
     lines = [line.strip() for line in invoke("work", "--help").stdout.splitlines()]
     assert "sa-jobqueue work --app shop.tasks" in lines
     assert "sa-jobqueue work --app shop.tasks --queue mail=10 --queue default=50 --processes 2" in lines

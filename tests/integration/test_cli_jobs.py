@@ -38,7 +38,8 @@ def listed(url: str, *filters: str) -> list[int]:
     return [job["id"] for job in as_json("list", *filters, url=url)]
 
 
-def test_the_newest_come_first_and_no_more_than_the_limit(engine: Engine, url: str) -> None:
+def test_list_shows_the_newest_jobs_up_to_the_limit(engine: Engine, url: str) -> None:
+    """A note says that there are more."""
     with engine.begin() as connection:
         first, second, third = (make_job(connection) for _ in range(3))
     assert listed(url) == [third, second, first]
@@ -66,7 +67,8 @@ def test_every_status_and_every_reading_is_a_filter(engine: Engine, url: str) ->
     assert listed(url, "--status", "due", "--status", "failed") == [others["failed"], due]
 
 
-def test_queues_tasks_and_ages_narrow_each_other(engine: Engine, url: str) -> None:
+def test_filters_of_different_kinds_narrow_each_other(engine: Engine, url: str) -> None:
+    """Repeated, a filter takes more: two queues are either of them."""
     with engine.begin() as connection:
         make_job(connection, queue="mail", task="a")
         old = make_job(connection, queue="mail", task="b", created_at=timedelta(days=-3))
@@ -108,7 +110,7 @@ def test_a_search_by_tag_is_a_containment(engine: Engine) -> None:
     assert "meta @> " in str(criterion.compile(engine))
 
 
-def test_a_completed_job_shows_no_error_of_an_earlier_attempt(engine: Engine, url: str) -> None:
+def test_list_shows_no_error_of_a_completed_job(engine: Engine, url: str) -> None:
     """`show` has each."""
     with engine.begin() as connection:
         number = make_job(connection, "completed", attempt=2, errors=[ERROR])
@@ -132,7 +134,8 @@ def test_an_error_in_a_list_is_its_class_and_its_first_line(engine: Engine, url:
 
 
 @pytest.mark.parametrize(("attempt", "reading"), [(0, "scheduled"), (1, "retrying")])
-def test_list_and_show_call_a_job_the_same(engine: Engine, url: str, attempt: int, reading: str) -> None:
+def test_list_and_show_use_the_same_words(engine: Engine, url: str, attempt: int, reading: str) -> None:
+    """The reading for people, and the status itself for scripts."""
     with engine.begin() as connection:
         number = make_job(connection, attempt=attempt, run_at=timedelta(hours=1), task="a")
     assert f" {reading} " in output("list", url=url)
@@ -220,9 +223,7 @@ def test_in_a_terminal_a_list_fits_its_width(
     assert "3m ago" in lines[2]
 
 
-def test_at_80_columns_a_list_shows_the_class_of_an_error_and_the_start_of_its_message(
-    engine: Engine, url: str
-) -> None:
+def test_list_in_80_columns_shows_how_an_error_begins(engine: Engine, url: str) -> None:
     """A task goes without its module then, and the age of the job is left out."""
     error = ERROR | {"type": "shop.errors.LookupError", "message": "no such order: 3 is not in the table of orders"}
     with engine.begin() as connection:
@@ -246,7 +247,8 @@ def in_terminal(*arguments: str, url: str, columns: int) -> str:
     return shown
 
 
-def test_nothing_found_is_no_error(url: str) -> None:
+def test_an_empty_list_is_no_error(url: str) -> None:
+    """Exit code 0, a note on stderr, and an empty list as JSON."""
     result = invoke("list", url=url)
     assert (result.exit_code, result.stdout, notes(result)) == (0, "", "no such jobs\n")
     assert as_json("list", url=url) == []
@@ -306,12 +308,14 @@ def test_no_password_of_an_error_is_shown_in_any_form(engine: Engine, url: str) 
     assert shown.count(masked) == 3
 
 
-def test_a_job_that_is_not_there_is_said(url: str) -> None:
+def test_show_of_a_missing_job_is_exit_code_1(url: str) -> None:
+    """The database did answer, so it is not 2."""
     result = invoke("show", "99", url=url)
     assert (result.exit_code, notes(result)) == (1, "error: there is no job 99\n")
 
 
 def test_stats_count_by_queue(engine: Engine, url: str) -> None:
+    """Live jobs are all counted, finished ones only if they ended lately; the table ends with the sum."""
     with engine.begin() as connection:
         make_job(connection, queue="mail", run_at=timedelta(minutes=-5))
         make_job(connection, queue="mail", run_at=timedelta(minutes=5))
@@ -328,7 +332,8 @@ def test_stats_count_by_queue(engine: Engine, url: str) -> None:
     assert [line.split()[0] for line in lines] == ["images", "mail", "(all)"]
 
 
-def test_workers_show_what_they_run_and_whether_they_are_stale(engine: Engine, url: str) -> None:
+def test_workers_shows_running_jobs_and_stale_workers(engine: Engine, url: str) -> None:
+    """A worker is stale that was not seen for a minute."""
     live, stale = uuid.uuid4(), uuid.uuid4()
     common = {"host": "web-1", "pid": 7, "queues": ["mail", "default"], "concurrency": 4, "version": "1"}
     with engine.begin() as connection:
@@ -344,7 +349,7 @@ def test_workers_show_what_they_run_and_whether_they_are_stale(engine: Engine, u
     assert [line.split()[0] for line in lines] == ["WORKER", "web-1:7", "web-1:7"]
 
 
-def test_a_worker_that_let_a_lease_run_out_is_live_for_no_command(engine: Engine, url: str) -> None:
+def test_a_worker_with_an_expired_lease_is_stale_for_every_command(engine: Engine, url: str) -> None:
     """However lately it was seen: what one command calls dead, another does not call live."""
     dead = uuid.uuid4()
     with engine.begin() as connection:
@@ -371,6 +376,7 @@ def test_alive_says_which_worker_is_not_there(url: str) -> None:
 
 
 def test_a_wrong_filter_is_one_line() -> None:
+    """It shows the value, and for a status the possible ones."""
     said = refused("list", "--status", "nope")
     assert re.search(r"--status'[^:]*: 'nope' is not one of 'queued'", said)
     assert said.count("nope") == 1
@@ -394,7 +400,8 @@ def test_everything_works_in_another_schema(empty_database_url: str) -> None:
     assert "is missing; version" in refused("list", url=url)
 
 
-def test_ages_are_said_in_their_largest_units() -> None:
+def test_ages_have_at_most_two_units() -> None:
+    """The largest ones; `short` has one."""
     seconds = [None, 0.4, 59, 60, 200, 7_500, 90_000, 86_400, -5]
     assert [printing.age(one) for one in seconds] == ["", "0s", "59s", "1m", "3m 20s", "2h 5m", "1d 1h", "1d", "5s"]
     assert printing.age(7_500, short=True) == "2h"

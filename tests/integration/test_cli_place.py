@@ -106,7 +106,8 @@ def test_database_url_counts_where_ours_is_not_set_and_is_said(url: str, tmp_pat
     assert "embedded" in refused("list", env=unused | {"SA_JOBQUEUE_EMBEDDED_DIR": str(tmp_path)})
 
 
-def test_a_database_url_of_another_kind_is_named_by_its_variable() -> None:
+def test_a_wrong_database_url_variable_is_named() -> None:
+    """It says what was found and what commands use, without the password."""
     line = refused("list", env={"DATABASE_URL": "postgresql+asyncpg://me:secret@db/shop"})
     assert line.startswith("error: DATABASE_URL: ")
     assert "names the driver asyncpg; commands and workers use psycopg 3" in line

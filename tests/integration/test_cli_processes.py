@@ -31,11 +31,13 @@ def one_line(*arguments: str, **options: object) -> str:
 
 
 @pytest.mark.parametrize("arguments", [("list",), ("check",), ("list", "--nope"), ("nope",), ("list", NOWHERE)])
-def test_what_cannot_work_is_one_line_and_exit_code_2(arguments: tuple[str, ...]) -> None:
+def test_a_command_that_cannot_work_is_one_line(arguments: tuple[str, ...]) -> None:
+    """On stderr, with exit code 2."""
     one_line(*arguments, url=NOWHERE)
 
 
-def test_a_missing_schema_is_one_line(empty_database_url: str) -> None:
+def test_a_missing_schema_points_to_migrate(empty_database_url: str) -> None:
+    """In one line."""
     assert "run `sa-jobqueue migrate`" in one_line("stats", url=empty_database_url)
 
 
@@ -110,7 +112,8 @@ def test_a_thread_of_the_application_does_not_keep_workers_from_beginning(databa
     assert ended.stderr.count("found nothing more to do") == 2
 
 
-def test_debug_has_the_traceback_without_the_password() -> None:
+def test_debug_shows_the_traceback_without_the_password() -> None:
+    """It may be sent to others as it is."""
     result = run_command("list", "--debug", url=NOWHERE)
     assert result.returncode == 2
     assert "Traceback" in result.stderr
@@ -212,6 +215,7 @@ def completed(folder: Path, words: str) -> list[str]:
     ],
 )
 def test_bash_completes_commands_options_and_values(tmp_path: Path, words: str, offered: list[str]) -> None:
+    """By the script that --show-completion prints."""
     assert completed(tmp_path, words) == offered
 
 
@@ -226,10 +230,12 @@ def test_other_shells_complete_too(tmp_path: Path, shell: str) -> None:
 
 @pytest.mark.parametrize("arguments", [(), ("list",), ("work",), ("embedded",), ("embedded", "status")], ids=" ".join)
 def test_help_shows_no_value_for_a_flag(arguments: tuple[str, ...]) -> None:
+    """`--json <bool>` would read as if it took one."""
     assert not re.search("<bool>|BOOLEAN", run_command(*arguments, "--help").stdout)
 
 
-def test_python_m_is_the_same_command(database_url: str) -> None:
+def test_python_m_sa_jobqueue_is_the_same_command(database_url: str) -> None:
+    """For where the script is not on the PATH."""
     found = run_command("list", "--json", url=database_url, command=(sys.executable, "-m", "sa_jobqueue"))
     assert (found.returncode, found.stdout) == (0, "[]\n")
 
@@ -273,9 +279,8 @@ def test_without_a_url_the_embedded_server_is_started_and_can_be_stopped() -> No
 @pytest.mark.parametrize(
     ("own", "threshold"), [("", 5_000), ("gc.set_threshold(0)", 0), ("gc.set_threshold(20_000)", 20_000)]
 )
-def test_work_searches_less_for_garbage_unless_the_application_says_how(
-    database_url: str, tmp_path: Path, own: str, threshold: int
-) -> None:
+def test_work_tunes_gc_unless_the_application_does(database_url: str, tmp_path: Path, own: str, threshold: int) -> None:
+    """A threshold that the application has set stays."""
     (tmp_path / "shop.py").write_text(
         f"import gc\nfrom sa_jobqueue import task\n{own}\n"
         "@task(name='say')\n"

@@ -72,7 +72,8 @@ def database_url(database_url: str) -> str:
 # ---- migrate
 
 
-def test_migrate_makes_the_tables_and_repeated_does_nothing(empty_database_url: str) -> None:
+def test_migrate_makes_the_tables_once(empty_database_url: str) -> None:
+    """Repeated, it has nothing to do."""
     assert output("migrate", url=empty_database_url) == "schema sa_jobqueue: version 1 (new)\n"
     assert output("migrate", url=empty_database_url) == "schema sa_jobqueue: version 1, nothing to do\n"
 
@@ -100,11 +101,13 @@ def test_a_newer_schema_is_left_alone(database_url: str) -> None:
     assert "upgrade the package" in refused("migrate", "--to", "0", "--yes", url=database_url)
 
 
-def test_a_version_that_is_not_there_is_refused(url: str) -> None:
+def test_migrate_to_an_unknown_version_is_refused(url: str) -> None:
+    """Before anything is changed."""
     assert "there is no version 9" in refused("migrate", "--to", "9", url=url)
 
 
-def test_the_script_and_the_revision_ask_no_database(empty_database_url: str) -> None:
+def test_migrate_prints_scripts_without_a_database(empty_database_url: str) -> None:
+    """The SQL for psql and the revision for Alembic make the tables, and remove them."""
     nowhere = "postgresql://nobody@127.0.0.1:1/nowhere"
     script = output("migrate", "--sql", "--schema", "jobs", url=nowhere)
     with connect(empty_database_url) as connection:
@@ -151,7 +154,8 @@ def test_what_was_enqueued_is_said_beside_its_id(url: str) -> None:
     assert datetime.fromisoformat(made["run_at"]) > datetime.now(UTC) + timedelta(hours=1)
 
 
-def test_a_time_needs_its_zone(engine: Engine, url: str) -> None:
+def test_run_at_needs_a_time_zone(engine: Engine, url: str) -> None:
+    """Without one it would be another time on each machine."""
     number = as_json("enqueue", "a", "--run-at", "2030-01-31T09:00+01:00", url=url)["id"]
     with engine.begin() as connection:
         assert row(connection, number).run_at.isoformat() == "2030-01-31T08:00:00+00:00"
@@ -161,24 +165,26 @@ def test_a_time_needs_its_zone(engine: Engine, url: str) -> None:
     assert "--run-at must be a time" in refused("enqueue", "a", "--run-at", "tomorrow", url=url)
 
 
-def test_arguments_come_from_stdin_too(engine: Engine, url: str) -> None:
+def test_enqueue_reads_arguments_from_stdin(engine: Engine, url: str) -> None:
+    """By `-`, for those that are too long for a command line."""
     number = output("enqueue", "a", "-", url=url, stdin='{"text": "long"}')
     with engine.begin() as connection:
         assert row(connection, int(number)).args == {"text": "long"}
 
 
-def test_stdin_that_is_no_text_is_refused(url: str) -> None:
+def test_enqueue_refuses_stdin_that_is_not_utf8(url: str) -> None:
+    """In one line, with the place of the wrong byte."""
     assert "the arguments on stdin are not UTF-8" in refused("enqueue", "a", "-", url=url, stdin=b'{"a": "\xff"}')
 
 
 @pytest.mark.parametrize("arguments", ["[1]", "{bad", '{"a": NaN}', "7"])
-def test_what_is_no_json_object_is_refused(url: str, arguments: str) -> None:
+def test_enqueue_refuses_arguments_that_are_no_json_object(url: str, arguments: str) -> None:
+    """Arguments go by name, so an object is needed."""
     assert refused("enqueue", "a", arguments, url=url)
 
 
-def test_with_an_app_the_handler_checks_the_arguments_and_says_the_options(
-    engine: Engine, url: str, folder: Path
-) -> None:
+def test_enqueue_with_app_checks_arguments_and_takes_the_tasks_options(engine: Engine, url: str, folder: Path) -> None:
+    """By the annotations of the handler: JSON has no UUIDs and no dates."""
     (folder / "shop_tasks.py").write_text(TASKS)
     order = str(uuid.uuid4())
     number = output("enqueue", "shop.send", json.dumps({"order": order}), "--app", "shop_tasks", url=url)
@@ -201,7 +207,8 @@ def test_a_task_that_the_app_has_not_is_refused(engine: Engine, url: str, folder
     assert output("enqueue", "shop.sned", "{}", "--app", "", env={"SA_JOBQUEUE_APP": "shop_tasks"}, url=url)
 
 
-def test_an_app_may_name_a_registry_and_there_may_be_several(url: str, folder: Path) -> None:
+def test_app_may_name_several_registries(url: str, folder: Path) -> None:
+    """Modules and registries; their tasks are put together."""
     (folder / "shop_tasks.py").write_text(TASKS)
     both = ("--app", "shop_tasks, shop_tasks:mine")
     assert as_json("enqueue", "shop.other", '{"n": 1}', *both, url=url)["queue"] == "slow"
@@ -233,6 +240,7 @@ def test_an_app_may_name_a_registry_and_there_may_be_several(url: str, folder: P
 def test_an_app_that_does_not_import_is_named_with_the_reason(
     folder: Path, source: str | None, name: str, reason: str
 ) -> None:
+    """And with the file and line that raised it."""
     if source is not None:
         (folder / "shop_broken.py").write_text(source)
     line = refused("enqueue", "a", "--app", name, url="postgresql://nobody@127.0.0.1:1/nowhere")
@@ -243,7 +251,8 @@ def test_an_app_that_does_not_import_is_named_with_the_reason(
 # ---- check
 
 
-def test_all_is_well_in_an_idle_queue(url: str) -> None:
+def test_check_finds_an_idle_queue_well(url: str) -> None:
+    """It asks each question once, in order."""
     found = as_json("check", url=url)
     assert found["ok"] is True
     assert [one["name"] for one in found["checks"]] == [
@@ -295,7 +304,8 @@ def test_it_is_said_how_many_live_workers_listen(database_url: str) -> None:
             assert (f"sa-jobqueue {worker.id} shop",) in names
 
 
-def test_an_expired_lease_and_a_long_wait_are_problems(engine: Engine, url: str) -> None:
+def test_check_finds_expired_leases_and_long_waits(engine: Engine, url: str) -> None:
+    """A wait is one only if --max-wait says how long is too long."""
     with engine.begin() as connection:
         make_job(connection, "running", lease_expires_at=timedelta(seconds=-1))
         make_job(connection, run_at=timedelta(hours=-2))
@@ -317,16 +327,16 @@ def test_a_missing_schema_is_a_problem_with_its_remedy(empty_database_url: str) 
     )
 
 
-def test_a_read_only_server_is_a_problem(database_url: str) -> None:
+def test_check_finds_a_read_only_server(database_url: str) -> None:
+    """As a standby is."""
     with connect(database_url) as connection:
         name = make_url(database_url).database
         connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'.encode())
     assert "read-only" in problems(url=database_url)["database"]
 
 
-def test_a_server_that_is_too_old_and_a_clock_that_is_off_are_problems(
-    monkeypatch: pytest.MonkeyPatch, url: str
-) -> None:
+def test_check_finds_an_old_server_and_a_wrong_clock(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Each with what to do."""
     monkeypatch.setattr(checking, "_OLDEST_SERVER", 99)
     monkeypatch.setattr(checking, "time", SimpleNamespace(time=lambda: 0.0, monotonic=lambda: 0.0))
     found = problems(url=url)
@@ -341,7 +351,8 @@ def test_a_listen_that_hears_nothing_is_a_problem(monkeypatch: pytest.MonkeyPatc
     assert "LISTEN hears nothing" in problems(url=url)["wake-ups"]
 
 
-def test_an_unreachable_database_is_said_in_json_too() -> None:
+def test_check_says_in_json_that_the_database_is_away() -> None:
+    """Exit code 2, and no password."""
     result = invoke("check", "--json", url="postgresql://me:secret@127.0.0.1:1/nowhere")
     assert result.exit_code == 2
     assert json.loads(result.stdout)["checks"][0]["ok"] is False
@@ -366,7 +377,8 @@ def test_the_embedded_server_is_found_where_it_would_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["option", "environment", "pyproject"])
-def test_a_folder_may_be_in_a_home_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_embedded_dir_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """In the option, the environment and pyproject.toml; an unknown home is refused."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
 

@@ -95,9 +95,7 @@ def test_sqlmodels_exec_works_by_the_sessionmaker_of_the_registry(
     assert python(shop, HEROES) == "b"
 
 
-def test_a_worker_of_the_applications_is_made_in_each_process_and_never_in_the_supervisor(
-    engine: Engine, database_url: str, shop: Path
-) -> None:
+def test_the_applications_worker_is_made_in_each_process(engine: Engine, database_url: str, shop: Path) -> None:
     """By a function; its engine, queues and settings are its own, the processes and signals the command's.
 
     The database of the environment is not looked at.

@@ -172,6 +172,7 @@ def test_a_rescue_that_was_not_seen_is_no_proof(kill: Kill | None) -> None:
 
 @pytest.mark.parametrize("needed", [True, False])
 def test_every_job_of_the_killed_worker_must_be_rescued(needed: bool) -> None:
+    """One that is missing fails the check; more than these do not."""
     kill = Kill("w", frozenset({1, 2}), 0.0)
     assert [check.holds for check in rescue_checks(kill, frozenset({1, 2, 3}), needed=needed)] == [True]
     assert [check.holds for check in rescue_checks(kill, frozenset({2, 3}), needed=needed)] == [False]
@@ -192,7 +193,8 @@ def test_every_job_of_the_killed_worker_must_be_rescued(needed: bool) -> None:
         (False, False, ["The proof fails: the database does not say what it should."]),
     ],
 )
-def test_the_last_words_say_what_was_shown_and_what_was_not(proved: bool, rescued: bool, said: list[str]) -> None:
+def test_the_verdict_says_what_was_shown_and_what_was_not(proved: bool, rescued: bool, said: list[str]) -> None:
+    """In a terminal of 80 columns."""
     console = Console(file=io.StringIO(), width=80)
     show_verdict(console, proved=proved, rescued=rescued)
     assert isinstance(console.file, io.StringIO)

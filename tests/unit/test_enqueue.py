@@ -25,7 +25,8 @@ def compiled(statement: Any) -> Any:
     return statement.compile(dialect=postgresql.dialect())  # type: ignore[no-untyped-call]
 
 
-def test_a_job_has_what_the_task_says() -> None:
+def test_a_job_has_the_tasks_options() -> None:
+    """It is an ordinary ORM object, in no session yet."""
     job = enqueue(send, 7, tags=["x"])
 
     assert (job.task, job.queue, job.priority, job.max_attempts) == (send.name, "mail", 7, 3)
@@ -35,7 +36,8 @@ def test_a_job_has_what_the_task_says() -> None:
     assert object_session(job) is None
 
 
-def test_a_job_has_what_the_options_say() -> None:
+def test_options_of_a_call_win_over_the_tasks() -> None:
+    """What they do not say stays the task's."""
     moment = datetime(2030, 1, 1, tzinfo=UTC)
     job = enqueue(send.options(queue="slow", run_at=moment, meta={"a": [1]}), 7)
 
@@ -56,7 +58,8 @@ def test_jobs_share_nothing() -> None:
     assert other.meta == {"a": [1]}
 
 
-def test_a_job_may_be_made_by_name() -> None:
+def test_a_job_may_be_made_by_the_tasks_name() -> None:
+    """For producers that do not have the handler's code."""
     job = enqueue("shop.mail", order_id=1)
     slow = enqueue(TaskName("shop.mail").options(queue="slow"), order_id=1)
 
@@ -76,17 +79,20 @@ def test_a_handlers_arguments_may_have_any_name() -> None:
 
 @pytest.mark.parametrize("what", [None, 5, len, send.handler, send.call(1)], ids=lambda one: type(one).__name__)
 def test_only_a_task_or_a_name_can_be_enqueued(what: Any) -> None:
+    """A plain function is answered with the decorator that makes it a task."""
     with pytest.raises(OptionError, match=r"decorate the function with @task"):
         enqueue(what)
 
 
 @pytest.mark.parametrize("what", [enqueue(send, 1), send, None, ("a",) * 7], ids=lambda one: type(one).__name__)
 def test_only_calls_can_be_enqueued_in_bulk(what: Any) -> None:
+    """Anything else is answered with how a call is made."""
     with pytest.raises(OptionError, match=r"takes calls, task.call\(...\)"):
         enqueue_many([what])
 
 
-def test_every_refusal_is_one_of_ours_and_a_value_error() -> None:
+def test_every_refusal_is_a_job_queue_error_and_a_value_error() -> None:
+    """So either can be caught."""
     for attempt in (lambda: enqueue(send, None), lambda: enqueue("")):  # type: ignore[call-overload]
         with pytest.raises(ValueError) as error:
             attempt()
@@ -116,7 +122,9 @@ def test_a_changed_statement_keeps_its_calls() -> None:
         assert compiled(statement).params["call_args"] == ['{"order_id":1}', '{"order_id":2}']
 
 
-def test_calls_are_taken_from_any_iterable_once() -> None:
+def test_enqueue_many_takes_any_iterable() -> None:
+    """It is read once, so a generator will do."""
+
     def calls() -> Any:
         yield send.call(1)
         yield TaskName("other").call(a=1)
@@ -125,6 +133,7 @@ def test_calls_are_taken_from_any_iterable_once() -> None:
 
 
 def test_a_call_is_a_value() -> None:
+    """Equal calls are equal, and none can be changed."""
     assert send.call(1) == send.call(order_id=1)
     assert isinstance(send.call(1), Call)
     with pytest.raises(AttributeError):

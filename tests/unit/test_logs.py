@@ -74,6 +74,7 @@ def test_an_extra_does_not_hide_a_traceback(logger: logging.Logger, capsys: pyte
 def test_a_traceback_has_no_passwords(
     logger: logging.Logger, capsys: pytest.CaptureFixture[str], log_format: LogFormat
 ) -> None:
+    """As text and as JSON."""
     set_log_format(log_format)
     try:
         raise RuntimeError(DSN)

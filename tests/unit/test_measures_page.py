@@ -10,6 +10,7 @@ from tests.benchmarks.report import compared, write_json
 
 
 def test_a_missed_target_stands_out(tmp_path: Path) -> None:
+    """A measure without a target is never bold."""
     figures = [
         compared("drain", [(90.0, 100.0), (80.0, 100.0), (70.0, 100.0)], "jobs/s", "raw", at_least=0.8),
         compared("wait", [(4.0, 1.0)], "ms", "bare", at_most=1.5),
@@ -28,6 +29,7 @@ def test_a_missed_target_stands_out(tmp_path: Path) -> None:
     ]
 
 
-def test_the_page_has_a_place_for_them() -> None:
+def test_the_page_has_a_place_for_the_measures() -> None:
+    """Between two marks, which must be in order."""
     page = Path("docs/explanation/measurements.md").read_text()
     assert page.index(BEGIN) < page.index(END)

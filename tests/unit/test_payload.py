@@ -211,9 +211,8 @@ def test_a_text_is_refused_exactly_when_postgresql_cannot_store_it(text: str) ->
         (Any, lambda bad: Line("x", Decimal(1), bad)),
     ],
 )  # fmt: skip
-def test_nan_and_infinities_are_refused_wherever_they_are(
-    annotation: Any, wrap: Callable[[float], Any], bad: float
-) -> None:
+def test_nan_and_infinities_are_refused_at_any_depth(annotation: Any, wrap: Callable[[float], Any], bad: float) -> None:
+    """jsonb cannot hold them."""
     assert "no number that JSON can hold" in refused(annotation, wrap(bad)) or annotation is Decimal
 
 
@@ -258,6 +257,7 @@ def test_none_for_a_key_says_flush_first(annotation: Any) -> None:
     ids=lambda one: type(one).__name__,
 )
 def test_a_refusal_says_what_was_found_and_what_was_expected(annotation: Any, value: Any, said: str) -> None:
+    """In the words of the person who wrote the call."""
     assert said in refused(annotation, value)
 
 
@@ -273,7 +273,8 @@ def test_a_float_that_jsonb_makes_an_equal_integer_is_accepted(wrap: Callable[[f
 
 
 @pytest.mark.parametrize("annotation", [Literal["fast", "slow"], Annotated[str, Field(min_length=3)]], ids=str)
-def test_a_text_for_a_text_is_not_told_to_be_an_object(annotation: Any) -> None:
+def test_a_text_that_breaks_a_rule_is_not_told_to_be_an_object(annotation: Any) -> None:
+    """Its kind is right; its value is not."""
     assert "Python object" not in refused(annotation, "x")
 
 
@@ -330,7 +331,8 @@ def test_depth_is_bounded() -> None:
     assert refused(Any, loop)
 
 
-def test_the_size_is_bounded() -> None:
+def test_the_size_of_arguments_is_bounded() -> None:
+    """By the bytes of their JSON; the limit itself is allowed."""
     one = arguments(str)
     largest = "x" * (MAX_PAYLOAD - len('{"value":""}'))
 
@@ -374,11 +376,13 @@ class Failing(BaseModel):
         raise KeyError(text)
 
 
-def test_a_validator_that_changes_the_value_again_is_noticed() -> None:
+def test_a_validator_that_changes_a_value_twice_is_noticed() -> None:
+    """The handler would get another value than the caller gave."""
     assert "would come back from JSON as Shouting(text='a!!')" in refused(Shouting, Shouting(text="a"))
 
 
-def test_a_validator_that_fails_is_a_payload_error() -> None:
+def test_a_failing_validator_is_a_payload_error() -> None:
+    """At the encoding and at the decoding."""
     assert "KeyError" in refused(Failing, Failing.model_construct(text="a"))
     with pytest.raises(PayloadError, match="KeyError"):
         arguments(Failing).decode('{"value": {"text": "a"}}')
@@ -391,6 +395,7 @@ def full(first: int, /, second: int = 2, *more: int, third: str = "", **rest: uu
 
 
 def test_every_kind_of_parameter_comes_back_in_its_place() -> None:
+    """Positional only, either, variadic, by keyword only, and any others by name."""
     one = Arguments(full, task="full")
     key = uuid.uuid4()
 
@@ -404,6 +409,8 @@ def test_every_kind_of_parameter_comes_back_in_its_place() -> None:
 
 @given(st.lists(st.integers(), min_size=1, max_size=5), st.dictionaries(texts, st.uuids(), max_size=3))
 def test_any_accepted_call_comes_back_as_the_same_call(args: list[int], rest: dict[str, uuid.UUID]) -> None:
+    """The handler is called with what Python would have bound."""
+
     def bound(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         def inside(first: int, /, second: int = 2, *more: int, third: str = "", **rest: uuid.UUID) -> Any:
             return first, second, more, third, rest
@@ -427,6 +434,7 @@ def test_any_accepted_call_comes_back_as_the_same_call(args: list[int], rest: di
     ],
 )
 def test_a_call_that_python_would_refuse_is_refused(args: Any, kwargs: Any, said: str) -> None:
+    """When it is enqueued, not when it runs."""
     with pytest.raises(PayloadError, match=re.escape(said)):
         Arguments(full, task="full").encode(args, kwargs)
 
@@ -464,7 +472,9 @@ def test_what_python_could_only_give_by_position_needs_what_comes_before_it(text
     assert Arguments(positional, task="positional").decode('{"c": 6}') == ((), {"c": 6})
 
 
-def test_unknown_and_too_many_arguments_are_refused() -> None:
+def test_unknown_and_surplus_arguments_are_refused() -> None:
+    """The message says what the handler takes."""
+
     def handler(one: int, *, two: int = 2) -> None: ...
 
     given_to = Arguments(handler, task="handler").encode
@@ -486,12 +496,14 @@ def test_defaults_stay_the_handlers() -> None:
     "text", ["", "nope", "[]", "null", "{}", '{"value": "5"}', '{"value": 1, "other": 2}', '{"value": null}', '{"value": 1.5}']
 )  # fmt: skip
 def test_stored_arguments_that_do_not_fit_are_a_payload_error(text: str) -> None:
+    """As after a change of the handler, or an INSERT by hand."""
     with pytest.raises(PayloadError, match="the stored arguments do not fit the handler"):
         arguments(int).decode(text)
 
 
 @given(st.text() | st.binary())
-def test_decoding_raises_nothing_else(text: str | bytes) -> None:
+def test_decoding_raises_payload_errors_only(text: str | bytes) -> None:
+    """Whatever text is stored."""
     with suppress(PayloadError):
         arguments(dict[str, Any]).decode(text)
 
@@ -503,7 +515,8 @@ class Opaque:
     pass
 
 
-def test_an_annotation_that_cannot_be_checked_is_a_task_error() -> None:
+def test_an_annotation_that_pydantic_cannot_check_is_a_task_error() -> None:
+    """It says what to pass in place of such a value."""
     with pytest.raises(
         TaskError,
         match=r"task 'shop.handler': the annotation of 'value' cannot be checked .*Opaque.*: pass a row's key",
@@ -520,7 +533,8 @@ def test_a_typed_dict_of_an_old_python_is_told_which_one_to_take() -> None:
         arguments(line).resolve()
 
 
-def test_an_annotation_that_cannot_be_found_is_a_task_error() -> None:
+def test_an_annotation_that_cannot_be_resolved_is_a_task_error() -> None:
+    """It says that the import belongs outside of `if TYPE_CHECKING`."""
     with pytest.raises(TaskError, match=r"'value', 'Missing', cannot be resolved .* outside `if TYPE_CHECKING:`"):
         arguments("Missing").encode((1,), {})
 
@@ -530,11 +544,13 @@ def test_an_annotation_that_cannot_be_found_is_a_task_error() -> None:
 
 @given(st.dictionaries(texts, plain, max_size=4))
 def test_plain_arguments_come_back_equal(value: dict[str, Any]) -> None:
+    """Any JSON, encoded without a handler's annotations."""
     assert load(encode_plain(value, what="x")) == value
 
 
 @given(st.dictionaries(st.text(), anything, max_size=3))
-def test_plain_arguments_are_refused_or_come_back(value: dict[str, Any]) -> None:
+def test_plain_arguments_come_back_equal_or_are_refused(value: dict[str, Any]) -> None:
+    """Any Python value: nothing is changed in silence."""
     try:
         text = encode_plain(value, what="x")
     except PayloadError:
@@ -567,5 +583,6 @@ def test_a_result_is_stored_or_refused(value: Any) -> None:
     ids=lambda one: type(one).__name__,
 )
 def test_a_result_that_cannot_be_stored_says_why(value: Any, said: str) -> None:
+    """With the part of it that cannot."""
     with pytest.raises(PayloadError, match=re.escape(said)):
         encode_result(value, task="x")

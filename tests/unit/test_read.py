@@ -27,7 +27,9 @@ def test_a_job_is_read_by_its_attributes_and_nothing_private_with_it() -> None:
     assert set(JobRead.model_fields) <= set(Job.__table__.columns.keys()) - HIDDEN
 
 
-def test_more_of_a_job_is_shown_by_a_class_of_the_applications() -> None:
+def test_a_subclass_of_job_read_shows_more() -> None:
+    """It names further columns, with types of its own."""
+
     class WithResult(JobRead):
         result: dict[str, int] | None
 

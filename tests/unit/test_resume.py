@@ -76,7 +76,7 @@ def test_a_claim_from_the_front_sets_the_time_of_the_next_by_what_it_took(
     assert after is None
 
 
-def test_what_became_visible_behind_a_point_is_claimed_until_there_is_no_more(clock: Clock) -> None:
+def test_jobs_that_become_visible_behind_a_point_are_claimed(clock: Clock) -> None:
     """The point stays where it was, and each claim begins at the front as long as that finds something."""
     points = ResumePoints()
     claim(points, job(50, at=50))
@@ -101,7 +101,7 @@ def test_a_claim_that_finds_nothing_moves_no_point(clock: Clock) -> None:
     assert claim(points) == claim(points) == {("default", 4): (NOON, 1)}
 
 
-def test_a_queue_that_others_are_faster_than_begins_at_the_front_all_the_same(clock: Clock) -> None:
+def test_a_slower_queue_begins_at_the_front_again_too(clock: Clock) -> None:
     """A sweep of the queues that were wanted just then is none of those that were not."""
     points = ResumePoints()
     claim(points, job(1), job(2, queue="mail"), queues=["default", "mail"])

@@ -73,7 +73,7 @@ def written(writer: OutcomeWriter) -> list[Change]:
     return list(writer._pending)
 
 
-async def test_a_job_that_swallows_its_cancel_leaves_no_trace_on_the_next_job_of_its_slot() -> None:
+async def test_a_swallowed_cancel_does_not_reach_the_next_job() -> None:
     """Its slot goes on, and must not take the next handler's failure for the end of the event loop."""
     executor, writer = make_executor()
     first, second = run(swallow), run(await_what_is_cancelled, 2)

@@ -28,13 +28,15 @@ NOWHERE = "postgresql://me@127.0.0.1:1/nowhere"
         ({"log_jobs": 1}, "log_jobs must be True or False, not 1"),
     ],
 )
-def test_a_setting_that_cannot_be_meant_is_refused(setting: dict[str, Any], reason: str) -> None:
+def test_a_wrong_setting_is_refused(setting: dict[str, Any], reason: str) -> None:
+    """The message has its name, what is expected, and the value."""
     with pytest.raises(ConfigurationError) as refused:
         WorkerSettings(**setting)
     assert str(refused.value) == reason
 
 
-def test_whole_numbers_are_durations_and_no_timeout_is_the_servers() -> None:
+def test_durations_may_be_whole_numbers() -> None:
+    """And no idle timeout leaves the server's."""
     assert WorkerSettings(lease=60, grace=0, session_idle_timeout=None) == WorkerSettings(lease=60.0, grace=0.0)
 
 
@@ -52,6 +54,7 @@ def test_whole_numbers_are_durations_and_no_timeout_is_the_servers() -> None:
     ],
 )
 def test_a_worker_that_could_not_work_is_not_made(queues: Any, limits: dict[str, Any], reason: str) -> None:
+    """It is refused when it is made, before any connection."""
     with pytest.raises(ConfigurationError) as refused:
         Worker(NOWHERE, queues, **limits)
     assert str(refused.value) == reason

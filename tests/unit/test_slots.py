@@ -41,7 +41,7 @@ def test_one_runner_is_called_at_a_time_and_the_next_when_it_has_come() -> None:
     assert one.running == 2
 
 
-def test_a_runner_that_finds_nothing_leaves_and_another_is_called_for_what_comes() -> None:
+def test_a_runner_without_work_leaves_and_another_is_called_later() -> None:
     """No job waits for a runner that has gone."""
     one, called = slots()
     first, second = run(nothing), run(nothing, 2)

@@ -77,7 +77,8 @@ def returns_checker_only(value: int) -> OnlyForTheChecker:
 # ---- what a task is
 
 
-def test_a_task_is_called_as_the_function() -> None:
+def test_a_task_can_be_called_as_its_function() -> None:
+    """It keeps the name, the docstring and the signature."""
     assert add(1) == 3
     assert add(one=1, two=1) == 2
     assert add.__name__ == "add"
@@ -85,13 +86,15 @@ def test_a_task_is_called_as_the_function() -> None:
     assert list(inspect.signature(add).parameters) == ["one", "two"]
 
 
-def test_names_are_qualified_by_the_module() -> None:
+def test_a_tasks_name_has_its_module() -> None:
+    """So two modules may have functions of one name."""
     assert add.name == f"{__name__}.add"
     assert registry.get(f"{__name__}.add") is add
     assert registry.get("add") is None
 
 
-def test_the_context_is_no_part_of_the_arguments() -> None:
+def test_the_context_is_no_argument_of_the_job() -> None:
+    """The annotation of the first parameter says whether there is one, and which."""
     assert with_context.call(1).args == '{"one":1}'
     assert with_context.context is JobContext
     assert coroutine.call(1).args == '{"one":1}'
@@ -99,7 +102,8 @@ def test_the_context_is_no_part_of_the_arguments() -> None:
     assert add.context is None
 
 
-def test_both_kinds_of_handler_are_told_apart() -> None:
+def test_def_and_async_def_handlers_are_told_apart() -> None:
+    """By the function itself."""
     assert coroutine.is_async
     assert not add.is_async
 
@@ -124,7 +128,8 @@ def test_annotations_are_resolved_at_the_first_use() -> None:
     assert later_known.call(Later(1)).args == '{"value":{"one":1}}'
 
 
-def test_an_import_for_the_checker_only_is_said_at_the_first_use() -> None:
+def test_a_type_checking_import_is_an_error_at_the_first_use() -> None:
+    """Not at the decoration: the name may come later in the module."""
     with pytest.raises(TaskError, match="'OnlyForTheChecker', cannot be resolved"):
         checker_only.call(1)  # type: ignore[arg-type]
     with pytest.raises(TaskError, match="'OnlyForTheChecker', cannot be resolved"):
@@ -132,10 +137,12 @@ def test_an_import_for_the_checker_only_is_said_at_the_first_use() -> None:
 
 
 def test_the_return_annotation_need_not_resolve() -> None:
+    """Results are encoded by their values."""
     assert returns_checker_only.call(1).args == '{"value":1}'
 
 
-def test_a_context_imported_for_the_checker_only_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_imported_under_type_checking_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name, as linters move such imports."""
     source = """
         from __future__ import annotations
         from typing import TYPE_CHECKING
@@ -157,7 +164,8 @@ def test_a_context_imported_for_the_checker_only_is_known(tmp_path: Path, monkey
     assert module.two.call(1).args == '{"value":1}'
 
 
-def test_rules_are_what_the_decorator_said() -> None:
+def test_the_decorators_rules_are_the_tasks() -> None:
+    """Durations may be timedeltas."""
     policy = RetryPolicy(base=1)
     own = Registry()
 
@@ -213,11 +221,13 @@ class Handlers:
     ids=lambda one: type(one).__name__,
 )
 def test_what_cannot_be_a_handler_is_refused(handler: Any, said: str) -> None:
+    """At the decoration, with the reason."""
     with pytest.raises(TaskError, match=said):
         task(registry=Registry())(handler)
 
 
-def test_static_methods_and_named_lambdas_are_functions() -> None:
+def test_static_methods_and_named_lambdas_can_be_tasks() -> None:
+    """A lambda has no name of its own, so it needs one."""
     own = Registry()
 
     assert task(registry=own)(Handlers.static).call(1).args == '{"one":1}'
@@ -280,7 +290,8 @@ def test_what_a_decorator_wraps_need_not_be_a_function(wrapped: Any, caplog: pyt
     ],
     ids=lambda options: str(options)[:40],
 )
-def test_bad_options_are_refused_at_decoration(options: dict[str, Any]) -> None:
+def test_bad_options_are_refused_at_the_decoration(options: dict[str, Any]) -> None:
+    """When the module is imported, not when a job runs."""
     with pytest.raises(TaskError):
         task(**{"registry": Registry(), **options})(len_of)
 
@@ -290,6 +301,7 @@ def len_of(text: str) -> int:
 
 
 def test_a_context_in_the_wrong_place_is_refused() -> None:
+    """It must be the first positional parameter, and of the kind of the handler."""
     own = Registry()
 
     @task(registry=own)
@@ -357,6 +369,7 @@ def test_a_name_may_be_a_member_of_an_enum_of_texts() -> None:
 
 
 def test_options_make_a_changed_copy() -> None:
+    """The task itself stays as it is."""
     moment = datetime(2030, 1, 1, tzinfo=timezone(timedelta(hours=2)))
     changed = add.options(queue="mail", priority=0, max_attempts=1).options(run_at=moment)
 
@@ -366,7 +379,8 @@ def test_options_make_a_changed_copy() -> None:
     assert registry.get(add.name) is add
 
 
-def test_the_later_of_delay_and_run_at_holds() -> None:
+def test_the_last_of_delay_and_run_at_counts() -> None:
+    """They are two ways to say one thing."""
     moment = datetime(2030, 1, 1, tzinfo=UTC)
 
     assert add.options(run_at=moment).options(delay=90).call(1).run_at == timedelta(seconds=90)
@@ -374,6 +388,7 @@ def test_the_later_of_delay_and_run_at_holds() -> None:
 
 
 def test_tags_are_kept_in_meta() -> None:
+    """Beside what else is there; new tags replace the old."""
     both = add.options(tags=["a", "b"], meta={"trace": {"id": 1}})
 
     assert load(both.call(1).meta) == {"trace": {"id": 1}, "tags": ["a", "b"]}
@@ -418,6 +433,7 @@ def test_tags_are_kept_in_meta() -> None:
     ids=lambda one: "" if isinstance(one, dict) else None,
 )
 def test_bad_options_are_refused_before_any_sql(options: dict[str, Any], said: str) -> None:
+    """Of tasks and of names alike."""
     for one in (add, TaskName("by.name")):
         with pytest.raises(OptionError, match=said):
             one.options(**options)
@@ -425,6 +441,7 @@ def test_bad_options_are_refused_before_any_sql(options: dict[str, Any], said: s
 
 @given(st.text(min_size=1, max_size=200))
 def test_any_storable_name_works_as_a_queue(name: str) -> None:
+    """All but NUL and surrogates, which PostgreSQL cannot store."""
     if "\x00" in name or re.search("[\ud800-\udfff]", name):
         with pytest.raises(OptionError):
             add.options(queue=name)
@@ -435,7 +452,8 @@ def test_any_storable_name_works_as_a_queue(name: str) -> None:
 # ---- by name
 
 
-def test_a_name_takes_keywords_of_plain_json() -> None:
+def test_a_task_name_takes_keywords_of_plain_json() -> None:
+    """It has no handler that could place or convert them."""
     name = TaskName("shop.mail")
 
     assert name.options(queue="mail").call(order_id=1) == Call(
@@ -448,7 +466,8 @@ def test_a_name_takes_keywords_of_plain_json() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201, "\x00", "\ud800", 5, None])
-def test_a_bad_name_is_refused(name: Any) -> None:
+def test_a_bad_task_name_is_refused(name: Any) -> None:
+    """Empty, too long, or not text."""
     with pytest.raises(OptionError, match="task name"):
         TaskName(name)
 
@@ -457,6 +476,7 @@ def test_a_bad_name_is_refused(name: Any) -> None:
 
 
 def test_aliases_find_the_task() -> None:
+    """They are other names of one task, which the registry lists once."""
     own = Registry()
     made = task(name="new", aliases=["old", "older"], registry=own)(len_of)
 
@@ -466,6 +486,7 @@ def test_aliases_find_the_task() -> None:
 
 
 def test_a_taken_name_is_refused_with_both_places() -> None:
+    """Aliases are names, too."""
     own = Registry()
     first = task(name="name", aliases=["alias"], registry=own)(len_of)
 
@@ -497,9 +518,10 @@ SHOP = """
 """
 
 
-def test_a_reload_takes_the_place_of_the_old_function(
+def test_a_reloaded_function_replaces_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """As notebooks and development servers reload modules."""
     own = Registry()
     monkeypatch.setattr("sa_jobqueue.tasks.shop_registry", own, raising=False)
     module = module_of(tmp_path, monkeypatch, "reloaded_shop", SHOP)
@@ -583,7 +605,8 @@ def test_a_script_is_named_by_its_file(tmp_path: Path, monkeypatch: pytest.Monke
     )
 
 
-def test_the_limit_of_the_registry_holds() -> None:
+def test_a_registrys_max_payload_bounds_arguments_and_results() -> None:
+    """Each says how large it was."""
     small = task(name="small", registry=Registry(max_payload=20))(len_of)
 
     assert small.call("x" * 5)

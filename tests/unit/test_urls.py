@@ -21,10 +21,12 @@ def test_a_url_for_postgresql_means_psycopg_3(scheme: str) -> None:
 
 
 def test_a_url_object_is_taken_too() -> None:
+    """SQLAlchemy's `URL`, with the driver made psycopg."""
     assert database_url(URL.create("postgresql", database="shop")).drivername == "postgresql+psycopg"
 
 
 def test_a_socket_folder_is_kept() -> None:
+    """It is in the query."""
     assert database_url("postgresql:///shop?host=/var/run/pg").query == {"host": "/var/run/pg"}
 
 
@@ -66,7 +68,8 @@ def test_an_at_sign_in_a_password_is_refused_with_what_to_write(given: str | URL
     assert "cret" not in str(caught.value)
 
 
-def test_a_url_object_is_refused_without_its_password() -> None:
+def test_a_refused_url_object_hides_its_password() -> None:
+    """As that of a text does."""
     with pytest.raises(ConfigurationError, match=r"mysql://me:\*\*\*@db"):
         database_url(URL.create("mysql", "me", "secret", "db"))
 
@@ -92,6 +95,7 @@ def test_a_url_object_is_refused_without_its_password() -> None:
     ],
 )
 def test_passwords_are_masked_in_any_text(text: str, masked: str) -> None:
+    """And nothing else is."""
     assert mask_passwords(text) == masked
 
 
@@ -119,7 +123,8 @@ _PLAIN = re.compile(r"(postgres\w*(?:\+\w+)?://[^\s:/@]*:)(?:\S*|[^@\n]*)@|(://[
         max_size=30,
     )
 )
-def test_what_is_masked_is_what_the_plain_expression_finds(parts: list[str]) -> None:
+def test_masking_finds_what_the_plain_expression_finds(parts: list[str]) -> None:
+    """Only faster: see the text of a megabyte below."""
     lines = "".join(parts).split("\n")
     assert mask_passwords("\n".join(lines)) == "\n".join(_PLAIN.sub(r"\1\2***@", line) for line in lines)
 

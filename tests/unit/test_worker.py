@@ -18,7 +18,8 @@ class Theirs(Session):
     """A session class of the application's."""
 
 
-async def test_run_in_a_running_loop_says_what_to_use_instead() -> None:
+async def test_run_in_a_running_loop_points_to_serve() -> None:
+    """It would block the loop that it is called in."""
     with pytest.raises(ConfigurationError, match=r"an event loop is running here: use `await worker\.serve\(\)`"):
         Worker(NOWHERE, {"default": 1}).run()
 
