@@ -1,7 +1,7 @@
 """The state machine of a job, in one place.
 
-`TRANSITIONS` is the table that everybody asks: statements build their `WHERE status IN (...)` from it, the diagram in
-the docs is tested against it. `decide` says what a claimed job becomes after an outcome. It is pure: no clock, no SQL,
+`TRANSITIONS` is the table: statements build their `WHERE status IN (...)` from it, and the diagram in the docs is tested
+against it. `decide` says what a claimed job becomes after an outcome. It is pure: no clock, no SQL,
 and randomness is an argument.
 
 >>> from sa_jobqueue.outcomes import Completed
@@ -110,10 +110,10 @@ def sources(event: Event) -> tuple[JobStatus, ...]:
 
 
 class Claimed(Protocol):
-    """What has to be known of a claimed job to decide and to fence.
+    """What `decide` and the fence need to know of a claimed job.
 
-    `claim_token` is the fence: a random number of the claim's own, which no other claim has. `rescues` counts the claims whose
-    worker died, or left before the handler had come to its end; `attempt` already counts this claim.
+    `claim_token` is the fence: a random number that no other claim has. `rescues` counts the claims whose worker died, or
+    left before the handler had ended; `attempt` already counts this claim.
     """
 
     @property
@@ -133,7 +133,7 @@ class Claimed(Protocol):
 
 
 class Claim(NamedTuple):
-    """No more than has to be known of a claimed job."""
+    """The least that is `Claimed`."""
 
     id: int
     claim_token: int | None
@@ -144,7 +144,7 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a task lays down about its jobs. Durations in seconds; None means for ever."""
+    """A task's rules for its jobs. Durations in seconds; None means for ever."""
 
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     retain: float | None = 7 * 86_400.0
@@ -266,8 +266,8 @@ def _lost_worker(
     delay: float = 0.0,
     expired: bool = False,
 ) -> Change:
-    """Its worker died, or left while the handler ran. The attempt is given back. It is counted as a rescue instead, and these
-    have a bound, for the job may be what ends the workers.
+    """Its worker died, or left while the handler ran. The attempt is given back and counted as a rescue instead. Rescues have
+    a bound, because the job may be what ends the workers.
     """
     times = claim.rescues + 1
     if retry and times < rules.max_rescues:
@@ -286,7 +286,7 @@ def _end(
     rescues: int = 0,
     expired: bool = False,
 ) -> Change:
-    """A change into a final state; a cancel that was asked for meanwhile has nothing left to stop."""
+    """A change into a final state. A cancel that was asked for meanwhile has nothing left to stop."""
     status = TRANSITIONS[_S.RUNNING, event]
     return Change(
         claim.id, claim.claim_token, event, status, status,

@@ -1,12 +1,12 @@
-"""The SQL of the queue, as Core expressions: builders take keywords and return an executable, they see no connection.
+"""The SQL of the queue, as Core expressions: builders take keywords and return an executable; they see no connection.
 
 >>> from sqlalchemy.dialects import postgresql
 >>> statement = claim_jobs(worker="mine", queues={"mail": 10}, lease=60)
 >>> "FOR NO KEY UPDATE SKIP LOCKED" in str(statement.compile(dialect=postgresql.dialect()))
 True
 
-Every builder takes the mapped class as `job=Job`. Every status in them is a literal, for a generic plan cannot prove
-that a parameter implies the predicate of a partial index; every batch is arrays, so that the text does not grow.
+Every builder takes the mapped class as `job=Job`. A status in them is a literal, because a generic plan cannot prove
+that a parameter implies the predicate of a partial index. A batch is arrays, so that the text does not grow with it.
 """
 
 from .admin import cancel_jobs, discard_jobs, release_jobs, retry_jobs

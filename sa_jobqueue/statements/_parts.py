@@ -1,4 +1,4 @@
-"""Pieces that the builders share."""
+"""Pieces that several builders need: arrays as rows, durations, locks in order."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def table_of(job: type[Job]) -> Table:
 
 
 def packed(numbers: Iterable[float | None]) -> str:
-    """Numbers as the text of an array. A driver that dumps them one by one takes 5 to 15 times as long (psycopg 3.3)."""
+    """Numbers as the text of an array. psycopg 3.3 dumps them one by one, which takes 5 to 15 times as long."""
     return f"{{{','.join(['NULL' if one is None else str(one) for one in numbers])}}}"
 
 
 def packed_texts(texts: Iterable[str | None]) -> str:
-    """The same of texts: they take the driver 4 to 14 times as long."""
+    """The same of texts, which take psycopg 4 to 14 times as long."""
     return f"{{{','.join(['NULL' if one is None else _quoted(one) for one in texts])}}}"
 
 
@@ -70,7 +70,7 @@ def _quoted(text: str) -> str:
 
 
 class _Packed(TypeDecorator[Sequence[Any] | str]):
-    """Takes what goes into an array, or the text that `packed` or `packed_texts` made of it."""
+    """Takes the values of an array, or the text that `packed` or `packed_texts` made of them."""
 
     impl = Text
     cache_ok = True
@@ -102,7 +102,7 @@ def rows(alias: str, /, **columns: ColumnElement[Any]) -> TableValuedAlias:
 
 
 def members(of: ColumnElement[Any], query: Any) -> ColumnElement[bool]:
-    """`of = ANY (ARRAY (SELECT ...))`: evaluated once, and looked up by index whatever the planner believes."""
+    """`of = ANY (ARRAY (SELECT ...))`: the query runs once, and its rows are looked up by index whatever the planner believes."""
     return of == func.any(func.array(query.scalar_subquery()), type_=of.type)
 
 
@@ -118,11 +118,11 @@ def in_seconds(
 def lock_in_order(
     table: Table, *where: ColumnExpressionArgument[bool], skip_locked: bool = True, to_delete: bool = False
 ) -> CTE:
-    """The ids that match, locked by this statement, lowest first: two batches over the same rows cannot deadlock,
+    """The ids that match, locked by this statement, lowest first. So two batches over the same rows cannot deadlock,
     and a row that an operator has locked does not hold up its neighbours.
 
-    `to_delete`: a DELETE asks for more than an UPDATE. With the lesser lock it would wait for a row of the application's
-    that references the job in a transaction that is still open.
+    `to_delete`: take the stronger lock that a DELETE needs. With the weaker one the DELETE would wait for a row of the
+    application's that references the job in a transaction that is still open.
     """
     return (
         select(table.c.id)

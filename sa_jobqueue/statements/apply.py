@@ -40,7 +40,7 @@ __all__ = ["append_error", "apply_changes", "apply_parameters"]
 
 
 def apply_parameters(changes: Sequence[Change]) -> dict[str, Any]:
-    """The parameters of `apply_changes`, by name, for a statement that was built once and is executed often."""
+    """The parameters of `apply_changes`, by name, to execute a statement again that was built once."""
     return {
         "change_ids": [change.id for change in changes],
         "change_tokens": [change.claim_token for change in changes],
@@ -66,8 +66,8 @@ def _error_json(change: Change) -> str | None:
 def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: type[Job] = Job) -> Executable:
     """Write what claimed jobs became, each only if its claim is still valid.
 
-    `skip_locked`: do not wait for a row that somebody has locked just now. Durations count from the statement's beginning, by
-    the database's clock.
+    `skip_locked`: do not wait for a row that another transaction has locked. Durations count from the beginning of the
+    statement, by the database's clock.
 
     Returns a row per change: id, claim_token, answer. The answer is "applied"; "lost": the claim is no longer valid, or,
     for a rescue, the lease was renewed; or "locked": try again.
@@ -94,7 +94,7 @@ def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: t
     locked = lock_in_order(table, columns.id == func.any(ids), held, skip_locked=skip_locked)
     valid = and_(
         fence(table, id=change.c.id, token=change.c.claim_token, by_hand=True),
-        # A renewal does not change the fence, so a rescue looks at the lease again, in the write.
+        # A renewal does not change the token, so the write of a rescue looks at the lease once more.
         or_(
             not_(change.c.expired), columns.lease_expires_at.is_(None), columns.lease_expires_at <= func.now()
         ),
@@ -103,8 +103,8 @@ def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: t
     leaves = and_(change.c.status == status_literal(JobStatus.COMPLETED), change.c.retain == literal_column("0"))
     status = case((columns.cancel_requested_at.is_(None), change.c.status), else_=change.c.if_cancelled)
     finished = status_in(status, FINISHED)
-    # A DELETE asks for more than the lock above: it would wait for a row of the application's that references the job
-    # in a transaction that is still open. So those that leave are locked once more, for real.
+    # A DELETE needs a stronger lock than the one above: it would wait for a row of the application's that references the
+    # job in a transaction that is still open. So the rows to be deleted are locked once more.
     leaving = (
         select(columns.id)
         .where(members(columns.id, select(change.c.id).where(leaves)), held)
@@ -131,7 +131,7 @@ def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: t
             ),
             run_at=case(
                 (finished, columns.run_at),
-                # At once: also for a claim in this very transaction.
+                # At once, and so also for a claim in this same transaction.
                 (change.c.delay == literal_column("0"), func.now()),
                 else_=in_seconds(change.c.delay, after=at_end()),
             ),
@@ -168,7 +168,7 @@ def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: t
 
 
 def append_error(table: Any, entry: Any) -> Any:
-    """The column `errors` with `entry` (jsonb) at its end, stamped with the time and attempt; the oldest gives way."""
+    """The column `errors` with `entry` (jsonb) at its end, stamped with the time and attempt; the oldest entry may go."""
     errors = table.c.errors
     stamp = func.jsonb_build_object(literal_column("'at'"), at_end(), literal_column("'attempt'"), table.c.attempt)
     newest: ColumnElement[Any] = literal_column(f"'$[last - {MAX_ERRORS - 2} to last]'::jsonpath")

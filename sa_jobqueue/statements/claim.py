@@ -64,11 +64,11 @@ PRIORITIES = tuple(range(9, -1, -1))
 
 #: Bytes of text up to which arguments, and meta, come along with their claim.
 INLINE_LIMIT = 65_536
-#: No text is as short, so none comes along but `{}`, and nothing else is converted. (Not -1: psycopg sends a number as the smallest type
-#: that holds it, and would prepare the claim once more for that.)
+#: No text is as short, so only `{}` comes along, and nothing else is converted. (Not -1: psycopg sends a number as the
+#: smallest type that holds it, and would prepare the claim once more for another type.)
 NOTHING_INLINE = -65_536
-#: In so many bytes no JSON is stored but `{}` and `[]`. Nearly every `meta` is empty: without a look at its length a claim of 100
-#: takes 1 to 2 % longer than one without a limit, and with that look 1 to 3.5 % (PostgreSQL 18, November 2026).
+#: jsonb of at most 8 bytes is `{}` or `[]`, as nearly every `meta` is. Without a look at its length a claim of 100 takes 1 to
+#: 2 % longer than one without a limit, and with that look 1 to 3.5 % (PostgreSQL 18, November 2026).
 _EMPTY = literal_column("8", Integer)
 
 _EPOCH = literal_column("'epoch'", Text)
@@ -82,10 +82,10 @@ _FRONT: Point = (-math.inf, -(2**63))
 
 
 def new_token() -> int:
-    """The fence of what one execution of `claim_jobs` claims: 63 random bits, which no other execution will have.
+    """The fence of the jobs that one execution of `claim_jobs` claims: 63 random bits, which no other execution will have.
 
-    Not a counter in the row, and not a sequence: a promoted standby, or a restored backup, gives their numbers a second time.
-    The system's randomness: a process that was forked would go on with the same numbers as its parent.
+    A counter in the row, or a sequence, would not do: a promoted standby, or a restored backup, gives its numbers a second
+    time. The randomness is the system's, because a forked process would continue with the same numbers as its parent.
     """
     return secrets.randbits(63)
 
@@ -99,7 +99,7 @@ def claim_parameters(
     but: Iterable[int] | None = None,
     args_limit: int = INLINE_LIMIT,
 ) -> dict[str, Any]:
-    """The parameters of `claim_jobs`, by name, for a statement that was built once and is executed often."""
+    """The parameters of `claim_jobs`, by name, to execute a statement again that was built once."""
     return due_parameters(queues=queues, after=after, but=but) | _taken_by(worker, lease, args_limit)
 
 
@@ -266,9 +266,9 @@ def _taken(table: Table, picked: Select[Any], *, worker: str, lease: float, args
         .where(members(columns.id, picked))
         .values(
             status=status_literal(TRANSITIONS[JobStatus.QUEUED, Event.CLAIM]),
-            # At each execution: a statement that is executed again must not give an old claim's token to a new one.
+            # Made at each execution: a statement that is executed again must not give the token of an old claim.
             claim_token=bindparam("by_token", callable_=new_token, type_=BigInteger),
-            # At the edge of its type a counter stays, rather than failing the whole claim.
+            # At the limit of its type a counter stays as it is, so that it does not fail the whole claim.
             claims=func.least(columns.claims, literal_column("2147483646")) + literal_column("1"),
             attempt=func.least(columns.attempt, literal_column("32766")) + literal_column("1"),
             worker=bindparam("by_worker", worker, Text),
@@ -295,9 +295,9 @@ def _taken(table: Table, picked: Select[Any], *, worker: str, lease: float, args
 def _inline(column: Column[Any], limit: ColumnElement[int]) -> ColumnElement[Any]:
     """A column's JSON as text, or NULL if it is longer than `limit`.
 
-    What is stored says little of that: 64 KiB of text may be compressed to 1, and a number of a few bytes may have 130,000
-    digits. But what is stored in more is not even converted; hence CASE, for AND has no order. OFFSET 0 is a fence:
-    without it the text would be made twice, at three times the cost where arguments have 200 bytes.
+    The stored size says little about that: 64 KiB of text may be compressed to 1, and a number of a few bytes may have
+    130,000 digits. But a value whose stored size is above the limit is not converted at all; hence CASE, because AND has no
+    order. OFFSET 0 is a fence: without it the text would be made twice, at three times the cost for arguments of 200 bytes.
     """
     size = func.pg_column_size(column)
     text = select(cast(column, Text).label("text")).correlate(column.table).offset(literal_column("0")).subquery("made")
@@ -306,7 +306,7 @@ def _inline(column: Column[Any], limit: ColumnElement[int]) -> ColumnElement[Any
 
 
 def epoch_of(time: KeyedColumnElement[Any]) -> ColumnElement[Any]:
-    """A time in seconds since 1970, exact to the microsecond from 1930 to 2106. Python can hold any, infinity too, which
-    no `datetime` can; and two of those per job took a tenth of what a job did that does nothing.
+    """A time in seconds since 1970, exact to the microsecond from 1930 to 2106. Python can hold any such number, infinity
+    too, which no `datetime` can. And two datetimes per job took a tenth of the time of a job that does nothing.
     """
     return func.date_part(_EPOCH, time, type_=Float).label(time.key)

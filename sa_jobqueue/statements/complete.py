@@ -1,8 +1,8 @@
-"""Completing: what nearly all outcomes are, written by a statement of its own.
+"""Plain completions, which nearly all outcomes are, have statements of their own.
 
-`apply_changes` can write any outcome, and costs three times as much per job: eleven arrays are taken apart four times.
-These take what a completion needs, and leave whatever they cannot write to it. They may have a claim in them, too: then
-what a busy worker does most is one round trip.
+`apply_changes` can write any outcome, and costs three times as much per job, because it takes eleven arrays apart four
+times. The statements here take only what a completion needs. What they cannot write is left to `apply_changes`. They may
+contain a claim: then the most frequent work of a busy worker is one round trip.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def complete_jobs(
     claim: Update | None = None,
     job: type[Job] = Job,
 ) -> Executable:
-    """Jobs that were done without anything to record become `completed`, each only if its claim is still valid.
+    """Jobs that ended well, with nothing to record, become `completed`, each only if its claim is still valid.
 
     `retain`: seconds, by the database's clock, until the row may be deleted, None: never. One row comes back: the ids
-    that were written, as an array, or NULL. A row that somebody has locked just now is left out.
+    that were written, as an array, or NULL. A row that another transaction has locked is left out.
 
     `claim`: a `claim_jobs` to be executed with it. Then the ids come back as text in a first row that has nothing else (see
     `written_ids`), and behind it the rows of the claim.
@@ -98,9 +98,9 @@ def own_parameters(change: Change) -> dict[str, Any]:
 
 
 def complete_job(*, id: int, token: int, retain: float | None, job: type[Job] = Job) -> Executable:
-    """The same for one job, waiting for its row if somebody has locked it; its id comes back, or no row.
+    """The same for one job, waiting for its row if another transaction has locked it. Its id comes back, or no row.
 
-    For transactions of handlers: a row found by its key, whatever the planner is told on their connections.
+    For the transactions of handlers. It finds the row by its key, whatever planner settings their connections have.
     """
     table = table_of(job)
     return (
@@ -133,7 +133,7 @@ def delete_completed(
     claim: Update | None = None,
     job: type[Job] = Job,
 ) -> Executable:
-    """The same for jobs that are not to be kept: they are deleted."""
+    """As `complete_jobs`, but the jobs are not kept: their rows are deleted."""
     table = table_of(job)
     columns = table.c
     done = rows(
@@ -162,5 +162,6 @@ def _answered(locked: CTE, written: CTE, claim: Update | None) -> Executable:
         return select(ids).select_from(written).add_cte(locked)
     claimed = claim.cte("claimed")
     answer = [cast(ids, Text) if column.key == _IDS else null() for column in claimed.c]
-    # In this order, for they are executed in it: a unique index of the application's may allow one running job of a kind.
+    # The order matters, because they are executed in it: a unique index of the application's may allow only one running job
+    # of a kind.
     return union_all(select(*answer).select_from(written), select(*claimed.c)).add_cte(locked)

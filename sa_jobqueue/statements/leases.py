@@ -1,7 +1,7 @@
 """Leases: renewing what a worker holds, finding what a dead worker held.
 
-Renewal goes by the claims themselves, never by "all that bear my name": a worker that slept past its lease must not renew a
-job that it, or another worker, has claimed since.
+A renewal names each claim, and never "all jobs of this worker": a worker that slept past its lease must not renew a job
+that was claimed again since, by itself or by another worker.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def renew_leases(*, ids: Sequence[int], tokens: Sequence[int], lease: float, job
     """Let the leases of these claims end `lease` seconds from now.
 
     Returns a row per claim: id, token, answer, cancel_requested. The answer is "applied"; "lost": the claim is no
-    longer valid; or "locked": somebody has the row locked just now, try again.
+    longer valid; or "locked": another transaction has locked the row, try again.
     """
     table = table_of(job)
     columns = table.c
@@ -160,17 +160,18 @@ def uptime_parameters(*, lease: float, outage: float) -> dict[str, Any]:
 def attest_uptime(*, lease: float, outage: float, job: type[Job] = Job, uptime: type[Uptime] = Uptime) -> Executable:
     """Whether leases of `lease` seconds could be renewed during the whole of the last one: a row with one boolean.
 
-    Each execution is a witness of its own, and reads what others have written down: their processes may have ended since.
-    Two witnesses more than `outage` seconds apart have seen nothing of what was between. Only the database's clock counts, so
-    a step of that clock is such a time, too: it lets leases look expired as an outage does.
+    Each execution is a witness, and reads what earlier witnesses wrote, whose processes may have ended since. Of the time
+    between two witnesses more than `outage` seconds apart nothing is known. Only the database's clock counts. A step of that
+    clock is treated as an outage, because it makes leases look expired as an outage does.
     """
     length = bindparam("lease_ms", round(lease * 1000), BigInteger)
     now, apart = func.now(), bindparam("outage", outage, Float) * literal_column("interval '1 second'")
     known = select(uptime.since, uptime.until).where(uptime.lease == length).cte("known")
-    # As a renewal would: not where somebody has locked the table, where the database is read-only, or without the right.
+    # It fails where a renewal would: if the table is locked, if the database is read-only, or without the right to update.
     tried = update(job).where(false()).values(lease_expires_at=now).cte("tried")
     unbroken = select(known.c.since).where(known.c.until.between(now - apart, now + apart)).scalar_subquery()
-    # Rarely, however many workers there are: under a held snapshot each write leaves a version for all to walk over.
+    # The row is written rarely, however many workers there are: under a held snapshot each write leaves a version that all
+    # must walk over.
     lately = exists().where(known.c.until.between(now - apart * literal_column("0.25"), now))
     row = select(length, func.coalesce(unbroken, now), now).where(~lately)
     written = insert(uptime).from_select(["lease", "since", "until"], row)

@@ -29,8 +29,8 @@ _EVER = float("-inf")
 def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> Executable:
     """Delete at most `limit` finished jobs: those that match, or without criteria those whose time to be kept is over.
 
-    Rows that somebody has locked are left for the next time. A row that a foreign key of the application's still
-    needs makes the statement fail, as any DELETE would.
+    Rows that another transaction has locked are left for the next time. A row that a foreign key of the application's
+    still needs makes the statement fail, as any DELETE would.
     """
     if not isinstance(limit, int):
         raise TypeError(f"limit must be an integer, not {limit!r}")
@@ -43,10 +43,10 @@ def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> E
 
 
 def prune_page(*, after: float = _EVER, limit: int, job: type[Job] = Job) -> Executable:
-    """The same of a page of those whose time is over, for one who goes on to the next: from `after` on, in seconds since 1970.
+    """Delete a page of the jobs whose time is over, from `after` on, in seconds since 1970.
 
-    Returns their ids, and the time of each. While somebody holds a snapshot, each page from the first one on would walk over
-    all that was deleted before.
+    Returns their ids, and the time of each; the next page begins at the last time. Beginning each page at the front would
+    walk over all that was deleted before, while a snapshot is held.
     """
     columns = table_of(job).c
     return _delete_finished(job, _over(job, after=after), limit).returning(columns.id, epoch_of(columns.purge_at))
@@ -58,7 +58,7 @@ def first_over(*, after: float = _EVER, job: type[Job] = Job) -> Select[Any]:
 
 
 def _over(job: type[Job], *, after: float | None = None) -> Select[Any]:
-    # By the time alone, as the index has them: among many of one time each page would read and sort them all.
+    # Sorted by the time alone, as the index is: a page would otherwise read and sort all jobs of one time.
     columns = table_of(job).c
     over = select(columns.id).where(columns.purge_at <= func.now()).order_by(columns.purge_at)
     return (
@@ -77,7 +77,7 @@ def _delete_finished(job: type[Job], chosen: Select[Any], limit: int) -> Delete:
 
 
 def postpone_purge(*where: Criterion, by: timedelta, job: type[Job] = Job) -> Executable:
-    """Look at finished jobs that could not be deleted again after `by`."""
+    """Finished jobs that could not be deleted are due again after `by`."""
     later = in_seconds(by.total_seconds(), name="delay_seconds")
     columns = table_of(job).c
     return update(job).where(*where).values(purge_at=later).returning(columns.id).execution_options(**UNSYNCHRONIZED)

@@ -1,8 +1,8 @@
 """Wake-up gates: asking to be told of new jobs.
 
-A gate is a sequence, used as a cell that belongs to no transaction: the second of the epoch until which some
-worker wants to be woken. The INSERT trigger reads it and is silent when the time is over. There is one for each of
-sixteen parts of all queues, and one more, `gate_any`, for the latest of their times.
+A gate is a sequence, used as a cell that belongs to no transaction. It holds the second of the epoch until which some
+worker wants to be woken. The INSERT trigger reads it, and is silent when that time is over. A queue's name is hashed to
+one of sixteen gates; one more, `gate_any`, holds the latest of their times.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The statements that every job needs, compiled once and given to the driver as text.
 
-Core compiles a statement once, too. But to execute it, it makes a context, a cursor and a result of its own, which takes
-as long as the driver needs for the statement itself, and several times as long in a process that was idle: there it
-was a fifth of the time from a producer's commit to the start of the handler (psycopg 3.3, November 2026).
+Core, too, compiles a statement once. But each execution makes a context, a cursor and a result of Core's. That takes as
+long as the driver needs for the statement itself, and several times as long in a process that was idle: there it was a
+fifth of the time from a producer's commit to the start of the handler (psycopg 3.3, November 2026).
 
 >>> from sa_jobqueue.statements import claim_jobs
 >>> claim = Compiled(claim_jobs(worker="", queues={}, lease=0))
@@ -23,17 +23,17 @@ __all__ = ["OWN_LISTENERS", "Compiled", "as_sqlalchemy", "is_heard"]
 _sql_logger = logging.getLogger("sqlalchemy.engine.Engine")
 _OF_STATEMENTS = ("before_cursor_execute", "after_cursor_execute", "before_execute", "after_execute")
 
-#: Listeners of the worker's own to what handlers execute: nobody who wants to hear of our statements.
+#: The worker's own listeners to what handlers execute. They need not hear of the queue's statements.
 OWN_LISTENERS: list[Any] = []
 
 
 class Compiled:
-    """A statement that returns rows. Its parameters must be as the driver takes them: nothing of Core's converts them.
+    """A statement that returns rows. Its parameters must be as the driver takes them, because Core does not convert them.
 
-    Core executes it over another driver than psycopg (a session of the application's may use one), and where somebody
-    wants to hear of statements, by events or by the log.
+    Core does execute it over another driver than psycopg (a session of the application's may use one), and where a
+    listener or the log wants to hear of statements.
 
-    `binary`: the rows come in the server's binary format, which both sides make faster. Only on a sync connection.
+    `binary`: the rows come in the server's binary format, which is faster on both sides. Only on a sync connection.
     """
 
     def __init__(self, statement: Executable, *, binary: bool = False) -> None:
@@ -64,14 +64,14 @@ class Compiled:
             cursor.close()
 
     def _text(self, connection: Connection) -> tuple[str, dict[str, Any]]:
-        """The statement for this connection's schemas, and the parameters that have values in it already."""
+        """The statement for this connection's schemas, and the values of the parameters that it was built with."""
         schemas = connection.get_execution_options().get("schema_translate_map") or {}
-        # The name of a schema that is translated to None is the dialect's to say.
+        # A schema that is translated to None is the dialect's default schema.
         key = (connection.dialect.default_schema_name, *schemas.items())
         if (text := self._texts.get(key)) is None:
             options = {"schema_translate_map": dict(schemas), "render_schema_translate": True} if schemas else {}
             compiled = self._statement.compile(dialect=connection.dialect, **options)
-            # What is made new for each execution must be among the parameters that are given each time.
+            # A value that a callable makes for each execution must be among the parameters that are given each time.
             fixed = {bind.key for bind in compiled.binds.values() if bind.callable is None}
             given = {name: value for name, value in compiled.params.items() if name in fixed}
             text = self._texts[key] = (str(compiled), given)
@@ -79,7 +79,9 @@ class Compiled:
 
 
 def is_heard(connection: Connection, *events: str) -> bool:
-    """Whether somebody is to be told of the statements of this connection, of their errors, or of these `events`."""
+    """Whether a listener, `echo` or the log wants this connection's statements, errors or `events`, so that Core must
+    execute them.
+    """
     of_dialect = connection.dialect.dispatch
     return bool(
         (of_dialect.do_execute and list(of_dialect.do_execute) != OWN_LISTENERS)
@@ -91,7 +93,7 @@ def is_heard(connection: Connection, *events: str) -> bool:
 
 
 def _may_be_heard(connection: Connection) -> bool:
-    """False where nobody ever listened, which Core notes for itself. To look at the listeners of a new connection takes 4 µs."""
+    """False if there never was a listener, which Core notes. Looking at the listeners of a new connection takes 4 µs."""
     engine = connection.engine
     return bool(getattr(connection, "_has_events", True) or getattr(engine, "_has_events", True))
 
@@ -101,7 +103,7 @@ def _has_listeners(connection: Connection, *events: str) -> bool:
 
 
 def as_sqlalchemy(error: Exception, text: str, parameters: Mapping[str, Any], connection: Connection) -> BaseException:
-    """The error that Core would raise. A broken connection is invalidated; Core would do so with its whole pool."""
+    """The error that Core would raise. A broken connection is invalidated; Core would invalidate its whole pool."""
     dialect: Dialect = connection.dialect
     broken = dialect.is_disconnect(error, connection.connection, None)  # type: ignore[arg-type]
     if broken:
