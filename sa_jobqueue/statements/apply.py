@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
+    CTE,
     BigInteger,
     Boolean,
     ColumnElement,
@@ -14,6 +15,8 @@ from sqlalchemy import (
     Float,
     Integer,
     SmallInteger,
+    Table,
+    TableValuedAlias,
     Text,
     and_,
     case,
@@ -72,13 +75,41 @@ def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: t
     Returns a row per change: id, claim_token, answer. The answer is "applied"; "lost": the claim is no longer valid, or,
     for a rescue, the lease was renewed; or "locked": try again.
     """
-    given = apply_parameters(changes)
     table = table_of(job)
-    columns = table.c
-    ids = array("change_ids", given["change_ids"], BigInteger())
-    change = rows(
+    change = _rows_of(apply_parameters(changes))
+    ids = array("change_ids", [one.id for one in changes], BigInteger())
+    locked = lock_in_order(table, table.c.id == func.any(ids), is_held(table), skip_locked=skip_locked)
+    valid = _is_valid(table, change)
+    mine = and_(members(table.c.id, select(locked.c.id)), valid)
+    deleted = _deleted(table, change, mine, skip_locked=skip_locked)
+    updated = _updated(table, change, mine)
+    done = union_all(select(deleted), select(updated)).subquery("done")
+    # Not EXISTS, which may be planned as a hash over all that runs.
+    still_ours = select(literal_column("true", Boolean)).where(valid).correlate(change).scalar_subquery()
+    return (
+        select(
+            change.c.id,
+            change.c.claim_token,
+            case(
+                (done.c.id.is_not(None), literal_column("'applied'")),
+                (still_ours, literal_column("'locked'")),
+                else_=literal_column("'lost'"),
+            ).label("answer"),
+        )
+        .select_from(
+            change.outerjoin(
+                done, and_(done.c.id == change.c.id, done.c.claim_token.is_not_distinct_from(change.c.claim_token))
+            )
+        )
+        .add_cte(locked)
+    )
+
+
+def _rows_of(given: Mapping[str, Any]) -> TableValuedAlias:
+    """The changes as rows."""
+    return rows(
         "change",
-        id=ids,
+        id=array("change_ids", given["change_ids"], BigInteger()),
         claim_token=array("change_tokens", given["change_tokens"], BigInteger()),
         status=array("change_status", given["change_status"], Text()),
         if_cancelled=array("change_if_cancelled", given["change_if_cancelled"], Text()),
@@ -90,38 +121,56 @@ def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: t
         retain=array("change_retain", given["change_retain"], Float(53)),
         expired=array("change_expired", given["change_expired"], Boolean()),
     )
-    held = is_held(table)
-    locked = lock_in_order(table, columns.id == func.any(ids), held, skip_locked=skip_locked)
-    valid = and_(
+
+
+def _is_valid(table: Table, change: TableValuedAlias) -> ColumnElement[bool]:
+    """Whether the change may be written: the claim holds and, for a rescue, the lease has still run out.
+
+    A renewal does not change the token, so the write of a rescue looks at the lease once more.
+    """
+    lease = table.c.lease_expires_at
+    return and_(
         fence(table, id=change.c.id, token=change.c.claim_token, by_hand=True),
-        # A renewal does not change the token, so the write of a rescue looks at the lease once more.
-        or_(
-            not_(change.c.expired), columns.lease_expires_at.is_(None), columns.lease_expires_at <= func.now()
-        ),
-    )  # fmt: skip
-    mine = and_(members(columns.id, select(locked.c.id)), valid)
-    leaves = and_(change.c.status == status_literal(JobStatus.COMPLETED), change.c.retain == literal_column("0"))
-    status = case((columns.cancel_requested_at.is_(None), change.c.status), else_=change.c.if_cancelled)
-    finished = status_in(status, FINISHED)
-    # A DELETE needs a stronger lock than the one above: it would wait for a row of the application's that references the
-    # job in a transaction that is still open. So the rows to be deleted are locked once more.
+        or_(not_(change.c.expired), lease.is_(None), lease <= func.now()),
+    )
+
+
+def _deletes(change: TableValuedAlias) -> ColumnElement[bool]:
+    """`Change.deletes`, in SQL."""
+    return and_(change.c.status == status_literal(JobStatus.COMPLETED), change.c.retain == literal_column("0"))
+
+
+def _deleted(table: Table, change: TableValuedAlias, mine: ColumnElement[bool], *, skip_locked: bool) -> CTE:
+    """Delete the rows of jobs that are not kept.
+
+    A DELETE needs a stronger lock than the one of all changes: it would wait for a row of the application's that references
+    the job in a transaction that is still open. So the rows to be deleted are locked once more.
+    """
+    columns = table.c
     leaving = (
         select(columns.id)
-        .where(members(columns.id, select(change.c.id).where(leaves)), held)
+        .where(members(columns.id, select(change.c.id).where(_deletes(change))), is_held(table))
         .order_by(columns.id)
         .with_for_update(skip_locked=skip_locked)
         .cte("leaving")
         .prefix_with("MATERIALIZED")
     )
-    deleted = (
+    return (
         delete(table)
-        .where(members(columns.id, select(leaving.c.id)), mine, leaves)
+        .where(members(columns.id, select(leaving.c.id)), mine, _deletes(change))
         .returning(columns.id, columns.claim_token)
         .cte("deleted")
     )
-    updated = (
+
+
+def _updated(table: Table, change: TableValuedAlias, mine: ColumnElement[bool]) -> CTE:
+    """Write all others: the jobs that end, and those that go back to the queue."""
+    columns = table.c
+    status = case((columns.cancel_requested_at.is_(None), change.c.status), else_=change.c.if_cancelled)
+    finished = status_in(status, FINISHED)
+    return (
         update(table)
-        .where(mine, not_(func.coalesce(leaves, literal_column("false"))))
+        .where(mine, not_(func.coalesce(_deletes(change), literal_column("false"))))
         .values(
             **ended(
                 type_coerce(status, StatusText()),
@@ -144,26 +193,6 @@ def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: t
         )
         .returning(columns.id, columns.claim_token)
         .cte("updated")
-    )
-    done = union_all(select(deleted), select(updated)).subquery("done")
-    # Not EXISTS, which may be planned as a hash over all that runs.
-    still_ours = select(literal_column("true", Boolean)).where(valid).correlate(change).scalar_subquery()
-    return (
-        select(
-            change.c.id,
-            change.c.claim_token,
-            case(
-                (done.c.id.is_not(None), literal_column("'applied'")),
-                (still_ours, literal_column("'locked'")),
-                else_=literal_column("'lost'"),
-            ).label("answer"),
-        )
-        .select_from(
-            change.outerjoin(
-                done, and_(done.c.id == change.c.id, done.c.claim_token.is_not_distinct_from(change.c.claim_token))
-            )
-        )
-        .add_cte(locked)
     )
 
 
