@@ -22,12 +22,12 @@ from sqlalchemy.exc import DBAPIError
 from ...context import ClaimedJob
 from ...lifecycle import Change
 from ...log import get_logger
-from ...outcomes import Outcome
 from ...settings import WorkerSettings
 from ...store import MOST_TEXT, Answer, Store, alike, default_store, fault_of, is_too_much
 from ..connections.deadline import CLIENT_MARGIN, Deadline
 from ..connections.pool import backoff
 from ..connections.service import Connector, service_limit
+from ..dispatch import Dispatch
 from ..process.events import AutoResetEvent
 from ..process.threads import ServiceThread
 from ..running.run import Runs
@@ -62,10 +62,9 @@ _QUEUE = attrgetter("queue")
 
 
 class Claimer:
-    """Claims for the free slots of `all_slots`, and writes the outcomes that `writer` holds.
+    """Claims for the free slots of `all_slots`, hands the jobs to `dispatch`, and writes the outcomes that `writer` holds.
 
-    `take_in` gets the claimed jobs and the time of their claim; `set_aside` gets each job that will not be run, with its outcome.
-    `idle` is called when nothing is due and nothing runs.
+    `listening()`: whether announcements of new jobs are heard. `idle()` is called when nothing is due and nothing runs.
     """
 
     def __init__(
@@ -75,8 +74,7 @@ class Claimer:
         worker: str,
         all_slots: dict[str, Slots],
         writer: OutcomeWriter,
-        take_in: Callable[[list[ClaimedJob], float], None],
-        set_aside: Callable[[ClaimedJob, Outcome], None],
+        dispatch: Dispatch,
         runs: Runs,
         settings: WorkerSettings,
         listening: Callable[[], bool],
@@ -121,14 +119,7 @@ class Claimer:
         self._bisecting = BisectingClaims(connector, self.deadline, self._skipped, worker, settings.lease, store)
         self._suspects = Suspects(connector, runs, writer, self._skipped, settings, store)
         self._fetcher = Fetcher(
-            connector,
-            self.deadline,
-            take_in,
-            set_aside,
-            self._demand,
-            lease=settings.lease,
-            most=most_text,
-            store=store,
+            connector, self.deadline, dispatch, self._demand, lease=settings.lease, most=most_text, store=store
         )
 
     # ---- for any thread

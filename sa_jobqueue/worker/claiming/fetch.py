@@ -7,7 +7,6 @@ A job that cannot be read holds up no other: it gets an outcome without being ru
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic
 
@@ -17,11 +16,12 @@ from sqlalchemy.exc import DBAPIError
 from ...context import ClaimedJob
 from ...errors import PayloadError
 from ...log import get_logger
-from ...outcomes import Outcome, Released, Undecodable
+from ...outcomes import Released, Undecodable
 from ...retry import describe
 from ...store import Store, default_store, is_data_fault, is_too_much
 from ..connections.deadline import Deadline
 from ..connections.service import Connector
+from ..dispatch import Dispatch
 from .demand import Demand
 
 __all__ = ["Fetcher"]
@@ -35,7 +35,7 @@ _LATER = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Fetcher:
-    """Hands jobs to `take_in`, with the time of their claim, and those that will not be run to `set_aside`, with their outcomes.
+    """Hands jobs to `dispatch`, with the time of their claim; and those that will not be run, with their outcomes.
 
     `deadline`: of the round in which this happens; each fetch has one of its own. `most`: bytes of text that are fetched of a job's
     arguments, and of its meta. `demand` counts the jobs that were handed over; once it has stopped, nothing is fetched.
@@ -43,8 +43,7 @@ class Fetcher:
 
     connector: Connector
     deadline: Deadline
-    take_in: Callable[[list[ClaimedJob], float], None]
-    set_aside: Callable[[ClaimedJob, Outcome], None]
+    dispatch: Dispatch
     demand: Demand
     lease: float
     most: int
@@ -63,7 +62,7 @@ class Fetcher:
             return
         for number, job in enumerate(job for job in jobs if job.args is None or job.meta is None):
             if self.demand.stopped or (number and monotonic() >= claimed_at + self.lease / 3):
-                self.set_aside(job, Released())
+                self.dispatch.set_aside(job, Released())
             else:
                 self._fetch(connection, job, claimed_at)
 
@@ -76,7 +75,7 @@ class Fetcher:
                 said = f"its arguments or its meta cannot be turned into text, of which at most {self.most:,} bytes are read"
                 self._refuse(job, f"{said}: {error.orig}")
                 return
-            self.set_aside(job, Released(_LATER * random.uniform(1, 2)))
+            self.dispatch.set_aside(job, Released(_LATER * random.uniform(1, 2)))
             if not is_too_much(error):
                 raise
             logger.warning("job %d goes back: its arguments and meta did not come (%s)", job.id, error.orig)
@@ -90,7 +89,7 @@ class Fetcher:
             self._take_in([job._replace(args=texts.args, meta=texts.meta)], claimed_at)
 
     def _take_in(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
-        self.take_in(jobs, claimed_at)
+        self.dispatch.take_in(jobs, claimed_at)
         self.demand.claimed += len(jobs)  # afterwards: a thread that sees `max_jobs` reached may close the slots
 
     def _refuse(self, job: ClaimedJob, why: str) -> None:
@@ -98,4 +97,4 @@ class Fetcher:
         logger.error(
             "job %d: %s", job.id, reason.message, extra={"job_id": job.id, "task": job.task, "queue": job.queue}
         )
-        self.set_aside(job, Undecodable(reason))
+        self.dispatch.set_aside(job, Undecodable(reason))
