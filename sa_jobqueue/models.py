@@ -362,6 +362,7 @@ class Job(Base):
         CheckConstraint("char_length(task) BETWEEN 1 AND 200", name="job_task_check"),
         Index("job_claim_idx", "queue", "priority", "run_at", "id", postgresql_where=text("status = 'queued'")),
         Index("job_running_idx", "id", postgresql_where=text("status = 'running'")),
+        Index("job_failed_idx", "id", postgresql_where=text("status = 'failed'")),
         Index("job_purge_idx", "purge_at", postgresql_where=text("purge_at IS NOT NULL")),
     )
 

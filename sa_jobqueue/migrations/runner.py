@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from sqlalchemy import URL, Connection, Engine, Executable, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # workers and producers only look at the version, and need no
     from alembic.runtime.migration import MigrationContext
 
 from ..log import get_logger
-from .steps import CURRENT, DEFAULT_SCHEMA, downgrades, preparation, quote, upgrades
+from .steps import CURRENT, DEFAULT_SCHEMA, Step, downgrades, preparation, quote, upgrades
 
 __all__ = [
     "MigrationOperations",
@@ -42,6 +42,10 @@ class MigrationOperations(Protocol):
         """Return what says where the revision runs: on a connection, or offline (`--sql`)."""
         ...
 
+    def get_bind(self) -> Connection:
+        """Return the connection; there is none offline."""
+        ...
+
     def execute(self, sqltext: Executable | str, /) -> None:
         """Execute a statement in the revision's transaction; offline, write it out."""
         ...
@@ -50,7 +54,8 @@ class MigrationOperations(Protocol):
 def upgrade(op: MigrationOperations, to: int | None = None, *, schema: str | None = None) -> None:
     """Bring the schema up to version `to` (default: this release's), from inside an Alembic revision.
 
-    It joins the revision's transaction and works offline (`--sql`) too. If the schema is there or newer, nothing is done.
+    It joins the revision's transaction and works offline (`--sql`) too. A version that builds an index of a table in use
+    commits that transaction before, for PostgreSQL does so outside of transactions only, and begins another one. If the schema is there or newer, nothing is done.
     While another migration of the same schema runs, it waits: `lock_timeout` where the session sets one, else a minute.
 
     Args:
@@ -105,7 +110,10 @@ def sql(to: int | None = None, *, schema: str = DEFAULT_SCHEMA) -> str:
     It may be run on any version up to this release's, also twice.
     """
     steps = downgrades(0, schema) if to == 0 else upgrades(CURRENT if to is None else to, schema)
-    return "\n\n".join(f"{statement};" for statement in ("BEGIN", *steps, "COMMIT")) + "\n"
+    statements = ["BEGIN"]
+    for step in steps:
+        statements += ["COMMIT", step.statement, "BEGIN"] if step.alone else [step.statement]
+    return "\n\n".join(f"{statement};" for statement in (*statements, "COMMIT")) + "\n"
 
 
 def current_version(connection: Connection, schema: str | None = None) -> int | None:
@@ -143,19 +151,49 @@ def check_schema(connection: Connection, schema: str | None = None) -> None:
     )  # fmt: skip
 
 
-def _run(op: MigrationOperations, steps: Sequence[str], schema: str) -> None:
+def _run(op: MigrationOperations, steps: Sequence[Step], schema: str) -> None:
     context = op.get_context()
     if context.dialect.name != "postgresql":
         raise ConfigurationError(
             f"the job queue lives in PostgreSQL, and this is a migration of {context.dialect.name}"
         )
     for step in steps:
-        if context.as_sql:
-            # As it is: compiled, a percent sign would be doubled for a driver that is not there.
-            context.impl.static_output(f"{step};")
-        else:
-            with _plain_errors(schema):
-                op.execute(_verbatim(step))
+        if not step.alone:
+            _execute(op, step, schema)
+        elif context.as_sql or op.get_bind().scalar(_verbatim(step.needed or "")):
+            with _no_transaction(context):
+                _execute(op, step, schema)
+
+
+def _execute(op: MigrationOperations, step: Step, schema: str) -> None:
+    context = op.get_context()
+    if context.as_sql:
+        # As it is: compiled, a percent sign would be doubled for a driver that is not there.
+        context.impl.static_output(f"{step.statement};")
+    else:
+        with _plain_errors(schema):
+            op.execute(_verbatim(step.statement))
+
+
+@contextmanager
+def _no_transaction(context: MigrationContext) -> Generator[None]:
+    """Commit what was done so far, and go on in a transaction of the same kind afterwards."""
+    if not context.as_sql and (connection := context.connection) is not None:
+        if getattr(connection.connection.dbapi_connection, "autocommit", False):
+            yield
+            return
+        if context._transaction is None:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            _refuse_foreign_transaction()
+    with context.autocommit_block():
+        yield
+
+
+def _refuse_foreign_transaction() -> NoReturn:
+    raise ConfigurationError(
+        "this version of the job queue's schema builds an index while the table is in use, which cannot be done inside "
+        "of your transaction: give upgrade_database() an engine or a URL, or a connection in AUTOCOMMIT; "
+        "in an env.py of Alembic's run the migrations inside of `with context.begin_transaction():`"
+    )
 
 
 def _on_database(
@@ -166,7 +204,10 @@ def _on_database(
         from alembic.operations import Operations
         from alembic.runtime.migration import MigrationContext
 
-        migrate(Operations(MigrationContext.configure(connection)), name)
+        context = MigrationContext.configure(connection)
+        # A connection of the caller's is theirs to commit.
+        with nullcontext() if connection is target else context.begin_transaction():
+            migrate(Operations(context), name)
         return current_version(connection, name) or 0
 
 

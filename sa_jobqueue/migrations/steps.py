@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -16,11 +17,15 @@ from sa_jobqueue.errors import ConfigurationError
 
 from . import v01
 
-__all__ = ["CURRENT", "DEFAULT_SCHEMA", "VERSIONS", "downgrades", "preparation", "quote", "upgrades"]
+__all__ = ["CURRENT", "DEFAULT_SCHEMA", "VERSIONS", "Step", "downgrades", "preparation", "quote", "upgrades"]
 
 
 class Version(Protocol):
     """A frozen version: the statements up to it from the one before, and back. `{schema}` is the quoted schema.
+
+    `BUILT_ALONE`: indexes of a table that is in use, each by its name `CREATE INDEX CONCURRENTLY IF NOT EXISTS name ...`.
+    They come after the version's other statements, and outside of a transaction. An upgrade that was interrupted builds
+    them when it is run again.
 
     `COMPATIBLE_WITH`: releases made for that version of the schema, or a later one, go on working with this one. A step
     that only adds keeps the number of the version before it; the one that takes away raises it, to at most its own
@@ -29,6 +34,8 @@ class Version(Protocol):
 
     @property
     def UP(self) -> tuple[str, ...]: ...  # noqa: N802
+    @property
+    def BUILT_ALONE(self) -> Mapping[str, str]: ...  # noqa: N802
     @property
     def DOWN(self) -> tuple[str, ...]: ...  # noqa: N802
     @property
@@ -82,14 +89,28 @@ _NO_VERSION_TABLE = "DROP TABLE {schema}.schema_version"
 _TOO_NEW = "RAISE object_not_in_prerequisite_state USING MESSAGE = 'it is newer than this release knows'"
 
 
-def upgrades(to: int, schema: str) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One statement of a migration."""
+
+    statement: str
+    needed: str | None = None
+    """For a statement that no transaction may hold: the query whether it has to be executed."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether it must run outside of a transaction."""
+        return self.needed is not None
+
+
+def upgrades(to: int, schema: str) -> list[Step]:
     """Return the statements that bring any older database up to version `to`."""
     if not 1 <= to <= CURRENT:
         raise ConfigurationError(f"there is no version {to!r} to upgrade to: this release knows 1 to {CURRENT}")
-    return [_upgrade(version, schema) for version in range(1, to + 1)]
+    return [step for version in range(1, to + 1) for step in (_upgrade(version, schema), *_builds(version, schema))]
 
 
-def downgrades(to: int, schema: str) -> list[str]:
+def downgrades(to: int, schema: str) -> list[Step]:
     """Return the statements that bring a database down to version `to`; 0 removes everything."""
     if not 0 <= to <= CURRENT:
         raise ConfigurationError(f"there is no version {to!r} to downgrade to: this release knows 0 to {CURRENT}")
@@ -97,7 +118,7 @@ def downgrades(to: int, schema: str) -> list[str]:
     return [*steps, _removal(schema)] if to == 0 else steps
 
 
-def preparation(schema: str) -> str:
+def preparation(schema: str) -> Step:
     """Return the statement that makes the schema alone, and keeps others out until the transaction ends."""
     return _block(schema, [_SCHEMA])
 
@@ -109,7 +130,7 @@ def quote(schema: str) -> str:
     return '"' + schema.replace('"', '""') + '"'
 
 
-def _upgrade(version: int, schema: str) -> str:
+def _upgrade(version: int, schema: str) -> Step:
     step = VERSIONS[version]
     note = (
         f"INSERT INTO {{schema}}.schema_version (version, compatible_with) VALUES ({{version}}, {step.COMPATIBLE_WITH})"
@@ -119,7 +140,18 @@ def _upgrade(version: int, schema: str) -> str:
     return _block(schema, [_SCHEMA, _VERSION_TABLE, _if(missing, work)], version)
 
 
-def _downgrade(version: int, schema: str) -> str:
+def _builds(version: int, schema: str) -> Iterator[Step]:
+    """Build the indexes that are built alone. What an interrupted build has left is INVALID, and dropped first."""
+    for name, statement in VERSIONS[version].BUILT_ALONE.items():
+        index = f"to_regclass({{name}} || '.{name}')"
+        invalid = f"EXISTS (SELECT FROM pg_index WHERE indexrelid = {index} AND NOT indisvalid)"
+        yield _block(schema, [_if(invalid, [f"DROP INDEX {{schema}}.{name}"])], version)
+        # A later version may have dropped it again.
+        needed = f"SELECT max(version) = {{version}} AND {index} IS NULL FROM {{schema}}.schema_version"
+        yield Step(_filled(statement, schema, version), _filled(needed, schema, version))
+
+
+def _downgrade(version: int, schema: str) -> Step:
     newer = _if("EXISTS (SELECT FROM {schema}.schema_version WHERE version > {version})", [_TOO_NEW])
     forget = "DELETE FROM {schema}.schema_version WHERE version = {version}" if version > 1 else _NO_VERSION_TABLE
     work = (*VERSIONS[version].DOWN, forget)
@@ -127,7 +159,7 @@ def _downgrade(version: int, schema: str) -> str:
     return _block(schema, [_if("to_regclass({name} || '.schema_version') IS NOT NULL", [newer, there])], version)
 
 
-def _removal(schema: str) -> str:
+def _removal(schema: str) -> Step:
     """Drop the schema too if nothing else is in it, if it is ours to drop, and if we could make it again."""
     drop = textwrap.dedent(
         """
@@ -145,9 +177,8 @@ def _removal(schema: str) -> str:
     return _block(schema, [_if(condition, [drop])])
 
 
-def _block(schema: str, statements: Iterable[str], version: int = 0) -> str:
+def _block(schema: str, statements: Iterable[str], version: int = 0) -> Step:
     """Wrap `statements` in a `DO` with the lock; the caller's settings are as before when it is done."""
-    quoted = quote(schema)
     frame = (
         # Nothing in the caller's search_path stands in for a built-in function or operator.
         "SET LOCAL search_path = pg_catalog, pg_temp",
@@ -158,14 +189,19 @@ def _block(schema: str, statements: Iterable[str], version: int = 0) -> str:
         "PERFORM set_config('lock_timeout', caller_lock_timeout, true)",
         "PERFORM set_config('search_path', caller_search_path, true)",
     )
-    body = _body(frame).format(schema=quoted, name="'" + quoted.replace("'", "''") + "'", version=version)
-    return (
+    body = _filled(_body(frame), schema, version)
+    return Step(
         f"DO {_TAG}\n"
         "DECLARE\n"
         "    caller_lock_timeout text := pg_catalog.current_setting('lock_timeout');\n"
         "    caller_search_path text := pg_catalog.current_setting('search_path');\n"
         f"BEGIN\n{body}END\n{_TAG}"
     )
+
+
+def _filled(statement: str, schema: str, version: int) -> str:
+    quoted = quote(schema)
+    return statement.format(schema=quoted, name="'" + quoted.replace("'", "''") + "'", version=version)
 
 
 def _lock_key(schema: str) -> int:

@@ -34,6 +34,7 @@ NEXT = SimpleNamespace(
         "ALTER TABLE {schema}.worker ADD COLUMN zone text NOT NULL DEFAULT ''",
         "CREATE INDEX job_shard_idx ON {schema}.job (shard, run_at) WHERE status = 'queued'",
     ),
+    BUILT_ALONE={},
     DOWN=(),
 )
 

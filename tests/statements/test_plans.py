@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from sqlalchemy import ClauseElement, Connection, Engine, create_engine, text
+from sqlalchemy import ClauseElement, Connection, Engine, create_engine, select, text
 
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
-from sa_jobqueue.statements import apply_changes, claim_jobs, expired_leases, prune_jobs, renew_leases
+from sa_jobqueue.models import Job, status_in
+from sa_jobqueue.statements import apply_changes, claim_jobs, count_jobs, expired_leases, prune_jobs, renew_leases
 from sa_jobqueue.statements._parts import packed
 from sa_jobqueue.statements.apply import apply_parameters
 from sa_jobqueue.statements.claim import claim_listed, claim_parameters
@@ -289,6 +290,30 @@ def test_the_time_of_a_batch_grows_with_its_size_not_with_its_square(statements:
     looked_at = max(node["Actual Rows"] * node["Actual Loops"] for node in plan.nodes())
     assert len(changes) == 1_000
     assert looked_at <= 1_001, plan
+
+
+def test_dead_letters_are_listed_and_counted_by_their_index(databases: Databases) -> None:
+    """Without a look at the jobs that completed, however many those are."""
+    name = databases.new_name()
+    engine = create_engine(databases.create(name))
+    with engine.begin() as connection:
+        connection.exec_driver_sql(FILL)
+        connection.exec_driver_sql(
+            "UPDATE sa_jobqueue.job SET status = 'failed', finished_at = now() WHERE mod(id, 4000) = 1"
+        )
+    vacuum(engine)
+    failed = status_in(Job.status, {JobStatus.FAILED})
+    listing = select(Job.id, Job.task, Job.errors).where(failed).order_by(Job.id.desc()).limit(50)
+
+    with service_connection(engine) as connection:
+        for statement in (listing, count_jobs(failed)):
+            assert isinstance(statement, ClauseElement)
+            plan = Prepared(connection, statement, {}).explain({})
+            assert plan.indexes == {"job_failed_idx"}, plan
+            assert plan.largest_discard == 0, plan
+            assert plan.blocks <= 100, plan
+    engine.dispose()
+    databases.drop(name)
 
 
 def test_completing_by_the_function_reads_what_it_writes(databases: Databases) -> None:

@@ -1,0 +1,21 @@
+"""Version 1 of the schema, by capability. Frozen once it is released: it never imports the models.
+
+The text is SQL, not Alembic's operations: through a user's `op` their naming convention would rename our constraints.
+`{schema}` is the quoted name of the schema, `{name}` that name as a string.
+"""
+
+from __future__ import annotations
+
+from . import functions, indexes, tables, waking
+from .waking import GATES
+
+__all__ = ["BUILT_ALONE", "COMPATIBLE_WITH", "DOWN", "GATES", "UP"]
+
+#: The oldest version whose releases can work with this one.
+COMPATIBLE_WITH = 1
+
+UP = (*tables.UP, *indexes.UP, *functions.UP, *waking.UP)
+DOWN = (*waking.DOWN, *functions.DOWN, *tables.DOWN)
+
+#: No index of this version has to be built beside a table in use.
+BUILT_ALONE: dict[str, str] = {}

@@ -1,0 +1,13 @@
+"""The indexes of the job table. They go with it."""
+
+from __future__ import annotations
+
+__all__ = ["UP"]
+
+UP = (
+    "CREATE INDEX job_claim_idx ON {schema}.job (queue, priority, run_at, id) WHERE status = 'queued'",
+    "CREATE INDEX job_running_idx ON {schema}.job (id) WHERE status = 'running'",
+    "CREATE INDEX job_purge_idx ON {schema}.job (purge_at) WHERE purge_at IS NOT NULL",
+    # The dead letters, which are few: they are listed and retried without a look at the jobs that completed.
+    "CREATE INDEX job_failed_idx ON {schema}.job (id) WHERE status = 'failed'",
+)

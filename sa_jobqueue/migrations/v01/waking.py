@@ -1,0 +1,66 @@
+"""How an INSERT wakes the workers that wait: gates, and the trigger that looks at them."""
+
+from __future__ import annotations
+
+__all__ = ["DOWN", "GATES", "UP"]
+
+#: Wake-up gates; a queue's name is hashed to one.
+GATES = 16
+
+# No later than the year 5138, for any second of which there is a timestamp.
+_GATE = "CREATE SEQUENCE {{schema}}.gate_{gate} AS bigint MINVALUE 0 MAXVALUE 99999999999 START WITH 0 NO CYCLE CACHE 1"
+
+UP = (
+    # A gate is a sequence used as a cell outside transactions: the second of the epoch until which a worker wants
+    # to be woken. A row would collect dead versions under a held snapshot and slow every enqueue.
+    *(_GATE.format(gate=gate) for gate in range(GATES)),
+    # The latest of them all: while every worker is busy, it spares each enqueue the call of the trigger's function.
+    # It is for all to read, because a WHEN is evaluated with the rights of who inserts.
+    _GATE.format(gate="any"),
+    "GRANT SELECT ON SEQUENCE {schema}.gate_any TO PUBLIC",
+    # Silent unless somebody waits: a NOTIFY makes the commit take a lock that all notifying commits share.
+    # SECURITY DEFINER: who may insert a job need not be able to read the gates. A gate that is missing is closed: the
+    # trigger never raises inside a caller's INSERT.
+    """
+    CREATE FUNCTION {schema}.job_wake() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp AS $body$
+    DECLARE
+        clock timestamptz := clock_timestamp();
+        gate regclass;
+        due text;
+    BEGIN
+        FOR due IN SELECT DISTINCT queue FROM inserted WHERE status = 'queued' AND run_at <= now() LOOP
+            gate := to_regclass(quote_ident(TG_TABLE_SCHEMA) || '.gate_' || (hashtext(due) & 15));
+            IF to_timestamp(pg_sequence_last_value(gate)) > clock THEN
+                PERFORM pg_notify('sa_jobqueue_' || TG_RELID, due);
+            END IF;
+        END LOOP;
+        RETURN NULL;
+    END
+    $body$
+    """,
+    # Nobody else hangs it on a table of their own, whose types and casts it would then run with its owner's rights. To
+    # insert a job needs no right to execute it.
+    "REVOKE ALL ON FUNCTION {schema}.job_wake() FROM PUBLIC",
+    # Its WHEN is parsed and asked once per statement, for a third of what the function costs. Two strings with a line's
+    # end between them are one constant, and a constant regclass is an oid: the sequence cannot be dropped alone. Where
+    # the right to read it was lost, an INSERT is not to be refused: the function is called.
+    """
+    CREATE TRIGGER job_wake AFTER INSERT ON {schema}.job REFERENCING NEW TABLE AS inserted
+    FOR EACH STATEMENT WHEN (
+        CASE WHEN has_sequence_privilege({name}
+                '.gate_any'::regclass, 'SELECT')
+            THEN to_timestamp(pg_sequence_last_value({name}
+                '.gate_any'::regclass)) > clock_timestamp()
+            ELSE true
+        END
+    ) EXECUTE FUNCTION {schema}.job_wake()
+    """,
+)
+
+DOWN = (
+    "DROP TRIGGER job_wake ON {schema}.job",
+    "DROP FUNCTION {schema}.job_wake()",
+    "DROP SEQUENCE {schema}.gate_any",
+    *(f"DROP SEQUENCE {{schema}}.gate_{gate}" for gate in range(GATES)),
+)
