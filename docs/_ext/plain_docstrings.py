@@ -1,6 +1,7 @@
-"""Lets docstrings be plain text, as they are written: examples indented, arguments below `Args:`.
+"""Lets docstrings be plain text, as they are written: examples indented, arguments below `Args:` or as "`name`: what it is".
 
-Napoleon would do the second, but takes what stands before a colon in an attribute's docstring for its type.
+Napoleon would do the second, but takes what stands before a colon in an attribute's docstring for its type. Signatures show
+no private names: what one stands for is shown in its place.
 """
 
 from __future__ import annotations
@@ -8,10 +9,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.util import logging
+
+logger = logging.getLogger(__name__)
 
 _FIELDS = {"Args:": "param", "Raises:": "raises"}
 _ITEM = re.compile(r"    (\w+): (.*)")
+#: Where a paragraph names a parameter, or several, and then says what it is.
+_NAMED = re.compile(r"(?:^|(?<=[.;)] ))(?=`[\w=]+`(?:, `[\w=]+`)*: )")
+#: What a signature shows in place of a private name.
+_SHOWN = {"_DEFAULT_RETAIN": "timedelta(days=7)", "_Decorator": "Callable"}
+_PRIVATE = re.compile(r"(?<![\w.])_[A-Za-z]\w*")
 
 
 def as_rst(lines: list[str]) -> list[str]:
@@ -35,10 +46,34 @@ def as_rst(lines: list[str]) -> list[str]:
     return made
 
 
+def as_lists(lines: list[str]) -> list[str]:
+    """Make a list of a paragraph that begins with a parameter's name: an item for each name, or names, that it explains."""
+    made: list[str] = []
+    for paragraph in "\n".join(lines).split("\n\n"):
+        if re.match(r"`[\w=]+`(?:, `[\w=]+`)*: ", paragraph) and "\n    " not in paragraph:
+            items = filter(None, _NAMED.split(" ".join(paragraph.split())))
+            made += [f"* {item.strip()}" for item in items]
+        else:
+            made += paragraph.split("\n")
+        made.append("")
+    return made[:-1]
+
+
+def _hide_private_names(app: Sphinx, doctree: nodes.document) -> None:
+    for signature in doctree.findall(addnodes.desc_signature):
+        for text in list(signature.findall(nodes.Text)):
+            shown = _PRIVATE.sub(lambda found: _SHOWN.get(found[0], found[0]), str(text))
+            if _PRIVATE.search(shown):
+                logger.warning("a signature shows a private name: %s", text, location=signature)
+            if shown != str(text):
+                text.parent.replace(text, nodes.Text(shown))
+
+
 def _process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:  # noqa: PLR0917
-    lines[:] = as_rst(lines)
+    lines[:] = as_rst(as_lists(lines))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", _process)
+    app.connect("doctree-read", _hide_private_names)
     return {"parallel_read_safe": True}
