@@ -73,7 +73,7 @@ notes = Table("round_trips_note", MetaData(), Column("n", Integer))
 @pytest.fixture(autouse=True)
 def libpq(url: str) -> None:
     if pooler.is_pooled(url):
-        pytest.skip("behind a pooler, settings are made anew in each transaction")
+        pytest.skip("behind a pooler, settings are made again in each transaction")
 
 
 @pytest.fixture
@@ -114,14 +114,14 @@ def wire(engine: Engine) -> Iterator[Wire]:
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a test takes, what goes by time does not come: whether claims have passed over a job is asked once a second."""
+    """However long a test takes, what goes by time does not come: whether claims have overlooked a job is asked once a second."""
     monkeypatch.setattr(overlooked, "_FIRST", 3_600.0)
 
 
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the service may say, by the names in `KINDS`: a transaction for each round with something to do, one for each
-    opening of a gate, and before it leaves one for the look at what its claims have passed over, and one for that at leases.
+    opening of a gate, and before it leaves one for the look at what its claims have overlooked, and one for that at leases.
     """
     decided: list[str] = []
     take, wanted, make_round = OutcomeWriter.take, Demand.now, Claimer._round

@@ -117,7 +117,7 @@ def test_whatever_a_handler_raises_is_its_own_failure(
 def test_a_handler_that_cancels_its_own_task_costs_no_slot(
     engine: Engine, url: str, registry: Registry, way: str
 ) -> None:
-    """The cancel hits nobody but itself: an attempt that fails where it is raised, and nothing where it never was."""
+    """The cancel hits its own attempt alone, where it is raised, and nothing where it never is."""
 
     @task(registry=registry, name="own", retry=NEVER)
     async def own(ctx: AsyncJobContext) -> None:
@@ -252,7 +252,7 @@ def test_a_session_that_outlives_its_job_or_is_shared_leaves_no_transaction_open
 def test_a_session_that_is_first_asked_for_after_the_job_has_ended_is_refused(
     engine: Engine, url: str, registry: Registry, kind: str, end: str
 ) -> None:
-    """What a thread or task left behind would write by it, nobody would commit, nor close its transaction."""
+    """A thread or task that was left behind would write by it, and no code would commit or close its transaction."""
     outcomes: list[object] = []
 
     def leave() -> None:
@@ -433,7 +433,7 @@ def test_the_databases_settings_do_not_matter(
 
 
 def test_a_session_that_is_used_while_its_job_commits_is_refused(engine: Engine, registry: Registry) -> None:
-    """What a thread or task that was left behind does then would begin a transaction that nobody ends."""
+    """A thread or task that was left behind would begin a transaction that no code ends."""
     sessions: list[Session] = []
     backends: list[Any] = []
     refused: list[bool] = []
@@ -559,7 +559,7 @@ def test_a_statement_that_outlives_its_connection_does_not_take_effect_unnoticed
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, busy_with: str
 ) -> None:
     """The connection breaks while the server writes an outcome, or claims beside it. What it did would be its last word
-    after the worker has looked what became of it: a job claimed for nobody, an outcome that comes too late.
+    after the worker has looked what became of it: a claimed job that no worker knows of, an outcome that comes too late.
     """
     if pooler.is_pooled(url):
         pytest.skip("behind a pooler the connection that breaks is not the server's")
@@ -607,7 +607,7 @@ def test_a_statement_that_outlives_its_connection_does_not_take_effect_unnoticed
 def test_a_job_given_back_and_claimed_anew_in_a_lost_commit_is_not_forgotten(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its old claim is known here and its new one is not: it goes by both, and nobody waits for the lease."""
+    """Its old claim is known here and its new one is not: the worker compares both, and the job does not wait for its lease to run out."""
     runs: list[int] = []
 
     @task(registry=registry, name="runs")
@@ -634,7 +634,7 @@ def test_a_job_given_back_and_claimed_anew_in_a_lost_commit_is_not_forgotten(
 def test_what_was_claimed_as_the_worker_leaves_goes_back_though_the_connection_breaks(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the claim's commit, before anybody here knows of the jobs: nobody waits for the lease."""
+    """After the claim's commit, before the worker knows of the jobs: they do not wait for their leases to run out."""
     fetching, leaving = threading.Event(), threading.Event()
 
     @task(registry=registry, name="large")

@@ -191,7 +191,7 @@ def test_a_locked_row_of_the_workers_keeps_nobody_from_rescuing(engine: Engine, 
 def test_a_request_to_be_woken_holds_until_the_next_look(
     engine: Engine, url: str, registry: Registry, poll: float, holds: float
 ) -> None:
-    """However rarely it polls. (Not for much more than a minute: nobody takes it back for a worker that was killed.)"""
+    """However rarely it polls. (Not for much more than a minute: a worker that was killed cannot take it back.)"""
     pooler.skip_where_deaf(url)
 
     def open_for() -> float:
@@ -291,7 +291,7 @@ class OutOfOrder(threading.Event):
 def test_a_worker_one_of_whose_threads_ends_all_the_same_ends_with_an_error(
     engine: Engine, url: str, registry: Registry, part: str
 ) -> None:
-    """It does not look alive while nobody renews its leases, say."""
+    """Otherwise it would look alive while no thread renews its leases, for example."""
     pooler.skip_where_deaf(url)
 
     def fail() -> float:

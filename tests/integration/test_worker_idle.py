@@ -58,7 +58,7 @@ def lose(engine: Engine, job: Job, *, lease: str = "1 hour") -> int:
 
 
 def test_draining_stays_until_what_a_dead_worker_held_is_rescued_and_done(engine: Engine, registry: Registry) -> None:
-    """A worker rescues nothing in its first lease. Where all leave sooner, as from cron, nobody would ever do it."""
+    """A worker rescues nothing in its first lease. Where all workers leave sooner, as from cron, none would ever do it."""
 
     @task(registry=registry, name="runs")
     async def runs() -> None: ...
@@ -141,7 +141,7 @@ def test_a_worker_that_has_left_leaves_no_thread_behind(engine: Engine, url: str
 def test_what_a_handler_holds_when_its_worker_leaves_is_closed_when_it_ends(
     engine: Engine, url: str, registry: Registry
 ) -> None:
-    """Its connection goes back to a pool that nobody has any more."""
+    """Its connection goes back to a pool that no code holds any more."""
     held: list[Any] = []
     go_on = threading.Event()
 
@@ -163,7 +163,7 @@ def test_what_a_handler_holds_when_its_worker_leaves_is_closed_when_it_ends(
 
 
 def test_a_worker_that_was_stopped_works_again(engine: Engine, url: str, registry: Registry) -> None:
-    """That its last turn was to end at once says nothing of the next one."""
+    """That it was told to end at once the last time does not end the next run."""
 
     @task(registry=registry, name="counted")
     def counted() -> None: ...

@@ -1,4 +1,4 @@
-"""What the database refuses, or does not do in time, for some of the rows: the rest goes on meanwhile."""
+"""What the database refuses for some rows, or does not do in time: the other jobs go on meanwhile."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def mend(engine: Engine) -> None:
 
 @contextmanager
 def locked_reference(engine: Engine, job: int) -> Iterator[None]:
-    """A row of the application's that references the job, ON DELETE SET NULL, and that somebody has locked."""
+    """A row of the application's that references the job, ON DELETE SET NULL, and that another session has locked."""
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE email (job_id bigint REFERENCES sa_jobqueue.job ON DELETE SET NULL)")
         connection.execute(text("INSERT INTO email VALUES (:job)"), {"job": job})
@@ -290,7 +290,7 @@ def test_many_jobs_that_cannot_be_deleted_do_not_keep_others_from_being_rescued(
 def test_pruning_goes_on_where_the_oldest_is_not_found_in_time(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was deleted is still there for somebody's snapshot, and is walked over from the first page on."""
+    """Deleted rows are still there for an old snapshot, and each first page reads past them."""
     slow = threading.Event()
 
     def walking(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -68,7 +68,7 @@ def looks(worker: Any) -> Callable[[int], bool]:
 def test_workers_that_live_for_less_than_a_lease_rescue_all_the_same(
     engine: Engine, url: str, registry: Registry
 ) -> None:
-    """One job that kills its process every now and then, or `max_jobs`, keeps nobody's job from being rescued."""
+    """One job that kills its process every now and then, or `max_jobs`, keeps no job from being rescued."""
 
     @task(registry=registry, name="runs")
     def runs() -> None: ...

@@ -1,4 +1,4 @@
-"""Jobs that cannot be claimed, or not now: they keep nobody, and are claimed when they can be."""
+"""Jobs that cannot be claimed, or not now: they hold up no other job, and are claimed when they can be."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def before_update(engine: Engine, when: str, does: str) -> Callable[[], None]:
 def test_those_due_behind_many_that_cannot_be_claimed_start_at_once(
     engine: Engine, url: str, registry: Registry, ran: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A trigger refuses 150 jobs: those behind them run, and the log is not full of them. Once it is mended, all run."""
+    """A trigger refuses 150 jobs: those behind them run, and the log does not name them all. Without the trigger, all run."""
     bad = fill(engine, range(150))
     fill(engine, range(150, 155))
     fill(engine, range(155, 160), queue="other")
@@ -131,7 +131,7 @@ def test_a_job_that_cannot_be_claimed_hides_none_that_becomes_due_or_visible_lat
 def test_a_job_that_a_trigger_leaves_as_it_is_hides_no_other_and_is_said(
     engine: Engine, url: str, registry: Registry, ran: list[int], caplog: pytest.LogCaptureFixture, slots: int
 ) -> None:
-    """It returns NULL for one: the claim brings one job fewer, without an error."""
+    """It returns NULL for one: the claim returns one job fewer, without an error."""
     (bad, *_) = fill(engine, range(27))
     mend = before_update(engine, f"old.id = {bad}", "RETURN NULL")
 
@@ -147,7 +147,7 @@ def test_a_job_that_a_trigger_leaves_as_it_is_hides_no_other_and_is_said(
 def test_draining_ends_with_all_that_can_be_claimed(
     engine: Engine, url: str, registry: Registry, ran: list[int]
 ) -> None:
-    """Not when a claim brings nothing because the first job cannot be had."""
+    """Not when a claim returns nothing because the first job cannot be claimed."""
     (bad, worse, *_) = fill(engine, range(20))
     before_update(engine, f"old.id IN ({bad}, {worse})", f"IF old.id = {bad} THEN RAISE 'no'; END IF; RETURN NULL")
 
@@ -223,7 +223,7 @@ def test_a_job_that_cannot_be_given_back_keeps_no_other(
 def test_no_more_than_a_thousand_are_skipped(
     engine: Engine, url: str, registry: Registry, ran: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then the database is taken to refuse whatever it is asked: the worker tries again, and goes on when it is mended."""
+    """Then the worker holds the queue, tries again, and goes on when the trigger is gone."""
     monkeypatch.setattr(skipped, "MOST", 10)
     bad = fill(engine, range(30))
     fill(engine, range(30, 35))
