@@ -169,7 +169,7 @@ def test_a_job_that_is_not_loaded_shows_its_id(session: Session) -> None:
 def test_arguments_go_to_the_database_as_they_were_encoded(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are decoded when they are read, and not before."""
     with monkeypatch.context() as patch:
-        patch.delattr("sa_jobqueue.models.from_json")
+        patch.delattr("sa_jobqueue.models.json_text.from_json")
         job = enqueue(TaskName("mail").options(meta={"trace": [1]}), to="ada")
         session.add(job)
         session.flush()

@@ -1,21 +1,10 @@
-"""The tables: `Job` and its companions, as SQLAlchemy 2 declarative classes.
-
-`select(Job)` is the query API; jobs are ordinary rows:
-
->>> from sqlalchemy import select
->>> late = select(Job).where(Job.queue == "mail", Job.is_retrying)
-
-They live in the schema `sa_jobqueue`; `schema_translate_map={"sa_jobqueue": "other"}` moves them and nothing else.
-The tables are made by `sa_jobqueue.migrations`, which is frozen per version; a test compares the two.
-"""
+"""The job as a mapped class."""
 
 from __future__ import annotations
 
-import uuid
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Final, cast
+from typing import Any, Final, cast
 
-from pydantic_core import from_json
 from sqlalchemy import (
     DDL,
     BigInteger,
@@ -24,200 +13,31 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     DateTime,
-    Dialect,
     Identity,
     Index,
     Integer,
-    MetaData,
     SmallInteger,
     Text,
-    TypeDecorator,
     and_,
     event,
     func,
     inspect,
-    literal_column,
     select,
     text,
-    type_coerce,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
-from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.hybrid import hybrid_property
-from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Mapped, Mapper, mapped_column, validates
+from sqlalchemy.orm import Mapped, Mapper, mapped_column, validates
 from sqlalchemy.orm.attributes import set_committed_value
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.types import TypeEngine
 
-from .errors import OptionError, StatusError
-from .lifecycle import FINISHED, LIVE, JobStatus
+from ..errors import StatusError
+from ..lifecycle import FINISHED, LIVE, JobStatus
+from .base import SCHEMA, Base
+from .due_time import AT_ONCE, DueTime, checked_due
+from .json_text import JsonObject
+from .status import StatusText, status_in, status_literal
 
-__all__ = ["SCHEMA", "Base", "Job", "SchemaVersion", "Uptime", "WorkerRow", "status_in", "status_literal"]
-
-#: The schema the models name; `schema_translate_map` gives it another name.
-SCHEMA = "sa_jobqueue"
-
-
-class StatusText(TypeDecorator[JobStatus]):
-    """A status: text in the table (a CHECK holds the list), `JobStatus` in Python."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: JobStatus | str | None, dialect: Dialect) -> str | None:
-        return None if value is None else JobStatus(value).value
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> JobStatus | None:
-        return None if value is None else JobStatus(value)
-
-
-def checked_due(value: object) -> datetime | timedelta:
-    """`value` if it can be a due time, a datetime in UTC or a delay; else raise OptionError."""
-    if isinstance(value, timedelta):
-        if value < timedelta(0):
-            raise OptionError(f"run_at must be a delay of 0 seconds or more, not {value!r}; func.now() is at once")
-        return value
-    if not isinstance(value, datetime):
-        raise OptionError(f"run_at must be a datetime with a time zone or a timedelta from now, not {value!r}")
-    if value.utcoffset() is None:
-        raise OptionError(f"run_at must have a time zone, not the naive {value!r}: use datetime.now(UTC) or the like")
-    try:
-        return value.astimezone(UTC)
-    except OverflowError:
-        raise OptionError(f"run_at is outside of the calendar in UTC: {value!r}") from None
-
-
-#: The due time of a job that nobody delays.
-AT_ONCE = timedelta(0)
-
-
-class JsonText(str):
-    """JSON that is ready to be stored: a job carries it from `enqueue` to the INSERT, unless it is read before."""
-
-    __slots__ = ()
-
-
-class JsonObject(TypeDecorator[dict[str, Any]]):
-    """A jsonb object. A `JsonText` goes to the driver as it is."""
-
-    impl = JSONB
-    cache_ok = True
-
-    def bind_processor(self, dialect: Dialect) -> Any:
-        encode: Any = super().bind_processor(dialect)
-        encoded = encode({})
-        # Most drivers take text. Psycopg takes an object, which encodes what it holds when it is sent.
-        wrapper = None if isinstance(encoded, (str, bytes)) else type(encoded)
-
-        def process(value: Any) -> Any:
-            if type(value) is not JsonText:
-                return encode(value)
-            text = str.__str__(value)
-            return text if wrapper is None else wrapper(text, dumps=str)
-
-        return process
-
-    def coerce_compared_value(self, op: Any, value: Any) -> TypeEngine[Any]:
-        return self.impl_instance.coerce_compared_value(op, value)
-
-
-# A mapped attribute that decodes its `JsonText` when it is read.
-class _DecodedOnRead(InstrumentedAttribute[Any]):  # pyright: ignore[reportIncompatibleVariableOverride]
-    __slots__ = ()
-    inherit_cache = True
-
-    def __get__(self, instance: object | None, owner: Any) -> Any:
-        value = super().__get__(instance, owner)
-        if type(value) is JsonText:
-            value = vars(instance)[self.key] = from_json(value)  # no change of the row's: the INSERT is as before
-        return value
-
-
-def _decode_on_read(_class: type, _key: str, attribute: InstrumentedAttribute[Any]) -> None:
-    """Make each mapped attribute of this type one that decodes, in subclasses too."""
-    columns = getattr(attribute.property, "columns", ())
-    if columns and isinstance(columns[0].type, JsonObject):
-        attribute.__class__ = _DecodedOnRead
-
-
-class _DueText(TypeDecorator[Any]):
-    """How a due time travels: "+90.000000 seconds" or an absolute time, as text."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | timedelta | None, dialect: Dialect) -> str | None:
-        if value is None:
-            return None
-        if value == AT_ONCE:
-            return "+0 seconds"
-        due = checked_due(value)
-        if isinstance(due, timedelta):
-            # Seconds alone: in an interval a day is 23 hours when the session's zone changes to summer time.
-            return f"+{due.total_seconds():.6f} seconds"
-        return due.isoformat()
-
-
-class _DueAt(FunctionElement[datetime]):
-    """The schema's function `due_at(text)`, under the schema that the tables have at the moment."""
-
-    type = DateTime(timezone=True)
-    inherit_cache = True
-
-
-@compiles(_DueAt)
-def _compile_due_at(element: _DueAt, compiler: SQLCompiler, **options: Any) -> str:
-    function = compiler.preparer.format_table(Job.__table__, name="due_at")
-    return f"{function}({compiler.process(element.clauses, **options)})"
-
-
-class DueTime(TypeDecorator[datetime]):
-    """A timestamptz that takes a `timedelta` too: that long after the database's now.
-
-    So 1,000 jobs, delayed and not, are one INSERT: the value is always one parameter of one type (an expression on
-    the attribute would make every row a statement of its own). A function in the schema tells the two kinds apart,
-    because SQLAlchemy's batches allow a parameter once per column (asyncpg fails otherwise; seen on 2.1.9).
-    """
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def bind_expression(self, bindparam: BindParameter[Any]) -> ColumnElement[Any]:
-        return _DueAt(type_coerce(bindparam, _DueText()))
-
-    def coerce_compared_value(self, op: Any, value: Any) -> TypeEngine[Any]:
-        return DateTime(timezone=True).coerce_compared_value(op, value)
-
-
-class Base(DeclarativeBase):
-    """The registry of the queue's own tables, apart from the application's."""
-
-    metadata = MetaData(schema=SCHEMA)
-    type_annotation_map: ClassVar = {
-        datetime: DateTime(timezone=True),
-        str: Text(),
-    }
-
-
-event.listen(Base, "attribute_instrument", _decode_on_read, propagate=True)
-
-
-def status_literal(status: JobStatus) -> ColumnElement[JobStatus]:
-    """`status` written into the SQL: a generic plan cannot prove that a parameter implies a partial index."""
-    return literal_column(f"'{status.value}'", StatusText())
-
-
-def status_in(column: Any, statuses: Any) -> ColumnElement[bool]:
-    """`column IN (...)` over literals, in the order of the life cycle."""
-    wanted = [status for status in JobStatus if status in statuses]
-    if len(wanted) == 1:
-        one: ColumnElement[bool] = column == status_literal(wanted[0])
-        return one
-    several: ColumnElement[bool] = column.in_([status_literal(status) for status in wanted])
-    return several
-
+__all__ = ["Job"]
 
 # What `enqueue()` does not set is left out of the INSERT: it would be a NULL to send, and to parse, for each row.
 _UNSAID_TIME, _UNSAID_TEXT = DateTime(timezone=True).evaluates_none(), Text().evaluates_none()
@@ -244,7 +64,7 @@ class Job(Base):
     """How often it was claimed."""
     claim_token: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
     """The fence: a random number that each claim stores, and that each write after it asks for."""
-    run_at: Mapped[datetime] = mapped_column(DueTime, server_default=func.now(), default=AT_ONCE)
+    run_at: Mapped[datetime] = mapped_column(DueTime(SCHEMA), server_default=func.now(), default=AT_ONCE)
     """When it is due. A retry or a snooze moves it."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     claimed_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
@@ -398,45 +218,6 @@ event.listen(
     "after_create",
     DDL("ALTER INDEX %(schema)s.job_pkey SET (fillfactor = 45)"),  # type: ignore[no-untyped-call]
 )
-
-
-class WorkerRow(Base):
-    """One worker process that is, or was until `seen_at`, alive."""
-
-    __tablename__ = "worker"
-
-    id: Mapped[uuid.UUID] = mapped_column(UUID(as_uuid=True), primary_key=True)
-    """New at each start; never a reusable host name."""
-    host: Mapped[str]
-    pid: Mapped[int] = mapped_column(Integer)
-    queues: Mapped[list[str]] = mapped_column(ARRAY(Text))
-    concurrency: Mapped[int] = mapped_column(Integer)
-    version: Mapped[str]
-    """The release of sa_jobqueue it runs."""
-    started_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
-
-
-class Uptime(Base):
-    """Since when, and until when, leases could be renewed, without a break in which they may have run out."""
-
-    __tablename__ = "uptime"
-
-    lease: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    """For leases of so many milliseconds: whether a break is too long depends on that."""
-    since: Mapped[datetime]
-    until: Mapped[datetime]
-
-
-class SchemaVersion(Base):
-    """The versions of the schema that were applied; the highest is the current one."""
-
-    __tablename__ = "schema_version"
-
-    version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
-    applied_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    compatible_with: Mapped[int] = mapped_column(Integer, server_default=text("1"))
-    """Releases made for this version of the schema, or a later one, can work with it."""
 
 
 @event.listens_for(Job, "after_insert", propagate=True)

@@ -1,0 +1,24 @@
+"""The tables: `Job` and its companions, as SQLAlchemy 2 declarative classes.
+
+`select(Job)` is the query API; jobs are ordinary rows:
+
+>>> from sqlalchemy import select
+>>> late = select(Job).where(Job.queue == "mail", Job.is_retrying)
+
+They live in the schema `sa_jobqueue`; `schema_translate_map={"sa_jobqueue": "other"}` moves them and nothing else.
+The tables are made by `sa_jobqueue.migrations`, which is frozen per version; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from .base import SCHEMA, Base
+from .due_time import AT_ONCE, checked_due
+from .job import Job
+from .json_text import JsonText
+from .status import StatusText, status_in, status_literal
+from .tables import SchemaVersion, Uptime, WorkerRow
+
+__all__ = [
+    "AT_ONCE", "SCHEMA", "Base", "Job", "JsonText", "SchemaVersion", "StatusText", "Uptime", "WorkerRow", "checked_due",
+    "status_in", "status_literal",
+]  # fmt: skip

@@ -1,0 +1,106 @@
+"""When a job is due: a time, or a delay that the database adds to its now()."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    DateTime,
+    Dialect,
+    MetaData,
+    Table,
+    Text,
+    TypeDecorator,
+    type_coerce,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.elements import BindParameter
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeEngine
+
+from ..errors import OptionError
+
+__all__ = ["AT_ONCE", "DueTime", "checked_due"]
+
+
+def checked_due(value: object) -> datetime | timedelta:
+    """`value` if it can be a due time, a datetime in UTC or a delay; else raise OptionError."""
+    if isinstance(value, timedelta):
+        if value < timedelta(0):
+            raise OptionError(f"run_at must be a delay of 0 seconds or more, not {value!r}; func.now() is at once")
+        return value
+    if not isinstance(value, datetime):
+        raise OptionError(f"run_at must be a datetime with a time zone or a timedelta from now, not {value!r}")
+    if value.utcoffset() is None:
+        raise OptionError(f"run_at must have a time zone, not the naive {value!r}: use datetime.now(UTC) or the like")
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise OptionError(f"run_at is outside of the calendar in UTC: {value!r}") from None
+
+
+#: The due time of a job that nobody delays.
+AT_ONCE = timedelta(0)
+
+
+class _DueText(TypeDecorator[Any]):
+    """How a due time travels: "+90.000000 seconds" or an absolute time, as text."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | timedelta | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        if value == AT_ONCE:
+            return "+0 seconds"
+        due = checked_due(value)
+        if isinstance(due, timedelta):
+            # Seconds alone: in an interval a day is 23 hours when the session's zone changes to summer time.
+            return f"+{due.total_seconds():.6f} seconds"
+        return due.isoformat()
+
+
+class _DueAt(FunctionElement[datetime]):
+    """The function `due_at(text)`, in the schema that is meant when the statement is executed."""
+
+    type = DateTime(timezone=True)
+    inherit_cache = False
+
+    def __init__(self, due: ColumnElement[Any], schema: str) -> None:
+        super().__init__(due)
+        # A table, because `schema_translate_map` translates the schema of tables only.
+        self.place = Table("due_at", MetaData(), schema=schema)
+
+
+@compiles(_DueAt)
+def _compile_due_at(element: _DueAt, compiler: SQLCompiler, **options: Any) -> str:
+    function = compiler.preparer.format_table(element.place)
+    return f"{function}({compiler.process(element.clauses, **options)})"
+
+
+class DueTime(TypeDecorator[datetime]):
+    """A timestamptz that takes a `timedelta` too: that long after the database's now.
+
+    So 1,000 jobs, delayed and not, are one INSERT: the value is always one parameter of one type (an expression on
+    the attribute would make every row a statement of its own). A function in the schema tells the two kinds apart,
+    because SQLAlchemy's batches allow a parameter once per column (asyncpg fails otherwise; seen on 2.1.9).
+
+    `schema`: where that function is, beside the table.
+    """
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def __init__(self, schema: str) -> None:
+        super().__init__()
+        self.schema = schema
+
+    def bind_expression(self, bindparam: BindParameter[Any]) -> ColumnElement[Any]:
+        return _DueAt(type_coerce(bindparam, _DueText()), self.schema)
+
+    def coerce_compared_value(self, op: Any, value: Any) -> TypeEngine[Any]:
+        return DateTime(timezone=True).coerce_compared_value(op, value)

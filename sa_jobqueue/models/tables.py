@@ -1,0 +1,53 @@
+"""The tables beside the jobs: workers, since when leases could be renewed, versions of the schema."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+
+from sqlalchemy import BigInteger, Integer, Text, func, text
+from sqlalchemy.dialects.postgresql import ARRAY, UUID
+from sqlalchemy.orm import Mapped, mapped_column
+
+from .base import Base
+
+__all__ = ["SchemaVersion", "Uptime", "WorkerRow"]
+
+
+class WorkerRow(Base):
+    """One worker process that is, or was until `seen_at`, alive."""
+
+    __tablename__ = "worker"
+
+    id: Mapped[uuid.UUID] = mapped_column(UUID(as_uuid=True), primary_key=True)
+    """New at each start; never a reusable host name."""
+    host: Mapped[str]
+    pid: Mapped[int] = mapped_column(Integer)
+    queues: Mapped[list[str]] = mapped_column(ARRAY(Text))
+    concurrency: Mapped[int] = mapped_column(Integer)
+    version: Mapped[str]
+    """The release of sa_jobqueue it runs."""
+    started_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Uptime(Base):
+    """Since when, and until when, leases could be renewed, without a break in which they may have run out."""
+
+    __tablename__ = "uptime"
+
+    lease: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    """For leases of so many milliseconds: whether a break is too long depends on that."""
+    since: Mapped[datetime]
+    until: Mapped[datetime]
+
+
+class SchemaVersion(Base):
+    """The versions of the schema that were applied; the highest is the current one."""
+
+    __tablename__ = "schema_version"
+
+    version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    applied_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    compatible_with: Mapped[int] = mapped_column(Integer, server_default=text("1"))
+    """Releases made for this version of the schema, or a later one, can work with it."""
