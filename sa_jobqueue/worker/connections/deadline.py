@@ -24,7 +24,8 @@ CLIENT_MARGIN = 5.0
 class Deadline:
     """A deadline of the client's: a service transaction that takes longer than `limit` seconds is cut off.
 
-    The server ends a statement after its timeout; what takes longer still waits on a socket behind which nobody is.
+    The server ends a statement after its timeout. What takes longer still waits on a socket whose server is gone. Its thread
+    writes `_busy`; the watchdog reads it, and may cut the connection off.
     """
 
     def __init__(self, limit: float) -> None:
@@ -33,7 +34,7 @@ class Deadline:
 
     @contextmanager
     def over(self, connection: Connection) -> Generator[None]:
-        """What happens inside is watched. What is watched by itself in there has a time of its own, and so has the rest."""
+        """Watch what happens inside. A nested `over` has a time of its own, and the rest after it begins a new one."""
         outer, self._busy = self._busy, (monotonic(), connection)
         try:
             yield
@@ -50,5 +51,5 @@ class Deadline:
             with socket.socket(fileno=os.dup(raw.pgconn.socket)) as stalled:
                 stalled.shutdown(socket.SHUT_RDWR)
         except Exception:
-            logger.debug("it was broken already", exc_info=True)
+            logger.debug("the connection was broken already", exc_info=True)
         logger.warning("a service connection has been silent for %g s; it is cut off", self._limit)

@@ -1,4 +1,4 @@
-"""What a driver's connection knows of its own state, without a word to the server."""
+"""What a driver's connection knows of its own state, without asking the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 __all__ = ["is_busy", "psycopg_of"]
 
-#: Of `psycopg.pq.TransactionStatus`; psycopg is not to be imported with the package.
+#: A value of `psycopg.pq.TransactionStatus`. The package must not import psycopg.
 _ACTIVE = 1
 #: Seconds that a thread which a handler left behind may take for its last statement.
 _LAST_STATEMENT = 2.0
@@ -25,8 +25,8 @@ def psycopg_of(connection: Connection) -> Any:
 
 
 def is_busy(raw: Any) -> bool:
-    """Whether a command is under way on what `psycopg_of` has found, so that the next one would wait for it: a COPY or a stream
-    was not read to its end, say.
+    """Whether a command is under way on what `psycopg_of` found, so that the next one would wait: a COPY or a stream that was not
+    read to its end, say.
     """
     if raw is None or raw.pgconn.transaction_status != _ACTIVE:
         return False

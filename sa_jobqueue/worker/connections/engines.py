@@ -22,11 +22,11 @@ __all__ = ["SERVICE_CONNECTIONS", "Engines"]
 
 logger = get_logger(__name__)
 
-#: Connections of a worker process beside those of the handlers' sessions: service, maintenance, listener.
+#: Connections of a worker process besides those of the handlers' sessions: claimer, maintenance, listener.
 SERVICE_CONNECTIONS = 3
 
-#: An hour: a handler may compute for long between two statements, and what a frozen host or a forgotten child has locked is not
-#: locked for ever. Only where nobody has said otherwise, for the role, the database or in the URL.
+#: An hour: a handler may compute for long between two statements, but a frozen host or a forgotten child process must not hold its
+#: locks for ever. Only if neither role nor database nor URL sets it.
 _END_IDLE = (
     "SELECT set_config('idle_in_transaction_session_timeout', '1h', false) "
     "WHERE current_setting('idle_in_transaction_session_timeout') = '0'"
@@ -34,7 +34,7 @@ _END_IDLE = (
 
 
 class Engines:
-    """The engines for `database`, sized for so many `slots`; the arguments are those of `Worker`.
+    """The engines for `database`, with pools for `slots` handlers. The other arguments are those of `Worker`.
 
     Raises ConfigurationError for a URL or a schema's name that cannot be used.
     """
@@ -66,13 +66,13 @@ class Engines:
         self._ours: list[Engine] = []
         self._ours_async: list[AsyncEngine] = []
         self.main = database if isinstance(database, Engine) else self._make(database_url(database))
-        """The service's, and that of the sessions of `def` handlers."""
+        """For the worker itself, and for the sessions of `def` handlers."""
         self.asynchronous = async_engine
-        """That of the sessions of `async def` handlers, if there is one."""
+        """For the sessions of `async def` handlers, if there is one."""
         if async_engine is None and not isinstance(database, Engine):
             self.asynchronous = self._make_async(self.main.url)
         self.listener: Engine | None = None
-        """The one to listen on; None: only poll."""
+        """For LISTEN; None: only poll."""
         if listen:
             self.listener = self.main if listen_url is None else self._make(database_url(listen_url))
         given: Mapping[Any, Any] = self.main.get_execution_options().get("schema_translate_map") or {}
@@ -120,7 +120,7 @@ class Engines:
             )  # fmt: skip
 
     async def dispose(self) -> None:
-        """Close the pools that are ours."""
+        """Close the pools of the engines that the worker made."""
         for asynchronous in self._ours_async:
             await asynchronous.dispose()
         for engine in self._ours:
@@ -128,7 +128,7 @@ class Engines:
 
 
 def _end_idle(connection: Any, _: object) -> None:
-    """Let the server end transactions that have been idle for long. A round trip for each new connection, and none for a job."""
+    """Let the server end transactions that are idle for long. It costs a round trip for each new connection, none for a job."""
     connection.autocommit = True
     cursor = connection.cursor()
     cursor.execute(_END_IDLE)
@@ -147,5 +147,5 @@ def _options(slots: int, *, pooled: bool) -> dict[str, Any]:
     }
     if pooled:
         connect_args["prepare_threshold"] = None
-    # One connection per slot, so that no handler waits for another's; the service takes its own out of the pool.
+    # One connection per slot, so that no handler waits for another's. The worker takes its own out of the pool.
     return {"pool_size": slots, "max_overflow": SERVICE_CONNECTIONS, "connect_args": connect_args}

@@ -1,7 +1,7 @@
 """Hearing of new jobs: LISTEN on a connection of its own.
 
-A wake-up only makes things fast; polling is the truth. So the listener may come and go: it pings its connection,
-makes a new one when that is broken, and subscribes again.
+Wake-ups only make things fast: polling finds every job. So the listener may fail and come back. It pings its connection, makes a
+new one when it is broken, and subscribes again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .deadline import Deadline
 from .pool import backoff, drop_idle, hang_up
 from .service import lasting_settings, setting
 
-if TYPE_CHECKING:  # whoever only enqueues, over another driver perhaps, needs no libpq
+if TYPE_CHECKING:  # a program that only enqueues, perhaps over another driver, needs no libpq
     import psycopg
 
 __all__ = ["Listener"]
@@ -38,9 +38,9 @@ logger = get_logger(__name__)
 #: The name says for which worker the connection listens: every role may see it, unlike the query. The URL's own name
 #: follows as far as there is room.
 _NAME = "SELECT set_config('application_name', left(concat_ws(' ', %s::text, current_setting('application_name')), 63), false)"
-#: A connection that has said nothing for so many seconds is asked whether it still lives.
+#: Seconds without a message after which the connection is pinged.
 _PING = 15.0
-#: An answer that has not come after so many seconds does not come any more.
+#: Seconds after which an answer is not expected any more.
 _SILENCE = 10.0
 _RETRY_MOST = 10.0
 
@@ -54,11 +54,11 @@ class Listener:
         self._engine, self._heard, self._worker, self._store = engine, heard, worker, store
         self._end = threading.Event()
         self._waker: socket.socket | None = None
-        """What the thread waits for beside its connection: rung at the end."""
+        """A socket that the thread reads besides its connection; `finish` sends to it."""
         self.thread = ServiceThread("listener", self._loop)
         self.deadline = Deadline(_SILENCE)
         self.listening = False
-        """Whether wake-ups come just now."""
+        """Whether wake-ups come just now. The listener's thread writes it, any thread reads it."""
 
     def start(self) -> None:
         """Begin."""

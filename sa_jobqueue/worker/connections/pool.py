@@ -21,7 +21,7 @@ _JUST_NOW = 0.5
 
 
 def backoff(failures: int, *, first: float, most: float) -> float:
-    """Seconds to wait after so many failures in a row: `first`, doubled each time, at most `most`."""
+    """Seconds to wait after `failures` in a row: `first`, doubled each time, at most `most`."""
     return min(first * 2.0 ** min(failures - 1, 10), most)
 
 
@@ -33,7 +33,7 @@ def is_behind_pooler(connection: Connection) -> bool:
 
 
 def refuse_pooler(connection: Connection) -> None:
-    """Raise ConfigurationError where a pooler answers: for what needs the same server process from one transaction to the next."""
+    """Raise ConfigurationError where a pooler answers, for code that needs one server process over several transactions."""
     if is_behind_pooler(connection):
         raise ConfigurationError(
             "a pooler answers for the database, and this needs the server itself: give a URL that leads past the pooler "
@@ -42,10 +42,10 @@ def refuse_pooler(connection: Connection) -> None:
 
 
 def leave_out_closed(engine: Engine) -> None:
-    """Let the pool hand out no connection whose server has gone meanwhile: a handler would lose an attempt by it.
+    """Let the pool hand out no connection whose server has gone meanwhile, which would cost a handler an attempt.
 
-    Such a connection can be told without a round trip: there is something to read on it, though nothing was asked. One that
-    was used just now is not asked: a busy pool would be a fifth slower.
+    Such a connection is recognised without a round trip: there is something to read on it, though nothing was asked. One that
+    was used just now is not checked, because that would make a busy pool a fifth slower.
     """
     if not hasattr(select_module, "poll"):
         return
@@ -76,8 +76,8 @@ def hang_up(connection: Connection) -> None:
 
 
 def drop_idle(engine: Engine) -> None:
-    """Close what waits in the pool, after a service connection failed: what broke it may have broken these as silently, and
-    `pool_pre_ping` asks in `connect()`, where no watch sees it. Connections that are checked out stay open.
+    """Close the idle connections of the pool, after a service connection failed: what broke it may have broken them as silently,
+    and `pool_pre_ping` asks in `connect()`, where no deadline holds. Connections that are checked out stay open.
     """
     try:
         engine.dispose()

@@ -73,7 +73,7 @@ APPLICATION = "sa-jobqueue worker"
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """Makes service connections on `engine`. `pooled`: settings are made anew in each transaction, nothing is prepared."""
+    """Makes service connections on `engine`. `pooled`: each transaction makes the settings again, and nothing is prepared."""
 
     engine: Engine
     lease: float
@@ -81,9 +81,9 @@ class Connector:
     translate: Mapping[str | None, str | None] | None = None
 
     def connect(self, deadline: Deadline | None = None) -> Connection:
-        """A connection of our own, out of the pool for good; READ COMMITTED. `watch`: over its first statements, too.
+        """A connection of our own, out of the pool for good; READ COMMITTED. `deadline` holds for its first statements, too.
 
-        Outside of `begin` the driver is in autocommit: most of what the worker says is one statement.
+        Outside of `begin` the driver is in autocommit, because most service transactions are one statement.
         """
         connection = self.engine.connect()
         try:
@@ -95,7 +95,7 @@ class Connector:
             connection.detach()
             forks.guard(driver.psycopg_of(connection))
             if self.pooled:
-                # Whatever the engine does: what is prepared in one transaction is not there in the next one.
+                # Whatever the engine is set to: a statement prepared in one transaction is not there in the next one.
                 raw: Any = connection.connection.dbapi_connection
                 raw.prepare_threshold = None
             else:
@@ -138,24 +138,24 @@ def _autocommit(connection: Connection, on: bool) -> None:
 
 
 def service_settings(lease: float) -> dict[str, str]:
-    """What a service connection sets; docs/reference/statements.md has it for those who write a worker of their own."""
+    """What a service connection sets. docs/reference/statements.md lists it for authors of other workers."""
     return {
         **_PLANNER,
         **lasting_settings(service_limit(lease)),
-        # What is its own transaction is begun by the server, at its own level: a claim would fail by others' claims.
+        # The server begins a single statement's transaction, at this level. At a higher one, claims would fail by other claims.
         "default_transaction_isolation": "read committed",
         "DateStyle": "ISO",  # psycopg reads no times in another one
-        # Rows of the queue's are skipped where somebody has locked them. What is waited for are the application's own,
-        # which reference a job that is deleted, and locks of the whole table.
+        # Locked rows of the queue are skipped. A statement waits only for rows of the application's that reference a job which it
+        # deletes, and for locks of the whole table.
         "lock_timeout": "250ms",
         "application_name": APPLICATION,
     }
 
 
 def lasting_settings(limit: float) -> dict[str, str]:
-    """What keeps the server from ending a connection of ours, but for a statement or a transaction that takes `limit` seconds.
+    """Settings that keep the server from ending a connection of ours, unless a statement or transaction takes `limit` seconds.
 
-    A host frozen between claim and commit would hold rows that everybody skips and no rescue sees: the server ends such a
+    A host frozen between claim and commit would hold rows that every worker skips and no rescue sees. The server ends such a
     transaction before the lease would have ended.
     """
     milliseconds = f"{int(limit * 1000)}ms"
@@ -174,8 +174,8 @@ def _setting(settings: tuple[tuple[str, str], ...], local: bool) -> str:
 
 
 def setting(settings: Mapping[str, str], *, local: bool = False) -> str:
-    """One statement that sets them all, those that this version of the server has. Behind a pooler each transaction has one, so
-    its text is made once.
+    """One statement that sets all those that this version of the server has. Behind a pooler each transaction has one, so its
+    text is made once.
     """
     return _setting(tuple(settings.items()), local)
 
@@ -183,7 +183,7 @@ def setting(settings: Mapping[str, str], *, local: bool = False) -> str:
 def service_limit(lease: float) -> float:
     """Seconds after which the server ends a service statement, or a service transaction that says nothing more.
 
-    Not above the lease; and however long that is, a connection behind which nobody is has to be found out soon.
+    Not above the lease; and not long where the lease is, because a connection whose server is gone must be noticed soon.
     """
     return min(max(lease, 0.5), 10.0)
 

@@ -1,7 +1,7 @@
 """A child that a handler forks has no part in the worker's connections.
 
-It inherits their sockets. As long as it has them open, the server does not hear of it when the worker dies, and keeps the locks of its
-transactions. A child that executes another program loses them by itself: libpq opens them close-on-exec.
+A child inherits their sockets. While it has them open, the server does not notice that the worker has died, and keeps the locks of
+its transactions. A child that executes another program loses them by itself, because libpq opens them close-on-exec.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _guarded: WeakSet[Any] = WeakSet()
 
 
 def guard(raw: Any) -> None:
-    """From now on a child that is forked loses this connection of psycopg's: what it says on it is heard by nobody."""
+    """From now on a forked child loses this connection of psycopg's: what the child sends on it reaches no server."""
     if raw is not None:
         _guarded.add(raw)
 
 
 def _let_go() -> None:
-    """In the child: put a dead socket in each one's place. A number that was only closed could become another file's."""
+    """In the child: replace each socket by a dead one. A descriptor that was only closed could become another file's."""
     with suppress(Exception):
         dead, other = socket.socketpair()
         other.close()

@@ -1,6 +1,6 @@
-"""Python's search for garbage, in a process that does nothing but work.
+"""Python's garbage collector, tuned for a process that does nothing but work.
 
-For programs that are the worker's alone: it is the application's to decide elsewhere.
+For programs that are the worker's alone; elsewhere the application decides.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import gc
 
 __all__ = ["tune_gc"]
 
-#: Objects made, and not freed since, before the young ones are looked through. By Python's 700, or 2,000, a few dozen
-#: handlers that are under way at once have it done all the time, and find nothing: their objects are in use.
+#: Objects made and not freed since, after which the young ones are searched. With Python's 700, or 2,000, a few dozen concurrent
+#: handlers would cause searches all the time, which find nothing, because the objects are in use.
 _YOUNG = 5_000
 
 
 def tune_gc() -> None:
-    """Search less often, and never through what was loaded so far. Call it when all is loaded, before the first job."""
+    """Search less often, and never through the objects loaded so far. Call it after loading all, before the first job."""
     gc.collect()
     gc.freeze()
     young, *older = gc.get_threshold()

@@ -1,4 +1,4 @@
-"""Signals, heard on a thread: an event loop that a handler blocks would not hear them."""
+"""Signals, handled on a thread: an event loop that a handler blocks would not react to them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from types import FrameType
 
 __all__ = ["hearing_signals"]
 
-#: Once the time to leave is over, how often it is said.
+#: Seconds between two calls of `overdue`, once the time to leave is over.
 _REMIND = 1.0
 
 
 @contextmanager
 def hearing_signals(heed: Callable[[signal.Signals], float], overdue: Callable[[], None]) -> Generator[None]:
-    """While this lasts, SIGTERM and SIGINT call `heed` on a thread, which answers in how many seconds to be gone.
+    """While this lasts, SIGTERM and SIGINT call `heed` on a thread, which returns the seconds until all should have ended.
 
-    When these are over, `overdue` is called, and from then on every second. To be used on the main thread.
+    After these, `overdue` is called every second. To be used on the main thread.
     """
     heard: SimpleQueue[signal.Signals | None] = SimpleQueue()
     pid = os.getpid()
 
     def note(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != pid:  # a child that a handler has forked, where nobody listens
+        if os.getpid() != pid:  # a child that a handler has forked: the thread is not there
             signal.signal(number, before[signal.Signals(number)])
             os.kill(os.getpid(), number)
             return

@@ -33,10 +33,10 @@ logger = get_logger(__name__)
 
 #: The exit code of a worker that cannot work: a wrong setting, no database, an application that does not import.
 CANNOT_WORK = 2
-#: A worker that ran for so many seconds was healthy; its death is the first one again.
+#: Seconds after which a worker counts as healthy: if it dies later, the count of fast deaths begins again.
 _HEALTHY = 10.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
-#: After the grace time, how long a worker has for its last outcomes before it is killed.
+#: Seconds after the grace time that a worker has for its last outcomes before it is killed.
 _LAST_CALL = 5.0
 
 
@@ -66,7 +66,7 @@ _Event = _Ended | signal.Signals
 
 
 class Supervisor:
-    """Runs `command` in so many `processes`, with the environment `env` (None: this process's own).
+    """Runs `command` in a number of `processes`, with the environment `env` (None: this process's own).
 
     `cores`: where each process stays on one of these processor cores, shared out in turn; empty: anywhere.
     `grace`: seconds that a worker may take to drain; a little later it is killed. `until_idle`: a worker that ends by
@@ -213,7 +213,7 @@ class Supervisor:
             )  # fmt: skip
 
     def _is_hopeless(self) -> bool:
-        """Whether it is the setting that is wrong: nobody has ever worked, and nobody is left who might.
+        """Whether the settings are wrong: no process has ever worked, and none is left that might.
 
         One that cannot begin while others work has met a database that is away just now.
         """
@@ -275,7 +275,7 @@ class Supervisor:
 
 
 def restart_delay(deaths: int, *, random: float) -> float:
-    """Seconds until the next start after so many fast deaths in a row: 0.5, doubled each time, at most 30; ± 20 %.
+    """Seconds until the next start after fast deaths in a row: 0.5, doubled each time, at most 30; ± 20 %.
 
     `random`: uniform in [0, 1).
     """
@@ -304,7 +304,7 @@ def drain_with_supervisor(drain: Callable[[], None]) -> None:
 
 
 def _close(slot: _Slot) -> int:
-    """The slot has no process any more; its pid."""
+    """Mark that the slot has no process any more. Returns its pid."""
     process, slot.process = slot.process, None
     assert process is not None
     if process.stdin is not None:

@@ -1,4 +1,4 @@
-"""The worker's service threads. None of them ends unnoticed."""
+"""The worker's own threads. None of them ends unnoticed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ServiceThread(threading.Thread):
         super().__init__(name=f"sa-jobqueue {name}", daemon=True)
         self._work = work
         self.error: BaseException | None = None
-        """What has ended it. Written by the thread, read after its end."""
+        """The error that ended it. Written by the thread, read after its end."""
 
     def run(self) -> None:
         try:
@@ -25,5 +25,5 @@ class ServiceThread(threading.Thread):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was started and does nothing any more."""
+        """Whether it was started and has ended."""
         return self.ident is not None and not self.is_alive()

@@ -1,4 +1,4 @@
-"""What the log says of the jobs that run: each failure, and where it is asked for each end."""
+"""What the log says of jobs that run: each failure and, if that is asked for, each end."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 class JobLog:
-    """Says how jobs end: a final failure as an error, with its exception; another one as a warning.
+    """Logs how jobs end: a final failure as an error, with its exception; another failure as a warning.
 
-    `every`: say of each job how it ended, at INFO; otherwise that is for DEBUG.
+    `every`: log the end of each job at INFO; otherwise that is for DEBUG.
     """
 
     def __init__(self, *, every: bool) -> None:
         self._level = logging.INFO if every else logging.DEBUG
         self.says_all = logger.isEnabledFor(self._level)
-        """Whether more than failures is said. Looked at once: each job would pay for it."""
+        """Whether more than failures is logged. Decided once: each job would pay for it."""
 
     def begins(self, run: Run) -> None:
         """Its handler is about to be called."""
         logger.debug("%s[%d] starts", run.job.task, run.job.id, extra=fields_of(run))
 
     def ends(self, run: Run, change: Change, error: BaseException | None = None, note: str = "") -> None:
-        """It ended, and `change` comes of it. `error`: what the handler raised; `note`: what there is to add."""
+        """It ended, with `change`. `error`: what the handler raised; `note`: what to add to the text."""
         job, fields = run.job, fields_of(run)
         again = f", again in {lasting(change.delay)}" if change.delay else ""
         if run.started is not None:
@@ -74,7 +74,7 @@ class JobLog:
 
 
 def fields_of(run: Run) -> dict[str, Any]:
-    """What a record about this job carries."""
+    """The extra fields of a log record about this job."""
     job = run.job
     return {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}
 
@@ -87,7 +87,7 @@ def _place(run: Run, error: BaseException | None) -> str:
 
 
 def say_rescue(found: Expired, change: Change) -> None:
-    """A job was taken from a worker whose lease ran out; `change` came of it. One that is failed by that is an error."""
+    """A job was taken from a worker whose lease ran out, with `change`. It is an error if the job has failed by that."""
     logger.log(
         logging.ERROR if change.event is Event.FAIL else logging.WARNING,
         "%s[%d] rescued from %s; its lease ran out %s ago%s",
@@ -101,7 +101,7 @@ def say_rescue(found: Expired, change: Change) -> None:
 
 
 def holder_of(found: Expired) -> str:
-    """Who held it, and since when."""
+    """The worker that held it, and since when."""
     return f"worker {found.place}, which claimed it at {_moment(found.claimed_at)}"
 
 

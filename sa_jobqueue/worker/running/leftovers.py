@@ -1,8 +1,8 @@
 """Whether a handler has left something behind on its connection that would be there for the next one: a setting, a role, a lock.
 
-A connection like that is closed instead of given back. To reset it would cost a round trip, and undo what the application itself
-has set when it was opened. A handler that leaves nothing behind pays a look at each new text of a statement, and at what libpq
-knows.
+Such a connection is closed instead of given back. Resetting it would cost a round trip, and undo what the application itself set
+when the connection was opened. A handler that leaves nothing behind pays for a search of each new statement text, and for reading
+what libpq knows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Found", "begin", "is_spoiled", "may_be_dropped"]
 
 logger = get_logger(__name__)
 
-#: What a statement does that outlasts its transaction.
+#: Statements whose effect outlasts their transaction.
 _LASTING = re.compile(
     r"""
     (?: \A | ; ) \s*+ (?: /\*.*?\*/ \s*+ | --[^\n]*\n \s*+ )*+
@@ -38,10 +38,10 @@ _LASTING = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
-#: Texts that are remembered as harmless, at most; and how much of each is looked at.
+#: Texts remembered as harmless, at most; and how many characters of each are searched.
 _MOST, _LENGTH = 2_000, 10_000
-#: Seconds between two connections of a pool that are closed because an attempt failed: a connection takes some milliseconds to
-#: make, and attempts may fail by the thousand.
+#: At most one connection of a pool is closed in this many seconds because an attempt failed: making one takes some
+#: milliseconds, and attempts may fail by the thousand.
 _BETWEEN = 0.1
 #: In a connection's `info`: whether a handler has had it before, and the statement that spoiled it.
 _KNOWN, _SPOILED = "sa_jobqueue.known", "sa_jobqueue.spoiled"
@@ -55,7 +55,7 @@ _said: set[str] = set()
 
 
 def begin(connection: Connection, raw: Any) -> Found:
-    """A handler gets this connection, which is as the application has it made and checked out; what is known of that.
+    """A handler gets this connection, as the application has made and checked it out. Returns what is known of its state.
 
     `raw`: what `driver.psycopg_of` has found.
     """
@@ -74,7 +74,7 @@ def begin(connection: Connection, raw: Any) -> Found:
 
 
 def is_spoiled(raw: Any, found: Found) -> bool:
-    """Whether the handler has left something behind. `found`: what `begin` has returned."""
+    """Whether the handler has left something behind. `found`: what `begin` returned."""
     info, search_path, read_only = found
     statement = info.get(_SPOILED)
     if statement is None:
@@ -94,7 +94,7 @@ def is_spoiled(raw: Any, found: Found) -> bool:
 
 
 def may_be_dropped(pool: Pool) -> bool:
-    """Whether a connection of this pool may be closed now because an attempt has failed, perhaps by what cannot be seen."""
+    """Whether a connection may be closed now because an attempt failed, perhaps because of leftovers that cannot be seen."""
     now = monotonic()
     if now - _dropped.get(pool, 0.0) < _BETWEEN:
         return False
@@ -103,7 +103,7 @@ def may_be_dropped(pool: Pool) -> bool:
 
 
 def _look_at(cursor: Any, statement: str, parameters: Any, context: Any) -> None:
-    """Of each statement, before it is executed."""
+    """Called for each statement, before it is executed."""
     if statement in _harmless:
         return
     found = _LASTING.search(statement, 0, _LENGTH)
@@ -117,7 +117,7 @@ def _look_at(cursor: Any, statement: str, parameters: Any, context: Any) -> None
 
 
 def _says_local(parameters: Any) -> bool:
-    """Whether the parameters of a `set_config` say that it is for the transaction."""
+    """Whether the parameters of a `set_config` make it local to the transaction."""
     values: Iterable[Any] = parameters.values() if isinstance(parameters, Mapping) else parameters or ()
     said = [value for value in values if isinstance(value, bool)]
     return bool(said) and all(said)

@@ -1,7 +1,6 @@
-"""What a thread says to the server around a handler's own statements: BEGIN, and the job's completion with COMMIT.
+"""What a thread sends around a handler's own statements: BEGIN, and the job's completion with COMMIT.
 
-By one call of libpq's each. psycopg says it in steps, and gives up Python's lock at each; 32 threads take it from each other
-then, from core to core.
+Each is one libpq call. psycopg makes several and releases the GIL at each, over which 32 threads then compete, from core to core.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ __all__ = ["begin", "command", "commit"]
 
 logger = get_logger(__name__)
 
-#: Of `psycopg.pq`'s TransactionStatus and PipelineStatus; psycopg is not to be imported with the package.
+#: Values of `psycopg.pq`'s TransactionStatus and PipelineStatus. The package must not import psycopg.
 _IDLE, _IN_TRANSACTION, _NO_PIPELINE = 0, 2, 0
 
-#: The function's text names the table: not this one, if a schema was renamed.
+#: The function's text names the table. After a schema was renamed that is another table.
 _MAY = text(
     "SELECT pg_catalog.has_function_privilege(oid, 'EXECUTE') AND pg_catalog.strpos(prosrc, :table) > 0 "
     "FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure(CAST(:function AS text))"
@@ -36,13 +35,13 @@ _MAY = text(
 _PARAMETERS = "(bigint,bigint,double precision)"
 #: The SQLSTATE by which the schema's function says that the claim is no longer valid.
 _LOST = "SJQ01"
-#: SQLSTATEs of a function that is not there any more, or that this role may no longer call.
+#: SQLSTATEs if the function is gone, or this role may no longer call it.
 _GONE = frozenset({"42883", "42501"})
 
 
 @dataclass(slots=True)
 class _Asked:
-    """Whether a pool's connections may call the function, by its schema; and the lock of who asks."""
+    """Whether a pool's connections may call the function, by schema; and the lock that a thread holds while it asks."""
 
     may_call: dict[str, bool] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
@@ -72,9 +71,9 @@ def begin(connection: Connection, raw: Any) -> None:
 
 
 def command(connection: Connection, raw: Any, change: Change, *, store: Store) -> str | None:
-    """What to `commit` this change with.
+    """The text to `commit` this change with.
 
-    None: it has more to say than "done", or somebody is to hear of each statement, or it cannot be said in this way here.
+    None if the change says more than "done", if a listener or log must see each statement, or if this connection cannot do it.
     """
     if not change.plain or change.deletes or store.tables.job is not Job or not _is_a_threads(connection, raw):
         return None
@@ -90,9 +89,9 @@ def command(connection: Connection, raw: Any, change: Change, *, store: Store) -
 
 
 def commit(connection: Connection, raw: Any, command: str) -> bool:
-    """Complete the job and commit; False: its claim was lost, and there is nothing to do but to roll back.
+    """Complete the job and commit. False: its claim was lost, and the transaction is to be rolled back.
 
-    The server stops at the first error: without a completion there is no COMMIT. Raises what SQLAlchemy would.
+    The server stops at the first error, so without a completion there is no COMMIT. Raises what SQLAlchemy would.
     """
     dbapi = connection.dialect.loaded_dbapi
     try:
@@ -109,7 +108,7 @@ def commit(connection: Connection, raw: Any, command: str) -> bool:
             _asked.pop(connection.engine.pool, None)
         raise as_sqlalchemy(error, command, {}, connection) from error
     try:
-        connection.commit()  # SQLAlchemy's and the driver's part: the server has nothing to do any more
+        connection.commit()  # for SQLAlchemy and the driver; the server has committed already
     except Exception as error:
         logger.warning("a handler's connection is closed, after the commit: %s", error)
         connection.invalidate()
@@ -117,7 +116,7 @@ def commit(connection: Connection, raw: Any, command: str) -> bool:
 
 
 def _may_call(connection: Connection, schema: str) -> bool:
-    """Whether it is there, and this role may call it. Asked once for each pool."""
+    """Whether the function is there and this role may call it. Asked once for each pool."""
     asked = _asked.setdefault(connection.engine.pool, _Asked())
     if (may := asked.may_call.get(schema)) is None:
         with asked.lock:

@@ -30,7 +30,7 @@ __all__ = ["HandlerTransaction"]
 logger = get_logger(__name__)
 
 _NO_MAP: Mapping[str | None, str | None] = {}
-#: An engine with other ones than ours is another transaction's.
+#: Options by which an engine needs a transaction of its own, if they differ from ours.
 _OF_TRANSACTIONS = ("isolation_level", "postgresql_readonly", "postgresql_deferrable")
 #: How a session joins our transaction, so that its commit() does not end it.
 _JOINED = frozenset({"rollback_only", "create_savepoint"})
@@ -39,7 +39,10 @@ _WARNED: WeakSet[Engine] = WeakSet()
 
 
 class HandlerTransaction:
-    """One handler's database work: its session, and the transaction that ends together with the job's completion."""
+    """One handler's database work: its session, and the transaction that commits together with the job's completion.
+
+    It belongs to the thread or task of the handler.
+    """
 
     __slots__ = (
         "_altered",
@@ -75,7 +78,7 @@ class HandlerTransaction:
         idle: float | None = None,
         store: Store = default_store,
     ) -> None:
-        # A session of the user's sessionmaker knows its engine, and perhaps other databases for some of its classes.
+        # A session of the user's sessionmaker has an engine, and perhaps other databases for some of its classes.
         own = session.bind
         self.engine = engine if own is None else own.engine
         self._database = database if self.engine is None else self.engine.url
@@ -103,7 +106,7 @@ class HandlerTransaction:
         session.reset = self._discarding(session.reset)  # type: ignore[method-assign]
 
     def _discarding(self, end: Callable[[], None]) -> Callable[[], None]:
-        """The session's `close()`, also at the end of `with ctx.session:`. What was not committed is not kept."""
+        """The session's `close()`, also at the end of `with ctx.session:`. It rolls back what was not committed."""
 
         def close() -> None:
             if self.session.in_transaction():
@@ -113,8 +116,8 @@ class HandlerTransaction:
         return close
 
     def _bind(self, *args: Any, **options: Any) -> Engine | Connection:
-        """Where the session's next statement goes: to our transaction, or, by `binds` or a `get_bind` of the
-        application's, to another database.
+        """Where the session's next statement goes: to our transaction or, if `binds` or a `get_bind` of the application's
+        says so, to another database.
         """
         try:
             elsewhere = self._original(*args, **options)
@@ -147,7 +150,7 @@ class HandlerTransaction:
         return self.connection
 
     def _is_ours(self, engine: Engine) -> bool:
-        """Whether it leads to our connection: it is ours, or ours with other options, but those of a transaction."""
+        """Whether it leads to our connection: it is our engine, perhaps with other options, except those of a transaction."""
         ours = self.engine
         if engine is ours:
             return True
@@ -211,7 +214,7 @@ class HandlerTransaction:
             self._found = leftovers.begin(connection, self._raw)
             self._begin(connection)
         except BaseException as error:
-            # There is a connection: what listeners of the application's raise is the attempt's, unless it broke.
+            # There is a connection: an error of the application's listeners fails the attempt, unless the connection broke.
             if getattr(error, "connection_invalidated", False):
                 self._note_unopened(error)
             connection.close()
@@ -219,11 +222,11 @@ class HandlerTransaction:
         return connection
 
     def _note_unopened(self, error: BaseException) -> None:
-        # Not the error itself: with its traceback it would be a cycle, which only a search for them frees.
+        # Not the error itself: with its traceback it would be a reference cycle, which only the garbage collector frees.
         self.unopened = message_of(getattr(error, "orig", None) or error).strip() or type(error).__name__
 
     def _translate_for(self, connection: Connection, engine: Engine | None) -> None:
-        """From here on tables are where `engine`, one of several for our connection, has them."""
+        """Use `engine`'s schema_translate_map from now on; several engines may share our connection."""
         if engine is not self._asked:
             self._asked = engine
             options = self._options if engine is None or engine is self.engine else engine.get_execution_options()
@@ -275,7 +278,7 @@ class HandlerTransaction:
                 connection.execution_options(schema_translate_map=given.get("schema_translate_map"))
             if session.in_transaction():
                 session.commit()
-            self._closed = True  # from here on a task or thread that was left behind may begin nothing
+            self._closed = True  # from here on a task or thread that the handler left behind can begin nothing
             if command is not None:
                 return Written(change) if libpq.commit(connection, self._raw, command) else LOST
             connection.commit()
@@ -287,8 +290,8 @@ class HandlerTransaction:
             self.close()
 
     def _is_left_busy(self) -> bool:
-        """Whether a command of the handler's is still under way. The connection is closed then: a ROLLBACK, too, would wait for
-        the command's end.
+        """Whether a command of the handler's is still under way. If so the connection is closed, because a ROLLBACK would wait for
+        the command's end, too.
         """
         if not driver.is_busy(self._raw):
             return False
@@ -297,10 +300,10 @@ class HandlerTransaction:
         return True
 
     def _command(self, connection: Connection, change: Change) -> str | None:
-        """What writes `change` and commits, after the session's own commit(); None: the change is to be written before.
+        """The text that writes `change` and commits, after the session's own commit(); None: write the change before that.
 
-        Who hears of that commit by a listener, or overrides it, is not to hear of one that a lost claim undoes; nor is what
-        the session writes by other engines to be committed by it.
+        None where a listener hears of the session's commit or an override does it, because a lost claim would undo the commit
+        they saw; and where the session writes by other engines, because its commit() would commit those writes.
         """
         session = self.session
         overridden = "commit" in vars(session) or type(session).commit is not Session.commit
@@ -308,15 +311,15 @@ class HandlerTransaction:
         if self._others or overridden or heard:
             return None
         if session.join_transaction_mode not in _JOINED:
-            return None  # the handler has set it, and its commit() may end our transaction
+            return None  # the handler has set this mode, and its commit() may end our transaction
         return libpq.command(connection, self._raw, change, store=self._store)
 
     def _write(self, connection: Connection, change: Change) -> Answer:
-        """Write `change`; a row that it should delete, and that cannot be deleted, is kept for now."""
+        """Write `change`. A row that it should delete and that cannot be deleted is kept for now."""
         if not change.deletes:
             return self._store.apply_one(connection, change)
         try:
-            # A row of the application's may need this one, or be locked. A deferred constraint says so only at the
+            # A row of the application's may reference this one, or be locked. A deferred constraint is checked only at the
             # COMMIT: then the attempt fails.
             with connection.begin_nested():
                 return self._store.apply_one(connection, change)
@@ -328,7 +331,7 @@ class HandlerTransaction:
     def close(self, *, failed: bool = False) -> None:
         """Roll back what was not committed and give the connection back, or close it.
 
-        `failed`: so has the attempt, perhaps by what a handler before it has left behind on the connection.
+        `failed`: so has the attempt, perhaps because of what an earlier handler has left behind on the connection.
         """
         committing, self._closed = self._closed, True
         try:
@@ -340,21 +343,21 @@ class HandlerTransaction:
             if self.connection is not None:
                 connection, self.connection = self.connection, None
                 if connection.engine.pool is not self._pool:
-                    connection.detach()  # the worker has left, and closed its pool: nobody would close what goes back
+                    connection.detach()  # the worker has left and closed its pool: nothing would close what goes back
                 elif self._is_unfit(connection, failed=failed):
                     connection.invalidate()
                 connection.close()
 
     def _is_unfit(self, connection: Connection, *, failed: bool) -> bool:
-        """Whether the pool is not to have it back. One that was set to AUTOCOMMIT would come back without."""
+        """Whether to close it instead of giving it back. One that was set to AUTOCOMMIT would come back without it."""
         if connection.closed or connection.invalidated:
             return False
         spoiled = self._altered or (self._found is not None and leftovers.is_spoiled(self._raw, self._found))
         return spoiled or (failed and leftovers.may_be_dropped(connection.engine.pool))
 
     def _let_go(self) -> None:
-        """The session refers to us no more. Else the two would be garbage that only a search for cycles finds: with
-        threads, these searches took a fifth of the time of a job that does one INSERT.
+        """Undo what makes the session refer to us. Else the two would be a reference cycle, which only the garbage collector
+        frees: with threads, that took a fifth of the time of a job that does one INSERT.
         """
         session = self.session
         session.get_bind = _refuse  # type: ignore[method-assign]
@@ -364,5 +367,5 @@ class HandlerTransaction:
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
-    """In place of a connection for a session whose job has ended: it would be nobody's to close."""
+    """In place of a connection, for a session whose job has ended: nothing would close it."""
     raise SessionUnavailable("the job has ended, and its ctx.session with it")

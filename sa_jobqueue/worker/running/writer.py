@@ -1,4 +1,4 @@
-"""Outcomes on their way to the database: kept until they are written, whatever happens to it meanwhile."""
+"""Outcomes on their way to the database. They are kept until they are written, whatever happens to the database meanwhile."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["OutcomeWriter"]
 
 logger = get_logger(__name__)
 
-#: A row that is locked is tried again after so many seconds: soon, for most are held for a moment by another worker's
-#: claim that came to see them too late, then more rarely, for an operator may hold it for long.
+#: Seconds until a locked row is tried again: first soon, because another worker's claim holds most such rows for a moment only,
+#: then more rarely, because an operator may hold one for long.
 _LOCKED_FIRST, _LOCKED_LATER = 0.01, 0.2
-#: An outcome that the database refuses, and perhaps not for good, is tried again after so many seconds, alone.
+#: Seconds until an outcome that the database refuses, perhaps not for good, is tried again, alone.
 _REFUSED_FIRST, _REFUSED_LATER = 1.0, 30.0
-#: So many of a batch; when more are refused, it is not for what is in the rows.
+#: If more outcomes of a batch than this are refused, the rows are not to blame.
 _MOST_REFUSED = 3
 
 
@@ -35,7 +35,10 @@ class _Later:
 
 
 class OutcomeWriter:
-    """Collects changes from any thread; the service thread writes them in batches. `done` hears of those that ended."""
+    """Collects changes; the claimer's thread writes them in batches. `done` is called for changes that are written or lost.
+
+    Any thread may `add` and ask for the counts. The rest belongs to the claimer's thread.
+    """
 
     def __init__(self, done: Callable[[list[Change], Answer], None], *, store: Store = default_store) -> None:
         self._pending: deque[Change] = deque()
@@ -51,7 +54,7 @@ class OutcomeWriter:
 
     @property
     def refused(self) -> int:
-        """How many are kept that the database has refused."""
+        """Outcomes kept that the database has refused."""
         return len(self._refused)
 
     def add(self, change: Change) -> None:
@@ -59,7 +62,7 @@ class OutcomeWriter:
         self._pending.append(change)
 
     def take(self, most: int) -> list[Change]:
-        """The next batch; at most one change of each job, for the answers go by id. What was refused comes alone."""
+        """The next batch. It has at most one change of each job, because the answers go by id. A refused one comes alone."""
         if not len(self):
             return []
         now = monotonic()
@@ -81,11 +84,11 @@ class OutcomeWriter:
         return list(first.values())
 
     def put_back(self, changes: list[Change]) -> None:
-        """These were not written after all; they come first again."""
+        """These were not written after all: they come first in the next batch."""
         self._pending.extendleft(reversed(changes))
 
     def next_at(self) -> float | None:
-        """When the next row that was locked, or refused, is due, by the monotonic clock."""
+        """When the next locked row or refused outcome is due, by the monotonic clock."""
         return min((later.at for later in (*self._locked, *self._refused)), default=None)
 
     def claims(self) -> list[tuple[int, int | None]]:
@@ -94,7 +97,7 @@ class OutcomeWriter:
         return [(change.id, change.claim_token) for change in changes]
 
     def settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:
-        """After the commit: what each row answered."""
+        """Take in what each row answered, after the commit."""
         left = [change for change in changes if answers.get(change.id) is not Answer.APPLIED]
         if self._waits:
             locked = {change.id for change in left if answers.get(change.id) is Answer.LOCKED}
@@ -106,7 +109,7 @@ class OutcomeWriter:
                 self._locked.append(_Later(monotonic() + wait, change))
             else:
                 lost.append(change)
-        # Who hears of it may log, and a filter of the application's raise: nothing is left to be done after the last.
+        # `done` may log, and a log filter of the application's may raise: so nothing comes after it.
         try:
             if len(left) < len(changes):
                 applied = (
@@ -120,8 +123,8 @@ class OutcomeWriter:
     def write_apart(self, begin: Callable[[], object], connection: Connection, changes: list[Change]) -> None:
         """Write a batch that failed as a whole: halve it until the bad row is alone, and end that one with the reason.
 
-        Each part is a transaction of its own. What the rows may not be to blame for is kept and tried again later.
-        Raises what says that the database is away, or that it refuses more than a few.
+        Each part is a transaction of its own. Outcomes whose rows may not be to blame are kept and tried again later. Raises the
+        error if the database is away or refuses more than a few.
         """
         parts, refused = [changes], 0
         try:
@@ -149,12 +152,12 @@ class OutcomeWriter:
             raise
 
     def hurry(self) -> None:
-        """The worker leaves: what was refused is due now, and soon again."""
+        """The worker leaves: try refused outcomes now, and again soon."""
         self._longest = _REFUSED_FIRST
         self._refused = [_Later(0.0, later.change) for later in self._refused]
 
     def _keep_refused(self, change: Change, error: DBAPIError) -> None:
-        """It is tried again later, and alone, lest others fail by it."""
+        """Try it again later, and alone, so that no others fail because of it."""
         before = self._waits.get(change.id, 0.0)
         wait = self._waits[change.id] = min(max(2 * before, _REFUSED_FIRST), self._longest)
         self._refused.append(_Later(monotonic() + wait, change))
@@ -165,9 +168,9 @@ class OutcomeWriter:
 
 
 def _instead(part: list[Change], error: DBAPIError, fault: Fault) -> list[list[Change]] | None:
-    """What to write in place of a part that failed; None: there is nothing."""
+    """The parts to write in place of one that failed; None if there is nothing to write instead."""
     if fault is Fault.LATE and (leaving := sum(change.deletes for change in part)):
-        # To delete them touches rows of the application's that reference them: pruning has more time for that.
+        # Deleting them touches rows of the application's that reference them. Pruning has more time for that.
         logger.warning("%d jobs with retain=0 could not be deleted in time; pruning will: %s", leaving, error.orig)
         return [[kept_for_now(change, fault) if change.deletes else change for change in part]]
     if len(part) > 1:
