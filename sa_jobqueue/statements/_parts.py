@@ -34,6 +34,7 @@ from sqlalchemy.types import TypeEngine
 from ..models import Job
 
 __all__ = [
+    "FIRST_ID",
     "array",
     "in_seconds",
     "lock_in_order",
@@ -43,6 +44,9 @@ __all__ = [
     "rows",
     "table_of",
 ]
+
+#: Before all ids.
+FIRST_ID = -(2**63)
 
 _SECOND = literal_column("interval '1 second'", Interval)
 

@@ -37,7 +37,7 @@ from ..lifecycle import FINISHED, Change, JobStatus
 from ..models import Job, StatusText, status_in, status_literal
 from ..retry import MAX_ERRORS
 from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
-from .ends import at_end, ended, fence, is_held
+from .ends import at_end, ended, fence, has_run_out, is_held
 
 __all__ = ["append_error", "apply_changes", "apply_parameters"]
 
@@ -128,10 +128,9 @@ def _is_valid(table: Table, change: TableValuedAlias) -> ColumnElement[bool]:
 
     A renewal does not change the token, so the write of a rescue looks at the lease once more.
     """
-    lease = table.c.lease_expires_at
     return and_(
         fence(table, id=change.c.id, token=change.c.claim_token, by_hand=True),
-        or_(not_(change.c.expired), lease.is_(None), lease <= func.now()),
+        or_(not_(change.c.expired), has_run_out(table)),
     )
 
 

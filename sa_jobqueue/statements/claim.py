@@ -39,7 +39,7 @@ from sqlalchemy.sql.elements import KeyedColumnElement
 
 from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
 from ..models import Job, status_in, status_literal
-from ._parts import array, in_seconds, lock_in_order, members, packed, packed_texts, rows, table_of
+from ._parts import FIRST_ID, array, in_seconds, lock_in_order, members, packed, packed_texts, rows, table_of
 
 __all__ = [
     "INLINE_LIMIT",
@@ -78,7 +78,7 @@ Slot: TypeAlias = tuple[str, int]
 #: (run_at, id) of a row, run_at in seconds since 1970
 Point: TypeAlias = tuple[float, int]
 #: Before all rows.
-_FRONT: Point = (-math.inf, -(2**63))
+_FRONT: Point = (-math.inf, FIRST_ID)
 
 
 def new_token() -> int:

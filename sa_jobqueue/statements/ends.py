@@ -24,13 +24,14 @@ from sqlalchemy import (
     func,
     literal_column,
     null,
+    or_,
 )
 
 from ..lifecycle import HELD
 from ..models import status_in
 from ._parts import in_seconds
 
-__all__ = ["at_end", "ended", "fence", "is_held"]
+__all__ = ["at_end", "ended", "fence", "has_run_out", "is_held"]
 
 
 def at_end() -> ColumnElement[Any]:
@@ -67,6 +68,12 @@ def ended(
 def is_held(table: FromClause) -> ColumnElement[bool]:
     """Whether a worker holds the job by a claim."""
     return status_in(table.c.status, HELD)
+
+
+def has_run_out(table: FromClause) -> ColumnElement[bool]:
+    """Whether a lease has run out. A row that was set to running by hand may have none."""
+    lease = table.c.lease_expires_at
+    return or_(lease.is_(None), lease <= func.now())
 
 
 def fence(

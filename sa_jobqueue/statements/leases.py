@@ -23,19 +23,17 @@ from sqlalchemy import (
     false,
     func,
     literal_column,
-    or_,
     select,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert
 
 from ..models import Job, Uptime
-from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
+from ._parts import FIRST_ID, array, in_seconds, lock_in_order, members, rows, table_of
 from .claim import epoch_of
-from .ends import fence, is_held
+from .ends import fence, has_run_out, is_held
 
 __all__ = [
-    "FIRST_ID",
     "attest_uptime",
     "cancel_requests",
     "expired_leases",
@@ -45,9 +43,6 @@ __all__ = [
     "renewal_parameters",
     "uptime_parameters",
 ]
-
-#: Before all ids.
-FIRST_ID = -(2**63)
 
 
 def held_parameters(held: Mapping[int, int]) -> dict[str, Any]:
@@ -126,7 +121,7 @@ def expired_leases(*, after: int = FIRST_ID, limit: int = 100, job: type[Job] = 
         .select_from(job)  # so that a session that is bound by class finds its engine
         .where(
             is_held(table),
-            or_(columns.lease_expires_at.is_(None), columns.lease_expires_at <= func.now()),
+            has_run_out(table),
             columns.id > bindparam("after_id", after, BigInteger),
         )
         .order_by(columns.id)

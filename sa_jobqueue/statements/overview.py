@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import Executable, Float, Text, cast, column, func, or_, select, table
 
-from ..lifecycle import JobStatus
-from ..models import Job, WorkerRow, status_literal
+from ..models import Job, WorkerRow
 from ._parts import table_of
+from .ends import has_run_out, is_held
 
 __all__ = ["LISTENS_FOR", "STALE", "count_expired", "list_workers"]
 
@@ -26,11 +26,7 @@ def list_workers(*, job: type[Job] = Job, worker: type[WorkerRow] = WorkerRow) -
     whether it is `stale`: unseen for `STALE` seconds, or a lease of its has expired.
     """
     jobs = table_of(job).c
-    held = (
-        select(func.count())
-        .where(jobs.status == status_literal(JobStatus.RUNNING), jobs.worker == cast(worker.id, Text))
-        .correlate(worker)
-    )
+    held = select(func.count()).where(is_held(table_of(job)), jobs.worker == cast(worker.id, Text)).correlate(worker)
     running = held.scalar_subquery()
     expired = held.where(jobs.lease_expires_at <= func.now()).scalar_subquery()
     started = func.extract("epoch", func.now() - worker.started_at)
@@ -57,8 +53,4 @@ def list_workers(*, job: type[Job] = Job, worker: type[WorkerRow] = WorkerRow) -
 
 def count_expired(*, job: type[Job] = Job) -> Executable:
     """The number of running jobs whose lease has expired: their worker died or is cut off."""
-    jobs = table_of(job).c
-    return select(func.count()).where(
-        jobs.status == status_literal(JobStatus.RUNNING),
-        or_(jobs.lease_expires_at.is_(None), jobs.lease_expires_at <= func.now()),
-    )
+    return select(func.count()).where(is_held(table_of(job)), has_run_out(table_of(job)))

@@ -12,9 +12,9 @@ from typing import Any
 from sqlalchemy import Connection
 
 from ..lifecycle import Claim
+from ..statements._parts import FIRST_ID
 from ..statements.admin import held_by, release_jobs
 from ..statements.leases import (
-    FIRST_ID,
     attest_uptime,
     cancel_requests,
     expired_leases,
