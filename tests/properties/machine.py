@@ -318,15 +318,20 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(job.purge_at is not None for job in self.jobs.values()))
     @rule(limit=st.integers(1, 3), directly=st.booleans(), kept=kept)
     def prune(self, limit: int, directly: bool, kept: bool) -> None:
-        """Those whose time is over, the longest over first."""
-        over = [id for id, job in self.jobs.items() if job.purge_at is not None and job.purge_at <= self.now]
-        wanted = sorted(over, key=lambda one: (self.jobs[one].purge_at, one))[:limit]
+        """Those whose time is over, the longest over first; among jobs of one time any may be first."""
+        over = {
+            id: job.purge_at for id, job in self.jobs.items() if job.purge_at is not None and job.purge_at <= self.now
+        }
         with self.transaction(kept=kept) as connection:
             if directly:
-                assert sorted(connection.scalars(prune_jobs(limit=limit))) == sorted(wanted)
+                deleted = set(connection.scalars(prune_jobs(limit=limit)))
             else:
-                assert default_store.prune(connection, limit=limit).jobs == len(wanted)
-            for id in wanted:
+                pruned = default_store.prune(connection, limit=limit)
+                deleted = self.jobs.keys() - set(connection.scalars(select(TABLE.c.id)))
+                assert pruned.jobs == len(deleted)
+            assert deleted <= over.keys()
+            assert sorted(over[id] for id in deleted) == sorted(over.values())[:limit]
+            for id in deleted:
                 del self.jobs[id]
 
     # ---- time
