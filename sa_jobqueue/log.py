@@ -1,4 +1,4 @@
-r"""Log lines that nothing a job brings along can break: no line end, no escape sequence in a name or an exception's text.
+r"""Log lines that no job can break: line ends and escape sequences in its names and exceptions are made harmless.
 
 >>> print(one_line("no such order\n12:00:00 INFO all is well\x1b[2J"))
 no such order 12:00:00 INFO all is well\x1b[2J
@@ -42,7 +42,7 @@ def get_logger(name: str) -> logging.Logger:
 
 
 class _OneLine:
-    """An argument of a message, said on one line. The template stays: error trackers group by it."""
+    """An argument of a message, shown on one line. The template is kept, because error trackers group by it."""
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -58,13 +58,15 @@ def _keep_on_one_line(record: logging.LogRecord) -> bool:
     try:
         if isinstance(record.args, tuple) and not record.getMessage().isprintable():
             record.args = tuple(map(_said, record.args))
-    except Exception:  # of the application's, as from its exception's str(): the handler says it, with the place
+    except (
+        Exception
+    ):  # such as one from the str() of an application's exception: the handler reports it, with its place
         return True
     return True
 
 
 def _said(value: Any) -> Any:
-    # Text on one line stays as it is: the space that it may begin with divides it from what is before it.
+    # Text on one line stays as it is, with a space at its beginning that divides it from the text before it.
     harmless = isinstance(value, (int, float)) or (isinstance(value, str) and value.isprintable())
     return value if harmless else _OneLine(value)
 

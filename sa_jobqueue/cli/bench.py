@@ -26,16 +26,20 @@ from .place import database
 
 __all__ = ["drain", "enqueue", "steady"]
 
-_Processes = Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")]
-_Slots = Annotated[int, typer.Option("--concurrency", min=1, max=10_000, help="Jobs that each process runs at a time.")]
+_Processes = Annotated[int, typer.Option(metavar="N", min=1, max=64, help="Worker processes.")]
+_Slots = Annotated[
+    int, typer.Option("--concurrency", metavar="N", min=1, max=10_000, help="Jobs that each process runs at a time.")
+]
 _Async = Annotated[bool, typer.Option("--async/--sync", help="Handlers are async def, or def on threads.")]
-_Payload = Annotated[int, typer.Option(min=0, max=500_000, help="Bytes of arguments that each job carries besides.")]
+_Payload = Annotated[
+    int, typer.Option(metavar="N", min=0, max=500_000, help="Bytes of arguments that each job carries besides.")
+]
 
 
 def drain(
     config: Config,
     *,
-    jobs: Annotated[int, typer.Option(min=1, max=100_000_000, help="How many jobs to work off.")] = 50_000,
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, max=100_000_000, help="How many jobs to work off.")] = 50_000,
     processes: _Processes = 1,
     concurrency: _Slots = 100,
     use_async: _Async = True,
@@ -69,8 +73,8 @@ def drain(
 def steady(
     config: Config,
     *,
-    rate: Annotated[float, typer.Option(min=0.1, max=1_000_000, help="Jobs to enqueue per second.")] = 100,
-    seconds: Annotated[float, typer.Option(min=0.1, max=86_400, help="For how long.")] = 10,
+    rate: Annotated[float, typer.Option(metavar="N", min=0.1, max=1_000_000, help="Jobs to enqueue per second.")] = 100,
+    seconds: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, max=86_400, help="For how long.")] = 10,
     processes: _Processes = 1,
     concurrency: _Slots = 100,
     use_async: _Async = True,
@@ -110,9 +114,13 @@ def steady(
 def enqueue(
     config: Config,
     *,
-    jobs: Annotated[int, typer.Option(min=1, max=10_000_000, help="How many jobs to make in bulk.")] = 50_000,
-    seconds: Annotated[float, typer.Option(min=0.1, max=3_600, help="For how long clients enqueue one by one.")] = 3,
-    concurrency: Annotated[int, typer.Option(min=1, max=1_000, help="Clients that enqueue at once.")] = 16,
+    jobs: Annotated[
+        int, typer.Option(metavar="N", min=1, max=10_000_000, help="How many jobs to make in bulk.")
+    ] = 50_000,
+    seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, max=3_600, help="For how long clients enqueue one by one.")
+    ] = 3,
+    concurrency: Annotated[int, typer.Option(metavar="N", min=1, max=1_000, help="Clients that enqueue at once.")] = 16,
     payload_bytes: _Payload = 0,
     json: Json = False,
 ) -> None:

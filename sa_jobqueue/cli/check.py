@@ -58,7 +58,7 @@ def check(
     """Check that all is well: database, workers, waiting jobs.
 
     It looks at the server, its clock, the schema, LISTEN and NOTIFY, the workers and how many of them listen, queues with
-    due jobs that nobody serves, and expired leases. Exit code 0: all is well; 1: something is wrong; 2: the database does
+    due jobs that no worker serves, and expired leases. Exit code 0: all is well; 1: something is wrong; 2: the database does
     not answer.
 
     sa-jobqueue check --max-wait 10m --json

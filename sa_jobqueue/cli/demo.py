@@ -29,7 +29,7 @@ def demo(
         ),
     ] = None,
     use_async: Annotated[bool, typer.Option("--async", help="Use async def handlers and AsyncSession.")] = False,
-    processes: Annotated[int, typer.Option(min=1, max=64, help="The number of worker processes.")] = 2,
+    processes: Annotated[int, typer.Option(metavar="N", min=1, max=64, help="The number of worker processes.")] = 2,
 ) -> None:
     """Index a code base with jobs, kill a worker in the middle, and prove that nothing is lost and nothing done twice.
 

@@ -1,4 +1,4 @@
-"""What commands say on stderr: errors on one line, logs; never a password."""
+"""What commands write on stderr: errors on one line, and logs; never a password."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["fail", "plain_errors", "say_error", "set_up_logging"]
 
 @contextmanager
 def plain_errors(debug: bool = False) -> Generator[None]:
-    """Make one line on stderr and exit code 2 of what may be expected to go wrong; let the rest pass."""
+    """Turn expected errors into one line on stderr and exit code 2; let all others pass."""
     try:
         yield
     except (JobQueueError, SQLAlchemyError, psycopg.Error, UnicodeEncodeError) as error:
@@ -48,7 +48,7 @@ def _explained(error: Exception) -> str:
             return f"the database refused: {reason.diag.message_primary}: `sa-jobqueue migrate` makes the job tables"
         case DBAPIError(orig=reason):
             return f"the database refused: {reason}"
-        case UnicodeEncodeError(object=given):  # an argument whose bytes are not those of the locale
+        case UnicodeEncodeError(object=given):  # an argument in another encoding than the locale's
             return f"this is no Unicode text: {given[:80]!r}"
         case _:
             return str(error)
@@ -63,7 +63,7 @@ def fail(message: str, code: int = 2) -> NoReturn:
 def say_error(message: str) -> None:
     """Write one line on stderr, without passwords."""
     sys.stderr.write(f"error: {one_line(mask_passwords(message))}\n")
-    sys.stderr.flush()  # whatever stderr is: Click's runner before 8.2 reads it unflushed
+    sys.stderr.flush()  # Click's runner before 8.2 reads stderr without flushing it
 
 
 class _Formatter(logging.Formatter):
@@ -93,7 +93,7 @@ class _Formatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[Any]):
-    """Writes to whatever stderr is at the moment."""
+    """Writes to the stderr of the moment, which tests replace."""
 
     def __init__(self, *, tracebacks: bool) -> None:
         super().__init__(sys.stderr)
@@ -104,7 +104,7 @@ class _Handler(logging.StreamHandler[Any]):
         super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Say, as `logging` does, what could not be written and why; if stderr has no reader any more, to nobody."""
+        """Say on stderr, as `logging` does, what could not be written and why."""
         said = f"Logged in {record.pathname}, line {record.lineno}: {record.msg!r}, arguments {record.args!r}\n"
         with suppress(OSError):
             sys.stderr.write(mask_passwords(f"--- Logging error ---\n{traceback.format_exc()}{said}"))

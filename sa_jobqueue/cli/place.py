@@ -3,8 +3,8 @@
     with transaction(config) as connection:
         ...
 
-The database is the one given for this command, else the one in DATABASE_URL, else the embedded one. What a forgotten
-setting could lead to is said before it is used; a command that only looks makes no database and starts no server.
+The database is the one given for this command, else the one in DATABASE_URL, else the embedded one. Each command names its
+database before it uses it, in case a setting was forgotten. A command that only reads makes no database and starts no server.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def embedded_database(config: Config, name: str = "sa_jobqueue", *, make: bool) 
 
 
 def _given(text: str, source: str) -> URL:
-    if "://" not in text:  # not shown: whatever it is, a password may be in it
+    if "://" not in text:  # not shown, because a password may be in it
         raise ConfigurationError(
             f"{source} has no scheme: expected postgresql://host:port/database, with user and password before the host"
         )

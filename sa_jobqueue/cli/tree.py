@@ -69,7 +69,7 @@ class Commands(_Flags, TyperGroup):
         try:
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
             sys.stdout.flush()
-        except BrokenPipeError:  # whoever read has gone; nor must Python say so at its end
+        except BrokenPipeError:  # the reader has gone; Python must not complain at its end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         except OSError as error:
@@ -149,7 +149,7 @@ def root(
     try:
         context.default_map = defaults_from_pyproject(context.command, working_folder())
     except ConfigurationError as error:
-        if not context.meta[_HELP]:  # help is to be had all the same
+        if not context.meta[_HELP]:  # help must work all the same
             fail(str(error))
 
 
@@ -190,9 +190,9 @@ def _add_group(name: str, panel: str, help: str, *handlers: Callable[..., None],
 _BENCH = """\
 Measure the queue on your own database: drain, steady, enqueue.
 
-All is done in the schema sa_jobqueue_bench, which is made for it and dropped at the end, on Ctrl-C too; a schema of that
-name that somebody else has made is left alone, and so are your own jobs. But it makes as much load as it can: not beside
-users.
+All is done in the schema sa_jobqueue_bench, which is made for it and dropped at the end, also on Ctrl-C. Your own jobs are
+left alone, and so is a schema of that name that this command did not make. But it makes as much load as it can: do not run it
+beside users.
 """
 _add_group("bench", _RUN, _BENCH, bench.drain, bench.steady, bench.enqueue, schema=False)
 _add_group(

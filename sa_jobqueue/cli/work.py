@@ -48,7 +48,7 @@ _SETTINGS = WorkerSettings()
 _SLOTS = 10
 #: Threads that handlers left behind get this many seconds before the process ends without them.
 _LAST_THREADS = 1.0
-#: Options that a Worker of the application's leaves nothing to say for.
+#: Options that are refused where the application makes its own Worker.
 _THE_WORKERS = {"database_url", "schema", "embedded_dir", "queue", "listen", "listen_url"} | {
     one.name for one in fields(WorkerSettings)
 }
@@ -75,11 +75,15 @@ class WorkOptions(Options):
     processes: Annotated[
         int,
         _processes(
-            min=1, max=256, help="Run this number of worker processes under a supervisor, which replaces a dead one."
+            metavar="N",
+            min=1,
+            max=256,
+            help="Run this number of worker processes under a supervisor, which replaces a dead one.",
         ),
     ] = 1
     max_jobs: Annotated[
-        int | None, _processes(min=1, help="Restart a worker process after this number of jobs.", show_default=False)
+        int | None,
+        _processes(metavar="N", min=1, help="Restart a worker process after this number of jobs.", show_default=False),
     ] = None
     max_memory: Annotated[
         str | None,
@@ -107,11 +111,15 @@ class WorkOptions(Options):
     buffer: Annotated[
         int,
         _pace(
-            help="How many jobs of a queue to claim ahead of a free slot at most, if they finish fast enough. 0: none."
+            metavar="N",
+            help="How many jobs of a queue to claim ahead of a free slot at most, if they finish fast enough. 0: none.",
         ),
     ] = _SETTINGS.buffer
     max_rescues: Annotated[
-        int, _pace(help="Fail a job after its worker has died, or has left while the job ran, this many times.")
+        int,
+        _pace(
+            metavar="N", help="Fail a job after its worker has died, or has left while the job ran, this many times."
+        ),
     ] = _SETTINGS.max_rescues
     session_idle_timeout: Annotated[
         float | None,
@@ -181,7 +189,7 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     options = options if options.supervised else replace(options, said=_said(context))
     cores = _cores() if options.pin else []
     if options.supervised:
-        # As if the terminal had said it: before the worker is up that ends the process, and afterwards it drains.
+        # As Ctrl-C in a terminal: it ends the process before the worker is up, and drains it afterwards.
         drain_with_supervisor(lambda: os.kill(os.getpid(), signal.SIGTERM))
     elif options.processes > 1 or any(limit is not None for limit in options.limits().values()):
         raise typer.Exit(_supervise(config, options, cores))
@@ -190,7 +198,7 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     with _reporting(options.tried_out) as report:
         worker, is_theirs = _worker(config, options)
         if not options.supervised or options.tried_out:
-            _look(worker)
+            _check_tables(worker)
             slots_of = ", ".join(f"{name}={slots}" for name, slots in worker.queues.items())
             logger.info("serving %s in schema %s of %s", slots_of, worker.schema, name_of(worker.engine.url))
         report(worker, is_theirs)
@@ -204,13 +212,13 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
 
 
 def _said(context: typer.Context) -> list[str]:
-    """The options of a Worker's that are on the command line."""
+    """The options on the command line that only the application's Worker may decide."""
     sources = {name: context.get_parameter_source(name) for name in context.params if name in _THE_WORKERS}
     return [name for name, source in sources.items() if getattr(source, "name", "") == "COMMANDLINE"]
 
 
 def _worker(config: Config, options: WorkOptions) -> tuple[Worker, bool]:
-    """The worker, and whether it is the application's own."""
+    """The worker to run, and whether the application made it."""
     found = load_app(config)
     found.registry.resolve()
     check_tasks(config, found.registry)
@@ -232,8 +240,8 @@ def _worker(config: Config, options: WorkOptions) -> tuple[Worker, bool]:
     return worker, found.worker is not None
 
 
-def _look(worker: Worker) -> None:
-    """Better one line now, where its tables are not to be had, than one from each process."""
+def _check_tables(worker: Worker) -> None:
+    """Fail here if its tables are not there: one line, and not one from each process."""
     with worker.engine.connect() as connection:
         check_engine(connection)
         check_schema(connection.execution_options(schema_translate_map={SCHEMA: worker.schema}))
@@ -273,7 +281,7 @@ def _bytes(text: str) -> int:
 
 
 def _cores() -> list[int]:
-    """The processor cores that this process may use; ConfigurationError where a system does not tell."""
+    """The processor cores that this process may use; ConfigurationError if the system does not say."""
     if not hasattr(os, "sched_getaffinity"):
         raise ConfigurationError(
             f"--pin: processes cannot be kept on a core on {sys.platform}; Linux can; leave it out"
@@ -282,7 +290,7 @@ def _cores() -> list[int]:
 
 
 def _arguments(config: Config, options: WorkOptions) -> list[str]:
-    """The command line that tells a worker process the same; its URLs are in its environment."""
+    """The command line for a worker process with the same options; it gets URLs by its environment."""
     values = asdict(options) | {
         "processes": 1, "supervised": True, "listen_url": None, "pin": False,
         "app": config.app or [""], "schema": config.schema, "embedded_dir": config.embedded_dir,
@@ -304,7 +312,7 @@ def _arguments(config: Config, options: WorkOptions) -> list[str]:
 
 
 def _environment(database: str | None, direct: str | None) -> dict[str, str]:
-    """What worker processes get: URLs by the environment, for everybody may read a command line."""
+    """The environment of worker processes. URLs are in it, because every user may read a command line."""
     urls = {f"{PREFIX}DATABASE_URL": database, f"{PREFIX}LISTEN_URL": direct}
     return {**os.environ, **{name: url for name, url in urls.items() if url is not None}}
 
@@ -312,8 +320,8 @@ def _environment(database: str | None, direct: str | None) -> dict[str, str]:
 def _supervise(config: Config, options: WorkOptions, cores: Sequence[int]) -> int:
     """Keep the worker processes running; the exit code.
 
-    First one process makes all that a worker needs, reports, and ends: what cannot work is said once, and nothing is
-    started. This process does not try that itself, for a supervisor has none of the application's code.
+    First one process tries out all that a worker needs, reports, and ends. So an error is said once, before any worker is
+    started. The supervisor does not try that itself, because it must not import the application's code.
     """
     command = [sys.executable, "-m", "sa_jobqueue", "work", *_arguments(config, options)]
     env = _environment(config.database_url, options.listen_url)
@@ -337,7 +345,7 @@ def _supervise(config: Config, options: WorkOptions, cores: Sequence[int]) -> in
 
 @contextmanager
 def _reporting(wanted: bool) -> Generator[Callable[[Worker, bool], None]]:
-    """What tells the supervisor, on stdout, what it needs to know of the worker; meanwhile all else goes to stderr."""
+    """A function that reports the worker to the supervisor on stdout. Until then all other output goes to stderr."""
     if not wanted:
         yield lambda worker, is_theirs: None
         return
@@ -353,7 +361,7 @@ def _reporting(wanted: bool) -> Generator[Callable[[Worker, bool], None]]:
 
 
 def _leave_threads_behind(code: int) -> None:
-    """End the process here and now if threads that handlers started will not end: Python would wait for them."""
+    """End the process at once if threads that handlers started do not end: Python would wait for them."""
     until = monotonic() + _LAST_THREADS
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.main_thread():

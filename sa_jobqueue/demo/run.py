@@ -1,6 +1,6 @@
 """The demo from its beginning to its end: prepare, enqueue, work, kill one worker, wait for the rescue, judge.
 
-The job tables and the tables of the demo live in a schema of their own, `sa_jobqueue_demo`, which is made anew by
+The job tables and the tables of the demo live in a schema of their own, `sa_jobqueue_demo`, which is created again by
 every run: nothing of yours is touched, in whatever database it is.
 """
 
@@ -87,7 +87,7 @@ def standard_library() -> Path:
 def source_files(root: Path) -> list[str]:
     """The `.py` files below `root` in a fixed order, without hidden folders and installed packages.
 
-    Names that are not valid Unicode are left out, for the database could not hold them, and so are pipes, which have no end.
+    Names that are not valid Unicode are left out, because the database cannot hold them; so are pipes, which have no end.
     """
     return sorted(_walk(root))
 
@@ -177,7 +177,7 @@ def _alone(engine: Engine) -> Generator[None]:
 
 
 def _prepare(engine: Engine) -> None:
-    """Make the schema anew, whatever an earlier run has left in it."""
+    """Create the schema again, without what an earlier run has left in it."""
     with engine.begin() as connection:
         connection.execute(text("SET LOCAL lock_timeout = '20s'"))
         connection.execute(DropSchema(SCHEMA, cascade=True, if_exists=True))
@@ -276,7 +276,7 @@ class _Performance:
     def _kill_one(self, add: Callable[[str], None], look: Look) -> None:
         """Kill a worker while it is at work, and start another in its place.
 
-        To be sure that it is at work, nobody may write a result for a moment: a handler that comes so far waits.
+        A lock keeps handlers from writing their results for a moment, so the worker is certainly at work.
         """
         with self._engine.connect() as lock, lock.begin():
             lock.execute(text(f"LOCK TABLE {SCHEMA}.{Module.__tablename__} IN SHARE MODE"))

@@ -117,7 +117,7 @@ def rows_for(file_id: int, source: Source) -> list[Base]:
 
 # A file that does not parse now will not parse in a minute: its job fails at once. Anything else is tried again after a
 # quarter of a second, then half, and so on: a file that cannot be read (a network drive that is away, a save under way);
-# and on Python 3.11 now and then a SystemError, for its parser cannot quite bear several threads (CPython gh-106905).
+# and on Python 3.11 now and then a SystemError, because its parser is not quite safe with threads (CPython gh-106905).
 RETRIES = RetryPolicy(base=0.25, factor=2, no_retry=(SyntaxError, ValueError))
 
 

@@ -1,6 +1,6 @@
 """The demo's worker processes: `sa-jobqueue work`, each killed, stopped and replaced from here.
 
-They are started one by one, and not with `--processes`, for the demo wants to kill one and see what becomes of it.
+They are started one by one, and not with `--processes`, because the demo kills one of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GRACE = 10.0
 
 
 class WorkerEnded(JobQueueError):
-    """A worker process ended that nobody had stopped."""
+    """A worker process ended that the demo had not stopped."""
 
 
 @dataclass(eq=False)
