@@ -91,7 +91,7 @@ def test_the_tables_settings_are_those_of_the_migration() -> None:
     said = {
         name: int(value.replace(",", "")) for names, values in named for name, value in zip(names, values, strict=True)
     }
-    ddl = Path(v01.__file__).read_text()
+    ddl = (Path(v01.__file__).parent / "tables.py").read_text()
     table = ddl.partition("CREATE TABLE {schema}.job (")[2].partition(") WITH (\n")[2].partition(")")[0]
     assert said == {name: int(value) for name, value in re.findall(r"(\w+) = (\d+)", table)}
     (of_index,) = re.findall(r"PRIMARY KEY \(id\) WITH \(fillfactor = (\d+)\)", ddl)
