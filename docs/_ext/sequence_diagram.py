@@ -66,17 +66,18 @@ def svg(title: str, lines: list[str]) -> str:
     drawn += [_participant(name, place, middle[name]) for name, place in places.items()]
     drawn += [_step(step, middle, _TOP + _STEP * number, width) for number, step in enumerate(steps)]
     return (
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{escape(title)}">'
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" style="max-width: {width}px" role="img" aria-label="{escape(title)}">'
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M 0 0 L 8 4 L 0 8 z"/></marker></defs>' + "".join(drawn) + "</svg>"
     )
 
 
 def _participant(name: str, place: str, x: int) -> str:
+    narrow = f' textLength="{_BOX - 8}" lengthAdjust="spacingAndGlyphs"' if len(place) > 26 else ""
     return (
         f'<g class="who"><rect x="{x - _BOX // 2}" y="6" width="{_BOX}" height="46" rx="8"/>'
         f'<text x="{x}" y="25" text-anchor="middle">{escape(name)}</text>'
-        f'<text class="where" x="{x}" y="42" text-anchor="middle">{escape(place)}</text></g>'
+        f'<text class="where" x="{x}" y="42" text-anchor="middle"{narrow}>{escape(place)}</text></g>'
     )
 
 
