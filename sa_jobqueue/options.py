@@ -17,8 +17,7 @@ from typing import Any, NamedTuple, Self, cast
 from .errors import JobQueueError, OptionError, PayloadError
 from .models import AT_ONCE, checked_due
 from .outcomes import Duration, seconds_of
-from .payload import encode_plain, load
-from .storable import shown, unstorable_text
+from .payload import encode_plain, load, shown, unstorable_text
 
 __all__ = [
     "MAX_ATTEMPTS",

@@ -31,9 +31,8 @@ from .log import get_logger
 from .makers import AsyncSessionMaker, SessionMaker, check_makers
 from .options import MAX_ATTEMPTS, Call, Enqueueable, Options, checked_duration, checked_int, checked_name
 from .outcomes import Duration
-from .payload import Arguments, encode_plain, encode_result
+from .payload import MAX_PAYLOAD, Arguments, encode_plain, encode_result
 from .retry import RetryPolicy
-from .storable import MAX_PAYLOAD
 
 __all__ = ["AnyTask", "Registry", "Task", "TaskName", "default_registry", "task"]
 

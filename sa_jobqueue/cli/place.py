@@ -26,7 +26,7 @@ from sa_jobqueue.embedded import EmbeddedServer, default_directory
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.migrations import check_schema
 from sa_jobqueue.models import SCHEMA
-from sa_jobqueue.storable import MAX_DIGITS
+from sa_jobqueue.payload import MAX_DIGITS
 from sa_jobqueue.urls import database_url
 
 from .config import DATABASE_URL, Config

@@ -23,8 +23,7 @@ from typing_extensions import TypedDict
 
 from sa_jobqueue.context import JobContext
 from sa_jobqueue.errors import PayloadError, TaskError
-from sa_jobqueue.payload import Arguments, encode_plain, encode_result, load
-from sa_jobqueue.storable import MAX_PAYLOAD
+from sa_jobqueue.payload import MAX_PAYLOAD, Arguments, encode_plain, encode_result, load
 
 
 class Colour(enum.Enum):

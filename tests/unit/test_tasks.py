@@ -29,9 +29,8 @@ from sa_jobqueue.context import AsyncJobContext, JobContext
 from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError, TaskError, TaskWarning
 from sa_jobqueue.lifecycle import Rules
 from sa_jobqueue.options import Call
-from sa_jobqueue.payload import load
+from sa_jobqueue.payload import MAX_PAYLOAD, load
 from sa_jobqueue.retry import RetryPolicy
-from sa_jobqueue.storable import MAX_PAYLOAD
 from sa_jobqueue.tasks import AnyTask, Registry, TaskName, task
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard, cast
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from .errors import PayloadError
+from ..errors import PayloadError
 
 __all__ = ["MAX_PAYLOAD", "as_jsonb", "checked_json", "refusal", "same", "shown", "unstorable", "unstorable_text"]
 

@@ -1,0 +1,33 @@
+"""Arguments as JSON: checked against the handler's annotations when a job is made, and again when it runs.
+
+>>> def send(order_id: int, *, copies: int = 1) -> None: ...
+>>> arguments = Arguments(send, task="shop.send")
+>>> arguments.encode((7,), {"copies": 2})
+'{"order_id":7,"copies":2}'
+>>> arguments.decode('{"order_id": 7}')
+((), {'order_id': 7})
+>>> arguments.encode(("7",), {})
+Traceback (most recent call last):
+...
+sa_jobqueue.errors.PayloadError: task 'shop.send': argument order_id: input should be a valid integer, got '7'
+
+What is stored is one JSON object, `{parameter: value}`, of what the caller gave: a default stays the handler's, as it
+is when the job runs. `*args` is a list under its own name; the names in `**kwargs` stand beside the parameters'.
+
+Validation is pydantic's strict mode: no `"5"` for an integer, no integer for a bool. What is accepted comes back equal:
+whatever is not sure to (a union, a model, an `Any`) is decoded at once and compared, so `(1, 2)` for an un-annotated
+parameter is refused, for it would come back as a list. Four things JSON and jsonb do not keep: the order of a dict's
+keys, the sign of -0.0, whether a number from 1e16 on was a float (for a parameter annotated `float` it is one again), and
+the name of a time zone (its offset at that moment stays).
+"""
+
+from __future__ import annotations
+
+from .arguments import Arguments
+from .plain import encode_plain, encode_result, load
+from .signature import signature
+from .storable import MAX_DIGITS, MAX_PAYLOAD, shown, unstorable_text
+
+__all__ = [
+    "MAX_DIGITS", "MAX_PAYLOAD", "Arguments", "encode_plain", "encode_result", "load", "shown", "signature", "unstorable_text",
+]  # fmt: skip

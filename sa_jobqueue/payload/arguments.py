@@ -1,0 +1,218 @@
+"""The arguments of one handler, encoded when a job is made and decoded when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import to_json
+
+from ..context import AsyncJobContext, JobContext
+from ..errors import PayloadError
+from .plain import EXPONENT, load
+from .signature import Plan, plan_of
+from .storable import MAX_PAYLOAD, as_jsonb, checked_json, refusal, same, shown, unstorable
+
+__all__ = ["Arguments"]
+
+#: The beginnings of pydantic's kinds of error where a text was given for what is an object in Python.
+_OBJECTS = (
+    "is_instance_of",
+    "uuid",
+    "date",
+    "time",
+    "decimal",
+    "bytes",
+    "enum",
+    "dataclass",
+    "model",
+    "dict",
+    "list",
+    "tuple",
+    "set",
+    "frozen_set",
+)
+
+
+class Arguments:
+    """The arguments of one handler. The annotations are resolved at the first use, when all modules are there."""
+
+    __slots__ = ("_plan", "handler", "task")
+
+    def __init__(self, handler: Callable[..., Any], *, task: str) -> None:
+        self.handler = handler
+        self.task = task
+        self._plan: Plan | None = None
+
+    @property
+    def context(self) -> type[JobContext | AsyncJobContext] | None:
+        """The class of the context that the handler's first parameter wants, if it does."""
+        return self.resolve().context
+
+    def resolve(self) -> Plan:
+        """Resolve the annotations now. Raises TaskError where that cannot be done."""
+        plan = self._plan
+        if plan is None:
+            plan = self._plan = plan_of(self.handler, self.task)
+        return plan
+
+    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, limit: int = MAX_PAYLOAD) -> str:
+        """The arguments of one call as JSON text; PayloadError where they do not fit or cannot be stored."""
+        plan = self._plan or self.resolve()
+        given, rest = self._bind(plan, args, kwargs)
+        try:
+            valid = plan.validate_python(given, strict=True)
+            if plan.rest is not None:
+                valid |= plan.rest.validate_python(rest)
+            data = plan.to_json(valid)
+        except ValidationError as error:
+            raise self._misfit(error, given | rest) from error
+        except Exception as error:  # the serializer's, or of a validator of the user's
+            raise refusal(
+                error, given | rest, what=f"task {self.task!r}", item="argument ", write=plan.to_json
+            ) from error
+        text = checked_json(data, valid, what=f"task {self.task!r}", item="argument ", limit=limit)
+        if not plan.exact:
+            self._check_return(plan, text, valid)
+        return text
+
+    def decode(
+        self, text: str | bytes, *, what: str = "the stored arguments"
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the handler is called with, beside its context; PayloadError where the JSON, called `what`, does not fit."""
+        plan = self._plan or self.resolve()
+        try:
+            found = plan.validate_json(text, strict=True)
+            if plan.as_keywords:
+                return (), found
+            return _spread(plan, found, f"task {self.task!r}: {what}")
+        except PayloadError:
+            raise
+        except ValidationError as error:
+            raise self._misfit(error, None, what) from error
+        except Exception as error:  # a validator of the user's
+            raise PayloadError(f"task {self.task!r}: {what} cannot be read: {type(error).__name__}: {error}") from error
+
+    def _bind(
+        self, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The call as {parameter: value}, and apart from it what goes into `**kwargs`."""
+        rest: dict[str, Any] = {}
+        given = dict(zip(plan.positional, args, strict=False))
+        if len(args) > len(plan.positional):
+            if plan.variable is None:
+                few, were = len(plan.positional), "was" if len(args) == 1 else "were"
+                raise PayloadError(
+                    f"task {self.task!r}: takes {few} positional argument{'' if few == 1 else 's'}, {len(args)} {were} given"
+                )
+            given[plan.variable] = args[len(plan.positional) :]
+        for name, value in kwargs.items():
+            if name in given:
+                raise PayloadError(f"task {self.task!r}: argument {name} is given twice")
+            if name in plan.positional_only or name == plan.variable:
+                raise PayloadError(f"task {self.task!r}: argument {name} cannot be given by keyword")
+            if plan.rest is not None and name not in plan.names:
+                _refuse_taken(plan, name, f"task {self.task!r}")
+                rest[name] = value
+            else:
+                given[name] = value
+        return given, rest
+
+    def _check_return(self, plan: Plan, text: str, valid: dict[str, Any]) -> None:
+        """Refuse what would come back changed."""
+        stored = text
+        if EXPONENT.search(text):  # jsonb keeps 1e+23 as 100000000000000000000000
+            stored = to_json(as_jsonb(load(text))).decode()
+        try:
+            back = plan.validate_json(stored, strict=True)
+            if plan.rest is not None:
+                back = _with_rest(plan, back, f"task {self.task!r}")
+        except ValidationError as error:
+            if found := next(unstorable(valid), None):
+                raise PayloadError(f"task {self.task!r}: argument {found}") from error
+            raise self._misfit(error, valid) from error
+        except Exception as error:
+            raise refusal(error, valid, what=f"task {self.task!r}", item="argument ") from error
+        for name, value in valid.items():
+            if not (name in back and same(value, back[name])):
+                if found := next(unstorable(value, name), None):
+                    raise PayloadError(f"task {self.task!r}: argument {found}")
+                again = shown(back.get(name))
+                if again == shown(value):
+                    again = "something else: its JSON does not hold all of it"
+                raise PayloadError(
+                    f"task {self.task!r}: argument {name}: {shown(value)} would come back from JSON as {again}: "
+                    "annotate the parameter with the type that is meant, or pass plain JSON"
+                )
+
+    def _misfit(self, error: ValidationError, given: Mapping[str, Any] | None, what: str = "") -> PayloadError:
+        """The error in the user's words. `given`: the call's arguments; None for JSON, called `what`."""
+        found = error.errors(include_url=False, include_context=False)
+        said = [self._sentence(one, enqueueing=given is not None) for one in found[:3]]
+        if len(found) > 3:
+            said.append(f"and {len(found) - 3} more")
+        where = "" if given is not None else f"{what} do not fit the handler: "
+        return PayloadError(f"task {self.task!r}: {where}{'; '.join(said)}")
+
+    def _sentence(self, one: Any, *, enqueueing: bool) -> str:
+        kind, loc, value = one["type"], one["loc"], one["input"]
+        of_key = len(loc) > 2 and loc[-1] == "[key]"  # pydantic's word for it; before it comes the key
+        path = _path(loc[:-2] if of_key else loc)
+        takes = f"it takes ({', '.join(self.resolve().names)})"
+        if len(loc) == 1 and kind == "missing":
+            return f"argument {path} is missing; {takes}"
+        if len(loc) == 1 and kind == "extra_forbidden":
+            return f"unknown argument {path}; {takes}"
+        said = one["msg"][:1].lower() + one["msg"][1:]
+        if of_key:
+            return f"argument {path}: the key {shown(value)}: {said}"
+        sentence = f"argument {path}: {said}, got {shown(value)}" if path else f"{said}, got {shown(value)}"
+        if not enqueueing:
+            return sentence
+        if value is None:
+            return f"{sentence}: if this is the key of a row that is not in the database yet, flush first (session.flush())"
+        if isinstance(value, str) and kind.startswith(_OBJECTS):
+            return f"{sentence}: pass the Python object, not its text"
+        return sentence
+
+
+def _spread(plan: Plan, found: dict[str, Any], what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments in the form that this signature wants; PayloadError, which begins with `what`, if there is none."""
+    if plan.rest is not None:
+        found = _with_rest(plan, found, what)
+    more = found.pop(plan.variable, ()) if plan.variable is not None else ()
+    args: list[Any] = []
+    for name in plan.positional:
+        if name not in found or not (more or name in plan.positional_only):
+            break
+        args.append(found.pop(name))
+    missing = plan.positional[len(args) : len(args) + 1]
+    if missing and (more or not plan.positional_only.isdisjoint(found)):
+        raise PayloadError(f"{what}: argument {missing[0]} is missing, and what follows it must be given by position")
+    return (*args, *more), found
+
+
+def _with_rest(plan: Plan, found: dict[str, Any], what: str) -> dict[str, Any]:
+    """`found` with what is for `**kwargs` validated, too; PayloadError, which begins with `what`, if it cannot be."""
+    assert plan.rest is not None
+    rest = {name: value for name, value in found.items() if name not in plan.names}
+    for name in rest:
+        _refuse_taken(plan, name, what)
+    known = {name: value for name, value in found.items() if name in plan.names}
+    return known | plan.rest.validate_json(rest)
+
+
+def _refuse_taken(plan: Plan, name: str, what: str) -> None:
+    if name == plan.taken:
+        raise PayloadError(
+            f"{what}: argument {name} has the name of the context, which the worker gives: "
+            f"call it something else, or make the context positional-only, `({name}, /, ...)`"
+        )
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

@@ -1,0 +1,209 @@
+"""What a handler's signature says of its arguments: resolved once, with a validator and a serializer for them."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from functools import partial
+from types import GenericAlias, NoneType, SimpleNamespace, UnionType
+from typing import Any, NotRequired, Unpack
+from uuid import UUID
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter
+from pydantic_core import SchemaError, SchemaSerializer, to_json
+from pydantic_core.core_schema import CoreConfig
+from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
+
+from ..context import AsyncJobContext, JobContext
+from ..errors import TaskError
+
+__all__ = ["Plan", "plan_of", "signature"]
+
+#: Types that come back as they were, without a look.
+_EXACT = frozenset({int, str, bool, float, NoneType, UUID, date})
+
+_CONFIG = ConfigDict(strict=True, val_json_bytes="base64")
+#: For the serializer as a whole: it does not look into a TypedDict's own configuration.
+_OUT = CoreConfig(ser_json_inf_nan="constants", ser_json_bytes="base64")
+
+_Parameter = inspect.Parameter
+_POSITIONAL = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def signature(handler: Callable[..., Any]) -> inspect.Signature:
+    """The handler's signature, with its annotations left unresolved."""
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(handler, annotation_format=Format.FORWARDREF)
+    return inspect.signature(handler)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """A handler's `**name`."""
+
+    name: str
+    adapter: TypeAdapter[Any]
+
+    def validate_python(self, values: dict[str, Any]) -> dict[str, Any]:
+        valid: dict[str, Any] = self.adapter.validator.validate_python({self.name: values}, strict=True)[self.name]
+        return valid
+
+    def validate_json(self, values: dict[str, Any]) -> dict[str, Any]:
+        valid: dict[str, Any] = self.adapter.validator.validate_json(to_json({self.name: values}), strict=True)[
+            self.name
+        ]
+        return valid
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `Arguments` knows once the annotations are resolved."""
+
+    context: type[JobContext | AsyncJobContext] | None
+    taken: str | None
+    """The name of the context, where a keyword of `**kwargs` could have it."""
+    positional: tuple[str, ...]
+    positional_only: frozenset[str]
+    variable: str | None
+    rest: _Rest | None
+    validate_python: Callable[..., dict[str, Any]]
+    validate_json: Callable[..., dict[str, Any]]
+    to_json: Callable[..., bytes]
+    exact: bool
+    as_keywords: bool
+    names: tuple[str, ...]
+
+
+def plan_of(handler: Callable[..., Any], task: str) -> Plan:
+    parameters = list(signature(handler).parameters.values())
+    hints = _hints(handler, parameters, task)
+    context = hints.get(parameters[0].name) if parameters else None
+    taken: str | None = None
+    if context in (JobContext, AsyncJobContext):
+        first = parameters.pop(0)
+        _check_context(handler, context, first, task)
+        taken = first.name if first.kind is _Parameter.POSITIONAL_OR_KEYWORD else None
+    else:
+        context = None
+        if any(one.name == "ctx" and one.annotation is one.default is _Parameter.empty for one in parameters[:1]):
+            needed = (AsyncJobContext if inspect.iscoroutinefunction(handler) else JobContext).__name__
+            raise TaskError(
+                f"task {task!r}: the worker gives the context to a parameter that is annotated: annotate 'ctx' with {needed}"
+            )
+    fields: dict[str, Any] = {}
+    variable: str | None = None
+    rest: _Rest | None = None
+    for parameter in parameters:
+        hint: Any = hints.get(parameter.name, Any)
+        if hint in (JobContext, AsyncJobContext):
+            raise TaskError(f"task {task!r}: the context must be the first parameter, not {parameter.name!r}")
+        if parameter.kind is _Parameter.VAR_KEYWORD:
+            of = hint.__args__[0] if typing.get_origin(hint) is Unpack else GenericAlias(dict, (str, hint))
+            rest = _Rest(parameter.name, _adapter(task, {parameter.name: of}))
+        elif parameter.kind is _Parameter.VAR_POSITIONAL:
+            variable = parameter.name
+            fields[variable] = NotRequired[tuple[hint, ...]]
+        else:
+            fields[parameter.name] = hint if parameter.default is _Parameter.empty else NotRequired[hint]
+    adapter = _adapter(task, fields, extra="forbid" if rest is None else "allow")
+    names = tuple(fields)
+    only = frozenset(one.name for one in parameters if one.kind is _Parameter.POSITIONAL_ONLY)
+    return Plan(
+        context=context,
+        taken=taken,
+        positional=tuple(one.name for one in parameters if one.kind in _POSITIONAL),
+        positional_only=only,
+        variable=variable,
+        rest=rest,
+        validate_python=adapter.validator.validate_python,
+        validate_json=adapter.validator.validate_json,
+        to_json=partial(SchemaSerializer(adapter.core_schema, _OUT).to_json, by_alias=True, warnings=False),
+        exact=rest is None and all(_exact(hints.get(name, Any)) for name in names if name != variable) and not variable,
+        as_keywords=not only and variable is None and rest is None,
+        names=names,
+    )
+
+
+def _check_context(handler: Callable[..., Any], context: Any, parameter: inspect.Parameter, task: str) -> None:
+    if parameter.kind not in _POSITIONAL:
+        raise TaskError(f"task {task!r}: the context {parameter.name!r} is given by position, before any `*`")
+    if inspect.iscoroutinefunction(handler) != (context is AsyncJobContext):
+        if inspect.iscoroutinefunction(inspect.unwrap(handler)) == (context is AsyncJobContext):
+            raise TaskError(
+                f"task {task!r}: a decorator turns an `async def` into a `def`, or a `def` into an `async def`: make both the same"
+            )
+        is_async = context is JobContext
+        gets = "an `async def` handler gets an AsyncJobContext" if is_async else "a `def` handler gets a JobContext"
+        needed = "AsyncJobContext" if is_async else "JobContext"
+        raise TaskError(f"task {task!r}: {gets}: annotate {parameter.name!r} with {needed}")
+
+
+def _hints(handler: Callable[..., Any], parameters: list[inspect.Parameter], task: str) -> dict[str, Any]:
+    """The parameters' annotations, resolved one by one: what the handler returns is nobody's business here."""
+    known = getattr(inspect.unwrap(handler), "__globals__", {})
+    # The contexts are known even where they were imported for the type checker only.
+    spare = {"JobContext": JobContext, "AsyncJobContext": AsyncJobContext, "sa_jobqueue": sys.modules["sa_jobqueue"]}
+    hints: dict[str, Any] = {}
+    for parameter in parameters:
+        if parameter.annotation is _Parameter.empty:
+            continue
+        holder: Any = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+        try:
+            hints |= typing.get_type_hints(holder, spare, known, include_extras=True)
+        except Exception as error:
+            raise TaskError(
+                f"task {task!r}: the annotation of {parameter.name!r}, {parameter.annotation!r}, cannot be resolved "
+                f"({type(error).__name__}: {error}): a job's arguments are checked against it, so import it at the "
+                "top of the handler's module, outside `if TYPE_CHECKING:`"
+            ) from error
+    return hints
+
+
+def _adapter(
+    task: str, fields: dict[str, Any], *, extra: typing.Literal["forbid", "allow"] = "forbid"
+) -> TypeAdapter[Any]:
+    make: Any = TypedDict  # type checkers want the fields written down
+    shape = make("arguments", fields)
+    shape.__pydantic_config__ = _CONFIG | {"extra": extra}
+    try:
+        return TypeAdapter(shape)
+    except (PydanticUserError, SchemaError, TypeError, NameError) as error:
+        raise TaskError(f"task {task!r}: {_culprit(fields) or error}") from error
+
+
+def _culprit(fields: dict[str, Any]) -> str | None:
+    """Which of the parameters pydantic has no way to validate, and what it says of it."""
+    for name, hint in fields.items():
+        try:
+            TypeAdapter(hint.__args__[0] if typing.get_origin(hint) is NotRequired else hint)
+        except Exception as error:  # whatever it is, it is reported
+            if typing.get_args(hint) and not {JobContext, AsyncJobContext}.isdisjoint(typing.get_args(hint)):
+                return f"annotate {name!r} with the context's class alone: the worker always gives it"
+            said = str(error).splitlines()[0].partition(". Set ")[0]  # what would be done about it in a model
+            if "typing_extensions" in said:  # pydantic's word for a TypedDict before Python 3.12
+                return f"the annotation of {name!r} cannot be checked: {said}"
+            return (
+                f"the annotation of {name!r} cannot be checked ({said}): "
+                "pass a row's key, plain JSON, a dataclass or a pydantic model"
+            )
+    return None
+
+
+def _exact(hint: Any) -> bool:
+    """Whether values of this annotation are sure to come back equal."""
+    if hint in _EXACT:
+        return True
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list:
+        return _exact(inner[0])
+    if origin is dict:
+        return inner[0] is str and _exact(inner[1])
+    if origin is typing.Union or origin is UnionType:
+        return len(inner) == 2 and NoneType in inner and all(_exact(one) for one in inner)
+    return False
