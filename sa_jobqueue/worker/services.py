@@ -142,7 +142,7 @@ class Services:
         self.listener: Listener | None = None
         if engines.listener is not None:
             engine = engines.listener.execution_options(schema_translate_map=engines.translate)
-            self.listener = Listener(engine, self.claimer.look_at, worker=worker, store=store)
+            self.listener = Listener(engine, self.claimer.notify, worker=worker, store=store)
         self.watchdog = Watchdog(self._loop, self.runs, hopeless)
         self.maintenance = Maintenance(
             connector,

@@ -24,7 +24,7 @@ from sa_jobqueue.store import default_store
 from sa_jobqueue.worker.claiming import gates, overlooked
 from sa_jobqueue.worker.claiming.claimer import Claimer
 from sa_jobqueue.worker.claiming.demand import Demand
-from sa_jobqueue.worker.claiming.drain import LostJobs
+from sa_jobqueue.worker.claiming.drain import ExpiredJobs
 from sa_jobqueue.worker.running.writer import OutcomeWriter
 from tests.benchmarks import __main__ as benchmarks
 from tests.support import pooler
@@ -125,7 +125,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """
     decided: list[str] = []
     take, wanted, make_round = OutcomeWriter.take, Demand.now, Claimer._round
-    listen_for, are_there, lock_due = default_store.listen_for, LostJobs._are_there, default_store.lock_due
+    listen_for, are_there, lock_due = default_store.listen_for, ExpiredJobs._are_there, default_store.lock_due
     seen: dict[str, Any] = {}
 
     def taking(self: OutcomeWriter, most: int) -> Any:
@@ -140,7 +140,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen["asides"].append("gate")
         listen_for(*args, **options)
 
-    def looking(self: LostJobs, connection: Connection) -> bool:
+    def looking(self: ExpiredJobs, connection: Connection) -> bool:
         seen["asides"].append("leases")
         return are_there(self, connection)
 
@@ -161,7 +161,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(Claimer, "_round", making_round)
     monkeypatch.setattr(default_store, "listen_for", listening)
     monkeypatch.setattr(default_store, "lock_due", looking_behind)
-    monkeypatch.setattr(LostJobs, "_are_there", looking)
+    monkeypatch.setattr(ExpiredJobs, "_are_there", looking)
     return decided
 
 

@@ -493,8 +493,8 @@ def test_a_schema_that_was_dropped_and_made_anew(
 
     heard: list[str | None] = []
     monkeypatch.setattr(listener, "_PING", 0.1)
-    look_at = Claimer.look_at
-    monkeypatch.setattr(Claimer, "look_at", lambda self, queue: (heard.append(queue), look_at(self, queue)))
+    notify = Claimer.notify
+    monkeypatch.setattr(Claimer, "notify", lambda self, queue: (heard.append(queue), notify(self, queue)))
     with working(url, registry) as worker:
         services = services_of(worker)
         wait_until(lambda: worker.state().listening)
@@ -519,7 +519,7 @@ def test_a_wake_up_that_comes_with_the_answer_of_a_ping_is_heard(
         return name
 
     monkeypatch.setattr(listener, "_PING", 0.1)
-    monkeypatch.setattr(Claimer, "look_at", lambda self, queue: heard.append(queue))
+    monkeypatch.setattr(Claimer, "notify", lambda self, queue: heard.append(queue))
     with working(url, registry) as worker:
         wait_until(lambda: worker.state().listening)
         monkeypatch.setattr(default_store, "channel", told_meanwhile)

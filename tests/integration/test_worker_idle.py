@@ -107,7 +107,7 @@ def test_a_wake_up_that_comes_during_a_claim_is_heeded_after_it(
             with Session(engine) as session:
                 session.add(enqueue(new))
                 session.commit()
-            services_of(ready[0]).claimer.look_at("default")
+            services_of(ready[0]).claimer.notify("default")
             said.set()
         return found
 
@@ -117,7 +117,7 @@ def test_a_wake_up_that_comes_during_a_claim_is_heeded_after_it(
         looks = services_of(worker).claimer._demand.timers
         wait_until(lambda: looks["default"].at)  # it has found nothing, and would look again in a minute
         ready.append(worker)
-        services_of(worker).claimer.look_at("default")
+        services_of(worker).claimer.notify("default")
         assert started.wait(20)
 
 

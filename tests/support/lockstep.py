@@ -36,7 +36,7 @@ class Step:
 
     def tell(self) -> None:
         """New jobs are said to be there."""
-        self._services.claimer.look_at(None)
+        self._services.claimer.notify(None)
 
     def round(self) -> bool:
         """Write what has ended and claim for what is free; whether there was something to do.

@@ -37,7 +37,7 @@ from .bisection import BisectingClaims
 from .broken_commits import BrokenCommits
 from .connection import ClaimerConnection
 from .demand import Demand
-from .drain import LostJobs
+from .drain import ExpiredJobs
 from .fetch import Fetcher
 from .gates import Gates
 from .isolate import Suspects
@@ -113,7 +113,7 @@ class Claimer:
         """When the last claim began."""
         self._resume = ResumePoints()
         self._gates = Gates(connector, poll=settings.poll, store=store)
-        self._lost = LostJobs(connector, all_slots, lease=settings.lease, store=store)
+        self._expired = ExpiredJobs(connector, all_slots, lease=settings.lease, store=store)
         self._skipped = SkippedJobs()
         self._overlooked = OverlookedJobs(connector, self._skipped, store)
         self._bisecting = BisectingClaims(connector, self.deadline, self._skipped, worker, settings.lease, store)
@@ -131,7 +131,7 @@ class Claimer:
 
     def start(self) -> None:
         """Begin."""
-        self._lost.begin()
+        self._expired.begin()
         self.thread.start()
 
     def wake(self) -> None:
@@ -146,7 +146,7 @@ class Claimer:
         if outcomes >= self._batch:
             self._enough.set()
 
-    def look_at(self, queue: str | None) -> None:
+    def notify(self, queue: str | None) -> None:
         """New jobs were announced in this queue; None: perhaps in any."""
         self._demand.notify(queue)
         self._wake.set()
@@ -343,7 +343,7 @@ class Claimer:
             return  # poll once more: jobs that were committed before we asked have woken no worker
         if leaves and self._skipped and self._claim_skipped(connection, at_once=True):
             return
-        if self._idle is not None and dry and not self._lost.awaited(connection):
+        if self._idle is not None and dry and not self._expired.awaited(connection):
             self._idle()
         poll = self._settings.poll
         longest = min(poll, self._gates.longest_poll) if self._listening() else poll

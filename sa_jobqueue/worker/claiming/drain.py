@@ -11,7 +11,7 @@ from ...log import get_logger
 from ...store import Store
 from ..connections.service import Connector
 
-__all__ = ["LostJobs"]
+__all__ = ["ExpiredJobs"]
 
 logger = get_logger(__name__)
 
@@ -22,7 +22,7 @@ _RESCUED_BY = 1.5
 _LIMIT = 1_000
 
 
-class LostJobs:
+class ExpiredJobs:
     """The jobs of `queues` whose leases have run out. Only for the claimer's thread, but for `begin`.
 
     In its first lease a worker rescues nothing, unless another worker was there before. Workers that cron starts, say, and that
@@ -46,7 +46,7 @@ class LostJobs:
         if self._awaited and not before:
             most = self._rescued_by - monotonic()
             logger.info(
-                "nothing is due but jobs that a lost worker held: staying to rescue them, for at most %.0f s", most
+                "nothing is due but jobs that a dead worker held: staying to rescue them, for at most %.0f s", most
             )
         return self._awaited or before
 
