@@ -38,6 +38,7 @@ from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
 from sa_jobqueue.statements.fetch import fetch_args
 from sa_jobqueue.statements.leases import attest_uptime, cancel_requests
+from sa_jobqueue.statements.overview import count_expired, list_workers
 from sa_jobqueue.statements.prune import first_over, postpone_purge, prune_page
 from sa_jobqueue.statements.waking import channel_of, open_gates
 from sa_jobqueue.statements.workers import end_backend, enrol_worker, forget_workers, places_of, remove_worker
@@ -103,6 +104,8 @@ SINGLE: dict[str, Callable[[], object]] = {
     "first_over": lambda: first_over(after=1.0),
     "postpone_purge": lambda: postpone_purge(Job.id == 1, by=timedelta(days=1)),
     "count_jobs": count_jobs,
+    "list_workers": list_workers,
+    "count_expired": count_expired,
     "count_jobs_where": lambda: count_jobs(Job.queue == "mail"),
     "fetch_args": lambda: fetch_args(1, most=100),
     "enrol_worker": lambda: enrol_worker(id=_WORKER, host="a", pid=1, queues=["q"], concurrency=1, version="1"),
