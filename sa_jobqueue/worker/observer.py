@@ -51,7 +51,7 @@ class Observer:
         return sum(tally.ended for tally in self._tallies)
 
     def claim(self, jobs: int) -> None:
-        """So many jobs were claimed and handed on. On the claimer's thread."""
+        """`jobs` were claimed and handed on. On the claimer's thread."""
         self.claimed += jobs
 
     def unknown(self) -> None:
@@ -73,10 +73,10 @@ class Observer:
                 self._counts.update(change.event.value for change in changes if change.event is not Event.COMPLETE)
 
     def lost(self, jobs: int) -> None:
-        """The outcomes of so many jobs came too late: their claims were over."""
+        """The outcomes of `jobs` came too late: their claims were over."""
         with self._lock:
             self._counts["lost"] += jobs
 
     def rescue(self, jobs: int) -> None:
-        """So many jobs of other workers were rescued. On the maintenance thread."""
+        """`jobs` of other workers were rescued. On the maintenance thread."""
         self.rescued += jobs

@@ -140,7 +140,7 @@ class Listener:
                     current = self._store.channel(connection)
                     connection.commit()
                 if current != channel:
-                    return  # the table was made anew; so is the subscription
+                    return  # the table was created again; subscribe again
                 asked = monotonic()
 
     def _hear(self, raw: psycopg.Connection) -> None:

@@ -31,7 +31,7 @@ logger = get_logger(__name__)
 #: The planner, left alone, picks a sequential scan or a bitmap for a plan made on an empty table, and keeps it while
 #: 200,000 jobs arrive (150 ms a claim instead of 0.3); it joins a batch's arrays to its rows by nested loops, for it
 #: believes in one row (62 ms for 229 outcomes instead of 6; the claim's LATERAL joins are nested loops either way);
-#: JIT compiles a 0.6 ms claim for 10 ms; and it plans each claim anew, 0.4 ms of the 2.1 from a commit to the start of
+#: JIT compiles a 0.6 ms claim for 10 ms; and it plans each claim again, 0.4 ms of the 2.1 from a commit to the start of
 #: the handler, for it believes that this pays. PostgreSQL 15 to 18, November 2026.
 _PLANNER = {
     **{f"enable_{node}": "off" for node in ("seqscan", "bitmapscan", "sort", "nestloop")},
@@ -44,7 +44,7 @@ _PLANNER = {
 # What follows is all that a role or a database may set (ALTER ROLE ... SET), of PostgreSQL 15 to 18, and that would end a
 # connection of ours or bend what it says. Left alone, after a look at each:
 # - search_path and session_replication_role: the application's triggers on the table run with them. row_security as well.
-# - default_transaction_read_only: whoever sets it wants nothing written; the worker waits for it to go.
+# - default_transaction_read_only: an operator who sets it wants nothing written; the worker waits for it to go.
 # - synchronous_commit, and what becomes of a COMMIT otherwise: how much a commit is worth is the application's to say.
 # - tcp_keepalives_*, tcp_user_timeout, client_connection_check_interval: they end a connection whose client is gone.
 # - TimeZone, IntervalStyle, bytea_output, lc_*: psycopg heeds them, or nothing of the kind is read here. The same of

@@ -92,7 +92,7 @@ class Executor:
                 await take_back(runner, run)
             decided = self._decide(run, of_value(run, value))
             if call.transaction is None:
-                self._end(run, self._conclude(call, decided, value))
+                self._end(run, self._close(call, decided))
             else:
                 self._end(run, await call.in_greenlet(lambda: self._conclude(call, decided, value)))
         except BaseException as error:
@@ -188,7 +188,10 @@ class Executor:
 
     def _close(self, call: Call, decided: ToWrite | Lost) -> ToWrite | Lost | None:
         """The same, without a commit."""
-        call.close(failed=decided is not LOST and decided.change.event in _FAILURES)
+        if call.transaction is None:
+            call.close()
+        else:
+            call.close(failed=decided is not LOST and decided.change.event in _FAILURES)
         return decided if call.settle() else None
 
     # ---- reporting
