@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Self, cast
 
+from .durations import Duration, seconds_of
 from .errors import JobQueueError, OptionError, PayloadError
 from .models import AT_ONCE, checked_due
-from .outcomes import Duration, seconds_of
 from .payload import encode_plain, load, shown, unstorable_text
 
 __all__ = [

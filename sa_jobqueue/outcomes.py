@@ -13,29 +13,11 @@ from __future__ import annotations
 
 import copyreg
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, TypeAlias
 
+from .durations import Duration, seconds_of
+
 __all__ = ["Cancel", "Discard", "ErrorEntry", "Outcome", "Retry", "Snooze"]
-
-#: Seconds, or a timedelta.
-Duration: TypeAlias = float | timedelta
-
-#: The longest delay that is accepted, in seconds: 100 years, well inside what a timestamptz holds.
-MAX_DELAY = 100 * 365.25 * 86_400
-
-
-def seconds_of(duration: Duration, *, what: str) -> float:
-    """`duration` as seconds, at least 0 and at most 100 years; ValueError otherwise, naming `what`."""
-    if isinstance(duration, timedelta):
-        seconds = duration.total_seconds()
-    elif isinstance(duration, (int, float)) and not isinstance(duration, bool):
-        seconds = duration
-    else:
-        raise TypeError(f"{what} must be seconds or a timedelta, not {duration!r}")
-    if not 0 <= seconds <= MAX_DELAY:  # NaN fails this too
-        raise ValueError(f"{what} must be between 0 seconds and 100 years, not {duration!r}")
-    return float(seconds)
 
 
 class Signal(Exception):

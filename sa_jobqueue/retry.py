@@ -12,8 +12,9 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from .durations import MAX_DELAY, Duration, seconds_of
 from .log import get_logger
-from .outcomes import MAX_DELAY, Duration, ErrorEntry, seconds_of
+from .outcomes import ErrorEntry
 from .tracebacks import message_of, name_of, text_of
 
 __all__ = ["MAX_ERRORS", "MAX_MESSAGE", "MAX_TRACEBACK", "RetryPolicy", "describe", "entry", "next_delay"]

@@ -25,12 +25,12 @@ from types import FunctionType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from .context import AsyncJobContext, JobContext
+from .durations import Duration
 from .errors import ConfigurationError, OptionError, PayloadError, TaskError, TaskWarning
 from .lifecycle import Rules
 from .log import get_logger
 from .makers import AsyncSessionMaker, SessionMaker, check_makers
 from .options import MAX_ATTEMPTS, Call, Enqueueable, Options, checked_duration, checked_int, checked_name
-from .outcomes import Duration
 from .payload import MAX_PAYLOAD, Arguments, encode_plain, encode_result
 from .retry import RetryPolicy
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sa_jobqueue.outcomes import MAX_DELAY, Cancel, Discard, Duration, Retry, Snooze, seconds_of
+from sa_jobqueue.durations import MAX_DELAY, Duration, seconds_of
+from sa_jobqueue.outcomes import Cancel, Discard, Retry, Snooze
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sa_jobqueue.outcomes import MAX_DELAY, ErrorEntry
+from sa_jobqueue.durations import MAX_DELAY
+from sa_jobqueue.outcomes import ErrorEntry
 from sa_jobqueue.retry import MAX_MESSAGE, MAX_TRACEBACK, RetryPolicy, clean, describe, next_delay
 
 # ---- the formula
