@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 from ...lifecycle import Change
 
-__all__ = ["LOST", "Ending", "Lost", "ToWrite", "Written"]
+__all__ = ["LOST", "Lost", "RunEnding", "ToWrite", "Written"]
 
 
 class Written:
@@ -37,4 +37,4 @@ class Lost(Enum):
 
 LOST: Final = Lost.LOST
 
-Ending: TypeAlias = Written | ToWrite | Lost
+RunEnding: TypeAlias = Written | ToWrite | Lost

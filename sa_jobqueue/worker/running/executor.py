@@ -20,7 +20,7 @@ from ...outcomes import Failed, Outcome, Released
 from ..observer import Observer
 from .call import Call
 from .cancels import is_foreign, take_back
-from .ending import LOST, Ending, Lost, ToWrite, Written
+from .ending import LOST, Lost, RunEnding, ToWrite, Written
 from .joblog import JobLog, fields_of
 from .reopening import Reopening
 from .run import Run, Runs, Stop
@@ -169,7 +169,7 @@ class Executor:
 
     # ---- the handler's session
 
-    def _conclude(self, call: Call, decided: ToWrite | Lost, value: Any) -> Ending | None:
+    def _conclude(self, call: Call, decided: ToWrite | Lost, value: Any) -> RunEnding | None:
         """End the handler's session: commit it together with the change, where there is one to commit.
 
         None: another thread gave the run up meanwhile, and reports it. In a greenlet for an async handler.
@@ -196,7 +196,7 @@ class Executor:
 
     # ---- reporting
 
-    def _end(self, run: Run, ending: Ending | None, error: BaseException | None = None) -> None:
+    def _end(self, run: Run, ending: RunEnding | None, error: BaseException | None = None) -> None:
         if ending is None:
             return
         if ending is not LOST:
@@ -210,7 +210,7 @@ class Executor:
         with suppress(BaseException):
             self._log.ends(run, change, error, note)
 
-    def _report(self, run: Run, ending: Ending) -> None:
+    def _report(self, run: Run, ending: RunEnding) -> None:
         run.reported = True
         if isinstance(ending, ToWrite):
             self._writer.add(ending.change)

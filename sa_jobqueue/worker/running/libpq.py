@@ -26,6 +26,8 @@ logger = get_logger(__name__)
 
 #: Values of `psycopg.pq`'s TransactionStatus and PipelineStatus. The package must not import psycopg.
 _IDLE, _IN_TRANSACTION, _NO_PIPELINE = 0, 2, 0
+#: By `psycopg.IsolationLevel`. SQLAlchemy sets the second on a connection whose level was changed, to reset it.
+_BEGIN = {None: b"BEGIN", 2: b"BEGIN ISOLATION LEVEL READ COMMITTED"}
 
 #: The function's text names the table. After a schema was renamed that is another table.
 _MAY = text(
@@ -58,12 +60,13 @@ def begin(connection: Connection, raw: Any) -> None:
     """
     if not _is_a_threads(connection, raw) or raw.autocommit:
         return
-    if (raw.isolation_level, raw.read_only, raw.deferrable) != (None, None, None):
+    command = _BEGIN.get(raw.isolation_level)
+    if command is None or (raw.read_only, raw.deferrable) != (None, None):
         return  # psycopg knows what to say
     reason = b""
     with raw.lock, suppress(connection.dialect.loaded_dbapi.Error):
         if raw.pgconn.transaction_status == _IDLE:
-            reason = raw.pgconn.exec_(b"BEGIN").error_message
+            reason = raw.pgconn.exec_(command).error_message
     if reason:  # BEGIN itself cannot fail
         raw.close()
         error = connection.dialect.loaded_dbapi.OperationalError(reason.decode(errors="replace").strip())

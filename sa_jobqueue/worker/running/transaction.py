@@ -23,7 +23,7 @@ from ...tracebacks import message_of
 from ...urls import same_database
 from ..connections import driver
 from . import leftovers, libpq
-from .ending import LOST, Ending, ToWrite, Written
+from .ending import LOST, RunEnding, ToWrite, Written
 
 __all__ = ["HandlerTransaction"]
 
@@ -247,7 +247,7 @@ class HandlerTransaction:
             value = f"{int(self._idle * 1000)}ms"
             connection.execute(select(func.set_config("idle_in_transaction_session_timeout", value, True)))
 
-    def complete(self, change: Change) -> Ending:
+    def complete(self, change: Change) -> RunEnding:
         """Commit what the handler wrote together with `change`; if the claim is no longer valid, nothing, and it is lost.
 
         `ToWrite`: the session was never used, so there is nothing to commit and `change` is still to be written.
