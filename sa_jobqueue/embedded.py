@@ -183,7 +183,7 @@ class EmbeddedServer:
         return self.url(name)
 
     def stop(self) -> bool:
-        """Stop the server, disconnecting whoever uses it. Return whether it was running."""
+        """Stop the server and disconnect its users. Return whether it was running."""
         if not self.data.exists():
             return False
         self._check_extra(needs_database=False)
@@ -295,7 +295,7 @@ class EmbeddedServer:
                 )
 
     def _user(self) -> _User:
-        """Who runs the server: whoever calls; for root, the owner of the cluster, else `postgres`, else `nobody`."""
+        """Who runs the server: the caller; for root, the owner of the cluster, else `postgres`, else `nobody`."""
         uid = os.geteuid()
         if uid == 0 and self.home.exists():
             uid = self.home.stat().st_uid

@@ -59,7 +59,7 @@ class RetryPolicy:
             raise ValueError(f"RetryPolicy.jitter must be between 0 and 1, not {self.jitter!r}")
         if isinstance(self.no_retry, type):
             raise ValueError(f"RetryPolicy.no_retry holds exception classes: ({self.no_retry.__name__},)")
-        object.__setattr__(self, "no_retry", tuple(self.no_retry))  # a list would do for nobody but isinstance()
+        object.__setattr__(self, "no_retry", tuple(self.no_retry))  # isinstance() takes no list
         for rule in self.no_retry:
             if not (isinstance(rule, type) and issubclass(rule, BaseException)):
                 raise ValueError(f"RetryPolicy.no_retry holds exception classes, not {rule!r}")

@@ -436,7 +436,7 @@ def _line(one: AnyTask) -> int:
 
 
 def _twins(one: AnyTask, other: AnyTask) -> bool:
-    """Whether they are two closures of one `def`, by a factory or a loop; a reload compiles it anew."""
+    """Whether they are two closures of one `def`, by a factory or a loop; a reload compiles it again."""
     return one.handler is not other.handler and _function(one.handler).__code__ is _function(other.handler).__code__
 
 

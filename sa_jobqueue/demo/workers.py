@@ -30,7 +30,7 @@ class WorkerEnded(JobQueueError):
 
 @dataclass(eq=False)
 class Workers:
-    """So many processes that run `command`, told of the database by the environment: other users see arguments."""
+    """Processes that run `command`, told of the database by the environment: other users see arguments."""
 
     command: list[str]
     url: URL

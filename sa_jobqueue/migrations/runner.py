@@ -248,7 +248,7 @@ def _verbatim(statement: str) -> Executable:
     return text(statement.replace(":", r"\:"))
 
 
-#: SQLSTATE -> what it means for somebody who migrates.
+#: SQLSTATE -> what it means for a person who migrates.
 _REASONS: Final = {
     "42501": "the role may not do it: run it as the owner of the schema, or GRANT CREATE ON DATABASE, or CREATE and "
     "USAGE ON SCHEMA, to this role",

@@ -50,7 +50,7 @@ VERSIONS: Mapping[int, Version] = MappingProxyType({1: v01})
 #: The version this release works with.
 CURRENT: Final = 1
 
-#: How long to wait for another migration, which harms nobody, and for a table, behind which all its users queue up.
+#: How long to wait for another migration, which is harmless, and for a table, behind which all its users queue up.
 #: Both give way to a `lock_timeout` that the session has set.
 _MIGRATION_PATIENCE = "60s"
 _TABLE_PATIENCE = "10s"

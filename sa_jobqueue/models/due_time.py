@@ -42,7 +42,7 @@ def checked_due(value: object) -> datetime | timedelta:
         raise OptionError(f"run_at is outside of the calendar in UTC: {value!r}") from None
 
 
-#: The due time of a job that nobody delays.
+#: The due time of a job without a delay.
 AT_ONCE = timedelta(0)
 
 

@@ -57,8 +57,8 @@ class Job(Base):
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
     # These three come first, so that a merge is refused before it has copied anything.
-    # Of `status` and `errors` the model does not say what the table's default is. An INSERT would return it, and whoever
-    # enqueues would need the right to read it of all jobs; see below the class.
+    # The model does not say the table's defaults of `status` and `errors`. An INSERT would return them, and a role that only
+    # enqueues would need the right to read them of all jobs; see below the class.
     status: Mapped[JobStatus] = mapped_column(_UNSAID_STATUS)
     claims: Mapped[int] = mapped_column(Integer, server_default=text("0"))
     """How often it was claimed."""

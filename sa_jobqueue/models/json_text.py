@@ -1,4 +1,4 @@
-"""Arguments and meta: jsonb in the table, JSON text on the way there, a dict for whoever reads them.
+"""Arguments and meta: jsonb in the table, JSON text on the way there, a dict for the reader.
 
 `enqueue` has checked and encoded the arguments already. To decode them for the attribute and encode them again for the
 INSERT took a sixth of the client's time for a job (November 2026).

@@ -37,7 +37,7 @@ class Uptime(Base):
     __tablename__ = "uptime"
 
     lease: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    """For leases of so many milliseconds: whether a break is too long depends on that."""
+    """The lease, in milliseconds, that this row speaks for: how long a break may be depends on it."""
     since: Mapped[datetime]
     until: Mapped[datetime]
 

@@ -145,7 +145,7 @@ def _check_context(handler: Callable[..., Any], context: Any, parameter: inspect
 
 
 def _hints(handler: Callable[..., Any], parameters: list[inspect.Parameter], task: str) -> dict[str, Any]:
-    """The parameters' annotations, resolved one by one: what the handler returns is nobody's business here."""
+    """The parameters' annotations, resolved one by one: the return type does not matter here."""
     known = getattr(inspect.unwrap(handler), "__globals__", {})
     # The contexts are known even where they were imported for the type checker only.
     spare = {"JobContext": JobContext, "AsyncJobContext": AsyncJobContext, "sa_jobqueue": sys.modules["sa_jobqueue"]}

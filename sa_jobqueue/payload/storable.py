@@ -170,7 +170,7 @@ def refusal(
 ) -> PayloadError:
     """The PayloadError for `error`, which came while `value` was made into JSON.
 
-    `write`: what makes JSON of the arguments, if `value` is a handler's: it knows types that nobody else does.
+    `write`: what makes JSON of the arguments, if `value` is a handler's: only it knows the handler's types.
     """
     if found := next(unstorable(value), None):
         return PayloadError(f"{what}: {item}{found}")

@@ -18,7 +18,7 @@ UP = (
     # It is for all to read, because a WHEN is evaluated with the rights of who inserts.
     _GATE.format(gate="any"),
     "GRANT SELECT ON SEQUENCE {schema}.gate_any TO PUBLIC",
-    # Silent unless somebody waits: a NOTIFY makes the commit take a lock that all notifying commits share.
+    # Silent unless a worker waits: a NOTIFY makes the commit take a lock that all notifying commits share.
     # SECURITY DEFINER: who may insert a job need not be able to read the gates. A gate that is missing is closed: the
     # trigger never raises inside a caller's INSERT.
     """
@@ -39,8 +39,8 @@ UP = (
     END
     $body$
     """,
-    # Nobody else hangs it on a table of their own, whose types and casts it would then run with its owner's rights. To
-    # insert a job needs no right to execute it.
+    # No other role may use it for a table of its own, whose types and casts would then run with the owner's rights. Inserting
+    # a job needs no right to execute it.
     "REVOKE ALL ON FUNCTION {schema}.job_wake() FROM PUBLIC",
     # Its WHEN is parsed and asked once per statement, for a third of what the function costs. Two strings with a line's
     # end between them are one constant, and a constant regclass is an oid: the sequence cannot be dropped alone. Where

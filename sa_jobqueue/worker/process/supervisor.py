@@ -148,7 +148,7 @@ class Supervisor:
         try:
             threading.Thread(target=self._await_end, args=(slot, process), daemon=True).start()
         except RuntimeError:
-            with process:  # nobody would hear of its end
+            with process:  # no thread would hear of its end
                 process.kill()
             raise
         return process

@@ -89,7 +89,7 @@ class Call:
         return self.async_session
 
     def _refuse_late(self) -> None:
-        """Nobody would commit or close what is opened after the end."""
+        """What is opened after the end would be neither committed nor closed."""
         if self._ended:
             self.close()
             raise SessionUnavailable("the job has ended: ctx.session cannot be opened any more")

@@ -87,7 +87,7 @@ class Executor:
         try:
             seconds = run.task.timeout
             value = await (call.invoke() if seconds is None else within(seconds, run, call.invoke()))
-            run.runner = None  # from here on nobody may cancel: the outcome is about to be written
+            run.runner = None  # from here on a cancel would come too late: the outcome is about to be written
             if runner.cancelling() and not self.leaving():
                 await take_back(runner, run)
             decided = self._decide(run, of_value(run, value))
@@ -120,7 +120,7 @@ class Executor:
     # ---- ending without a handler
 
     def _end_unbegun(self, run: Run) -> None:
-        """It was told to stop while it waited for its slot. (Nobody would tell it again.)"""
+        """It was told to stop while it waited for its slot. (It would not be told again.)"""
         self.give_up(run, of_stop(run))
 
     def give_up(self, run: Run, outcome: Outcome | Lost, note: str = "") -> bool:

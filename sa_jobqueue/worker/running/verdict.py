@@ -112,7 +112,7 @@ def may_go_back(run: Run, error: BaseException) -> bool:
     """Whether a run is no attempt because its session got no connection, whatever the handler raises for that.
 
     Retry, Snooze and the like are the handler's own decision. And a job that may not run twice does not go back, because
-    nobody knows what its handler did before.
+    the worker cannot know what its handler did before.
     """
     decided = isinstance(error, _SIGNALS) or run.stop in {Stop.CANCEL, Stop.LOST, Stop.SHUTDOWN}
     return run.task.rules.rescue and not decided
