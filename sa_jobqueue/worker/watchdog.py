@@ -46,7 +46,7 @@ class Watchdog:
         """The runs on the loop while it is blocked, also those that were given up since."""
         self._patience = Patience()
         self._end = threading.Event()
-        self.thread = ServiceThread("watch", self._watch)
+        self.thread = ServiceThread("watchdog", self._watch)
 
     @property
     def blocked(self) -> bool:

@@ -253,7 +253,7 @@ def enrolled(engine: Engine) -> int:
         return connection.scalar(text("SELECT count(*) FROM sa_jobqueue.worker")) or 0
 
 
-@pytest.mark.parametrize("part", ["service", "maintenance"])
+@pytest.mark.parametrize("part", ["claimer", "maintenance"])
 def test_a_connection_that_falls_silent_as_it_is_set_up_is_given_up(
     database_url: str, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:

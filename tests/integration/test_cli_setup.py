@@ -222,7 +222,7 @@ def test_app_may_name_several_registries(url: str, folder: Path) -> None:
     [
         (None, "shop_gone", "there is no module 'shop_gone'"),
         (None, "shop_gone.tasks", "there is no module 'shop_gone'"),
-        (None, "shop/tasks.py", "expected dots"),
+        (None, "shop/tasks.py", "expected a module, not its file: --app shop.tasks"),
         ("import not_installed", "shop_broken", "ModuleNotFoundError: No module named 'not_installed'"),
         ("from os import nothing_like_it", "shop_broken", "ImportError: cannot import name 'nothing_like_it'"),
         ("\ndef (", "shop_broken", "({folder}/shop_broken.py, line 2; --debug shows the traceback)\n"),

@@ -473,7 +473,7 @@ def test_what_cannot_be_a_role_is_refused(name: str) -> None:
 def test_a_role_that_is_missing_is_said(database_url: str) -> None:
     before = privileges(database_url)
     said = refused("grants", "--role", "nobody there", "--can", "read", "--apply", url=database_url)
-    assert 'role "nobody there" does not exist' in said
+    assert 'no role "nobody there": create it first' in said
     assert privileges(database_url) == before
 
 

@@ -21,7 +21,7 @@ from tests.support.waiting import PATIENCE, wait_until
 from tests.support.working import add, job_of, services_of, working
 
 NEVER = RetryPolicy(no_retry=(BaseException,))
-WATCH = "sa-jobqueue watch"
+WATCH = "sa-jobqueue watchdog"
 
 
 @pytest.fixture

@@ -541,7 +541,7 @@ class Lost:
 
             def __exit__(broken, *error: object) -> Any:
                 said = broken.transaction.__exit__(*error)
-                serves = threading.current_thread().name == "sa-jobqueue service"
+                serves = threading.current_thread().name == "sa-jobqueue claimer"
                 if error[0] is None and serves and not self.done.is_set() and when():
                     self.done.set()
                     raise OperationalError("COMMIT", {}, Exception("the answer was lost"), connection_invalidated=True)
@@ -909,7 +909,7 @@ def test_a_lost_connection_is_replaced_by_a_new_one_not_by_an_old_one_of_the_poo
         gate.set()
         wait_until(lambda: finished(engine, *ids))
     own.dispose()
-    assert "sa-jobqueue service" not in asked
+    assert "sa-jobqueue claimer" not in asked
     assert {(job.status, job.claims) for job in (job_of(engine, id) for id in ids)} == {(JobStatus.COMPLETED, 1)}
 
 

@@ -88,7 +88,7 @@ class Claimer:
         self._idle, self._store = idle, store
 
         # Other threads touch these:
-        self.thread = ServiceThread("service", self._loop)
+        self.thread = ServiceThread("claimer", self._loop)
         self.deadline = Deadline(service_limit(settings.lease) + CLIENT_MARGIN)
         """Over the round that goes on. The watchdog reads it."""
         self._demand = Demand(all_slots, writer, max_jobs=max_jobs, together=idle is not None)

@@ -35,7 +35,7 @@ class Stop(StrEnum):
 class Run:
     """One run of one claimed job.
 
-    Several threads share it. Below, "service" is the thread that claims and writes, "runner" the thread or task that
+    Several threads share it. Below, "claimer" is the thread that claims and writes, "runner" the thread or task that
     runs the handler, "maintenance" the thread of the chores, "loop" the event loop, "watchdog" the thread that looks
     after the loop. A field that no comment gives to a thread does not change.
     """
@@ -72,7 +72,7 @@ class Run:
         self.started: float | None = None
         # When the handler's timeout is over. The runner sets it; maintenance reads it, and clears it when it has passed.
         self.timeout_at: float | None = None
-        # Written by `ask_to_stop`: on the loop for an async handler; for another on service, maintenance or loop, of
+        # Written by `ask_to_stop`: on the loop for an async handler; for another on claimer, maintenance or loop, of
         # which one reason stays, if two come at the same moment. Where the loop is blocked maintenance writes it. Read by
         # the runner and by the handler.
         self.stop: Stop | None = None
