@@ -262,10 +262,11 @@ def test_the_state_of_a_worker_says_what_runs_waits_and_came_of_it(
         add(engine, enqueue(waits), enqueue(waits))
         wait_until(lambda: worker.state().waiting == 1)
         wait_until(lambda: worker.state().listening)
+        wait_until(lambda: worker.state().claimed == 3)  # counted after the jobs were handed on
         before = worker.state()
         gate.set()
         wait_until(lambda: worker.counts == {"fail": 1, "complete": 2})
-        wait_until(lambda: worker.state().running == 0)
+        wait_until(lambda: worker.state().running == worker.state().unfinished == 0)
         after = worker.state()
     assert before.queues == {
         "default": QueueState(slots=1, running=1, waiting=1, stuck=0, paused=False),
