@@ -295,7 +295,7 @@ class EmbeddedServer:
                 )
 
     def _user(self) -> _User:
-        """Who runs the server: the caller; for root, the owner of the cluster, else `postgres`, else `nobody`."""
+        """The user that runs the server: the caller. For root: the owner of the cluster, else the user postgres, else the user nobody."""
         uid = os.geteuid()
         if uid == 0 and self.home.exists():
             uid = self.home.stat().st_uid

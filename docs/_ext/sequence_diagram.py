@@ -29,7 +29,7 @@ _ALONE = re.compile(r"(?P<start>[\w ]+?): (?P<text>.+)")
 
 
 class Step(NamedTuple):
-    """One line of the diagram; where `end` is `start`, nobody else takes part."""
+    """One line of the diagram; where `end` is `start`, no other participant takes part."""
 
     start: str
     end: str

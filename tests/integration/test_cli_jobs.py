@@ -279,7 +279,7 @@ def test_show_has_arguments_meta_result_and_every_attempt(engine: Engine, url: s
 
 
 def test_show_names_the_worker_by_host_and_process_until_it_has_left(engine: Engine, url: str) -> None:
-    """The id alone tells nobody where to look."""
+    """An operator cannot tell from the id alone where to look."""
     there, gone = uuid.uuid4(), uuid.uuid4()
     worker = {"host": "web-1", "pid": 7, "queues": ["mail"], "concurrency": 4, "version": "1"}
     with engine.begin() as connection:
