@@ -153,7 +153,7 @@ class Rules:
     rescue: bool = True
 
 
-#: Asked twice for each job. To look a member up on its enum takes Python 3.11 longer than the rest of the question.
+#: Used three times for each job. To look a member up on its enum takes Python 3.11 longer than the rest of the question.
 _COMPLETE = Event.COMPLETE
 
 
@@ -207,7 +207,7 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float) -> 
     """What `claim`'s job becomes after `outcome`. `random`: uniform in [0, 1), for the jitter."""
     if isinstance(outcome, Completed):  # nearly all outcomes: by the shortest way
         return Change(
-            claim.id, claim.claim_token, Event.COMPLETE, _COMPLETED, _COMPLETED,
+            claim.id, claim.claim_token, _COMPLETE, _COMPLETED, _COMPLETED,
             0.0, 0, 0, outcome.error, outcome.result, rules.retain,
         )  # fmt: skip
     match outcome:

@@ -43,13 +43,14 @@ class Dispatch:
         """To the slots with jobs that were claimed just now. Jobs of unknown tasks go back."""
         known, now = self._registry.get, monotonic()
         by_queue: dict[str, list[Run]] = {name: [] for name in self._all_slots}
+        unsettled = self._runs.unsettled
         runs: list[Run] = []
         for job in jobs:
             task = known(job.task)
             if task is None:
                 self._return_unknown(job)
                 continue
-            run = Run(job, task, now, claimed_at)
+            run = Run(job, task, now, claimed_at, unsettled)
             runs.append(run)
             by_queue[job.queue].append(run)
         for lost in self._runs.add(runs):

@@ -70,7 +70,7 @@ def make_executor() -> tuple[Executor, OutcomeWriter]:
 
 def written(writer: OutcomeWriter) -> list[Change]:
     """The changes that are to be written, in their order."""
-    return list(writer._pending)
+    return list(writer.pending)
 
 
 async def test_a_swallowed_cancel_does_not_reach_the_next_job() -> None:

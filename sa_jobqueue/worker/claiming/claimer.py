@@ -140,8 +140,8 @@ class Claimer:
 
     def ended(self, slots: Slots) -> None:
         """A handler has ended: its outcome may wait to be written, and its slot may want jobs."""
-        outcomes = len(self._writer)
-        if not self._wake.is_set and (outcomes or slots.hungry):
+        outcomes = len(self._writer.pending)
+        if outcomes or slots.hungry:
             self._wake.set()
         if outcomes >= self._batch:
             self._enough.set()

@@ -41,7 +41,8 @@ class OutcomeWriter:
     """
 
     def __init__(self, done: Callable[[list[Change], Answer], None], *, store: Store = default_store) -> None:
-        self._pending: deque[Change] = deque()
+        self.pending: deque[Change] = deque()
+        """Changes for the next batch. Any thread may ask for its length, which is quicker than that of all."""
         self._locked: list[_Later] = []
         self._waits: dict[int, float] = {}
         self._refused: list[_Later] = []
@@ -50,7 +51,7 @@ class OutcomeWriter:
         self._done, self._store = done, store
 
     def __len__(self) -> int:
-        return len(self._pending) + len(self._locked) + len(self._refused)
+        return len(self.pending) + len(self._locked) + len(self._refused)
 
     @property
     def refused(self) -> int:
@@ -59,7 +60,7 @@ class OutcomeWriter:
 
     def add(self, change: Change) -> None:
         """A change to be written."""
-        self._pending.append(change)
+        self.pending.append(change)
 
     def take(self, most: int) -> list[Change]:
         """The next batch. It has at most one change of each job, because the answers go by id. A refused one comes alone."""
@@ -67,14 +68,14 @@ class OutcomeWriter:
             return []
         now = monotonic()
         due = next((later for later in self._refused if later.at <= now), None)
-        self._took_refused = due is not None and not (self._took_refused and self._pending)  # in turn with the others
+        self._took_refused = due is not None and not (self._took_refused and self.pending)  # in turn with the others
         if due is not None and self._took_refused:
             self._refused.remove(due)
             return [due.change]
         if self._locked:
-            self._pending.extend(later.change for later in self._locked if later.at <= now)
+            self.pending.extend(later.change for later in self._locked if later.at <= now)
             self._locked = [later for later in self._locked if later.at > now]
-        pending = self._pending
+        pending = self.pending
         batch = [pending.popleft() for _ in range(min(len(pending), most))]
         if len({change.id for change in batch}) == len(batch):
             return batch
@@ -85,7 +86,7 @@ class OutcomeWriter:
 
     def put_back(self, changes: list[Change]) -> None:
         """These were not written after all: they come first in the next batch."""
-        self._pending.extendleft(reversed(changes))
+        self.pending.extendleft(reversed(changes))
 
     def next_at(self) -> float | None:
         """When the next locked row or refused outcome is due, by the monotonic clock."""
@@ -93,7 +94,7 @@ class OutcomeWriter:
 
     def claims(self) -> list[tuple[int, int | None]]:
         """The claims, as (id, token), whose changes are still to be written."""
-        changes = [*self._pending, *(later.change for later in (*self._locked, *self._refused))]
+        changes = [*self.pending, *(later.change for later in (*self._locked, *self._refused))]
         return [(change.id, change.claim_token) for change in changes]
 
     def settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:
