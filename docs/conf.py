@@ -22,6 +22,7 @@ extensions = [
     "sphinx_design",
     "cli_reference",
     "lifecycle_diagram",
+    "narrow_tables",
     "plain_docstrings",
     "sequence_diagram",
 ]

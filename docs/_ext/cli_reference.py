@@ -27,7 +27,6 @@ def markdown() -> str:
 
 def _command(command: Any, path: str, level: int) -> Iterator[str]:
     yield f"{'#' * level} `{path}`\n"
-    yield f"{_help(command.help)}\n"
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     options = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
     subcommands = {name: one for name, one in getattr(command, "commands", {}).items() if not one.hidden}
@@ -38,6 +37,7 @@ def _command(command: Any, path: str, level: int) -> Iterator[str]:
         *(["COMMAND"] if subcommands else []),
     ]
     yield f"```text\n{' '.join(words)}\n```\n"
+    yield f"{_help(command.help)}\n"
     yield from (f"`{_metavar(one)}`\n: {_plain(one.help) or 'required'}\n" for one in arguments)
     yield from (_entry(one) for one in options if one.rich_help_panel not in COMMON)
     if level == 2:

@@ -1,7 +1,8 @@
 """The state machine as an SVG, drawn from `lifecycle.TRANSITIONS`.
 
 The places are set by hand, what is drawn is not: an arrow between two states bears every event of the table that leads
-from one to the other, and a pair of states without a place is an error.
+from one to the other, and a pair of states without a place is an error. The small diagram shows the main road alone: what
+workers do, and not what operators do.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ from html import escape
 
 from sa_jobqueue.lifecycle import FINISHED, TRANSITIONS, JobStatus
 
-LEFT, WIDTH, HEIGHT = -40, 860, 400
+Places = dict[JobStatus, tuple[int, int]]
+#: (from, to) -> the arrow's path, and where its label stands (x, y, anchor).
+Arrows = dict[tuple[JobStatus, JobStatus], tuple[str, tuple[int, int, str]]]
+
 BOX_WIDTH, BOX_HEIGHT = 120, 44
 
+#: The box in which all is drawn: left, top, width, height.
+VIEW = (-40, 0, 900, 400)
 #: The middle of each state.
-STATES = {
+STATES: Places = {
     JobStatus.BLOCKED: (90, 60),
     JobStatus.QUEUED: (90, 200),
     JobStatus.RUNNING: (430, 200),
@@ -24,8 +30,7 @@ STATES = {
     JobStatus.CANCELLED: (770, 340),
 }
 
-#: (from, to) -> the arrow's path, and where its label stands (x, y, anchor).
-ARROWS: dict[tuple[JobStatus, JobStatus], tuple[str, tuple[int, int, str]]] = {
+ARROWS: Arrows = {
     (JobStatus.BLOCKED, JobStatus.QUEUED): ("M 60 82 V 176", (66, 134, "start")),
     (JobStatus.BLOCKED, JobStatus.CANCELLED): ("M 30 60 H -26 V 386 H 800 V 362", (420, 381, "middle")),
     (JobStatus.BLOCKED, JobStatus.FAILED): ("M 150 50 H 590 C 640 50 650 180 710 186", (560, 44, "end")),
@@ -43,24 +48,58 @@ ARROWS: dict[tuple[JobStatus, JobStatus], tuple[str, tuple[int, int, str]]] = {
 }
 
 
+SMALL_VIEW = (0, 0, 510, 230)
+SMALL_STATES: Places = {
+    JobStatus.QUEUED: (62, 115),
+    JobStatus.RUNNING: (248, 115),
+    JobStatus.COMPLETED: (444, 28),
+    JobStatus.FAILED: (444, 115),
+    JobStatus.CANCELLED: (444, 202),
+}
+SMALL_ARROWS: Arrows = {
+    (JobStatus.QUEUED, JobStatus.RUNNING): ("M 122 115 H 186", (154, 107, "middle")),
+    (JobStatus.RUNNING, JobStatus.QUEUED): ("M 248 137 C 232 196 78 196 62 140", (155, 206, "middle")),
+    (JobStatus.RUNNING, JobStatus.COMPLETED): ("M 308 105 L 382 36", (336, 56, "end")),
+    (JobStatus.RUNNING, JobStatus.FAILED): ("M 308 115 H 382", (345, 107, "middle")),
+    (JobStatus.RUNNING, JobStatus.CANCELLED): ("M 308 125 L 382 194", (336, 182, "end")),
+}
+
+
 def svg() -> str:
     """The diagram. Each event's label names its transition in `data-transition`."""
+    if missing := _events().keys() - ARROWS.keys():
+        raise ValueError(f"no place in the diagram for {sorted(missing)}: docs/_ext/lifecycle_svg.py, ARROWS")
+    return _drawn(STATES, ARROWS, VIEW, "The life cycle of a job")
+
+
+def small_svg() -> str:
+    """The main road alone, for a landing page and for a phone."""
+    return _drawn(SMALL_STATES, SMALL_ARROWS, SMALL_VIEW, "The main road of a job")
+
+
+def _events() -> dict[tuple[JobStatus, JobStatus], list[str]]:
     events: dict[tuple[JobStatus, JobStatus], list[str]] = defaultdict(list)
     for (before, event), after in TRANSITIONS.items():
         events[before, after].append(event.value)
-    if missing := events.keys() - ARROWS.keys():
-        raise ValueError(f"no place in the diagram for {sorted(missing)}: docs/_ext/lifecycle_diagram.py, ARROWS")
-    drawn = [_arrow(before, after, names) for (before, after), names in events.items()]
-    drawn += [_state(state) for state in JobStatus]
+    return events
+
+
+def _drawn(states: Places, arrows: Arrows, view: tuple[int, int, int, int], title: str) -> str:
+    tip = f"tip-{view[2]}"
+    drawn = [
+        _arrow(before, after, names, arrows[before, after], tip)
+        for (before, after), names in _events().items()
+        if (before, after) in arrows
+    ]
+    drawn += [_state(state, *states[state]) for state in JobStatus if state in states]
     return (
-        f'<svg viewBox="{LEFT} 0 {WIDTH - LEFT} {HEIGHT}" role="img" aria-label="The life cycle of a job">'
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        f'<svg viewBox="{" ".join(map(str, view))}" role="img" aria-label="{title}">'
+        f'<defs><marker id="{tip}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M 0 0 L 8 4 L 0 8 z"/></marker></defs>' + "".join(drawn) + "</svg>"
     )
 
 
-def _state(state: JobStatus) -> str:
-    x, y = STATES[state]
+def _state(state: JobStatus, x: int, y: int) -> str:
     kind = "state final" if state in FINISHED else "state"
     return (
         f'<g class="{kind}" data-state="{state.value}">'
@@ -69,12 +108,14 @@ def _state(state: JobStatus) -> str:
     )
 
 
-def _arrow(before: JobStatus, after: JobStatus, names: list[str]) -> str:
-    path, (x, y, anchor) = ARROWS[before, after]
+def _arrow(
+    before: JobStatus, after: JobStatus, names: list[str], place: tuple[str, tuple[int, int, str]], tip: str
+) -> str:
+    path, (x, y, anchor) = place
     labels = ", ".join(
         f'<tspan data-transition="{before.value} {name} {after.value}">{escape(name)}</tspan>' for name in names
     )
     return (
-        f'<path d="{path}" marker-end="url(#tip)"/><text class="event" x="{x}" y="{y}" text-anchor="{anchor}">'
+        f'<path d="{path}" marker-end="url(#{tip})"/><text class="event" x="{x}" y="{y}" text-anchor="{anchor}">'
         f"{labels}</text>"
     )

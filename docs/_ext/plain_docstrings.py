@@ -1,7 +1,8 @@
 """Lets docstrings be plain text, as they are written: examples indented, arguments below `Args:` or as "`name`: what it is".
 
 Napoleon would do the second, but takes what stands before a colon in an attribute's docstring for its type. Signatures show
-no private names: what one stands for is shown in its place.
+no private names: what one stands for is shown in its place. Nor do they show modules (`~sa_jobqueue.tasks.Task`), which Sphinx
+leaves in what it cannot parse.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ _ITEM = re.compile(r"    (\w+): (.*)")
 _NAMED = re.compile(r"(?:^|(?<=[.;)] ))(?=`[\w=]+`(?:, `[\w=]+`)*: )")
 #: What a signature shows in place of a private name.
 _SHOWN = {"_DEFAULT_RETAIN": "timedelta(days=7)", "_Decorator": "Callable"}
+#: What a type variable stands for, by the signature that shows it.
+_BOUND = {"sa_jobqueue.JobContext.session": "Session", "sa_jobqueue.AsyncJobContext.session": "AsyncSession"}
+_MODULE = re.compile(r"~(?:\w+\.)*~?")
 _PRIVATE = re.compile(r"(?<![\w.])_[A-Za-z]\w*")
 
 
@@ -59,10 +63,13 @@ def as_lists(lines: list[str]) -> list[str]:
     return made[:-1]
 
 
-def _hide_private_names(app: Sphinx, doctree: nodes.document) -> None:
+def _show_plain_names(app: Sphinx, doctree: nodes.document) -> None:
     for signature in doctree.findall(addnodes.desc_signature):
         for text in list(signature.findall(nodes.Text)):
-            shown = _PRIVATE.sub(lambda found: _SHOWN.get(found[0], found[0]), str(text))
+            shown = _PRIVATE.sub(lambda found: _SHOWN.get(found[0], found[0]), _MODULE.sub("", str(text)))
+            shown = shown.replace("<factory>", "...")
+            if shown == "S":
+                shown = _BOUND.get("".join(signature["ids"]), shown)
             if _PRIVATE.search(shown):
                 logger.warning("a signature shows a private name: %s", text, location=signature)
             if shown != str(text):
@@ -70,10 +77,12 @@ def _hide_private_names(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def _process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:  # noqa: PLR0917
+    if lines and lines[0].startswith("Alias for field number"):  # what NamedTuple says of a field
+        lines.clear()
     lines[:] = as_rst(as_lists(lines))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", _process)
-    app.connect("doctree-read", _hide_private_names)
+    app.connect("doctree-read", _show_plain_names)
     return {"parallel_read_safe": True}

@@ -9,7 +9,8 @@
     ```
 
 The first lines, up to the first arrow, name the participants and where each is. Then `A -> B: text` is a call, `A --> B: text`
-an answer, and `A: text` something that A does by itself.
+an answer, and `A: text` something that A does by itself. A phone is too narrow for the picture: there the style sheet shows
+the steps as a numbered list in its place.
 """
 
 from __future__ import annotations
@@ -72,6 +73,21 @@ def svg(title: str, lines: list[str]) -> str:
     )
 
 
+def steps(lines: list[str]) -> str:
+    """The same as a numbered list."""
+    places, found = parse(lines)
+    who = "".join(f"<li><b>{escape(name)}</b>: <code>{escape(place)}</code></li>" for name, place in places.items())
+    what = "".join(f"<li>{_sentence(step)}</li>" for step in found)
+    return f"<ul>{who}</ul><ol>{what}</ol>"
+
+
+def _sentence(step: Step) -> str:
+    start, end, text = map(escape, (step.start, step.end, step.text))
+    if start == end:
+        return f"<b>{start}</b>: {text}"
+    return f"<b>{start}</b> {'⇢' if step.is_answer else '→'} <b>{end}</b>: {text}"
+
+
 def _participant(name: str, place: str, x: int) -> str:
     narrow = f' textLength="{_BOX - 8}" lengthAdjust="spacingAndGlyphs"' if len(place) > 26 else ""
     return (
@@ -116,10 +132,11 @@ class SequenceDiagram(Directive):
 
     def run(self) -> list[nodes.Node]:
         try:
-            drawn = svg(self.arguments[0], list(self.content))
+            drawn, listed = svg(self.arguments[0], list(self.content)), steps(list(self.content))
         except ValueError as error:
             raise self.error(str(error)) from error
-        return [nodes.raw("", f'<div class="sequence">{drawn}</div>', format="html")]
+        html = f'<div class="sequence wide">{drawn}</div><div class="sequence-steps narrow">{listed}</div>'
+        return [nodes.raw("", html, format="html")]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

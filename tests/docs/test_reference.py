@@ -16,9 +16,9 @@ pytestmark = pytest.mark.skipif(not (ROOT / "docs").exists(), reason="docs/ is n
 
 
 def documented() -> set[str]:
-    """What the pages of the reference name in a directive of autodoc or `py:module`."""
+    """What the pages of the reference name in a directive of autodoc, `py:module` or `py:data`."""
     text = "\n".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
-    return set(re.findall(r"^\.\. (?:auto\w+|py:module):: ([\w.]+)", text, re.MULTILINE))
+    return set(re.findall(r"^\.\. (?:auto\w+|py:module|py:data):: ([\w.]+)", text, re.MULTILINE))
 
 
 def test_each_public_name_is_in_the_reference() -> None:
