@@ -29,6 +29,11 @@ class Tables:
             found = ", ".join(f"{name} in {schema}" for schema, name in schemas.items())
             raise ConfigurationError(f"the tables of a store must be of one schema, not {found}")
 
+    @property
+    def completion(self) -> str:
+        """The SQL function by which a handler's transaction completes its job. Its text names the job table, so each has one."""
+        return f"complete_{self.job.__tablename__}"
+
 
 class OfTables:
     """What is bound to tables."""

@@ -20,6 +20,8 @@ from sa_jobqueue.outcomes import Completed
 from sa_jobqueue.statements import insert_jobs
 from sa_jobqueue.store import Answer, Store, Tables, default_store
 from sa_jobqueue.store.store import store_of
+from sa_jobqueue.worker.connections.driver import psycopg_of
+from sa_jobqueue.worker.running import libpq
 from tests.statements.test_everywhere import CALL
 
 SCHEMA = "other_jobs"
@@ -133,6 +135,28 @@ def test_a_claim_of_one_store_is_none_of_the_other(both: Connection) -> None:
     completions = [completion(job) for job in ours]
     assert set(OTHER.apply(both, completions).values()) == {Answer.LOST}
     assert set(default_store.apply(both, completions).values()) == {Answer.APPLIED}
+
+
+@pytest.mark.parametrize("store", BOTH, ids=["default", "other"])
+def test_a_handlers_transaction_completes_a_job_of_its_own_store(both: Connection, store: Store) -> None:
+    """By one message with its COMMIT, which names the function of the store's own job table."""
+    (other,) = (one for one in BOTH if one is not store)
+    change, late, _ = (completion(job) for job in store.claim(both, **ME, lease=60))
+    assert store.apply_one(both, late) is Answer.APPLIED
+    both.commit()
+    before, table = all_rows(both, other), store.tables.job.__table__
+    raw = psycopg_of(both)
+    command = libpq.command(both, raw, change, store=store)
+    assert command is not None
+    assert command.startswith(f'SELECT "{table.schema}".complete_job({change.id}, ')
+    assert libpq.commit(both, raw, command)
+    status = select(table.c.status).where(table.c.id == change.id)
+    assert both.scalar(status) == "completed"
+    again = libpq.command(both, raw, late, store=store)
+    assert again is not None
+    assert not libpq.commit(both, raw, again), "its claim was over"
+    both.rollback()
+    assert all_rows(both, other) == before
 
 
 def test_each_store_has_a_channel_and_gates_of_its_own(both: Connection) -> None:

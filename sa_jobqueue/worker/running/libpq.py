@@ -16,7 +16,6 @@ from sqlalchemy import Connection, Pool, text
 from ...lifecycle import Change
 from ...log import get_logger
 from ...migrations.steps import quote
-from ...models import Job
 from ...store import Store
 from ...store.compiled import as_sqlalchemy, is_heard
 
@@ -43,9 +42,9 @@ _GONE = frozenset({"42883", "42501"})
 
 @dataclass(slots=True)
 class _Asked:
-    """Whether a pool's connections may call the function, by schema; and the lock that a thread holds while it asks."""
+    """The functions that a pool's connections may call, by schema and table; and the lock that a thread holds while it asks."""
 
-    may_call: dict[str, bool] = field(default_factory=dict)
+    functions: dict[tuple[str, str], str | None] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
 
 
@@ -78,17 +77,15 @@ def command(connection: Connection, raw: Any, change: Change, *, store: Store) -
 
     None if the change says more than "done", if a listener or log must see each statement, or if this connection cannot do it.
     """
-    if not change.plain or change.deletes or store.tables.job is not Job or not _is_a_threads(connection, raw):
-        return None
-    if is_heard(connection, "commit"):
+    if not change.plain or change.deletes or not _is_a_threads(connection, raw) or is_heard(connection, "commit"):
         return None
     if (raw.pgconn.transaction_status, raw.pgconn.pipeline_status) != (_IN_TRANSACTION, _NO_PIPELINE):
         return None
-    schema = quote(store.schema_on(connection))
-    if not _may_call(connection, schema):
+    function = _function(connection, store)
+    if function is None:
         return None
     retain = "NULL" if change.retain is None else repr(float(change.retain))
-    return f"SELECT {schema}.complete_job({change.id}, {change.claim_token}, {retain}); COMMIT"
+    return f"SELECT {function}({change.id}, {change.claim_token}, {retain}); COMMIT"
 
 
 def commit(connection: Connection, raw: Any, command: str) -> bool:
@@ -118,15 +115,22 @@ def commit(connection: Connection, raw: Any, command: str) -> bool:
     return True
 
 
-def _may_call(connection: Connection, schema: str) -> bool:
-    """Whether the function is there and this role may call it. Asked once for each pool."""
-    asked = _asked.setdefault(connection.engine.pool, _Asked())
-    if (may := asked.may_call.get(schema)) is None:
+def _function(connection: Connection, store: Store) -> str | None:
+    """The function that completes a job of this store. None: it is not there, or this role may not call it.
+
+    Asked once for each pool.
+    """
+    pool = connection.engine.pool
+    asked = _asked.get(pool) or _asked.setdefault(pool, _Asked())
+    key = store.schema_on(connection), store.tables.job.__tablename__
+    if key not in asked.functions:
         with asked.lock:
-            if (may := asked.may_call.get(schema)) is None:
-                given = {"function": f"{schema}.complete_job{_PARAMETERS}", "table": f" {schema}.job "}
-                may = asked.may_call[schema] = bool(connection.scalar(_MAY, given))
-    return may
+            if key not in asked.functions:
+                schema, name = quote(key[0]), connection.dialect.identifier_preparer.quote
+                function = f"{schema}.{name(store.tables.completion)}"
+                given = {"function": f"{function}{_PARAMETERS}", "table": f" {schema}.{name(key[1])} "}
+                asked.functions[key] = function if connection.scalar(_MAY, given) else None
+    return asked.functions[key]
 
 
 def _is_a_threads(connection: Connection, raw: Any) -> bool:
