@@ -52,7 +52,7 @@ pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="docs/ is not here")
         ("explanation/decisions/006-gates-as-sequences.md", "Sixteen sequences", GATES, 16),
         ("explanation/decisions/007-sync-service-thread.md", "three connections per process", SERVICE_CONNECTIONS, 3),
         ("explanation/performance.md", "at most 1,000 per queue", SETTINGS.buffer, 1_000),
-        ("explanation/performance.md", "within two seconds goes back", SETTINGS.hoard, 2),
+        ("explanation/performance.md", "not start within two seconds goes back", SETTINGS.hoard, 2),
         ("explanation/performance.md", "down to once a second", SETTINGS.poll, 1),
         ("explanation/measurements.md", "wait up to 5 milliseconds", claimer._GATHER, 0.005),
         ("explanation/measurements.md", "20 times what the last sweep took", resume._SHARE, 20),
@@ -62,7 +62,7 @@ pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="docs/ is not here")
             (resume._SOONEST, resume._LATEST),
             (0.05, 0.8),
         ),
-        ("explanation/performance.md", "three connections are apart", SERVICE_CONNECTIONS, 3),
+        ("explanation/performance.md", "own three connections are apart", SERVICE_CONNECTIONS, 3),
         ("howto/deploy.md", "three connections for itself", SERVICE_CONNECTIONS, 3),
         ("howto/deploy.md", "(one minute by default)", SETTINGS.lease, 60),
         ("howto/deploy.md", "The grace time is 30 seconds", SETTINGS.grace, 30),
@@ -85,8 +85,8 @@ def test_a_figure_is_the_default(page: str, sentence: str, code: object, said: o
 
 
 def test_the_tables_settings_are_those_of_the_migration() -> None:
-    """The page on performance names each setting that the table comes with, and its value."""
-    rows = re.findall(r"^\| (`.*?`) \| ([\d, ]+) \|", (DOCS / "explanation/performance.md").read_text(), re.MULTILINE)
+    """The page of measurements names each setting that the table comes with, and its value."""
+    rows = re.findall(r"^\| (`.*?`) \| ([\d, ]+) \|", (DOCS / "explanation/measurements.md").read_text(), re.MULTILINE)
     named = [(re.findall(r"`(\w+)`", names), values.split(", ")) for names, values in rows]
     said = {
         name: int(value.replace(",", "")) for names, values in named for name, value in zip(names, values, strict=True)
@@ -95,7 +95,7 @@ def test_the_tables_settings_are_those_of_the_migration() -> None:
     table = ddl.partition("CREATE TABLE {schema}.job (")[2].partition(") WITH (\n")[2].partition(")")[0]
     assert said == {name: int(value) for name, value in re.findall(r"(\w+) = (\d+)", table)}
     (of_index,) = re.findall(r"PRIMARY KEY \(id\) WITH \(fillfactor = (\d+)\)", ddl)
-    page = " ".join((DOCS / "explanation/performance.md").read_text().split())
+    page = " ".join((DOCS / "explanation/measurements.md").read_text().split())
     assert f"index of the primary key has a `fillfactor` of {of_index}." in page
 
 
