@@ -24,6 +24,7 @@ from ..statements.leases import (
     renewal_parameters,
     uptime_parameters,
 )
+from ..statements.prune import limit_statements
 from ..statements.workers import places_of
 from .outcomes import Answer
 from .tables import OfTables
@@ -59,8 +60,12 @@ class Expired:
 class Leases(OfTables):
     """Renewing leases, and finding those that have run out."""
 
-    def renew(self, connection: Connection, held: Mapping[int, int], *, lease: float) -> Renewal:
-        """Let the leases of `held` (id -> token) end `lease` seconds from now."""
+    def renew(
+        self, connection: Connection, held: Mapping[int, int], *, lease: float, seconds: float | None = None
+    ) -> Renewal:
+        """Let the leases of `held` (id -> token) end `lease` seconds from now. `seconds`: after which that is given up."""
+        if seconds is not None:
+            connection.execute(limit_statements(seconds))
         answers = connection.execute(self._renew, renewal_parameters(held, lease=lease)).all()
         return Renewal(
             lost=frozenset(row.id for row in answers if row.answer == Answer.LOST),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -131,6 +132,31 @@ def test_what_was_refused_is_tried_once_more_when_the_worker_leaves(
         mend(engine)
     assert count(engine, JobStatus.COMPLETED, "runs") == 1
     assert runs == [0]
+
+
+@pytest.mark.parametrize("what", ["RAISE EXCEPTION 'not this one'", "PERFORM pg_sleep(60)"])
+def test_a_job_whose_lease_cannot_be_renewed_costs_the_others_no_lease(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    """A trigger of the application's refuses it, or takes too long. The others would be rescued, would run again, and after five
+    times would be failed.
+    """
+    runs, end = [], asyncio.Event()
+
+    @task(registry=registry, name="runs")
+    async def handler(n: int) -> None:
+        runs.append(n)
+        await end.wait()
+
+    bad, *_ = fill(engine, 4)
+    refuse(engine, f"old.id = {bad} AND old.status = 'running' AND new.status = 'running'", what)
+    with working(url, registry, lease=4.0) as worker:
+        wait_until(lambda: runs.count(0) == 2)
+        mend(engine)
+        services_of(worker)._loop.call_soon_threadsafe(end.set)
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 4)
+    assert sorted(runs) == [0, 0, 1, 2, 3]
+    assert f"job {bad}: its lease cannot be renewed" in caplog.text
 
 
 @pytest.mark.parametrize("number", [1, 8])

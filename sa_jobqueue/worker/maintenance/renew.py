@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from time import monotonic
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
-from ...store import Store, default_store
+from ...store import Fault, Store, default_store, fault_of
 from ..connections.service import Connector
 from ..running.run import Run, Runs, Stop
 from .chore import Chore, Turn
@@ -16,33 +18,81 @@ __all__ = ["Renewal"]
 
 logger = get_logger(__name__)
 
+#: Leases renewed in one statement at most.
+_PAGE = 10_000
+#: Jobs named in the log whose leases cannot be renewed.
+_NAMED = 20
+
 
 class Renewal(Chore):
-    """Renews what was claimed or renewed more than a third of a lease ago."""
+    """Renews what was claimed or renewed more than a third of a lease ago.
+
+    A trigger of the application's may refuse one row, or make it take too long, and would keep all leases from being renewed.
+    So after a failure fewer are renewed at a time, and a job whose lease cannot be renewed is tried alone, after all others.
+    """
 
     def __init__(self, connector: Connector, runs: Runs, *, lease: float, store: Store = default_store) -> None:
         super().__init__(lease / 6)
         self._connector, self._runs, self._lease, self._store = connector, runs, lease, store
+        self._seconds = max(lease / 8, 1.0)
+        """For one statement: less than the deadline of maintenance."""
+        self._page = _PAGE
+        self._refused: set[Run] = set()
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Renew, stop the runs whose claims are lost, and those that are to be cancelled."""
         due = self._runs.unrenewed(self._lease / 3)
-        if not due:
-            return False
+        self._refused.intersection_update(due)
+        others = [run for run in due if run not in self._refused]
+        while others:
+            part = others[: self._page]
+            if (error := self._try(connection, part)) is None:
+                self._page = min(2 * self._page, _PAGE)
+                del others[: len(part)]
+            elif len(part) > 1:  # where time is the matter, another try of some takes as long
+                self._page = 1 if fault_of(error) is Fault.LATE else len(part) // 2
+            else:
+                self._refuse(others.pop(0), error)
+            if turn.is_over:
+                return bool(others)
+        for run in random.sample(list(self._refused), len(self._refused)):
+            if turn.is_over:
+                break
+            if self._try(connection, [run]) is None:
+                self._refused.remove(run)
+        return False
+
+    def _try(self, connection: Connection, part: list[Run]) -> DBAPIError | None:
+        """Renew these leases. Returns the error if one of them may be why the database refuses."""
+        try:
+            self._renew(connection, part)
+        except DBAPIError as error:
+            if fault_of(error) is Fault.AWAY:
+                raise
+            return error
+        return None
+
+    def _refuse(self, run: Run, error: DBAPIError) -> None:
+        if len(self._refused) < _NAMED:
+            logger.error("job %d: its lease cannot be renewed: %s", run.job.id, error.orig)
+        self._refused.add(run)
+
+    def _renew(self, connection: Connection, part: list[Run]) -> None:
         now = monotonic()
-        held = {run.job.id: run.job.claim_token for run in due}
+        held = {run.job.id: run.job.claim_token for run in part}
         with self._connector.begin(connection):
-            renewal = self._store.renew(connection, held, lease=self._lease)
-        for run in due:
+            renewal = self._store.renew(connection, held, lease=self._lease, seconds=self._seconds)
+        for run in part:
             if run.job.id in renewal.lost:
                 self._lose(run)
             elif run.job.id not in renewal.locked:
                 run.renewed = now
             if run.job.id in renewal.cancel_requested:
                 self._runs.stop(run, Stop.CANCEL)
-        return False
 
     def _lose(self, run: Run) -> None:
-        if self._runs.lose(run):
+        if not self._runs.lose(run):
+            return
+        self._runs.stop(run, Stop.LOST)
+        if not run.settled:  # else it has just ended, or its end says what became of it
             logger.warning("job %d: its lease is lost; it is stopped, and nothing it writes is kept", run.job.id)
-            self._runs.stop(run, Stop.LOST)
