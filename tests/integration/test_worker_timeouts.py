@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from contextlib import suppress
 
 import pytest
@@ -150,3 +151,30 @@ def test_a_worker_whose_slots_are_all_held_by_async_handlers_past_their_timeouts
     assert asyncio.run(asyncio.wait_for(serve(), PATIENCE)) is Ending.RECYCLE
     assert "all 1 slots of queue 'default' are held by handlers that timed out" in caplog.text
     assert_times_out(engine, id)
+
+
+def test_a_timed_out_attempt_fails_though_the_tasks_rules_raise(engine: Engine, url: str, registry: Registry) -> None:
+    """Otherwise the job would stay running, and its lease be renewed, for as long as the worker lives."""
+
+    class Odd(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            raise LookupError("no such thing")
+
+    class Never(Exception, metaclass=Odd):
+        pass
+
+    end = threading.Event()
+
+    @task(registry=registry, name="stays", timeout=0.2, max_attempts=1, retry=RetryPolicy(no_retry=(Never,)))
+    def stays() -> None:
+        end.wait(PATIENCE)
+
+    (id,) = add(engine, enqueue(stays))
+    with working(url, registry) as worker:
+        try:
+            wait_until(lambda: job_of(engine, id).status in FINISHED)
+        finally:
+            end.set()
+        wait_until(lambda: worker.state().stuck == 0)
+    job = job_of(engine, id)
+    assert (job.status, [error["type"] for error in job.errors]) == ("failed", ["OutcomeNotMade"])

@@ -130,7 +130,10 @@ class Executor:
         """
         if not run.settle():
             return False
-        decided = LOST if run.stop is Stop.LOST else self._decide(run, outcome)
+        try:
+            decided = LOST if run.stop is Stop.LOST else self._decide(run, outcome)
+        except BaseException as error:  # the application's, as in `_judge`: the outcome is ours alone to report
+            decided = ToWrite(unruly(run, error))
         if decided is not LOST:
             self._say_end(run, decided.change, outcome.exception if isinstance(outcome, Failed) else None, note)
         self._report(run, decided)
