@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from sqlalchemy import Engine, Pool
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -42,30 +43,32 @@ class Reopening:
 
     def pause(self, queue: str, engine: Engine, why: str) -> None:
         """Pause a queue because no connection of `engine` could be had for one of its jobs. For any thread."""
+        pool = engine.pool  # read once: the worker replaces it when a connection of its own breaks
         with self._lock:
-            is_tried = engine.pool in self._waiting
-            queues = self._waiting.setdefault(engine.pool, set())
+            is_tried = pool in self._waiting
+            queues = self._waiting.setdefault(pool, set())
             if queue in queues or self._end.is_set():
                 return
             queues.add(queue)
             self._all_slots[queue].pause()
-        logger.warning(
-            "no connection for ctx.session (%s): queue %r waits until one can be opened; its jobs go back, no attempt spent",
-            why, queue,
-        )  # fmt: skip
+        with suppress(BaseException):  # a log filter's
+            logger.warning(
+                "no connection for ctx.session (%s): queue %r waits until one can be opened; its jobs go back, no attempt spent",
+                why, queue,
+            )  # fmt: skip
         if not is_tried:
-            self._start(engine)
+            self._start(engine, pool)
 
     def finish(self) -> None:
         """Stop trying."""
         self._end.set()
 
-    def _start(self, engine: Engine) -> None:
-        arguments = engine, engine.pool
+    def _start(self, engine: Engine, pool: Pool) -> None:
+        arguments = engine, pool
         try:
             threading.Thread(target=self._try_again, args=arguments, name="sa-jobqueue reopening", daemon=True).start()
         except RuntimeError:  # the host allows no more threads: the next job tries
-            self._resume(engine.pool)
+            self._resume(pool)
 
     def _try_again(self, engine: Engine, pool: Pool) -> None:
         failures = 1
@@ -74,7 +77,8 @@ class Reopening:
                 self._open(engine)
             except BaseException as error:  # whatever listeners of the application's raise
                 failures += 1
-                logger.debug("still no connection for ctx.session: %r", error)
+                with suppress(BaseException):  # a log filter's
+                    logger.debug("still no connection for ctx.session: %r", error)
             else:
                 self._resume(pool)
                 return
@@ -96,8 +100,9 @@ class Reopening:
             queues = self._waiting.pop(pool)
             for queue in queues.difference(*self._waiting.values()):
                 self._all_slots[queue].resume()  # before it may be paused again
-        logger.info("there is a connection for ctx.session again: %s", ", ".join(map(repr, sorted(queues))))
         self._wake()
+        with suppress(BaseException):  # a log filter's
+            logger.info("there is a connection for ctx.session again: %s", ", ".join(map(repr, sorted(queues))))
 
 
 async def _open_async(engine: Engine) -> None:
