@@ -33,7 +33,7 @@ class Observer:
     step.
     """
 
-    def __init__(self, counts: Counter[str], tallies: Iterable[Tally] = ()) -> None:
+    def __init__(self, counts: Counter[str], tallies: Iterable[Tally]) -> None:
         self._counts, self._tallies, self._lock = counts, tallies, threading.Lock()
         self.claimed = 0
         """Jobs claimed and handed on. Only the claimer's thread writes it."""

@@ -36,7 +36,7 @@ from .process.threads import ServiceThread
 from .running.executor import Executor
 from .running.finished import FinishedClaims
 from .running.reopening import Reopening
-from .running.run import Run, Runs
+from .running.run import Kind, Run, Runs
 from .running.runners import Runners
 from .running.sessions import Sessions
 from .running.slots import Slots
@@ -93,29 +93,27 @@ class Services:
     ) -> None:
         engines, settings, store = spec.engines, spec.settings, spec.store
         worker = str(spec.id)
-        connector = Connector(
-            engines.main, lease=settings.lease, pooled=settings.pooled, translate=engines.translate
-        )  # fmt: skip
+        connector = Connector(engines.main, lease=settings.lease, pooled=settings.pooled, translate=engines.translate)
+        loop = asyncio.get_running_loop()
         self._spec = spec
-        self.all_slots: dict[str, Slots] = {}
+        self.all_slots = {
+            name: Slots(name, limit, buffer=settings.buffer, call=self._call) for name, limit in spec.queues.items()
+        }
         self.observer = Observer(counts, self.all_slots.values())
-        self._loop = asyncio.get_running_loop()
-        self.runs = Runs(self._loop)
-        self.writer = OutcomeWriter(FinishedClaims(self.runs, self.observer).end, store=store)
-        self.reopening = Reopening(self._loop, self.all_slots, self._wake)
+        self.runs = Runs(loop)
+        finished = FinishedClaims(self.runs, self.observer)
+        self.writer = OutcomeWriter(finished.end, store=store)
+        self.reopening = Reopening(loop, self.all_slots, self._wake)
         self.executor = Executor(
             spec.sessions,
             runs=self.runs,
             writer=self.writer,
-            observer=self.observer,
+            finished=finished,
             reopening=self.reopening,
             leaving=leaving,
             max_rescues=settings.max_rescues,
             log_jobs=settings.log_jobs,
         )
-        self.runners = Runners(self._loop, self.executor, self._ended)
-        for name, limit in spec.queues.items():
-            self.all_slots[name] = Slots(name, limit, buffer=settings.buffer, call=self.runners.call)
         self.dispatch = Dispatch(
             spec.registry,
             self.all_slots,
@@ -139,11 +137,12 @@ class Services:
             most_text=_most_text(spec.registry),
             store=store,
         )
+        self.runners = Runners(loop, self.executor, self.claimer.ended)
         self.listener: Listener | None = None
         if engines.listener is not None:
             engine = engines.listener.execution_options(schema_translate_map=engines.translate)
             self.listener = Listener(engine, self.claimer.notify, worker=worker, store=store)
-        self.watchdog = Watchdog(self._loop, self.runs, hopeless)
+        self.watchdog = Watchdog(loop, self.runs, hopeless)
         self.maintenance = Maintenance(
             connector,
             timeouts=Timeouts(
@@ -232,10 +231,10 @@ class Services:
             refused=self.writer.refused,
         )
 
-    # ---- what parts below the claimer tell it; it is made after them
+    # ---- calls of parts that are made after those that call them
 
-    def _ended(self, slots: Slots) -> None:
-        self.claimer.ended(slots)
+    def _call(self, slots: Slots, kind: Kind) -> None:
+        self.runners.call(slots, kind)
 
     def _wake(self) -> None:
         self.claimer.wake()

@@ -117,7 +117,7 @@ def test_an_async_handler_that_does_not_end_when_its_timeout_cancels_it_has_time
         if name == "ignores its cancel":
             wait_until(lambda: cancels == [False, True])
             assert (slots.running, slots.stuck) == (1, 1)
-            services._loop.call_soon_threadsafe(gate.set)
+            services.runs._loop.call_soon_threadsafe(gate.set)
         wait_until(lambda: (slots.running, slots.stuck) == (0, 0))
         behind = add(engine, *(enqueue("next") for _ in range(5)))
         wait_until(lambda: all(job_of(engine, one).status == "completed" for one in behind))

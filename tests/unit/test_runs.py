@@ -7,7 +7,9 @@ import threading
 from collections import Counter
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -17,10 +19,12 @@ from sa_jobqueue import AsyncJobContext, JobContext, Registry, task
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.errors import SessionUnavailable
 from sa_jobqueue.lifecycle import Change, Event
+from sa_jobqueue.store import default_store
 from sa_jobqueue.tasks import AnyTask
 from sa_jobqueue.worker.observer import Observer
 from sa_jobqueue.worker.running.call import Call
 from sa_jobqueue.worker.running.executor import Executor
+from sa_jobqueue.worker.running.finished import FinishedClaims
 from sa_jobqueue.worker.running.run import Run, Runs, Stop
 from sa_jobqueue.worker.running.runners import Runners
 from sa_jobqueue.worker.running.sessions import Sessions
@@ -59,13 +63,25 @@ def run(task: AnyTask, number: int = 1) -> Run:
         "id": number, "claim_token": 1, "queue": "default", "task": task.name, "priority": 4, "run_at": now.timestamp(), "attempt": 1,
         "max_attempts": 10, "rescues": 0, "args": "{}", "meta": "{}", "created_at": now.timestamp(),
     }  # fmt: skip
-    return Run(ClaimedJob(**values), task)
+    return Run(ClaimedJob(**values), task, monotonic(), monotonic(), set())
 
 
 def make_executor() -> tuple[Executor, OutcomeWriter]:
     """An executor, and the writer that gets its changes."""
-    writer = OutcomeWriter(lambda changes, answer: None)
-    return Executor(Sessions(), runs=Runs(), writer=writer, observer=Observer(Counter()), max_rescues=5), writer
+    runs = Runs(Mock())
+    finished = FinishedClaims(runs, Observer(Counter(), ()))
+    writer = OutcomeWriter(finished.end, store=default_store)
+    executor = Executor(
+        Sessions(),
+        runs=runs,
+        writer=writer,
+        finished=finished,
+        reopening=Mock(),
+        leaving=lambda: False,
+        max_rescues=5,
+        log_jobs=False,
+    )
+    return executor, writer
 
 
 def written(writer: OutcomeWriter) -> list[Change]:
@@ -165,22 +181,24 @@ def test_a_handler_that_ends_just_when_it_is_given_up_frees_its_slot_once() -> N
     slots.abandon(late)
     assert slots.stuck == 1
     slots.keep(late)
-    slots.end(late)
+    slots.next(None, ended=late)
     assert slots.stuck == 0
     lost = run(nothing, 2)
     slots.abandon(lost)
-    slots.end(lost)
+    slots.next(None, ended=lost)
     assert slots.stuck == 0
 
 
 @task(registry=registry)
 def uses_session(ctx: JobContext) -> None:
-    """Does what its test does."""
+    """Opens its session."""
+    _ = ctx.session
 
 
 @task(registry=registry)
 async def uses_async_session(ctx: AsyncJobContext) -> None:
     """The same with an AsyncSession."""
+    _ = ctx.session
 
 
 class Incomparable:
@@ -219,6 +237,12 @@ async def test_a_context_variable_that_cannot_be_compared_costs_no_slot(handler:
     runners.finish()
 
 
+async def invoked(call: Call) -> None:
+    """The whole of a handler, of either kind."""
+    if (running := call.invoke()) is not None:
+        await running
+
+
 @pytest.mark.parametrize("handler", [uses_session, uses_async_session])
 def test_a_session_that_is_opened_just_when_its_job_ends_is_closed_again(handler: AnyTask) -> None:
     """Whoever comes second, the end or the opening, sees the other."""
@@ -231,9 +255,8 @@ def test_a_session_that_is_opened_just_when_its_job_ends_is_closed_again(handler
 
     makers: dict[str, Any] = {"maker": lambda: ending(Session()), "async_maker": lambda: ending(AsyncSession())}
     call = Call(run(handler), Sessions(**makers))
-    (context,), _ = call.arguments()
     with pytest.raises(SessionUnavailable):
-        _ = context.session
+        asyncio.run(invoked(call))
     (session,) = opened
     with pytest.raises(SessionUnavailable):
         (session if isinstance(session, Session) else session.sync_session).connection()

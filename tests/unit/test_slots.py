@@ -33,9 +33,9 @@ def test_one_runner_is_called_at_a_time_and_the_next_when_it_has_come() -> None:
 
     one.feed(jobs)
     assert called == [Kind.THREAD]
-    assert one.next(Kind.THREAD, arriving=True) is jobs[0]
+    assert one.next(Kind.THREAD) is jobs[0]
     assert called == [Kind.THREAD] * 2
-    assert one.next(Kind.THREAD, arriving=True) is jobs[1]
+    assert one.next(Kind.THREAD) is jobs[1]
     assert called == [Kind.THREAD] * 2, "both slots are taken"
     assert one.next(Kind.THREAD, ended=jobs[0]) is jobs[2]
     assert one.running == 2
@@ -46,14 +46,14 @@ def test_a_runner_without_work_leaves_and_another_is_called_later() -> None:
     one, called = slots()
     first, second = run(nothing), run(nothing, 2)
     one.feed([first])
-    assert one.next(Kind.THREAD, arriving=True) is first
+    assert one.next(Kind.THREAD) is first
     assert one.next(Kind.THREAD, ended=first) is None
     assert one.running == 0
 
     one.feed([second])
 
     assert called == [Kind.THREAD] * 2
-    assert one.next(Kind.THREAD, arriving=True) is second
+    assert one.next(Kind.THREAD) is second
 
 
 def test_jobs_start_in_their_order_whichever_kind_they_are() -> None:
@@ -62,13 +62,13 @@ def test_jobs_start_in_their_order_whichever_kind_they_are() -> None:
     jobs: list[Run] = [run(nothing), run(swallow, 2), run(nothing, 3)]
     one.feed(jobs)
 
-    assert one.next(Kind.THREAD, arriving=True) is jobs[0]
+    assert one.next(Kind.THREAD) is jobs[0]
     assert one.next(Kind.THREAD, ended=jobs[0]) is None
     assert called == [Kind.THREAD, Kind.ASYNC]
-    assert one.next(Kind.ASYNC, arriving=True) is jobs[1]
+    assert one.next(Kind.ASYNC) is jobs[1]
     assert one.next(Kind.ASYNC, ended=jobs[1]) is None
     assert called == [Kind.THREAD, Kind.ASYNC, Kind.THREAD]
-    assert one.next(Kind.THREAD, arriving=True) is jobs[2]
+    assert one.next(Kind.THREAD) is jobs[2]
 
 
 def test_slots_whose_runner_does_not_come_want_no_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_slots_whose_runner_does_not_come_want_no_jobs(monkeypatch: pytest.Monke
     (stale,) = one.stale(2)
 
     assert one.free() == 0
-    assert one.next(Kind.ASYNC, arriving=True) is None
+    assert one.next(Kind.ASYNC) is None
     assert one.free() == 2
     assert stale.task is swallow
 
@@ -90,7 +90,7 @@ def test_slots_whose_runner_does_not_come_want_no_jobs(monkeypatch: pytest.Monke
 def feed_and_end(one: Slots, fed: int, ended: int) -> Run | None:
     """Feed so many jobs to one runner, which ends so many; the one that runs then."""
     one.feed([run(nothing, number) for number in range(fed)])
-    running = one.next(Kind.THREAD, arriving=True)
+    running = one.next(Kind.THREAD)
     for _ in range(ended):
         running = one.next(Kind.THREAD, ended=running)
     return running
@@ -233,7 +233,7 @@ def test_closed_slots_take_and_give_nothing() -> None:
     assert list(one.close()) == [waiting]
     assert one.feed([late]) == [late]
     assert one.free() == 0
-    assert one.next(Kind.THREAD, arriving=True) is None
+    assert one.next(Kind.THREAD) is None
     assert called == [Kind.THREAD]
 
 
@@ -242,7 +242,7 @@ def test_paused_slots_start_and_want_nothing_until_they_are_resumed() -> None:
     one, called = slots()
     running, waiting = run(nothing), run(nothing, 2)
     one.feed([running])
-    assert one.next(Kind.THREAD, arriving=True) is running
+    assert one.next(Kind.THREAD) is running
 
     one.pause()
     one.feed([waiting])
@@ -251,5 +251,5 @@ def test_paused_slots_start_and_want_nothing_until_they_are_resumed() -> None:
 
     one.resume()
     assert called == [Kind.THREAD] * 2
-    assert one.next(Kind.THREAD, arriving=True) is waiting
+    assert one.next(Kind.THREAD) is waiting
     assert one.free() == 1

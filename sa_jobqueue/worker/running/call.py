@@ -39,11 +39,6 @@ class Call:
 
         The only place where a handler is called. Raises PayloadError if the stored arguments do not fit it.
         """
-        args, kwargs = self.arguments()
-        return self.run.task.handler(*args, **kwargs)
-
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What to call the handler with."""
         run = self.run
         job, task = run.job, run.task
         if job.rescues and not task.rules.rescue:
@@ -51,10 +46,10 @@ class Call:
         args, kwargs = task.decode(job.args or "")
         run.undecoded = False
         if task.context is None:
-            return args, kwargs
+            return task.handler(*args, **kwargs)
         if task.is_async:
-            return (AsyncJobContext(job, self._open_async, run.notice_stop), *args), kwargs
-        return (JobContext(job, self._open, run.notice_stop), *args), kwargs
+            return task.handler(AsyncJobContext(job, self._open_async, run.notice_stop), *args, **kwargs)
+        return task.handler(JobContext(job, self._open, run.notice_stop), *args, **kwargs)
 
     def settle(self) -> bool:
         """Whether the outcome of this call is the run's; another thread may have given the run up."""

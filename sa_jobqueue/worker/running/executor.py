@@ -17,10 +17,11 @@ from typing import Any
 from ...lifecycle import Change, Event, decide
 from ...log import get_logger
 from ...outcomes import Failed, Outcome, Released
-from ..observer import Observer
+from ...store import Answer
 from .call import Call
 from .cancels import is_foreign, take_back
 from .ending import LOST, Lost, RunEnding, ToWrite, Written
+from .finished import FinishedClaims
 from .joblog import JobLog, fields_of
 from .reopening import Reopening
 from .run import Run, Runs, Stop
@@ -39,7 +40,7 @@ _AGAIN = 1.0
 
 
 class Executor:
-    """Runs runs, and hands their changes to `writer`; what needs no writing is dropped from `runs`.
+    """Runs jobs, and hands what is to be written to `writer`. What is written already goes to `finished`.
 
     `leaving()`: whether all tasks of the loop are being cancelled. `max_rescues`: how often a job's worker may die, or leave
     while the job runs. `log_jobs`: log at INFO how each job ended, not only those that failed.
@@ -51,23 +52,22 @@ class Executor:
         *,
         runs: Runs,
         writer: OutcomeWriter,
-        observer: Observer,
-        reopening: Reopening | None = None,
-        leaving: Callable[[], bool] = lambda: False,
+        finished: FinishedClaims,
+        reopening: Reopening,
+        leaving: Callable[[], bool],
         max_rescues: int,
-        log_jobs: bool = False,
+        log_jobs: bool,
     ) -> None:
-        self._sessions, self._runs, self._writer, self._observer = sessions, runs, writer, observer
+        self._sessions, self._runs, self._writer, self._finished = sessions, runs, writer, finished
         self._reopening, self.leaving, self._max_rescues = reopening, leaving, max_rescues
         self._log = JobLog(every=log_jobs)
-        self._says_all = self._log.says_all
 
     # ---- running
 
     def run(self, run: Run) -> None:
         """Run a `def` handler, on the thread that calls."""
-        if run.stop is not None:
-            self._end_unbegun(run)
+        if run.stop is not None:  # told while it waited for its slot: it would not be told again
+            self.give_up(run, of_stop(run))
             return
         call = self._begin(run)
         try:
@@ -79,8 +79,8 @@ class Executor:
 
     async def run_async(self, run: Run, runner: asyncio.Task[Any]) -> None:
         """Run an `async def` handler in `runner`, the task that calls."""
-        if run.stop is not None:
-            self._end_unbegun(run)
+        if run.stop is not None:  # told while it waited for its slot: it would not be told again
+            self.give_up(run, of_stop(run))
             return
         call = self._begin(run)
         run.runner = runner
@@ -113,15 +113,11 @@ class Executor:
         run.started = monotonic()
         if run.task.timeout is not None:
             run.timeout_at = run.started + run.task.timeout
-        if self._says_all:
+        if self._log.says_all:
             self._log.begins(run)
         return Call(run, self._sessions)
 
     # ---- ending without a handler
-
-    def _end_unbegun(self, run: Run) -> None:
-        """It was told to stop while it waited for its slot. (It would not be told again.)"""
-        self.give_up(run, of_stop(run))
 
     def give_up(self, run: Run, outcome: Outcome | Lost, note: str = "") -> bool:
         """End a run without its handler: not started, timed out, or in the way of leaving. `note`: what the log adds.
@@ -162,10 +158,10 @@ class Executor:
         """What is to be written because the handler, or what ends it, has raised `error`."""
         run, transaction = call.run, call.transaction
         try:
-            if transaction is None or transaction.unopened is None or not may_go_back(run, error):
+            unopened = None if transaction is None else transaction.unopened
+            if unopened is None or not may_go_back(run, error):
                 return self._decide(run, of_error(run, error))
-            if transaction.engine is not None and self._reopening is not None:
-                self._reopening.pause(run.job.queue, transaction.engine, transaction.unopened)
+            self._reopening.pause(run.job.queue, *unopened)
             return self._decide(run, Released(_AGAIN * random.uniform(0.5, 1.5)))
         except BaseException as failure:  # the application's: a rule, an exception's own method, a log filter
             return ToWrite(unruly(run, failure))
@@ -204,7 +200,7 @@ class Executor:
             return
         if ending is not LOST:
             change = ending.change
-            if error is not None or self._says_all or change.error is not None:
+            if error is not None or self._log.says_all or change.error is not None:
                 self._say_end(run, change, error)
         self._report(run, ending)
 
@@ -217,7 +213,7 @@ class Executor:
         run.reported = True
         if isinstance(ending, ToWrite):
             self._writer.add(ending.change)
-            return
-        self._runs.drop(run.job.id, run.job.claim_token)
-        if isinstance(ending, Written):
-            self._observer.written([ending.change])
+        elif isinstance(ending, Written):
+            self._finished.end([ending.change], Answer.APPLIED)
+        else:
+            self._runs.drop(run)

@@ -14,7 +14,10 @@ logger = get_logger(__name__)
 
 
 class FinishedClaims:
-    """Drops the claims of written changes from `runs`, and tells `observer`. The writer calls `end`."""
+    """Drops the claims of written changes from `runs`, and tells `observer`.
+
+    The writer calls `end` for a batch, the executor for a change that was committed with its handler's writes.
+    """
 
     def __init__(self, runs: Runs, observer: Observer) -> None:
         self._runs, self._observer = runs, observer

@@ -60,19 +60,14 @@ class Run:
     )
 
     def __init__(
-        self,
-        job: ClaimedJob,
-        task: Task[Any, Any, Any],
-        arrived: float | None = None,
-        claimed_at: float | None = None,
-        unsettled: set[Run] | None = None,
+        self, job: ClaimedJob, task: Task[Any, Any, Any], arrived: float, claimed_at: float, unsettled: set[Run]
     ) -> None:
         self.job = job
         self.task = task
         self.kind = Kind.ASYNC if task.is_async else Kind.THREAD
-        self.arrived = monotonic() if arrived is None else arrived
+        self.arrived = arrived
         # Maintenance writes and reads it. Fetching long arguments may have taken long: their claim is older.
-        self.renewed = self.arrived if claimed_at is None else claimed_at
+        self.renewed = claimed_at
         # When the handler was called. The runner writes it, once; anyone reads it.
         self.started: float | None = None
         # When the handler's timeout is over. The runner sets it; maintenance reads it, and clears it when it has passed.
@@ -100,7 +95,7 @@ class Run:
         # Runs without an outcome, shared with other runs: the thread that takes this run out has the right to make its outcome.
         # A lock or a list for each run would be one more object that the garbage collector counts: four for each three, so
         # that it searches that much more often (0.6 µs a job where it is not tuned; November 2026).
-        self._unsettled = set() if unsettled is None else unsettled
+        self._unsettled = unsettled
         self._unsettled.add(self)
 
     def notice_stop(self) -> bool:
@@ -133,18 +128,18 @@ class Run:
 class Runs:
     """Every claim that this process holds, by job id: what is to be renewed, and what a reconnect may not give back.
 
-    A run may outlast its claim: `all()` has also the runs that go on though their claim is lost. For any thread. `loop` is that
-    of async handlers.
+    A run may outlast its claim: `all()` has also the runs that go on though their claim is lost. For any thread. `loop` runs async
+    handlers.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         # Read and written under the lock; `len` alone is read without it.
         self._held: dict[int, Run] = {}
         self._lost: dict[tuple[int, int | None], Run] = {}
         self._lock = threading.Lock()
         self.unsettled: set[Run] = set()
-        """Given to each run, which looks after it."""
+        """The runs that have no outcome yet. Each run puts itself in, and takes itself out."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -163,8 +158,8 @@ class Runs:
         held = self._held
         with self._lock:
             lost = [held[run.job.id] for run in runs if run.job.id in held]
-            held.update((run.job.id, run) for run in runs)
-            self._lost.update(((run.job.id, run.job.claim_token), run) for run in lost)
+            held.update({run.job.id: run for run in runs})
+            self._lost.update({(run.job.id, run.job.claim_token): run for run in lost})
         return lost
 
     def lose(self, run: Run) -> bool:
@@ -178,15 +173,15 @@ class Runs:
 
     def stop(self, run: Run, why: Stop) -> None:
         """Ask a run to end; an async handler is cancelled, on its loop."""
-        if run.task.is_async and self._loop is not None:
+        if run.task.is_async:
             self._loop.call_soon_threadsafe(run.ask_to_stop, why)
         else:
             run.ask_to_stop(why)
 
-    def drop(self, id: int, token: int) -> None:
-        """This claim has ended. (A later claim of the same job may be held by now.)"""
+    def drop(self, run: Run) -> None:
+        """The claim of this run has ended."""
         with self._lock:
-            self._drop(id, token)
+            self._drop(run.job.id, run.job.claim_token)
 
     def drop_all(self, changes: list[Change]) -> None:
         """The claims of these changes have ended."""
@@ -195,7 +190,7 @@ class Runs:
                 self._drop(change.id, change.claim_token)
 
     def _drop(self, id: int, token: int | None) -> None:
-        run = self._held.get(id)
+        run = self._held.get(id)  # perhaps that of a later claim
         if run is not None and run.job.claim_token == token:
             del self._held[id]
         elif self._lost:

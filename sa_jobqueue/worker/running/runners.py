@@ -15,7 +15,7 @@ from typing import Any
 
 from ...log import get_logger
 from .executor import Executor
-from .run import Kind
+from .run import Kind, Run
 from .slots import Slots
 
 __all__ = ["Runners"]
@@ -88,11 +88,11 @@ class Runners:
 
     async def _pull_async(self, slots: Slots, coming: list[Slots]) -> None:
         coming.clear()
-        execute, ended, clean = self._executor.run_async, self._ended, self._context
+        execute = self._executor.run_async
         runner = asyncio.current_task()
         assert runner is not None
         turn = monotonic()
-        run = slots.next(Kind.ASYNC, arriving=True)
+        run = slots.next(Kind.ASYNC)
         while run is not None:
             if not run.settled:
                 try:
@@ -104,15 +104,10 @@ class Runners:
                 except BaseException as error:
                     self._executor.broke(run, error)
                 if run.started is not None and run.started > turn + _TURN:
-                    ended(slots)
+                    self._ended(slots)
                     await self._let_others(runner)
                     turn = run.started
-            if _left_behind(clean):
-                slots.end(run)
-                run = None
-            else:
-                run = slots.next(Kind.ASYNC, ended=run)
-            ended(slots)
+            run = self._following(run, slots)
 
     async def _let_others(self, runner: asyncio.Task[Any]) -> None:
         """Let the event loop do something else. A cancel that comes just now is for a handler that has ended."""
@@ -144,25 +139,26 @@ class Runners:
                 self._idle += 1
 
     def _pull(self, slots: Slots) -> None:
-        execute, ended, clean = self._executor.run, self._ended, self._context
-        run = slots.next(Kind.THREAD, arriving=True)
+        execute = self._executor.run
+        run = slots.next(Kind.THREAD)
         while run is not None:
             if not run.settled:
                 try:
                     execute(run)
                 except BaseException as error:
                     self._executor.broke(run, error)
-            if _left_behind(clean):
-                slots.end(run)
-                run = None
-            else:
-                run = slots.next(Kind.THREAD, ended=run)
-            ended(slots)
+            run = self._following(run, slots)
 
+    # ---- both
 
-def _left_behind(clean: contextvars.Context) -> bool:
-    """Whether the context variables are no longer those of the worker's start."""
-    try:
-        return contextvars.copy_context() != clean
-    except BaseException:  # of the application's: values whose == has no truth value, as that of an array
-        return True
+    def _following(self, run: Run, slots: Slots) -> Run | None:
+        """The next job for the runner of `run`, which has ended. None where that left context variables behind."""
+        kind: Kind | None = run.kind
+        try:
+            if contextvars.copy_context() != self._context:
+                kind = None
+        except BaseException:  # of the application's: values whose == has no truth value, as that of an array
+            kind = None
+        following = slots.next(kind, ended=run)
+        self._ended(slots)
+        return following

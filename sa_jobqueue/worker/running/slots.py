@@ -25,7 +25,7 @@ _AHEAD = 0.2
 
 
 class Slots:
-    """One queue's slots. `call(slots, kind)` brings one more runner, which begins with `next(kind, arriving=True)`.
+    """One queue's slots. `call(slots, kind)` brings one more runner, which begins with `next(kind)`.
 
     `call` raises nothing: where no runner can be had, it says so by `not_coming`. All methods are for any thread, but for
     `measure`, which is the service thread's. What changes is written under the lock. `free`, `hungry` and the counts for
@@ -42,10 +42,12 @@ class Slots:
         """Jobs to claim ahead. The service thread writes it; maintenance sets it to 0 when jobs have waited too long."""
         self._waiting: deque[Run] = deque()
         self._lock = threading.Lock()
-        self._running = 0
+        self.running = 0
+        """Slots taken."""
         self._called: float | None = None
         """When the runner was called that has not come yet; no other is called meanwhile."""
-        self._ended = 0
+        self.ended = 0
+        """Jobs whose handlers have come back, so far."""
         self._measured = (monotonic(), 0)  # the service thread's own
         self._closed = False
         self.stuck = 0
@@ -62,43 +64,35 @@ class Slots:
             self._call(self, wanted)
         return []
 
-    def next(self, kind: Kind, *, ended: Run | None = None, arriving: bool = False) -> Run | None:
-        """The next job for a runner of this kind, whose last one has `ended`; None: it has nothing to do."""
+    def next(self, kind: Kind | None, ended: Run | None = None) -> Run | None:
+        """The next job for a runner of this kind, which has just come or whose last job has `ended`; None: it has nothing to do.
+
+        A runner that takes no other job gives no `kind`.
+        """
         run: Run | None = None
         wanted: Kind | None = None
         with self._lock:
-            if ended is not None:
-                self._end(ended)
-            elif arriving:
+            if ended is None:
                 self._called = None
+            else:
+                self.running -= 1
+                self.ended += 1
+                if ended.abandoned:
+                    self._keep(ended)
             waiting = self._waiting
-            if waiting and self._running < self._open:
+            if waiting and self.running < self._open:
                 if waiting[0].kind is kind:
                     run = waiting.popleft()
-                    self._running += 1
+                    self.running += 1
                 if self._called is None:
                     wanted = self._wanted()
         if wanted is not None:
             self._call(self, wanted)
         return run
 
-    def end(self, run: Run) -> None:
-        """A handler has come back, and its runner takes no other job."""
-        with self._lock:
-            self._end(run)
-            wanted = self._wanted()
-        if wanted is not None:
-            self._call(self, wanted)
-
-    def _end(self, run: Run) -> None:
-        self._running -= 1
-        self._ended += 1
-        if run.abandoned:
-            self._keep(run)
-
     def _wanted(self) -> Kind | None:
         """The kind of runner to call now, if any; it counts as called from here on."""
-        if self._called is not None or not self._waiting or self._running >= self._open:
+        if self._called is not None or not self._waiting or self.running >= self._open:
             return None
         self._called = monotonic()
         return self._waiting[0].kind
@@ -129,7 +123,7 @@ class Slots:
         with self._lock:
             if self._closed or not self._open or not self.hungry:
                 return 0
-            return max(self.limit + int(self._buffer) - self._running - len(self._waiting), 0)
+            return max(self.limit + int(self._buffer) - self.running - len(self._waiting), 0)
 
     @property
     def hungry(self) -> bool:
@@ -143,7 +137,7 @@ class Slots:
 
     def measure(self) -> None:
         """Adapt the buffer to how fast jobs end. On the service thread."""
-        now, ended = monotonic(), self._ended
+        now, ended = monotonic(), self.ended
         before, count_before = self._measured
         if now - before >= 0.05:
             rate = (ended - count_before) / (now - before)
@@ -183,20 +177,10 @@ class Slots:
             return left
 
     @property
-    def running(self) -> int:
-        """Slots taken."""
-        return self._running
-
-    @property
     def started(self) -> int:
         """Jobs that got a slot, so far."""
         with self._lock:
-            return self._ended + self._running
-
-    @property
-    def ended(self) -> int:
-        """Jobs whose handlers have come back, so far."""
-        return self._ended
+            return self.ended + self.running
 
     @property
     def paused(self) -> bool:

@@ -89,8 +89,8 @@ class HandlerTransaction:
         self._raw: Any = None
         self._found: leftovers.Found | None = None
         self.connection: Connection | None = None
-        self.unopened: str | None = None
-        """Why the last try to open a connection failed; None once there is one, and before."""
+        self.unopened: tuple[Engine, str] | None = None
+        """The engine of which no connection could be opened at the last try, and why; None once there is one, and before."""
         self.session = session
         self._options: Mapping[str, Any] = {}
         self._asked = self.engine
@@ -194,7 +194,7 @@ class HandlerTransaction:
         try:
             connection = engine.connect()
         except Exception as error:  # a handler's timeout that comes meanwhile is the attempt's
-            self._note_unopened(error)
+            self._note_unopened(engine, error)
             raise
         try:
             options: dict[str, Any] = {}
@@ -216,14 +216,14 @@ class HandlerTransaction:
         except BaseException as error:
             # There is a connection: an error of the application's listeners fails the attempt, unless the connection broke.
             if getattr(error, "connection_invalidated", False):
-                self._note_unopened(error)
+                self._note_unopened(engine, error)
             connection.close()
             raise
         return connection
 
-    def _note_unopened(self, error: BaseException) -> None:
+    def _note_unopened(self, engine: Engine, error: BaseException) -> None:
         # Not the error itself: with its traceback it would be a reference cycle, which only the garbage collector frees.
-        self.unopened = message_of(getattr(error, "orig", None) or error).strip() or type(error).__name__
+        self.unopened = engine, message_of(getattr(error, "orig", None) or error).strip() or type(error).__name__
 
     def _translate_for(self, connection: Connection, engine: Engine | None) -> None:
         """Use `engine`'s schema_translate_map from now on; several engines may share our connection."""
