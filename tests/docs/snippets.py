@@ -10,6 +10,8 @@ What a block is, is seen by its language:
   `...` standing for anything; the database is called "shop on localhost". A server (`sa-jobqueue work`, `uvicorn`) stays in the background until a line `^C`.
 - `sql`: executed. `toml`, `ini`, `yaml`, `dockerfile`: read. `text`: for the eye.
 
+Where a page has tabs (`:sync: sync` and `:sync: async`), its reader has chosen one: the blocks of the other are not read.
+
 `<!-- not run: the reason -->` before a block says that it is only checked: that it can be parsed, and that the
 commands and options of ours in it are there.
 """
@@ -64,6 +66,9 @@ SERVERS = {"sa-jobqueue work": "serves", "uvicorn": "Uvicorn running on"}
 #: The reader's database, where a command names it; the documents say how it looks to somebody who has one of that name.
 _DATABASE = re.compile(r"^database: [^\s,]+ on [^\s,]+", re.MULTILINE)
 _MARKER = re.compile(r"<!--\s*not run: (?P<reason>[^>]+?)\s*-->\s*\Z")
+_TAB = re.compile(
+    r"^(?P<fence>:{3,})\{tab-item\} [^\n]*\n:sync: (?P<key>\w+)\n.*?^(?P=fence)$", re.MULTILINE | re.DOTALL
+)
 _FILE = re.compile(r"(?:#|--|;) (?P<name>[\w./@-]+\.\w+)\n")
 
 
@@ -85,6 +90,19 @@ def _unread(example: Example) -> None:
 
 def language(example: Example) -> str:
     return str(example.region.lexemes["language"]).strip()
+
+
+def tabs(document: Document) -> list[str]:
+    """The keys of the tabs that the page has, in the order in which they first stand there."""
+    return list(dict.fromkeys(found["key"] for found in _TAB.finditer(document.text)))
+
+
+def tab_of(example: Example) -> str | None:
+    """The key of the tab in which the block stands, if it stands in one."""
+    inside = (
+        found["key"] for found in _TAB.finditer(example.document.text) if found.start() < example.start < found.end()
+    )
+    return next(inside, None)
 
 
 def not_run(example: Example) -> str | None:
@@ -135,11 +153,13 @@ class Reader:
         extra = {"PATH": path, "UVICORN_PORT": str(self.port), "PYTHONDONTWRITEBYTECODE": "1"}
         self.environment = environment(self.url, extra)
 
-    def read(self, document: Document) -> None:
-        """Read it to its end."""
+    def read(self, document: Document, tab: str | None = None) -> None:
+        """Read it to its end; of its tabs, only those with this key."""
         document.namespace = self.shop.__dict__
         try:
             for example in document.examples():
+                if tab_of(example) not in (None, tab):
+                    continue
                 example.region.evaluator = self._evaluate
                 example.evaluate()
         finally:

@@ -12,18 +12,24 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, inspect
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import enqueue
 from sa_jobqueue.tasks import default_registry
 from tests.docs.commands import check_commands
-from tests.docs.snippets import Reader, documents, file_in, language, parse
+from tests.docs.snippets import Reader, documents, file_in, language, parse, tabs
 from tests.support.commands import ROOT
 
 DOCUMENTS = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in documents()]
-WITH_BLOCKS = [one for one in DOCUMENTS if any(parse(Path(str(one.values[0]))).examples())]
+#: Each page that has blocks, once for each of its tabs: a reader chooses one.
+READINGS = [
+    pytest.param(path, tab, id="-".join(filter(None, [str(path.relative_to(ROOT)), tab])))
+    for path in documents()
+    if any((page := parse(path)).examples())
+    for tab in tabs(page) or [None]
+]
 
 TUTORIAL = ROOT / "docs" / "tutorial"
 #: Pages that begin with an empty database: they migrate it themselves.
@@ -64,10 +70,14 @@ def reader(
 
 
 def forget_modules(folder: Path) -> None:
-    """Modules that a page has written and imported are not those of the next."""
+    """Modules that a page has written and imported are not those of the next, nor are the classes that they map."""
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None)).startswith(f"{folder}/"):
             del sys.modules[name]
+            for one in vars(module).values():
+                if getattr(one, "__module__", None) == name and (mapper := inspect(one, raiseerr=False)) is not None:
+                    mapper.registry.metadata.clear()
+                    mapper.registry.dispose()
 
 
 def dispose_all(module: ModuleType, runner: asyncio.Runner) -> None:
@@ -94,10 +104,18 @@ def an_order_and_its_job(shop: ModuleType) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("path", WITH_BLOCKS)
-def test_a_document_does_what_it_says(path: Path, reader: Reader) -> None:
+@pytest.mark.parametrize(("path", "tab"), READINGS)
+def test_a_document_does_what_it_says(path: Path, tab: str | None, reader: Reader) -> None:
     """Its files, commands, Python and SQL work in the order in which a reader meets them."""
-    reader.read(parse(path))
+    reader.read(parse(path), tab)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+def test_every_tab_is_read(path: Path) -> None:
+    """Each names its key, so that a reader who chose it is among the readings above."""
+    assert path.read_text().count("{tab-item}") == len(
+        re.findall(r"\{tab-item\} [^\n]*\n:sync: (?:sync|async)\n", path.read_text())
+    )
 
 
 @pytest.mark.parametrize("path", DOCUMENTS)
