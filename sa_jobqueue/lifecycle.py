@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from .failures import entry
 from .outcomes import (
     Cancel,
     Cancelled,
@@ -29,7 +30,7 @@ from .outcomes import (
     Snooze,
     Undecodable,
 )
-from .retry import RetryPolicy, entry, next_delay
+from .retry import RetryPolicy, next_delay
 
 __all__ = [
     "FINISHED",

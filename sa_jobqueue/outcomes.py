@@ -63,7 +63,7 @@ class Discard(Signal):
 
 @dataclass(frozen=True, slots=True)
 class ErrorEntry:
-    """One failed attempt as it is kept in `Job.errors`: cleaned and cut, see `retry.describe`."""
+    """One failed attempt as it is kept in `Job.errors`: cleaned and cut, see `failures.describe`."""
 
     type: str
     message: str

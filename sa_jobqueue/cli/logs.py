@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from sa_jobqueue.retry import describe
+from sa_jobqueue.failures import describe
 from sa_jobqueue.urls import mask_passwords
 
 from .output import masked

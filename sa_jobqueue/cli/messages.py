@@ -14,9 +14,8 @@ import typer
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from sa_jobqueue.errors import JobQueueError
+from sa_jobqueue.failures import entry, message_of, name_of, traceback_of
 from sa_jobqueue.log import escaped, one_line, place_of
-from sa_jobqueue.retry import entry
-from sa_jobqueue.tracebacks import message_of, name_of, text_of
 from sa_jobqueue.urls import mask_passwords, not_connected
 
 from .config import LogLevel
@@ -86,7 +85,7 @@ class _Formatter(logging.Formatter):
             if reason not in line:
                 place = place_of(error, anywhere=True)
                 line = f"{line}: {reason}" + (f" ({escaped(place)})" if place else "")
-            below = f"{text_of(error, error.__traceback__) if self._tracebacks else ''}{below}"
+            below = f"{traceback_of(error, error.__traceback__) if self._tracebacks else ''}{below}"
         if self._tracebacks:
             line += "".join(f"\n    | {escaped(one)}" for one in mask_passwords(below).splitlines())
         return line

@@ -34,9 +34,9 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from ..durations import Duration, seconds_of
+from ..failures import entry
 from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
 from ..models import Job, StatusText, status_in, status_literal
-from ..retry import entry
 from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .apply import append_error
 from .ends import at_end, ended, is_held

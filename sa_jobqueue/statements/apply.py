@@ -33,9 +33,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from ..failures import MAX_ERRORS
 from ..lifecycle import FINISHED, Change, JobStatus
 from ..models import Job, StatusText, status_in, status_literal
-from ..retry import MAX_ERRORS
 from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .ends import at_end, ended, fence, has_run_out, is_held
 

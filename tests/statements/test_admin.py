@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import Connection, Engine, Executable, column, func, select, table, text, true
 from sqlalchemy.exc import IntegrityError
 
+from sa_jobqueue.failures import MAX_ERRORS, MAX_MESSAGE
 from sa_jobqueue.lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules
 from sa_jobqueue.models import Job
 from sa_jobqueue.outcomes import Completed, Snooze
-from sa_jobqueue.retry import MAX_ERRORS, MAX_MESSAGE
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, prune_jobs, release_jobs, retry_jobs
 from sa_jobqueue.statements.prune import prune_page
 from sa_jobqueue.store import Answer, default_store

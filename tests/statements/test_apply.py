@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from sa_jobqueue.failures import MAX_ERRORS
 from sa_jobqueue.lifecycle import FINISHED, Change, Event, JobStatus, Rules
 from sa_jobqueue.outcomes import (
     Cancel,
@@ -21,7 +22,7 @@ from sa_jobqueue.outcomes import (
     Retry,
     Snooze,
 )
-from sa_jobqueue.retry import MAX_ERRORS, RetryPolicy
+from sa_jobqueue.retry import RetryPolicy
 from sa_jobqueue.statements import apply_changes, cancel_jobs
 from sa_jobqueue.store import Answer, default_store
 from tests.support.factory import (

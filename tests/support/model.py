@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sa_jobqueue.failures import MAX_ERRORS
 from sa_jobqueue.lifecycle import FINISHED, TRANSITIONS, Change, Claim, Event, JobStatus, Rules, decide, sources
 from sa_jobqueue.outcomes import Outcome
-from sa_jobqueue.retry import MAX_ERRORS
 
 
 @dataclass

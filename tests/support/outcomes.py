@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from sa_jobqueue.failures import describe
 from sa_jobqueue.lifecycle import Rules
 from sa_jobqueue.outcomes import (
     Cancel,
@@ -19,7 +20,7 @@ from sa_jobqueue.outcomes import (
     Snooze,
     Undecodable,
 )
-from sa_jobqueue.retry import RetryPolicy, describe
+from sa_jobqueue.retry import RetryPolicy
 
 ENTRY = ErrorEntry("Boom", "it went wrong")
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from sa_jobqueue.failures import MAX_MESSAGE
 from sa_jobqueue.lifecycle import (
     FINISHED,
     HELD,
@@ -38,7 +39,7 @@ from sa_jobqueue.outcomes import (
     Snooze,
     Undecodable,
 )
-from sa_jobqueue.retry import MAX_MESSAGE, RetryPolicy
+from sa_jobqueue.retry import RetryPolicy
 from tests.support.model import ModelJob
 from tests.support.outcomes import all_rules, rescues, run_outcomes
 

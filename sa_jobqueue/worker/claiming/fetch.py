@@ -15,9 +15,9 @@ from sqlalchemy.exc import DBAPIError
 
 from ...context import ClaimedJob
 from ...errors import PayloadError
+from ...failures import describe
 from ...log import get_logger
 from ...outcomes import Released, Undecodable
-from ...retry import describe
 from ...store import Store, default_store, is_data_fault, is_too_much
 from ..connections.deadline import Deadline
 from ..connections.service import Connector

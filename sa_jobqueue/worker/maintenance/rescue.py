@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
+from ...failures import entry
 from ...lifecycle import Change, Rules, decide
 from ...outcomes import Rescued
-from ...retry import entry
 from ...settings import WorkerSettings
 from ...store import Answer, Expired, Store, default_store
 from ...tasks import Registry

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import monotonic
 
+from ...failures import describe
 from ...outcomes import Failed, Released
-from ...retry import describe
 from ..claiming.claimer import Claimer
 from ..running.executor import Executor
 from ..running.run import Run, Runs, Stop

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
 
+from ...failures import is_quick_to_format
 from ...lifecycle import Change, Event
 from ...log import get_logger, place_of
 from ...outcomes import Retry
 from ...store import Expired
-from ...tracebacks import is_modest
 from .run import Run
 
 __all__ = ["JobLog", "fields_of", "holder_of", "lasting", "say_rescue"]
@@ -54,7 +54,7 @@ class JobLog:
         if change.event is Event.FAIL or (change.event is Event.RETRY and not isinstance(error, Retry) and error):
             final = change.event is Event.FAIL
             level = logging.ERROR if final else logging.WARNING
-            shown = error is not None and (final or logger.isEnabledFor(logging.DEBUG)) and is_modest(error)
+            shown = error is not None and (final or logger.isEnabledFor(logging.DEBUG)) and is_quick_to_format(error)
             reason = change.error
             logger.log(
                 level, "%s[%d] failed in attempt %d of %d%s: %s: %s%s%s",

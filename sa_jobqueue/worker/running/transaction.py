@@ -15,11 +15,11 @@ from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from ...errors import SessionUnavailable
+from ...failures import message_of
 from ...lifecycle import Change
 from ...log import get_logger
 from ...models import SCHEMA
 from ...store import Answer, Store, default_store, fault_of, kept_for_now
-from ...tracebacks import message_of
 from ...urls import same_database
 from ..connections import driver
 from . import leftovers, libpq

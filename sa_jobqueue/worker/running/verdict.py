@@ -13,6 +13,7 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from ...errors import PayloadError
+from ...failures import describe, entry
 from ...lifecycle import Change, decide
 from ...log import get_logger
 from ...outcomes import (
@@ -28,7 +29,7 @@ from ...outcomes import (
     Snooze,
     Undecodable,
 )
-from ...retry import RetryPolicy, describe, entry
+from ...retry import RetryPolicy
 from .ending import LOST, Lost
 from .joblog import fields_of
 from .run import Run, Stop
