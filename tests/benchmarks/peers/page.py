@@ -36,7 +36,7 @@ def section(results: dict[str, Any]) -> str:
         ),
         *(drains(rows, handler) for handler in ("async", "sync")),
         enqueueing(rows),
-        "### Where we lose\n\n" + "\n".join(f"- {line}" for line in losses(rows) or ["In none of these rows."]) + "\n",
+        "### Where another queue is faster\n\n" + "\n".join(f"- {line}" for line in losses(rows) or ["In none of these rows."]) + "\n",
         settings(rows),
     ]  # fmt: skip
     return "\n".join(parts)
