@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -45,6 +46,7 @@ __all__ = [
     "INLINE_LIMIT",
     "NOTHING_INLINE",
     "PRIORITIES",
+    "ClaimRequest",
     "Point",
     "Slot",
     "claim_jobs",
@@ -90,17 +92,25 @@ def new_token() -> int:
     return secrets.randbits(63)
 
 
-def claim_parameters(
-    *,
-    worker: str,
-    queues: Mapping[str, int],
-    lease: float,
-    after: Mapping[Slot, Point] | None = None,
-    but: Iterable[int] | None = None,
-    args_limit: int = INLINE_LIMIT,
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """What one claim is to take: at most `queues[name]` due jobs of each queue, for `worker`, for `lease` seconds."""
+
+    worker: str
+    queues: Mapping[str, int]
+    lease: float
+    after: Mapping[Slot, Point] | None = None
+    """Resume points: the rows behind which to begin. None: at the front."""
+    but: Sequence[int] = ()
+    """Ids of jobs that are not to be claimed."""
+    inline: bool = True
+    """Whether short arguments and meta come along. Otherwise only empty ones do, so what a row holds cannot make the claim fail."""
+
+
+def claim_parameters(request: ClaimRequest) -> dict[str, Any]:
     """The parameters of `claim_jobs`, by name, to execute a statement again that was built once."""
-    return due_parameters(queues=queues, after=after, but=but) | _taken_by(worker, lease, args_limit)
+    due = due_parameters(queues=request.queues, after=request.after, but=request.but or None)
+    return due | _taken_by(request.worker, request.lease, INLINE_LIMIT if request.inline else NOTHING_INLINE)
 
 
 def listed_parameters(

@@ -11,6 +11,7 @@ transaction the connection is in, and never commit.
 `default_store` is the one of the package's own tables. All SQL is in `sa_jobqueue.statements`.
 """
 
+from ..statements.claim import ClaimRequest
 from .claims import MOST_TEXT, Texts
 from .faults import Fault, fault_of, is_data_fault, is_too_much
 from .leases import Expired, Renewal
@@ -23,6 +24,7 @@ from .workers import end_backend
 __all__ = [
     "MOST_TEXT",
     "Answer",
+    "ClaimRequest",
     "Expired",
     "Fault",
     "Pruned",

@@ -11,10 +11,8 @@ from sqlalchemy import Connection, Update
 
 from ..context import ClaimedJob
 from ..statements.claim import (
-    INLINE_LIMIT,
     NOTHING_INLINE,
-    Point,
-    Slot,
+    ClaimRequest,
     claim_jobs,
     claim_listed,
     claim_parameters,
@@ -49,27 +47,10 @@ class Texts(NamedTuple):
 class Claims(OfTables):
     """Claiming: due jobs in general, or listed ones; and locking them, to see what a claim would take."""
 
-    def claim(
-        self,
-        connection: Connection,
-        *,
-        worker: str,
-        queues: Mapping[str, int],
-        lease: float,
-        after: Mapping[Slot, Point] | None = None,
-        but: Sequence[int] = (),
-        inline: bool = True,
-    ) -> list[ClaimedJob]:
-        """Claim at most `queues[name]` due jobs of each queue for `lease` seconds, in the order to run them.
-
-        `but`: not these. `inline`: short arguments and meta come along. Otherwise none that is not empty: what a row
-        holds cannot make the claim fail.
-        """
-        limit = INLINE_LIMIT if inline else NOTHING_INLINE
-        parameters = claim_parameters(
-            worker=worker, queues=queues, lease=lease, after=after, but=but or None, args_limit=limit
-        )  # fmt: skip
-        return in_order((self._claim_but if but else self._claim).rows(connection, parameters))
+    def claim(self, connection: Connection, request: ClaimRequest) -> list[ClaimedJob]:
+        """Claim due jobs. They come in the order to run them."""
+        statement = self._claim_but if request.but else self._claim
+        return in_order(statement.rows(connection, claim_parameters(request)))
 
     def claim_these(self, connection: Connection, ids: Sequence[int], *, worker: str, lease: float) -> list[ClaimedJob]:
         """Claim those of these jobs that are due and not locked by another; without their arguments and meta."""

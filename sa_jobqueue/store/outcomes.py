@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from ..context import ClaimedJob
 from ..lifecycle import Change
 from ..statements.apply import apply_changes, apply_parameters
-from ..statements.claim import INLINE_LIMIT, NOTHING_INLINE, Point, Slot, claim_parameters
+from ..statements.claim import ClaimRequest, claim_parameters
 from ..statements.complete import (
     complete_job,
     complete_jobs,
@@ -88,34 +88,18 @@ class Outcomes(Claims):
         return Answer.APPLIED if written else Answer.LOST
 
     def exchange(
-        self,
-        connection: Connection,
-        changes: Sequence[Change],
-        *,
-        worker: str,
-        queues: Mapping[str, int],
-        lease: float,
-        after: Mapping[Slot, Point] | None = None,
-        but: Sequence[int] = (),
-        inline: bool = True,
+        self, connection: Connection, changes: Sequence[Change], request: ClaimRequest
     ) -> tuple[dict[int, Answer], list[ClaimedJob]]:
         """Write `changes`, which are `alike`, and claim, in one statement: it can be its own transaction.
 
         A change that was not written has no answer, and is for `apply`.
         """
         if not changes:
-            found = self.claim(
-                connection, worker=worker, queues=queues, lease=lease, after=after, but=but, inline=inline
-            )  # fmt: skip
-            return {}, found
-        limit = INLINE_LIMIT if inline else NOTHING_INLINE
+            return {}, self.claim(connection, request)
         kept = not changes[0].deletes
-        parameters = claim_parameters(
-            worker=worker, queues=queues, lease=lease, after=after, but=but or None, args_limit=limit
-        )  # fmt: skip
-        parameters |= completion_parameters(changes, kept=kept)
+        parameters = claim_parameters(request) | completion_parameters(changes, kept=kept)
         statements = self._complete_and_claim if kept else self._delete_and_claim
-        first, *claimed = statements[bool(but)].rows(connection, parameters)
+        first, *claimed = statements[bool(request.but)].rows(connection, parameters)
         return dict.fromkeys(written_ids(first), Answer.APPLIED), in_order(claimed)
 
     # The values are given at each execution.

@@ -21,7 +21,7 @@ from typing import Any
 
 from sa_jobqueue.bench import modes
 from sa_jobqueue.embedded import embedded_url
-from sa_jobqueue.store import default_store
+from sa_jobqueue.store import ClaimRequest, default_store
 from sa_jobqueue.worker.claiming.resume import ResumePoints
 
 from .drain import rate_of_ours, rate_of_raw
@@ -90,7 +90,9 @@ def _claims(bench: Bench, count: int, warm_up: int = 10) -> list[float]:
     for _ in range(warm_up + count):
         with connection.begin():
             after, began = resume.begin(["default"]), perf_counter()
-            jobs = default_store.claim(connection, worker="curves", queues={"default": BATCH}, lease=60, after=after)
+            jobs = default_store.claim(
+                connection, ClaimRequest(worker="curves", queues={"default": BATCH}, lease=60, after=after)
+            )
             took = perf_counter() - began
         assert len(jobs) == BATCH
         resume.end(jobs, took)

@@ -16,7 +16,7 @@ from sqlalchemy.schema import CreateSchema
 
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.models import SCHEMA
-from sa_jobqueue.store import Answer, default_store
+from sa_jobqueue.store import Answer, ClaimRequest, default_store
 from sa_jobqueue.store.compiled import Compiled
 from tests.support import pooler
 from tests.support.databases import driver_url
@@ -41,7 +41,7 @@ def test_it_belongs_to_the_connections_transaction(engine: Engine) -> None:
 
 
 def claimed(connection: Connection) -> list[ClaimedJob]:
-    return default_store.claim(connection, worker="me", queues={"default": 1}, lease=60.0)
+    return default_store.claim(connection, ClaimRequest(worker="me", queues={"default": 1}, lease=60.0))
 
 
 def test_an_error_of_the_servers_is_sqlalchemys(engine: Engine) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import AsyncJobContext, Job, Registry, RetryPolicy, enqueue, task
 from sa_jobqueue.lifecycle import FINISHED
-from sa_jobqueue.store import default_store
+from sa_jobqueue.store import ClaimRequest, default_store
 from sa_jobqueue.worker import watchdog
 from sa_jobqueue.worker.running import timeouts
 from tests.support.waiting import PATIENCE, wait_until
@@ -236,11 +236,11 @@ def test_a_silent_service_connection_is_cut_off_while_the_loop_is_blocked(
     silent: list[bool] = []
     claim = default_store.claim
 
-    def wait_for_nobody(connection: Connection, **options: Any) -> Any:
+    def wait_for_nobody(connection: Connection, request: ClaimRequest) -> Any:
         if gate.reached.is_set() and not silent:
             silent.append(True)
             connection.execute(text("SELECT pg_sleep(9)"))
-        return claim(connection, **options)
+        return claim(connection, request)
 
     @task(registry=registry, name="blocks")
     async def blocks() -> None:

@@ -27,7 +27,7 @@ from sa_jobqueue import (
 from sa_jobqueue.errors import SessionUnavailable
 from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.migrations import downgrade_database, upgrade_database
-from sa_jobqueue.store import default_store
+from sa_jobqueue.store import ClaimRequest, default_store
 from sa_jobqueue.worker.claiming import fetch
 from sa_jobqueue.worker.claiming.claimer import Claimer
 from sa_jobqueue.worker.connections import listener
@@ -803,9 +803,9 @@ def test_a_claim_that_fails_by_a_row_is_tried_again_without_arguments(
 
     own = default_store.claim
 
-    def claim(*args: Any, inline: bool, **options: Any) -> Any:
-        asked.append(inline)
-        return own(*args, inline=inline, **options)
+    def claim(connection: Connection, request: ClaimRequest) -> Any:
+        asked.append(request.inline)
+        return own(connection, request)
 
     monkeypatch.setattr(default_store, "claim", claim)
     bad, good = add(engine, *map(large, "ab"))

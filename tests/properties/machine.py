@@ -24,7 +24,7 @@ from sa_jobqueue.lifecycle import FINISHED, Change, Claim, JobStatus, Rules, dec
 from sa_jobqueue.models import Job
 from sa_jobqueue.outcomes import Outcome
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, insert_jobs, prune_jobs, release_jobs, retry_jobs
-from sa_jobqueue.store import Answer, Expired, default_store
+from sa_jobqueue.store import Answer, ClaimRequest, Expired, default_store
 from tests.support.factory import TABLE, make_job
 from tests.support.model import ModelJob
 from tests.support.outcomes import all_rules, rescues, run_outcomes
@@ -146,7 +146,7 @@ class QueueMachine(RuleBasedStateMachine):
     def claim(self, worker: str, free: dict[str, int], end: str) -> None:
         """The due jobs of each queue, higher priority first, then earlier, then by id."""
         with self.transaction(kept=end != "rolled back") as connection:
-            found = default_store.claim(connection, worker=worker, queues=free, lease=60)
+            found = default_store.claim(connection, ClaimRequest(worker=worker, queues=free, lease=60))
             wanted = []
             for queue, number in free.items():
                 due = [id for id, job in self.jobs.items() if job.queue == queue and job.status == "queued" and job.due]

@@ -24,7 +24,7 @@ from sa_jobqueue.lifecycle import Change, Rules, decide
 from sa_jobqueue.models import Job
 from sa_jobqueue.outcomes import Completed, ErrorEntry, Outcome, Rescued, Retry, Snooze
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, insert_jobs, release_jobs, retry_jobs
-from sa_jobqueue.store import Answer, default_store
+from sa_jobqueue.store import Answer, ClaimRequest, default_store
 from tests.properties.conftest import is_nightly
 from tests.support.factory import TABLE, make_job, seen
 from tests.support.waiting import wait_until
@@ -80,7 +80,9 @@ def ended_in_session(outcome: Outcome) -> Operation:
 
 
 def claim(connection: Connection, world: World) -> Any:
-    return world.places(job.id for job in default_store.claim(connection, worker="me", queues={"default": 9}, lease=60))
+    return world.places(
+        job.id for job in default_store.claim(connection, ClaimRequest(worker="me", queues={"default": 9}, lease=60))
+    )
 
 
 def renew(connection: Connection, world: World) -> Any:

@@ -17,7 +17,7 @@ from sa_jobqueue.models import Job
 from sa_jobqueue.outcomes import Completed, Snooze
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, prune_jobs, release_jobs, retry_jobs
 from sa_jobqueue.statements.prune import prune_page
-from sa_jobqueue.store import Answer, default_store
+from sa_jobqueue.store import Answer, ClaimRequest, default_store
 from tests.support.factory import (
     TABLE,
     change,
@@ -46,7 +46,9 @@ def run(connection: Connection, statement: Executable) -> list[int]:
 
 
 def claim(connection: Connection) -> list[int]:
-    return [job.id for job in default_store.claim(connection, worker="me", queues={"default": 9}, lease=60)]
+    return [
+        job.id for job in default_store.claim(connection, ClaimRequest(worker="me", queues={"default": 9}, lease=60))
+    ]
 
 
 # ---- all of them
@@ -372,10 +374,10 @@ def test_a_worker_releases_what_it_does_not_know_of(connection: Connection) -> N
 def test_a_worker_releases_what_bears_the_number_of_a_job_that_it_knew(connection: Connection) -> None:
     """The job that it knows is gone, its number was given again, and the answer to the claim of that job was lost."""
     one = make_job(connection)
-    (known,) = default_store.claim(connection, worker="me", queues={"default": 1}, lease=60)
+    (known,) = default_store.claim(connection, ClaimRequest(worker="me", queues={"default": 1}, lease=60))
     connection.execute(TABLE.delete())
     make_job(connection, id=one)
-    default_store.claim(connection, worker="me", queues={"default": 1}, lease=60)
+    default_store.claim(connection, ClaimRequest(worker="me", queues={"default": 1}, lease=60))
 
     assert default_store.release_unknown(connection, worker="me", known=[(one, known.claim_token)]) == [one]
 

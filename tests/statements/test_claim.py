@@ -15,7 +15,7 @@ from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job
 from sa_jobqueue.statements import claim_jobs
-from sa_jobqueue.store import default_store, is_too_much
+from sa_jobqueue.store import ClaimRequest, default_store, is_too_much
 from sa_jobqueue.store.compiled import Compiled
 from tests.support.factory import TABLE, make_job, make_jobs, refer, row, statuses, unfolding, users_table
 
@@ -24,7 +24,7 @@ HOUR = timedelta(hours=1)
 
 def claim(connection: Connection, free: int | dict[str, int] = 10, **options: object) -> list[ClaimedJob]:
     queues = free if isinstance(free, dict) else {"default": free}
-    return default_store.claim(connection, worker="me", queues=queues, lease=60.0, **options)  # type: ignore[arg-type]
+    return default_store.claim(connection, ClaimRequest(worker="me", queues=queues, lease=60.0, **options))  # type: ignore[arg-type]
 
 
 def ids(jobs: list[ClaimedJob]) -> list[int]:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, create_engine, func, select, update
 from sqlalchemy.pool import NullPool
 
 from sa_jobqueue.lifecycle import JobStatus
-from sa_jobqueue.store import default_store
+from sa_jobqueue.store import ClaimRequest, default_store
 from tests.support.factory import TABLE
 
 #: Takes so many jobs and says which.
@@ -23,7 +23,7 @@ QUEUES = ("a", "b")
 def claim(connection: Connection, size: int) -> list[int]:
     """What the worker does."""
     queues = dict.fromkeys(QUEUES, size)
-    return [job.id for job in default_store.claim(connection, worker="me", queues=queues, lease=60.0)]
+    return [job.id for job in default_store.claim(connection, ClaimRequest(worker="me", queues=queues, lease=60.0))]
 
 
 def select_then_update(claimers: int) -> Take:

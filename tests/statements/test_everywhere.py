@@ -28,7 +28,7 @@ from sa_jobqueue.statements import (
     retry_jobs,
 )
 from sa_jobqueue.statements import claim as claiming
-from sa_jobqueue.store import Answer, default_store
+from sa_jobqueue.store import Answer, ClaimRequest, default_store
 from tests.support.factory import completed, make_job
 
 ELSEWHERE = 'other "schema, 100%s'
@@ -137,7 +137,7 @@ def test_the_operations_elsewhere(elsewhere_engine: Engine) -> None:
     """What is cached per mapped class is right for every schema."""
     with elsewhere_engine.begin() as connection:
         connection.execute(insert_jobs([CALL, CALL]))
-        first, second = default_store.claim(connection, worker="me", queues={"default": 5}, lease=60)
+        first, second = default_store.claim(connection, ClaimRequest(worker="me", queues={"default": 5}, lease=60))
         texts = default_store.fetch_args(connection, first.id)
         assert texts is not None
         assert texts.args == CALL.args

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import Change, JobStatus
 from sa_jobqueue.outcomes import Completed, Snooze
-from sa_jobqueue.store import Answer, alike, default_store
+from sa_jobqueue.store import Answer, ClaimRequest, alike, default_store
 from tests.support.factory import TABLE, change, completed, exists, make_job, make_jobs, row
 
 KEPT, DELETED = 60.0, 0.0
@@ -20,7 +20,7 @@ KEPT, DELETED = 60.0, 0.0
 def exchange(
     connection: Connection, changes: Sequence[Change], *, worker: str = "somebody", **queues: int
 ) -> tuple[dict[int, Answer], list[ClaimedJob]]:
-    return default_store.exchange(connection, changes, worker=worker, queues=queues, lease=60.0)
+    return default_store.exchange(connection, changes, ClaimRequest(worker=worker, queues=queues, lease=60.0))
 
 
 @pytest.mark.parametrize("retain", [KEPT, DELETED])

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, func, select, true, update
 
 from sa_jobqueue.lifecycle import FINISHED, Claim, JobStatus, Rules, decide
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, release_jobs, retry_jobs
-from sa_jobqueue.store import Answer, default_store
+from sa_jobqueue.store import Answer, ClaimRequest, default_store
 from tests.support.factory import TABLE, make_job
 from tests.support.model import ModelJob
 from tests.support.outcomes import all_rules, rescues, run_outcomes
@@ -46,7 +46,7 @@ class Pair:
         self.claims: list[Claim] = []
 
     def claim(self, _: None) -> None:
-        found = default_store.claim(self.connection, worker="me", queues={"default": 3}, lease=60)
+        found = default_store.claim(self.connection, ClaimRequest(worker="me", queues={"default": 3}, lease=60))
         wanted = self.model.claim(found[0].claim_token if found else None)
         assert [job.id for job in found] == ([self.id] if wanted else [])
         for job in found:

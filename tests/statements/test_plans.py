@@ -17,7 +17,7 @@ from sa_jobqueue.models import Job, status_in
 from sa_jobqueue.statements import apply_changes, claim_jobs, count_jobs, expired_leases, prune_jobs, renew_leases
 from sa_jobqueue.statements._parts import packed
 from sa_jobqueue.statements.apply import apply_parameters
-from sa_jobqueue.statements.claim import claim_listed, claim_parameters
+from sa_jobqueue.statements.claim import ClaimRequest, claim_listed, claim_parameters
 from sa_jobqueue.statements.complete import complete_jobs, completion_parameters, delete_completed
 from sa_jobqueue.statements.leases import cancel_requests
 from tests.support.databases import Databases
@@ -144,7 +144,7 @@ def assert_by(plan: Plan, *indexes: str) -> None:
 @pytest.mark.parametrize("size", [1, 10, 100])
 def test_a_claim_reads_what_it_takes(statements: Statements, size: int) -> None:
     """Two probes of indexes, a lock and an update for each job, and one probe for each slot."""
-    parameters = claim_parameters(worker="me", queues={"a": size, "b": size}, lease=60.0)
+    parameters = claim_parameters(ClaimRequest(worker="me", queues={"a": size, "b": size}, lease=60.0))
 
     plan = statements.claim.explain(parameters)
 
@@ -156,9 +156,9 @@ def test_a_claim_reads_what_it_takes(statements: Statements, size: int) -> None:
 
 def test_a_claim_that_leaves_some_out_reads_these_and_what_it_takes(statements: Statements) -> None:
     """They are walked over in the index, and not locked."""
-    by_plain_claim = statements.claim.explain(claim_parameters(worker="me", queues={"a": 10}, lease=60.0))
+    by_plain_claim = statements.claim.explain(claim_parameters(ClaimRequest(worker="me", queues={"a": 10}, lease=60.0)))
     some = statements.connection.scalars(text(FIRST_DUE)).all()
-    but = claim_parameters(worker="me", queues={"a": 10}, lease=60.0, but=some)
+    but = claim_parameters(ClaimRequest(worker="me", queues={"a": 10}, lease=60.0, but=some))
 
     plan = statements.claim_but.explain(but)
 
@@ -182,7 +182,7 @@ def test_a_claim_of_listed_jobs_reads_these(statements: Statements) -> None:
 
 def test_a_claim_does_not_read_what_is_due_later(statements: Statements) -> None:
     """Future jobs stand in the same slots, and are not walked over."""
-    parameters = claim_parameters(worker="me", queues={"a": ROWS}, lease=60.0)
+    parameters = claim_parameters(ClaimRequest(worker="me", queues={"a": ROWS}, lease=60.0))
     due = statements.claim.explain(parameters)
     reading = next(node for node in due.on("job") if node["Index Name"] == "job_claim_idx")
 
@@ -221,7 +221,7 @@ def test_completing_reads_what_it_writes(statements: Statements, size: int) -> N
 def test_exchanging_reads_what_both_halves_do(statements: Statements, size: int) -> None:
     """As if each were alone."""
     changes = [completed(one) for one in RUNNING[:size]]
-    claim = claim_parameters(worker="me", queues={"a": size}, lease=60.0)
+    claim = claim_parameters(ClaimRequest(worker="me", queues={"a": size}, lease=60.0))
 
     kept = statements.exchange.explain(claim | completion_parameters(changes))
     gone = statements.exchange_deleted.explain(claim | completion_parameters(changes, kept=False))

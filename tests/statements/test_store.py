@@ -18,7 +18,7 @@ from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.models import Job, Uptime, WorkerRow
 from sa_jobqueue.outcomes import Completed
 from sa_jobqueue.statements import insert_jobs
-from sa_jobqueue.store import Answer, Store, Tables, default_store
+from sa_jobqueue.store import Answer, ClaimRequest, Store, Tables, default_store
 from sa_jobqueue.store.store import store_of
 from sa_jobqueue.worker.connections.driver import psycopg_of
 from sa_jobqueue.worker.running import libpq
@@ -82,7 +82,7 @@ def all_rows(connection: Connection, store: Store) -> list[Any]:
 def live(connection: Connection, store: Store) -> None:
     """Everything that a worker does to the tables of a store."""
     table = store.tables.job.__table__
-    claimed = store.claim(connection, **ME, lease=60)
+    claimed = store.claim(connection, ClaimRequest(**ME, lease=60))
     assert [job.id for job in claimed] == [1, 2, 3]
     held = {job.id: cast(int, job.claim_token) for job in claimed}
     assert store.fetch_args(connection, 1) is not None
@@ -96,7 +96,7 @@ def live(connection: Connection, store: Store) -> None:
     done, again, last = (completion(job) for job in claimed)
     assert store.apply(connection, [done]) == {1: Answer.APPLIED}
     assert store.apply_one(connection, again) is Answer.APPLIED
-    answers, _ = store.exchange(connection, [last], **ME, lease=60)
+    answers, _ = store.exchange(connection, [last], ClaimRequest(**ME, lease=60))
     assert answers == {3: Answer.APPLIED}
     connection.execute(table.update().values(purge_at=func.now()))
     assert store.prune(connection, limit=2).jobs == 2
@@ -130,7 +130,7 @@ def test_what_one_store_does_leaves_the_other_as_it_is(both: Connection, store: 
 
 def test_a_claim_of_one_store_is_none_of_the_other(both: Connection) -> None:
     """The tokens of one fit no job of the other, though the ids do."""
-    ours, theirs = (store.claim(both, **ME, lease=60) for store in BOTH)
+    ours, theirs = (store.claim(both, ClaimRequest(**ME, lease=60)) for store in BOTH)
     assert [job.id for job in ours] == [job.id for job in theirs]
     completions = [completion(job) for job in ours]
     assert set(OTHER.apply(both, completions).values()) == {Answer.LOST}
@@ -141,7 +141,7 @@ def test_a_claim_of_one_store_is_none_of_the_other(both: Connection) -> None:
 def test_a_handlers_transaction_completes_a_job_of_its_own_store(both: Connection, store: Store) -> None:
     """By one message with its COMMIT, which names the function of the store's own job table."""
     (other,) = (one for one in BOTH if one is not store)
-    change, late, _ = (completion(job) for job in store.claim(both, **ME, lease=60))
+    change, late, _ = (completion(job) for job in store.claim(both, ClaimRequest(**ME, lease=60)))
     assert store.apply_one(both, late) is Answer.APPLIED
     both.commit()
     before, table = all_rows(both, other), store.tables.job.__table__

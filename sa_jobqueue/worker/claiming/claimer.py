@@ -23,7 +23,7 @@ from ...context import ClaimedJob
 from ...lifecycle import Change
 from ...log import get_logger
 from ...settings import WorkerSettings
-from ...store import MOST_TEXT, Answer, Store, alike, default_store, fault_of, is_too_much
+from ...store import MOST_TEXT, Answer, ClaimRequest, Store, alike, default_store, fault_of, is_too_much
 from ..connections.deadline import CLIENT_MARGIN, Deadline
 from ..connections.pool import backoff
 from ..connections.service import Connector, service_limit
@@ -277,16 +277,15 @@ class Claimer:
         """Claim, and write these changes in the same statement."""
         self._in_doubt = self._in_doubt or bool(wanted)
         after, self._began = self._resume.begin(wanted), monotonic()
-        answers, jobs = self._store.exchange(
-            connection,
-            changes,
-            worker=self._worker,
-            queues=wanted,
-            lease=self._settings.lease,
+        request = ClaimRequest(
+            self._worker,
+            wanted,
+            self._settings.lease,
             after=after,
-            but=self._skipped.ids() if self._skipped else (),
+            but=self._skipped.ids(),
             inline=self._mode is not Mode.WITHOUT_PAYLOAD,
         )
+        answers, jobs = self._store.exchange(connection, changes, request)
         self._resume.end(jobs, monotonic() - self._began)
         return answers, jobs
 
