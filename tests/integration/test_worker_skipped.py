@@ -244,7 +244,7 @@ def test_the_log_says_that_no_more_jobs_can_be_skipped(
     before_update(engine, f"old.id <= {bad[-1]}", "RETURN NULL")
     with working(url, registry, queues={"default": 4}):
         wait_until(
-            lambda: "10 jobs are skipped, and no more can be: those that are due behind them wait" in caplog.text
+            lambda: "10 jobs are skipped, and no more of queue 'default' can be: those that are" in caplog.text
         )
 
 
@@ -266,6 +266,46 @@ def test_more_jobs_than_can_be_skipped_hold_up_no_other_queue(
         assert claimer._connection.current is connection
         mend()
         wait_until(lambda: len(ran) == 435)
+
+
+def test_the_jobs_of_one_queue_use_up_no_other_queues_share(
+    engine: Engine, url: str, registry: Registry, ran: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that cannot be claimed are skipped there, too."""
+    monkeypatch.setattr(skipped, "MOST", 10)
+    bad = fill(engine, range(30))
+    mend = before_update(engine, f"old.id <= {bad[-1] + 3}", "RAISE 'not these'")
+
+    with working(url, registry, queues={"default": 4, "other": 4}) as worker:
+        claimer = services_of(worker).claimer
+        wait_until(lambda: claimer._skipped.full)
+        fill(engine, range(30, 43), queue="other")
+        wait_until(lambda: sorted(ran) == list(range(33, 43)), 10)
+        mend()
+        wait_until(lambda: len(ran) == 43)
+
+
+@pytest.mark.parametrize("queues", [["default"], ["default", "other"]])
+@pytest.mark.parametrize("does", ["RAISE 'not these'", "RETURN NULL"])
+def test_draining_ends_though_no_more_can_be_skipped(
+    engine: Engine,
+    url: str,
+    registry: Registry,
+    ran: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    queues: list[str],
+    does: str,
+) -> None:
+    """It has nothing left to do, as with fewer jobs that cannot be claimed; the log says that some are out of reach."""
+    monkeypatch.setattr(skipped, "MOST", 10)
+    bad = fill(engine, range(30))
+    for queue in queues[1:]:
+        fill(engine, range(30, 35), queue=queue)
+    before_update(engine, f"old.id <= {bad[-1]}", does)
+
+    drain(url, registry, queues=dict.fromkeys(queues, 4))
+
+    assert len(ran) == 5 * (len(queues) - 1)
 
 
 def test_a_job_whose_claim_takes_too_long_holds_up_no_other(

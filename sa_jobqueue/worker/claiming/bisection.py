@@ -143,10 +143,11 @@ class BisectingClaims:
             logger.error("job %d cannot be claimed; it is skipped for a while: %s", one, refused[one])
         if len(new) > _NAMED:
             logger.error("%d more jobs cannot be claimed, and are skipped for a while", len(new) - _NAMED)
-        if new and self.skipped.full:
+        if new and not self.skipped.has_room(queue := queues[new[0]]):
             logger.error(
-                "%d jobs are skipped, and no more can be: those that are due behind them wait", len(self.skipped)
-            )
+                "%d jobs are skipped, and no more of queue %r can be: those that are due behind them wait",
+                len(self.skipped), queue,
+            )  # fmt: skip
         return new
 
     @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from operator import attrgetter
@@ -114,7 +114,7 @@ class Claimer:
         self._resume = ResumePoints()
         self._gates = Gates(connector, poll=settings.poll, store=store)
         self._expired = ExpiredJobs(connector, all_slots, lease=settings.lease, store=store)
-        self._skipped = SkippedJobs()
+        self._skipped = SkippedJobs(len(all_slots))
         self._overlooked = OverlookedJobs(connector, self._skipped, store)
         self._bisecting = BisectingClaims(connector, self.deadline, self._skipped, worker, settings.lease, store)
         self._suspects = Suspects(connector, runs, writer, self._skipped, settings, store)
@@ -315,8 +315,11 @@ class Claimer:
             elif got[name]:
                 timers[name].reset()
         if short:
-            dry = quiet and not jobs and len(short) == len(self._all_slots)
-            self._poll_later(connection, short, dry=dry)
+            self._poll_later(connection, short, dry=quiet and not jobs and self._are_dry(short))
+
+    def _are_dry(self, short: Collection[str]) -> bool:
+        """Whether no queue has a job in reach, where these have none."""
+        return all(name in short or timer.is_held for name, timer in self._demand.timers.items())
 
     # ---- queues that gave fewer jobs than were wanted
 
@@ -340,14 +343,22 @@ class Claimer:
             return
         if self._listening() and self._gates.ask(connection, short, timers):
             return  # poll once more: jobs that were committed before we asked have woken no worker
-        if leaves and self._skipped and self._claim_skipped(connection, at_once=True):
+        if leaves and self._leaves(connection):
             return
-        if self._idle is not None and dry and not self._expired.awaited(connection):
-            self._idle()
         poll = self._settings.poll
         longest = min(poll, self._gates.longest_poll) if self._listening() else poll
         for name in short:
             timers[name].back_off(longest)
+
+    def _leaves(self, connection: Connection) -> bool:
+        """No queue has a job in reach, and nothing runs: so the worker is idle, unless one of the skipped jobs could be claimed
+        now or a dead worker's are to be rescued. Returns whether one was claimed.
+        """
+        if self._skipped and self._claim_skipped(connection, at_once=True):
+            return True
+        if self._idle is not None and not self._expired.awaited(connection):
+            self._idle()
+        return False
 
     # ---- jobs that cannot be claimed
 
@@ -362,20 +373,25 @@ class Claimer:
         jobs = self._bisecting.claim_skipped(connection, due)
         self._take_over(connection, jobs, began)
         self._in_doubt = False
-        if jobs and not self._skipped.full:
-            self._demand.release_all()
+        if jobs:
+            self._demand.release(name for name in self._all_slots if self._skipped.has_room(name))
         return bool(jobs)
 
-    def _claim_by_bisection(self, connection: Connection, wanted: Mapping[str, int]) -> None:
+    def _claim_by_bisection(self, connection: Connection, wanted: Mapping[str, int], *, quiet: bool) -> None:
         """Skip the jobs that cannot be claimed, claim the others, and hold the queues where neither can be done."""
-        self._in_doubt, newly_skipped = True, 0
+        self._in_doubt, newly_skipped, any_claimed, short = True, 0, False, set()
         for queue, found in self._bisecting.claim_all(connection, wanted, seconds=_BISECTING):
             self._take_over(connection, found.jobs, found.began)
             newly_skipped += found.newly_skipped
+            any_claimed = any_claimed or bool(found.jobs)
             if found.no_room:
                 self._demand.timers[queue].hold()
+            elif not found.any_due:
+                short.add(queue)
         self._in_doubt = False
         self._mode = Mode.BISECTING if newly_skipped else Mode.TOGETHER
+        if self._idle is not None and quiet and not any_claimed and self._are_dry(short):
+            self._leaves(connection)
 
     def _take_over(self, connection: Connection, jobs: list[ClaimedJob], began: float) -> None:
         self._fetcher.hand_over(connection, self._suspects.part(connection, jobs), claimed_at=began)
@@ -388,7 +404,7 @@ class Claimer:
         if not wanted:
             return
         if self._mode is Mode.BISECTING:
-            self._claim_by_bisection(connection, wanted)
+            self._claim_by_bisection(connection, wanted, quiet=quiet)
         elif (done := self._write_and_claim(connection, [], wanted)) is not None:
             self._mode = Mode.TOGETHER
             self._hand_over(connection, wanted, done[1], quiet=quiet)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from time import monotonic
 
 from ..running.slots import Slots
@@ -50,10 +50,10 @@ class Demand:
         for timer in self.timers.values():
             timer.now()
 
-    def release_all(self) -> None:
-        """Poll again also the queues that are held."""
-        for timer in self.timers.values():
-            timer.release()
+    def release(self, queues: Iterable[str]) -> None:
+        """Poll these again also if they are held."""
+        for name in queues:
+            self.timers[name].release()
 
     @property
     def left(self) -> int | None:

@@ -46,10 +46,10 @@ class OverlookedJobs:
     def look(self, connection: Connection, queues: Iterable[str], *, at_once: bool) -> Looked:
         """Look for such jobs in these queues, if it is time for that or `at_once` is set."""
         now, before = monotonic(), self._found
-        if self._skipped.full or not (before or at_once or now >= self._looked + self._wait):
+        ones = {queue: 1 for queue in queues if self._skipped.has_room(queue)}
+        if not ones or not (before or at_once or now >= self._looked + self._wait):
             return Looked(False, False)
         self._looked, self._wait = now, min(2 * self._wait, _LONGEST)
         with self._connector.begin_one(connection):
-            ones = dict.fromkeys(queues, 1)
             self._found = frozenset(self._store.lock_due(connection, ones, but=self._skipped.ids()))
         return Looked(bool(self._found), bool(self._found & before))

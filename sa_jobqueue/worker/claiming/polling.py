@@ -70,6 +70,11 @@ class PollTimer:
         self._hold = min(2 * self._hold, _LONGEST_HOLD) if recently else _FIRST_HOLD
         self.held_until = now + self._hold * random.uniform(0.8, 1.2)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the queue is held now."""
+        return monotonic() < self.held_until
+
     def release(self) -> None:
         """The reason to hold the queue may be gone."""
         self.held_until = 0.0
