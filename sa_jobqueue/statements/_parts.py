@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ from ..models import Job
 
 __all__ = [
     "FIRST_ID",
+    "FIRST_TIME",
     "array",
     "in_seconds",
     "lock_in_order",
@@ -47,6 +49,8 @@ __all__ = [
 
 #: Before all ids.
 FIRST_ID = -(2**63)
+#: Before all times, in seconds since 1970.
+FIRST_TIME = -math.inf
 
 _SECOND = literal_column("interval '1 second'", Interval)
 

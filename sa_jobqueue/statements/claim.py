@@ -7,7 +7,6 @@ has to sort them all.
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +39,18 @@ from sqlalchemy.sql.elements import KeyedColumnElement
 
 from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
 from ..models import Job, status_in, status_literal
-from ._parts import FIRST_ID, array, in_seconds, lock_in_order, members, packed, packed_texts, rows, table_of
+from ._parts import (
+    FIRST_ID,
+    FIRST_TIME,
+    array,
+    in_seconds,
+    lock_in_order,
+    members,
+    packed,
+    packed_texts,
+    rows,
+    table_of,
+)
 
 __all__ = [
     "INLINE_LIMIT",
@@ -80,7 +90,7 @@ Slot: TypeAlias = tuple[str, int]
 #: (run_at, id) of a row, run_at in seconds since 1970
 Point: TypeAlias = tuple[float, int]
 #: Before all rows.
-_FRONT: Point = (-math.inf, FIRST_ID)
+_FRONT: Point = (FIRST_TIME, FIRST_ID)
 
 
 def new_token() -> int:

@@ -9,7 +9,7 @@ from sqlalchemy import Delete, Executable, Float, Integer, Select, bindparam, de
 
 from ..lifecycle import FINISHED
 from ..models import Job, status_in
-from ._parts import in_seconds, members, table_of
+from ._parts import FIRST_TIME, in_seconds, members, table_of
 from .admin import UNSYNCHRONIZED, Criterion, check_criteria
 from .claim import epoch_of
 
@@ -21,9 +21,6 @@ __all__ = [
     "prune_page",
     "refuse_at_once",
 ]
-
-#: Before all times, in seconds since 1970.
-_EVER = float("-inf")
 
 
 def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> Executable:
@@ -42,7 +39,7 @@ def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> E
     return _delete_finished(job, chosen, limit).returning(columns.id)
 
 
-def prune_page(*, after: float = _EVER, limit: int, job: type[Job] = Job) -> Executable:
+def prune_page(*, after: float = FIRST_TIME, limit: int, job: type[Job] = Job) -> Executable:
     """Delete a page of the jobs whose time is over, from `after` on, in seconds since 1970.
 
     Returns their ids, and the time of each; the next page begins at the last time. Beginning each page at the front would
@@ -52,7 +49,7 @@ def prune_page(*, after: float = _EVER, limit: int, job: type[Job] = Job) -> Exe
     return _delete_finished(job, _over(job, after=after), limit).returning(columns.id, epoch_of(columns.purge_at))
 
 
-def first_over(*, after: float = _EVER, job: type[Job] = Job) -> Select[Any]:
+def first_over(*, after: float = FIRST_TIME, job: type[Job] = Job) -> Select[Any]:
     """The job whose time has been over for longest, from `after` on, locked."""
     return _locked_to_delete(job, _over(job, after=after)).limit(1)
 

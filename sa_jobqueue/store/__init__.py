@@ -11,6 +11,7 @@ transaction the connection is in, and never commit.
 `default_store` is the one of the package's own tables. All SQL is in `sa_jobqueue.statements`.
 """
 
+from ..statements._parts import FIRST_ID, FIRST_TIME
 from ..statements.claim import ClaimRequest
 from .claims import MOST_TEXT, Texts
 from .faults import Fault, fault_of, is_data_fault, is_too_much
@@ -22,6 +23,8 @@ from .tables import Tables
 from .workers import end_backend
 
 __all__ = [
+    "FIRST_ID",
+    "FIRST_TIME",
     "MOST_TEXT",
     "Answer",
     "ClaimRequest",

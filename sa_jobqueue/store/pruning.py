@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from ..log import get_logger
+from ..statements._parts import FIRST_TIME
 from ..statements.prune import (
     first_over,
     limit_statements,
@@ -41,7 +42,7 @@ class Pruning(OfTables):
         *,
         limit: int = 1_000,
         seconds: float | None = None,
-        after: float = float("-inf"),
+        after: float = FIRST_TIME,
     ) -> Pruned:
         """Delete at most `limit` jobs whose time to be kept is over, from those on whose time was over at `after`.
 
@@ -53,7 +54,7 @@ class Pruning(OfTables):
         return Pruned(len(gone), max((row.purge_at for row in gone), default=after))
 
     def prune_first(
-        self, connection: Connection, *, seconds: float | None = None, after: float = float("-inf")
+        self, connection: Connection, *, seconds: float | None = None, after: float = FIRST_TIME
     ) -> bool | None:
         """Delete the job whose time has been over for longest: whether it could be; None if there is none.
 

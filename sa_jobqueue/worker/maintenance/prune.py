@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from ...settings import WorkerSettings
-from ...store import Fault, Store, default_store, fault_of
+from ...store import FIRST_TIME, Fault, Store, default_store, fault_of
 from ..connections.service import Connector, service_limit
 from .chore import Chore, Turn
 
@@ -18,7 +18,6 @@ __all__ = ["Prune"]
 
 #: Jobs deleted in one statement at most.
 _PAGE = 1_000
-_EVER = float("-inf")
 
 
 class Prune(Chore):
@@ -31,7 +30,7 @@ class Prune(Chore):
         self._seconds = min(settings.lease / 8, service_limit(settings.lease))
         self._page = _PAGE
         # Where the next page begins, so that rows deleted before are not walked over again; and how far the pages have come.
-        self._after = self._reached = _EVER
+        self._after = self._reached = FIRST_TIME
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Delete some pages."""
@@ -66,7 +65,7 @@ class Prune(Chore):
             self._after, before = self._reached, self._after
             return self._after > before
         if not more:
-            self._page, self._after = _PAGE, _EVER
+            self._page, self._after = _PAGE, FIRST_TIME
         elif grows:
             self._page = min(2 * page, _PAGE)
         return more

@@ -11,7 +11,7 @@ from ...failures import entry
 from ...lifecycle import Change, Rules, decide
 from ...outcomes import Rescued
 from ...settings import WorkerSettings
-from ...store import Answer, Expired, Store, default_store
+from ...store import FIRST_ID, Answer, Expired, Store, default_store
 from ...tasks import Registry
 from ..connections.service import Connector
 from ..observer import Observer
@@ -21,8 +21,8 @@ from .chore import Chore, Turn
 
 __all__ = ["Rescue"]
 
+#: Jobs rescued in one transaction at most.
 _PAGE = 100
-_BEFORE_ALL = -(2**63)
 
 
 class Rescue(Chore):
@@ -46,7 +46,7 @@ class Rescue(Chore):
         self._settings, self._store = settings, store
         # A lease that is renewed in time has at least half of itself left.
         self._outage = max(settings.lease / 2, 2 * self.every)
-        self._after = _BEFORE_ALL
+        self._after = FIRST_ID
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Rescue some pages."""
@@ -57,7 +57,7 @@ class Rescue(Chore):
                 self._after = page[-1].claim.id
                 self._write(connection, page)
             if len(page) < _PAGE:
-                self._after = _BEFORE_ALL
+                self._after = FIRST_ID
                 return False
             if turn.is_over:
                 return True
