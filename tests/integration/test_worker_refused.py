@@ -153,7 +153,7 @@ def test_a_job_whose_lease_cannot_be_renewed_costs_the_others_no_lease(
     with working(url, registry, lease=4.0) as worker:
         wait_until(lambda: runs.count(0) == 2)
         mend(engine)
-        services_of(worker)._loop.call_soon_threadsafe(end.set)
+        services_of(worker).runs._loop.call_soon_threadsafe(end.set)
         wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 4)
     assert sorted(runs) == [0, 0, 1, 2, 3]
     assert f"job {bad}: its lease cannot be renewed" in caplog.text

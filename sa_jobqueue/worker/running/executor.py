@@ -176,10 +176,8 @@ class Executor:
         transaction = call.transaction
         if transaction is None or decided is LOST or left_early(call.run, value):
             return self._close(call, decided)
-        if not call.settle():
-            call.close()
-            return None
-        ending = transaction.complete(decided.change)
+        ending = transaction.complete(decided.change) if call.settle() else None
+        call.close()
         if ending is LOST:
             run = call.run
             logger.warning("job %d: its claim was lost; nothing it wrote was kept", run.job.id, extra=fields_of(run))

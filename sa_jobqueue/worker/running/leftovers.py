@@ -45,9 +45,11 @@ _MOST, _LENGTH = 2_000, 10_000
 _BETWEEN = 0.1
 #: In a connection's `info`: whether a handler has had it before, and the statement that spoiled it.
 _KNOWN, _SPOILED = "sa_jobqueue.known", "sa_jobqueue.spoiled"
-#: A connection's `info`, and what the server had reported of it without being asked when the handler got it: `search_path`
-#: (since PostgreSQL 18) and `default_transaction_read_only`; None with another driver than psycopg.
-Found: TypeAlias = tuple[dict[Any, Any], bytes | None, bytes | None]
+#: Settings that the server reports without being asked: `search_path` (since PostgreSQL 18) and `default_transaction_read_only`;
+#: None with another driver than psycopg.
+_Reported: TypeAlias = tuple[bytes | None, bytes | None] | None
+#: A connection's `info`, and what was reported of it when the handler got it.
+Found: TypeAlias = tuple[dict[Any, Any], _Reported]
 
 _harmless: set[str] = set()
 _dropped: WeakKeyDictionary[Pool, float] = WeakKeyDictionary()
@@ -65,25 +67,18 @@ def begin(connection: Connection, raw: Any) -> Found:
         if not event.contains(connection.engine, "do_execute", _look_at):
             event.listen(connection.engine, "do_execute", _look_at)
         forks.guard(raw)
-    if _SPOILED in info:  # by the application itself, as it was checked out
-        del info[_SPOILED]
-    if raw is None:
-        return info, None, None
-    status = raw.pgconn.parameter_status
-    return info, status(b"search_path"), status(b"default_transaction_read_only")
+    info.pop(_SPOILED, None)  # by the application itself, as it was checked out
+    return info, _reported(raw)
 
 
 def is_spoiled(raw: Any, found: Found) -> bool:
     """Whether the handler has left something behind. `found`: what `begin` returned."""
-    info, search_path, read_only = found
-    statement = info.get(_SPOILED)
-    if statement is None:
-        if raw is None:
+    info, before = found
+    what = info.get(_SPOILED)
+    if what is None:
+        if _reported(raw) == before:
             return False
-        status = raw.pgconn.parameter_status
-        if status(b"search_path") == search_path and status(b"default_transaction_read_only") == read_only:
-            return False
-    what = "settings that were changed" if statement is None else statement
+        what = "settings that were changed"
     if what not in _said and len(_said) < _MOST:
         _said.add(what)
         logger.warning(
@@ -91,6 +86,13 @@ def is_spoiled(raw: Any, found: Found) -> bool:
             "pg_advisory_xact_lock and ON COMMIT DROP end with the transaction): %s", what,
         )  # fmt: skip
     return True
+
+
+def _reported(raw: Any) -> _Reported:
+    if raw is None:
+        return None
+    status = raw.pgconn.parameter_status
+    return status(b"search_path"), status(b"default_transaction_read_only")
 
 
 def may_be_dropped(pool: Pool) -> bool:

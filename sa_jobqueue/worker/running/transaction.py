@@ -19,7 +19,7 @@ from ...failures import message_of
 from ...lifecycle import Change
 from ...log import get_logger
 from ...models import SCHEMA
-from ...store import Answer, Store, default_store, fault_of, kept_for_now
+from ...store import Answer, Store, fault_of, kept_for_now
 from ...urls import same_database
 from ..connections import driver
 from . import leftovers, libpq
@@ -44,46 +44,21 @@ class HandlerTransaction:
     It belongs to the thread or task of the handler.
     """
 
-    __slots__ = (
-        "_altered",
-        "_asked",
-        "_close_session",
-        "_closed",
-        "_database",
-        "_found",
-        "_idle",
-        "_opening",
-        "_options",
-        "_original",
-        "_others",
-        "_own",
-        "_pool",
-        "_raw",
-        "_root",
-        "_store",
-        "_translate",
-        "connection",
-        "engine",
-        "session",
-        "unopened",
-    )
-
     def __init__(
         self,
         session: Session,
         *,
         engine: Engine | None,
-        database: URL | None = None,
+        database: URL | None,
         translate: Mapping[str | None, str | None] | None,
-        idle: float | None = None,
-        store: Store = default_store,
+        idle: float | None,
+        store: Store,
     ) -> None:
         # A session of the user's sessionmaker has an engine, and perhaps other databases for some of its classes.
         own = session.bind
         self.engine = engine if own is None else own.engine
         self._database = database if self.engine is None else self.engine.url
-        self._translate, self._idle = translate or {}, idle
-        self._store = store
+        self._translate, self._idle, self._store = translate or {}, idle, store
         self._opening = self._closed = self._altered = self._others = False
         self._pool: Pool | None = None
         self._raw: Any = None
@@ -199,11 +174,10 @@ class HandlerTransaction:
         try:
             options: dict[str, Any] = {}
             given = connection.get_execution_options()
-            # Where it is so anyhow, to set it and to reset it would cost a sixth of a job that does one INSERT.
-            if connection.default_isolation_level != "READ COMMITTED" or "isolation_level" in given:
-                options["isolation_level"] = "READ COMMITTED"
-            elif getattr(connection.connection.dbapi_connection, "autocommit", False):
-                self._altered = True
+            # To set it where it is the default, and to reset it, would cost a sixth of a job that does one INSERT.
+            is_default = connection.default_isolation_level == "READ COMMITTED" and "isolation_level" not in given
+            self._altered = is_default and bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
+            if self._altered or not is_default:
                 options["isolation_level"] = "READ COMMITTED"
             if (translated := self._translated(given)) is not (given.get("schema_translate_map") or _NO_MAP):
                 options["schema_translate_map"] = translated
@@ -250,44 +224,39 @@ class HandlerTransaction:
     def complete(self, change: Change) -> RunEnding:
         """Commit what the handler wrote together with `change`; if the claim is no longer valid, nothing, and it is lost.
 
-        `ToWrite`: the session was never used, so there is nothing to commit and `change` is still to be written.
+        `ToWrite`: the session was never used, so there is nothing to commit and `change` is still to be written. Whatever comes of
+        it, `close` comes next.
         """
-        try:
-            session = self.session
-            if self._is_left_busy():
-                raise SessionUnavailable(
-                    "the handler left a COPY or another command open on the connection of ctx.session; nothing is committed"
-                )
-            session.flush()
+        session = self.session
+        if self._is_left_busy():
+            raise SessionUnavailable(
+                "the handler left a COPY or another command open on the connection of ctx.session; nothing is committed"
+            )
+        session.flush()
+        if self.connection is None:
+            if session.autobegin or session.in_transaction():
+                session.commit()  # listeners hear of it, and may write
             if self.connection is None:
-                if session.autobegin or session.in_transaction():
-                    session.commit()  # listeners hear of it, and may write
-                if self.connection is None:
-                    return ToWrite(change)  # it was not used, or for other databases
-            connection = self.connection
-            if not connection.in_transaction():
-                self._begin(connection)  # the handler rolled back what it wrote, and wrote nothing since
-            given = connection.get_execution_options()
-            if given is not self._options:  # by the handler, for its own statements
-                translate = self._options.get("schema_translate_map")
-                connection.execution_options(schema_translate_map=translate, stream_results=False, yield_per=None)
-            command = self._command(connection, change)
-            if command is None and self._write(connection, change) is not Answer.APPLIED:
-                return LOST
-            if given is not self._options:  # listeners are the handler's
-                connection.execution_options(schema_translate_map=given.get("schema_translate_map"))
-            if session.in_transaction():
-                session.commit()
-            self._closed = True  # from here on a task or thread that the handler left behind can begin nothing
-            if command is not None:
-                return Written(change) if libpq.commit(connection, self._raw, command) else LOST
-            connection.commit()
-            return Written(change)
-        except BaseException:
-            self.close(failed=True)
-            raise
-        finally:
-            self.close()
+                return ToWrite(change)  # it was not used, or for other databases
+        connection = self.connection
+        if not connection.in_transaction():
+            self._begin(connection)  # the handler rolled back what it wrote, and wrote nothing since
+        given = connection.get_execution_options()
+        if given is not self._options:  # by the handler, for its own statements
+            translate = self._options.get("schema_translate_map")
+            connection.execution_options(schema_translate_map=translate, stream_results=False, yield_per=None)
+        command = self._command(connection, change)
+        if command is None and self._write(connection, change) is not Answer.APPLIED:
+            return LOST
+        if given is not self._options:  # listeners are the handler's
+            connection.execution_options(schema_translate_map=given.get("schema_translate_map"))
+        if session.in_transaction():
+            session.commit()
+        self._closed = True  # from here on a task or thread that the handler left behind can begin nothing
+        if command is not None:
+            return Written(change) if libpq.commit(connection, self._raw, command) else LOST
+        connection.commit()
+        return Written(change)
 
     def _is_left_busy(self) -> bool:
         """Whether a command of the handler's is still under way. If so the connection is closed, because a ROLLBACK would wait for

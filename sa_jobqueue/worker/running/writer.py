@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import monotonic
+from typing import TypeAlias
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from ...lifecycle import Change, unwritable
 from ...log import get_logger
-from ...store import Answer, Fault, Store, default_store, fault_of, kept_for_now
+from ...store import Answer, Fault, Store, fault_of, kept_for_now
 
 __all__ = ["OutcomeWriter"]
 
@@ -28,6 +30,9 @@ _REFUSED_FIRST, _REFUSED_LATER = 1.0, 30.0
 _MOST_REFUSED = 3
 
 
+_Begin: TypeAlias = Callable[[], AbstractContextManager[object]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Later:
     at: float
@@ -40,7 +45,7 @@ class OutcomeWriter:
     Any thread may `add` and ask for the counts. The rest belongs to the claimer's thread.
     """
 
-    def __init__(self, done: Callable[[list[Change], Answer], None], *, store: Store = default_store) -> None:
+    def __init__(self, done: Callable[[list[Change], Answer], None], *, store: Store) -> None:
         self.pending: deque[Change] = deque()
         """Changes for the next batch. Any thread may ask for its length, which is quicker than that of all."""
         self._locked: list[_Later] = []
@@ -100,28 +105,24 @@ class OutcomeWriter:
     def settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:
         """Take in what each row answered, after the commit."""
         left = [change for change in changes if answers.get(change.id) is not Answer.APPLIED]
+        applied = [change for change in changes if answers.get(change.id) is Answer.APPLIED] if left else changes
+        locked = [change for change in left if answers.get(change.id) is Answer.LOCKED]
+        lost = [change for change in left if answers.get(change.id) is not Answer.LOCKED]
         if self._waits:
-            locked = {change.id for change in left if answers.get(change.id) is Answer.LOCKED}
-            self._waits = {one: wait for one, wait in self._waits.items() if one in locked or one not in answers}
-        lost: list[Change] = []
-        for change in left:
-            if answers.get(change.id) is Answer.LOCKED:
-                wait = self._waits[change.id] = min(2 * self._waits.get(change.id, _LOCKED_FIRST / 2), _LOCKED_LATER)
-                self._locked.append(_Later(monotonic() + wait, change))
-            else:
-                lost.append(change)
+            again = {change.id for change in locked}
+            self._waits = {one: wait for one, wait in self._waits.items() if one in again or one not in answers}
+        for change in locked:
+            wait = self._waits[change.id] = min(2 * self._waits.get(change.id, _LOCKED_FIRST / 2), _LOCKED_LATER)
+            self._locked.append(_Later(monotonic() + wait, change))
         # `done` may log, and a log filter of the application's may raise: so nothing comes after it.
         try:
-            if len(left) < len(changes):
-                applied = (
-                    [change for change in changes if answers.get(change.id) is Answer.APPLIED] if left else changes
-                )
+            if applied:
                 self._done(applied, Answer.APPLIED)
         finally:
             if lost:
                 self._done(lost, Answer.LOST)
 
-    def write_apart(self, begin: Callable[[], object], connection: Connection, changes: list[Change]) -> None:
+    def write_apart(self, begin: _Begin, connection: Connection, changes: list[Change]) -> None:
         """Write a batch that failed as a whole: halve it until the bad row is alone, and end that one with the reason.
 
         Each part is a transaction of its own. Outcomes whose rows may not be to blame are kept and tried again later. Raises the
@@ -131,7 +132,7 @@ class OutcomeWriter:
         try:
             while parts:
                 try:
-                    with begin():  # type: ignore[attr-defined]
+                    with begin():
                         answers = self._store.apply(connection, parts[-1])
                 except DBAPIError as error:
                     fault = fault_of(error)
@@ -179,13 +180,8 @@ def _instead(part: list[Change], error: DBAPIError, fault: Fault) -> list[list[C
         return [part[half:], part[:half]]
     if part[0].deletes:  # what cannot be deleted can perhaps be kept
         return [[kept_for_now(part[0], fault)]]
-    failure = _failure(part[0], error) if fault is Fault.ROW else None
-    return None if failure is None else [[failure]]
-
-
-def _failure(change: Change, error: DBAPIError) -> Change | None:
-    """The failure to record instead; None if `change` already is one."""
-    failure = unwritable(change, f"its outcome could not be written: {error.orig}")
-    if failure is not None:
-        logger.error("job %d: its outcome could not be written: %s", change.id, error.orig)
-    return failure
+    failure = unwritable(part[0], f"its outcome could not be written: {error.orig}") if fault is Fault.ROW else None
+    if failure is None:  # it may be written later, or is a failure already
+        return None
+    logger.error("job %d: its outcome could not be written: %s", failure.id, error.orig)
+    return [[failure]]
