@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from sa_jobqueue.embedded import EmbeddedServer, default_directory, embedded_url
+from sa_jobqueue.embedded import EmbeddedServer, default_directory, embedded_url, waiting
+from sa_jobqueue.embedded.processes import drop_misleading_pid_files
 from sa_jobqueue.errors import EmbeddedUnavailable
 from tests.support.commands import start_command
 from tests.support.databases import connect
@@ -95,7 +97,7 @@ def test_commands_that_start_at_once_share_one_server(server: EmbeddedServer) ->
 def test_a_folder_that_another_command_has_just_made_is_no_obstacle(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has looked before sees none, and goes on to make it."""
+    """A command that looked before then sees no folder, and goes on to make it."""
     server.directory.mkdir(mode=0o755)
     exists = Path.exists
     monkeypatch.setattr(Path, "exists", lambda path, **options: path != server.directory and exists(path, **options))
@@ -118,7 +120,7 @@ def test_the_server_outlives_the_kill_of_its_starter(server: EmbeddedServer) -> 
 
 
 def test_a_start_that_was_killed_midway_is_completed_by_the_next(server: EmbeddedServer) -> None:
-    """A half-made cluster, copy or start is made anew; no lock stays behind."""
+    """A half-made cluster or copy is made again, and a half-done start repeated; no lock stays behind."""
 
     def found(evidence: str) -> bool:
         return any(server.directory.glob(evidence))
@@ -144,8 +146,18 @@ def test_data_is_kept_over_stop_and_start(server: EmbeddedServer) -> None:
     assert ask(url, "SELECT answer FROM mine") == 42
 
 
+def test_a_server_that_an_older_wheel_started_is_stopped(server: EmbeddedServer) -> None:
+    """An upgrade of the wheel brings other programs, which are not copied yet when `stop` needs them."""
+    server.ensure_running()
+    (programs,) = (server.directory / "programs").iterdir()
+    programs.rename(programs.with_name("18-older"))
+
+    assert server.stop()
+    assert not server.status().running
+
+
 def test_a_killed_server_recovers_with_all_it_had_committed(server: EmbeddedServer) -> None:
-    """After SIGKILL of the server itself the pid file and the socket are stale; the next command starts it anew."""
+    """After SIGKILL of the server itself the pid file and the socket are stale; the next command starts it again."""
     with connect(server.create_database("kept")) as connection:
         connection.execute("CREATE TABLE mine AS SELECT 42 AS answer")
     killed = server.status().pid
@@ -198,7 +210,7 @@ def test_a_pid_file_without_a_number_is_left_where_a_server_works(server: Embedd
     written = pid_file.read_bytes()
     pid_file.write_bytes(b"")
 
-    server._drop_misleading_pid_files()
+    drop_misleading_pid_files(server)
     assert pid_file.exists()
     pid_file.write_bytes(written)
 
@@ -279,7 +291,7 @@ def test_what_libpq_does_not_understand_is_said_at_once(
 ) -> None:
     """There is nothing to wait for: it does not even try."""
     monkeypatch.setenv("PGSSLMODE", "nonsense")
-    monkeypatch.setattr("sa_jobqueue.embedded._polls", lambda *_: pytest.fail("waited"))
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: pytest.fail("waited")))
 
     for use in (server.ensure_running, server.status):
         with pytest.raises(EmbeddedUnavailable, match='invalid sslmode value: "nonsense": unset the one it means'):
@@ -353,7 +365,7 @@ def test_the_default_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_home_folder_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody of that name; or a user without any, as containers have them."""
+    """There is no user of that name; or the user has no home folder, as in some containers."""
     with pytest.raises(EmbeddedUnavailable, match=r"'~nosuch/x': there is no such home folder"):
         EmbeddedServer(Path("~nosuch/x"))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
