@@ -67,7 +67,6 @@ def _show_plain_names(app: Sphinx, doctree: nodes.document) -> None:
     for signature in doctree.findall(addnodes.desc_signature):
         for text in list(signature.findall(nodes.Text)):
             shown = _PRIVATE.sub(lambda found: _SHOWN.get(found[0], found[0]), _MODULE.sub("", str(text)))
-            shown = shown.replace("<factory>", "...")
             if shown == "S":
                 shown = _BOUND.get("".join(signature["ids"]), shown)
             if _PRIVATE.search(shown):
@@ -82,7 +81,15 @@ def _process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: l
     lines[:] = as_rst(as_lists(lines))
 
 
+def _signature(  # noqa: PLR0917
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """A default that a dataclass makes is `...`: Sphinx cannot parse what Python shows for it."""
+    return signature and signature.replace("=<factory>", " = ...").replace("= <factory>", "= ..."), returned
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", _process)
+    app.connect("autodoc-process-signature", _signature)
     app.connect("doctree-read", _show_plain_names)
     return {"parallel_read_safe": True}
