@@ -213,22 +213,22 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float) -> 
         )  # fmt: skip
     match outcome:
         case Snooze():
-            return _again(claim, Event.SNOOZE, rules, outcome.seconds, attempt=-1)
-        case Released(seconds, started):
-            if not started:
-                return _again(claim, Event.RELEASE, rules, seconds, attempt=-1)
+            return _change(claim, Event.SNOOZE, rules.retain, delay=outcome.seconds, attempt=-1)
+        case Released(seconds, started=False):
+            return _change(claim, Event.RELEASE, rules.retain, delay=seconds, attempt=-1)
+        case Released(seconds):
             error = _INTERRUPTED if rules.rescue else _NOT_TWICE
             return _lost_worker(claim, Event.RELEASE, error, rules.rescue, rules, delay=seconds)
-        case Cancelled(error):
-            return _end(claim, Event.CANCEL, rules.retain, error=error)
-        case Cancel():
-            return _end(claim, Event.CANCEL, rules.retain, error=entry("Cancel", outcome.reason))
-        case Discard():
-            return _end(claim, Event.FAIL, rules.retain_failed, error=entry("Discard", outcome.reason))
-        case Undecodable(error):
-            return _end(claim, Event.FAIL, rules.retain_failed, error=error)
         case Rescued(error, retry):
             return _lost_worker(claim, Event.RESCUE, error, retry and rules.rescue, rules, expired=True)
+        case Cancelled(error):
+            return _change(claim, Event.CANCEL, rules.retain, error=error)
+        case Cancel():
+            return _change(claim, Event.CANCEL, rules.retain, error=entry("Cancel", outcome.reason))
+        case Discard():
+            return _change(claim, Event.FAIL, rules.retain_failed, error=entry("Discard", outcome.reason))
+        case Undecodable(error):
+            return _change(claim, Event.FAIL, rules.retain_failed, error=error)
         case Retry():
             error = entry("Retry", outcome.reason)
             delay = outcome.seconds if outcome.seconds is not None else rules.policy.backoff(claim.attempt, random)
@@ -253,8 +253,8 @@ def unwritable(change: Change, reason: str) -> Change | None:
 
 def _retry(claim: Claimed, error: ErrorEntry, delay: float | None, rules: Rules) -> Change:
     if delay is None or claim.attempt >= claim.max_attempts:
-        return _end(claim, Event.FAIL, rules.retain_failed, error=error)
-    return _again(claim, Event.RETRY, rules, delay, error=error)
+        return _change(claim, Event.FAIL, rules.retain_failed, error=error)
+    return _change(claim, Event.RETRY, rules.retain, delay=delay, error=error)
 
 
 def _lost_worker(
@@ -272,43 +272,31 @@ def _lost_worker(
     """
     times = claim.rescues + 1
     if retry and times < rules.max_rescues:
-        return _again(claim, event, rules, delay, error=error, attempt=-1, rescues=1, expired=expired)
+        return _change(
+            claim, event, rules.retain, delay=delay, attempt=-1, rescues=1, error=error, expired=expired
+        )  # fmt: skip
     if retry:
         error = entry(error.type, f"its worker died or left {times} times; {error.message}", error.traceback)
-    return _end(claim, Event.FAIL, rules.retain_failed, error=error, rescues=1, expired=expired)
+    return _change(claim, Event.FAIL, rules.retain_failed, rescues=1, error=error, expired=expired)
 
 
-def _end(
+def _change(
     claim: Claimed,
     event: Event,
     retain: float | None,
     *,
-    error: ErrorEntry | None = None,
-    rescues: int = 0,
-    expired: bool = False,
-) -> Change:
-    """A change into a final state. A cancel that was asked for meanwhile has nothing left to stop."""
-    status = TRANSITIONS[_S.RUNNING, event]
-    return Change(
-        claim.id, claim.claim_token, event, status, status,
-        rescues=rescues, error=error, retain=retain, expired=expired,
-    )  # fmt: skip
-
-
-def _again(
-    claim: Claimed,
-    event: Event,
-    rules: Rules,
-    delay: float,
-    *,
-    error: ErrorEntry | None = None,
+    delay: float = 0.0,
     attempt: int = 0,
     rescues: int = 0,
+    error: ErrorEntry | None = None,
     expired: bool = False,
 ) -> Change:
-    """A change back to the queue, unless a cancel was asked for meanwhile."""
+    """What `event` makes of the job. A cancel that was asked for meanwhile prevents its return to the queue, and has nothing
+    to stop where the job ends anyway.
+    """
     status = TRANSITIONS[_S.RUNNING, event]
+    if_cancelled = status if status in FINISHED else TRANSITIONS[_S.RUNNING, Event.CANCEL]
     return Change(
-        claim.id, claim.claim_token, event, status, TRANSITIONS[_S.RUNNING, Event.CANCEL], delay=delay,
-        attempt=attempt, rescues=rescues, error=error, retain=rules.retain, expired=expired,
+        claim.id, claim.claim_token, event, status, if_cancelled,
+        delay, attempt, rescues, error, retain=retain, expired=expired,
     )  # fmt: skip
