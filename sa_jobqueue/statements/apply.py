@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import (
@@ -32,31 +33,15 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import TypeEngine
 
 from ..failures import MAX_ERRORS
 from ..lifecycle import FINISHED, Change, JobStatus
 from ..models import Job, StatusText, status_in, status_literal
 from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
-from .ends import at_end, ended, fence, has_run_out, is_held
+from .ends import answered, at_end, ended, fence, has_run_out, is_held
 
 __all__ = ["append_error", "apply_changes", "apply_parameters"]
-
-
-def apply_parameters(changes: Sequence[Change]) -> dict[str, Any]:
-    """The parameters of `apply_changes`, by name, to execute a statement again that was built once."""
-    return {
-        "change_ids": [change.id for change in changes],
-        "change_tokens": [change.claim_token for change in changes],
-        "change_status": [change.status.value for change in changes],
-        "change_if_cancelled": [change.if_cancelled.value for change in changes],
-        "change_delay": [change.delay for change in changes],
-        "change_attempt": [change.attempt for change in changes],
-        "change_rescues": [change.rescues for change in changes],
-        "change_error": [_error_json(change) for change in changes],
-        "change_result": [change.result for change in changes],
-        "change_retain": [change.retain for change in changes],
-        "change_expired": [change.expired for change in changes],
-    }
 
 
 def _error_json(change: Change) -> str | None:
@@ -64,6 +49,27 @@ def _error_json(change: Change) -> str | None:
         return None
     error = change.error
     return json.dumps({"type": error.type, "message": error.message, "traceback": error.traceback})
+
+
+#: Each array parameter: the column of the changes as rows, its type, and how a change fills it.
+_ARRAYS: Mapping[str, tuple[str, TypeEngine[Any], Callable[[Change], Any]]] = {
+    "change_ids": ("id", BigInteger(), attrgetter("id")),
+    "change_tokens": ("claim_token", BigInteger(), attrgetter("claim_token")),
+    "change_status": ("status", Text(), attrgetter("status.value")),
+    "change_if_cancelled": ("if_cancelled", Text(), attrgetter("if_cancelled.value")),
+    "change_delay": ("delay", Float(53), attrgetter("delay")),
+    "change_attempt": ("attempt", SmallInteger(), attrgetter("attempt")),
+    "change_rescues": ("rescues", SmallInteger(), attrgetter("rescues")),
+    "change_error": ("error", Text(), _error_json),
+    "change_result": ("result", Text(), attrgetter("result")),
+    "change_retain": ("retain", Float(53), attrgetter("retain")),
+    "change_expired": ("expired", Boolean(), attrgetter("expired")),
+}
+
+
+def apply_parameters(changes: Sequence[Change]) -> dict[str, Any]:
+    """The parameters of `apply_changes`, by name, to execute a statement again that was built once."""
+    return {name: list(map(fill, changes)) for name, (_, _, fill) in _ARRAYS.items()}
 
 
 def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: type[Job] = Job) -> Executable:
@@ -76,50 +82,23 @@ def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: t
     for a rescue, the lease was renewed; or "locked": try again.
     """
     table = table_of(job)
-    change = _rows_of(apply_parameters(changes))
-    ids = array("change_ids", [one.id for one in changes], BigInteger())
+    given = apply_parameters(changes)
+    change = rows("change", **{column: array(name, given[name], of) for name, (column, of, _) in _ARRAYS.items()})
+    ids = array("change_ids", given["change_ids"], BigInteger())
     locked = lock_in_order(table, table.c.id == func.any(ids), is_held(table), skip_locked=skip_locked)
     valid = _is_valid(table, change)
     mine = and_(members(table.c.id, select(locked.c.id)), valid)
     deleted = _deleted(table, change, mine, skip_locked=skip_locked)
     updated = _updated(table, change, mine)
     done = union_all(select(deleted), select(updated)).subquery("done")
-    # Not EXISTS, which may be planned as a hash over all that runs.
-    still_ours = select(literal_column("true", Boolean)).where(valid).correlate(change).scalar_subquery()
     return (
-        select(
-            change.c.id,
-            change.c.claim_token,
-            case(
-                (done.c.id.is_not(None), literal_column("'applied'")),
-                (still_ours, literal_column("'locked'")),
-                else_=literal_column("'lost'"),
-            ).label("answer"),
-        )
+        select(change.c.id, change.c.claim_token, answered(done.c.id.is_not(None), valid, of=change))
         .select_from(
             change.outerjoin(
                 done, and_(done.c.id == change.c.id, done.c.claim_token.is_not_distinct_from(change.c.claim_token))
             )
         )
         .add_cte(locked)
-    )
-
-
-def _rows_of(given: Mapping[str, Any]) -> TableValuedAlias:
-    """The changes as rows."""
-    return rows(
-        "change",
-        id=array("change_ids", given["change_ids"], BigInteger()),
-        claim_token=array("change_tokens", given["change_tokens"], BigInteger()),
-        status=array("change_status", given["change_status"], Text()),
-        if_cancelled=array("change_if_cancelled", given["change_if_cancelled"], Text()),
-        delay=array("change_delay", given["change_delay"], Float(53)),
-        attempt=array("change_attempt", given["change_attempt"], SmallInteger()),
-        rescues=array("change_rescues", given["change_rescues"], SmallInteger()),
-        error=array("change_error", given["change_error"], Text()),
-        result=array("change_result", given["change_result"], Text()),
-        retain=array("change_retain", given["change_retain"], Float(53)),
-        expired=array("change_expired", given["change_expired"], Boolean()),
     )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import (
+    Boolean,
     ColumnElement,
     DateTime,
     FromClause,
@@ -25,13 +26,14 @@ from sqlalchemy import (
     literal_column,
     null,
     or_,
+    select,
 )
 
 from ..lifecycle import HELD
 from ..models import status_in
 from ._parts import in_seconds
 
-__all__ = ["at_end", "ended", "fence", "has_run_out", "is_held"]
+__all__ = ["answered", "at_end", "ended", "fence", "has_run_out", "is_held"]
 
 
 def at_end() -> ColumnElement[Any]:
@@ -86,3 +88,16 @@ def fence(
     columns = table.c
     same = columns.claim_token.is_not_distinct_from(token) if by_hand else columns.claim_token == token
     return and_(columns.id == id, same, is_held(table))
+
+
+def answered(written: ColumnElement[bool], valid: ColumnElement[bool], *, of: FromClause) -> ColumnElement[str]:
+    """What a fenced write answers for each row `of` a batch: "applied"; "lost": the claim is no longer `valid`; or "locked":
+    another transaction has locked the row, try again.
+    """
+    # Not EXISTS, which may be planned as a hash over all that runs.
+    still_valid = select(literal_column("true", Boolean)).where(valid).correlate(of).scalar_subquery()
+    return case(
+        (written, literal_column("'applied'")),
+        (still_valid, literal_column("'locked'")),
+        else_=literal_column("'lost'"),
+    ).label("answer")

@@ -25,6 +25,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import TypeEngine
 
 from ..models import Job
 from ..options import Call
@@ -81,7 +82,7 @@ class _InsertJobs(Insert):
 @lru_cache
 def _shared(job: type[Job]) -> Insert:
     """The statement without values, which keeps its cache key."""
-    return _insert(job, _source(dict.fromkeys(_NAMES)))
+    return _insert(job, _source({f"call_{name}": None for name in _COLUMNS}))
 
 
 @lru_cache
@@ -95,19 +96,22 @@ def _insert(job: type[Job], source: SelectBase) -> Insert:
     return insert(job).from_select(columns, source, include_defaults=False).returning(table_of(job).c.id)
 
 
+#: The columns of the calls as rows, each an array parameter "call_<name>".
+_COLUMNS: Mapping[str, TypeEngine[Any]] = {
+    "task": Text(),
+    "args": Text(),
+    "queue": Text(),
+    "priority": SmallInteger(),
+    "max_attempts": SmallInteger(),
+    "time": DateTime(timezone=True),
+    "delay": Float(53),
+    "meta": Text(),
+}
+
+
 def _source(given: Mapping[str, Any]) -> SelectBase:
     """The calls as rows, in their order."""
-    call = rows(
-        "call",
-        task=array("call_task", given["call_task"], Text()),
-        args=array("call_args", given["call_args"], Text()),
-        queue=array("call_queue", given["call_queue"], Text()),
-        priority=array("call_priority", given["call_priority"], SmallInteger()),
-        max_attempts=array("call_max_attempts", given["call_max_attempts"], SmallInteger()),
-        time=array("call_time", given["call_time"], DateTime(timezone=True)),
-        delay=array("call_delay", given["call_delay"], Float(53)),
-        meta=array("call_meta", given["call_meta"], Text()),
-    )
+    call = rows("call", **{name: array(f"call_{name}", given[f"call_{name}"], of) for name, of in _COLUMNS.items()})
     return select(
         call.c.task,
         cast(call.c.args, JSONB),
@@ -117,12 +121,6 @@ def _source(given: Mapping[str, Any]) -> SelectBase:
         func.coalesce(call.c.time, in_seconds(call.c.delay)),
         cast(call.c.meta, JSONB),
     )
-
-
-#: The parameters, each an array.
-_NAMES = (
-    "call_task", "call_args", "call_queue", "call_priority", "call_max_attempts", "call_time", "call_delay", "call_meta",
-)  # fmt: skip
 
 
 def _parameters(calls: Iterable[Call]) -> dict[str, Any]:

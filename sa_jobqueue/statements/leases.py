@@ -11,14 +11,12 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
-    Boolean,
     ColumnElement,
     Executable,
     Float,
     Integer,
     and_,
     bindparam,
-    case,
     exists,
     false,
     func,
@@ -31,7 +29,7 @@ from sqlalchemy.dialects.postgresql import insert
 from ..models import Job, Uptime
 from ._parts import FIRST_ID, array, in_seconds, lock_in_order, members, rows, table_of
 from .claim import epoch_of
-from .ends import fence, has_run_out, is_held
+from .ends import answered, fence, has_run_out, is_held
 
 __all__ = [
     "attest_uptime",
@@ -74,17 +72,11 @@ def renew_leases(*, ids: Sequence[int], tokens: Sequence[int], lease: float, job
         .returning(columns.id, columns.claim_token, columns.cancel_requested_at)
         .cte("renewed")
     )
-    # Not EXISTS, which may be planned as a hash over all that runs.
-    still_ours = select(literal_column("true", Boolean)).where(valid).correlate(held).scalar_subquery()
     return (
         select(
             held.c.id,
             held.c.token,
-            case(
-                (renewed.c.id.is_not(None), literal_column("'applied'")),
-                (still_ours, literal_column("'locked'")),
-                else_=literal_column("'lost'"),
-            ).label("answer"),
+            answered(renewed.c.id.is_not(None), valid, of=held),
             renewed.c.cancel_requested_at.is_not(None).label("cancel_requested"),
         )
         .select_from(held.outerjoin(renewed, and_(renewed.c.id == held.c.id, renewed.c.claim_token == held.c.token)))
