@@ -190,18 +190,10 @@ class Job(Base):
 event.listen(Job.status, "init_scalar", lambda *_: JobStatus.QUEUED, retval=True, propagate=True)
 event.listen(Job.errors, "init_scalar", lambda *_: [], retval=True, propagate=True)
 
-event.listen(
-    Job.__table__,
-    "after_create",
-    DDL(  # type: ignore[no-untyped-call]
-        "ALTER TABLE %(fullname)s ALTER COLUMN status SET DEFAULT 'queued', ALTER COLUMN errors SET DEFAULT '[]'::jsonb"
-    ),
-)
-# `postgresql_with` on a Table is new in SQLAlchemy 2.1; this is the same on 2.0.
-event.listen(
-    Job.__table__,
-    "after_create",
-    DDL(  # type: ignore[no-untyped-call]
+for _statement in (
+    "ALTER TABLE %(fullname)s ALTER COLUMN status SET DEFAULT 'queued', ALTER COLUMN errors SET DEFAULT '[]'::jsonb",
+    # `postgresql_with` on a Table is new in SQLAlchemy 2.1; this is the same on 2.0.
+    (
         "ALTER TABLE %(fullname)s SET ("
         # Room for an update on the same page; renewals of a lease stay HOT.
         "fillfactor = 85, "
@@ -210,14 +202,11 @@ event.listen(
         "autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 50000, "
         "autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 20000)"
     ),
-)
-# The claim and the completion leave an entry each beside the first one. Without room for them every page is split, and
-# searched for dead entries before: a sixth of what a job costs the server.
-event.listen(
-    Job.__table__,
-    "after_create",
-    DDL("ALTER INDEX %(schema)s.job_pkey SET (fillfactor = 45)"),  # type: ignore[no-untyped-call]
-)
+    # The claim and the completion leave an entry each beside the first one. Without room for them every page is split, and
+    # searched for dead entries before: a sixth of what a job costs the server.
+    "ALTER INDEX %(schema)s.job_pkey SET (fillfactor = 45)",
+):
+    event.listen(Job.__table__, "after_create", DDL(_statement))  # type: ignore[no-untyped-call]
 
 
 @event.listens_for(Job, "after_insert", propagate=True)
