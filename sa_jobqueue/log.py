@@ -12,6 +12,7 @@ import sys
 import traceback
 from functools import lru_cache
 from pathlib import Path, PurePath
+from types import FrameType
 from typing import Any
 
 __all__ = ["escaped", "get_logger", "one_line", "place_of"]
@@ -81,7 +82,7 @@ def place_of(error: BaseException, *, package: str = "", anywhere: bool = False)
     for frame, line in traceback.walk_tb(error.__traceback__):
         last = frame.f_code, line
         named = package and str(frame.f_globals.get("__name__")).partition(".")[0] == package
-        if named or _is_application(frame.f_code.co_filename):
+        if named or _is_application(_file_of(frame)):
             found = last
     if found is None and anywhere:
         found = last
@@ -89,6 +90,13 @@ def place_of(error: BaseException, *, package: str = "", anywhere: bool = False)
         return ""
     code, line = found
     return f"{_importable(code.co_filename)}, line {line}, in {code.co_name}"
+
+
+def _file_of(frame: FrameType) -> str:
+    """The file of its code. Cython writes a relative path there, so for that it is the file of the compiled module."""
+    file = frame.f_code.co_filename
+    compiled = not (file.startswith("<") or PurePath(file).is_absolute())
+    return str(frame.f_globals.get("__file__") or file) if compiled else file
 
 
 @lru_cache(maxsize=1_000)

@@ -81,8 +81,10 @@ class _Formatter(logging.Formatter):
         line, below = self.formatMessage(record), record.stack_info or ""
         if record.exc_info and (error := record.exc_info[1]) is not None:
             described = entry(name_of(type(error)), message_of(error))
-            reason = one_line(mask_passwords(f"{described.type}: {described.message}"))
-            if reason not in line:
+            module, dot, name = described.type.rpartition(".")
+            said = one_line(mask_passwords(f"{name}: {described.message}"))
+            if said not in line:
+                reason = f"{module}{dot}{said}"
                 place = place_of(error, anywhere=True)
                 line = f"{line}: {reason}" + (f" ({escaped(place)})" if place else "")
             below = f"{traceback_of(error, error.__traceback__) if self._tracebacks else ''}{below}"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import sa_jobqueue
+from sa_jobqueue import Retry
 from sa_jobqueue.cli.config import LogLevel
 from sa_jobqueue.cli.logs import LogFormat, set_log_format
 from sa_jobqueue.cli.messages import set_up_logging
@@ -126,6 +127,30 @@ def test_one_record_is_one_line_without_control_characters(
     else:
         assert json.loads(plain)["task"] == HOSTILE
         assert "in _fail" in json.loads(traced)["exception"]
+
+
+def test_the_place_of_an_error_is_not_in_a_compiled_library(
+    logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cython's frames have a relative file name: lib/sqlalchemy/engine/_result_cy.py, wherever that is installed."""
+    library = {"__name__": "lib._result", "__file__": "/venv/site-packages/lib/_result.so"}
+    exec(compile("def one():\n    raise LookupError('none')", "lib/_result.py", "exec"), library)
+    try:
+        library["one"]()  # type: ignore[operator]
+    except LookupError:
+        logger.exception("it failed")
+    said = capsys.readouterr().err
+    assert ", in test_the_place_of_an_error" in said
+    assert "lib/_result.py" not in said
+
+
+def test_an_exception_that_the_message_names_is_not_said_again(
+    logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job's failure names it with its module or, where the handler asked for a retry, without."""
+    for named in ("sa_jobqueue.outcomes.Retry: the card was declined", "Retry: the card was declined"):
+        logger.error("shop.charge[7] failed: %s", named, exc_info=Retry(reason="the card was declined"))
+    assert capsys.readouterr().err.count("declined") == 2
 
 
 @pytest.mark.usefixtures("logger")
