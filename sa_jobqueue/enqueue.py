@@ -43,6 +43,8 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
     """
     if isinstance(task, str):
         task = TaskName(task)
+    elif isinstance(task, Call):
+        raise OptionError("enqueue() takes a task and its arguments; a Call is for enqueue_many([call])")
     elif not isinstance(task, (Task, TaskName)):
         raise OptionError(f"enqueue() takes a task or its name, not {task!r}: decorate the function with @task")
     call = task.call(*args, **kwargs)

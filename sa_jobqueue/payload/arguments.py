@@ -16,6 +16,8 @@ from .storable import MAX_PAYLOAD, as_jsonb, checked_json, refusal, same, shown,
 
 __all__ = ["Arguments"]
 
+#: pydantic's kinds of error for an argument that is missing, or not a parameter of the handler; and what we say.
+_NAMES = {"missing": "argument {} is missing", "extra_forbidden": "unknown argument {}"}
 #: The beginnings of pydantic's kinds of error where a text was given for what is an object in Python.
 _OBJECTS = (
     "is_instance_of",
@@ -152,6 +154,8 @@ class Arguments:
         said = [self._sentence(one, enqueueing=given is not None) for one in found[:3]]
         if len(found) > 3:
             said.append(f"and {len(found) - 3} more")
+        if any(len(one["loc"]) == 1 and one["type"] in _NAMES for one in found[:3]):
+            said.append(f"it takes ({', '.join(self.resolve().names)})")
         where = "" if given is not None else f"{what} do not fit the handler: "
         return PayloadError(f"task {self.task!r}: {where}{'; '.join(said)}")
 
@@ -159,11 +163,8 @@ class Arguments:
         kind, loc, value = one["type"], one["loc"], one["input"]
         of_key = len(loc) > 2 and loc[-1] == "[key]"  # pydantic's word for it; before it comes the key
         path = _path(loc[:-2] if of_key else loc)
-        takes = f"it takes ({', '.join(self.resolve().names)})"
-        if len(loc) == 1 and kind == "missing":
-            return f"argument {path} is missing; {takes}"
-        if len(loc) == 1 and kind == "extra_forbidden":
-            return f"unknown argument {path}; {takes}"
+        if len(loc) == 1 and kind in _NAMES:
+            return _NAMES[kind].format(path)
         said = one["msg"][:1].lower() + one["msg"][1:]
         if of_key:
             return f"argument {path}: the key {shown(value)}: {said}"

@@ -77,11 +77,17 @@ def test_a_handlers_arguments_may_have_any_name() -> None:
     assert enqueue("odd", task=1, name=2, self=3).args == {"task": 1, "name": 2, "self": 3}
 
 
-@pytest.mark.parametrize("what", [None, 5, len, send.handler, send.call(1)], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("what", [None, 5, len, send.handler], ids=lambda one: type(one).__name__)
 def test_only_a_task_or_a_name_can_be_enqueued(what: Any) -> None:
     """A plain function is answered with the decorator that makes it a task."""
     with pytest.raises(OptionError, match=r"decorate the function with @task"):
         enqueue(what)
+
+
+def test_enqueue_answers_a_call_with_the_function_that_takes_it() -> None:
+    """`Task.call` is for `enqueue_many`."""
+    with pytest.raises(OptionError, match=r"a Call is for enqueue_many\(\[call\]\)"):
+        enqueue(send.call(1))  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("what", [enqueue(send, 1), send, None, ("a",) * 7], ids=lambda one: type(one).__name__)

@@ -479,6 +479,10 @@ def test_unknown_and_surplus_arguments_are_refused() -> None:
     given_to = Arguments(handler, task="handler").encode
     with pytest.raises(PayloadError, match=re.escape("unknown argument three; it takes (one, two)")):
         given_to((1,), {"three": 3})
+    with pytest.raises(
+        PayloadError, match=re.escape(": argument one is missing; unknown argument won; it takes (one, two)")
+    ):
+        given_to((), {"won": 1})
     with pytest.raises(PayloadError, match="takes 1 positional argument, 2 were given"):
         given_to((1, 2), {})
 
