@@ -71,6 +71,11 @@ class Enqueueable:
     name: str
     _options: Options
 
+    @property
+    def queue(self) -> str:
+        """The queue that its jobs go to."""
+        return self._options.queue
+
     def options(
         self,
         *,

@@ -28,7 +28,7 @@ from sa_jobqueue.migrations import check_schema
 from sa_jobqueue.models import SCHEMA
 from sa_jobqueue.settings import WorkerSettings
 from sa_jobqueue.urls import database_url
-from sa_jobqueue.worker.connections.service import check_engine
+from sa_jobqueue.worker.connections.service import refuse_autocommit
 from sa_jobqueue.worker.process.gc import tune_gc
 from sa_jobqueue.worker.process.supervisor import CANNOT_WORK, Supervisor, drain_with_supervisor
 from sa_jobqueue.worker.worker import Worker
@@ -201,6 +201,8 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
             _check_tables(worker)
             slots_of = ", ".join(f"{name}={slots}" for name, slots in worker.queues.items())
             logger.info("serving %s in schema %s of %s", slots_of, worker.schema, name_of(worker.engine.url))
+            if others := sorted({task.queue for task in worker.registry} - worker.queues.keys()):
+                logger.info("the tasks also name queues that this worker does not serve: %s", ", ".join(others))
         report(worker, is_theirs)
     if options.tried_out:
         _leave_threads_behind(0)
@@ -243,7 +245,7 @@ def _worker(config: Config, options: WorkOptions) -> tuple[Worker, bool]:
 def _check_tables(worker: Worker) -> None:
     """Fail here if its tables are not there: one line, and not one from each process."""
     with worker.engine.connect() as connection:
-        check_engine(connection)
+        refuse_autocommit(connection)
         check_schema(connection.execution_options(schema_translate_map={SCHEMA: worker.schema}))
 
 

@@ -195,7 +195,7 @@ class Serving:
         services.close_slots()
         await self._wait_for_runs(self._spec.settings.grace, unless=self._hurry)
         if left := services.running():
-            logger.warning("%d jobs still run; they are stopped and given back", len(left))
+            logger.warning("jobs that still run are stopped and given back: %d", len(left))
             for run in left:
                 services.runs.stop(run, Stop.SHUTDOWN)
             await self._wait_for_runs(LAST_CALL)

@@ -95,6 +95,14 @@ def test_sqlmodels_exec_works_by_the_sessionmaker_of_the_registry(
     assert python(shop, HEROES) == "b"
 
 
+def test_work_names_the_queues_of_its_tasks_that_it_does_not_serve(shop: Path, database_url: str) -> None:
+    """So a worker that does nothing, because --queue is misspelt, says why."""
+    command = ("work", "--app", "shop:registry", "--drain", "--queue")
+    misspelt, right = (run_command(*command, queue, url=database_url, cwd=shop) for queue in ("defualt", "default"))
+    assert "the tasks also name queues that this worker does not serve: default" in misspelt.stderr
+    assert "does not serve" not in right.stderr
+
+
 def test_the_applications_worker_is_made_in_each_process(engine: Engine, database_url: str, shop: Path) -> None:
     """By a function; its engine, queues and settings are its own, the processes and signals the command's.
 

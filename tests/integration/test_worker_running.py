@@ -648,9 +648,12 @@ def test_a_worker_that_cannot_begin_says_why(engine: Engine, url: str, empty_dat
     ("given", "said"),
     [
         ({"queues": ["mail"]}, r"queues are names with their slots, {'default': 10}, not \['mail'\]"),
-        ({"database": create_async_engine("postgresql+psycopg://")}, "the first engine is for the worker itself"),
+        ({"database": create_async_engine("postgresql+psycopg://")}, "pass the AsyncEngine as async_engine="),
         ({"database": None}, "the database is a URL or an Engine, not None"),
         ({"async_engine": create_engine("postgresql+psycopg://")}, "async_engine is an AsyncEngine"),
+        ({"database": create_engine("sqlite://")}, "the worker needs psycopg 3, not 'pysqlite'"),
+        ({"database": create_engine("postgresql+asyncpg://")}, "the worker needs psycopg 3, not 'asyncpg'"),
+        ({"async_engine": create_async_engine("postgresql+asyncpg://")}, "the worker needs psycopg 3, not 'asyncpg'"),
         ({"registry": "shop"}, "registry is a Registry, not 'shop'"),
         ({"sessionmaker": 42}, r"sessionmaker is what SQLAlchemy's sessionmaker\(\) returns, not 42"),
         (
@@ -677,6 +680,9 @@ def test_a_worker_that_cannot_begin_says_why(engine: Engine, url: str, empty_dat
         "engine",
         "nothing",
         "async engine",
+        "sqlite",
+        "asyncpg",
+        "async handlers over asyncpg",
         "registry",
         "sessionmaker",
         "two phases",

@@ -16,7 +16,7 @@ from ...migrations.steps import quote
 from ...models import SCHEMA
 from ...urls import database_url, mask_passwords, not_connected
 from .pool import is_behind_pooler, leave_out_closed
-from .service import check_engine
+from .service import check_driver, refuse_autocommit
 
 __all__ = ["SERVICE_CONNECTIONS", "Engines"]
 
@@ -52,12 +52,15 @@ class Engines:
     ) -> None:
         if isinstance(database, AsyncEngine):
             raise ConfigurationError(
-                "the first engine is for the worker itself: an Engine or a URL; AsyncEngine: async_engine="
+                "the worker itself needs a URL or an Engine (create_engine); pass the AsyncEngine as async_engine="
             )
         if not isinstance(database, (str, URL, Engine)):
             raise ConfigurationError(f"the database is a URL or an Engine, not {database!r}")
         if async_engine is not None and not isinstance(async_engine, AsyncEngine):
             raise ConfigurationError(f"async_engine is an AsyncEngine (create_async_engine), not {async_engine!r}")
+        for engine in (database, async_engine):
+            if isinstance(engine, (Engine, AsyncEngine)):
+                check_driver(engine.dialect)
         self._slots, self._pooled = slots, pooled
         self._options = _options(slots, pooled=pooled)
         if schema is not None:
@@ -103,7 +106,7 @@ class Engines:
         """
         try:
             with self.main.connect() as connection:
-                check_engine(connection)
+                refuse_autocommit(connection)
                 translated = connection.execution_options(schema_translate_map=self.translate)
                 check_schema(translated)
                 limit = int(connection.execute(text("SHOW max_connections")).scalar_one())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Dialect, Engine
 
 from ...errors import AutocommitError, ConfigurationError
 from ...log import get_logger
@@ -19,8 +19,9 @@ from .deadline import Deadline
 __all__ = [
     "APPLICATION",
     "Connector",
-    "check_engine",
+    "check_driver",
     "lasting_settings",
+    "refuse_autocommit",
     "service_limit",
     "service_settings",
     "setting",
@@ -87,7 +88,7 @@ class Connector:
         """
         connection = self.engine.connect()
         try:
-            check_engine(connection)
+            refuse_autocommit(connection)
             options: dict[str, Any] = {"isolation_level": "READ COMMITTED"}
             if self.translate:
                 options["schema_translate_map"] = dict(self.translate)
@@ -188,12 +189,16 @@ def service_limit(lease: float) -> float:
     return min(max(lease, 0.5), 10.0)
 
 
-def check_engine(connection: Connection) -> None:
-    """Refuse an engine that the worker cannot work with, by a connection of it."""
-    if connection.dialect.driver != "psycopg":
+def check_driver(dialect: Dialect) -> None:
+    """Refuse an engine of another driver than psycopg 3."""
+    if dialect.driver != "psycopg":
         raise ConfigurationError(
-            f"the worker drives psycopg 3, not {connection.dialect.driver!r}: give it an engine made from "
-            "postgresql+psycopg://... (enqueueing works over any driver)"
+            f"the worker needs psycopg 3, not {dialect.driver!r}: make its engine from postgresql+psycopg://... "
+            "(enqueueing works over any driver)"
         )
+
+
+def refuse_autocommit(connection: Connection) -> None:
+    """Refuse a connection in AUTOCOMMIT mode: a worker's statements belong together."""
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         raise AutocommitError
