@@ -50,6 +50,9 @@ class Dispatch:
             if task is None:
                 self._return_unknown(job)
                 continue
+            if job.queue not in by_queue:  # a trigger of the application's has moved it, just as it was claimed
+                self._writer.add(decide(job, Released(), task.rules, random=0.5))
+                continue
             run = Run(job, task, now, claimed_at, unsettled)
             runs.append(run)
             by_queue[job.queue].append(run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from sa_jobqueue import JobStatus, Registry, task
 from sa_jobqueue.store import Fault, default_store, fault_of
 from tests.support import pooler
 from tests.support.factory import TABLE, make_job, make_jobs
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 from tests.support.working import services_of, working
 
 
@@ -141,19 +140,19 @@ def test_a_job_whose_lease_cannot_be_renewed_costs_the_others_no_lease(
     """A trigger of the application's refuses it, or takes too long. The others would be rescued, would run again, and after five
     times would be failed.
     """
-    runs, end = [], asyncio.Event()
+    runs, end = [], threading.Event()
 
     @task(registry=registry, name="runs")
-    async def handler(n: int) -> None:
+    def handler(n: int) -> None:
         runs.append(n)
-        await end.wait()
+        end.wait(PATIENCE)
 
     bad, *_ = fill(engine, 4)
     refuse(engine, f"old.id = {bad} AND old.status = 'running' AND new.status = 'running'", what)
-    with working(url, registry, lease=4.0) as worker:
+    with working(url, registry, lease=4.0, queues={"default": 5}):
         wait_until(lambda: runs.count(0) == 2)
         mend(engine)
-        services_of(worker).runs._loop.call_soon_threadsafe(end.set)
+        end.set()
         wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 4)
     assert sorted(runs) == [0, 0, 1, 2, 3]
     assert f"job {bad}: its lease cannot be renewed" in caplog.text
@@ -175,6 +174,20 @@ def test_a_job_that_cannot_be_claimed_is_stepped_over(
         mend(engine)
         wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 100)
     assert sorted(runs) == list(range(100))
+
+
+def test_a_job_that_a_trigger_moves_as_it_is_claimed_goes_to_its_new_queue(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody here serves that; the jobs claimed with it run at once, and the connection is kept."""
+    runs = recorded(registry)
+    moved, *_ = fill(engine, 5)
+    refuse(engine, f"old.id = {moved} AND new.status = 'running'", "new.queue = 'elsewhere'")
+    with working(url, registry):
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 4)
+        wait_until(lambda: count(engine, JobStatus.QUEUED, "runs") == 1)
+    assert sorted(runs) == [1, 2, 3, 4]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("due", ["1700-01-01 00:00:00.000003+00", "4714-11-24 00:00:00.000001+00 BC", "-infinity"])
