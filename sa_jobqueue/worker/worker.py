@@ -121,6 +121,8 @@ class Worker:
         self.counts: Counter[str] = Counter()
         """What came of the jobs so far: by event, and "lost" and "unknown"."""
         self._serving: Serving | None = None
+        self._begun = False
+        """Whether it serves: two that bore one id would give back each other's jobs. Written by the loop."""
         self._signals = 0
 
     def limit(self, *, max_jobs: int | None = None, max_memory: int | None = None) -> None:
@@ -160,18 +162,24 @@ class Worker:
             loop.close()
 
     async def serve(self, *, until_idle: bool = False) -> Ending:
-        """Work inside the running event loop until `stop()` is called."""
+        """Work inside the running event loop until `stop()` is called.
+
+        Raises what `run()` does.
+        """
         return await self._serve(until_idle=until_idle, own_process=False)
 
     async def _serve(self, *, until_idle: bool, own_process: bool) -> Ending:
+        if self._begun:
+            raise ConfigurationError("this worker serves already; make another Worker to serve beside it")
         self.registry.resolve()
         self._serving = serving = Serving(self._spec, self.counts, until_idle=until_idle, own_process=own_process)
         if self._signals:
             serving.stop(now=self._signals > 1)  # a signal, or stop(), came before there was anything to stop
+        self._begun = True
         try:
             return await serving.serve()
         finally:
-            self._signals = 0
+            self._begun, self._signals = False, 0
 
     def stop(self, *, now: bool = False) -> None:
         """End `run()` or `serve()`: claim no more, let running jobs finish; `now`: do not wait for them. For any thread.

@@ -539,6 +539,18 @@ async def test_a_stop_before_it_has_begun_is_heeded(database_url: str, registry:
     assert await asyncio.wait_for(again, 30) == Ending.STOPPED
 
 
+async def test_a_worker_that_serves_does_not_serve_a_second_time(url: str, registry: Registry) -> None:
+    """Two that bear one id would give back each other's jobs after a broken connection. The first goes on."""
+    worker = worker_for(url, registry)
+    first = asyncio.create_task(worker.serve())
+    await wait_until_async(lambda: worker.serving)
+    with pytest.raises(ConfigurationError, match="serves already"):
+        await worker.serve()
+    assert worker.serving
+    worker.stop()
+    assert await asyncio.wait_for(first, 30) == Ending.STOPPED
+
+
 async def test_run_inside_a_running_loop_says_what_to_do(url: str) -> None:
     """`serve()` is for that."""
     with pytest.raises(ConfigurationError, match="await worker"):
