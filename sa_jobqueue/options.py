@@ -1,4 +1,4 @@
-"""What a job is given beside its arguments: queue, priority, number of attempts, time, labels; checked before any SQL.
+"""The options of a job: queue, priority, number of attempts, time, labels. They are checked before any SQL.
 
 >>> checked_int(4, "priority", 0, 9, OptionError)
 4
@@ -38,7 +38,7 @@ MAX_ATTEMPTS = 32_767
 
 
 class Call(NamedTuple):
-    """One job to be, checked and encoded: made by `Task.call`, taken by `enqueue_many`."""
+    """A job to be enqueued, checked and encoded: `Task.call` makes it, `enqueue_many` takes it."""
 
     task: str
     args: str
@@ -54,7 +54,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What goes into the row beside name and arguments; every value was checked."""
+    """The columns of the row beside name and arguments. Every value has been checked."""
 
     queue: str = "default"
     priority: int = 4
@@ -66,7 +66,7 @@ class Options:
 
 
 class Enqueueable:
-    """What a task and a mere name have in common: options."""
+    """What `Task` and `TaskName` share: their options."""
 
     name: str
     _options: Options
@@ -91,9 +91,9 @@ class Enqueueable:
 
         `queue`: 1 to 200 characters. `priority`: 0 to 9, higher first. `run_at`: a datetime with a time zone, or
         `delay`: seconds or a timedelta, counted by the database from its now(). `max_attempts`: 1 to 32,767.
-        `meta`: plain JSON that travels along; takes the place of an earlier `meta`. `tags`: kept as `meta["tags"]`.
+        `meta`: plain JSON that is stored with the job; it replaces an earlier `meta`. `tags`: kept as `meta["tags"]`.
 
-        Raises OptionError for anything else.
+        Raises OptionError for any other value.
         """
         changes: dict[str, Any] = {}
         if queue is not None:
@@ -121,7 +121,7 @@ class Enqueueable:
 def checked_name(value: object, what: str, error: type[JobQueueError]) -> str:
     """`value` if it can be the name of a queue, a task or a tag; else raise `error`, which calls it `what`."""
     if not isinstance(value, str):
-        raise error(f"{what} must be a text, not {shown(value)}")
+        raise error(f"{what} must be a string, not {shown(value)}")
     if reason := unstorable_text(value):
         raise error(f"{what} {value[:80]!r} {reason}")
     if not 1 <= len(value) <= MAX_NAME:
@@ -154,13 +154,11 @@ def _checked_due(run_at: datetime | None, delay: Duration | None) -> datetime | 
     return checked_due(run_at)
 
 
-def _checked_meta(
-    old: Options, tags: Iterable[str] | None, meta: object
-) -> dict[str, Any]:  # fmt: skip
+def _checked_meta(old: Options, tags: Iterable[str] | None, meta: object) -> dict[str, Any]:
     if tags is None:
         labels = old.tags
     elif isinstance(tags, str) or not isinstance(tags, Iterable):
-        raise OptionError(f"tags must be a list of texts, not {shown(tags)}")
+        raise OptionError(f"tags must be a list of strings, not {shown(tags)}")
     else:
         labels = tuple(checked_name(tag, "a tag", OptionError) for tag in tags)
     entries: dict[str, Any]

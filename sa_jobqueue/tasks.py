@@ -1,4 +1,4 @@
-"""Tasks: handlers with a name, and what holds for their jobs.
+"""Tasks: handlers with a name, and the rules for their jobs.
 
 >>> from datetime import timedelta
 >>> @task(queue="mail", max_attempts=5, name="shop.send_receipt")
@@ -9,7 +9,7 @@
 >>> send_receipt.options(priority=9, delay=timedelta(hours=1)).call(7)
 Call(task='shop.send_receipt', args='{"order_id":7}', queue='mail', priority=9, ...)
 
-A row can only name a task that is registered; nothing is imported by the name in a row.
+A row names a registered task. A worker never imports anything because of the name in a row.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ logger = get_logger(__name__)
 _MAX_JSONB = 2**28 - 1
 
 _DEFAULT_RETAIN = Rules().retain
-_DEFAULT_RETAIN_FAILED = Rules().retain_failed
+#: The least time that a failed job stays, in seconds.
+_RETAIN_FAILED = cast(float, Rules().retain_failed)
 
 F = ParamSpec("F")
 """The handler's parameters."""
 P = ParamSpec("P")
-"""The parameters that are enqueued: without the context."""
+"""The parameters that are enqueued: all but the context."""
 R = TypeVar("R")
 """What the handler returns; for an `async def` its coroutine."""
 
@@ -87,7 +88,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         self._options = options
         self._arguments = Arguments(handler, task=name)
         self.decode = self._arguments.decode
-        """JSON text of a row -> (args, kwargs) for the handler, after its context; PayloadError if it does not fit."""
+        """JSON text of a row -> (args, kwargs) for the handler, after its context. Raises PayloadError if it does not fit."""
         functools.update_wrapper(self, handler)
         if self.is_async:
             _mark_coroutine_function(self)
@@ -97,7 +98,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         return self.handler(*args, **kwargs)
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call:
-        """One job with these arguments, for `enqueue_many`. Raises PayloadError where they do not fit."""
+        """One job with these arguments, for `enqueue_many`. Raises PayloadError if they do not fit."""
         return self._make_call(self._arguments.encode(args, kwargs, limit=self.registry.max_payload))
 
     @functools.cached_property
@@ -106,15 +107,15 @@ class Task(Enqueueable, Generic[F, P, R]):
         return self._arguments.context
 
     def resolve(self) -> None:
-        """Resolve the handler's annotations now, not at the first job; TaskError where that cannot be done."""
+        """Resolve the handler's annotations now instead of at the first job. Raises TaskError if one cannot be resolved."""
         self._arguments.resolve()
 
     def encode_result(self, value: object) -> str:
-        """What the handler returned as JSON text; PayloadError where it cannot be stored."""
+        """What the handler returned, as JSON text. Raises PayloadError if it cannot be stored."""
         return encode_result(value, task=self.name, limit=self.registry.max_payload)
 
     def __reduce__(self) -> str:
-        """Pickled by name, as functions are: for a pool of processes."""
+        """Pickle the task by its name, as functions are pickled, so that a pool of processes can take it."""
         return self.__qualname__
 
     def __repr__(self) -> str:
@@ -127,7 +128,7 @@ class TaskName(Enqueueable):
     >>> TaskName("shop.send_receipt").options(queue="mail").call(order_id=7).args
     '{"order_id":7}'
 
-    The queue is "default" unless the options say otherwise: the name is all that is known here.
+    The queue is "default" unless the options name another, because the options of the handler's task are not known here.
     """
 
     def __init__(self, name: str) -> None:
@@ -135,12 +136,11 @@ class TaskName(Enqueueable):
         self._options = Options()
 
     def call(self, /, *args: Any, **kwargs: Any) -> Call:
-        """One job with these keyword arguments, which must be plain JSON. The worker checks them against the handler."""
+        """One job with these keyword arguments, which must be plain JSON. A worker checks them against the handler."""
         if args:
             raise PayloadError(f"task {self.name!r}: by name, a task takes keyword arguments only")
-        return self._make_call(
-            encode_plain(kwargs, what=f"task {self.name!r}", limit=default_registry.max_payload)
-        )  # fmt: skip
+        args_text = encode_plain(kwargs, what=f"task {self.name!r}", limit=default_registry.max_payload)
+        return self._make_call(args_text)
 
     def __repr__(self) -> str:
         return f"TaskName({self.name!r})"
@@ -154,9 +154,16 @@ class Registry:
 
     `max_payload`: the most bytes of encoded arguments, or of a result, that its tasks accept, up to 268,435,455.
     `sessionmaker`, `async_sessionmaker`: the application's own, for `ctx.session` in workers that were given no other.
-    All three can be set later, too, the sessionmakers before the worker is made. Raises ConfigurationError for what
-    cannot be used.
+    All three can also be set later; set a sessionmaker before you make the worker. Raises ConfigurationError for a value
+    that cannot be used.
     """
+
+    max_payload: int
+    """The most bytes of encoded arguments that are accepted."""
+    sessionmaker: SessionMaker | None
+    """What makes `ctx.session` for `def` handlers; None: the worker."""
+    async_sessionmaker: AsyncSessionMaker | None
+    """What makes `ctx.session` for `async def` handlers; None: the worker."""
 
     def __init__(
         self,
@@ -172,39 +179,17 @@ class Registry:
         self.get: Callable[[str], AnyTask | None] = self._tasks.get
         """The task of this name or alias, or None."""
 
-    @property
-    def max_payload(self) -> int:
-        """The most bytes of encoded arguments that are accepted."""
-        return self._max_payload
-
-    @max_payload.setter
-    def max_payload(self, value: int) -> None:
-        self._max_payload = checked_int(value, "max_payload", 1, _MAX_JSONB, ConfigurationError)
-
-    @property
-    def sessionmaker(self) -> SessionMaker | None:
-        """What makes `ctx.session` for `def` handlers; None: the worker."""
-        return self._sessionmaker
-
-    @sessionmaker.setter
-    def sessionmaker(self, value: SessionMaker | None) -> None:
-        check_makers(sessionmaker=value)
-        self._sessionmaker = value
-
-    @property
-    def async_sessionmaker(self) -> AsyncSessionMaker | None:
-        """What makes `ctx.session` for `async def` handlers; None: the worker."""
-        return self._async_sessionmaker
-
-    @async_sessionmaker.setter
-    def async_sessionmaker(self, value: AsyncSessionMaker | None) -> None:
-        check_makers(async_sessionmaker=value)
-        self._async_sessionmaker = value
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "max_payload":
+            checked_int(value, name, 1, _MAX_JSONB, ConfigurationError)
+        elif name in {"sessionmaker", "async_sessionmaker"}:
+            check_makers(**{name: value})
+        super().__setattr__(name, value)
 
     def add(self, added: AnyTask) -> None:
-        """Register a task; TaskError if another handler has its name or one of its aliases.
+        """Register a task. Raises TaskError if another handler has its name or one of its aliases.
 
-        The same function, declared again by a reload of its module, takes the place of the old one.
+        If a reload of its module declares the same function again, the new task replaces the old one.
         """
         names = (added.name, *added.aliases)
         replaced = [found for name in names if (found := self._tasks.get(name)) is not None]
@@ -223,7 +208,7 @@ class Registry:
         self._tasks.update(dict.fromkeys(names, added))
 
     def resolve(self) -> None:
-        """Resolve the annotations of all tasks; TaskError for the first where that cannot be done."""
+        """Resolve the annotations of all tasks. Raises TaskError for the first that cannot be resolved."""
         for one in self:
             one.resolve()
 
@@ -233,11 +218,11 @@ class Registry:
 
 
 default_registry = Registry()
-"""Where `@task` registers unless it is told otherwise. Its `max_payload` also holds for jobs that are made by name."""
+"""Where `@task` registers without a `registry`. Its `max_payload` is also the limit for jobs that are enqueued by name."""
 
 
 class _Decorator(Protocol):
-    """`task(...)` with options: still typed by the handler it is given."""
+    """What `task(...)` with options returns: a decorator that keeps the types of its handler."""
 
     @overload
     def __call__(
@@ -290,21 +275,21 @@ def task(
 ) -> Any:
     """Make a task of a function, `def` or `async def`; `@task` or `@task(...)`.
 
-    A first parameter annotated `JobContext` (`AsyncJobContext` in an `async def`) is injected by the worker and is no
-    part of the arguments.
+    The worker injects a first parameter annotated `JobContext` (`AsyncJobContext` in an `async def`), which is no part of
+    the arguments.
 
-    `name`: what the row says; by default "module.function". A script that is run as `__main__` is called by its file
-    (`python shop.py` gives "shop.function", as `--app shop` does), or by its module's name under `python -m`.
+    `name`: the task's name in the row, by default "module.function". For a script that runs as `__main__` the module is
+    the name of its file (`python shop.py` gives "shop.function", as `--app shop` does), or what `python -m` was given.
     `aliases`: names under which older rows know it. `queue`, `priority`, `max_attempts`: what its jobs have unless
     `Task.options` says otherwise. `retry`: when to try again. `timeout`: seconds or timedelta for one attempt.
     `retain`: how long a finished job stays, in seconds or as a timedelta; 0: completed jobs are deleted at once,
     None: for ever. Failed ones stay at least 30 days. `record`: store what the handler returns in `Job.result`.
-    `rescue`: False for a job that must not run twice when its worker died; it fails then. `registry`: where to
-    register; the default registry if None.
+    `rescue`: False for a job that must not run twice: it fails if its worker dies. `registry`: where to register; the
+    default registry if None.
 
-    Raises TaskError for what cannot work, as far as it can be seen already; the annotations are resolved at the first
-    job or at the start of a worker. Gives a TaskWarning where a function has neither a `name` nor a `registry` and is
-    declared inside of another one, or in a notebook or on stdin: a worker may not find it there.
+    Raises TaskError for a declaration that cannot work. Annotations are resolved later, at the first job or when a worker
+    starts. Warns with TaskWarning about a function that has neither a `name` nor a `registry` and is declared inside another
+    function, in a notebook or on stdin, because a worker may not find it there.
     """
     if registry is not None and not isinstance(registry, Registry):
         raise TaskError(f"registry must be a Registry, not {registry!r}")
@@ -345,7 +330,7 @@ def task(
 
 
 def _mark_coroutine_function(made: AnyTask) -> None:
-    """So that frameworks which ask whether to await a call of the task (Starlette's BackgroundTasks, FastAPI) are told."""
+    """Tell frameworks that ask whether to await a call of the task (Starlette's BackgroundTasks, FastAPI)."""
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(made)
     else:
@@ -371,7 +356,7 @@ def _check_handler(handler: object, name: str | None) -> None:
 
 
 def _function(handler: Callable[..., Any]) -> FunctionType:
-    """The function behind the decorators; the handler itself where they wrap something else, a partial or an object."""
+    """The function behind the decorators. The handler itself, if they wrap a partial or another object."""
     inner: Any = inspect.unwrap(handler)
     return inner if hasattr(inner, "__code__") else cast(FunctionType, handler)
 
@@ -386,7 +371,7 @@ def _default_name(handler: Callable[..., Any]) -> str:
 
 
 def _warn_if_hidden(made: AnyTask) -> None:
-    """Say it where a worker that imports the application would not come by the declaration."""
+    """Warn if the declaration does not run when a worker imports the application."""
     function = _function(made.handler)
     known = function.__globals__
     outer, _, inner = function.__qualname__.rpartition(".<locals>.")
@@ -397,7 +382,7 @@ def _warn_if_hidden(made: AnyTask) -> None:
     else:
         return
     warnings.warn_explicit(
-        f"{why}; if you mean it so, give the task a name: @task(name=...)",
+        f"{why}; if this is intended, give the task a name: @task(name=...)",
         TaskWarning,
         filename=function.__code__.co_filename,
         lineno=function.__code__.co_firstlineno,
@@ -410,23 +395,18 @@ def _is_file(name: str | None) -> bool:
 
 
 def _rules(retry: object, retain: Duration | None, rescue: bool) -> Rules:
-    if retry is None:
-        retry = RetryPolicy()
-    if not isinstance(retry, RetryPolicy):
+    policy = RetryPolicy() if retry is None else retry
+    if not isinstance(policy, RetryPolicy):
         raise TaskError(f"retry must be a RetryPolicy, not {retry!r}")
-    seconds = None if retain is None else checked_duration(retain, "retain", TaskError)
-    failed = _DEFAULT_RETAIN_FAILED
-    return Rules(
-        policy=retry,
-        retain=seconds,
-        # A failed job is evidence: it is not gone before the completed ones.
-        retain_failed=None if seconds is None or failed is None else max(seconds, failed),
-        rescue=rescue,
-    )
+    if retain is None:
+        return Rules(policy, retain=None, retain_failed=None, rescue=rescue)
+    seconds = checked_duration(retain, "retain", TaskError)
+    # A failed job is evidence, so it stays at least as long as the completed ones.
+    return Rules(policy, retain=seconds, retain_failed=max(seconds, _RETAIN_FAILED), rescue=rescue)
 
 
 def _origin(one: AnyTask) -> tuple[str, str]:
-    """The same for the same function, also after a reload, and whether its file is run or imported."""
+    """The file and name of the function. They stay the same after a reload, and whether the file is run or imported."""
     function = _function(one.handler)
     return str(Path(function.__code__.co_filename)), function.__qualname__
 
@@ -436,7 +416,7 @@ def _line(one: AnyTask) -> int:
 
 
 def _twins(one: AnyTask, other: AnyTask) -> bool:
-    """Whether they are two closures of one `def`, by a factory or a loop; a reload compiles it again."""
+    """Whether both are closures of one `def`, from a factory or a loop. After a reload they are not: it compiles the `def` again."""
     return one.handler is not other.handler and _function(one.handler).__code__ is _function(other.handler).__code__
 
 

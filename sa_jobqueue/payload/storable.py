@@ -1,7 +1,7 @@
 """What JSON text in PostgreSQL can hold, and whether a value comes back from it as it was.
 
 >>> next(unstorable({"lines": [1.5, float("nan")]}))
-'lines[1]: nan is no number that JSON can hold: pass None, or a text'
+'lines[1]: nan is no number that JSON can hold: pass None, or a string'
 >>> same((1, 2), [1, 2])
 False
 """
@@ -51,7 +51,7 @@ def unstorable(value: Any, path: str = "", depth: int = 0) -> Iterator[str]:
             yield f"{at}{shown(value)} {reason}"
     elif isinstance(value, (float, Decimal)):
         if not (value.is_finite() if isinstance(value, Decimal) else math.isfinite(value)):
-            yield f"{at}{value!r} is no number that JSON can hold: pass None, or a text"
+            yield f"{at}{value!r} is no number that JSON can hold: pass None, or a string"
     elif isinstance(value, int):
         if abs(value) >= _TOO_LONG:
             yield f"{at}an integer of more than {MAX_DIGITS:,} digits cannot be read back from JSON"

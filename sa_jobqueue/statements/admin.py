@@ -90,7 +90,7 @@ def retry_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
 def discard_jobs(*where: Criterion, reason: str = "discarded by an operator", job: type[Job] = Job) -> Executable:
     """Give up jobs that wait: they end as `failed`, with `reason` in `errors`. A running job is not touched: cancel it."""
     if not isinstance(reason, str):
-        raise TypeError(f"the reason must be a text, not {reason!r}")
+        raise TypeError(f"the reason must be a string, not {reason!r}")
     table = table_of(job)
     note = func.jsonb_build_object(
         literal_column("'type'"), literal_column("'Discard'"),
@@ -155,7 +155,7 @@ def _update(name: str, job: type[Job], event: Event, where: Sequence[Criterion])
 
 
 def check_criteria(name: str, where: Sequence[Criterion]) -> None:
-    """Raise TypeError for what is no condition: an id, a list of them, a text."""
+    """Raise TypeError for a value that is no condition: an id, a list of ids, a string."""
     for one in where:
         try:
             and_(one)

@@ -102,7 +102,7 @@ def test_what_only_the_server_would_refuse_is_refused_before() -> None:
         prune_jobs(limit=-1)
     with pytest.raises(TypeError, match="limit must be an integer, not 'x'"):
         prune_jobs(limit="x")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="the reason must be a text, not None"):
+    with pytest.raises(TypeError, match="the reason must be a string, not None"):
         discard_jobs(true(), reason=None)  # type: ignore[arg-type]
 
 
