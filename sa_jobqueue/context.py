@@ -24,7 +24,7 @@ logger = logging.getLogger("sa_jobqueue.job")
 S = TypeVar("S", Session, AsyncSession)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: Times between these, in seconds since then, can be a `datetime`, whatever zone it is shown in.
+#: Seconds since 1970: any time between these two can be a `datetime`, in whatever zone it is shown.
 _FIRST, _LAST = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2, 9999))
 
 
@@ -43,15 +43,15 @@ class ClaimedJob(NamedTuple):
     max_attempts: int
     rescues: int
     args: str | None
-    """JSON text; None when it is larger than the claim's limit and has to be fetched by itself."""
+    """JSON text. None if it is longer than the claim's limit: then it is fetched separately."""
     meta: str | None
-    """JSON text; None likewise."""
+    """JSON text, or None, as `args`."""
     created_at: float
     """Seconds since 1970."""
 
 
 class _Logger(logging.LoggerAdapter[logging.Logger]):
-    """Adds the job's fields to each record, beside what the call itself gives as `extra`."""
+    """Adds the job's fields to each record, and keeps the `extra` of the call itself."""
 
     def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
         kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
@@ -59,7 +59,7 @@ class _Logger(logging.LoggerAdapter[logging.Logger]):
 
 
 class _Context(Generic[S]):
-    """The part that both contexts share. `open_session` and `is_stopping` belong to the executor."""
+    """What both contexts share. The executor passes `open_session` and `is_stopping`."""
 
     __slots__ = ("_is_stopping", "_job", "_logger", "_open_session", "_session")
 
@@ -77,12 +77,12 @@ class _Context(Generic[S]):
 
     @property
     def task(self) -> str:
-        """The name under which the job was enqueued (an alias, perhaps)."""
+        """The name under which the job was enqueued. It may be an alias."""
         return self._job.task
 
     @property
     def queue(self) -> str:
-        """The queue it came from."""
+        """The queue of the job."""
         return self._job.queue
 
     @property
@@ -97,7 +97,7 @@ class _Context(Generic[S]):
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What the producer gave along: tags, trace context."""
+        """What the producer sent along: tags, trace context."""
         found = json.loads(self._job.meta or "{}")
         return found if isinstance(found, dict) else {}
 
@@ -117,11 +117,11 @@ class _Context(Generic[S]):
 
     @property
     def cancelled(self) -> bool:
-        """True once this run should stop: a cancel was asked for, it timed out, its lease is lost, or the
-        worker leaves and its grace time is over. A long sync handler looks here from time to time.
+        """True once this run should stop: an operator cancelled the job, the attempt timed out, its lease is lost, or the
+        worker is stopping and its grace time is over. A long sync handler checks it from time to time.
 
-        A handler that has seen True and then returns has not completed: its writes roll back, and the job is
-        cancelled or given back, as was asked. What it returns explicitly (`Snooze`, `Cancel`, ...) counts as ever.
+        If a handler has seen True and then returns, the job is not completed: the handler's writes roll back, and the job is
+        cancelled or goes back to the queue. An outcome that the handler returns (`Snooze`, `Cancel`, ...) counts as always.
         """
         return self._is_stopping()
 
@@ -129,7 +129,7 @@ class _Context(Generic[S]):
     def session(self) -> S:
         """A session in a transaction that the worker owns, opened on first use.
 
-        What is written through it commits together with the job's completion, or not at all; `commit()` on it
+        What the handler writes through it commits together with the job's completion, or not at all. A `commit()` on it
         publishes nothing early.
         """
         if self._session is None:

@@ -1,4 +1,4 @@
-"""What can come of running a job.
+"""How a run of a job can end.
 
 A handler says `Retry`, `Snooze`, `Cancel` or `Discard` by returning it, which commits what it wrote through
 `ctx.session`, or by raising it, which rolls that back:
@@ -24,12 +24,12 @@ class Signal(Exception):
     """An outcome that a handler may return or raise."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As it is, not made again from its message: a handler's own process pool sends it through pickle.
+        # Copied as it is. A handler's own process pool pickles it, and would otherwise make it again from its message alone.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class Retry(Signal):
-    """Run the job again; this attempt counts. `after`: seconds or timedelta, by default what the policy says."""
+    """Run the job again; this attempt counts. `after`: seconds or timedelta; by default the policy decides."""
 
     def __init__(self, after: Duration | None = None, *, reason: str = "") -> None:
         super().__init__(reason or "the handler asked for a retry")
@@ -54,7 +54,7 @@ class Cancel(Signal):
 
 
 class Discard(Signal):
-    """End the job as `failed` at once, with a reason, whatever attempts are left."""
+    """End the job as `failed` at once, with a reason, even if attempts are left."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason or "the handler discarded the job")
@@ -76,7 +76,7 @@ class Completed:
 
     result: str | None = None
     error: ErrorEntry | None = None
-    """What stands in the record although the job is done: its result could not be stored."""
+    """An entry for `Job.errors` although the job is done: its result could not be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +89,17 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """The arguments do not fit the handler: ends as `failed`, retryable by an operator after a fix."""
+    """The arguments do not fit the handler. The job ends as `failed`; an operator can retry it after a fix."""
 
     error: ErrorEntry
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Given back unstarted or on shutdown; no attempt is spent.
+    """The worker gives the job back, unstarted or because it stops; no attempt is spent.
 
-    `seconds`: wait this long before the next claim. `started`: its handler had begun, so it counts as a rescue does: the
-    handler may be what made the worker leave.
+    `seconds`: the time until the next claim. `started`: the handler had begun. Then it counts as a rescue, because the
+    handler may be the reason why the worker stops.
     """
 
     seconds: float = 0.0
@@ -108,7 +108,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Rescued:
-    """The lease expired. `retry`: whether the task may be run again (`rescue=True`)."""
+    """The lease expired. `retry`: whether the job may run again (`rescue=True`)."""
 
     error: ErrorEntry
     retry: bool = True
@@ -116,7 +116,7 @@ class Rescued:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The handler was stopped because a cancel was asked for."""
+    """The handler was stopped because an operator cancelled the job."""
 
     error: ErrorEntry | None = None
 
