@@ -21,6 +21,7 @@ from sqlalchemy import (
     TableValuedAlias,
     Text,
     Update,
+    and_,
     bindparam,
     cast,
     delete,
@@ -73,22 +74,8 @@ def complete_jobs(
     `written_ids`), and behind it the rows of the claim.
     """
     table = table_of(job)
-    columns = table.c
-    done = rows(
-        "done",
-        id=array("done_ids", ids, BigInteger()),
-        token=array("done_tokens", tokens, BigInteger()),
-        retain=array("done_retain", retain, Float(53)),
-    )
-    ours = columns.id == func.any(array("done_ids", ids, BigInteger()))
-    locked = lock_in_order(table, ours, is_held(table))
-    written = (
-        update(table)
-        .where(*_fenced(table, done, locked))
-        .values(_completed(done.c.retain))
-        .returning(columns.id)
-        .cte("written")
-    )
+    done, locked, valid = _batch(table, ids, tokens, retain=array("done_retain", retain, Float(53)))
+    written = update(table).where(valid).values(_completed(done.c.retain)).returning(table.c.id).cte("written")
     return _answered(locked, written, claim)
 
 
@@ -105,13 +92,7 @@ def complete_job(*, id: int, token: int, retain: float | None, job: type[Job] = 
     table = table_of(job)
     return (
         update(table)
-        .where(
-            fence(
-                table,
-                id=bindparam("done_id", id, BigInteger),
-                token=bindparam("done_token", token, BigInteger),
-            )
-        )
+        .where(fence(table, id=bindparam("done_id", id, BigInteger), token=bindparam("done_token", token, BigInteger)))
         .values(_completed(bindparam("done_retain", retain, Float)))
         .returning(table.c.id)
     )
@@ -121,9 +102,15 @@ def _completed(retain: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
     return ended(status_literal(TRANSITIONS[JobStatus.RUNNING, Event.COMPLETE]), retain=retain)
 
 
-def _fenced(table: Table, done: TableValuedAlias, locked: CTE) -> list[ColumnElement[bool]]:
-    """The rows of `done` that are locked, and whose claims are still valid."""
-    return [members(table.c.id, select(locked.c.id)), fence(table, id=done.c.id, token=done.c.token)]
+def _batch(
+    table: Table, ids: Sequence[int], tokens: Sequence[int], *, to_delete: bool = False, **more: ColumnElement[Any]
+) -> tuple[TableValuedAlias, CTE, ColumnElement[bool]]:
+    """The completions as rows, their jobs locked, and the condition of a write: locked, and the claim is still valid."""
+    of_jobs = array("done_ids", ids, BigInteger())
+    done = rows("done", id=of_jobs, token=array("done_tokens", tokens, BigInteger()), **more)
+    locked = lock_in_order(table, table.c.id == func.any(of_jobs), is_held(table), to_delete=to_delete)
+    is_locked = members(table.c.id, select(locked.c.id))
+    return done, locked, and_(is_locked, fence(table, id=done.c.id, token=done.c.token))
 
 
 def delete_completed(
@@ -135,13 +122,8 @@ def delete_completed(
 ) -> Executable:
     """As `complete_jobs`, but the jobs are not kept: their rows are deleted."""
     table = table_of(job)
-    columns = table.c
-    done = rows(
-        "done", id=array("done_ids", ids, BigInteger()), token=array("done_tokens", tokens, BigInteger())
-    )  # fmt: skip
-    ours = columns.id == func.any(array("done_ids", ids, BigInteger()))
-    locked = lock_in_order(table, ours, is_held(table), to_delete=True)
-    written = delete(table).where(*_fenced(table, done, locked)).returning(columns.id).cte("written")
+    _, locked, valid = _batch(table, ids, tokens, to_delete=True)
+    written = delete(table).where(valid).returning(table.c.id).cte("written")
     return _answered(locked, written, claim)
 
 
