@@ -61,22 +61,14 @@ class SchemaError(JobQueueError):
         self.found, self.needed, self.schema, self.database = found, needed, schema, database
         place = "" if database is None else f" of database {database!r}"
         option = "" if schema == "sa_jobqueue" else f" --schema {shlex.quote(schema)}"
-        if found is None:
-            message = (
-                f"the job queue's schema {schema!r}{place} is missing; version {needed} is needed: "
-                f"run `sa-jobqueue migrate{option}`"
-            )
-        elif found < needed:
-            message = (
-                f"the job queue's schema {schema!r}{place} has version {found}; version {needed} is needed: "
-                f"run `sa-jobqueue migrate{option}`"
-            )
+        state = "is missing" if found is None else f"has version {found}"
+        if found is None or found < needed:
+            rest = f"; version {needed} is needed: run `sa-jobqueue migrate{option}`"
         else:
-            message = (
-                f"the job queue's schema {schema!r}{place} has version {found}, which releases made for version {needed} "
-                "can no longer work with: upgrade the package sa-jobqueue"
+            rest = (
+                f", which releases made for version {needed} can no longer work with: upgrade the package sa-jobqueue"
             )
-        super().__init__(message)
+        super().__init__(f"the job queue's schema {schema!r}{place} {state}{rest}")
 
 
 class AutocommitError(ConfigurationError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sqlalchemy import URL, Connection, Engine, Executable, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
@@ -55,7 +55,8 @@ def upgrade(op: MigrationOperations, to: int | None = None, *, schema: str | Non
     """Bring the schema up to version `to` (default: this release's), from inside an Alembic revision.
 
     It joins the revision's transaction and works offline (`--sql`) too. A version that builds an index of a table in use
-    commits that transaction before, for PostgreSQL does so outside of transactions only, and begins another one. If the schema is there or newer, nothing is done.
+    commits that transaction first and begins another one afterwards, because PostgreSQL builds such an index only outside a
+    transaction. A schema that has this version or a newer one stays as it is.
     While another migration of the same schema runs, it waits: `lock_timeout` where the session sets one, else a minute.
 
     Args:
@@ -68,7 +69,8 @@ def upgrade(op: MigrationOperations, to: int | None = None, *, schema: str | Non
         ConfigurationError: There is no such version, or the database is not PostgreSQL.
         JobQueueError: The role may not do it, or something is in the way; the message says which.
     """
-    _run(op, upgrades(CURRENT if to is None else to, _schema_of(op, schema)), _schema_of(op, schema))
+    name = _schema_of(op, schema)
+    _run(op, upgrades(CURRENT if to is None else to, name), name)
 
 
 def downgrade(op: MigrationOperations, to: int = 0, *, schema: str | None = None) -> None:
@@ -77,7 +79,8 @@ def downgrade(op: MigrationOperations, to: int = 0, *, schema: str | None = None
     At 0 the schema itself goes as well, unless something that is not ours is in it (Alembic's version table, say) or the
     role could not make it again. Arguments and errors are those of `upgrade`.
     """
-    _run(op, downgrades(to, _schema_of(op, schema)), _schema_of(op, schema))
+    name = _schema_of(op, schema)
+    _run(op, downgrades(to, name), name)
 
 
 def create_schema(op: MigrationOperations, *, schema: str | None = None) -> None:
@@ -85,7 +88,8 @@ def create_schema(op: MigrationOperations, *, schema: str | None = None) -> None
 
     For an `env.py` that has Alembic's version table in this schema: Alembic makes its table before it runs a revision.
     """
-    _run(op, [preparation(_schema_of(op, schema))], _schema_of(op, schema))
+    name = _schema_of(op, schema)
+    _run(op, [preparation(name)], name)
 
 
 def upgrade_database(
@@ -131,19 +135,17 @@ def current_version(connection: Connection, schema: str | None = None) -> int | 
 
 
 def check_schema(connection: Connection, schema: str | None = None) -> None:
-    """Raise `SchemaError` where the schema is missing, older than this release needs, or too new for it.
+    """Raise `SchemaError` if the schema is missing, older than this release needs, or too new for it.
 
-    A newer one is accepted as long as it says so: an upgrade first adds, so that the previous release goes on while a
-    deployment rolls, and takes away only in a later version.
+    A newer schema says whether this release can work with it. An upgrade first adds, so that the previous release goes on
+    while a deployment rolls; only a later version takes away.
     """
     name = _translated(connection, schema)
     found = current_version(connection, name)
-    if found is None or found < CURRENT:
-        raise SchemaError(found=found, needed=CURRENT, schema=name, database=connection.engine.url.database)
     if found == CURRENT:
         return
-    oldest = connection.scalar(_verbatim(f"SELECT max(compatible_with) FROM {quote(name)}.schema_version"))
-    if oldest > CURRENT:
+    oldest = _verbatim(f"SELECT max(compatible_with) FROM {quote(name)}.schema_version")
+    if found is None or found < CURRENT or connection.scalar(oldest) > CURRENT:
         raise SchemaError(found=found, needed=CURRENT, schema=name, database=connection.engine.url.database)
     logger.info(
         "the job queue's schema %r has version %d; this release knows version %d and can work with it",
@@ -175,6 +177,13 @@ def _execute(op: MigrationOperations, step: Step, schema: str) -> None:
             op.execute(_verbatim(step.statement))
 
 
+_IN_A_TRANSACTION = (
+    "this version of the job queue's schema builds an index while the table is in use, which cannot be done inside "
+    "of your transaction: give upgrade_database() an engine or a URL, or a connection in AUTOCOMMIT; "
+    "in an env.py of Alembic's run the migrations inside of `with context.begin_transaction():`"
+)
+
+
 @contextmanager
 def _no_transaction(context: MigrationContext) -> Generator[None]:
     """Commit what was done so far, and go on in a transaction of the same kind afterwards."""
@@ -183,17 +192,9 @@ def _no_transaction(context: MigrationContext) -> Generator[None]:
             yield
             return
         if context._transaction is None:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-            _refuse_foreign_transaction()
+            raise ConfigurationError(_IN_A_TRANSACTION)
     with context.autocommit_block():
         yield
-
-
-def _refuse_foreign_transaction() -> NoReturn:
-    raise ConfigurationError(
-        "this version of the job queue's schema builds an index while the table is in use, which cannot be done inside "
-        "of your transaction: give upgrade_database() an engine or a URL, or a connection in AUTOCOMMIT; "
-        "in an env.py of Alembic's run the migrations inside of `with context.begin_transaction():`"
-    )
 
 
 def _on_database(

@@ -29,17 +29,13 @@ class Version(Protocol):
 
     `COMPATIBLE_WITH`: releases made for that version of the schema, or a later one, go on working with this one. A step
     that only adds keeps the number of the version before it; the one that takes away raises it, to at most its own
-    minus 1, for the workers of the previous release are still there while a deployment rolls.
+    minus 1, because the workers of the previous release are still there while a deployment rolls.
     """
 
-    @property
-    def UP(self) -> tuple[str, ...]: ...  # noqa: N802
-    @property
-    def BUILT_ALONE(self) -> Mapping[str, str]: ...  # noqa: N802
-    @property
-    def DOWN(self) -> tuple[str, ...]: ...  # noqa: N802
-    @property
-    def COMPATIBLE_WITH(self) -> int: ...  # noqa: N802
+    UP: tuple[str, ...]
+    BUILT_ALONE: Mapping[str, str]
+    DOWN: tuple[str, ...]
+    COMPATIBLE_WITH: int
 
 
 DEFAULT_SCHEMA: Final = "sa_jobqueue"

@@ -6,16 +6,18 @@ The text is SQL, not Alembic's operations: through a user's `op` their naming co
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from . import functions, indexes, tables, waking
 from .waking import GATES
 
 __all__ = ["BUILT_ALONE", "COMPATIBLE_WITH", "DOWN", "GATES", "UP"]
 
 #: The oldest version whose releases can work with this one.
-COMPATIBLE_WITH = 1
+COMPATIBLE_WITH: int = 1
 
 UP = (*tables.UP, *indexes.UP, *functions.UP, *waking.UP)
 DOWN = (*waking.DOWN, *functions.DOWN, *tables.DOWN)
 
 #: No index of this version has to be built beside a table in use.
-BUILT_ALONE: dict[str, str] = {}
+BUILT_ALONE: Mapping[str, str] = {}
