@@ -10,7 +10,8 @@ import logging
 import os
 import sys
 import traceback
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from types import FrameType
 from typing import Any
@@ -36,10 +37,26 @@ def one_line(text: str) -> str:
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger of one of our modules. Whatever handlers the application has: each message is one line."""
+    """The logger of one of our modules. Whatever filters and handlers the application has: each message is one line, and to log
+    raises nothing.
+    """
     logger = logging.getLogger(name)
     logger.addFilter(_keep_on_one_line)
+    logger.handle = partial(_handle, logger)  # type: ignore[method-assign]
     return logger
+
+
+def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
+    """In place of the logger's own method. A filter that raised would break off what the message is about: half-done, a claimed
+    job would be held and never run, or an outcome never written.
+    """
+    try:
+        type(logger).handle(logger, record)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        with suppress(Exception):
+            logging.Handler().handleError(record)  # on stderr, unless `logging.raiseExceptions` is unset
 
 
 class _OneLine:

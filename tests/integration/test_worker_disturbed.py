@@ -18,10 +18,11 @@ import pytest
 from sqlalchemy import Connection, Engine, func, insert, select, text
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Job, JobStatus, Registry, enqueue, task
+from sa_jobqueue import Job, JobStatus, Registry, enqueue, enqueue_many, task
 from sa_jobqueue.errors import WorkerBroken
 from sa_jobqueue.lifecycle import Change
 from sa_jobqueue.models import WorkerRow
+from sa_jobqueue.statements import release_jobs
 from sa_jobqueue.store import Answer, default_store
 from sa_jobqueue.worker import watchdog
 from sa_jobqueue.worker.worker import Ending
@@ -276,6 +277,43 @@ def test_a_filter_of_logs_that_raises_does_not_end_the_watch(
     finally:
         go.set()
         filtered.removeFilter(wrong)
+
+
+def test_a_filter_of_logs_that_raises_keeps_no_claimed_job_from_running(
+    engine: Engine, url: str, registry: Registry
+) -> None:
+    """It meets the record that says that a claim was taken away: those that were claimed with the job would be held, their leases
+    renewed, and never be started. And the one that names an unknown task, whose job would be claimed without end.
+    """
+    raised, go = [], threading.Event()
+
+    def wrong(record: logging.LogRecord) -> bool:
+        raised.append(record.msg)
+        raise SystemExit("a filter that is wrong")
+
+    @task(registry=registry, name="waits")
+    def waits() -> None:
+        go.wait(30)
+
+    filtered = [logging.getLogger(f"sa_jobqueue.worker.{room}") for room in ("dispatch", "unknown")]
+    for one in filtered:
+        one.addFilter(wrong)
+    try:
+        with working(url, registry, queues={"default": 5}) as worker:
+            (id,) = add(engine, enqueue(waits))
+            wait_until(lambda: worker.state().running == 1)
+            with engine.begin() as connection:
+                connection.execute(release_jobs(Job.id == id))
+                connection.execute(enqueue_many([waits.call(), waits.call()]))
+            wait_until(lambda: len(raised) == 1)
+            add(engine, enqueue("nowhere"), enqueue(waits))
+            go.set()
+            wait_until(lambda: worker.counts["complete"] == 4 and not services_of(worker).runs.all())
+            assert len(raised) == 2
+    finally:
+        go.set()
+        for one in filtered:
+            one.removeFilter(wrong)
 
 
 class OutOfOrder(threading.Event):

@@ -196,6 +196,23 @@ def test_an_exception_that_cannot_be_said_raises_nothing_where_it_is_logged() ->
     assert ours.filter(record)
 
 
+def test_to_log_raises_nothing_whatever_a_filter_raises(capsys: pytest.CaptureFixture[str]) -> None:
+    """It would break off what the message is about; what it was is said on stderr, as of a handler that raises."""
+
+    def wrong(record: logging.LogRecord) -> bool:
+        raise SystemExit("a filter that is wrong")
+
+    ours = get_logger("sa_jobqueue.of_a_test")
+    ours.addFilter(wrong)
+    try:
+        ours.warning("the sale has begun")
+    finally:
+        ours.removeFilter(wrong)
+    said = capsys.readouterr().err
+    assert "a filter that is wrong" in said
+    assert "the sale has begun" in said
+
+
 def test_every_module_of_ours_logs_on_one_line() -> None:
     """None takes a logger past `get_logger`."""
     modules = list(Path(sa_jobqueue.__file__).parent.rglob("*.py"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from sqlalchemy import Engine, Pool
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -51,11 +50,10 @@ class Reopening:
                 return
             queues.add(queue)
             self._all_slots[queue].pause()
-        with suppress(BaseException):  # a log filter's
-            logger.warning(
-                "no connection for ctx.session (%s): queue %r waits until one can be opened; its jobs go back, no attempt spent",
-                why, queue,
-            )  # fmt: skip
+        logger.warning(
+            "no connection for ctx.session (%s): queue %r waits until one can be opened; its jobs go back, no attempt spent",
+            why, queue,
+        )  # fmt: skip
         if not is_tried:
             self._start(engine, pool)
 
@@ -77,8 +75,7 @@ class Reopening:
                 self._open(engine)
             except BaseException as error:  # whatever listeners of the application's raise
                 failures += 1
-                with suppress(BaseException):  # a log filter's
-                    logger.debug("still no connection for ctx.session: %r", error)
+                logger.debug("still no connection for ctx.session: %r", error)
             else:
                 self._resume(pool)
                 return
@@ -101,8 +98,7 @@ class Reopening:
             for queue in queues.difference(*self._waiting.values()):
                 self._all_slots[queue].resume()  # before it may be paused again
         self._wake()
-        with suppress(BaseException):  # a log filter's
-            logger.info("there is a connection for ctx.session again: %s", ", ".join(map(repr, sorted(queues))))
+        logger.info("there is a connection for ctx.session again: %s", ", ".join(map(repr, sorted(queues))))
 
 
 async def _open_async(engine: Engine) -> None:
