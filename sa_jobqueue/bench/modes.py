@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue.enqueue import enqueue_many
 from sa_jobqueue.errors import JobQueueError
-from sa_jobqueue.models import Job, WorkerRow
+from sa_jobqueue.models import Job
+from sa_jobqueue.statements.overview import list_workers
 
 from .place import Place, place
 from .processes import Processes, processes
@@ -146,7 +147,7 @@ def steady(
 
 def _wait_for_workers(connection: Connection, workers: Processes, size: int) -> None:
     until = time.monotonic() + _LAST
-    while (connection.scalar(select(func.count()).select_from(WorkerRow)) or 0) < size:
+    while len(connection.execute(list_workers()).all()) < size:
         workers.check()
         if time.monotonic() > until:
             raise JobQueueError(f"the workers did not start within {_LAST:g} s")

@@ -8,14 +8,14 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, cast
 
 import typer
-from sqlalchemy import Connection, Text, case, func, select
-from sqlalchemy import cast as cast_to
+from sqlalchemy import Connection, case, func, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.log import one_line
-from sa_jobqueue.models import Job, WorkerRow
+from sa_jobqueue.models import Job
+from sa_jobqueue.statements.overview import list_workers
 from sa_jobqueue.urls import mask_passwords
 
 from .config import Config
@@ -181,9 +181,11 @@ def _durations(job: Job, now: datetime) -> dict[str, timedelta]:
 
 def _name_of_worker(session: Session, id: str | None) -> str:
     """Its host and process, if it has not left; else its id."""
-    place = select(WorkerRow.host, WorkerRow.pid).where(cast_to(WorkerRow.id, Text) == id)
-    if id is None or (row := session.execute(place).one_or_none()) is None:
-        return "" if id is None else f"{cleaned(id)}, which has left"
+    if id is None:
+        return ""
+    found = (row for row in session.execute(list_workers()) if str(row.id) == id)
+    if (row := next(found, None)) is None:
+        return f"{cleaned(id)}, which has left"
     return f"{cleaned(row.host)}:{row.pid} ({cleaned(id)})"
 
 

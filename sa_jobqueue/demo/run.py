@@ -26,7 +26,7 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 from sa_jobqueue import Job, JobStatus
 from sa_jobqueue.errors import ConfigurationError, JobQueueError
 from sa_jobqueue.migrations import DEFAULT_SCHEMA, upgrade_database
-from sa_jobqueue.models import WorkerRow
+from sa_jobqueue.statements.overview import list_workers
 from sa_jobqueue.worker.connections.pool import refuse_pooler
 
 from .report import Check, collect, count_plainly, disagreements, judge
@@ -250,8 +250,8 @@ class _Performance:
     def cast(self) -> list[Role]:
         """The workers, in the order of their start."""
         with Session(self._engine) as session:
-            rows = session.execute(select(WorkerRow.id, WorkerRow.pid).order_by(WorkerRow.started_at)).tuples()
-            return [Role(str(worker), pid, self._roles.get(pid, "")) for worker, pid in rows]
+            rows = session.execute(list_workers())
+            return [Role(str(row.id), row.pid, self._roles.get(row.pid, "")) for row in rows]
 
     def _enqueue(self, add: Callable[[str], None], limit: int) -> None:
         """Add files, each in a transaction of its own, for a tenth of a second."""
@@ -343,4 +343,4 @@ def _held(connection: Connection) -> dict[str, set[int]]:
 
 def _pids(connection: Connection) -> dict[str, int]:
     """The process of each worker that is written down."""
-    return {str(worker): pid for worker, pid in connection.execute(select(WorkerRow.id, WorkerRow.pid)).tuples()}
+    return {str(row.id): row.pid for row in connection.execute(list_workers())}
