@@ -28,6 +28,9 @@ __all__ = ["app", "main"]
 #: Where a context notes that help was asked for.
 _HELP = "sa_jobqueue.help"
 
+#: What we say in place of pydantic's sentences about texts that are no numbers.
+_EXPECTED = {"int_parsing": "expected a whole number", "float_parsing": "expected a number"}
+
 _RUN, _LOOK, _ACT, _SET_UP = "Run jobs", "Look", "Act on jobs", "Set up"
 
 
@@ -102,7 +105,9 @@ def _usage_error(error: Any) -> str:
         said = f"Invalid value for '{option.opts[0]}': {error.message.rstrip('.')}"
     said = said.replace("Value error, ", "", 1)  # pydantic's word, from Typer
     if isinstance(reason := error.__cause__, ValidationError) and not option.multiple:
-        given = repr(reason.errors()[0]["input"])
+        found = reason.errors()[0]
+        said = said.replace(found["msg"], _EXPECTED.get(found["type"], found["msg"]))
+        given = repr(found["input"])
         said += "" if given in said else f", not {given}"
     return f"{said}{hint}"
 
