@@ -205,6 +205,7 @@ def test_no_password_is_on_a_command_line_or_in_the_log(shop: Shop) -> None:
 
 @given(st.integers(1, 100), st.floats(0, 1, exclude_max=True))
 def test_the_pause_before_a_restart_doubles_from_half_a_second_to_thirty(deaths: int, random: float) -> None:
+    """The pause is spread at random by a fifth, so processes do not start all at once."""
     assert 0.8 * min(0.5 * 2 ** (deaths - 1), 30) <= restart_delay(deaths, random=random) <= 36
     assert restart_delay(1, random=random) <= 0.6
 
@@ -232,6 +233,7 @@ def supervise(tmp_path: Path, child: str, *, python: str = sys.executable, **opt
 
 
 def test_a_worker_that_dies_at_once_is_started_again_ever_more_slowly(tmp_path: Path) -> None:
+    """The log says each exit code and each pause."""
     with start_command(command=supervise(tmp_path, "import sys; sys.exit(3)")) as supervisor:
         said = r"worker process 1 .* exit code 3 .* starting it again in (\S+) s"
         wait_until(lambda: len(re.findall(said, supervisor.output)) >= 3)
@@ -257,12 +259,14 @@ def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path) -> None:
 
 
 def test_workers_that_have_done_their_work_are_not_started_again(tmp_path: Path) -> None:
+    """With `--drain`, the supervisor ends when its workers have ended."""
     with start_command(command=supervise(tmp_path, "", until_idle=True)) as supervisor:
         assert supervisor.wait() == 0
         assert supervisor.output.count("started (pid") == 2
 
 
 def test_where_no_worker_can_begin_the_supervisor_ends_too(tmp_path: Path) -> None:
+    """It ends with the workers' exit code for what cannot work."""
     with start_command(command=supervise(tmp_path, "import sys; sys.exit(2)")) as supervisor:
         assert supervisor.wait() == 2
         assert "no worker process can work; ending" in supervisor.output
@@ -356,5 +360,6 @@ def test_a_worker_whose_core_is_gone_runs_on_any(tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_started_the_command_ends(tmp_path: Path) -> None:
+    """An error of the operating system is not tried again."""
     with pytest.raises(FileNotFoundError):
         Supervisor([str(tmp_path / "nowhere")], 2).run()

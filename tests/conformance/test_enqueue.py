@@ -68,6 +68,7 @@ async def test_a_job_commits_with_the_business_row(client: Client, application: 
 
 @pytest.mark.parametrize("level", ISOLATION)
 async def test_a_job_rolls_back_with_the_business_row(client: Client, application: Engine, level: str) -> None:
+    """At every isolation level, a rollback leaves neither."""
     async with client.open(isolation_level=level) as unit:
         await settle(unit.execute(insert(Order).values(id=1)))
         await client.put(unit, (send, 1))
@@ -77,6 +78,7 @@ async def test_a_job_rolls_back_with_the_business_row(client: Client, applicatio
 
 
 async def test_in_autocommit_the_job_is_there_at_once(client: Client, application: Engine) -> None:
+    """Without a transaction of the caller's there is nothing to wait for."""
     async with client.open(isolation_level="AUTOCOMMIT") as unit:
         await client.put(unit, (send, 1))
 
@@ -84,6 +86,7 @@ async def test_in_autocommit_the_job_is_there_at_once(client: Client, applicatio
 
 
 async def test_a_savepoint_takes_back_its_own_jobs_only(client: Client, application: Engine) -> None:
+    """Jobs from before and after the savepoint are committed."""
     async with client.open() as unit:
         await client.put(unit, (send, 1))
         savepoint = await settle(unit.begin_nested())
@@ -201,7 +204,8 @@ async def test_many_are_one_statement(client: Client, application: Engine) -> No
         assert list(connection.scalars(places)) == list(range(size))
 
 
-async def test_many_may_be_none(client: Client, application: Engine) -> None:
+async def test_enqueue_many_takes_an_empty_list(client: Client, application: Engine) -> None:
+    """An empty list is a statement that inserts nothing."""
     async with client.open() as unit:
         found = await settle(unit.execute(enqueue_many([])))
         assert list(found.scalars()) == []
@@ -235,7 +239,8 @@ async def test_many_may_be_a_changed_statement(client: Client, application: Engi
     assert [job.args["order_id"] for job in jobs_in(application)] == [1, 2] * 3
 
 
-async def test_many_take_every_option(client: Client, application: Engine) -> None:
+async def test_enqueue_many_takes_every_option(client: Client, application: Engine) -> None:
+    """Quotes, braces and NULL in names and arguments arrive as they were given."""
     moment = datetime(2030, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
     full = send.options(
         queue='qu"eue’s\\{}', priority=0, run_at=moment, max_attempts=32_767, tags=["a", "b"], meta={"trace": None}
@@ -281,6 +286,7 @@ NAMES = ["x" * 200, "ö" * 200, "😀" * 200, "it's", 'a"b', "%s %(x)s :x {} \\"
 
 
 async def test_any_name_of_up_to_200_characters_works(client: Client, application: Engine) -> None:
+    """For tasks and for queues."""
     tasks = [task(name=name, queue=name, registry=registry)(_nothing) for name in NAMES]
     async with client.open() as unit:
         await client.put(unit, *((one,) for one in tasks))

@@ -27,6 +27,7 @@ MODULES = ["sa_jobqueue"] + [
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_of_a_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each `>>>` example in a docstring runs as it is written."""
     module = importlib.import_module(name)
     monkeypatch.setattr(default_registry, "_tasks", tasks := {})
     monkeypatch.setattr(default_registry, "get", tasks.get)

@@ -39,6 +39,7 @@ def instructions() -> dict[str, str]:
 
 
 def test_the_example_is_the_tutorials_application() -> None:
+    """The image in the how-to runs the `shop.py` of the tutorial."""
     assert (EXAMPLES / "shop.py").read_text() == file_in(ROOT / "docs" / "tutorial" / "fastapi.md", "shop.py")
 
 
@@ -62,6 +63,7 @@ def test_the_composition_fits_together(services: dict[str, Any]) -> None:
 
 
 def test_the_commands_in_the_examples_are_there() -> None:
+    """Each `sa-jobqueue` command in them has the options that it is given."""
     for name in ("Dockerfile", "compose.yaml"):
         check_commands((EXAMPLES / name).read_text())
 

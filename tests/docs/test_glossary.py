@@ -44,6 +44,7 @@ def words(name: str) -> set[str]:
 
 
 def test_the_entries_are_in_order() -> None:
+    """The glossary is sorted by its words."""
     assert entries() == sorted(entries())
 
 

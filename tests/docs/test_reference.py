@@ -30,10 +30,12 @@ def test_each_public_name_is_in_the_reference() -> None:
 
 
 def test_each_statement_is_in_the_reference() -> None:
+    """What `sa_jobqueue.statements` exports has its entry."""
     assert set(statements.__all__) <= documented()
 
 
 def test_each_call_for_migrations_is_in_the_reference() -> None:
+    """What `sa_jobqueue.migrations` exports has its entry."""
     values = {"CURRENT", "DEFAULT_SCHEMA", "VERSIONS", "MigrationOperations"}
     assert set(migrations.__all__) - values <= documented()
 

@@ -55,6 +55,7 @@ def read(tmp_path: Path) -> Iterator[Read]:
     ],
 )
 def test_what_is_wrong_fails(read: Read, block: str) -> None:
+    """A block that does not do what the page says fails the page."""
     with pytest.raises(Exception):  # noqa: B017  # each in its own way
         read(f"# A page\n\n{block}\n")
 
@@ -77,4 +78,5 @@ def test_a_transcript_is_commands_with_what_they_say() -> None:
 
 
 def test_a_unit_is_read() -> None:
+    """The unit of a systemd service may start other programs than ours."""
     assert check("ini", "[Service]\nExecStart=/bin/true\n") is None

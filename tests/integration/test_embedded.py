@@ -279,6 +279,7 @@ def test_a_variable_that_leads_to_another_server_is_refused(
 def test_a_server_is_found_and_stopped_whatever_libpq_is_told(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
+    """The user's PG variables do not lead to another server."""
     server.ensure_running()
     monkeypatch.setenv(*variable.split("="))
 
@@ -306,6 +307,7 @@ def test_a_server_of_the_other_version_lives_beside_it(folder: Path, make: Make)
 
 
 def test_a_version_that_the_wheel_has_not_is_refused(folder: Path) -> None:
+    """The message names the versions that there are."""
     with pytest.raises(EmbeddedUnavailable, match=r"no embedded PostgreSQL 12; there are \[16, 18\]"):
         EmbeddedServer(folder, version=12).ensure_running()
 
@@ -317,6 +319,7 @@ def test_a_start_that_fails_says_why(folder: Path) -> None:
 
 
 def test_without_the_extra_both_ways_out_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a database, or install the extra."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     with pytest.raises(
@@ -326,6 +329,7 @@ def test_without_the_extra_both_ways_out_are_named(folder: Path, monkeypatch: py
 
 
 def test_a_folder_that_cannot_be_made_is_named_with_the_way_out(folder: Path) -> None:
+    """The message names the variable that chooses another folder."""
     (folder / "file").touch()
 
     with pytest.raises(EmbeddedUnavailable, match="SA_JOBQUEUE_EMBEDDED_DIR"):
@@ -333,6 +337,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_the_way_out(folder: Path) ->
 
 
 def test_a_name_that_a_shell_would_read_is_refused(folder: Path) -> None:
+    """PostgreSQL's programs pass the folder to a shell."""
     with pytest.raises(EmbeddedUnavailable, match="plainer name"):
         EmbeddedServer(folder / "$HOME")
 

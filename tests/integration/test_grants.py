@@ -445,7 +445,8 @@ def test_the_grants_are_printed_and_no_database_is_asked(make_role: MakeRole, da
     assert allowed(role, *looks, *DDL) == allowed(applied, *looks, *DDL) == looks
 
 
-def test_repeated_they_change_nothing(make_role: MakeRole, database_url: str) -> None:
+def test_repeated_grants_change_nothing(make_role: MakeRole, database_url: str) -> None:
+    """Roles and rights may be granted again, as after an upgrade."""
     url = make_role(*Can)
     before = privileges(database_url)
     every = [part for one in Can for part in ("--can", one)]
@@ -456,6 +457,7 @@ def test_repeated_they_change_nothing(make_role: MakeRole, database_url: str) ->
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_name_of_a_role_and_of_a_schema_is_quoted(make_role: MakeRole, database_url: str, name: str) -> None:
+    """Such a role can enqueue and read."""
     upgrade_database(database_url, schema=name)
     url = make_role(*Can, schema=name, name=name)
     assert as_json("enqueue", "a_task", "--schema", name, url=url)["task"] == "a_task"
@@ -470,7 +472,8 @@ def test_what_cannot_be_a_role_is_refused(name: str) -> None:
         grant_statements(name, [Can.READ])
 
 
-def test_a_role_that_is_missing_is_said(database_url: str) -> None:
+def test_a_missing_role_is_named(database_url: str) -> None:
+    """The message says to create it, and no right is changed."""
     before = privileges(database_url)
     said = refused("grants", "--role", "nobody there", "--can", "read", "--apply", url=database_url)
     assert 'no role "nobody there": create it first' in said

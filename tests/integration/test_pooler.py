@@ -89,6 +89,7 @@ def test_what_the_worker_sets_stays_in_its_transactions(engine: Engine, url: str
 
 
 def test_a_worker_without_a_listener_says_so_once(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says how often it polls instead."""
     caplog.set_level(logging.INFO, "sa_jobqueue")
     registry, ran = Registry(), threading.Event()
 

@@ -509,6 +509,7 @@ def test_a_schema_that_was_dropped_and_made_anew(
 def test_a_wake_up_that_comes_with_the_answer_of_a_ping_is_heard(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The listener pings its connection, and a notification may come in between."""
     pooler.skip_where_deaf(url)
     heard: list[str | None] = []
     channel = default_store.channel

@@ -71,6 +71,7 @@ def counted(engine: Engine, table: str = "note") -> int:
 def test_a_job_and_its_writes_are_one_transaction(
     notes: Engine, url: str, made: Callable[..., Registry], said: list[str]
 ) -> None:
+    """The handler's row and the completed job have the same transaction id."""
     ids = add(notes, *[enqueue("writes") for _ in range(20)])
     worker = drain(url, made(NOTE), queues={"default": 1})
     assert {job_of(notes, id).status for id in ids} == {JobStatus.COMPLETED}
@@ -112,9 +113,10 @@ def test_the_row_is_the_same_however_it_is_completed(
 
 
 @pytest.mark.parametrize("rules", [{"retain": None}, {"retain": 0}, {"retain": 0.25}, {"record": True}])
-def test_whatever_a_completion_says(
+def test_retention_and_result_are_committed_with_the_writes(
     notes: Engine, url: str, made: Callable[..., Registry], said: list[str], rules: dict[str, Any]
 ) -> None:
+    """Retention and a recorded result are committed with the writes, too."""
     id = add_one(notes, enqueue("writes"))
     drain(url, made(NOTE, **rules))
     with Session(notes) as session:
@@ -168,9 +170,10 @@ def test_after_a_lost_claim_the_connection_serves_the_next_job(
 
 
 @pytest.mark.parametrize("name", ["after_commit", "before_commit", "from before_commit"])
-def test_who_hears_of_a_sessions_commit_hears_of_none_that_a_lost_claim_undoes(
+def test_a_lost_claim_does_not_reach_listeners_of_the_commit(
     notes: Engine, url: str, made: Callable[..., Registry], name: str
 ) -> None:
+    """A listener to the session's events is called only if the job is still the worker's."""
     heard: list[str] = []
 
     def hear(session: Session) -> None:
@@ -193,9 +196,10 @@ def test_who_hears_of_a_sessions_commit_hears_of_none_that_a_lost_claim_undoes(
 
 
 @pytest.mark.parametrize("how", ["class", "object"])
-def test_a_session_that_overrides_commit_hears_of_none_that_a_lost_claim_undoes(
+def test_a_lost_claim_does_not_reach_a_commit_of_ones_own(
     notes: Engine, url: str, made: Callable[..., Registry], how: str
 ) -> None:
+    """The session's own `commit()` is called only if the job is still the worker's."""
     heard: list[str] = []
 
     class Own(Session):
@@ -215,9 +219,10 @@ def test_a_session_that_overrides_commit_hears_of_none_that_a_lost_claim_undoes(
 
 
 @pytest.mark.parametrize("listens", ["before_cursor_execute", "commit"])
-def test_who_listens_to_the_engine_hears_of_the_completion_and_of_the_commit(
+def test_listeners_of_the_engine_hear_the_completion_and_the_commit(
     notes: Engine, url: str, made: Callable[..., Registry], said: list[str], listens: str
 ) -> None:
+    """Then the two are sent as Core sends them, not as one message."""
     heard: list[str] = []
     own = create_engine(url)
     event.listen(own, listens, lambda *args: heard.append(str(args[2]) if len(args) > 2 else listens))
@@ -228,9 +233,10 @@ def test_who_listens_to_the_engine_hears_of_the_completion_and_of_the_commit(
     assert any("completed" in one or one == "commit" for one in heard)
 
 
-def test_who_logs_statements_sees_the_completion(
+def test_sqlalchemys_log_shows_the_completion(
     notes: Engine, url: str, made: Callable[..., Registry], said: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """With SQLAlchemy's log at INFO, no statement is left out."""
     caplog.set_level(logging.INFO, "sqlalchemy.engine")
     add_one(notes, enqueue("writes"))
     drain(url, made(NOTE))
@@ -238,9 +244,10 @@ def test_who_logs_statements_sees_the_completion(
     assert (counted(notes), said) == (1, [])
 
 
-def test_what_a_session_writes_by_other_engines_is_not_committed_where_the_claim_was_lost(
+def test_a_lost_claim_undoes_writes_through_other_engines(
     notes: Engine, url: str, made: Callable[..., Registry]
 ) -> None:
+    """Their transactions are rolled back, too."""
     other = create_engine(url)
 
     def lose(session: Session, id: int) -> None:
@@ -254,9 +261,11 @@ def test_what_a_session_writes_by_other_engines_is_not_committed_where_the_claim
     assert counted(notes) == 0
 
 
-def test_a_session_that_is_to_commit_by_itself_keeps_nothing_where_the_claim_was_lost(
+def test_a_lost_claim_undoes_a_session_that_controls_its_transaction(
     notes: Engine, url: str, made: Callable[..., Registry]
 ) -> None:
+    """`join_transaction_mode` cannot give it a commit of its own."""
+
     def lose(session: Session, id: int) -> None:
         session.rollback()
         session.join_transaction_mode = "control_fully"
@@ -292,6 +301,7 @@ def test_where_the_schema_was_renamed_the_statement_does_it(
 def test_what_is_refused_at_the_commit_fails_the_attempt(
     notes: Engine, url: str, made: Callable[..., Registry], said: list[str]
 ) -> None:
+    """A deferred constraint speaks only then; its error is the attempt's."""
     with notes.begin() as connection:
         connection.execute(text("ALTER TABLE note ADD UNIQUE (n) DEFERRABLE INITIALLY DEFERRED"))
         connection.execute(text(NOTE))
@@ -360,6 +370,8 @@ def test_the_servers_reason_for_ending_a_connection_is_told(
 def test_a_transaction_that_has_failed_is_not_committed(
     notes: Engine, url: str, made: Callable[..., Registry], swallowed: bool
 ) -> None:
+    """Also if the handler swallowed the error and returned."""
+
     def fail(session: Session, id: int) -> None:
         try:
             session.execute(text("SELECT 1 / 0"))
@@ -375,6 +387,8 @@ def test_a_transaction_that_has_failed_is_not_committed(
 def test_a_savepoint_that_the_handler_left_open_is_committed_with_the_rest(
     notes: Engine, url: str, made: Callable[..., Registry], said: list[str]
 ) -> None:
+    """Nothing that was written in it is lost."""
+
     def write_in_savepoint(session: Session, id: int) -> None:
         session.begin_nested()
         session.execute(text(NOTE))
@@ -439,9 +453,11 @@ def test_where_the_function_cannot_be_called_the_statement_does_it(
 
 
 @pytest.mark.parametrize("does", ["detach", "prepare at once", "pipeline"])
-def test_a_connection_that_the_handler_has_changed(
+def test_a_job_completes_on_a_connection_that_its_handler_has_changed(
     notes: Engine, url: str, made: Callable[..., Registry], does: str
 ) -> None:
+    """A detached connection, psycopg's pipeline, or prepared statements: the job completes all the same."""
+
     def change(session: Session, id: int) -> None:
         raw: Any = session.connection().connection.driver_connection
         if does == "detach":
@@ -477,9 +493,10 @@ def test_after_the_commit_the_attempt_has_not_failed_whatever_the_driver_says(
 
 
 @pytest.mark.parametrize("given", ["a connection's class", "a cursor's class"])
-def test_whose_classes_hear_of_statements_hear_of_the_completion(
+def test_driver_classes_of_ones_own_are_called_for_the_completion(
     notes: Engine, url: str, made: Callable[..., Registry], said: list[str], given: str
 ) -> None:
+    """A connection or cursor of the application's own class is called for each statement."""
     heard: list[str] = []
 
     class HeardCursor(psycopg.Cursor[Any]):
@@ -509,9 +526,10 @@ def test_whose_classes_hear_of_statements_hear_of_the_completion(
 
 
 @pytest.mark.parametrize("when", ["at the completion", "at the commit"])
-def test_an_error_that_resembles_a_lost_claim_is_the_attempts(
+def test_an_error_that_resembles_a_lost_claim_fails_the_attempt(
     notes: Engine, url: str, made: Callable[..., Registry], when: str
 ) -> None:
+    """A trigger that raises our text fails the attempt; the job is not taken for lost."""
     refusal = "job 1: its claim was lost"
     with notes.begin() as connection:
         connection.exec_driver_sql(

@@ -250,9 +250,11 @@ def test_where_it_is_asked_for_each_end_is_said(
         assert {"job_id", "task", "queue", "attempt", "duration", "wait"} <= record.__dict__.keys()
 
 
-def test_otherwise_nothing_is_said_of_what_did_not_fail(
+def test_by_default_only_failures_are_logged(
     engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """By default only failures are logged."""
+
     @task(registry=registry, name="plain")
     def plain() -> None: ...
 

@@ -706,6 +706,7 @@ def test_a_worker_that_cannot_begin_says_why(engine: Engine, url: str, empty_dat
     ],
 )
 def test_a_wrong_argument_is_named_at_once(url: str, given: dict[str, Any], said: str) -> None:
+    """When the Worker is made, before it connects; the message says what is expected."""
     with pytest.raises(ConfigurationError, match=said):
         Worker(**{"database": url, "queues": {"default": 1}, **given})
 

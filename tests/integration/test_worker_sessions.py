@@ -553,6 +553,8 @@ def test_what_a_listener_adds_to_the_last_flush_is_kept(notes: Engine, url: str,
 
 
 def test_a_commit_of_the_applications_own_class_is_called(notes: Engine, url: str, registry: Registry) -> None:
+    """What that `commit()` writes is committed with the job."""
+
     class Committing(Session):
         """Writes once more when it commits."""
 
@@ -613,6 +615,8 @@ def test_a_savepoint_that_was_left_open_is_kept(notes: Engine, url: str, registr
 def test_what_a_session_writes_to_another_database_is_committed(
     notes: Engine, url: str, registry: Registry, elsewhere: Engine
 ) -> None:
+    """Each database has the rows that the handler wrote to it."""
+
     @task(registry=registry, name="handler", max_attempts=1)
     def handler(ctx: JobContext) -> None:
         ctx.session.execute(text("INSERT INTO note (said) VALUES ('here')"))
@@ -659,6 +663,7 @@ def test_what_goes_to_another_database_by_a_statements_bind_is_committed(
 
 
 def test_a_session_has_its_own_close_back_when_its_job_has_ended(notes: Engine, url: str, registry: Registry) -> None:
+    """The worker replaces `close()` only while the job runs."""
     closed: list[str] = []
     sessions: list[Session] = []
 
@@ -716,6 +721,8 @@ def test_a_session_is_no_garbage_that_has_to_be_searched_for(
 def test_a_session_without_autobegin_is_the_handlers_to_begin(
     notes: Engine, url: str, registry: Registry, does: str
 ) -> None:
+    """`begin()` works, also as a context manager, and may be left out."""
+
     @task(registry=registry, name="handler", max_attempts=1)
     def handler(ctx: JobContext) -> None:
         if does == "nothing":

@@ -201,21 +201,26 @@ def test_a_generated_revision_is_empty(history: History, tmp_path: Path) -> None
 
 
 class TestRevisionSource:
-    def test_the_sample_application_has_what_it_writes(self) -> None:
+    def test_the_command_writes_the_sample_applications_revision(self) -> None:
+        """Its history is tested, so what the command writes is."""
         written = (APP / "history" / "versions" / "b_sa_jobqueue_1.py").read_text()
         assert written == revision_source("orders", 1)
 
     def test_it_starts_a_history(self) -> None:
+        """Without a head there is no earlier revision."""
         assert "\ndown_revision = None\n" in revision_source(None)
 
     def test_it_names_another_schema(self) -> None:
+        """The name is quoted as Python text."""
         source = revision_source(None, 1, schema='My "Jobs"')
         compile(source, "revision.py", "exec")
         assert 'upgrade(op, to=1, schema="My \\"Jobs\\"")' in source
 
     def test_it_can_go_back_several_versions(self) -> None:
+        """`since` is where a downgrade ends."""
         assert "downgrade(op, to=0)" in revision_source(None, CURRENT, since=0)
 
     def test_it_refuses_a_version_that_does_not_exist(self) -> None:
+        """This release cannot know what it holds."""
         with pytest.raises(ConfigurationError, match="no version"):
             revision_source(None, CURRENT + 1)

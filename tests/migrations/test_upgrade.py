@@ -317,17 +317,20 @@ def test_another_database_than_postgresql_is_refused() -> None:
 
 
 class TestCheckSchema:
-    def test_a_missing_schema(self, empty_engine: Engine) -> None:
+    def test_a_missing_schema_is_named(self, empty_engine: Engine) -> None:
+        """The error says the version that is needed and the command to run."""
         with empty_engine.connect() as connection, pytest.raises(SchemaError, match="sa-jobqueue migrate") as caught:
             check_schema(connection)
         assert (caught.value.found, caught.value.needed) == (None, CURRENT)
 
-    def test_a_missing_schema_of_another_name(self, empty_engine: Engine) -> None:
+    def test_a_missing_schema_of_another_name_is_named(self, empty_engine: Engine) -> None:
+        """The error names the schema that was looked for."""
         with empty_engine.connect() as connection, pytest.raises(SchemaError) as caught:
             check_schema(connection, "jobs")
         assert caught.value.schema == "jobs"
 
-    def test_an_older_schema(self, empty_engine: Engine) -> None:
+    def test_an_older_schema_is_refused(self, empty_engine: Engine) -> None:
+        """The error says the version that was found and the one that is needed."""
         upgrade_database(empty_engine)
         with empty_engine.connect() as connection:
             connection.execute(text("UPDATE sa_jobqueue.schema_version SET version = version - 1"))
@@ -336,6 +339,7 @@ class TestCheckSchema:
         assert (caught.value.found, caught.value.needed) == (CURRENT - 1, CURRENT)
 
     def test_the_right_schema_is_accepted(self, empty_engine: Engine) -> None:
+        """Nothing is raised."""
         upgrade_database(empty_engine)
         with empty_engine.connect() as connection:
             check_schema(connection)
@@ -373,7 +377,8 @@ class TestCheckSchema:
             with pytest.raises(JobQueueError, match="newer than this release knows: downgrade with the release"):
                 downgrade_database(connection)
 
-    def test_a_role_that_may_not_look(self, empty_engine: Engine, role: str) -> None:
+    def test_a_role_without_rights_is_told_so(self, empty_engine: Engine, role: str) -> None:
+        """The schema is there, so the error is about the rights."""
         upgrade_database(empty_engine)
         with empty_engine.connect() as connection:
             connection.execute(text(f"SET ROLE {role}"))

@@ -182,6 +182,7 @@ def test_what_nobody_can_claim_yet_wakes_nobody(
 
 
 def test_a_job_that_is_overdue_wakes(waiter: Waiter, producer: psycopg.Connection) -> None:
+    """A job that was due long ago is as urgent as a new one."""
     waiter.open("mail")
     insert(producer, "mail", columns={"run_at": datetime.now(UTC) - timedelta(days=1)})
     assert waiter.woken() == ["mail"]

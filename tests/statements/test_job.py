@@ -209,6 +209,8 @@ def test_arguments_are_pickled_and_merged_as_they_are(session: Session, flushed:
 
 
 def test_arguments_of_a_subclass_are_decoded_too(session: Session) -> None:
+    """`args` of an application's subclass of `Job` is a dict, not text."""
+
     class MailJob(Job):
         pass
 
