@@ -18,18 +18,16 @@ from sqlalchemy import (
     Engine,
     Integer,
     MetaData,
-    NullPool,
     Table,
-    create_engine,
     func,
     select,
     text,
 )
-from sqlalchemy.schema import CreateSchema, CreateTable, DropSchema
+from sqlalchemy.schema import CreateSchema, CreateTable
 
 from sa_jobqueue.errors import JobQueueError
-from sa_jobqueue.migrations import DEFAULT_SCHEMA, upgrade_database
-from sa_jobqueue.worker.connections.pool import refuse_pooler
+from sa_jobqueue.migrations import upgrade_database
+from sa_jobqueue.scratch import drop_scratch, only_one, scratch_engine
 
 __all__ = ["SCHEMA", "Place", "open_engine", "place"]
 
@@ -68,7 +66,7 @@ class Place:
 
 def open_engine(url: str | URL, **options: Any) -> Engine:
     """An engine that finds our tables in the schema of the measurement."""
-    return create_engine(url, execution_options={"schema_translate_map": {DEFAULT_SCHEMA: SCHEMA}}, **options)
+    return scratch_engine(url, SCHEMA, **options)
 
 
 @contextmanager
@@ -79,26 +77,16 @@ def place(url: URL) -> Generator[Place]:
     """
     engine = open_engine(url)
     try:
-        with _alone(url), _ending_in_order():
+        with only_one("benchmark", url, SCHEMA), _ending_in_order():
             _make(engine)
             try:
                 upgrade_database(engine, schema=SCHEMA)
                 yield Place(url, engine)
             finally:
-                _drop(engine)
+                with engine.begin() as connection:
+                    drop_scratch(connection, SCHEMA)
     finally:
         engine.dispose()
-
-
-@contextmanager
-def _alone(url: URL) -> Generator[None]:
-    """Keep a second measurement out of this database for as long as this one runs."""
-    lock = select(func.pg_try_advisory_lock(func.hashtext(SCHEMA)))
-    with create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect() as connection:
-        refuse_pooler(connection)
-        if not connection.scalar(lock):
-            raise JobQueueError("another benchmark is running in this database: wait for its end")
-        yield
 
 
 def _make(engine: Engine) -> None:
@@ -111,17 +99,9 @@ def _make(engine: Engine) -> None:
                 f"the schema {SCHEMA!r} exists in this database and was not made by this command, so it is left alone: "
                 "rename it, or give another database with --database-url"
             )
-        connection.execute(text("SET LOCAL lock_timeout = '20s'"))
-        connection.execute(DropSchema(SCHEMA, cascade=True, if_exists=True))
+        drop_scratch(connection, SCHEMA)
         connection.execute(CreateSchema(SCHEMA))
         connection.execute(CreateTable(_MARK))
-
-
-def _drop(engine: Engine) -> None:
-    """The killed workers' server processes may take a moment to notice."""
-    with engine.begin() as connection:
-        connection.execute(text("SET LOCAL lock_timeout = '20s'"))
-        connection.execute(DropSchema(SCHEMA, cascade=True, if_exists=True))
 
 
 @contextmanager

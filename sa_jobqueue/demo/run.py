@@ -18,16 +18,16 @@ from pathlib import Path
 from time import monotonic
 
 from rich.console import Console
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, func, select, text
+from sqlalchemy import URL, Connection, Engine, func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
-from sqlalchemy.schema import CreateSchema, DropSchema
+from sqlalchemy.schema import CreateSchema
 
 from sa_jobqueue import Job, JobStatus
 from sa_jobqueue.errors import ConfigurationError, JobQueueError
-from sa_jobqueue.migrations import DEFAULT_SCHEMA, upgrade_database
+from sa_jobqueue.migrations import upgrade_database
+from sa_jobqueue.scratch import drop_scratch, only_one, scratch_engine
 from sa_jobqueue.statements.overview import list_workers
-from sa_jobqueue.worker.connections.pool import refuse_pooler
 
 from .report import Check, collect, count_plainly, disagreements, judge
 from .screen import Role, Screen, jobs_of, show_failures, show_figures, show_largest, show_proof, show_verdict
@@ -117,9 +117,9 @@ def run_demo(url: URL, plan: Plan, console: Console) -> bool:
     paths = [str(BROKEN), *source_files(root)]
     if len(paths) == 1:
         raise ConfigurationError(f"--path {plan.root}: there are no .py files in it")
-    engine = create_engine(url, execution_options={"schema_translate_map": {DEFAULT_SCHEMA: SCHEMA}})
+    engine = scratch_engine(url, SCHEMA)
     try:
-        with _alone(engine):
+        with only_one("demo", url, SCHEMA):
             _prepare(engine)
             return _run(engine, plan, root, paths, console)
     finally:
@@ -163,24 +163,10 @@ def rescue_checks(kill: Kill | None, rescued: frozenset[int], *, needed: bool) -
 # ---- the database
 
 
-@contextmanager
-def _alone(engine: Engine) -> Generator[None]:
-    """Keep a second demo out of this database for as long as this one runs."""
-    lock = func.pg_try_advisory_lock(func.hashtext(SCHEMA))
-    with create_engine(engine.url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect() as connection:
-        refuse_pooler(connection)
-        if not connection.scalar(select(lock)):
-            raise JobQueueError(
-                "another demo is running in this database: wait for its end, or give another with --database-url"
-            )
-        yield
-
-
 def _prepare(engine: Engine) -> None:
     """Create the schema again, without what an earlier run has left in it."""
     with engine.begin() as connection:
-        connection.execute(text("SET LOCAL lock_timeout = '20s'"))
-        connection.execute(DropSchema(SCHEMA, cascade=True, if_exists=True))
+        drop_scratch(connection, SCHEMA)
         connection.execute(CreateSchema(SCHEMA))
     upgrade_database(engine, schema=SCHEMA)
     Base.metadata.create_all(engine)

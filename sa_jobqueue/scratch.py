@@ -1,0 +1,43 @@
+"""A schema that a demo or a benchmark makes for itself, so that nothing of the user's is touched in whatever database."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, func, select, text
+from sqlalchemy.schema import DropSchema
+
+from .errors import JobQueueError
+from .migrations import DEFAULT_SCHEMA
+from .worker.connections.pool import refuse_pooler
+
+__all__ = ["drop_scratch", "only_one", "scratch_engine"]
+
+
+def scratch_engine(url: str | URL, schema: str, **options: Any) -> Engine:
+    """An engine that finds our tables in `schema`."""
+    return create_engine(url, execution_options={"schema_translate_map": {DEFAULT_SCHEMA: schema}}, **options)
+
+
+@contextmanager
+def only_one(what: str, url: URL, schema: str) -> Generator[None]:
+    """Keep a second process, called `what` in the message, from using `schema` meanwhile.
+
+    Raises JobQueueError where one uses it already.
+    """
+    lock = select(func.pg_try_advisory_lock(func.hashtext(schema)))
+    with create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect() as connection:
+        refuse_pooler(connection)
+        if not connection.scalar(lock):
+            raise JobQueueError(
+                f"another {what} is running in this database: wait for its end, or give another with --database-url"
+            )
+        yield
+
+
+def drop_scratch(connection: Connection, schema: str) -> None:
+    """Drop `schema` with all that is in it. A killed worker's server process may keep locks there for a moment."""
+    connection.execute(text("SET LOCAL lock_timeout = '20s'"))
+    connection.execute(DropSchema(schema, cascade=True, if_exists=True))
