@@ -1,4 +1,4 @@
-"""Rows that somebody wrote by plain SQL: every command that looks at jobs shows them, and their neighbours."""
+"""Rows that were written by plain SQL: every command that looks at jobs shows them, and their neighbours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What disturbs a worker from the side: the loop is left, cancels come late, locks are held, filters of logs raise."""
+"""A worker goes on: when its loop is left, cancels come late, locks are held, and filters of logs raise."""
 
 from __future__ import annotations
 

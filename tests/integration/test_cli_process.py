@@ -1,4 +1,4 @@
-"""What only a process shows: the door. Settings and their order, errors on one line, exit codes, no passwords."""
+"""A command as a process: where its settings come from, errors on one line, exit codes, completion, no passwords."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose job is gone, and whose job's number was given again: after a failover that lost the last ids, or a TRUNCATE."""
+"""A run whose job is gone while another job has its id: after a failover that lost the last ids, or a TRUNCATE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a handler does to the connection of its `ctx.session`, and who suffers from it: itself, and hardly another."""
+"""What a handler leaves on the connection of its `ctx.session` harms its own job, and hardly another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door, in this process: wrong URLs, options and files are one line each, and no password is shown."""
+"""What a command refuses, and help: wrong URLs, options and files are one line each, and no password is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What should break a worker and must not: hostile handlers, odd rows, odd settings, answers that were lost."""
+"""A worker goes on: after hostile handlers, odd rows, odd settings, and answers that were lost."""
 
 from __future__ import annotations
 
