@@ -238,6 +238,20 @@ def test_arguments_are_compared_as_jsonb(session: Session) -> None:
     assert session.scalars(select(job.args).where(job.args.contains({"to": "bob"}))).one() == {"to": "bob"}
 
 
+def test_an_index_on_a_nested_argument_serves_the_query(session: Session) -> None:
+    """An argument is read by arrows, as most people write the expression of an index.
+
+    For a plain JSONB column SQLAlchemy writes `args['to']` since 2.0.42, which PostgreSQL does not take for `args -> 'to'`.
+    """
+    connection = session.connection()
+    connection.exec_driver_sql("CREATE INDEX job_by_city ON sa_jobqueue.job ((args -> 'to' ->> 'city'))")
+    connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+    asked = select(Job.id).where(Job.args["to"]["city"].astext == "Delft")
+    statement = asked.compile(connection, compile_kwargs={"literal_binds": True})
+
+    assert "job_by_city" in "".join(connection.exec_driver_sql(f"EXPLAIN {statement}").scalars())
+
+
 # ---- the status
 
 
