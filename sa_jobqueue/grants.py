@@ -8,7 +8,7 @@ GRANT INSERT (task, args, queue, meta, priority, max_attempts, run_at), SELECT (
 GRANT SELECT ON SEQUENCE "sa_jobqueue".gate_any TO "web"
 GRANT EXECUTE ON FUNCTION "sa_jobqueue".due_at(text) TO "web"
 
-Each list is the least that does; a test connects as such a role and shows both what it can do and what it cannot.
+Each list is as short as possible. A test connects as such a role and shows both what it can do and what it cannot.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Can(StrEnum):
     """Look, and cancel, retry, discard, release and delete jobs."""
 
 
-# Everybody finds the tables, and sees whether their version is the one that is needed.
+# Each role finds the tables, and sees whether their version is the one that it needs.
 _ALL = (
     "USAGE ON SCHEMA {schema}",
     "SELECT ON TABLE {schema}.schema_version",
@@ -49,8 +49,8 @@ _LOOK = (
     "SELECT ON TABLE {schema}.worker",
 )
 
-# What a job is to do, and when. All else is the table's to say: an id to come would stop the job that it is given to, and a
-# job that is inserted as running or done was never claimed.
+# What a job is to do, and when. The table decides all else: an id of a later job would make the INSERT of that job fail, and a
+# job inserted as running or done was never claimed.
 _WRITTEN_BY_PRODUCERS = "task, args, queue, meta, priority, max_attempts, run_at"
 # Not what a job is to do.
 _WRITTEN_BY_WORKERS = "status, claim_token, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, errors, result"
@@ -90,10 +90,10 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
 def grant_statements(role: str, can: Iterable[Can], *, schema: str = DEFAULT_SCHEMA) -> list[str]:
     """Return the GRANTs that let `role` do what `can` says. Executed once more, they change nothing.
 
-    They are for the owner of the tables to run, and once more after each upgrade of the schema. What handlers do to the
-    application's own tables is the application's to grant.
+    The owner of the tables runs them, and once more after each upgrade of the schema. Rights on the application's own
+    tables, which handlers need, are granted by the application.
 
-    Raises ConfigurationError for what cannot be the name of a role or of a schema.
+    Raises ConfigurationError for a text that cannot be the name of a role or of a schema.
     """
     if not role or "\0" in role or len(role.encode()) > 63:  # the server would cut it off, and find another role
         raise ConfigurationError(f"{role!r} cannot be the name of a role: expected 1 to 63 bytes, without NUL")

@@ -37,8 +37,8 @@ def one_line(text: str) -> str:
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger of one of our modules. Whatever filters and handlers the application has: each message is one line, and to log
-    raises nothing.
+    """The logger of one of our modules. Each message is one line, and logging raises nothing, whichever filters and handlers
+    the application has.
     """
     logger = logging.getLogger(name)
     logger.addFilter(_keep_on_one_line)
@@ -73,27 +73,24 @@ class _OneLine:
 
 
 def _keep_on_one_line(record: logging.LogRecord) -> bool:
-    try:
+    # The str() of an application's exception may fail: then the handler reports it, with its place.
+    with suppress(Exception):
         if isinstance(record.args, tuple) and not record.getMessage().isprintable():
             record.args = tuple(map(_said, record.args))
-    except (
-        Exception
-    ):  # such as one from the str() of an application's exception: the handler reports it, with its place
-        return True
     return True
 
 
 def _said(value: Any) -> Any:
-    # Text on one line stays as it is, with a space at its beginning that divides it from the text before it.
+    # Text on one line stays as it is, with the space at its beginning that divides it from the text before it.
     harmless = isinstance(value, (int, float)) or (isinstance(value, str) and value.isprintable())
     return value if harmless else _OneLine(value)
 
 
 def place_of(error: BaseException, *, package: str = "", anywhere: bool = False) -> str:
-    """Where in the application's code it was raised: "shop/tasks.py, line 12, in send_receipt", the last such frame.
+    """Where in the application's code `error` was raised: "shop/tasks.py, line 12, in send_receipt", the last such frame.
 
-    The application's is what is neither Python's, nor ours, nor installed; or what is in the top-level `package`.
-    Without such a frame "", or, `anywhere`, the last frame of all.
+    Code belongs to the application if it is neither Python's, nor ours, nor installed, or if it is in the top-level
+    `package`. Without such a frame: "", or with `anywhere` the last frame of all.
     """
     found = last = None
     for frame, line in traceback.walk_tb(error.__traceback__):

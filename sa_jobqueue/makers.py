@@ -1,4 +1,4 @@
-"""What makes a session for each job: the application's `sessionmaker` and `async_sessionmaker`, looked at before they are used."""
+"""What makes a session for each job: the application's `sessionmaker` and `async_sessionmaker`, checked before they are used."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .errors import ConfigurationError
 __all__ = ["AsyncSessionMaker", "SessionMaker", "check_makers"]
 
 SessionMaker: TypeAlias = Callable[[], Session]
-"""A `sessionmaker`, of whatever class of sessions."""
+"""A `sessionmaker`, for any class of sessions."""
 AsyncSessionMaker: TypeAlias = Callable[[], AsyncSession]
 """An `async_sessionmaker`."""
 
 
 def check_makers(*, sessionmaker: object = None, async_sessionmaker: object = None) -> None:
-    """Raise ConfigurationError for what does not make a session of its kind for each job; None is no maker."""
+    """Raise ConfigurationError for a maker that does not make a session of its kind for each job. None: there is no maker."""
     _check("sessionmaker", sessionmaker, Session)
     _check("async_sessionmaker", async_sessionmaker, AsyncSession)
 

@@ -30,8 +30,8 @@ __all__ = ["JobRead"]
 class JobRead(BaseModel):
     """A job for the response of an API (`response_model=JobRead`), made from a `Job` by its attributes.
 
-    It has what anybody may see: no arguments, no `meta`, no result and no errors. For more, make a class of your own of
-    it: `class MyJob(JobRead): result: int | None`.
+    It shows no arguments, no `meta`, no result and no errors, which may be confidential. For more, derive a class of your
+    own: `class MyJob(JobRead): result: int | None`.
     """
 
     model_config = ConfigDict(from_attributes=True)

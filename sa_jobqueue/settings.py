@@ -1,4 +1,4 @@
-"""What can be set about a worker, as one validated value made at the door; nothing below reads the environment."""
+"""The settings of a worker, as one validated value that is made at the entrance. Nothing below reads the environment."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ __all__ = ["WorkerSettings"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """How a worker goes about its work. Durations are in seconds."""
+    """How a worker works. Durations are in seconds."""
 
     lease: float = 60.0
-    """How long a claim is valid without renewal; renewed every third of it. After a crash the job waits this long."""
+    """How long a claim is valid without renewal. It is renewed every third of that. After a crash the job waits this long."""
     poll: float = 1.0
-    """The longest time between two looks at an idle queue; a NOTIFY makes it sooner, and 20 is the most where one listens."""
+    """The longest pause between polls of an idle queue. A NOTIFY ends it early; a listening worker never waits more than 20 s."""
     grace: float = 30.0
-    """After the first signal, the time that running jobs have to finish."""
+    """The time that running jobs have to finish after the first signal."""
     buffer: int = 1_000
-    """Most jobs per queue that may be claimed ahead of a free slot; how many are depends on how fast they finish."""
+    """The most jobs per queue that are claimed ahead of a free slot. How many are depends on how fast jobs finish."""
     hoard: float = 2.0
     """A claimed job that has not been started for this long goes back to the queue."""
     unknown_delay: float = 15.0
-    """A job whose task this worker does not know goes back for this long, and for up to 300 s if such jobs keep coming."""
+    """A job whose task this worker does not know goes back to the queue for this long, or up to 300 s if such jobs keep coming."""
     prune_every: float = 30.0
-    """How often jobs whose time to be kept is over are deleted."""
+    """The pause between deletions of the jobs whose retention is over."""
     max_rescues: int = 5
-    """After its worker died, or left while it ran, this many times, a job is failed."""
+    """A job fails after its worker has died, or left while the job ran, this many times."""
     pooled: bool = False
     """Behind a pooler in transaction mode: no setting of a session is relied on."""
     session_idle_timeout: float | None = None
-    """The longest that a handler's transaction may sit idle. None: what the server says; where it says nothing, an hour, on the
+    """The longest that a handler's transaction may be idle. None: the server's setting. If the server has none: an hour, on
     connections that the worker makes from a URL and not behind a pooler."""
     log_jobs: bool = False
-    """Log how each job ended, at INFO; otherwise, but for failures, that is for DEBUG."""
+    """Log how each job ended at INFO. Otherwise only failures are logged there, and the rest at DEBUG."""
 
     def __post_init__(self) -> None:
         for name, (kind, low, high) in _BOUNDS.items():

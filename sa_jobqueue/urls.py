@@ -18,10 +18,10 @@ from .errors import ConfigurationError
 
 __all__ = ["check_psycopg", "database_url", "mask_passwords", "not_connected", "same_database"]
 
-#: What means psycopg 3. SQLAlchemy 2.0 would take a bare `postgresql` for psycopg2, and knows no `postgres`.
+#: Driver names that mean psycopg 3. SQLAlchemy 2.0 would take a bare `postgresql` for psycopg2, and knows no `postgres`.
 _PSYCOPG = frozenset({"postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg_async"})
 
-#: What stands before a password in a URL; where it is a database's, whatever the password holds. A port is no password.
+#: What stands before a password in a URL. In a database's URL the password may hold any character. A port is no password.
 _BEFORE = re.compile(r"(postgres\w{0,20}(?:\+\w{1,20})?://[^\s:/@]*:)|://[^\s:/@]*:(?!\d+(?:[/?#\s]|$))")
 _SPACE = re.compile(r"\s|$")
 _IN_PAIR = re.compile(r"((?:password|passwd)\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)", re.IGNORECASE)
@@ -71,7 +71,7 @@ def mask_passwords(text: str) -> str:
 def _mask_line(line: str) -> str:
     """With `***` up to the last @ of the word, or, in a database's URL, to the next one behind a space.
 
-    No part is looked at more than some times: what is logged may be a megabyte of URLs.
+    No part is read more than a few times, because a log record may be a megabyte of URLs.
     """
     shown, done, start, word_end, last = [], 0, 0, -1, -1
     while before := _BEFORE.search(line, start):
@@ -90,7 +90,7 @@ def _mask_line(line: str) -> str:
     return "".join([*shown, line[done:]])
 
 
-#: libpq puts two spaces before a server's message, and only there, in whatever language server and libpq speak.
+#: libpq puts two spaces before a server's message, and only there, in any language of server and libpq.
 _SERVER_SAID = re.compile(r"failed: \S+:  ")
 
 
@@ -122,7 +122,7 @@ def _place(url: URL) -> tuple[object, ...]:
 
 
 def _refused(text: str | URL, reason: str) -> ConfigurationError:
-    # A URL that cannot be read: whatever stands before its last @ may be the password.
+    # A URL that cannot be read: all that stands before its last @ may be the password.
     shown = re.sub(r"((?:://|^)[^:/@]*:)(?!//).*@", r"\1***@", str(text), flags=re.DOTALL)
     return ConfigurationError(
         # No @ in it: it would look like a password, and be masked where the message is shown.

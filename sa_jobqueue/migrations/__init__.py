@@ -11,7 +11,7 @@ From a revision of a project's own Alembic history (`sa-jobqueue migrate --revis
     def downgrade() -> None:
         sa_jobqueue.migrations.downgrade(op, to=0)
 
-Without an Alembic history of one's own, `sa-jobqueue migrate` or:
+Without an Alembic history of your own, `sa-jobqueue migrate` or:
 
     from sa_jobqueue.migrations import upgrade_database
 

@@ -19,7 +19,7 @@ def include_name(
         context.configure(..., include_schemas=True, include_name=sa_jobqueue.migrations.include_name)
 
     Without `include_schemas` Alembic looks at the default schema alone, and no filter is needed. For a schema of another
-    name: `functools.partial(include_name, schema="other")`. Next to a filter of one's own: `return include_name(name,
+    name: `functools.partial(include_name, schema="other")`. Together with your own filter: `return include_name(name,
     type_, parent_names) and ...`. The schema is taken for the job queue's alone: other tables in it are not seen either.
     """
     return type_ != "schema" or name != schema
@@ -39,7 +39,7 @@ def include_object(
         context.configure(..., include_object=sa_jobqueue.migrations.include_object)
 
     For projects that put our models into their `target_metadata`, or that reflect them; else `include_name` is enough, and
-    quicker, for it does without reading the tables. For a schema of another name: see `include_name`. Foreign keys into that
+    quicker, because it does not read the tables. For a schema of another name: see `include_name`. Foreign keys into that
     are left alone: the models name the usual one, which Alembic does not translate, and would propose to drop and make
     such a key again and again.
     """
@@ -57,7 +57,7 @@ def revision_source(
     since: int | None = None,
     schema: str = DEFAULT_SCHEMA,
 ) -> str:
-    """Return the source of an Alembic revision that brings the schema up to version `to`, for a project's own history.
+    """Return the source of an Alembic revision that brings the schema up to version `to`, in a project's own history.
 
     Args:
         down_revision: The revision it follows: the head of that history, or None in an empty one.

@@ -60,10 +60,10 @@ def upgrade(op: MigrationOperations, to: int | None = None, *, schema: str | Non
     While another migration of the same schema runs, it waits: `lock_timeout` where the session sets one, else a minute.
 
     Args:
-        op: `alembic.op`, or an `Operations` of one's own.
+        op: `alembic.op`, or an `Operations` of your own.
         to: The version; write it out in a revision, so that the revision keeps its meaning.
         schema: The schema's name. Default: what the connection's `schema_translate_map` makes of `sa_jobqueue`. Offline
-            there is no connection: a name of one's own has to be said here.
+            there is no connection, so another name has to be given here.
 
     Raises:
         ConfigurationError: There is no such version, or the database is not PostgreSQL.

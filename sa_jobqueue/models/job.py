@@ -83,7 +83,7 @@ class Job(Base):
     task: Mapped[str]
     args: Mapped[dict[str, Any]] = mapped_column(_OBJECT, server_default=text("'{}'::jsonb"))
     meta: Mapped[dict[str, Any]] = mapped_column(_OBJECT, server_default=text("'{}'::jsonb"))
-    """Tags, trace context: whatever the producer wants to travel along."""
+    """Tags, trace context: what the producer sends along."""
     worker: Mapped[str | None] = mapped_column(_UNSAID_TEXT)
     """The worker process that holds it, or held it last."""
     errors: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
@@ -97,7 +97,7 @@ class Job(Base):
         if value == current:
             return current
         if state.key is None and state.session is not None and "task" not in self.__dict__:
-            state.session.expunge(self)  # half made by a merge, for its row is gone
+            state.session.expunge(self)  # half made by a merge: its row is gone
         raise StatusError(
             f"job.{key} is not set by hand, nor by merging an older object (to {value!r}): "
             "session.execute(cancel_jobs(Job.id == ...)), retry_jobs(...) or discard_jobs(...) from "

@@ -11,12 +11,12 @@ Traceback (most recent call last):
 ...
 sa_jobqueue.errors.PayloadError: task 'shop.send': argument order_id: input should be a valid integer, got '7'
 
-What is stored is one JSON object, `{parameter: value}`, of what the caller gave: a default stays the handler's, as it
-is when the job runs. `*args` is a list under its own name; the names in `**kwargs` stand beside the parameters'.
+One JSON object is stored, `{parameter: value}`, with what the caller gave. A default is not stored: the one that the handler
+has when the job runs is used. `*args` is a list under its own name; the names in `**kwargs` stand beside the parameters'.
 
-Validation is pydantic's strict mode: no `"5"` for an integer, no integer for a bool. What is accepted comes back equal:
-whatever is not sure to (a union, a model, an `Any`) is decoded at once and compared, so `(1, 2)` for an un-annotated
-parameter is refused, for it would come back as a list. Four things JSON and jsonb do not keep: the order of a dict's
+Validation is pydantic's strict mode: no `"5"` for an integer, no integer for a bool. What is accepted comes back equal. Where
+that is not sure (a union, a model, an `Any`), the JSON is decoded at once and compared. So `(1, 2)` for a parameter without
+annotation is refused, because it would come back as a list. JSON and jsonb do not keep four things: the order of a dict's
 keys, the sign of -0.0, whether a number from 1e16 on was a float (for a parameter annotated `float` it is one again), and
 the name of a time zone (its offset at that moment stays).
 """

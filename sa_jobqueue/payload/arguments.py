@@ -18,7 +18,7 @@ __all__ = ["Arguments"]
 
 #: pydantic's kinds of error for an argument that is missing, or not a parameter of the handler; and what we say.
 _NAMES = {"missing": "argument {} is missing", "extra_forbidden": "unknown argument {}"}
-#: The beginnings of pydantic's kinds of error where a text was given for what is an object in Python.
+#: How pydantic's kinds of error begin where a string was given for what is an object in Python.
 _OBJECTS = (
     "is_instance_of",
     "uuid",
@@ -38,29 +38,29 @@ _OBJECTS = (
 
 
 class Arguments:
-    """The arguments of one handler. The annotations are resolved at the first use, when all modules are there."""
+    """The arguments of one handler. Annotations are resolved at the first use, when all modules have been imported."""
 
-    __slots__ = ("_plan", "handler", "task")
+    __slots__ = ("_plan", "_what", "handler")
 
     def __init__(self, handler: Callable[..., Any], *, task: str) -> None:
         self.handler = handler
-        self.task = task
+        self._what = f"task {task!r}"
         self._plan: Plan | None = None
 
     @property
     def context(self) -> type[JobContext | AsyncJobContext] | None:
-        """The class of the context that the handler's first parameter wants, if it does."""
+        """The class of the context that the handler takes first; None if it takes none."""
         return self.resolve().context
 
     def resolve(self) -> Plan:
-        """Resolve the annotations now. Raises TaskError where that cannot be done."""
+        """Resolve the annotations now. Raises TaskError if one cannot be resolved."""
         plan = self._plan
         if plan is None:
-            plan = self._plan = plan_of(self.handler, self.task)
+            plan = self._plan = plan_of(self.handler, self._what)
         return plan
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, limit: int = MAX_PAYLOAD) -> str:
-        """The arguments of one call as JSON text; PayloadError where they do not fit or cannot be stored."""
+        """The arguments of one call as JSON text. Raises PayloadError if they do not fit or cannot be stored."""
         plan = self._plan or self.resolve()
         given, rest = self._bind(plan, args, kwargs)
         try:
@@ -70,11 +70,9 @@ class Arguments:
             data = plan.to_json(valid)
         except ValidationError as error:
             raise self._misfit(error, given | rest) from error
-        except Exception as error:  # the serializer's, or of a validator of the user's
-            raise refusal(
-                error, given | rest, what=f"task {self.task!r}", item="argument ", write=plan.to_json
-            ) from error
-        text = checked_json(data, valid, what=f"task {self.task!r}", item="argument ", limit=limit)
+        except Exception as error:  # from the serializer, or from a validator of the application
+            raise refusal(error, given | rest, what=self._what, item="argument ", write=plan.to_json) from error
+        text = checked_json(data, valid, what=self._what, item="argument ", limit=limit)
         if not plan.exact:
             self._check_return(plan, text, valid)
         return text
@@ -82,74 +80,74 @@ class Arguments:
     def decode(
         self, text: str | bytes, *, what: str = "the stored arguments"
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the handler is called with, beside its context; PayloadError where the JSON, called `what`, does not fit."""
+        """What the handler is called with after its context. Raises PayloadError if the JSON, called `what`, does not fit."""
         plan = self._plan or self.resolve()
         try:
             found = plan.validate_json(text, strict=True)
             if plan.as_keywords:
                 return (), found
-            return _spread(plan, found, f"task {self.task!r}: {what}")
+            return _spread(plan, found, f"{self._what}: {what}")
         except PayloadError:
             raise
         except ValidationError as error:
             raise self._misfit(error, None, what) from error
-        except Exception as error:  # a validator of the user's
-            raise PayloadError(f"task {self.task!r}: {what} cannot be read: {type(error).__name__}: {error}") from error
+        except Exception as error:  # from a validator of the application
+            raise PayloadError(f"{self._what}: {what} cannot be read: {type(error).__name__}: {error}") from error
 
     def _bind(
         self, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The call as {parameter: value}, and apart from it what goes into `**kwargs`."""
+        """The call as {parameter: value}, and separately what goes into `**kwargs`."""
         rest: dict[str, Any] = {}
         given = dict(zip(plan.positional, args, strict=False))
         if len(args) > len(plan.positional):
             if plan.variable is None:
                 few, were = len(plan.positional), "was" if len(args) == 1 else "were"
                 raise PayloadError(
-                    f"task {self.task!r}: takes {few} positional argument{'' if few == 1 else 's'}, {len(args)} {were} given"
+                    f"{self._what}: takes {few} positional argument{'' if few == 1 else 's'}, {len(args)} {were} given"
                 )
             given[plan.variable] = args[len(plan.positional) :]
         for name, value in kwargs.items():
             if name in given:
-                raise PayloadError(f"task {self.task!r}: argument {name} is given twice")
+                raise PayloadError(f"{self._what}: argument {name} is given twice")
             if name in plan.positional_only or name == plan.variable:
-                raise PayloadError(f"task {self.task!r}: argument {name} cannot be given by keyword")
+                raise PayloadError(f"{self._what}: argument {name} cannot be given by keyword")
             if plan.rest is not None and name not in plan.names:
-                _refuse_taken(plan, name, f"task {self.task!r}")
+                _refuse_taken(plan, name, self._what)
                 rest[name] = value
             else:
                 given[name] = value
         return given, rest
 
     def _check_return(self, plan: Plan, text: str, valid: dict[str, Any]) -> None:
-        """Refuse what would come back changed."""
+        """Refuse arguments that would come back changed."""
         stored = text
         if EXPONENT.search(text):  # jsonb keeps 1e+23 as 100000000000000000000000
             stored = to_json(as_jsonb(load(text))).decode()
         try:
             back = plan.validate_json(stored, strict=True)
             if plan.rest is not None:
-                back = _with_rest(plan, back, f"task {self.task!r}")
+                back = _with_rest(plan, back, self._what)
         except ValidationError as error:
             if found := next(unstorable(valid), None):
-                raise PayloadError(f"task {self.task!r}: argument {found}") from error
+                raise PayloadError(f"{self._what}: argument {found}") from error
             raise self._misfit(error, valid) from error
         except Exception as error:
-            raise refusal(error, valid, what=f"task {self.task!r}", item="argument ") from error
+            raise refusal(error, valid, what=self._what, item="argument ") from error
         for name, value in valid.items():
             if not (name in back and same(value, back[name])):
                 if found := next(unstorable(value, name), None):
-                    raise PayloadError(f"task {self.task!r}: argument {found}")
+                    raise PayloadError(f"{self._what}: argument {found}")
                 again = shown(back.get(name))
                 if again == shown(value):
                     again = "something else: its JSON does not hold all of it"
                 raise PayloadError(
-                    f"task {self.task!r}: argument {name}: {shown(value)} would come back from JSON as {again}: "
+                    f"{self._what}: argument {name}: {shown(value)} would come back from JSON as {again}: "
                     "annotate the parameter with the type that is meant, or pass plain JSON"
                 )
 
     def _misfit(self, error: ValidationError, given: Mapping[str, Any] | None, what: str = "") -> PayloadError:
-        """The error in the user's words. `given`: the call's arguments; None for JSON, called `what`."""
+        """The error in the words of the caller. `given`: the call's arguments; None for stored JSON, called `what`."""
         found = error.errors(include_url=False, include_context=False)
         said = [self._sentence(one, enqueueing=given is not None) for one in found[:3]]
         if len(found) > 3:
@@ -157,7 +155,7 @@ class Arguments:
         if any(len(one["loc"]) == 1 and one["type"] in _NAMES for one in found[:3]):
             said.append(f"it takes ({', '.join(self.resolve().names)})")
         where = "" if given is not None else f"{what} do not fit the handler: "
-        return PayloadError(f"task {self.task!r}: {where}{'; '.join(said)}")
+        return PayloadError(f"{self._what}: {where}{'; '.join(said)}")
 
     def _sentence(self, one: Any, *, enqueueing: bool) -> str:
         kind, loc, value = one["type"], one["loc"], one["input"]
@@ -179,7 +177,7 @@ class Arguments:
 
 
 def _spread(plan: Plan, found: dict[str, Any], what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments in the form that this signature wants; PayloadError, which begins with `what`, if there is none."""
+    """The arguments by position and by keyword, as this signature takes them. Raises PayloadError, which begins with `what`."""
     if plan.rest is not None:
         found = _with_rest(plan, found, what)
     more = found.pop(plan.variable, ()) if plan.variable is not None else ()
@@ -195,7 +193,7 @@ def _spread(plan: Plan, found: dict[str, Any], what: str) -> tuple[tuple[Any, ..
 
 
 def _with_rest(plan: Plan, found: dict[str, Any], what: str) -> dict[str, Any]:
-    """`found` with what is for `**kwargs` validated, too; PayloadError, which begins with `what`, if it cannot be."""
+    """`found`, with the values for `**kwargs` validated too. Raises PayloadError, which begins with `what`."""
     assert plan.rest is not None
     rest = {name: value for name, value in found.items() if name not in plan.names}
     for name in rest:

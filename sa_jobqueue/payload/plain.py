@@ -18,10 +18,10 @@ EXPONENT = re.compile(r"\de\+?\d")
 
 
 def encode_plain(value: Mapping[str, Any], *, what: str, item: str = "argument ", limit: int | None = None) -> str:
-    """A mapping of plain JSON values as JSON text, for jobs named by a string and for `meta`; comes back equal.
+    """A mapping of plain JSON values as JSON text that comes back equal: the arguments of a task known by name, or `meta`.
 
-    `what` begins the message of the PayloadError for anything else; `item` stands before the name of a value. `limit`:
-    the registry's, in bytes; None where there is none.
+    Raises PayloadError for any other value. `what` begins the message, and `item` stands before the name of a value.
+    `limit`: the registry's, in bytes; None if there is none.
     """
     try:
         data = to_json(value, inf_nan_mode="constants")
@@ -43,9 +43,9 @@ def encode_plain(value: Mapping[str, Any], *, what: str, item: str = "argument "
 
 
 def encode_result(value: object, *, task: str, limit: int = MAX_PAYLOAD) -> str:
-    """What a handler returned as JSON text; PayloadError for what cannot be stored.
+    """What a handler returned, as JSON text. Raises PayloadError if it cannot be stored.
 
-    Dataclasses, models, dates and the like become JSON as pydantic does it; they are not made into such again.
+    Dataclasses, models, dates and the like become JSON by pydantic's rules, and stay plain JSON when they are read.
     """
     what = f"task {task!r}: its result"
     try:
@@ -59,5 +59,5 @@ def encode_result(value: object, *, task: str, limit: int = MAX_PAYLOAD) -> str:
 
 
 def load(text: str | bytes) -> Any:
-    """JSON text as plain Python objects, for the attribute of the row."""
+    """JSON text as plain Python objects."""
     return from_json(text)

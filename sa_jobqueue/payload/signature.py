@@ -1,4 +1,4 @@
-"""What a handler's signature says of its arguments: resolved once, with a validator and a serializer for them."""
+"""A handler's signature, resolved once: what it says of the arguments, with a validator and a serializer for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..errors import TaskError
 
 __all__ = ["Plan", "plan_of", "signature"]
 
-#: Types that come back as they were, without a look.
+#: Types whose values are sure to come back from JSON as they were.
 _EXACT = frozenset({int, str, bool, float, NoneType, UUID, date})
 
 _CONFIG = ConfigDict(strict=True, val_json_bytes="base64")
@@ -55,9 +55,8 @@ class _Rest:
         return valid
 
     def validate_json(self, values: dict[str, Any]) -> dict[str, Any]:
-        valid: dict[str, Any] = self.adapter.validator.validate_json(to_json({self.name: values}), strict=True)[
-            self.name
-        ]
+        data = to_json({self.name: values})
+        valid: dict[str, Any] = self.adapter.validator.validate_json(data, strict=True)[self.name]
         return valid
 
 
@@ -80,21 +79,22 @@ class Plan:
     names: tuple[str, ...]
 
 
-def plan_of(handler: Callable[..., Any], task: str) -> Plan:
+def plan_of(handler: Callable[..., Any], what: str) -> Plan:
+    """Resolve the handler's annotations. Raises TaskError, whose message begins with `what`, if one cannot be resolved."""
     parameters = list(signature(handler).parameters.values())
-    hints = _hints(handler, parameters, task)
+    hints = _hints(handler, parameters, what)
     context = hints.get(parameters[0].name) if parameters else None
     taken: str | None = None
     if context in (JobContext, AsyncJobContext):
         first = parameters.pop(0)
-        _check_context(handler, context, first, task)
+        _check_context(handler, context, first, what)
         taken = first.name if first.kind is _Parameter.POSITIONAL_OR_KEYWORD else None
     else:
         context = None
         if any(one.name == "ctx" and one.annotation is one.default is _Parameter.empty for one in parameters[:1]):
             needed = (AsyncJobContext if inspect.iscoroutinefunction(handler) else JobContext).__name__
             raise TaskError(
-                f"task {task!r}: the worker gives the context to a parameter that is annotated: annotate 'ctx' with {needed}"
+                f"{what}: the worker gives the context to a parameter that is annotated: annotate 'ctx' with {needed}"
             )
     fields: dict[str, Any] = {}
     variable: str | None = None
@@ -102,16 +102,16 @@ def plan_of(handler: Callable[..., Any], task: str) -> Plan:
     for parameter in parameters:
         hint: Any = hints.get(parameter.name, Any)
         if hint in (JobContext, AsyncJobContext):
-            raise TaskError(f"task {task!r}: the context must be the first parameter, not {parameter.name!r}")
+            raise TaskError(f"{what}: the context must be the first parameter, not {parameter.name!r}")
         if parameter.kind is _Parameter.VAR_KEYWORD:
             of = hint.__args__[0] if typing.get_origin(hint) is Unpack else GenericAlias(dict, (str, hint))
-            rest = _Rest(parameter.name, _adapter(task, {parameter.name: of}))
+            rest = _Rest(parameter.name, _adapter(what, {parameter.name: of}))
         elif parameter.kind is _Parameter.VAR_POSITIONAL:
             variable = parameter.name
             fields[variable] = NotRequired[tuple[hint, ...]]
         else:
             fields[parameter.name] = hint if parameter.default is _Parameter.empty else NotRequired[hint]
-    adapter = _adapter(task, fields, extra="forbid" if rest is None else "allow")
+    adapter = _adapter(what, fields, extra="forbid" if rest is None else "allow")
     names = tuple(fields)
     only = frozenset(one.name for one in parameters if one.kind is _Parameter.POSITIONAL_ONLY)
     return Plan(
@@ -130,24 +130,24 @@ def plan_of(handler: Callable[..., Any], task: str) -> Plan:
     )
 
 
-def _check_context(handler: Callable[..., Any], context: Any, parameter: inspect.Parameter, task: str) -> None:
+def _check_context(handler: Callable[..., Any], context: Any, parameter: inspect.Parameter, what: str) -> None:
     if parameter.kind not in _POSITIONAL:
-        raise TaskError(f"task {task!r}: the context {parameter.name!r} is given by position, before any `*`")
+        raise TaskError(f"{what}: the context {parameter.name!r} is given by position, before any `*`")
     if inspect.iscoroutinefunction(handler) != (context is AsyncJobContext):
         if inspect.iscoroutinefunction(inspect.unwrap(handler)) == (context is AsyncJobContext):
             raise TaskError(
-                f"task {task!r}: a decorator turns an `async def` into a `def`, or a `def` into an `async def`: make both the same"
+                f"{what}: a decorator turns an `async def` into a `def`, or a `def` into an `async def`: make both the same"
             )
         is_async = context is JobContext
         gets = "an `async def` handler gets an AsyncJobContext" if is_async else "a `def` handler gets a JobContext"
         needed = "AsyncJobContext" if is_async else "JobContext"
-        raise TaskError(f"task {task!r}: {gets}: annotate {parameter.name!r} with {needed}")
+        raise TaskError(f"{what}: {gets}: annotate {parameter.name!r} with {needed}")
 
 
-def _hints(handler: Callable[..., Any], parameters: list[inspect.Parameter], task: str) -> dict[str, Any]:
+def _hints(handler: Callable[..., Any], parameters: list[inspect.Parameter], what: str) -> dict[str, Any]:
     """The parameters' annotations, resolved one by one: the return type does not matter here."""
     known = getattr(inspect.unwrap(handler), "__globals__", {})
-    # The contexts are known even where they were imported for the type checker only.
+    # The contexts are known even if the module imports them for the type checker only.
     spare = {"JobContext": JobContext, "AsyncJobContext": AsyncJobContext, "sa_jobqueue": sys.modules["sa_jobqueue"]}
     hints: dict[str, Any] = {}
     for parameter in parameters:
@@ -158,7 +158,7 @@ def _hints(handler: Callable[..., Any], parameters: list[inspect.Parameter], tas
             hints |= typing.get_type_hints(holder, spare, known, include_extras=True)
         except Exception as error:
             raise TaskError(
-                f"task {task!r}: the annotation of {parameter.name!r}, {parameter.annotation!r}, cannot be resolved "
+                f"{what}: the annotation of {parameter.name!r}, {parameter.annotation!r}, cannot be resolved "
                 f"({type(error).__name__}: {error}): a job's arguments are checked against it, so import it at the "
                 "top of the handler's module, outside `if TYPE_CHECKING:`"
             ) from error
@@ -166,7 +166,7 @@ def _hints(handler: Callable[..., Any], parameters: list[inspect.Parameter], tas
 
 
 def _adapter(
-    task: str, fields: dict[str, Any], *, extra: typing.Literal["forbid", "allow"] = "forbid"
+    what: str, fields: dict[str, Any], *, extra: typing.Literal["forbid", "allow"] = "forbid"
 ) -> TypeAdapter[Any]:
     make: Any = TypedDict  # type checkers want the fields written down
     shape = make("arguments", fields)
@@ -174,18 +174,18 @@ def _adapter(
     try:
         return TypeAdapter(shape)
     except (PydanticUserError, SchemaError, TypeError, NameError) as error:
-        raise TaskError(f"task {task!r}: {_culprit(fields) or error}") from error
+        raise TaskError(f"{what}: {_culprit(fields) or error}") from error
 
 
 def _culprit(fields: dict[str, Any]) -> str | None:
-    """Which of the parameters pydantic has no way to validate, and what it says of it."""
+    """The parameter that pydantic cannot validate, and what it says of it."""
     for name, hint in fields.items():
         try:
             TypeAdapter(hint.__args__[0] if typing.get_origin(hint) is NotRequired else hint)
-        except Exception as error:  # whatever it is, it is reported
+        except Exception as error:  # any error is reported
             if typing.get_args(hint) and not {JobContext, AsyncJobContext}.isdisjoint(typing.get_args(hint)):
                 return f"annotate {name!r} with the context's class alone: the worker always gives it"
-            said = str(error).splitlines()[0].partition(". Set ")[0]  # what would be done about it in a model
+            said = str(error).splitlines()[0].partition(". Set ")[0]  # the rest says what to do about it in a model
             if "typing_extensions" in said:  # pydantic's word for a TypedDict before Python 3.12
                 return f"the annotation of {name!r} cannot be checked: {said}"
             return (
@@ -196,7 +196,7 @@ def _culprit(fields: dict[str, Any]) -> str | None:
 
 
 def _exact(hint: Any) -> bool:
-    """Whether values of this annotation are sure to come back equal."""
+    """Whether all values of this annotation are sure to come back equal."""
     if hint in _EXACT:
         return True
     origin, inner = typing.get_origin(hint), typing.get_args(hint)

@@ -1,7 +1,7 @@
 """What JSON text in PostgreSQL can hold, and whether a value comes back from it as it was.
 
 >>> next(unstorable({"lines": [1.5, float("nan")]}))
-'lines[1]: nan is no number that JSON can hold: pass None, or a string'
+'lines[1]: nan cannot be a number in JSON: pass None, or a string'
 >>> same((1, 2), [1, 2])
 False
 """
@@ -21,14 +21,14 @@ from ..errors import PayloadError
 
 __all__ = ["MAX_PAYLOAD", "as_jsonb", "checked_json", "refusal", "same", "shown", "unstorable", "unstorable_text"]
 
-#: Bytes of encoded arguments that are accepted: 1 MiB. Rows are read in batches; larger things belong elsewhere.
+#: Bytes of encoded arguments that are accepted: 1 MiB. Rows are read in batches, so larger data belong elsewhere.
 MAX_PAYLOAD = 1_048_576
 
 #: Integers up to this many digits can be read back: Python's own limit for text.
 MAX_DIGITS = 4_300
 _TOO_LONG = 10**MAX_DIGITS
 
-#: Levels of nesting that are looked through for what cannot be stored. The JSON reader itself stops at 200.
+#: Levels of nesting that are searched for what cannot be stored. The JSON reader itself stops at 200.
 MAX_DEPTH = 100
 
 
@@ -51,7 +51,7 @@ def unstorable(value: Any, path: str = "", depth: int = 0) -> Iterator[str]:
             yield f"{at}{shown(value)} {reason}"
     elif isinstance(value, (float, Decimal)):
         if not (value.is_finite() if isinstance(value, Decimal) else math.isfinite(value)):
-            yield f"{at}{value!r} is no number that JSON can hold: pass None, or a string"
+            yield f"{at}{value!r} cannot be a number in JSON: pass None, or a string"
     elif isinstance(value, int):
         if abs(value) >= _TOO_LONG:
             yield f"{at}an integer of more than {MAX_DIGITS:,} digits cannot be read back from JSON"
@@ -71,13 +71,13 @@ def _unstorable_keys(value: Any, at: str) -> Iterator[str]:
     if _is_mapping(value):
         for key in value:
             if not isinstance(key, str):
-                yield f"{at}the key {shown(key)} is no string, and JSON has no other keys"
+                yield f"{at}the key {shown(key)} is not a string, and JSON has no other keys"
             elif reason := unstorable_text(key):
                 yield f"{at}the key {shown(key)} {reason}"
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
-    """What `value` is made of, each with the step that leads there."""
+    """The parts of `value`, each with the step of the path that leads to it."""
     if _is_mapping(value):
         return [(f".{key}", one) for key, one in value.items()]
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -95,14 +95,14 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def same(given: Any, back: Any) -> bool:
-    """Whether what came back is what was given: equal, and of the type or of one that it is derived from.
+    """Whether what came back is what was given: equal, and of its type or of a base of it.
 
-    A float may come back as the integer that it is equal to: jsonb knows no difference from 1e16 on.
+    A float may come back as the integer that it equals, because jsonb makes no difference from 1e16 on.
     """
     try:
         if given == back:
             return isinstance(given, type(back)) or (isinstance(given, float) and type(back) is int)
-    except Exception:  # an __eq__ that answers with something else than a truth, as arrays do
+    except Exception:  # an __eq__ whose answer is no bool, as that of arrays
         return False
     if isinstance(given, datetime) and isinstance(back, datetime):
         # In an hour that the clocks repeat, == between two zones is false for equal times (PEP 495).
@@ -110,7 +110,7 @@ def same(given: Any, back: Any) -> bool:
         return aware and given.astimezone(UTC) == back.astimezone(UTC)
     if not isinstance(given, type(back)):
         return False
-    # Made of parts that may differ for == and still be the same.
+    # Its parts may differ by == and still be the same.
     one, other = _by_key(given), _by_key(back)
     return bool(one) and one.keys() == other.keys() and all(same(part, other[key]) for key, part in one.items())
 
@@ -135,10 +135,10 @@ def as_jsonb(value: Any) -> Any:
 
 
 def checked_json(data: bytes, value: object, *, what: str, item: str, limit: int | None) -> str:
-    """The JSON that was made of `value`, as text; PayloadError if it is larger than `limit` bytes or cannot be stored.
+    """The JSON that was made of `value`, as text. Raises PayloadError if it is larger than `limit` bytes or cannot be stored.
 
-    `what` begins the message, `item` stands before the name of a value in it. `limit`: that of a registry; None: the
-    usual one, which is not to be changed.
+    `what` begins the message, and `item` stands before the name of a value in it. `limit`: the registry's; None: the
+    default, which cannot be changed.
     """
     most = MAX_PAYLOAD if limit is None else limit
     if len(data) > most:
@@ -148,7 +148,7 @@ def checked_json(data: bytes, value: object, *, what: str, item: str, limit: int
             + ("" if limit is None else ", or raise max_payload of the registry (default_registry, or the task's own)")
         )
     text = data.decode()
-    # Everything a JSON text must not hold shows up as one of these (or as an ordinary string: then we look closer).
+    # What JSON text must not hold shows up as one of these. An ordinary string may look like one, so we look closer.
     suspect = "NaN" in text or "Infinity" in text or "\\u0000" in text
     if suspect or len(text) > MAX_DIGITS:
         try:
@@ -168,9 +168,9 @@ def refusal(
     item: str,
     write: Callable[[Mapping[Any, Any]], object] | None = None,
 ) -> PayloadError:
-    """The PayloadError for `error`, which came while `value` was made into JSON.
+    """The PayloadError for `error`, which was raised while `value` was made into JSON.
 
-    `write`: what makes JSON of the arguments, if `value` is a handler's: only it knows the handler's types.
+    `write`: the serializer of a handler's arguments, which alone knows the handler's types.
     """
     if found := next(unstorable(value), None):
         return PayloadError(f"{what}: {item}{found}")
@@ -185,7 +185,7 @@ def refusal(
 
 
 def _culprit(value: object, write: Callable[[Mapping[Any, Any]], object]) -> str:
-    """The path to what in `value` cannot be made into JSON; "" if nothing in particular."""
+    """The path to the part of `value` that cannot be made into JSON; "" if it is no single part."""
     if _is_mapping(value):
         return next((f"{name}{_way(one)}" for name, one in value.items() if _fails(write, {name: one})), "")
     return _way(value).removeprefix(".")
@@ -202,7 +202,7 @@ def _as_json(value: object) -> bytes:
 def _fails(write: Callable[[Any], object], value: object) -> bool:
     try:
         write(value)
-    except Exception:  # a serializer of the user's, too
+    except Exception:  # from a serializer of the application, too
         return True
     return False
 
@@ -211,6 +211,6 @@ def shown(value: object) -> str:
     """`value` for a message: its repr, cut."""
     try:
         text = repr(value)
-    except Exception:  # a repr of the user's
+    except Exception:  # from the application's __repr__
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:60]}… ({type(value).__name__})"

@@ -68,7 +68,7 @@ def cancel_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
 
 
 def retry_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
-    """Run jobs again, now, whatever end they came to, with all their attempts before them; `errors` is kept.
+    """Run jobs again, now, however they ended, with all their attempts before them; `errors` is kept.
 
     A job that waits for a later time (scheduled, or retrying) becomes due now and keeps its count of attempts.
     """

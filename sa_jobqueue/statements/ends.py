@@ -1,6 +1,6 @@
 """How a job ends, and the fence of each write that follows a claim: said here, and compiled into every statement.
 
-Whatever else has to happen when a job ends belongs into `apply_changes`, the general statement, and nowhere else. The
+All else that has to happen when a job ends belongs in `apply_changes`, the general statement, and nowhere else. The
 faster completions (`complete_jobs`, `complete_job`, `delete_completed`, and the SQL function `complete_job` of the
 schema) write `ended()` and no more. So `Change.plain` must be false for a job that needs more than that, and the claim
 must already return what tells such a job apart: all other jobs pay nothing for it.

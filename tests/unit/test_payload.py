@@ -212,7 +212,7 @@ def test_a_text_is_refused_exactly_when_postgresql_cannot_store_it(text: str) ->
 )  # fmt: skip
 def test_nan_and_infinities_are_refused_at_any_depth(annotation: Any, wrap: Callable[[float], Any], bad: float) -> None:
     """jsonb cannot hold them."""
-    assert "no number that JSON can hold" in refused(annotation, wrap(bad)) or annotation is Decimal
+    assert "cannot be a number in JSON" in refused(annotation, wrap(bad)) or annotation is Decimal
 
 
 @pytest.mark.parametrize("annotation", [int, str, uuid.UUID, "int"])
@@ -246,7 +246,7 @@ def test_none_for_a_key_says_flush_first(annotation: Any) -> None:
         (Any, 1e23, "would come back from JSON as 100000000000000000000000"),
         (Any, object(), "cannot be stored as JSON"),
         (uuid.UUID | str, str(uuid.UUID(int=0)), "would come back from JSON as UUID"),
-        (dict[int | str, int], {1: 1, "1": 2}, "the key 1 is no string"),
+        (dict[int | str, int], {1: 1, "1": 2}, "the key 1 is not a string"),
         (int, 10**5_000, "argument value: an integer of more than 4,300 digits cannot be read back from JSON"),
         (dict[str, int], {1: 2}, "argument value: the key 1: input should be a valid string"),
         (dict[str, dict[int, int]], {"a": {"b": 1}}, "argument value.a: the key 'b': input should be a valid integer"),
@@ -311,10 +311,10 @@ def test_what_json_does_not_know_is_named(value: object, said: str) -> None:
 def test_a_key_that_is_no_string_is_refused(annotation: Any, key: object) -> None:
     """Unless the annotation says what it is made into again, as `dict[int, str]` does. The message has the key."""
     assert f"argument value: the key {key!r}" in refused(annotation, {key: 1})
-    assert f"argument value.a[0]: the key {key!r} is no string, and JSON has no other keys" in refused(
+    assert f"argument value.a[0]: the key {key!r} is not a string, and JSON has no other keys" in refused(
         Any, {"a": [{key: 1}]}
     )
-    with pytest.raises(PayloadError, match=re.escape(f"argument value: the key {key!r} is no string")):
+    with pytest.raises(PayloadError, match=re.escape(f"argument value: the key {key!r} is not a string")):
         encode_plain({"value": {key: 1}}, what="by name")
 
 
@@ -576,9 +576,9 @@ def test_a_result_is_stored_or_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (float("nan"), "its result: nan is no number"),
+        (float("nan"), "its result: nan cannot be a number in JSON"),
         ({"a": ["\x00"]}, "its result: a[0]: '\\x00' holds a NUL"),
-        ({1: 2}, "its result: the key 1 is no string"),
+        ({1: 2}, "its result: the key 1 is not a string"),
         (Line("\ud800", Decimal(1)), "its result: item: '\\ud800' holds a lone surrogate"),
         (object(), "its result: cannot be stored as JSON"),
         ("x" * MAX_PAYLOAD, "its result: 1,048,578 bytes"),
