@@ -377,7 +377,11 @@ def _warn_if_hidden(made: AnyTask) -> None:
     outer, _, inner = function.__qualname__.rpartition(".<locals>.")
     if outer:
         why = f"a worker knows the task {made.name!r} only after a call of {outer}(): declare {inner} at the top of a module"
-    elif known.get("__name__") == "__main__" and known.get("__spec__") is None and not _is_file(known.get("__file__")):
+    elif (
+        known.get("__name__") == "__main__"
+        and known.get("__spec__") is None
+        and not Path(known.get("__file__") or "").is_file()
+    ):
         why = f"no worker can import {made.name!r} from a notebook, stdin or -c: declare it in a module that --app can name"
     else:
         return
@@ -388,10 +392,6 @@ def _warn_if_hidden(made: AnyTask) -> None:
         lineno=function.__code__.co_firstlineno,
         registry=known.setdefault("__warningregistry__", {}),
     )
-
-
-def _is_file(name: str | None) -> bool:
-    return name is not None and Path(name).is_file()
 
 
 def _rules(retry: object, retain: Duration | None, rescue: bool) -> Rules:

@@ -29,6 +29,7 @@ from sqlalchemy import (
     select,
     type_coerce,
 )
+from sqlalchemy.sql.elements import KeyedColumnElement
 from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.types import TypeEngine
 
@@ -38,6 +39,8 @@ __all__ = [
     "FIRST_ID",
     "FIRST_TIME",
     "array",
+    "epoch",
+    "epoch_of",
     "in_seconds",
     "lock_in_order",
     "members",
@@ -52,6 +55,7 @@ FIRST_ID = -(2**63)
 #: Before all times, in seconds since 1970.
 FIRST_TIME = -math.inf
 
+_EPOCH = literal_column("'epoch'", Text)
 _SECOND = literal_column("interval '1 second'", Interval)
 
 
@@ -121,6 +125,18 @@ def in_seconds(
     amount = bindparam(name, seconds, Float) if name is not None else seconds
     since = func.now() if after is None else after
     return type_coerce(since + amount * _SECOND, DateTime(timezone=True))
+
+
+def epoch(time: ColumnElement[Any]) -> ColumnElement[float]:
+    """A time in seconds since 1970, exact to the microsecond from 1930 to 2106. Python can hold any such number, infinity
+    too, which no `datetime` can. And two datetimes per job took a tenth of the time of a job that does nothing.
+    """
+    return func.date_part(_EPOCH, time, type_=Float)
+
+
+def epoch_of(time: KeyedColumnElement[Any]) -> ColumnElement[float]:
+    """The same of a column, under its name."""
+    return epoch(time).label(time.key)
 
 
 def lock_in_order(

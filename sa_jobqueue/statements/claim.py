@@ -35,7 +35,6 @@ from sqlalchemy import (
     tuple_,
     update,
 )
-from sqlalchemy.sql.elements import KeyedColumnElement
 
 from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
 from ..models import Job, status_in, status_literal
@@ -43,6 +42,7 @@ from ._parts import (
     FIRST_ID,
     FIRST_TIME,
     array,
+    epoch_of,
     in_seconds,
     lock_in_order,
     members,
@@ -64,7 +64,6 @@ __all__ = [
     "claim_parameters",
     "due_jobs",
     "due_parameters",
-    "epoch_of",
     "listed_parameters",
     "lock_listed",
     "lock_parameters",
@@ -82,8 +81,6 @@ NOTHING_INLINE = -65_536
 #: jsonb of at most 8 bytes is `{}` or `[]`, as nearly every `meta` is. Without a look at its length a claim of 100 takes 1 to
 #: 2 % longer than one without a limit, and with that look 1 to 3.5 % (PostgreSQL 18, November 2026).
 _EMPTY = literal_column("8", Integer)
-
-_EPOCH = literal_column("'epoch'", Text)
 
 #: (queue, priority)
 Slot: TypeAlias = tuple[str, int]
@@ -323,10 +320,3 @@ def _inline(column: Column[Any], limit: ColumnElement[int]) -> ColumnElement[Any
     text = select(cast(column, Text).label("text")).correlate(column.table).offset(literal_column("0")).subquery("made")
     short = select(case((func.octet_length(text.c.text) <= limit, text.c.text))).correlate(column.table)
     return case((size <= _EMPTY, cast(column, Text)), (size <= limit, short.scalar_subquery())).label(column.key)
-
-
-def epoch_of(time: KeyedColumnElement[Any]) -> ColumnElement[Any]:
-    """A time in seconds since 1970, exact to the microsecond from 1930 to 2106. Python can hold any such number, infinity
-    too, which no `datetime` can. And two datetimes per job took a tenth of the time of a job that does nothing.
-    """
-    return func.date_part(_EPOCH, time, type_=Float).label(time.key)

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Executable,
     Float,
     Integer,
+    TableValuedAlias,
     and_,
     bindparam,
     exists,
@@ -27,8 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 
 from ..models import Job, Uptime
-from ._parts import FIRST_ID, array, in_seconds, lock_in_order, members, rows, table_of
-from .claim import epoch_of
+from ._parts import FIRST_ID, array, epoch, epoch_of, in_seconds, lock_in_order, members, rows, table_of
 from .ends import answered, fence, has_run_out, is_held
 
 __all__ = [
@@ -61,8 +61,7 @@ def renew_leases(*, ids: Sequence[int], tokens: Sequence[int], lease: float, job
     """
     table = table_of(job)
     columns = table.c
-    id_array, token_array = array("lease_ids", ids, BigInteger()), array("lease_tokens", tokens, BigInteger())
-    held = rows("held", id=id_array, token=token_array)
+    id_array, held = _held(ids, tokens)
     locked = lock_in_order(table, columns.id == func.any(id_array), is_held(table))
     valid = fence(table, id=held.c.id, token=held.c.token)
     renewed = (
@@ -82,6 +81,12 @@ def renew_leases(*, ids: Sequence[int], tokens: Sequence[int], lease: float, job
         .select_from(held.outerjoin(renewed, and_(renewed.c.id == held.c.id, renewed.c.claim_token == held.c.token)))
         .add_cte(locked)
     )
+
+
+def _held(ids: Sequence[int], tokens: Sequence[int]) -> tuple[ColumnElement[Any], TableValuedAlias]:
+    """The ids, and the claims as rows."""
+    id_array = array("lease_ids", ids, BigInteger())
+    return id_array, rows("held", id=id_array, token=array("lease_tokens", tokens, BigInteger()))
 
 
 def expired_parameters(*, after: int, limit: int) -> dict[str, Any]:
@@ -108,30 +113,21 @@ def expired_leases(*, after: int = FIRST_ID, limit: int = 100, job: type[Job] = 
             columns.rescues,
             columns.worker,
             epoch_of(columns.claimed_at),
-            (_epoch(func.now()) - _epoch(columns.lease_expires_at)).label("overdue"),
+            # Not the difference of the times: of infinite ones there is none.
+            (epoch(func.now()) - epoch(columns.lease_expires_at)).label("overdue"),
         )
         .select_from(job)  # so that a session that is bound by class finds its engine
-        .where(
-            is_held(table),
-            has_run_out(table),
-            columns.id > bindparam("after_id", after, BigInteger),
-        )
+        .where(is_held(table), has_run_out(table), columns.id > bindparam("after_id", after, BigInteger))
         .order_by(columns.id)
         .limit(bindparam("page", limit, Integer))
     )
-
-
-def _epoch(time: ColumnElement[Any]) -> ColumnElement[float]:
-    # Not the difference of the times: of infinite ones there is none.
-    return func.date_part(literal_column("'epoch'"), time, type_=Float)
 
 
 def cancel_requests(*, ids: Sequence[int], tokens: Sequence[int], job: type[Job] = Job) -> Executable:
     """The ids among these claims for which a cancel was asked for. Takes no lock."""
     table = table_of(job)
     columns = table.c
-    id_array, token_array = array("lease_ids", ids, BigInteger()), array("lease_tokens", tokens, BigInteger())
-    held = rows("held", id=id_array, token=token_array)
+    id_array, held = _held(ids, tokens)
     return select(columns.id).where(
         columns.id == func.any(id_array),
         fence(table, id=held.c.id, token=held.c.token),

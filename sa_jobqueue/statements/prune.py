@@ -9,9 +9,8 @@ from sqlalchemy import Delete, Executable, Float, Integer, Select, bindparam, de
 
 from ..lifecycle import FINISHED
 from ..models import Job, status_in
-from ._parts import FIRST_TIME, in_seconds, members, table_of
+from ._parts import FIRST_TIME, epoch_of, in_seconds, members, table_of
 from .admin import UNSYNCHRONIZED, Criterion, check_criteria
-from .claim import epoch_of
 
 __all__ = [
     "first_over",

@@ -13,12 +13,13 @@ from sqlalchemy import BigInteger, Executable, Float, Text, bindparam, cast, fun
 from sqlalchemy.dialects.postgresql import REGCLASS
 
 from ..migrations.v01 import GATES
+from ..models import SCHEMA
 from ._parts import array, rows
 
 __all__ = ["channel_of", "open_gates"]
 
 
-def open_gates(*, queues: Sequence[str], seconds: float, schema: str = "sa_jobqueue") -> Executable:
+def open_gates(*, queues: Sequence[str], seconds: float, schema: str = SCHEMA) -> Executable:
     """Ask to be woken for `queues` during the next `seconds`. Never shortens what another worker asked for."""
     wanted = rows("wanted", queue=array("queue_names", queues, Text()))
     number = func.hashtext(wanted.c.queue).op("&")(literal_column(str(GATES - 1)))
@@ -31,7 +32,7 @@ def open_gates(*, queues: Sequence[str], seconds: float, schema: str = "sa_jobqu
     return select(func.setval(gate, func.greatest(until, func.pg_sequence_last_value(gate)))).select_from(asked)
 
 
-def channel_of(*, table: str, schema: str = "sa_jobqueue") -> Executable:
+def channel_of(*, table: str, schema: str = SCHEMA) -> Executable:
     """The channel on which a table's wake-ups come."""
     in_schema, of_table = bindparam("in_schema", schema, Text), bindparam("of_table", table, Text)
     name = func.concat(func.quote_ident(in_schema), literal_column("'.'"), func.quote_ident(of_table))
