@@ -19,7 +19,7 @@ from sa_jobqueue.statements import cancel_jobs, discard_jobs, prune_jobs, retry_
 from .config import Config
 from .filters import PANEL, Filters, Status
 from .options import Json, Options, parse_id
-from .output import count, note, print_json, say
+from .output import jobs_of, note, print_json, say
 from .place import open_engine, transaction
 
 __all__ = ["cancel", "discard", "prune", "retry"]
@@ -157,7 +157,7 @@ def _act(config: Config, targets: Targets, criteria: Criteria, action: Action) -
         print_json({"action": action.verb, "count": len(touched), "dry_run": targets.dry_run, "not_touched": left})
     else:
         stop = f", {asked:,} of them still running and asked to stop" if asked else ""
-        say(f"{f'would {action.verb}' if targets.dry_run else action.done} {count(len(touched))}{stop}")
+        say(f"{f'would {action.verb}' if targets.dry_run else action.done} {jobs_of(len(touched))}{stop}")
         if left:
             note("not touched: " + ", ".join(f"{one} ({why})" for one, why in left.items()))
     if left:
@@ -198,7 +198,7 @@ def _prune(engine: Engine, criteria: Criteria) -> list[int]:
             break
         after, page = max(ids), min(page * 10, _PAGE)
     if kept:
-        note(f"{count(len(kept))} kept, because other rows refer to them: {', '.join(map(str, kept[:10]))}")
+        note(f"{jobs_of(len(kept))} kept, because other rows refer to them: {', '.join(map(str, kept[:10]))}")
     return deleted
 
 

@@ -24,7 +24,7 @@ from sa_jobqueue.urls import mask_passwords
 
 from .config import Config
 from .options import Json, parse_duration
-from .output import age, cleaned, count, print_facts, print_json
+from .output import age, cleaned, jobs_of, print_facts, print_json
 from .place import name_database, open_engine
 
 __all__ = ["check"]
@@ -167,14 +167,18 @@ def _workers(workers: Any) -> Finding:
 def _served(queues: Any, served: set[str]) -> Finding:
     alone = [f"{cleaned(queue.queue)} ({queue.due:,})" for queue in queues if queue.due and queue.queue not in served]
     if alone:
-        return Finding("queues", False, f"due jobs that no live worker serves: {', '.join(alone)}")
+        return Finding(
+            "queues",
+            False,
+            f"due jobs that no live worker serves: {', '.join(alone)}; start one with `sa-jobqueue work --queue NAME`",
+        )
     return Finding("queues", True, "every queue with due jobs is served")
 
 
 def _waiting(queues: Any, max_wait: timedelta | None) -> Finding:
     due = sum(queue.due for queue in queues)
     oldest = max((queue.oldest_due_age for queue in queues if queue.due), default=0.0)
-    said = f"{count(due)} due" + (f", the oldest for {age(oldest)}" if due else "")
+    said = f"{jobs_of(due)} due" + (f", the oldest for {age(oldest)}" if due else "")
     if max_wait is not None and oldest > max_wait.total_seconds():
         return Finding("waiting", False, f"{said}; more than {age(max_wait.total_seconds())} is too long")
     return Finding("waiting", True, said)
@@ -186,6 +190,6 @@ def _leases(connection: Connection) -> Finding:
         return Finding(
             "leases",
             False,
-            f"{count(expired)} running with an expired lease: the worker died or is cut off; any worker rescues them",
+            f"{jobs_of(expired)} running with an expired lease: the worker died or is cut off; any worker rescues them",
         )
     return Finding("leases", True, "no running job has an expired lease")

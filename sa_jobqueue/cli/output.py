@@ -28,7 +28,7 @@ from sa_jobqueue.log import escaped
 from sa_jobqueue.urls import mask_passwords
 
 __all__ = [
-    "Column", "age", "cleaned", "count", "duration", "masked", "moment", "note", "print_facts", "print_json", "print_table", "say",
+    "Column", "age", "cleaned", "duration", "jobs_of", "masked", "moment", "note", "print_facts", "print_json", "print_table", "say",
     "watch_table",
 ]  # fmt: skip
 
@@ -204,6 +204,6 @@ def moment(time: datetime | None) -> str:
     return "" if time is None else time.astimezone().isoformat(sep=" ", timespec="seconds")
 
 
-def count(number: int, noun: str = "job") -> str:
+def jobs_of(number: int) -> str:
     """1 job, 2 jobs."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} job{'' if number == 1 else 's'}"

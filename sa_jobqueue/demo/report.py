@@ -106,9 +106,9 @@ class Collected:
         """The files whose job failed."""
         return [file for file in self.files if file.failed]
 
-    def largest(self, number: int = 10) -> list[FileResult]:
-        """The files with most lines."""
-        return sorted(self.files, key=lambda file: (-file.counts.lines, file.path))[:number]
+    def largest(self) -> list[FileResult]:
+        """The ten files with most lines."""
+        return sorted(self.files, key=lambda file: (-file.counts.lines, file.path))[:10]
 
 
 def collect(session: Session) -> Collected:

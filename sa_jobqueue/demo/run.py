@@ -287,7 +287,8 @@ class _Performance:
         until = monotonic() + 10.0
         while monotonic() < until:
             self._enqueue(add, len(self._paths))
-            held, pids = _held(connection), _pids(connection)
+            held = _held(connection)
+            pids = {str(row.id): row.pid for row in connection.execute(list_workers())}
             # One that has just started may have claimed before its row is written.
             waiting = {worker: len(jobs & before.get(worker, set())) for worker, jobs in held.items() if worker in pids}
             if waiting and max(waiting.values()):
@@ -325,8 +326,3 @@ def _held(connection: Connection) -> dict[str, set[int]]:
     for worker, job in connection.execute(select(Job.worker, Job.id).where(Job.status == JobStatus.RUNNING)).tuples():
         held.setdefault(worker or "", set()).add(job)
     return held
-
-
-def _pids(connection: Connection) -> dict[str, int]:
-    """The process of each worker that is written down."""
-    return {str(row.id): row.pid for row in connection.execute(list_workers())}

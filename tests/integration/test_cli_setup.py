@@ -277,7 +277,9 @@ def test_due_jobs_without_a_live_worker_are_a_problem(engine: Engine, url: str) 
         connection.execute(insert(WorkerRow).values(id=uuid.uuid4(), queues=["mail"], **worker))
         stale = func.now() - timedelta(minutes=5)
         connection.execute(insert(WorkerRow).values(id=uuid.uuid4(), queues=["images"], seen_at=stale, **worker))
-    assert problems(url=url) == {"queues": "due jobs that no live worker serves: images (1)"}
+    assert problems(url=url) == {
+        "queues": "due jobs that no live worker serves: images (1); start one with `sa-jobqueue work --queue NAME`"
+    }
     plain = invoke("check", url=url)
     assert plain.exit_code == 1
     assert "workers   1 live (web-1:7), 0 listening, 1 stale" in plain.stdout
