@@ -42,9 +42,9 @@ def alive(
         ),
     ] = None,
 ) -> None:
-    """Say by the exit code whether worker processes live: for probes.
+    """Tell by the exit code whether worker processes are alive, for probes.
 
-    0: each was seen by the database lately. 1: one was not, or there is none. 2: the database does not answer; no worker is
+    0: the database has heard from each lately. 1: not from one of them, or there is none. 2: the database does not answer; no worker is
     to blame for that, so a probe should pass.
 
     sa-jobqueue alive

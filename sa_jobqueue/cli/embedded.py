@@ -14,7 +14,7 @@ __all__ = ["path", "status", "stop"]
 
 
 def status(config: Config, *, json: Json = False) -> None:
-    """Say whether the server runs, and where its things are. Exit code 3 if it does not run."""
+    """Say whether the server runs, and where its files are. Exit code 3 if it does not run."""
     server = _server(config)
     found = server.status()
     if json:

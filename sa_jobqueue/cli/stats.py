@@ -29,7 +29,7 @@ def stats(
     ] = timedelta(hours=1),
     json: Json = False,
 ) -> None:
-    """Count the jobs of each queue by what they are.
+    """Count the jobs of each queue by their status.
 
     sa-jobqueue stats --lately 24h
     """

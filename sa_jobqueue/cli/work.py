@@ -112,7 +112,7 @@ class WorkOptions(Options):
         int,
         _pace(
             metavar="N",
-            help="How many jobs of a queue to claim ahead of a free slot at most, if they finish fast enough. 0: none.",
+            help="The most jobs of a queue to claim ahead of a free slot, if they finish fast enough. 0: none.",
         ),
     ] = _SETTINGS.buffer
     max_rescues: Annotated[
@@ -128,10 +128,10 @@ class WorkOptions(Options):
             "server says, or an hour."
         ),
     ] = None
-    poll: Annotated[float, _waking(metavar="SECONDS", help="The longest time between two looks at an idle queue.")] = (
+    poll: Annotated[float, _waking(metavar="SECONDS", help="The longest pause between two polls of an idle queue.")] = (
         _SETTINGS.poll
     )
-    listen: Annotated[bool, _waking(help="Be woken by new jobs, over a connection of its own.")] = True
+    listen: Annotated[bool, _waking(help="Let new jobs wake the worker, over a connection of its own.")] = True
     listen_url: Annotated[
         str | None,
         _waking(
