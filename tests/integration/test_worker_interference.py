@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import signal
 import subprocess
@@ -25,6 +26,9 @@ from sa_jobqueue.models import WorkerRow
 from sa_jobqueue.statements import release_jobs
 from sa_jobqueue.store import Answer, default_store
 from sa_jobqueue.worker import watchdog
+from sa_jobqueue.worker.running.run import Run
+from sa_jobqueue.worker.running.runners import Runners
+from sa_jobqueue.worker.running.slots import Slots
 from sa_jobqueue.worker.worker import Ending
 from tests.support import pooler
 from tests.support.databases import connect, terminate_others
@@ -314,6 +318,49 @@ def test_a_filter_of_logs_that_raises_keeps_no_claimed_job_from_running(
         go.set()
         for one in filtered:
             one.removeFilter(wrong)
+
+
+def test_an_exception_that_comes_to_a_thread_too_late_keeps_no_job_from_running(
+    engine: Engine, url: str, registry: Registry
+) -> None:
+    """Some libraries end a handler so, from another thread; it may have ended by then, and its thread waits for the next job."""
+    threads: list[int] = []
+
+    @task(registry=registry, name="says where")
+    def says_where() -> None:
+        threads.append(threading.get_ident())
+
+    with working(url, registry, queues={"default": 1}) as worker:
+        for number in range(1, 4):
+            add(engine, enqueue(says_where))
+            wait_until(lambda number=number: worker.counts["complete"] == number)  # type: ignore[misc]
+            wait_until(lambda: not worker.state().running)
+            set_late = ctypes.pythonapi.PyThreadState_SetAsyncExc
+            assert set_late(ctypes.c_ulong(threads[-1]), ctypes.py_object(TimeoutError)) == 1
+    assert len(set(threads)) == 1
+
+
+def test_a_thread_that_is_interrupted_between_two_jobs_gives_its_slot_back(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job that it has run keeps its outcome; the next one runs."""
+    following, interrupted = Runners._following, []
+
+    def interrupt(self: Runners, run: Run, slots: Slots, running: list[Run] | None = None) -> Run | None:
+        if not interrupted:
+            interrupted.append(run)
+            raise SystemExit("too late")
+        return following(self, run, slots, running)
+
+    @task(registry=registry, name="runs")
+    def runs() -> None: ...
+
+    monkeypatch.setattr(Runners, "_following", interrupt)
+    with working(url, registry, queues={"default": 1}) as worker:
+        ids = add(engine, enqueue(runs), enqueue(runs))
+        wait_until(lambda: worker.counts["complete"] == 2)
+        wait_until(lambda: not worker.state().running)
+    assert statuses(engine, *ids) == [JobStatus.COMPLETED] * 2
 
 
 class OutOfOrder(threading.Event):

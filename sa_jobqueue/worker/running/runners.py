@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any
@@ -38,7 +40,9 @@ class Runners:
         self._loop_thread = threading.get_ident()
         self._context = contextvars.copy_context()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop's own: it keeps only weak references to tasks
-        self._tickets: SimpleQueue[Slots | None] = SimpleQueue()
+        self._coming: deque[Slots | None] = deque()
+        """The slots to which a thread is to come; None: it is to end. Each has a ticket, for which threads wait."""
+        self._tickets: SimpleQueue[None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = self._idle = 0  # any thread writes and reads these, under the lock
 
@@ -63,7 +67,7 @@ class Runners:
         """End the threads: idle ones now, the others when their handlers have come back."""
         with self._lock:
             for _ in range(self._threads):
-                self._tickets.put(None)
+                self._send(None)
 
     # ---- tasks
 
@@ -130,35 +134,71 @@ class Runners:
                 name = f"sa-jobqueue handler {self._threads}"
                 threading.Thread(target=self._work, name=name, daemon=True).start()
                 self._threads += 1
-        self._tickets.put(slots)
+        self._send(slots)
+
+    def _send(self, slots: Slots | None) -> None:
+        self._coming.append(slots)
+        self._tickets.put(None)
 
     def _work(self) -> None:
-        while (slots := self._tickets.get()) is not None:
-            self._context.copy().run(self._pull, slots)
+        while (slots := self._wait()) is not None:
+            running: list[Run] = []
+            try:
+                self._context.copy().run(self._pull, slots, running)
+            except BaseException as error:
+                self._interrupted(slots, running, error)
             with self._lock:
                 self._idle += 1
 
-    def _pull(self, slots: Slots) -> None:
+    def _wait(self) -> Slots | None:
+        """Wait for a ticket.
+
+        Some libraries end what takes too long by an exception that they set on its thread from another one. It may come when
+        the handler has ended, as this thread waits: then perhaps a ticket is gone, but not the slots it was for.
+        """
+        while True:
+            with suppress(BaseException):
+                self._tickets.get()
+            with suppress(IndexError):
+                return self._coming.popleft()
+
+    def _interrupted(self, slots: Slots, running: list[Run], error: BaseException) -> None:
+        """Such an exception came between two jobs. `running`: the job that still has its slot, if one has."""
+        logger.error("a thread of handlers was interrupted between two jobs: %r", error)
+        slots.not_coming()
+        run = running[0] if running else None
+        if run is not None:
+            self._executor.broke(run, error)
+        slots.next(None, ended=run)  # it calls another thread
+        self._ended(slots)
+
+    def _pull(self, slots: Slots, running: list[Run]) -> None:
         execute = self._executor.run
         run = slots.next(Kind.THREAD)
         while run is not None:
+            running.append(run)
             if not run.settled:
                 try:
                     execute(run)
                 except BaseException as error:
                     self._executor.broke(run, error)
-            run = self._following(run, slots)
+            run = self._following(run, slots, running)
 
     # ---- both
 
-    def _following(self, run: Run, slots: Slots) -> Run | None:
-        """The next job for the runner of `run`, which has ended. None where that left context variables behind."""
+    def _following(self, run: Run, slots: Slots, running: list[Run] | None = None) -> Run | None:
+        """The next job for the runner of `run`, which has ended. None where that left context variables behind.
+
+        `running` is emptied as the slot is given back.
+        """
         kind: Kind | None = run.kind
         try:
             if contextvars.copy_context() != self._context:
                 kind = None
         except BaseException:  # of the application's: values whose == has no truth value, as that of an array
             kind = None
+        if running is not None:
+            running.clear()
         following = slots.next(kind, ended=run)
         self._ended(slots)
         return following
