@@ -187,7 +187,7 @@ def test_a_worker_whose_connections_are_cut_again_and_again_goes_on(shop: Shop) 
 
 
 @pytest.mark.parametrize("task", [app.write, app.write_async])
-def test_connections_that_were_cut_while_nobody_used_them_cost_no_attempt(shop: Shop, task: AnyTask) -> None:
+def test_idle_connections_that_were_cut_cost_no_attempt(shop: Shop, task: AnyTask) -> None:
     """After a restart of the server the handlers' sessions get new connections, not the dead ones of the pool."""
     cut = text(
         "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity "

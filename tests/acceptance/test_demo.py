@@ -110,9 +110,7 @@ def test_the_demo_can_be_repeated_and_leaves_alone_what_is_not_its_own(database_
     ],
     ids=["a wrong result", "a second result"],
 )
-def test_the_proof_fails_when_somebody_meddles_with_a_result(
-    database_url: str, tmp_path: Path, tamper: str, wrong: str
-) -> None:
+def test_the_proof_fails_when_a_result_is_changed(database_url: str, tmp_path: Path, tamper: str, wrong: str) -> None:
     """What is compared is what the database says, not what the demo remembers; the exit code is 1."""
     with connect(database_url) as connection:
         connection.autocommit = True

@@ -161,7 +161,7 @@ def test_workers_drain_when_their_supervisor_is_killed_with_the_reader_of_their_
     assert shop.job(job_id).status == JobStatus.COMPLETED
 
 
-def test_max_jobs_and_max_memory_start_a_process_anew(shop: Shop) -> None:
+def test_max_jobs_and_max_memory_restart_a_process(shop: Shop) -> None:
     """Each process drains before it ends: no job is lost, none runs twice."""
     shop.add(*(enqueue(app.write, str(n)) for n in range(60)))
     with shop.work("--max-jobs=20") as supervisor:

@@ -50,7 +50,7 @@ def test_an_async_handler_past_its_timeout_is_cancelled(shop: Shop) -> None:
     assert shop.effects() == []
 
 
-def test_a_worker_whose_slots_are_all_stuck_asks_to_be_started_anew(shop: Shop) -> None:
+def test_a_worker_whose_slots_are_all_stuck_asks_to_be_restarted(shop: Shop) -> None:
     """Without a supervisor it ends with 75; with one, the next process does what was left."""
     shop.add(enqueue(app.overtime, "a"), enqueue(app.overtime, "b"))
     (left,) = shop.add(enqueue(app.write, "left"))
@@ -67,7 +67,7 @@ def test_a_worker_whose_slots_are_all_stuck_asks_to_be_started_anew(shop: Shop) 
     assert [effect.note for effect in shop.effects()] == ["left"]
 
 
-def test_a_worker_whose_event_loop_is_blocked_past_a_timeout_is_started_anew(shop: Shop) -> None:
+def test_a_worker_whose_event_loop_is_blocked_past_a_timeout_is_restarted(shop: Shop) -> None:
     """The attempt fails while the handler blocks; some seconds later the process ends, once what runs on threads has."""
     (late,) = shop.add(enqueue(app.overtime_blocking, "a"))
     with shop.work("--queue=default=1", "--queue=other=2", "--processes=1", "--max-jobs=1000", "--lease=30") as worker:

@@ -70,7 +70,7 @@ def test_a_connection_that_broke_is_not_used_again(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("where", ["an engine", "all engines"])
-def test_whoever_listens_hears_of_it(engine: Engine, where: str) -> None:
+def test_listeners_of_the_engine_hear_the_statement(engine: Engine, where: str) -> None:
     """And what they make of it is executed."""
     heard: list[str] = []
 

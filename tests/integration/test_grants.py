@@ -358,7 +358,7 @@ def count(engine: Engine) -> int:
 # ---- read, admin
 
 
-def test_who_may_read_sees_which_workers_listen(make_role: MakeRole, database_url: str) -> None:
+def test_a_role_that_may_read_sees_which_workers_listen(make_role: MakeRole, database_url: str) -> None:
     """Though the workers' connections are another role's."""
     url = make_role("read")
     with working(database_url, Registry()):
@@ -397,7 +397,7 @@ def test_a_reader_can_look_and_not_write(make_role: MakeRole, engine: Engine, da
     )
 
 
-def test_who_may_nothing_is_told_what_to_grant(make_role: MakeRole) -> None:
+def test_a_role_without_rights_is_told_what_to_grant(make_role: MakeRole) -> None:
     """Not that the role should own the schema; and `check --json` is JSON all the same."""
     url = make_role()
     said = refused("list", url=url)
@@ -480,7 +480,7 @@ def test_a_missing_role_is_named(database_url: str) -> None:
     assert privileges(database_url) == before
 
 
-def test_who_may_not_grant_is_told_so(make_role: MakeRole, database_url: str) -> None:
+def test_a_role_that_may_not_grant_is_told_so(make_role: MakeRole, database_url: str) -> None:
     """To the server it is only a warning; nothing is left half done."""
     reader = make_role("read")
     other = make_role()

@@ -145,7 +145,7 @@ def test_a_handler_that_blocks_the_loop_past_its_timeout_is_given_up_and_may_com
 
 
 @pytest.mark.parametrize("way", ["itself", "by a task of its own"])
-def test_in_the_users_own_loop_it_is_only_said_that_a_handler_does_not_stop_blocking_it(
+def test_serve_in_the_users_loop_only_warns_of_a_blocking_handler(
     engine: Engine, url: str, registry: Registry, gate: Gate, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:
     """The process is not the worker's to end; and when the handler comes back, so does the worker."""
@@ -199,7 +199,7 @@ def test_a_job_that_may_take_its_time_is_not_ended_for_others_that_time_out_behi
     assert "goes on blocking" not in caplog.text
 
 
-def test_a_handler_that_was_cancelled_by_its_timeout_and_does_not_block_has_time_to_clean_up(
+def test_a_cancelled_handler_that_does_not_block_has_time_to_clean_up(
     engine: Engine, url: str, registry: Registry, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as the loop answers, the short margin of those that block it is not for the others."""

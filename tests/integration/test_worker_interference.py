@@ -168,7 +168,7 @@ def test_a_suspect_that_is_locked_when_it_should_go_back_goes_back_later(
     assert [job_of(engine, id).rescues for id in ids] == [2, 2]
 
 
-def test_a_locked_row_of_the_workers_keeps_nobody_from_rescuing(engine: Engine, url: str, registry: Registry) -> None:
+def test_a_locked_worker_row_does_not_keep_others_from_rescuing(engine: Engine, url: str, registry: Registry) -> None:
     """Somebody looks at a worker that is gone, in a transaction that stays open."""
 
     @task(registry=registry, name="rescued")
@@ -373,7 +373,7 @@ class OutOfOrder(threading.Event):
 
 
 @pytest.mark.parametrize("part", ["claimer", "maintenance", "listener", "watchdog"])
-def test_a_worker_one_of_whose_threads_ends_all_the_same_ends_with_an_error(
+def test_a_worker_ends_with_an_error_if_one_of_its_threads_ends(
     engine: Engine, url: str, registry: Registry, part: str
 ) -> None:
     """Otherwise it would look alive while no thread renews its leases, for example."""

@@ -477,7 +477,7 @@ def test_retain_zero_keeps_a_row_that_the_application_needs_together_with_the_wr
     assert written(notes) == sorted(["needed", "free", *["more", "more"] * (kind == "commits")])
 
 
-def test_retain_zero_keeps_a_row_that_cannot_be_deleted_in_time_together_with_the_writes(
+def test_retain_zero_commits_the_writes_if_the_row_cannot_be_deleted_in_time(
     notes: Engine, url: str, registry: Registry
 ) -> None:
     """As long as the `lock_timeout` of the handler's connection says; pruning tries again a minute later."""

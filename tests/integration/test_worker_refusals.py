@@ -95,7 +95,7 @@ def test_an_error_says_what_is_wrong(engine: Engine, state: str, fault: Fault) -
     assert fault_of(caught.value) is fault
 
 
-def test_a_lost_connection_is_nobodys_fault(engine: Engine) -> None:
+def test_a_lost_connection_is_no_fault_of_a_row(engine: Engine) -> None:
     """It has no SQLSTATE, or the connection is known to be broken."""
     gone = lookup("57P01")("terminating connection")
     assert fault_of(DBAPIError("", {}, gone, connection_invalidated=True)) is Fault.AWAY
@@ -374,7 +374,7 @@ def test_pruning_takes_smaller_pages_where_a_page_takes_too_long(engine: Engine,
         wait_until(lambda: count(engine, JobStatus.COMPLETED, "kept") == 0)
 
 
-def test_who_keeps_a_worker_busy_is_not_asked_to_wake_it(engine: Engine, url: str, registry: Registry) -> None:
+def test_a_queue_whose_slots_are_taken_does_not_ask_to_be_woken(engine: Engine, url: str, registry: Registry) -> None:
     """A queue that has run dry opens its gate; one of the same worker's whose slots are taken lets its own lapse."""
     pooler.skip_where_deaf(url)
     leave = threading.Event()

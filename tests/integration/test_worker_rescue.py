@@ -177,7 +177,7 @@ def test_a_step_of_the_servers_clock_rescues_nothing_that_lives(engine: Engine, 
     assert job_of(engine, id).rescues == 0
 
 
-def test_a_connection_that_is_cut_again_and_again_keeps_nobody_from_rescuing(
+def test_a_connection_that_is_cut_again_and_again_does_not_keep_others_from_rescuing(
     engine: Engine, database_url: str, url: str, registry: Registry
 ) -> None:
     """The database is there; a new connection to it is no outage."""

@@ -482,7 +482,7 @@ def test_a_read_only_database_is_waited_out(
             wait_until(lambda: finished(engine, id))
 
 
-def test_a_schema_that_was_dropped_and_made_anew(
+def test_a_schema_that_is_dropped_and_created_again_is_waited_for(
     engine: Engine, database_url: str, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker waits for it, and is woken by the new table as it was by the old one."""
@@ -605,7 +605,7 @@ def test_a_statement_that_outlives_its_connection_does_not_take_effect_unnoticed
     assert (worker.counts["complete"], worker.counts["lost"]) == (2, 0)
 
 
-def test_a_job_given_back_and_claimed_anew_in_a_lost_commit_is_not_forgotten(
+def test_a_job_given_back_and_claimed_again_in_a_lost_commit_is_not_forgotten(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its old claim is known here and its new one is not: the worker compares both, and the job does not wait for its lease to run out."""
@@ -768,7 +768,7 @@ def test_what_cannot_be_fetched_in_time_goes_back(
 
 
 @pytest.mark.parametrize("state", ["57014", "53200"])
-def test_a_fetch_that_takes_too_much_holds_up_nobody(
+def test_a_fetch_that_takes_too_much_holds_up_no_other_job(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, state: str
 ) -> None:  # fmt: skip
     """Perhaps it is the server's fault: the job goes back for a while, and its neighbours run meanwhile."""
@@ -821,9 +821,7 @@ def test_a_claim_that_fails_by_a_row_is_tried_again_without_arguments(
     assert job_of(engine, good).status == "completed"
 
 
-def test_what_cannot_be_read_is_not_destroyed_by_who_does_not_know_it(
-    engine: Engine, url: str, registry: Registry
-) -> None:
+def test_an_unreadable_job_of_an_unknown_task_is_kept(engine: Engine, url: str, registry: Registry) -> None:
     """Another release may know the task."""
     (id,) = add(engine, large("a"))
     with engine.begin() as connection:

@@ -346,7 +346,7 @@ def test_a_run_whose_job_was_taken_away_and_claimed_here_again_is_stopped(
 
 
 @pytest.mark.parametrize("claimed_again", [True, False])
-def test_a_lost_run_that_does_not_come_back_still_counts_for_its_slot_and_when_the_worker_leaves(
+def test_a_lost_run_keeps_its_slot_and_is_waited_for(
     engine: Engine, url: str, registry: Registry, claimed_again: bool
 ) -> None:
     """Its timeout ends nothing that is left to write, but says that its slot is stuck; until then it is waited for."""
@@ -757,7 +757,7 @@ def test_an_idle_worker_is_woken_and_a_deaf_one_polls(engine: Engine, url: str, 
         assert started.wait(20)
 
 
-def test_nobody_is_notified_while_nobody_waits(engine: Engine, url: str) -> None:
+def test_a_busy_worker_is_not_notified(engine: Engine, url: str) -> None:
     """The trigger is silent unless a gate is open."""
     with connect(url) as listener:
         oid: Any = listener.execute("SELECT 'sa_jobqueue.job'::regclass::oid").fetchone()

@@ -508,7 +508,7 @@ def test_what_a_listener_writes_at_the_end_is_kept(notes: Engine, url: str, regi
 
 
 @pytest.mark.parametrize("name", ["before_commit", "after_commit", "after_transaction_end", "deleted_to_detached"])
-def test_who_listens_to_a_session_hears_of_its_commit(notes: Engine, url: str, registry: Registry, name: str) -> None:
+def test_listeners_of_a_session_hear_its_commit(notes: Engine, url: str, registry: Registry, name: str) -> None:
     """While the transaction is still open: the worker's connection commits after it."""
     heard, kept = [], []
 

@@ -128,7 +128,7 @@ def test_an_async_handler_that_does_not_end_when_its_timeout_cancels_it_has_time
     assert_times_out(engine, id)
 
 
-def test_a_worker_whose_slots_are_all_held_by_async_handlers_past_their_timeouts_asks_to_be_started_anew(
+def test_a_worker_whose_slots_are_all_stuck_in_async_handlers_asks_to_be_restarted(
     engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where threads hold them."""

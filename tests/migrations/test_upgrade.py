@@ -152,7 +152,7 @@ def test_two_upgrades_at_once_do_the_work_once(empty_engine: Engine) -> None:
         assert connection.scalar(text("SELECT count(*) FROM sa_jobqueue.schema_version")) == CURRENT
 
 
-def test_who_waited_sees_what_was_done_meanwhile(empty_engine: Engine) -> None:
+def test_an_upgrade_that_waited_sees_what_was_done_meanwhile(empty_engine: Engine) -> None:
     """On an engine whose transactions see one snapshot, too."""
     repeatable = empty_engine.execution_options(isolation_level="REPEATABLE READ")
     with ThreadPoolExecutor() as threads, empty_engine.connect() as first:

@@ -111,7 +111,7 @@ def insert(
     )
 
 
-def test_nobody_waits_nobody_is_woken(waiter: Waiter, producer: psycopg.Connection) -> None:
+def test_a_closed_gate_wakes_no_worker(waiter: Waiter, producer: psycopg.Connection) -> None:
     """A gate that was never opened is closed, also while another one is open."""
     insert(producer, *STRANGE)
     waiter.open(other_gate(waiter, *STRANGE))
@@ -120,7 +120,7 @@ def test_nobody_waits_nobody_is_woken(waiter: Waiter, producer: psycopg.Connecti
 
 
 @pytest.mark.parametrize("queue", STRANGE)
-def test_who_waits_is_woken(waiter: Waiter, producer: psycopg.Connection, queue: str) -> None:
+def test_an_open_gate_wakes_its_worker(waiter: Waiter, producer: psycopg.Connection, queue: str) -> None:
     """Whatever the queue is called."""
     waiter.open(queue)
     insert(producer, queue)
@@ -172,7 +172,7 @@ def test_a_gate_opens_for_others_before_its_transaction_ends(waiter: Waiter, pro
     ],
     ids=["later", "blocked", "completed"],
 )
-def test_what_nobody_can_claim_yet_wakes_nobody(
+def test_a_job_that_is_not_due_wakes_no_worker(
     waiter: Waiter, producer: psycopg.Connection, columns: dict[str, object]
 ) -> None:
     """Jobs of the future are found by polling, when they are due."""
@@ -205,7 +205,7 @@ def test_copy_wakes_too(waiter: Waiter, producer: psycopg.Connection) -> None:
     assert waiter.woken() == ["mail"]
 
 
-def test_a_rollback_wakes_nobody(waiter: Waiter, producer: psycopg.Connection) -> None:
+def test_a_rollback_wakes_no_worker(waiter: Waiter, producer: psycopg.Connection) -> None:
     """Nor does a savepoint's; the commit wakes once for all the transaction's jobs of a queue."""
     waiter.open("mail")
     with producer.transaction(force_rollback=True):
@@ -283,7 +283,7 @@ def test_the_session_does_not_change_what_the_trigger_does(waiter: Waiter, produ
 
 
 class TestLeastPrivilege:
-    def test_who_may_only_insert_can_enqueue_and_is_heard(
+    def test_a_role_that_may_only_insert_wakes_workers(
         self, waiter: Waiter, producer: psycopg.Connection, producer_role: str
     ) -> None:
         """No right to read jobs, nor to the gates, nor to the function is needed."""
@@ -295,7 +295,7 @@ class TestLeastPrivilege:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 producer.execute(refused)
 
-    def test_who_may_not_read_the_latest_gate_either_is_heard(
+    def test_a_role_that_may_not_read_the_latest_gate_wakes_workers(
         self, waiter: Waiter, producer: psycopg.Connection, producer_role: str
     ) -> None:
         """It is all public; where a restored dump has lost that, the function asks, with the rights of its owner."""

@@ -261,7 +261,7 @@ def test_a_cancel_at_the_same_moment_as_a_snooze_is_not_lost(connection: Connect
 
 
 @pytest.mark.parametrize("status", sorted(FINISHED))
-def test_a_retried_job_begins_anew(connection: Connection, status: JobStatus) -> None:
+def test_a_retried_job_begins_again(connection: Connection, status: JobStatus) -> None:
     """All attempts before it, due now, no trace of the end but its errors."""
     errors = [{"message": "no"}]
     one = make_job(

@@ -351,7 +351,7 @@ def test_a_change_is_applied_once(connection: Connection) -> None:
     assert apply(connection, completed(one)) == {one: LOST}
 
 
-def test_a_row_that_somebody_has_locked_is_answered_so(connection: Connection, other: Connection) -> None:
+def test_a_locked_row_is_answered_as_locked(connection: Connection, other: Connection) -> None:
     """It holds up nobody; after the lock is gone the same change applies."""
     ids = make_jobs(connection, 3, "running")
     connection.commit()
@@ -424,7 +424,7 @@ def test_a_row_deleted_meanwhile_is_lost(connection: Connection, other: Connecti
 # ---- rescue
 
 
-def test_a_rescue_of_a_job_whose_lease_ran_out(connection: Connection) -> None:
+def test_a_job_whose_lease_ran_out_is_rescued(connection: Connection) -> None:
     """It goes back at once, without the attempt, with a note."""
     one = make_job(connection, "running", attempt=1, max_attempts=1)
     expire(connection, one)

@@ -150,7 +150,7 @@ def test_a_worker_of_many_queues_claims_from_all(connection: Connection) -> None
 # ---- others at the same time
 
 
-def test_what_somebody_has_locked_is_skipped(connection: Connection, other: Connection) -> None:
+def test_locked_jobs_are_skipped(connection: Connection, other: Connection) -> None:
     """No claim waits for another, and none takes a job twice."""
     jobs = make_jobs(connection, 6)
     connection.commit()

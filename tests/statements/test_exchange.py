@@ -117,7 +117,7 @@ def test_two_workers_exchange_at_once(connection: Connection, other: Connection)
 
 
 @pytest.mark.parametrize("retain", [KEPT, DELETED])
-def test_it_is_the_same_where_somebody_listens(connection: Connection, retain: float) -> None:
+def test_an_exchange_is_the_same_for_an_engine_with_listeners(connection: Connection, retain: float) -> None:
     """Core executes it then; else it goes to the driver as text, and comes back in binary."""
     heard: list[str] = []
     done, due = make_jobs(connection, 2, "running"), make_jobs(connection, 2, args={"ü": 1}, meta={"tags": ["a"]})

@@ -46,7 +46,7 @@ def test_a_renewal_moves_the_end_of_the_lease(connection: Connection) -> None:
     assert {key for key in before if before[key] != after[key]} == {"lease_expires_at"}
 
 
-def test_a_lease_that_has_run_out_can_be_renewed_until_somebody_rescues(connection: Connection) -> None:
+def test_an_expired_lease_can_be_renewed_until_the_rescue(connection: Connection) -> None:
     """Being late is not being dead."""
     one = make_job(connection, "running", lease_expires_at=PAST)
 
@@ -63,7 +63,7 @@ def test_what_does_not_run_is_lost(connection: Connection, status: str) -> None:
     assert row(connection, one).lease_expires_at is None
 
 
-def test_a_claim_of_somebody_else_is_not_renewed(connection: Connection) -> None:
+def test_a_claim_of_another_worker_is_not_renewed(connection: Connection) -> None:
     """Also where `worker` is the same: a worker that slept may have claimed it anew."""
     one = make_job(connection, "running", claim_token=2, lease_expires_at=timedelta(seconds=3))
 
@@ -350,7 +350,7 @@ def test_witnesses_for_longer_leases_say_nothing_of_shorter_ones(connection: Con
     assert not attest(connection)
 
 
-def test_who_could_not_renew_a_lease_is_no_witness(connection: Connection, other: Connection) -> None:
+def test_a_worker_that_could_not_renew_its_leases_is_no_witness(connection: Connection, other: Connection) -> None:
     """The table is locked against writes, and can be read: an index is built, say."""
     other.execute(text("LOCK TABLE sa_jobqueue.job IN SHARE MODE"))
     connection.execute(text("SET LOCAL lock_timeout = '50ms'"))

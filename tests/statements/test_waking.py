@@ -17,7 +17,7 @@ def test_the_gates_of_the_queues_open_and_the_latest_of_all(connection: Connecti
     assert all(20 < seconds <= 31 for seconds in left.values())
 
 
-def test_who_asks_for_less_shortens_nothing(connection: Connection, other: Connection) -> None:
+def test_a_shorter_request_shortens_no_gate(connection: Connection, other: Connection) -> None:
     """What another worker asked for stays; a longer wish, for another queue too, is the latest of all."""
     for seconds, queue in ((300, "mail"), (1, "mail"), (100, "images"), (600, "letters")):
         with connection.begin():

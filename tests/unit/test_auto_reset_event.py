@@ -8,7 +8,7 @@ from sa_jobqueue.worker.process.events import AutoResetEvent
 from tests.support.waiting import wait_until
 
 
-def test_it_wakes_who_waits() -> None:
+def test_set_wakes_the_waiting_thread() -> None:
     """Long before the time is over."""
     bell, woken = AutoResetEvent(), threading.Event()
 
