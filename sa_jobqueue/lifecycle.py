@@ -182,9 +182,9 @@ class Change(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether it says no more than "done": what nearly all outcomes are, and what is written fastest.
+        """Whether it says no more than "done", as nearly all outcomes do. Such a change is written fastest.
 
-        False for a job whose end needs more than `statements.ends.ended()` writes: only `apply_changes` does more.
+        False for a job whose end needs more than what `statements.ends.ended()` writes: only `apply_changes` writes more.
         """
         return self.event is _COMPLETE and self.error is None and self.result is None
 
@@ -267,8 +267,8 @@ def _lost_worker(
     delay: float = 0.0,
     expired: bool = False,
 ) -> Change:
-    """Its worker died, or left while the handler ran. The attempt is given back and counted as a rescue instead. Rescues have
-    a bound, because the job may be what ends the workers.
+    """Its worker died, or left while the handler ran. The attempt does not count, but a rescue does. Rescues have a bound,
+    because the job may be the reason why its workers end.
     """
     times = claim.rescues + 1
     if retry and times < rules.max_rescues:

@@ -84,7 +84,7 @@ def downgrade(op: MigrationOperations, to: int = 0, *, schema: str | None = None
 
 
 def create_schema(op: MigrationOperations, *, schema: str | None = None) -> None:
-    """Make the schema, still empty, and keep other migrations of it out until the transaction ends.
+    """Create the empty schema, and keep other migrations of it out until the transaction ends.
 
     For an `env.py` that has Alembic's version table in this schema: Alembic makes its table before it runs a revision.
     """
@@ -170,7 +170,7 @@ def _run(op: MigrationOperations, steps: Sequence[Step], schema: str) -> None:
 def _execute(op: MigrationOperations, step: Step, schema: str) -> None:
     context = op.get_context()
     if context.as_sql:
-        # As it is: compiled, a percent sign would be doubled for a driver that is not there.
+        # Uncompiled, because compiling doubles each percent sign for a driver, and offline there is none.
         context.impl.static_output(f"{step.statement};")
     else:
         with _plain_errors(schema):
@@ -206,7 +206,7 @@ def _on_database(
         from alembic.runtime.migration import MigrationContext
 
         context = MigrationContext.configure(connection)
-        # A connection of the caller's is theirs to commit.
+        # The caller commits a connection of their own.
         with nullcontext() if connection is target else context.begin_transaction():
             migrate(Operations(context), name)
         return current_version(connection, name) or 0
@@ -218,7 +218,7 @@ def _connection(target: Engine | Connection | URL | str) -> Generator[Connection
         case Connection():
             yield target
         case Engine():
-            # READ COMMITTED: what another migration did while this one waited is to be seen.
+            # READ COMMITTED, to see what another migration did while this one waited.
             with target.connect().execution_options(isolation_level="READ COMMITTED") as connection:
                 yield connection
                 connection.commit()
@@ -249,7 +249,7 @@ def _verbatim(statement: str) -> Executable:
     return text(statement.replace(":", r"\:"))
 
 
-#: SQLSTATE -> what it means for a person who migrates.
+#: SQLSTATE -> what it means for the operator who migrates.
 _REASONS: Final = {
     "42501": "the role may not do it: run it as the owner of the schema, or GRANT CREATE ON DATABASE, or CREATE and "
     "USAGE ON SCHEMA, to this role",
@@ -271,31 +271,21 @@ _MAY_NOT_LOOK: Final = {
 
 @contextmanager
 def _plain_errors(schema: str, reasons: Mapping[str, str] = _REASONS) -> Generator[None]:
-    """Say in one line what is expected to go wrong at times; let the rest pass."""
+    """Turn an error that is to be expected at times into one line; let all others pass."""
     try:
         yield
     except DBAPIError as error:
-        if (reason := reasons.get(_sqlstate(error.orig))) is None:
+        state, message = _said(error.orig)
+        if state not in reasons:
             raise
-        raise JobQueueError(f"the job queue's schema {schema!r}: {_primary_message(error.orig)}: {reason}") from error
+        raise JobQueueError(f"the job queue's schema {schema!r}: {message}: {reasons[state]}") from error
 
 
-def _sqlstate(error: Any) -> str:
-    """The SQLSTATE, wherever this driver keeps it."""
-    if fields := _pg8000_fields(error):
-        return fields.get("C", "")
-    return str(getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or "")
-
-
-def _primary_message(error: Any) -> str:
-    if fields := _pg8000_fields(error):
-        return fields.get("M", "")
-    return (str(error).splitlines() or [""])[0]
-
-
-def _pg8000_fields(error: Any) -> dict[str, str]:
+def _said(error: Any) -> tuple[str, str]:
+    """The SQLSTATE and the first line of the message, wherever this driver keeps them."""
     match getattr(error, "args", ()):
-        case [{"C": _} as fields]:
-            return dict(fields)
+        case [{"C": state, "M": message}]:  # pg8000
+            return state, message
         case _:
-            return {}
+            state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
+            return str(state), (str(error).splitlines() or [""])[0]

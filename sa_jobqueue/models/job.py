@@ -39,14 +39,14 @@ from .status import StatusText, status_in, status_literal
 
 __all__ = ["Job"]
 
-# What `enqueue()` does not set is left out of the INSERT: it would be a NULL to send, and to parse, for each row.
+# Left out of the INSERT where `enqueue()` does not set them. Else each row would send a NULL for each, to be parsed.
 _UNSAID_TIME, _UNSAID_TEXT = DateTime(timezone=True).evaluates_none(), Text().evaluates_none()
 _UNSAID_NUMBER = BigInteger().evaluates_none()
 _UNSAID_STATUS = StatusText().evaluates_none()
 _OBJECT = JsonObject().evaluates_none()
 
 
-#: What a row begins with, of what only the queue's statements change.
+#: The first values of the attributes that only the queue's statements change.
 _AT_FIRST: Final[dict[str, object]] = {"status": JobStatus.QUEUED, "claims": 0, "claim_token": None}
 
 
@@ -56,7 +56,7 @@ class Job(Base):
     __tablename__ = "job"
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
-    # These three come first, so that a merge is refused before it has copied anything.
+    # These three come first, so that a merge is refused before it has copied a value.
     # The model does not say the table's defaults of `status` and `errors`. An INSERT would return them, and a role that only
     # enqueues would need the right to read them of all jobs; see below the class.
     status: Mapped[JobStatus] = mapped_column(_UNSAID_STATUS)
@@ -78,7 +78,7 @@ class Job(Base):
     attempt: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
     max_attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("10"))
     rescues: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
-    """How often its worker died, or left while it ran."""
+    """How often its worker died, or left while the job ran."""
     queue: Mapped[str] = mapped_column(server_default=text("'default'"))
     task: Mapped[str]
     args: Mapped[dict[str, Any]] = mapped_column(_OBJECT, server_default=text("'{}'::jsonb"))
@@ -112,13 +112,13 @@ class Job(Base):
             and not hasattr(value, "__clause_element__")
             and not isinstance(value, ClauseElement)
         ):
-            checked_due(value)  # here, and not in the flush, which would lose what else is in it
+            checked_due(value)  # here and not in the flush, which would fail with all that it holds
         return value
 
     @hybrid_property
     def is_scheduled(self) -> bool:
         """Queued for a later time."""
-        # Before it is flushed it may be a delay, or not be said.
+        # Before the flush it may be a delay, or not be set.
         due = cast("datetime | timedelta | None", self.run_at)
         if self.status != JobStatus.QUEUED or due is None:
             return False
@@ -141,7 +141,7 @@ class Job(Base):
 
     @hybrid_property
     def is_live(self) -> bool:
-        """Not at its end yet: queued, blocked or running."""
+        """Not finished yet: queued, blocked or running."""
         return self.status in LIVE
 
     @is_live.inplace.expression
@@ -161,9 +161,8 @@ class Job(Base):
 
     def __init__(self, **columns: Any) -> None:
         super().__init__(**columns)
-        vars(self).pop(
-            "status", None
-        )  # not for the INSERT to say: who may enqueue may not make a job that runs, or is done
+        # The INSERT does not set it, so that a role that may enqueue cannot insert a job that runs or is done.
+        vars(self).pop("status", None)
 
     def __repr__(self) -> str:
         state, key = self.__dict__, inspect(self).identity
@@ -197,7 +196,7 @@ for _statement in (
         "ALTER TABLE %(fullname)s SET ("
         # Room for an update on the same page; renewals of a lease stay HOT.
         "fillfactor = 85, "
-        # A queue's dead rows come by traffic, not by size: no scale factor.
+        # A queue's dead rows come from its traffic and not from its size: no scale factor.
         "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, "
         "autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 50000, "
         "autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 20000)"
@@ -222,6 +221,6 @@ def _know_what_came_of_it(mapper: Mapper[Job], connection: Connection, job: Job)
 
 @event.listens_for(Job, "after_update", propagate=True)
 def _load_time(mapper: Mapper[Job], connection: Connection, job: Job) -> None:
-    """After the UPDATE too. At once: under AsyncSession a lazy load would fail."""
+    """Load the due time after an UPDATE too, and at once: under AsyncSession a lazy load would fail."""
     if isinstance(job.__dict__.get("run_at"), timedelta):
         set_committed_value(job, "run_at", connection.scalar(select(Job.run_at).where(Job.id == job.id)))

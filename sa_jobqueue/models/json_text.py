@@ -18,7 +18,7 @@ __all__ = ["JsonObject", "JsonText", "decode_on_read"]
 
 
 class JsonText(str):
-    """JSON that is ready to be stored: a job carries it from `enqueue` to the INSERT, unless it is read before."""
+    """JSON text that is ready to be stored. A job carries it from `enqueue` to the INSERT, unless it is read before."""
 
     __slots__ = ()
 
@@ -55,12 +55,12 @@ class _DecodedOnRead(InstrumentedAttribute[Any]):  # pyright: ignore[reportIncom
     def __get__(self, instance: object | None, owner: Any) -> Any:
         value = super().__get__(instance, owner)
         if type(value) is JsonText:
-            value = vars(instance)[self.key] = from_json(value)  # no change of the row's: the INSERT is as before
+            value = vars(instance)[self.key] = from_json(value)  # not a change of the row: the INSERT stays the same
         return value
 
 
 def decode_on_read(_class: type, _key: str, attribute: InstrumentedAttribute[Any]) -> None:
-    """Make each mapped attribute of this type one that decodes, in subclasses too."""
+    """Make each mapped attribute of this type decode when it is read, in subclasses too."""
     columns = getattr(attribute.property, "columns", ())
     if columns and isinstance(columns[0].type, JsonObject):
         attribute.__class__ = _DecodedOnRead

@@ -15,7 +15,7 @@ __all__ = ["SchemaVersion", "Uptime", "WorkerRow"]
 
 
 class WorkerRow(Base):
-    """One worker process that is, or was until `seen_at`, alive."""
+    """One worker process that is alive, or was until `seen_at`."""
 
     __tablename__ = "worker"
 
