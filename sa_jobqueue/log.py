@@ -22,7 +22,7 @@ _OURS, _STANDARD = (f"{Path(file).parent}{os.sep}" for file in (__file__, os.__f
 
 
 def escaped(text: str, *, keep: str = "") -> str:
-    """`text` with the characters that are not printable escaped, but for those in `keep`."""
+    """`text` with each character escaped that is neither printable nor in `keep`."""
     if text.isprintable():
         return text
     return "".join(

@@ -21,7 +21,7 @@ from .payload import encode_plain, load, shown, unstorable_text
 
 __all__ = [
     "MAX_ATTEMPTS",
-    "MAX_NAME",
+    "MAX_PRIORITY",
     "Call",
     "Enqueueable",
     "Options",
@@ -32,6 +32,9 @@ __all__ = [
 
 #: Characters in the name of a task or of a queue.
 MAX_NAME = 200
+
+#: The priority that is served first. The one that is served last is 0.
+MAX_PRIORITY = 9
 
 #: The largest `max_attempts`: the column is a smallint.
 MAX_ATTEMPTS = 32_767
@@ -99,7 +102,7 @@ class Enqueueable:
         if queue is not None:
             changes["queue"] = checked_name(queue, "queue", OptionError)
         if priority is not None:
-            changes["priority"] = checked_int(priority, "priority", 0, 9, OptionError)
+            changes["priority"] = checked_int(priority, "priority", 0, MAX_PRIORITY, OptionError)
         if max_attempts is not None:
             changes["max_attempts"] = checked_int(max_attempts, "max_attempts", 1, MAX_ATTEMPTS, OptionError)
         if run_at is not None or delay is not None:

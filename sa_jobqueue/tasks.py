@@ -30,7 +30,16 @@ from .errors import ConfigurationError, OptionError, PayloadError, TaskError, Ta
 from .lifecycle import Rules
 from .log import get_logger
 from .makers import AsyncSessionMaker, SessionMaker, check_makers
-from .options import MAX_ATTEMPTS, Call, Enqueueable, Options, checked_duration, checked_int, checked_name
+from .options import (
+    MAX_ATTEMPTS,
+    MAX_PRIORITY,
+    Call,
+    Enqueueable,
+    Options,
+    checked_duration,
+    checked_int,
+    checked_name,
+)
 from .payload import MAX_PAYLOAD, Arguments, encode_plain, encode_result
 from .retry import RetryPolicy
 
@@ -298,7 +307,7 @@ def task(
             raise TaskError(f"{flag} must be True or False, not {value!r}")
     options = Options(
         queue=checked_name(queue, "queue", TaskError),
-        priority=checked_int(priority, "priority", 0, 9, TaskError),
+        priority=checked_int(priority, "priority", 0, MAX_PRIORITY, TaskError),
         max_attempts=checked_int(max_attempts, "max_attempts", 1, MAX_ATTEMPTS, TaskError),
     )
     rules = _rules(retry, retain, rescue)

@@ -18,7 +18,7 @@ Without an Alembic history of your own, `sa-jobqueue migrate` or:
     upgrade_database("postgresql://localhost/shop")
 
 Every step looks at `schema_version` first, under a lock: repeated or simultaneous calls do the work once. A schema of
-another name is said once, by the connection's `schema_translate_map={"sa_jobqueue": "other"}`, or by `schema=`.
+another name is given once, by the connection's `schema_translate_map={"sa_jobqueue": "other"}`, or by `schema=`.
 """
 
 from __future__ import annotations

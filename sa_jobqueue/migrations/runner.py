@@ -271,7 +271,7 @@ _MAY_NOT_LOOK: Final = {
 
 @contextmanager
 def _plain_errors(schema: str, reasons: Mapping[str, str] = _REASONS) -> Generator[None]:
-    """Turn an error that is to be expected at times into one line; let all others pass."""
+    """Turn an error that happens in normal use into one line; let all others pass."""
     try:
         yield
     except DBAPIError as error:

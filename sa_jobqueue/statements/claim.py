@@ -38,6 +38,7 @@ from sqlalchemy import (
 
 from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
 from ..models import Job, status_in, status_literal
+from ..options import MAX_PRIORITY
 from ._parts import (
     FIRST_ID,
     FIRST_TIME,
@@ -71,7 +72,7 @@ __all__ = [
 ]
 
 #: The priorities, the order in which they are served.
-PRIORITIES = tuple(range(9, -1, -1))
+PRIORITIES = tuple(range(MAX_PRIORITY, -1, -1))
 
 #: Bytes of text up to which arguments, and meta, come along with their claim.
 INLINE_LIMIT = 65_536

@@ -1,4 +1,4 @@
-"""How a job ends, and the fence of each write that follows a claim: said here, and compiled into every statement.
+"""How a job ends, and the fence of each write that follows a claim: written here once, and compiled into every statement.
 
 All else that has to happen when a job ends belongs in `apply_changes`, the general statement, and nowhere else. The
 faster completions (`complete_jobs`, `complete_job`, `delete_completed`, and the SQL function `complete_job` of the
