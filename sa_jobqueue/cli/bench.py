@@ -9,7 +9,7 @@ import random
 import string
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
@@ -20,31 +20,49 @@ from sa_jobqueue.bench import modes
 from sa_jobqueue.bench.progress import Tell
 
 from .config import Config
-from .options import Json
+from .options import Json, Options
 from .output import Column, print_json, print_table
 from .place import database
 
 __all__ = ["drain", "enqueue", "steady"]
 
-_Processes = Annotated[int, typer.Option(metavar="N", min=1, max=64, help="Worker processes.")]
-_Slots = Annotated[
-    int, typer.Option("--concurrency", metavar="N", min=1, max=10_000, help="Jobs that each process runs at a time.")
-]
-_Async = Annotated[bool, typer.Option("--async/--sync", help="Handlers are async def, or def on threads.")]
 _Payload = Annotated[
     int, typer.Option(metavar="N", min=0, max=500_000, help="Bytes of arguments that each job carries besides.")
 ]
+
+
+@dataclass(frozen=True)
+class Load(Options):
+    """The workers, and what each job carries: the same for `drain` and `steady`."""
+
+    processes: Annotated[int, typer.Option(metavar="N", min=1, max=64, help="Worker processes.")] = 1
+    concurrency: Annotated[
+        int, typer.Option(metavar="N", min=1, max=10_000, help="Jobs that each process runs at a time.")
+    ] = 100
+    use_async: Annotated[bool, typer.Option("--async/--sync", help="Handlers are async def, or def on threads.")] = True
+    payload_bytes: _Payload = 0
+    json: Json = False
+
+    def arguments(self) -> dict[str, Any]:
+        """For the measurement."""
+        return {
+            "processes_": self.processes, "slots": self.concurrency, "use_async": self.use_async,
+            "payload": _payload(self.payload_bytes),
+        }  # fmt: skip
+
+    def settings(self) -> dict[str, Any]:
+        """For the JSON that is printed."""
+        return {
+            "processes": self.processes, "concurrency": self.concurrency,
+            "handlers": "async" if self.use_async else "sync", "payload_bytes": self.payload_bytes,
+        }  # fmt: skip
 
 
 def drain(
     config: Config,
     *,
     jobs: Annotated[int, typer.Option(metavar="N", min=1, max=100_000_000, help="How many jobs to work off.")] = 50_000,
-    processes: _Processes = 1,
-    concurrency: _Slots = 100,
-    use_async: _Async = True,
-    payload_bytes: _Payload = 0,
-    json: Json = False,
+    load: Load,
 ) -> None:
     """Fill a queue with jobs that do nothing and time how fast workers empty it.
 
@@ -57,14 +75,10 @@ def drain(
 
     sa-jobqueue bench drain --sync --concurrency 20 --payload-bytes 1000
     """
-    with _progress("drained", quiet=json) as tell:
-        found = modes.drain(
-            database(config, make=True), jobs=jobs, processes_=processes, slots=concurrency, use_async=use_async,
-            payload=_payload(payload_bytes), tell=tell,
-        )  # fmt: skip
-    if json:
-        settings = _settings(processes=processes, concurrency=concurrency, use_async=use_async, payload=payload_bytes)
-        print_json({"measure": "drain", **settings, **asdict(found)})
+    with _progress("drained", quiet=load.json) as tell:
+        found = modes.drain(database(config, make=True), jobs=jobs, tell=tell, **load.arguments())
+    if load.json:
+        print_json({"measure": "drain", **load.settings(), **asdict(found)})
         return
     row = [f"{found.jobs:,}", f"{found.seconds:.2f} s", f"{found.jobs_per_second:,.0f}"]
     print_table([_right("jobs"), _right("time"), _right("jobs/s")], [row])
@@ -75,11 +89,7 @@ def steady(
     *,
     rate: Annotated[float, typer.Option(metavar="N", min=0.1, max=1_000_000, help="Jobs to enqueue per second.")] = 100,
     seconds: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, max=86_400, help="For how long.")] = 10,
-    processes: _Processes = 1,
-    concurrency: _Slots = 100,
-    use_async: _Async = True,
-    payload_bytes: _Payload = 0,
-    json: Json = False,
+    load: Load,
 ) -> None:
     """Enqueue at a fixed rate and show how long jobs wait, and how long until they are completed.
 
@@ -89,14 +99,11 @@ def steady(
 
     sa-jobqueue bench steady --rate 500 --seconds 30
     """
-    with _progress("completed", quiet=json) as tell:
-        found = modes.steady(
-            database(config, make=True), rate=rate, seconds=seconds, processes_=processes, slots=concurrency, use_async=use_async,
-            payload=_payload(payload_bytes), tell=tell,
-        )  # fmt: skip
-    if json:
-        settings = _settings(processes=processes, concurrency=concurrency, use_async=use_async, payload=payload_bytes)
-        print_json({"measure": "steady", "rate": rate, **settings, **asdict(found)})
+    with _progress("completed", quiet=load.json) as tell:
+        url = database(config, make=True)
+        found = modes.steady(url, rate=rate, seconds=seconds, tell=tell, **load.arguments())
+    if load.json:
+        print_json({"measure": "steady", "rate": rate, **load.settings(), **asdict(found)})
         return
     spans = {
         "enqueue to start": found.enqueue_to_start,
@@ -149,13 +156,6 @@ def enqueue(
 
 def _payload(size: int) -> str:
     return "".join(random.Random(size).choices(string.ascii_letters, k=size))  # nothing that compresses well
-
-
-def _settings(*, processes: int, concurrency: int, use_async: bool, payload: int) -> dict[str, Any]:
-    return {
-        "processes": processes, "concurrency": concurrency, "handlers": "async" if use_async else "sync",
-        "payload_bytes": payload,
-    }  # fmt: skip
 
 
 def _right(name: str) -> Column:
