@@ -132,7 +132,7 @@ def test_prune_counts_ages_from_the_end(engine: Engine, url: str) -> None:
 
 
 def test_prune_takes_any_number(engine: Engine, url: str) -> None:
-    """Somebody else's INSERT may have given a job one below 1."""
+    """An INSERT by hand may have given a job an id below 1."""
     with engine.begin() as connection:
         ids = [make_job(connection, "completed", id=id) for id in (-(2**63), -5, 0, 3)]
     assert output("prune", "--", *map(str, ids[:3]), url=url) == "pruned 3 jobs\n"

@@ -290,7 +290,7 @@ def test_show_names_the_worker_by_host_and_process_until_it_has_left(engine: Eng
 
 
 def test_no_password_of_an_error_is_shown_in_any_form(engine: Engine, url: str) -> None:
-    """Whatever somebody wrote into `errors`; arguments are the user's, and stay as they are."""
+    """Whatever was written into `errors`; arguments are the user's, and stay as they are."""
     dsn = "postgresql://bob:hunter2@db/x"
     error = ERROR | {"message": f"cannot reach {dsn}", "traceback": f"Traceback:\n  connect({dsn!r})\n"}
     with engine.begin() as connection:

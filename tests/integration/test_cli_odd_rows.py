@@ -104,7 +104,7 @@ def test_times_are_read_whatever_their_style(
     ],
 )
 def test_what_no_worker_could_make_sense_of_is_refused(engine: Engine, neighbour: int, setting: str) -> None:
-    """By the table itself, whoever writes."""
+    """The table itself refuses it, whatever writes it."""
     with engine.connect() as connection, pytest.raises(IntegrityError):
         connection.exec_driver_sql(f"UPDATE sa_jobqueue.job SET {setting}")
 

@@ -199,7 +199,7 @@ def test_enqueue_with_app_checks_arguments_and_takes_the_tasks_options(engine: E
 
 
 def test_a_task_that_the_app_has_not_is_refused(engine: Engine, url: str, folder: Path) -> None:
-    """Whoever gives an app wants the check; the nearest name is said, and no job is made."""
+    """With --app the name is checked; the message says the nearest one, and no job is made."""
     (folder / "shop_tasks.py").write_text(TASKS)
     said = refused("enqueue", "shop.sned", "{}", "--app", "shop_tasks", url=url)
     assert said.startswith("error: --app shop_tasks: no task named 'shop.sned'; did you mean 'shop.send'?")
@@ -269,7 +269,7 @@ def problems(*arguments: str, url: str) -> dict[str, str]:
 
 
 def test_due_jobs_without_a_live_worker_are_a_problem(engine: Engine, url: str) -> None:
-    """A stale worker serves nobody, and a scheduled job needs nobody yet."""
+    """A stale worker serves no queue, and a scheduled job needs no worker yet."""
     worker = {"host": "web-1", "pid": 7, "concurrency": 4, "version": "1"}
     with engine.begin() as connection:
         for queue, run_at in (("mail", 0), ("images", 0), ("later", 5)):
@@ -347,7 +347,7 @@ def test_check_finds_an_old_server_and_a_wrong_clock(monkeypatch: pytest.MonkeyP
 
 
 def test_a_listen_that_hears_nothing_is_a_problem(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """As behind a pooler, which gives NOTIFYs to whoever has the connection."""
+    """As behind a pooler, which gives NOTIFYs to the client that has the connection."""
     monkeypatch.setattr(checking, "_NOTIFY_PATIENCE", 0.0)
     monkeypatch.setattr(psycopg.Connection, "notifies", lambda self, **options: iter(()))
     assert "LISTEN hears nothing" in problems(url=url)["wake-ups"]

@@ -42,7 +42,7 @@ def test_every_test_has_a_database_of_its_own(database_url: str, another_url: st
 
 @pytest.mark.parametrize("turn", [1, 2])
 def test_jobs_numbers_and_gates_of_the_test_before_are_gone(engine: Engine, turn: int) -> None:
-    """The shared database begins as the migrated template does: no rows, ids from 1, nobody waiting, the version kept."""
+    """The shared database begins as the migrated template does: no rows, ids from 1, no gate open, the version kept."""
     with engine.begin() as connection:
         assert connection.scalar(text("INSERT INTO sa_jobqueue.job (task) VALUES ('x') RETURNING id")) == 1
         assert connection.scalar(text("SELECT count(*) FROM sa_jobqueue.schema_version")) == 1

@@ -151,7 +151,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 @pytest.fixture
 def booby_trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module on the path that writes a file when somebody imports it; yields where that file would be."""
+    """A module on the path that writes a file when it is imported; yields where that file would be."""
     mark = tmp_path / "sprung"
     (tmp_path / "booby_trap.py").write_text(
         f"open({str(mark)!r}, 'w').close()\nclass Trap:\n    def __init__(self, *a): pass\ndef spring(*a): pass\n"
@@ -201,7 +201,7 @@ TASKS = [
 
 
 def insert_row(connection: Any, **columns: Any) -> int:
-    """A row as somebody else writes it, by SQL alone."""
+    """A row as another program writes it, by SQL alone."""
     row = {"queue": "default", "args": {}, "meta": {}, "errors": [], "worker": None, "status": "queued", **columns}
     written = {name: json.dumps(value) if isinstance(value, (dict, list)) else value for name, value in row.items()}
     return int(
@@ -273,7 +273,7 @@ def test_no_row_makes_a_command_import_or_evaluate_anything(url: str, booby_trap
 
 
 def test_the_trap_would_spring(booby_trap: Path) -> None:
-    """What the two tests above look for is there when somebody does what must not be done."""
+    """What the two tests above look for is there when code does what must not be done."""
     pickle.loads(base64.b64decode(PICKLED))
     assert booby_trap.exists()
     assert {event for event, _ in _DONE} >= {"import"}

@@ -53,7 +53,7 @@ def run(engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureF
 def test_arguments_that_do_not_fit(
     engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, args: str
 ) -> None:
-    """Written by somebody else, or for another release's handler."""
+    """Written by another program, or for another release's handler."""
 
     @task(registry=registry, name="runs")
     async def runs(n: int) -> None: ...

@@ -36,7 +36,7 @@ def finished(engine: Engine) -> int:
 
 
 def test_the_url_leads_through_the_pooler(url: str) -> None:
-    """Whoever a client is connected to is not the backend that answers."""
+    """The process that a client is connected to is not the backend that answers."""
     with connect(url) as pooled, connect(pooler.direct(url)) as direct:
         for connection, same in ((pooled, False), (direct, True)):
             row: Any = connection.execute("SELECT pg_backend_pid()").fetchone()

@@ -176,7 +176,7 @@ def test_serve_in_the_users_loop_only_warns_of_a_blocking_handler(
 def test_a_job_that_may_take_its_time_is_not_ended_for_others_that_time_out_behind_it(
     engine: Engine, url: str, registry: Registry, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It would begin anew in the next process, and block that one."""
+    """It would begin again in the next process, and block that one."""
     waits = threading.Event()
 
     @task(registry=registry, name="blocks")

@@ -155,7 +155,7 @@ def test_a_lost_claim_commits_nothing(
 def test_after_a_lost_claim_the_connection_serves_the_next_job(
     notes: Engine, url: str, made: Callable[..., Registry], said: list[str]
 ) -> None:
-    """Somebody gave the job back meanwhile: the second run writes."""
+    """The job was given back meanwhile: the second run writes."""
 
     def lose(session: Session, id: int) -> None:
         if not said:

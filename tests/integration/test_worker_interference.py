@@ -169,7 +169,7 @@ def test_a_suspect_that_is_locked_when_it_should_go_back_goes_back_later(
 
 
 def test_a_locked_worker_row_does_not_keep_others_from_rescuing(engine: Engine, url: str, registry: Registry) -> None:
-    """Somebody looks at a worker that is gone, in a transaction that stays open."""
+    """An operator looks at a worker that is gone, in a transaction that stays open."""
 
     @task(registry=registry, name="rescued")
     def rescued() -> None: ...

@@ -66,7 +66,7 @@ async def leave_open_async(session: AsyncSession, how: str) -> None:
 def test_a_command_that_was_left_open_fails_the_attempt_and_holds_up_nothing(
     engine: Engine, url: str, registry: Registry, kind: str, how: str, ends: str
 ) -> None:
-    """A COPY or a stream that nobody read to its end: the connection could only wait for it, and is closed."""
+    """A COPY or a stream that was not read to its end: the connection could only wait for it, and is closed."""
 
     @task(registry=registry, name="sync", retry=NEVER)
     def sync_handler(ctx: JobContext) -> None:
@@ -204,7 +204,7 @@ def test_what_ends_with_the_transaction_keeps_the_connection(
 
 
 def test_a_text_with_many_comments_is_looked_at_within_milliseconds() -> None:
-    """Whoever looks at a text holds Python's lock: a box of comments above a statement must not stop the whole process."""
+    """A search in a text holds Python's lock: a box of comments above a statement must not stop the whole process."""
     begun = monotonic()
     for comment in ("/* a line */\n", "/**/", "-- a line\n", "/* one */ -- and another\n"):
         assert not leftovers._LASTING.search(comment * 22 + "SELECT 1")

@@ -46,7 +46,7 @@ def few(database_url: str, engine: Engine) -> Iterator[str]:
 
 
 class Held(ExitStack):
-    """All connections that are left, taken by somebody else."""
+    """All connections that are left, taken by another client."""
 
     def take(self, url: str) -> None:
         with suppress(psycopg.OperationalError):

@@ -179,7 +179,7 @@ def test_a_job_that_cannot_be_claimed_is_stepped_over(
 def test_a_job_that_a_trigger_moves_as_it_is_claimed_goes_to_its_new_queue(
     engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody here serves that; the jobs claimed with it run at once, and the connection is kept."""
+    """This worker does not serve that queue; the jobs claimed with it run at once, and the connection is kept."""
     runs = recorded(registry)
     moved, *_ = fill(engine, 5)
     refuse(engine, f"old.id = {moved} AND new.status = 'running'", "new.queue = 'elsewhere'")
@@ -283,7 +283,7 @@ def test_a_locked_row_that_references_a_job_to_be_deleted_holds_up_nothing(
 def test_a_job_that_cannot_be_pruned_in_time_does_not_keep_others_from_being_rescued(
     engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody has locked a row that references it; a dead worker's job is back all the same, and others are pruned."""
+    """A row that references it is locked; a dead worker's job is back all the same, and others are pruned."""
 
     @task(registry=registry, name="runs")
     async def runs() -> None: ...

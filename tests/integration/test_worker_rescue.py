@@ -86,7 +86,7 @@ def test_workers_that_live_for_less_than_a_lease_rescue_all_the_same(
 
 @contextmanager
 def away(databases: Databases, url: str) -> Iterator[None]:
-    """Nobody gets into the database."""
+    """The database lets no connection in."""
     name = sql.Identifier(str(make_url(url).database))
     with connect(databases.server) as connection:
         connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
@@ -103,7 +103,7 @@ def terminate_all(connection: psycopg.Connection, database: str) -> None:
 
 @contextmanager
 def locked(engine: Engine) -> Iterator[None]:
-    """Somebody builds an index, which locks the table against all writes; reading goes on."""
+    """An index is built, which locks the table against all writes; reading goes on."""
     with engine.begin() as connection:
         connection.execute(text("SET LOCAL lock_timeout = '10s'"))
         connection.execute(text("LOCK TABLE sa_jobqueue.job IN SHARE MODE"))

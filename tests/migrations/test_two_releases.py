@@ -26,7 +26,7 @@ from tests.support.commands import PACKAGE, ROOT, Command, start_command
 from tests.support.factory import TABLE
 from tests.support.waiting import wait_until
 
-#: What a next version may do without a word: add what nobody has to fill in.
+#: What a next version may do without a word: add what no writer has to fill in.
 NEXT = SimpleNamespace(
     COMPATIBLE_WITH=VERSIONS[CURRENT].COMPATIBLE_WITH,
     UP=(

@@ -109,7 +109,7 @@ def test_a_second_downgrade_does_nothing(empty_engine: Engine) -> None:
 
 
 def test_what_is_not_ours_stays_in_the_schema(empty_engine: Engine) -> None:
-    """A table that somebody put beside ours survives, and so does the schema around it."""
+    """A table that the user put beside ours survives, and so does the schema around it."""
     upgrade_database(empty_engine)
     with empty_engine.begin() as connection:
         connection.execute(text("CREATE TABLE sa_jobqueue.theirs ()"))
@@ -244,7 +244,7 @@ def test_a_table_that_no_migration_made_is_not_taken_for_ours(empty_engine: Engi
 
 
 def test_names_in_the_search_path_do_not_stand_in_for_built_in_ones(empty_engine: Engine) -> None:
-    """Whoever may write to a schema of the path gains nothing when an owner migrates."""
+    """A role that may write to a schema of the path gains nothing when an owner migrates."""
     with empty_engine.connect() as connection:
         connection.execute(
             text(

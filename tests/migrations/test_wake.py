@@ -1,4 +1,4 @@
-"""The trigger `job_wake`: it notifies who waits, and is silent otherwise, whoever inserts and whatever the queue is called."""
+"""The trigger `job_wake`: it notifies the workers that wait, and is silent otherwise, for every role and every queue's name."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_an_open_gate_wakes_its_worker(waiter: Waiter, producer: psycopg.Connect
 
 
 def test_a_gate_closes_by_itself(waiter: Waiter, producer: psycopg.Connection) -> None:
-    """It is open until a time; after it, nobody waits."""
+    """It is open until a time; after it, no worker waits."""
     waiter.open("mail", until=-1)
     insert(producer, "mail")
     assert waiter.woken() == []
@@ -189,7 +189,7 @@ def test_a_job_that_is_overdue_wakes(waiter: Waiter, producer: psycopg.Connectio
 
 
 def test_many_jobs_wake_once_per_queue(waiter: Waiter, producer: psycopg.Connection) -> None:
-    """One statement, 3,000 jobs, three queues: three notifications, none of them for the queue that nobody serves."""
+    """One statement, 3,000 jobs, three queues: three notifications, none of them for a queue without a worker."""
     shut = other_gate(waiter, "a", "b", "c")
     waiter.open("a", "b", "c")
     insert(producer, *["a", "b", "c", shut] * 1_000)

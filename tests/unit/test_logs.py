@@ -110,7 +110,7 @@ def _fail() -> None:
 def test_one_record_is_one_line_without_control_characters(
     logger: logging.Logger, capsys: pytest.CaptureFixture[str], log_format: LogFormat
 ) -> None:
-    """Whoever logs: no message and no traceback forges a line, or has a terminal obey."""
+    """No message and no traceback forges a line, or commands a terminal."""
     set_log_format(log_format)
     logger.warning("task %s", HOSTILE, extra={"task": HOSTILE})
     try:

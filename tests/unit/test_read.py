@@ -14,7 +14,7 @@ HIDDEN = {
 
 
 def test_a_job_is_read_by_its_attributes_and_nothing_private_with_it() -> None:
-    """A new column is hidden until somebody decides that it may be seen."""
+    """A new column is hidden until it is decided that it may be seen."""
     job = Job(
         id=7, task="mail", args={"password": "s3cret"}, meta={"tenant": "s3cret"}, errors=[{"message": "s3cret"}],
         result="s3cret", queue="default", priority=4, attempt=1, max_attempts=5, run_at=NOW, created_at=NOW,

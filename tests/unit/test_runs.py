@@ -137,7 +137,7 @@ async def test_a_run_that_was_stopped_before_it_began_does_not_begin(
 
 
 def test_a_run_that_ends_because_of_its_timeout_says_so_itself() -> None:
-    """Whoever settles first, the handler or who gives it up, writes the same."""
+    """The handler and the part that gives it up write the same, whichever settles first."""
     executor, writer = make_executor()
 
     @task(registry=Registry(), timeout=60)
@@ -245,7 +245,7 @@ async def invoked(call: Call) -> None:
 
 @pytest.mark.parametrize("handler", [uses_session, uses_async_session])
 def test_a_session_that_is_opened_just_when_its_job_ends_is_closed_again(handler: AnyTask) -> None:
-    """Whoever comes second, the end or the opening, sees the other."""
+    """The second to come, the end or the opening, sees the other."""
     opened: list[Session | AsyncSession] = []
 
     def ending(session: Any) -> Any:

@@ -151,7 +151,7 @@ def test_a_thread_that_cannot_be_started_lets_another_be_called(
 
 @pytest.mark.parametrize("of_the_loop", [True, False], ids=["on its thread", "on another"])
 def test_a_loop_that_is_closed_leaves_nothing_called(of_the_loop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker has ended, and something is fed late: no error goes to whoever did it."""
+    """The worker has ended, and something is fed late: its sender gets no error."""
     loop = asyncio.new_event_loop()
     runners = Runners(loop, executor=Mock(), ended=Mock())
     if not of_the_loop:
