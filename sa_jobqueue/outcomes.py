@@ -69,6 +69,11 @@ class ErrorEntry:
     message: str
     traceback: str = ""
 
+    def in_ascii(self) -> ErrorEntry:
+        """The same with a "?" for each other character, for a database whose encoding lacks some."""
+        texts = (self.type, self.message, self.traceback)
+        return ErrorEntry(*(text.encode("ascii", "replace").decode("ascii") for text in texts))
+
 
 @dataclass(frozen=True, slots=True)
 class Completed:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, func, insert, select
 
-from sa_jobqueue import AsyncJobContext, JobContext, JobStatus, Registry, task
+from sa_jobqueue import AsyncJobContext, JobContext, JobStatus, Registry, RetryPolicy, enqueue, task
 from tests.support.factory import TABLE, row, unfolding
 from tests.support.waiting import wait_until
-from tests.support.working import drain, working
+from tests.support.working import add_one, drain, job_of, working
 
 BATCH = 1_000
 
@@ -127,6 +127,29 @@ def test_an_outcome_that_the_database_refuses(
         )
     run(engine, url, registry, caplog)
     assert_it_failed_alone(engine, poisoned, "not this one", caplog.text)
+
+
+def test_an_error_in_letters_that_the_database_lacks_costs_no_other_attempt(
+    engine: Engine, database_url: str, url: str, registry: Registry
+) -> None:
+    """As in one whose encoding is LATIN1. The text is kept without them."""
+    attempts: list[int] = []
+
+    @task(registry=registry, name="runs", max_attempts=3, retry=RetryPolicy(base=0))
+    def runs(ctx: JobContext) -> None:
+        attempts.append(ctx.attempt)
+        if ctx.attempt < 3:
+            raise ValueError("5 € zu wenig")
+
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "ALTER TABLE sa_jobqueue.job ADD CHECK (octet_length(errors::text) = char_length(errors::text))"
+        )
+    id = add_one(engine, enqueue(runs))
+    drain(url, registry)
+    job = job_of(engine, id)
+    assert (job.status, attempts) == (JobStatus.COMPLETED, [1, 2, 3])
+    assert [error["message"] for error in job.errors] == ["5 ? zu wenig"] * 2
 
 
 def test_a_row_that_takes_no_outcome_at_all(

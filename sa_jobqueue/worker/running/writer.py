@@ -180,6 +180,9 @@ def _instead(part: list[Change], error: DBAPIError, fault: Fault) -> list[list[C
         return [part[half:], part[:half]]
     if part[0].deletes:  # what cannot be deleted can perhaps be kept
         return [[kept_for_now(part[0], fault)]]
+    noted = part[0].error
+    if fault is Fault.ROW and noted is not None and noted != (plain := noted.in_ascii()):
+        return [[part[0]._replace(error=plain)]]  # so that a text alone costs no attempts
     failure = unwritable(part[0], f"its outcome could not be written: {error.orig}") if fault is Fault.ROW else None
     if failure is None:  # it may be written later, or is a failure already
         return None
