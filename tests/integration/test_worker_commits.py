@@ -370,7 +370,7 @@ def test_the_servers_reason_for_ending_a_connection_is_told(
 def test_a_transaction_that_has_failed_is_not_committed(
     notes: Engine, url: str, made: Callable[..., Registry], swallowed: bool
 ) -> None:
-    """Also if the handler swallowed the error and returned."""
+    """Also if the handler swallowed the error and returned; then the traceback says what to do about it."""
 
     def fail(session: Session, id: int) -> None:
         try:
@@ -381,7 +381,9 @@ def test_a_transaction_that_has_failed_is_not_committed(
 
     id = add_one(notes, enqueue("writes"))
     drain(url, made(NOTE, then=fail, retry=NEVER))
-    assert (job_of(notes, id).status, counted(notes)) == (JobStatus.FAILED, 0)
+    job = job_of(notes, id)
+    assert (job.status, counted(notes)) == (JobStatus.FAILED, 0)
+    assert ("run that statement in session.begin_nested()" in job.errors[-1]["traceback"]) == swallowed
 
 
 def test_a_savepoint_that_the_handler_left_open_is_committed_with_the_rest(

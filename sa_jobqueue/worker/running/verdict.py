@@ -12,6 +12,8 @@ from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
+from sqlalchemy.exc import DBAPIError
+
 from ...errors import PayloadError
 from ...failures import describe, entry
 from ...lifecycle import Change, decide
@@ -41,6 +43,8 @@ logger = get_logger(__name__)
 
 _SIGNALS = (Retry, Snooze, Cancel, Discard)
 _COMPLETED = Completed()
+#: The SQLSTATE of a statement in a transaction that an earlier one has ended.
+_IN_FAILED_TRANSACTION = "25P02"
 #: What a handler may return by mistake, from behind a decorator: its own body, not begun.
 _UNRUN = (CoroutineType, GeneratorType, AsyncGeneratorType)
 #: The files between the worker and the handler: a traceback begins below them.
@@ -87,6 +91,11 @@ def of_error(run: Run, error: BaseException) -> Outcome | Lost:
         return of_stop(run)
     if isinstance(error, PayloadError) and run.undecoded:
         return Undecodable(replace(describe(error), traceback=""))
+    if isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == _IN_FAILED_TRANSACTION:
+        error.add_note(
+            "An earlier statement of the handler failed, which ended its transaction. To catch such an error and go on, run "
+            "that statement in session.begin_nested()."
+        )
     return Failed(error, describe(error, hide=_OURS))
 
 
