@@ -83,8 +83,8 @@ class Serving:
         queues = ", ".join(f"{name}={limit}" for name, limit in self._spec.queues.items())
         self._say("worker %s serves %s", queues)
         self.under_way = True
-        self._services.start()
         try:
+            self._services.start()
             await self._watch()
         finally:
             await self._leave_whatever_comes()
@@ -231,7 +231,10 @@ async def _apart(work: Callable[[], T]) -> T:
         except BaseException as error:
             done.set_exception(error)
 
-    threading.Thread(target=run, name="sa-jobqueue worker", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="sa-jobqueue worker", daemon=True).start()
+    except RuntimeError:  # the host allows no more threads
+        run()
     return await asyncio.wrap_future(done)
 
 

@@ -398,3 +398,24 @@ def test_a_worker_ends_with_an_error_if_one_of_its_threads_ends(
 
     with pytest.raises(WorkerBroken, match=r"SystemExit\('out of order'\)"):
         go_on()
+
+
+@pytest.mark.parametrize("part", ["claimer", "maintenance", "listener", "watchdog"])
+def test_a_worker_that_cannot_start_a_thread_leaves_none_behind(
+    database_url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """In an application the ones that did start would go on claiming jobs, though `serve()` has raised."""
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == f"sa-jobqueue {part}":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    before = set(threading.enumerate())
+    worker = worker_for(database_url, registry)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        asyncio.run(worker.serve())
+    assert not worker.serving
+    wait_until(lambda: set(threading.enumerate()) <= before)

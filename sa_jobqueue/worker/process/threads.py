@@ -23,6 +23,11 @@ class ServiceThread(threading.Thread):
         except BaseException as error:  # SystemExit as well, which would end a thread silently
             self.error = error
 
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end; not at all if it could not be started."""
+        if self.ident is not None:
+            super().join(timeout)
+
     @property
     def has_ended(self) -> bool:
         """Whether it was started and has ended."""
