@@ -21,6 +21,7 @@ from .read import JobRead
 from .retry import RetryPolicy
 from .settings import WorkerSettings
 from .tasks import Registry, Task, TaskName, default_registry, task
+from .unique import Unique
 from .version import __version__
 from .worker import QueueState, Worker, WorkerState
 
@@ -41,6 +42,7 @@ __all__ = [
     "Snooze",
     "Task",
     "TaskName",
+    "Unique",
     "Worker",
     "WorkerSettings",
     "WorkerState",

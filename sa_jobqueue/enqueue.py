@@ -11,12 +11,12 @@ before any SQL, so it leaves the session as it was.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from sqlalchemy import Executable
 
 from .errors import OptionError
-from .models import Job, JsonText
+from .models import Job, JsonText, insert_in_order
 from .options import Call
 from .statements.insert import insert_jobs
 from .tasks import Task, TaskName
@@ -48,7 +48,7 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
     elif not isinstance(task, (Task, TaskName)):
         raise OptionError(f"enqueue() takes a task or its name, not {task!r}: decorate the function with @task")
     call = task.call(*args, **kwargs)
-    return Job(
+    made = Job(
         task=call.task,
         args=JsonText(call.args),
         queue=call.queue,
@@ -57,6 +57,10 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
         run_at=call.run_at,
         meta=JsonText(call.meta),
     )
+    if call.uniqueness is not None:
+        insert_in_order(Job)
+        made.uniqueness = cast(Any, JsonText(call.uniqueness))
+    return made
 
 
 def enqueue_many(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:

@@ -4,7 +4,7 @@
 ...     print(statement)
 GRANT USAGE ON SCHEMA "sa_jobqueue" TO "web"
 GRANT SELECT ON TABLE "sa_jobqueue".schema_version TO "web"
-GRANT INSERT (task, args, queue, meta, priority, max_attempts, run_at), SELECT (id, created_at, claims, attempt, rescues) ON TABLE "sa_jobqueue".job TO "web"
+GRANT INSERT (task, args, queue, meta, priority, max_attempts, run_at, uniqueness), SELECT (id, created_at, claims, attempt, rescues, duplicate_of) ON TABLE "sa_jobqueue".job TO "web"
 GRANT SELECT ON SEQUENCE "sa_jobqueue".gate_any TO "web"
 GRANT EXECUTE ON FUNCTION "sa_jobqueue".due_at(text) TO "web"
 
@@ -51,11 +51,12 @@ _LOOK = (
 
 # What a job is to do, and when. The table decides all else: an id of a later job would make the INSERT of that job fail, and a
 # job inserted as running or done was never claimed.
-_WRITTEN_BY_PRODUCERS = "task, args, queue, meta, priority, max_attempts, run_at"
+_WRITTEN_BY_PRODUCERS = "task, args, queue, meta, priority, max_attempts, run_at, uniqueness"
 # Not what a job is to do.
 _WRITTEN_BY_WORKERS = "status, claim_token, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, errors, result"
 _WRITTEN_BY_OPERATORS = (
-    "status, attempt, rescues, run_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, errors, result"
+    "status, attempt, rescues, run_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, errors, result, "
+    "duplicate_of"
 )
 
 #: Capability -> what is granted. Columns are named where a whole table would be more than is needed.
@@ -65,7 +66,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             *_ALL,
             # A Session's INSERT returns these columns. An identity column's sequence wants no grant, and the wake-up
             # trigger's function runs with the rights of its owner; only its condition does not.
-            f"INSERT ({_WRITTEN_BY_PRODUCERS}), SELECT (id, created_at, claims, attempt, rescues) ON TABLE {{schema}}.job",
+            f"INSERT ({_WRITTEN_BY_PRODUCERS}), SELECT (id, created_at, claims, attempt, rescues, duplicate_of) ON TABLE {{schema}}.job",
             "SELECT ON SEQUENCE {schema}.gate_any",
             "EXECUTE ON FUNCTION {schema}.due_at(text)",
         ),
@@ -74,6 +75,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             f"SELECT, DELETE, UPDATE ({_WRITTEN_BY_WORKERS}) ON TABLE {{schema}}.job",
             "SELECT, INSERT, DELETE, UPDATE (seen_at) ON TABLE {schema}.worker",
             "SELECT, INSERT, UPDATE (since, until) ON TABLE {schema}.uptime",
+            "SELECT, DELETE, UPDATE (expires_at) ON TABLE {schema}.unique_key",
             "SELECT, UPDATE ON SEQUENCE " + ", ".join(f"{{schema}}.gate_{gate}" for gate in (*range(GATES), "any")),
             "EXECUTE ON FUNCTION {schema}.complete_job(bigint, bigint, double precision)",
         ),
@@ -82,6 +84,8 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             *_ALL,
             *_LOOK,
             f"DELETE, UPDATE ({_WRITTEN_BY_OPERATORS}) ON TABLE {{schema}}.job",
+            "SELECT, INSERT, DELETE, UPDATE (job_id, keep, expires_at) ON TABLE {schema}.unique_key",
+            "EXECUTE ON FUNCTION {schema}.take_key(bigint, jsonb)",
         ),
     }
 )

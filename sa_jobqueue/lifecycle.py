@@ -114,7 +114,7 @@ class Claimed(Protocol):
     """What `decide` and the fence need to know of a claimed job.
 
     `claim_token` is the fence: a random number that no other claim has. `rescues` counts the claims whose worker died, or
-    left before the handler had ended; `attempt` already counts this claim.
+    left before the handler had ended; `attempt` already counts this claim. `unique`: the job has a unique key.
     """
 
     @property
@@ -132,6 +132,9 @@ class Claimed(Protocol):
     @property
     def rescues(self) -> int: ...
 
+    @property
+    def unique(self) -> bool: ...
+
 
 class Claim(NamedTuple):
     """The least that is `Claimed`."""
@@ -141,6 +144,7 @@ class Claim(NamedTuple):
     attempt: int
     max_attempts: int
     rescues: int = 0
+    unique: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,8 @@ class Change(NamedTuple):
     `if_cancelled` is the status to take if a cancel was asked for meanwhile. `delay` is the time until the next
     claim and `retain` the time until the row may be deleted, both in seconds from the database's now; `retain` 0 on
     a completion deletes the row at once, None keeps it. `attempt` and `rescues` are added to the counters.
-    `expired`: only if the lease has run out, looked at again in the write itself.
+    `expired`: only if the lease has run out, looked at again in the write itself. `unique`: the job has a key to give back
+    when it ends.
     """
 
     id: int
@@ -179,6 +184,7 @@ class Change(NamedTuple):
     result: str | None = None
     retain: float | None = None
     expired: bool = False
+    unique: bool = False
 
     @property
     def plain(self) -> bool:
@@ -186,7 +192,7 @@ class Change(NamedTuple):
 
         False for a job whose end needs more than what `statements.ends.ended()` writes: only `apply_changes` writes more.
         """
-        return self.event is _COMPLETE and self.error is None and self.result is None
+        return self.event is _COMPLETE and self.error is None and self.result is None and not self.unique
 
     @property
     def deletes(self) -> bool:
@@ -209,7 +215,7 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float) -> 
     if isinstance(outcome, Completed):  # nearly all outcomes: by the shortest way
         return Change(
             claim.id, claim.claim_token, _COMPLETE, _COMPLETED, _COMPLETED,
-            0.0, 0, 0, outcome.error, outcome.result, rules.retain,
+            0.0, 0, 0, outcome.error, outcome.result, rules.retain, False, claim.unique,
         )  # fmt: skip
     match outcome:
         case Snooze():
@@ -298,5 +304,5 @@ def _change(
     if_cancelled = status if status in FINISHED else TRANSITIONS[_S.RUNNING, Event.CANCEL]
     return Change(
         claim.id, claim.claim_token, event, status, if_cancelled,
-        delay, attempt, rescues, error, retain=retain, expired=expired,
+        delay, attempt, rescues, error, retain=retain, expired=expired, unique=claim.unique,
     )  # fmt: skip

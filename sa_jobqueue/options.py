@@ -9,15 +9,16 @@ sa_jobqueue.errors.OptionError: priority must be an integer from 0 to 9, not 40
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Literal, NamedTuple, Self, cast
 
 from .durations import Duration, seconds_of
 from .errors import JobQueueError, OptionError, PayloadError
 from .models import AT_ONCE, checked_due
 from .payload import encode_plain, load, shown, unstorable_text
+from .unique import Unique
 
 __all__ = [
     "MAX_ATTEMPTS",
@@ -28,6 +29,7 @@ __all__ = [
     "checked_duration",
     "checked_int",
     "checked_name",
+    "checked_unique",
 ]
 
 #: Characters in the name of a task or of a queue.
@@ -53,6 +55,8 @@ class Call(NamedTuple):
     """A time with a zone, or how long after the database's now."""
     meta: str
     """JSON text."""
+    uniqueness: str | None = None
+    """JSON text: see `Unique.rule`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Options:
     tags: tuple[str, ...] = ()
     meta: str = "{}"
     """JSON text, with the tags."""
+    unique: Unique | None = None
 
 
 class Enqueueable:
@@ -89,12 +94,14 @@ class Enqueueable:
         max_attempts: int | None = None,
         tags: Iterable[str] | None = None,
         meta: dict[str, Any] | None = None,
+        unique: Unique | Literal[False] | None = None,
     ) -> Self:
         """A copy with these options changed; the others stay as they are.
 
         `queue`: 1 to 200 characters. `priority`: 0 to 9, higher first. `run_at`: a datetime with a time zone, or
         `delay`: seconds or a timedelta, counted by the database from its now(). `max_attempts`: 1 to 32,767.
         `meta`: plain JSON that is stored with the job; it replaces an earlier `meta`. `tags`: kept as `meta["tags"]`.
+        `unique`: see `Unique`; False: as many jobs as there are calls.
 
         Raises OptionError for any other value.
         """
@@ -109,6 +116,8 @@ class Enqueueable:
             changes["run_at"] = _checked_due(run_at, delay)
         if tags is not None or meta is not None:
             changes |= _checked_meta(self._options, tags, meta)
+        if unique is not None:
+            changes["unique"] = checked_unique(unique, OptionError)
         changed = object.__new__(type(self))
         vars(changed).update(vars(self))
         changed._options = replace(self._options, **changes)
@@ -117,8 +126,22 @@ class Enqueueable:
     def _make_call(self, args: str) -> Call:
         options = self._options
         return Call(
-            self.name, args, options.queue, options.priority, options.max_attempts, options.run_at, options.meta
+            self.name, args, options.queue, options.priority, options.max_attempts, options.run_at, options.meta,
+            None if options.unique is None else options.unique.rule(self.name, args, self._defaults()),
         )  # fmt: skip
+
+    def _defaults(self) -> Mapping[str, Any] | None:
+        """What the parameters are that a call does not give, as plain JSON; None if that is not known."""
+        return None
+
+
+def checked_unique(value: object, error: type[JobQueueError]) -> Unique | None:
+    """`value` if it says how jobs are unique, None for False; else raise `error`."""
+    if value is False:
+        return None
+    if not isinstance(value, Unique):
+        raise error(f"unique must be a Unique(...) or False, not {shown(value)}")
+    return value
 
 
 def checked_name(value: object, what: str, error: type[JobQueueError]) -> str:

@@ -19,7 +19,7 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
@@ -39,9 +39,11 @@ from .options import (
     checked_duration,
     checked_int,
     checked_name,
+    checked_unique,
 )
 from .payload import MAX_PAYLOAD, Arguments, encode_plain, encode_result
 from .retry import RetryPolicy
+from .unique import Unique
 
 __all__ = ["AnyTask", "Registry", "Task", "TaskName", "default_registry", "task"]
 
@@ -109,6 +111,9 @@ class Task(Enqueueable, Generic[F, P, R]):
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call:
         """One job with these arguments, for `enqueue_many`. Raises PayloadError if they do not fit."""
         return self._make_call(self._arguments.encode(args, kwargs, limit=self.registry.max_payload))
+
+    def _defaults(self) -> Mapping[str, Any]:
+        return self._arguments.defaults
 
     @functools.cached_property
     def context(self) -> type[JobContext | AsyncJobContext] | None:
@@ -264,6 +269,7 @@ def task(
     retain: Duration | None = _DEFAULT_RETAIN,
     record: bool = False,
     rescue: bool = True,
+    unique: Unique | None = None,
     registry: Registry | None = None,
 ) -> _Decorator: ...
 def task(
@@ -280,6 +286,7 @@ def task(
     retain: Duration | None = _DEFAULT_RETAIN,
     record: bool = False,
     rescue: bool = True,
+    unique: Unique | None = None,
     registry: Registry | None = None,
 ) -> Any:
     """Make a task of a function, `def` or `async def`; `@task` or `@task(...)`.
@@ -293,8 +300,8 @@ def task(
     `Task.options` says otherwise. `retry`: when to try again. `timeout`: seconds or timedelta for one attempt.
     `retain`: how long a finished job stays, in seconds or as a timedelta; 0: completed jobs are deleted at once,
     None: for ever. Failed ones stay at least 30 days. `record`: store what the handler returns in `Job.result`.
-    `rescue`: False for a job that must not run twice: it fails if its worker dies. `registry`: where to register; the
-    default registry if None.
+    `rescue`: False for a job that must not run twice: it fails if its worker dies. `unique`: what makes its jobs
+    unique, see `Unique`. `registry`: where to register; the default registry if None.
 
     Raises TaskError for a declaration that cannot work. Annotations are resolved later, at the first job or when a worker
     starts. Warns with TaskWarning about a function that has neither a `name` nor a `registry` and is declared inside another
@@ -309,6 +316,7 @@ def task(
         queue=checked_name(queue, "queue", TaskError),
         priority=checked_int(priority, "priority", 0, MAX_PRIORITY, TaskError),
         max_attempts=checked_int(max_attempts, "max_attempts", 1, MAX_ATTEMPTS, TaskError),
+        unique=None if unique is None else checked_unique(unique, TaskError),
     )
     rules = _rules(retry, retain, rescue)
     seconds = None if timeout is None else checked_duration(timeout, "timeout", TaskError)

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from .base import SCHEMA, Base
 from .due_time import AT_ONCE, checked_due
+from .functions import schema_function
 from .job import Job
 from .json_text import JsonText
 from .status import StatusText, status_in, status_literal
-from .tables import SchemaVersion, Uptime, WorkerRow
+from .tables import SchemaVersion, UniqueKey, Uptime, WorkerRow
+from .unique import insert_in_order
 
 __all__ = [
-    "AT_ONCE", "SCHEMA", "Base", "Job", "JsonText", "SchemaVersion", "StatusText", "Uptime", "WorkerRow", "checked_due",
-    "status_in", "status_literal",
+    "AT_ONCE", "SCHEMA", "Base", "Job", "JsonText", "SchemaVersion", "StatusText", "UniqueKey", "Uptime", "WorkerRow", "checked_due",
+    "insert_in_order",     "schema_function", "status_in", "status_literal",
 ]  # fmt: skip

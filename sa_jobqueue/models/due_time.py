@@ -9,19 +9,15 @@ from sqlalchemy import (
     ColumnElement,
     DateTime,
     Dialect,
-    MetaData,
-    Table,
     Text,
     TypeDecorator,
     type_coerce,
 )
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
 from ..errors import OptionError
+from .functions import schema_function
 
 __all__ = ["AT_ONCE", "DueTime", "checked_due"]
 
@@ -64,24 +60,6 @@ class _DueText(TypeDecorator[Any]):
         return due.isoformat()
 
 
-class _DueAt(FunctionElement[datetime]):
-    """The function `due_at(text)`, in the schema that is meant when the statement is executed."""
-
-    type = DateTime(timezone=True)
-    inherit_cache = False
-
-    def __init__(self, due: ColumnElement[Any], schema: str) -> None:
-        super().__init__(due)
-        # A table, because `schema_translate_map` translates the schema of tables only.
-        self.place = Table("due_at", MetaData(), schema=schema)
-
-
-@compiles(_DueAt)
-def _compile_due_at(element: _DueAt, compiler: SQLCompiler, **options: Any) -> str:
-    function = compiler.preparer.format_table(element.place)
-    return f"{function}({compiler.process(element.clauses, **options)})"
-
-
 class DueTime(TypeDecorator[datetime]):
     """A timestamptz that takes a `timedelta` too: that long after the database's now.
 
@@ -100,7 +78,7 @@ class DueTime(TypeDecorator[datetime]):
         self.schema = schema
 
     def bind_expression(self, bindparam: BindParameter[Any]) -> ColumnElement[Any]:
-        return _DueAt(type_coerce(bindparam, _DueText()), self.schema)
+        return schema_function("due_at", self.schema, type_coerce(bindparam, _DueText()), of=DateTime(timezone=True))
 
     def coerce_compared_value(self, op: Any, value: Any) -> TypeEngine[Any]:
         return DateTime(timezone=True).coerce_compared_value(op, value)

@@ -13,6 +13,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     DateTime,
+    FetchedValue,
     Identity,
     Index,
     Integer,
@@ -22,6 +23,7 @@ from sqlalchemy import (
     event,
     func,
     inspect,
+    literal_column,
     select,
     text,
 )
@@ -89,6 +91,10 @@ class Job(Base):
     errors: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
     """One entry per failed attempt or rescue: at, attempt, type, message, traceback."""
     result: Mapped[Any | None] = mapped_column(JSONB)
+    uniqueness: Mapped[dict[str, Any] | None] = mapped_column(JsonObject(none_as_null=True).evaluates_none())
+    """The key of a unique job, and until when it has it: see `Unique`."""
+    # The trigger's to say: the INSERT returns it. 0: of a job that could not be seen.
+    _duplicate_of: Mapped[int | None] = mapped_column("duplicate_of", _UNSAID_NUMBER, server_default=FetchedValue())
 
     @validates("status", "claims", "claim_token")
     def _refuse(self, key: str, value: object) -> object:
@@ -114,6 +120,38 @@ class Job(Base):
         ):
             checked_due(value)  # here and not in the flush, which would fail with all that it holds
         return value
+
+    @hybrid_property
+    def duplicate_of(self) -> int | None:
+        """The job that had this one's unique key when it was inserted. None: this one is no duplicate; or, if it
+        `is_duplicate`, the other could not be seen at the transaction's isolation level.
+        """
+        return self._duplicate_of or None
+
+    @duplicate_of.inplace.expression
+    @classmethod
+    def _duplicate_of_expression(cls) -> ColumnElement[int | None]:
+        return func.nullif(cls._duplicate_of, literal_column("0"))
+
+    @hybrid_property
+    def is_duplicate(self) -> bool:
+        """Whether it was cancelled when it was inserted, because another job had its unique key."""
+        return self._duplicate_of is not None
+
+    @is_duplicate.inplace.expression
+    @classmethod
+    def _is_duplicate(cls) -> ColumnElement[bool]:
+        return cls._duplicate_of.is_not(None)
+
+    @hybrid_property
+    def unique_key(self) -> str | None:
+        """The key of a unique job."""
+        return None if self.uniqueness is None else self.uniqueness.get("key")
+
+    @unique_key.inplace.expression
+    @classmethod
+    def _unique_key(cls) -> ColumnElement[str | None]:
+        return cast("ColumnElement[str | None]", cls.__table__.c.uniqueness["key"].astext)
 
     @hybrid_property
     def is_scheduled(self) -> bool:
@@ -210,9 +248,10 @@ for _statement in (
 
 @event.listens_for(Job, "after_insert", propagate=True)
 def _know_what_came_of_it(mapper: Mapper[Job], connection: Connection, job: Job) -> None:
-    """After the INSERT the job is queued. A delay has become a time; both are counted from the transaction's now()."""
+    """After the INSERT the job is queued, or is a duplicate. A delay has become a time; both are counted from the transaction's now()."""
     known = vars(job)
-    known["status"] = JobStatus.QUEUED  # as `set_committed_value` would, which looks for an older value
+    # As `set_committed_value` would, which looks for an older value.
+    known["status"] = JobStatus.QUEUED if known.get("_duplicate_of") is None else JobStatus.CANCELLED
     known.setdefault("errors", [])
     due = known.get("run_at")
     if isinstance(due, timedelta):

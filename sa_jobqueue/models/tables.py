@@ -5,13 +5,13 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 
-from sqlalchemy import BigInteger, Integer, Text, func, text
+from sqlalchemy import DDL, BigInteger, Index, Integer, Text, event, func, text
 from sqlalchemy.dialects.postgresql import ARRAY, UUID
 from sqlalchemy.orm import Mapped, mapped_column
 
 from .base import Base
 
-__all__ = ["SchemaVersion", "Uptime", "WorkerRow"]
+__all__ = ["SchemaVersion", "UniqueKey", "Uptime", "WorkerRow"]
 
 
 class WorkerRow(Base):
@@ -51,3 +51,27 @@ class SchemaVersion(Base):
     applied_at: Mapped[datetime] = mapped_column(server_default=func.now())
     compatible_with: Mapped[int] = mapped_column(Integer, server_default=text("1"))
     """Releases made for this version of the schema, or a later one, can work with it."""
+
+
+class UniqueKey(Base):
+    """A key that is taken, and the job that has it."""
+
+    __tablename__ = "unique_key"
+
+    key: Mapped[str] = mapped_column(Text, primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+    keep: Mapped[float | None]
+    """Seconds for which the key stays taken after the job has ended."""
+    expires_at: Mapped[datetime | None]
+    """Until when it is taken; None: until the job gives it back."""
+
+    __table_args__ = (Index("unique_key_expires_idx", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),)
+
+
+event.listen(
+    UniqueKey.__table__,
+    "after_create",
+    DDL(  # type: ignore[no-untyped-call]
+        "ALTER TABLE %(fullname)s SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000)"
+    ),
+)

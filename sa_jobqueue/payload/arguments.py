@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import to_json
+from pydantic_core import to_json, to_jsonable_python
 
 from ..context import AsyncJobContext, JobContext
 from ..errors import PayloadError
 from .plain import EXPONENT, load
-from .signature import Plan, plan_of
+from .signature import Plan, plan_of, signature
 from .storable import MAX_PAYLOAD, as_jsonb, checked_json, refusal, same, shown, unstorable
 
 __all__ = ["Arguments"]
@@ -40,12 +40,24 @@ _OBJECTS = (
 class Arguments:
     """The arguments of one handler. Annotations are resolved at the first use, when all modules have been imported."""
 
-    __slots__ = ("_plan", "_what", "handler")
+    __slots__ = ("_defaults", "_plan", "_what", "handler")
 
     def __init__(self, handler: Callable[..., Any], *, task: str) -> None:
         self.handler = handler
         self._what = f"task {task!r}"
         self._plan: Plan | None = None
+        self._defaults: dict[str, Any] | None = None
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The defaults of the handler's parameters, as the plain JSON that they would be as arguments; else as their repr."""
+        if self._defaults is None:
+            self._defaults = {
+                name: to_jsonable_python(one.default, fallback=repr, inf_nan_mode="constants", bytes_mode="base64")
+                for name, one in signature(self.handler).parameters.items()
+                if one.default is not one.empty
+            }
+        return self._defaults
 
     @property
     def context(self) -> type[JobContext | AsyncJobContext] | None:

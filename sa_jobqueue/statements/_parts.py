@@ -140,16 +140,20 @@ def epoch_of(time: KeyedColumnElement[Any]) -> ColumnElement[float]:
 
 
 def lock_in_order(
-    table: Table, *where: ColumnExpressionArgument[bool], skip_locked: bool = True, to_delete: bool = False
+    table: Table,
+    *where: ColumnExpressionArgument[bool],
+    skip_locked: bool = True,
+    to_delete: bool = False,
+    also: Sequence[ColumnElement[Any]] = (),
 ) -> CTE:
     """The ids that match, locked by this statement, lowest first. So two batches over the same rows cannot deadlock,
     and a row that an operator has locked does not hold up its neighbours.
 
     `to_delete`: take the stronger lock that a DELETE needs. With the weaker one the DELETE would wait for a row of the
-    application's that references the job in a transaction that is still open.
+    application's that references the job in a transaction that is still open. `also`: more columns of these rows.
     """
     return (
-        select(table.c.id)
+        select(table.c.id, *also)
         .where(*where)
         .order_by(table.c.id)
         .with_for_update(key_share=not to_delete, skip_locked=skip_locked, of=table)

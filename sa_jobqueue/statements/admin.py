@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     ColumnExpressionArgument,
     Executable,
     Text,
@@ -26,6 +27,7 @@ from sqlalchemy import (
     not_,
     null,
     select,
+    true,
     type_coerce,
     update,
 )
@@ -36,10 +38,11 @@ from sqlalchemy.sql.dml import ReturningUpdate
 from ..durations import Duration, seconds_of
 from ..failures import entry
 from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
-from ..models import Job, StatusText, status_in, status_literal
+from ..models import Job, StatusText, UniqueKey, status_in, status_literal
 from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .apply import append_error
 from .ends import at_end, ended, is_held
+from .unique import given_back, key_of, takes_key
 
 __all__ = ["cancel_jobs", "discard_jobs", "held_by", "release_jobs", "retry_jobs"]
 
@@ -48,7 +51,7 @@ Criterion = ColumnExpressionArgument[bool]
 UNSYNCHRONIZED = {"synchronize_session": False}
 
 
-def cancel_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
+def cancel_jobs(*where: Criterion, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
     """Cancel jobs: one that waits is cancelled, one that runs is asked to stop and not retried.
 
     The one that runs is `completed` if it completes all the same, `failed` if its last attempt fails, and else
@@ -64,13 +67,16 @@ def cancel_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
     )
     end["lease_expires_at"] = case((held, columns.lease_expires_at))  # its worker goes on until it hears of it
     requested = func.coalesce(columns.cancel_requested_at, at_end())
-    return _update("cancel_jobs", job, Event.CANCEL, where).values(**end, cancel_requested_at=requested)
+    return _update("cancel_jobs", job, Event.CANCEL, where, ends=not_(held), keys=keys).values(
+        **end, cancel_requested_at=requested
+    )
 
 
 def retry_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
     """Run jobs again, now, however they ended, with all their attempts before them; `errors` is kept.
 
-    A job that waits for a later time (scheduled, or retrying) becomes due now and keeps its count of attempts.
+    A job that waits for a later time (scheduled, or retrying) becomes due now and keeps its count of attempts. A unique job
+    takes its key again; it is left as it is, and not returned, while another job has the key.
     """
     columns = table_of(job).c
     finished = status_in(columns.status, FINISHED)
@@ -84,10 +90,13 @@ def retry_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
         cancel_requested_at=null(),
         lease_expires_at=null(),
         result=null(),
+        _duplicate_of=null(),
     )
 
 
-def discard_jobs(*where: Criterion, reason: str = "discarded by an operator", job: type[Job] = Job) -> Executable:
+def discard_jobs(
+    *where: Criterion, reason: str = "discarded by an operator", job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey
+) -> Executable:
     """Give up jobs that wait: they end as `failed`, with `reason` in `errors`. A running job is not touched: cancel it."""
     if not isinstance(reason, str):
         raise TypeError(f"the reason must be a string, not {reason!r}")
@@ -98,13 +107,15 @@ def discard_jobs(*where: Criterion, reason: str = "discarded by an operator", jo
         literal_column("'traceback'"), literal_column("''"),
         type_=JSONB,
     )  # fmt: skip
-    return _update("discard_jobs", job, Event.DISCARD, where).values(
+    return _update("discard_jobs", job, Event.DISCARD, where, ends=true(), keys=keys).values(
         **ended(status_literal(TRANSITIONS[JobStatus.QUEUED, Event.DISCARD]), retain=Rules().retain_failed),
         errors=append_error(table, note),
     )
 
 
-def release_jobs(*where: Criterion, delay: Duration = 0, job: type[Job] = Job) -> Executable:
+def release_jobs(
+    *where: Criterion, delay: Duration = 0, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey
+) -> Executable:
     """Give running jobs back to the queue, to be claimed again after `delay`; no attempt is spent.
 
     Their workers, if they still work on them, lose them at once. One that was asked to cancel ends as cancelled.
@@ -113,7 +124,7 @@ def release_jobs(*where: Criterion, delay: Duration = 0, job: type[Job] = Job) -
     asked = columns.cancel_requested_at.is_not(None)
     back, cancelled = TRANSITIONS[JobStatus.RUNNING, Event.RELEASE], TRANSITIONS[JobStatus.RUNNING, Event.CANCEL]
     later = in_seconds(seconds_of(delay, what="release_jobs(delay=...)"), name="delay_seconds")
-    return _update("release_jobs", job, Event.RELEASE, where).values(
+    return _update("release_jobs", job, Event.RELEASE, where, ends=asked, keys=keys).values(
         **ended(
             type_coerce(case((asked, status_literal(cancelled)), else_=status_literal(back)), StatusText()),
             retain=Rules().retain,
@@ -138,20 +149,43 @@ def held_by(worker: str, *, but: Collection[tuple[int, int | None]], job: type[J
     return and_(columns.worker == bindparam("of_worker", worker, Text), not_(known.exists()))
 
 
-def _update(name: str, job: type[Job], event: Event, where: Sequence[Criterion]) -> ReturningUpdate[Any]:
-    """The UPDATE of `name`: jobs that match and are in a state `event` is allowed in; looked at again under the lock."""
+def _update(
+    name: str,
+    job: type[Job],
+    event: Event,
+    where: Sequence[Criterion],
+    *,
+    ends: ColumnElement[bool] | None = None,
+    keys: type[UniqueKey] = UniqueKey,
+) -> ReturningUpdate[Any]:
+    """The UPDATE of `name`: jobs that match and are in a state `event` is allowed in; looked at again under the lock.
+
+    `ends`: which of them end by it, and give their unique keys back.
+    """
     if not where:
         raise ValueError(f"say which jobs: {name}(Job.queue == 'mail'), or {name}(true()) for all of them")
     check_criteria(name, where)
-    columns = table_of(job).c
-    allowed = status_in(columns.status, sources(event))
-    locked = lock_in_order(table_of(job), allowed, *where, skip_locked=False)
-    return (
+    table = table_of(job)
+    allowed = status_in(table.c.status, sources(event))
+    also: list[ColumnElement[Any]] = [] if ends is None else [case((ends, key_of(table))).label("key")]
+    if event is Event.REQUEUE:
+        also = [table.c.uniqueness, status_in(table.c.status, FINISHED).label("finished")]
+    locked = lock_in_order(table, allowed, *where, skip_locked=False, also=also)
+    chosen: Any = select(locked.c.id)
+    if event is Event.REQUEUE:
+        may = (
+            select(locked.c.id, takes_key(table, locked.c.id, locked.c.uniqueness, locked.c.finished).label("may"))
+            .cte("may_be_queued")
+            .prefix_with("MATERIALIZED")
+        )
+        chosen = select(may.c.id).where(may.c.may)
+    statement = (
         update(job)
-        .where(members(columns.id, select(locked.c.id)), allowed)
-        .returning(columns.id)
+        .where(members(table.c.id, chosen), allowed)
+        .returning(table.c.id)
         .execution_options(**UNSYNCHRONIZED)
     )
+    return statement if ends is None else statement.add_cte(*given_back([locked], keys))
 
 
 def check_criteria(name: str, where: Sequence[Criterion]) -> None:

@@ -37,9 +37,10 @@ from sqlalchemy.types import TypeEngine
 
 from ..failures import MAX_ERRORS
 from ..lifecycle import FINISHED, Change, JobStatus
-from ..models import Job, StatusText, status_in, status_literal
+from ..models import Job, StatusText, UniqueKey, status_in, status_literal
 from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .ends import answered, at_end, ended, fence, has_run_out, is_held
+from .unique import ended_key, given_back, key_of
 
 __all__ = ["append_error", "apply_changes", "apply_parameters"]
 
@@ -72,25 +73,36 @@ def apply_parameters(changes: Sequence[Change]) -> dict[str, Any]:
     return {name: list(map(fill, changes)) for name, (_, _, fill) in _ARRAYS.items()}
 
 
-def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: type[Job] = Job) -> Executable:
+def apply_changes(
+    changes: Sequence[Change],
+    *,
+    skip_locked: bool = True,
+    unique: bool | None = None,
+    job: type[Job] = Job,
+    keys: type[UniqueKey] = UniqueKey,
+) -> Executable:
     """Write what claimed jobs became, each only if its claim is still valid.
 
     `skip_locked`: do not wait for a row that another transaction has locked. Durations count from the beginning of the
-    statement, by the database's clock.
+    statement, by the database's clock. `unique`: also for jobs with unique keys, which those that end give back; None: if there
+    are such among the `changes`.
 
     Returns a row per change: id, claim_token, answer. The answer is "applied"; "lost": the claim is no longer valid, or,
     for a rescue, the lease was renewed; or "locked": try again.
     """
     table = table_of(job)
     given = apply_parameters(changes)
+    if unique is None:
+        unique = any(one.unique for one in changes)
     change = rows("change", **{column: array(name, given[name], of) for name, (column, of, _) in _ARRAYS.items()})
     ids = array("change_ids", given["change_ids"], BigInteger())
     locked = lock_in_order(table, table.c.id == func.any(ids), is_held(table), skip_locked=skip_locked)
     valid = _is_valid(table, change)
     mine = and_(members(table.c.id, select(locked.c.id)), valid)
-    deleted = _deleted(table, change, mine, skip_locked=skip_locked)
-    updated = _updated(table, change, mine)
-    done = union_all(select(deleted), select(updated)).subquery("done")
+    deleted = _deleted(table, change, mine, skip_locked=skip_locked, unique=unique)
+    updated = _updated(table, change, mine, unique=unique)
+    written = [select(one.c.id, one.c.claim_token) for one in (deleted, updated)]
+    done = union_all(*written).subquery("done")
     return (
         select(change.c.id, change.c.claim_token, answered(done.c.id.is_not(None), valid, of=change))
         .select_from(
@@ -98,7 +110,7 @@ def apply_changes(changes: Sequence[Change], *, skip_locked: bool = True, job: t
                 done, and_(done.c.id == change.c.id, done.c.claim_token.is_not_distinct_from(change.c.claim_token))
             )
         )
-        .add_cte(locked)
+        .add_cte(locked, *(given_back([deleted, updated], keys) if unique else ()))
     )
 
 
@@ -118,7 +130,9 @@ def _deletes(change: TableValuedAlias) -> ColumnElement[bool]:
     return and_(change.c.status == status_literal(JobStatus.COMPLETED), change.c.retain == literal_column("0"))
 
 
-def _deleted(table: Table, change: TableValuedAlias, mine: ColumnElement[bool], *, skip_locked: bool) -> CTE:
+def _deleted(
+    table: Table, change: TableValuedAlias, mine: ColumnElement[bool], *, skip_locked: bool, unique: bool
+) -> CTE:
     """Delete the rows of jobs that are not kept.
 
     A DELETE needs a stronger lock than the one of all changes: it would wait for a row of the application's that references
@@ -136,12 +150,12 @@ def _deleted(table: Table, change: TableValuedAlias, mine: ColumnElement[bool], 
     return (
         delete(table)
         .where(members(columns.id, select(leaving.c.id)), mine, _deletes(change))
-        .returning(columns.id, columns.claim_token)
+        .returning(columns.id, columns.claim_token, *([key_of(table).label("key")] if unique else []))
         .cte("deleted")
     )
 
 
-def _updated(table: Table, change: TableValuedAlias, mine: ColumnElement[bool]) -> CTE:
+def _updated(table: Table, change: TableValuedAlias, mine: ColumnElement[bool], *, unique: bool) -> CTE:
     """Write all others: the jobs that end, and those that go back to the queue."""
     columns = table.c
     status = case((columns.cancel_requested_at.is_(None), change.c.status), else_=change.c.if_cancelled)
@@ -169,7 +183,9 @@ def _updated(table: Table, change: TableValuedAlias, mine: ColumnElement[bool]) 
                 else_=append_error(table, cast(change.c.error, JSONB)),
             ),
         )
-        .returning(columns.id, columns.claim_token)
+        .returning(
+            columns.id, columns.claim_token, *([ended_key(table, columns.status).label("key")] if unique else [])
+        )
         .cte("updated")
     )
 

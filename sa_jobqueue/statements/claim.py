@@ -37,7 +37,7 @@ from sqlalchemy import (
 )
 
 from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
-from ..models import Job, status_in, status_literal
+from ..models import Job, UniqueKey, status_in, status_literal
 from ..options import MAX_PRIORITY
 from ._parts import (
     FIRST_ID,
@@ -52,6 +52,7 @@ from ._parts import (
     rows,
     table_of,
 )
+from .unique import freed_at_start, started_key
 
 __all__ = [
     "INLINE_LIMIT",
@@ -174,6 +175,7 @@ def claim_jobs(
     but: Sequence[int] | None = None,
     args_limit: int = INLINE_LIMIT,
     job: type[Job] = Job,
+    keys: type[UniqueKey] = UniqueKey,
 ) -> Update:
     """Claim due jobs: at most `queues[name]` of each queue, higher priority first, then earlier `run_at`, then `id`.
 
@@ -188,15 +190,22 @@ def claim_jobs(
     given = due_parameters(queues=queues, after=after, but=but)
     # MATERIALIZED: without the fence the planner may evaluate the picking again and take more rows than LIMIT.
     picked = _due(table_of(job), given).cte("picked").prefix_with("MATERIALIZED")
-    return _taken(table_of(job), select(picked.c.id), worker=worker, lease=lease, args_limit=args_limit)
+    return _taken(table_of(job), picked, worker=worker, lease=lease, args_limit=args_limit, keys=keys)
 
 
 def claim_listed(
-    *, ids: Sequence[int], worker: str, lease: float, args_limit: int = INLINE_LIMIT, job: type[Job] = Job
+    *,
+    ids: Sequence[int],
+    worker: str,
+    lease: float,
+    args_limit: int = INLINE_LIMIT,
+    job: type[Job] = Job,
+    keys: type[UniqueKey] = UniqueKey,
 ) -> Update:
     """Claim these, as far as they are due and not locked by another. Returns what `claim_jobs` does."""
-    locked = _listed(table_of(job), ids)
-    return _taken(table_of(job), select(locked.c.id), worker=worker, lease=lease, args_limit=args_limit)
+    table = table_of(job)
+    locked = _listed(table, ids, also=[started_key(table).label("key")])
+    return _taken(table_of(job), locked, worker=worker, lease=lease, args_limit=args_limit, keys=keys)
 
 
 def due_jobs(
@@ -215,13 +224,14 @@ def lock_listed(*, ids: Sequence[int], job: type[Job] = Job) -> Select[Any]:
     return select(_listed(table_of(job), ids).c.id)
 
 
-def _listed(table: Table, ids: Sequence[int]) -> CTE:
+def _listed(table: Table, ids: Sequence[int], *, also: Sequence[ColumnElement[Any]] = ()) -> CTE:
     columns = table.c
     return lock_in_order(
         table,
         columns.id == func.any(array("listed_ids", ids, BigInteger())),
         status_in(columns.status, sources(Event.CLAIM)),
         columns.run_at <= func.now(),
+        also=also,
     )
 
 
@@ -241,7 +251,7 @@ def _due(table: Table, given: Mapping[str, Any], *, named: bool = False) -> Sele
         id=array("slot_ids", given["slot_ids"], BigInteger()),
     )
     due = (
-        select(columns.id)
+        select(columns.id, *([] if named else [started_key(table).label("key")]))
         .where(
             columns.queue == slot.c.queue,
             columns.priority == slot.c.level,
@@ -258,14 +268,14 @@ def _due(table: Table, given: Mapping[str, Any], *, named: bool = False) -> Sele
         .lateral("due")
     )
     candidate = (
-        select(due.c.id)
+        select(*due.c)
         .select_from(slot.join(due, true()))
         .where(slot.c.queue == queue.c.name)
         .limit(queue.c.free)
         .correlate(queue)
         .lateral("candidate")
     )
-    found = [candidate.c.id, queue.c.name] if named else [candidate.c.id]
+    found = [candidate.c.id, queue.c.name] if named else [*candidate.c]
     return select(*found).select_from(queue.join(candidate, true()))
 
 
@@ -275,13 +285,13 @@ def _but(id: Column[int], given: Mapping[str, Any]) -> list[ColumnElement[bool]]
     return [id != func.all(array("but_ids", given["but_ids"], BigInteger()))]
 
 
-def _taken(table: Table, picked: Select[Any], *, worker: str, lease: float, args_limit: int) -> Update:
+def _taken(table: Table, picked: CTE, *, worker: str, lease: float, args_limit: int, keys: type[UniqueKey]) -> Update:
     """Claim the rows with these ids."""
     columns = table.c
     limit = bindparam("inline_limit", args_limit, Integer)
     return (
         update(table)
-        .where(members(columns.id, picked))
+        .where(members(columns.id, select(picked.c.id)))
         .values(
             status=status_literal(TRANSITIONS[JobStatus.QUEUED, Event.CLAIM]),
             # Made at each execution: a statement that is executed again must not give the token of an old claim.
@@ -306,7 +316,9 @@ def _taken(table: Table, picked: Select[Any], *, worker: str, lease: float, args
             _inline(columns.args, limit),
             _inline(columns.meta, limit),
             epoch_of(columns.created_at),
+            columns.uniqueness.is_not(None).label("unique"),
         )
+        .add_cte(freed_at_start(picked, keys))
     )
 
 

@@ -12,6 +12,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     DateTime,
     Executable,
     Float,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     SmallInteger,
     Text,
     cast,
+    column,
     func,
     insert,
     select,
@@ -39,7 +41,33 @@ def insert_jobs(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
 
     Returns the column `id`, in the order of the calls.
     """
+    calls = list(calls)
+    if any(call.uniqueness is not None for call in calls):
+        return _insert_unique(calls, job)
     return _InsertJobs(job, _parameters(calls))
+
+
+def _insert_unique(calls: Sequence[Call], job: type[Job]) -> Executable:
+    """The same where some of them have unique keys. These are taken in the order of their texts, whatever the order of the calls:
+    so two such statements cannot deadlock.
+    """
+    order = sorted(range(len(calls)), key=lambda place: calls[place].uniqueness or "")
+    given = _parameters([calls[place] for place in order])
+    source = _source(given)
+    made = (
+        insert(table_of(job))
+        .from_select([*_FILLED, "uniqueness"], source, include_defaults=False)
+        .returning(table_of(job).c.id)
+        .cte("made")
+    )
+    # The rows got their ids in this order.
+    numbered = select(made.c.id, func.row_number().over(order_by=made.c.id).label("number")).subquery("numbered")
+    call = (
+        func.unnest(array("call_places", order, BigInteger()))
+        .table_valued(column("place", BigInteger), with_ordinality="number", name="call")
+        .render_derived(name="place_of")
+    )
+    return select(numbered.c.id).join(call, call.c.number == numbered.c.number).order_by(call.c.place)
 
 
 class _InsertJobs(Insert):
@@ -92,8 +120,7 @@ def _attributes(job: type[Job]) -> dict[str, Any]:
 
 
 def _insert(job: type[Job], source: SelectBase) -> Insert:
-    columns = ["task", "args", "queue", "priority", "max_attempts", "run_at", "meta"]
-    return insert(job).from_select(columns, source, include_defaults=False).returning(table_of(job).c.id)
+    return insert(job).from_select(_FILLED, source, include_defaults=False).returning(table_of(job).c.id)
 
 
 #: The columns of the calls as rows, each an array parameter "call_<name>".
@@ -111,7 +138,10 @@ _COLUMNS: Mapping[str, TypeEngine[Any]] = {
 
 def _source(given: Mapping[str, Any]) -> SelectBase:
     """The calls as rows, in their order."""
-    call = rows("call", **{name: array(f"call_{name}", given[f"call_{name}"], of) for name, of in _COLUMNS.items()})
+    arrays = dict(_COLUMNS)
+    if unique := "call_unique" in given:
+        arrays["unique"] = Text()
+    call = rows("call", **{name: array(f"call_{name}", given[f"call_{name}"], of) for name, of in arrays.items()})
     return select(
         call.c.task,
         cast(call.c.args, JSONB),
@@ -120,13 +150,19 @@ def _source(given: Mapping[str, Any]) -> SelectBase:
         call.c.max_attempts,
         func.coalesce(call.c.time, in_seconds(call.c.delay)),
         cast(call.c.meta, JSONB),
+        *([cast(call.c.unique, JSONB)] if unique else []),
     )
+
+
+#: The columns of the table that are filled from these.
+_FILLED = ["task", "args", "queue", "priority", "max_attempts", "run_at", "meta"]
 
 
 def _parameters(calls: Iterable[Call]) -> dict[str, Any]:
     """A list for each parameter of the statement, by its name."""
     columns: Sequence[Sequence[Any]] = list(zip(*calls, strict=True)) or [()] * len(Call._fields)
-    task, args, queue, priority, max_attempts, due, meta = columns
+    task, args, queue, priority, max_attempts, due, meta, uniqueness = columns
+    unique = {"call_unique": list(uniqueness)} if any(one is not None for one in uniqueness) else {}
     return {
         "call_task": list(task),
         "call_args": list(args),
@@ -136,4 +172,5 @@ def _parameters(calls: Iterable[Call]) -> dict[str, Any]:
         "call_time": [one.isoformat() if isinstance(one, datetime) else None for one in due],
         "call_delay": [one.total_seconds() if isinstance(one, timedelta) else None for one in due],
         "call_meta": list(meta),
+        **unique,
     }

@@ -74,7 +74,14 @@ class Claims(OfTables):
 
     def claim_statement(self, *, some_left_out: bool) -> Update:
         """A claim to be executed often; a completion may have it in it."""
-        return claim_jobs(worker="", queues={}, lease=0, but=[] if some_left_out else None, job=self.tables.job)
+        return claim_jobs(
+            worker="",
+            queues={},
+            lease=0,
+            but=[] if some_left_out else None,
+            job=self.tables.job,
+            keys=self.tables.unique_key,
+        )
 
     @cached_property
     def _claim(self) -> Compiled:
@@ -86,7 +93,9 @@ class Claims(OfTables):
 
     @cached_property
     def _claim_listed(self) -> Compiled:
-        return Compiled(claim_listed(ids=[], worker="", lease=0, job=self.tables.job), binary=True)
+        return Compiled(
+            claim_listed(ids=[], worker="", lease=0, job=self.tables.job, keys=self.tables.unique_key), binary=True
+        )
 
     @cached_property
     def _due(self) -> Compiled:

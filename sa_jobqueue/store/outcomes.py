@@ -71,7 +71,7 @@ class Outcomes(Claims):
             answers |= dict.fromkeys(written or (), Answer.APPLIED)
         if len(answers) < len(changes):
             left = [change for change in changes if change.id not in answers]
-            for row in connection.execute(self._apply, apply_parameters(left)):
+            for row in connection.execute(self._apply_to(left), apply_parameters(left)):
                 answers[row.id] = Answer(row.answer)
         return answers
 
@@ -83,7 +83,7 @@ class Outcomes(Claims):
         if change.plain and not change.deletes:
             written = bool(self._complete_one.rows(connection, own_parameters(change)))
         else:
-            (row,) = connection.execute(self._apply_waiting, apply_parameters([change]))
+            (row,) = connection.execute(self._apply_to([change], waiting=True), apply_parameters([change]))
             written = row.answer == Answer.APPLIED
         return Answer.APPLIED if written else Answer.LOST
 
@@ -104,13 +104,19 @@ class Outcomes(Claims):
 
     # The values are given at each execution.
 
-    @cached_property
-    def _apply(self) -> Any:
-        return apply_changes([], job=self.tables.job)
+    def _apply_to(self, changes: Sequence[Change], *, waiting: bool = False) -> Any:
+        """The statement that writes such changes."""
+        unique = any(change.unique for change in changes)
+        if (found := self._applies.get((unique, waiting))) is None:
+            found = self._applies[unique, waiting] = apply_changes(
+                [], skip_locked=not waiting, unique=unique, job=self.tables.job, keys=self.tables.unique_key
+            )
+        return found
 
     @cached_property
-    def _apply_waiting(self) -> Any:
-        return apply_changes([], skip_locked=False, job=self.tables.job)
+    def _applies(self) -> dict[tuple[bool, bool], Any]:
+        """By whether there are unique jobs, and whether locked rows are waited for."""
+        return {}
 
     @cached_property
     def _complete(self) -> Compiled:

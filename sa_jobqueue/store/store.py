@@ -7,13 +7,14 @@ from .leases import Leases
 from .outcomes import Outcomes
 from .pruning import Pruning
 from .tables import Tables
+from .unique import UniqueKeys
 from .waking import Waking
 from .workers import Workers
 
 __all__ = ["Store", "default_store", "store_of"]
 
 
-class Store(Outcomes, Leases, Pruning, Waking, Workers):
+class Store(Outcomes, Leases, Pruning, UniqueKeys, Waking, Workers):
     """What a worker does to one bundle of tables.
 
     It holds its statements, and nothing of any connection: threads and workers may share it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
-from ..models import Job, Uptime, WorkerRow
+from ..models import Job, UniqueKey, Uptime, WorkerRow
 
 __all__ = ["OfTables", "Tables"]
 
@@ -21,9 +21,10 @@ class Tables:
     job: type[Job] = Job
     worker: type[WorkerRow] = WorkerRow
     uptime: type[Uptime] = Uptime
+    unique_key: type[UniqueKey] = UniqueKey
 
     def __post_init__(self) -> None:
-        classes = (self.job, self.worker, self.uptime)
+        classes = (self.job, self.worker, self.uptime, self.unique_key)
         schemas = {str(one.__table__.schema): one.__name__ for one in classes}
         if len(schemas) > 1:
             found = ", ".join(f"{name} in {schema}" for schema, name in schemas.items())

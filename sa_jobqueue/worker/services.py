@@ -31,6 +31,7 @@ from .maintenance.prune import Prune
 from .maintenance.renew import Renewal
 from .maintenance.rescue import Rescue
 from .maintenance.timeouts import Timeouts
+from .maintenance.unique import FreeKeys
 from .observer import Observer
 from .process.threads import ServiceThread
 from .running.executor import Executor
@@ -159,6 +160,7 @@ class Services:
                 Cancels(connector, self.runs, store=store),
                 Rescue(connector, registry=spec.registry, observer=self.observer, settings=settings, store=store),
                 Prune(connector, settings=settings, store=store),
+                FreeKeys(connector, settings=settings, store=store),
             ],
             lease=settings.lease,
         )

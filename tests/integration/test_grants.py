@@ -52,7 +52,7 @@ DDL = [
 NOT_A_PRODUCERS = {
     "id": "1000000", "status": "'running'", "claims": "7", "claim_token": "7", "attempt": "3", "rescues": "1", "worker": "'somebody'",
     "created_at": "now()", "claimed_at": "now()", "lease_expires_at": "now()", "finished_at": "now()", "purge_at": "now()",
-    "cancel_requested_at": "now()", "errors": "'[]'", "result": "'1'",
+    "cancel_requested_at": "now()", "errors": "'[]'", "result": "'1'", "duplicate_of": "1",
 }  # fmt: skip
 INSERT = "INSERT INTO sa_jobqueue.job (task) VALUES ('a_task')"
 #: What makes a job another one.
@@ -199,12 +199,12 @@ def test_an_enqueuer_makes_queued_jobs_with_the_next_ids_only(make_role: MakeRol
     }
     assert allowed(url, *forged.values()) == []
     given = columns - NOT_A_PRODUCERS.keys()
-    assert given == {"task", "args", "queue", "meta", "priority", "max_attempts", "run_at"}
+    assert given == {"task", "args", "queue", "meta", "priority", "max_attempts", "run_at", "uniqueness"}
     every = "INSERT INTO sa_jobqueue.job VALUES (DEFAULT) RETURNING id"
     copied = f"COPY sa_jobqueue.job ({', '.join(sorted(given))}) FROM STDIN"
     assert allowed(url, every) == []
     with connect(url) as connection, connection.cursor().copy(copied.encode()) as copy:
-        copy.write_row(["{}", 10, "{}", 4, "default", "now", "a_task"])
+        copy.write_row(["{}", 10, "{}", 4, "default", "now", "a_task", None])
     with engine.connect() as connection:
         assert [job.status for job in connection.execute(select(Job.status))] == [JobStatus.QUEUED]
 

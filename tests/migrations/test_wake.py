@@ -344,7 +344,9 @@ class TestLeastPrivilege:
         assert found == [
             ("complete_job", False, ["enable_seqscan=off"], True),
             ("due_at", False, None, True),
+            ("job_unique", True, ["search_path=pg_catalog, pg_temp"], False),
             ("job_wake", True, ["search_path=pg_catalog, pg_temp"], False),
+            ("take_key", False, ["search_path=pg_catalog, pg_temp", "lock_timeout=10ms"], True),
         ]
 
 

@@ -148,7 +148,7 @@ def test_a_claim_reads_what_it_takes(statements: Statements, size: int) -> None:
 
     plan = statements.claim.explain(parameters)
 
-    assert_by(plan, "job_claim_idx", "job_pkey")
+    assert_by(plan, "job_claim_idx", "job_pkey", "unique_key_pkey")
     assert plan.root["Actual Rows"] == 2 * size, plan
     assert plan.largest_discard <= 10, plan  # a slot of the other queue
     assert plan.blocks <= 100 + 2 * size * 20, plan
@@ -162,7 +162,7 @@ def test_a_claim_that_leaves_some_out_reads_these_and_what_it_takes(statements: 
 
     plan = statements.claim_but.explain(but)
 
-    assert_by(plan, "job_claim_idx", "job_pkey")
+    assert_by(plan, "job_claim_idx", "job_pkey", "unique_key_pkey")
     assert plan.root["Actual Rows"] == by_plain_claim.root["Actual Rows"] == 10, plan
     assert plan.largest_discard <= 50 + 10, plan
 
@@ -175,7 +175,7 @@ def test_a_claim_of_listed_jobs_reads_these(statements: Statements) -> None:
         {"listed_ids": packed(some), "by_worker": "me", "lease_seconds": 60.0, "inline_limit": 65_536}
     )
 
-    assert_by(plan, "job_pkey")
+    assert_by(plan, "job_pkey", "unique_key_pkey")
     assert plan.root["Actual Rows"] == len(some) == 50, plan
     assert plan.blocks <= 100 + 50 * 20, plan
 
@@ -227,7 +227,7 @@ def test_exchanging_reads_what_both_halves_do(statements: Statements, size: int)
     gone = statements.exchange_deleted.explain(claim | completion_parameters(changes, kept=False))
 
     for plan in (kept, gone):
-        assert_by(plan, "job_running_idx", "job_claim_idx", "job_pkey")
+        assert_by(plan, "job_running_idx", "job_claim_idx", "job_pkey", "unique_key_pkey")
         assert plan.root["Actual Rows"] == size + 1, plan
         assert plan.largest_discard <= 10, plan
         assert plan.blocks <= 200 + size * 45, plan

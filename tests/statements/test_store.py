@@ -15,7 +15,7 @@ from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.lifecycle import Change, Rules, decide
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.models import Job, Uptime, WorkerRow
+from sa_jobqueue.models import Job, UniqueKey, Uptime, WorkerRow
 from sa_jobqueue.outcomes import Completed
 from sa_jobqueue.statements import insert_jobs
 from sa_jobqueue.store import Answer, ClaimRequest, Store, Tables, default_store
@@ -44,12 +44,17 @@ class OtherUptime(OtherBase):
     __table__ = Uptime.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
 
 
-JOB, WORKER, UPTIME = (
+class OtherUniqueKey(OtherBase):
+    __table__ = UniqueKey.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
+JOB, WORKER, UPTIME, KEY = (
     cast("type[Job]", OtherJob),
     cast("type[WorkerRow]", OtherWorker),
     cast("type[Uptime]", OtherUptime),
+    cast("type[UniqueKey]", OtherUniqueKey),
 )
-OTHER = Store(Tables(job=JOB, worker=WORKER, uptime=UPTIME))
+OTHER = Store(Tables(job=JOB, worker=WORKER, uptime=UPTIME, unique_key=KEY))
 BOTH = [default_store, OTHER]
 ME = {"worker": "me", "queues": {"default": 5}}
 
@@ -173,7 +178,9 @@ def test_each_store_has_a_channel_and_gates_of_its_own(both: Connection) -> None
 
 def test_the_tables_of_a_store_are_of_one_schema() -> None:
     """Else its jobs would wake, or count, the workers of another's."""
-    with pytest.raises(ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, Uptime in sa_jobqueue"):
+    with pytest.raises(
+        ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, UniqueKey in sa_jobqueue"
+    ):
         store_of(JOB)
 
 

@@ -29,6 +29,8 @@ UP = (
         worker text,
         errors jsonb NOT NULL DEFAULT '[]'::jsonb,
         result jsonb,
+        uniqueness jsonb,
+        duplicate_of bigint,
         CONSTRAINT job_pkey PRIMARY KEY (id) WITH (fillfactor = 45),
         CONSTRAINT job_status_check
             CHECK (status IN ('queued', 'blocked', 'running', 'completed', 'failed', 'cancelled')),

@@ -1,11 +1,28 @@
 WITH locked AS MATERIALIZED (
-    SELECT sa_jobqueue.job.id AS id
+    SELECT sa_jobqueue.job.id AS id,
+        CASE WHEN (sa_jobqueue.job.uniqueness IS NOT NULL) THEN CASE WHEN ((sa_jobqueue.job.uniqueness ->> 'scope') = 'queued') THEN sa_jobqueue.job.uniqueness ->> 'key' END END AS key
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.id = any(CAST(%(listed_ids)s::VARCHAR AS BIGINT[]))
     AND sa_jobqueue.job.status = 'queued'
     AND sa_jobqueue.job.run_at <= now()
     ORDER BY sa_jobqueue.job.id
     FOR NO KEY UPDATE OF job SKIP LOCKED
+),
+    freed_keys AS (
+    DELETE
+    FROM sa_jobqueue.unique_key
+    WHERE sa_jobqueue.unique_key.key = any(array((
+            SELECT locked.key
+            FROM locked
+            WHERE locked.key IS NOT NULL
+        )
+    ))
+    AND sa_jobqueue.unique_key.job_id = any(array((
+            SELECT locked.id
+            FROM locked
+            WHERE locked.key IS NOT NULL
+        )
+    ))
 )
 UPDATE sa_jobqueue.job
 SET status='running',
@@ -43,4 +60,5 @@ RETURNING sa_jobqueue.job.id,
         LIMIT ALL OFFSET 0
     ) AS made
 ) END AS meta,
-    date_part('epoch', sa_jobqueue.job.created_at) AS created_at
+    date_part('epoch', sa_jobqueue.job.created_at) AS created_at,
+    sa_jobqueue.job.uniqueness IS NOT NULL AS "unique"

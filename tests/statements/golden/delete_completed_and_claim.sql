@@ -21,13 +21,16 @@ WITH locked AS MATERIALIZED (
     RETURNING sa_jobqueue.job.id
 ),
     picked AS MATERIALIZED (
-    SELECT candidate.id AS id
+    SELECT candidate.id AS id,
+        candidate.key AS key
     FROM unnest(CAST(%(queue_names)s::VARCHAR AS TEXT[]), CAST(%(queue_free)s::VARCHAR AS INTEGER[])) AS queue(name, free)
     JOIN LATERAL (
-        SELECT due.id AS id
+        SELECT due.id AS id,
+            due.key AS key
         FROM unnest(CAST(%(slot_queues)s::VARCHAR AS TEXT[]), CAST(%(slot_levels)s::VARCHAR AS SMALLINT[]), CAST(%(slot_times)s::VARCHAR AS FLOAT(53)[]), CAST(%(slot_ids)s::VARCHAR AS BIGINT[])) AS slot(queue, level, at, id)
         JOIN LATERAL (
-            SELECT sa_jobqueue.job.id AS id
+            SELECT sa_jobqueue.job.id AS id,
+                CASE WHEN (sa_jobqueue.job.uniqueness IS NOT NULL) THEN CASE WHEN ((sa_jobqueue.job.uniqueness ->> 'scope') = 'queued') THEN sa_jobqueue.job.uniqueness ->> 'key' END END AS key
             FROM sa_jobqueue.job
             WHERE sa_jobqueue.job.queue = slot.queue
             AND sa_jobqueue.job.priority = slot.level
@@ -42,6 +45,22 @@ WITH locked AS MATERIALIZED (
         WHERE slot.queue = queue.name
         LIMIT queue.free
     ) AS candidate ON true
+),
+    freed_keys AS (
+    DELETE
+    FROM sa_jobqueue.unique_key
+    WHERE sa_jobqueue.unique_key.key = any(array((
+            SELECT picked.key
+            FROM picked
+            WHERE picked.key IS NOT NULL
+        )
+    ))
+    AND sa_jobqueue.unique_key.job_id = any(array((
+            SELECT picked.id
+            FROM picked
+            WHERE picked.key IS NOT NULL
+        )
+    ))
 ),
     claimed AS (
     UPDATE sa_jobqueue.job
@@ -80,7 +99,8 @@ WITH locked AS MATERIALIZED (
             LIMIT ALL OFFSET 0
         ) AS made
     ) END AS meta,
-        date_part('epoch', sa_jobqueue.job.created_at) AS created_at
+        date_part('epoch', sa_jobqueue.job.created_at) AS created_at,
+        sa_jobqueue.job.uniqueness IS NOT NULL AS "unique"
 )
 SELECT NULL AS anon_1,
     NULL AS anon__1,
@@ -93,7 +113,8 @@ SELECT NULL AS anon_1,
     NULL AS anon__8,
     CAST(array_agg(written.id) AS TEXT) AS array_agg_1,
     NULL AS anon__9,
-    NULL AS anon__10
+    NULL AS anon__10,
+    NULL AS anon__11
 FROM written
 UNION ALL
 SELECT claimed.id,
@@ -107,5 +128,6 @@ SELECT claimed.id,
     claimed.rescues,
     claimed.args,
     claimed.meta,
-    claimed.created_at
+    claimed.created_at,
+    claimed."unique"
 FROM claimed

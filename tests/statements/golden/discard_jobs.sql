@@ -1,9 +1,49 @@
 WITH locked AS MATERIALIZED (
-    SELECT sa_jobqueue.job.id AS id
+    SELECT sa_jobqueue.job.id AS id,
+        CASE WHEN true THEN sa_jobqueue.job.uniqueness ->> 'key' END AS key
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.status IN ('queued', 'blocked')
     ORDER BY sa_jobqueue.job.id
     FOR NO KEY UPDATE OF job
+),
+    given_back AS MATERIALIZED (
+    SELECT sa_jobqueue.unique_key.key AS key
+    FROM sa_jobqueue.unique_key
+    WHERE sa_jobqueue.unique_key.key = any(array((
+            SELECT locked.key
+            FROM locked
+            WHERE locked.key IS NOT NULL
+        )
+    ))
+    AND sa_jobqueue.unique_key.job_id = any(array((
+            SELECT locked.id
+            FROM locked
+            WHERE locked.key IS NOT NULL
+        )
+    ))
+    AND sa_jobqueue.unique_key.expires_at IS NULL
+    ORDER BY sa_jobqueue.unique_key.key
+    FOR UPDATE SKIP LOCKED
+),
+    freed_keys AS (
+    DELETE
+    FROM sa_jobqueue.unique_key
+    WHERE sa_jobqueue.unique_key.key = any(array((
+            SELECT given_back.key
+            FROM given_back
+        )
+    ))
+    AND sa_jobqueue.unique_key.keep IS NULL
+),
+    kept_keys AS (
+    UPDATE sa_jobqueue.unique_key
+    SET expires_at=(statement_timestamp() + sa_jobqueue.unique_key.keep * interval '1 second')
+    WHERE sa_jobqueue.unique_key.key = any(array((
+            SELECT given_back.key
+            FROM given_back
+        )
+    ))
+    AND sa_jobqueue.unique_key.keep IS NOT NULL
 )
 UPDATE sa_jobqueue.job
 SET status='failed',

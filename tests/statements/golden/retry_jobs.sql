@@ -1,10 +1,17 @@
 WITH locked AS MATERIALIZED (
-    SELECT sa_jobqueue.job.id AS id
+    SELECT sa_jobqueue.job.id AS id,
+        sa_jobqueue.job.uniqueness AS uniqueness,
+        sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled') AS finished
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.status IN ('queued', 'completed', 'failed', 'cancelled')
     AND sa_jobqueue.job.id = %(id_1)s::BIGINT
     ORDER BY sa_jobqueue.job.id
     FOR NO KEY UPDATE OF job
+),
+    may_be_queued AS MATERIALIZED (
+    SELECT locked.id AS id,
+        CASE WHEN (locked.finished AND locked.uniqueness IS NOT NULL AND (locked.uniqueness ->> 'scope') IS DISTINCT FROM 'window') THEN sa_jobqueue.take_key(locked.id, locked.uniqueness) ELSE true END AS may
+    FROM locked
 )
 UPDATE sa_jobqueue.job
 SET status='queued',
@@ -15,10 +22,12 @@ SET status='queued',
     cancel_requested_at=NULL,
     attempt=CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')) THEN 0 ELSE sa_jobqueue.job.attempt END,
     rescues=0,
-    result=NULL
+    result=NULL,
+    duplicate_of=NULL
 WHERE sa_jobqueue.job.id = any(array((
-        SELECT locked.id
-        FROM locked
+        SELECT may_be_queued.id
+        FROM may_be_queued
+        WHERE may_be_queued.may
     )
 ))
 AND sa_jobqueue.job.status IN ('queued', 'completed', 'failed', 'cancelled')

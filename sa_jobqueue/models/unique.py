@@ -1,0 +1,40 @@
+"""Unique jobs in a Session: in which order they are inserted."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import event, inspect
+from sqlalchemy.orm import Session
+
+__all__ = ["insert_in_order"]
+
+
+@cache
+def insert_in_order(job: type[Any]) -> None:
+    """Have every Session insert unique jobs of this class in the order of their keys.
+
+    Called when the first such job is made, so that a program without unique jobs pays nothing. In this order the keys of one INSERT
+    are taken: so two flushes cannot deadlock. And all jobs of the flush say what their key is, or that they have none: else the
+    INSERT would be parted at each change.
+    """
+
+    def order(session: Session, *_: Any) -> None:
+        _order(session, job)
+
+    event.listen(Session, "before_flush", order)
+
+
+def _order(session: Session, job: type[Any]) -> None:
+    jobs = [one for one in session.new if isinstance(one, job)]
+    unique = [one for one in jobs if vars(one).get("uniqueness") is not None]
+    if not unique or len(jobs) == 1:
+        return
+    for one in jobs:
+        if "uniqueness" not in vars(one):
+            one.uniqueness = None
+    states: list[Any] = [inspect(one) for one in unique]
+    places = sorted(state.insert_order for state in states)
+    for place, one in zip(places, sorted(unique, key=lambda one: str(one.unique_key)), strict=True):
+        inspect(one).insert_order = place

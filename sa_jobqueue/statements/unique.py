@@ -1,0 +1,176 @@
+"""Unique keys given back: when a job has ended, or has started; and taken again for one that an operator brings back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    CTE,
+    Boolean,
+    ColumnElement,
+    Executable,
+    FromClause,
+    Integer,
+    Table,
+    Text,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    literal_column,
+    not_,
+    null,
+    or_,
+    select,
+    update,
+)
+
+from ..lifecycle import FINISHED
+from ..models import Job, UniqueKey, schema_function, status_in
+from ._parts import in_seconds, lock_in_order, members, table_of
+from .ends import is_held
+
+__all__ = [
+    "drop_expired_keys",
+    "ended_key",
+    "free_stray_keys",
+    "freed_at_start",
+    "given_back",
+    "key_of",
+    "started_key",
+    "takes_key",
+]
+
+
+def key_table(keys: type[UniqueKey]) -> Table:
+    table: FromClause = keys.__table__
+    assert isinstance(table, Table)
+    return table
+
+
+def key_of(table: FromClause) -> ColumnElement[Any]:
+    """The unique key of a job, as text; NULL if it has none."""
+    return _text(table.c.uniqueness, "key")
+
+
+def _text(rule: ColumnElement[Any], name: str) -> ColumnElement[Any]:
+    return rule.op("->>", return_type=Text())(literal_column(f"'{name}'"))
+
+
+def started_key(table: FromClause) -> ColumnElement[Any]:
+    """The key that a job gives back when it is started."""
+    rule = table.c.uniqueness
+    # In two steps: jobs without a rule, which are nearly all, are told apart without a look into it.
+    queued = _text(rule, "scope") == literal_column("'queued'")
+    return case((rule.is_not(None), case((queued, key_of(table)))))
+
+
+def given_back(jobs: Sequence[FromClause], keys: type[UniqueKey]) -> list[CTE]:
+    """What gives the keys of these jobs back, to be added to the statement that ends them.
+
+    `jobs` have the columns `id` and `key`, which is NULL where there is nothing to give back. A key that is kept for some time
+    after its job's end is given that time; one that another transaction has locked is left, and maintenance will find it.
+    """
+    key = key_table(keys)
+    ids = [select(one.c.id).where(one.c.key.is_not(None)) for one in jobs]
+    texts = [select(one.c.key).where(one.c.key.is_not(None)) for one in jobs]
+    mine = (
+        select(key.c.key)
+        .where(
+            members(key.c.key, texts[0].union_all(*texts[1:]) if len(texts) > 1 else texts[0]),
+            members(key.c.job_id, ids[0].union_all(*ids[1:]) if len(ids) > 1 else ids[0]),
+            key.c.expires_at.is_(None),
+        )
+        .order_by(key.c.key)
+        .with_for_update(skip_locked=True)
+        .cte("given_back")
+        .prefix_with("MATERIALIZED")
+    )
+    ours = members(key.c.key, select(mine.c.key))
+    until = in_seconds(key.c.keep, after=func.statement_timestamp())
+    return [
+        delete(key).where(ours, key.c.keep.is_(None)).cte("freed_keys"),
+        update(key).where(ours, key.c.keep.is_not(None)).values(expires_at=until).cte("kept_keys"),
+    ]
+
+
+def freed_at_start(claimed: FromClause, keys: type[UniqueKey]) -> CTE:
+    """What gives the keys of those claimed jobs back whose rule says so. They have the columns `id` and `key`."""
+    key = key_table(keys)
+    return (
+        delete(key)
+        .where(
+            members(key.c.key, select(claimed.c.key).where(claimed.c.key.is_not(None))),
+            members(key.c.job_id, select(claimed.c.id).where(claimed.c.key.is_not(None))),
+        )
+        .cte("freed_keys")
+    )
+
+
+def drop_expired_keys(*, limit: int, keys: type[UniqueKey] = UniqueKey) -> Executable:
+    """Delete at most `limit` keys whose time is over. Returns them."""
+    key = key_table(keys)
+    over = (
+        select(key.c.key)
+        .where(key.c.expires_at <= func.now())
+        .order_by(key.c.expires_at)
+        .limit(bindparam("page", limit, Integer))
+        .with_for_update(skip_locked=True)
+        .cte("over")
+        .prefix_with("MATERIALIZED")
+    )
+    return (
+        delete(key).where(members(key.c.key, select(over.c.key)), key.c.expires_at <= func.now()).returning(key.c.key)
+    )
+
+
+def free_stray_keys(*, after: str, limit: int, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
+    """Free, of `limit` keys from `after` (exclusive) on, those whose jobs have ended, or are gone: by plain SQL by hand.
+
+    Returns one row: the last key that was looked at, NULL if there was none, and how many of these were free to go.
+    """
+    key, table = key_table(keys), table_of(job)
+    page = (
+        select(key.c.key, key.c.job_id)
+        .where(key.c.key > bindparam("after_key", after, Text), key.c.expires_at.is_(None))
+        .order_by(key.c.key)
+        .limit(bindparam("page", limit, Integer))
+        .cte("page")
+        .prefix_with("MATERIALIZED")
+    )
+    # Locked, and looked at under the lock: an operator may bring one back just now.
+    ended = lock_in_order(
+        table,
+        members(table.c.id, select(page.c.job_id)),
+        or_(status_in(table.c.status, FINISHED), and_(is_held(table), started_key(table).is_not(None))),
+    )
+    there = select(table.c.id).where(table.c.id == page.c.job_id).correlate(page)
+    stray = (
+        select(page.c.job_id.label("id"), page.c.key)
+        .where(or_(page.c.job_id.in_(select(ended.c.id)), not_(there.exists())))
+        .cte("stray")
+        .prefix_with("MATERIALIZED")
+    )
+    looked_at = select(func.max(page.c.key)).scalar_subquery()
+    return select(looked_at, select(func.count()).select_from(stray).scalar_subquery()).add_cte(
+        *given_back([stray], keys)
+    )
+
+
+def ended_key(table: FromClause, status: ColumnElement[Any]) -> ColumnElement[Any]:
+    """The key that a job gives back by becoming `status`."""
+    return case((status_in(status, FINISHED), key_of(table)), else_=null())
+
+
+def takes_key(
+    table: FromClause, id: ColumnElement[Any], uniqueness: ColumnElement[Any], finished: ColumnElement[bool]
+) -> ColumnElement[bool]:
+    """Whether a job may be queued again. One that has finished takes its key once more, if it is not held by another."""
+    needs = and_(
+        finished, uniqueness.is_not(None), _text(uniqueness, "scope").is_distinct_from(literal_column("'window'"))
+    )
+    return case(
+        (needs, schema_function("take_key", table.schema, id, uniqueness, of=Boolean())), else_=literal_column("true")
+    )

@@ -1,0 +1,112 @@
+"""The rule of a unique job: its key, and what is not as usual."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from sa_jobqueue import Registry, TaskName, Unique, enqueue, task
+from sa_jobqueue.errors import OptionError
+
+registry = Registry()
+
+
+@task(registry=registry, name="shop.send")
+def send(order_id: int, kind: str = "receipt", *, copies: int = 1) -> None: ...
+
+
+def rule(call: Any) -> dict[str, Any]:
+    assert call.uniqueness is not None
+    found: dict[str, Any] = json.loads(call.uniqueness)
+    return found
+
+
+def key(unique: Unique, *args: Any, **kwargs: Any) -> str:
+    return str(rule(send.options(unique=unique).call(*args, **kwargs))["key"])
+
+
+def test_a_key_of_arguments_is_the_same_for_ever() -> None:
+    """In each process, release and language: SHA-256 over JSON with sorted keys and no blanks, 24 digits of it."""
+    assert key(Unique(by=("order_id",)), 7) == "shop.send:c95fd7f09ac6e1adb7d729d1"
+    assert key(Unique(by=["kind", "order_id"]), 7) == key(Unique(by=("order_id", "kind")), 7)  # type: ignore[arg-type]
+
+
+def test_a_key_is_made_of_the_arguments_that_are_named() -> None:
+    """Two calls have the same key where these are equal, however they are given."""
+    by = Unique(by=("order_id",))
+    assert key(by, 7) == key(by, order_id=7, copies=3) != key(by, 8)
+    of_all = Unique()
+    assert key(of_all, 7) != key(of_all, 7, copies=2)
+    assert key(Unique(by=()), 7) == key(Unique(by=()), 8) == "shop.send"
+
+
+def test_a_default_counts_as_the_argument_that_it_is() -> None:
+    """A call that leaves it out has the key of one that gives it."""
+    assert key(Unique(), 7) == key(Unique(), 7, "receipt", copies=1)
+    assert key(Unique(by=("kind",)), 1) == key(Unique(by=("kind",)), 2, kind="receipt")
+
+
+def test_another_tasks_arguments_make_another_key() -> None:
+    """But a key that is given is shared by all tasks."""
+    other = TaskName("shop.other")
+    assert rule(other.options(unique=Unique()).call(order_id=7))["key"] != key(Unique(by=("order_id",)), 7)
+    shared = Unique("tenant 3")
+    assert rule(other.options(unique=shared).call())["key"] == key(shared, 7) == "tenant 3"
+
+
+def test_the_rule_says_what_is_not_as_usual() -> None:
+    """Scope, period and what to do on a clash."""
+    assert rule(send.options(unique=Unique("k")).call(1)) == {"key": "k"}
+    window = Unique("k", scope="window", period=timedelta(minutes=1), on_clash="raise")
+    assert rule(send.options(unique=window).call(1)) == {
+        "key": "k", "scope": "window", "period": 60.0, "on_clash": "raise",
+    }  # fmt: skip
+    replace = Unique("k", scope="queued", on_clash="replace", replace=("args",))
+    assert rule(send.options(unique=replace).call(1)) == {
+        "key": "k", "scope": "queued", "on_clash": "replace", "replace": ["args"],
+    }  # fmt: skip
+
+
+def test_a_task_says_it_for_all_of_its_jobs_and_an_option_for_one() -> None:
+    """False: this one is not unique."""
+
+    @task(registry=registry, name="shop.sync", unique=Unique(by=("tenant",)))
+    def sync(tenant: int) -> None: ...
+
+    assert str(enqueue(sync, 3).unique_key).startswith("shop.sync:")
+    assert sync.options(unique=False).call(3).uniqueness is None
+    assert enqueue(sync.options(unique=False), 3).uniqueness is None
+    assert enqueue(sync.options(unique=Unique("one")), 3).unique_key == "one"
+    assert enqueue(send, 3).unique_key is None
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: Unique(""), "key must have 1 to 500 characters, not 0"),
+        (lambda: Unique("x" * 501), "key must have 1 to 500 characters, not 501"),
+        (lambda: Unique("a\0"), "the key 'a.*"),
+        (lambda: Unique(7), "key must be a text, not 7"),  # type: ignore[arg-type]
+        (lambda: Unique("k", by=("a",)), "key and by exclude each other"),
+        (lambda: Unique(by="order_id"), "by must be a list of names, not 'order_id'"),  # type: ignore[arg-type]
+        (lambda: Unique(by=(7,)), "by must be names of arguments, not 7"),  # type: ignore[arg-type]
+        (lambda: Unique(scope="ever"), "scope must be one of queued, started, finished, window, not 'ever'"),  # type: ignore[arg-type]
+        (lambda: Unique(on_clash="drop"), "on_clash must be one of skip, replace, raise, not 'drop'"),  # type: ignore[arg-type]
+        (lambda: Unique(scope="window"), "the scope 'window' needs a period"),
+        (lambda: Unique(period=3), "the scope 'started' takes no period"),
+        (lambda: Unique(scope="finished", period=-1), "period"),
+        (lambda: Unique(replace=("queue",)), "replace must be some of args, run_at, priority, not 'queue'"),  # type: ignore[arg-type]
+        (lambda: send.options(unique="order_id"), r"unique must be a Unique\(...\) or False, not 'order_id'"),  # type: ignore[arg-type]
+        (
+            lambda: send.options(unique=Unique(by=("order",))).call(7),
+            "by names 'order', which is no argument of this job of 'shop.send'; it has kind, copies, order_id",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(made: Any, message: str) -> None:
+    """Before any SQL."""
+    with pytest.raises(OptionError, match=message):
+        made()
