@@ -15,6 +15,7 @@ from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.lifecycle import FINISHED, Event, JobStatus, sources
 from sa_jobqueue.models import Job, status_in, status_literal
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, prune_jobs, retry_jobs
+from sa_jobqueue.statements.unique import key_holders
 
 from .config import Config
 from .filters import PANEL, Filters, Status
@@ -153,6 +154,10 @@ def _act(config: Config, targets: Targets, criteria: Criteria, action: Action) -
     if not targets.dry_run:
         touched = set(action.do(engine, criteria))
     left = {one: str(found.get(one, "no such job")) for one in dict.fromkeys(targets.ids) if one not in touched}
+    if left and action is RETRY:
+        with engine.begin() as connection:
+            for one, holder in connection.execute(key_holders(list(found.keys() & left.keys()))):
+                left[one] += f", its unique key is held by job {holder}"
     if targets.json:
         print_json({"action": action.verb, "count": len(touched), "dry_run": targets.dry_run, "not_touched": left})
     else:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import (
     CTE,
+    BigInteger,
     Boolean,
     ColumnElement,
     Executable,
@@ -29,7 +30,7 @@ from sqlalchemy import (
 
 from ..lifecycle import FINISHED
 from ..models import Job, UniqueKey, schema_function, status_in
-from ._parts import in_seconds, lock_in_order, members, table_of
+from ._parts import array, in_seconds, lock_in_order, members, table_of
 from .ends import is_held
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "free_stray_keys",
     "freed_at_start",
     "given_back",
+    "key_holders",
     "key_of",
     "started_key",
     "takes_key",
@@ -106,6 +108,17 @@ def freed_at_start(claimed: FromClause, keys: type[UniqueKey]) -> CTE:
             members(key.c.job_id, select(claimed.c.id).where(claimed.c.key.is_not(None))),
         )
         .cte("freed_keys")
+    )
+
+
+def key_holders(ids: Sequence[int], *, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
+    """Of these jobs, those whose unique keys another job has: the id, and the other's."""
+    table, key = table_of(job), key_table(keys)
+    mine = table.c.id == func.any(array("of_ids", ids, BigInteger()))
+    return (
+        select(table.c.id, key.c.job_id)
+        .select_from(table.join(key, key.c.key == key_of(table)))
+        .where(mine, key.c.job_id != table.c.id)
     )
 
 

@@ -166,3 +166,14 @@ def test_prune_goes_around_jobs_that_are_referred_to(engine: Engine, url: str) -
     assert (result.exit_code, result.stdout) == (0, "pruned 2,527 jobs\n")
     assert notes(result) == f"3 jobs kept, because other rows refer to them: {first}, {middle}, {last}\n"
     assert now(engine) == dict.fromkeys((first, middle, last), "completed")
+
+
+def test_retry_says_who_holds_the_key_of_a_unique_job(engine: Engine, url: str) -> None:
+    """The job is left as it is, and the exit code tells."""
+    with engine.begin() as connection:
+        holder = make_job(connection, uniqueness={"key": "k"})
+        duplicate = make_job(connection, uniqueness={"key": "k"})
+    result = invoke("retry", str(duplicate), url=url)
+    assert result.exit_code == 1
+    assert f"{duplicate} (cancelled, its unique key is held by job {holder})" in result.stderr
+    assert now(engine) == {holder: "queued", duplicate: "cancelled"}

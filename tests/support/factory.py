@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 
 TABLE = Job.__table__
 
-_JSON = ("args", "meta", "errors", "result")
+_JSON = ("args", "meta", "errors", "result", "uniqueness")
 
 
 def _implied(status: JobStatus) -> dict[str, Any]:
