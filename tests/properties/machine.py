@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sqlalchemy import Connection, Engine, delete, func, select, text, update
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import TaskName, enqueue
+from sa_jobqueue import TaskName, Unique, enqueue
 from sa_jobqueue.lifecycle import FINISHED, Change, Claim, JobStatus, Rules, decide
-from sa_jobqueue.models import Job
+from sa_jobqueue.models import Job, UniqueKey
 from sa_jobqueue.outcomes import Outcome
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, insert_jobs, prune_jobs, release_jobs, retry_jobs
 from sa_jobqueue.store import Answer, ClaimRequest, Expired, default_store
@@ -53,6 +53,11 @@ class Tracked(ModelJob):
     lapsed: bool = False
     purge_at: int | None = None
     effects: int = 0
+    key: str | None = None
+    until_start: bool = False
+    """The key is given back by the claim, not by the end."""
+    holds: bool = False
+    """It has the key now."""
 
     def comes(self, at: int) -> None:
         """It is due at this moment."""
@@ -60,6 +65,8 @@ class Tracked(ModelJob):
 
 
 queues = st.sampled_from(QUEUES)
+#: The key of a unique job, and its scope.
+uniques = st.none() | st.builds(Unique, st.sampled_from(["a", "b"]), scope=st.sampled_from(["started", "queued"]))
 workers = st.sampled_from(WORKERS)
 #: Which of the jobs, or of the claims: counted back from the newest.
 which = st.integers(0, 5)
@@ -79,6 +86,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.connection: Connection = self.engine.connect()
         with self.connection.begin():
             self.connection.execute(delete(TABLE))
+            self.connection.execute(delete(UniqueKey))
             self.connection.execute(text("DELETE FROM effect"))
         self.now = 0
         self.jobs: dict[int, Tracked] = {}
@@ -109,26 +117,38 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(
         queue=queues, priority=st.sampled_from([0, 4, 9]), scheduled=st.booleans(), max_attempts=st.integers(1, 3),
-        rules=all_rules, number=st.integers(1, 3), bulk=st.booleans(), kept=kept,
+        rules=all_rules, uniques=st.lists(uniques, min_size=1, max_size=3), bulk=st.booleans(), kept=kept,
     )  # fmt: skip
     def enqueue(
-        self, queue: str, priority: int, scheduled: bool, max_attempts: int, rules: Rules, number: int, bulk: bool, kept: bool
+        self, queue: str, priority: int, scheduled: bool, max_attempts: int, rules: Rules, uniques: list[Unique | None],
+        bulk: bool, kept: bool,
     ) -> None:  # fmt: skip
         delay = 86_400 if scheduled else 0
         task = TaskName("a_task").options(queue=queue, priority=priority, delay=delay, max_attempts=max_attempts)
+        tasks = [task.options(unique=unique or False) for unique in uniques]
         with self.transaction(kept=kept) as connection:
             if bulk:
-                ids = list(connection.scalars(insert_jobs([task.call() for _ in range(number)])))
+                ids = list(connection.scalars(insert_jobs([one.call() for one in tasks])))
             else:
-                jobs = [enqueue(task) for _ in range(number)]
+                jobs = [enqueue(one) for one in tasks]
                 with Session(connection) as session:
                     session.add_all(jobs)
                     session.flush()
                     ids = [job.id for job in jobs]
-            assert ids == sorted(set(ids) - self.jobs.keys())
-            for id in ids:
+            assert not set(ids) & self.jobs.keys()
+            if uniques == [None] * len(ids):
+                assert ids == sorted(ids)
+            for id, unique in sorted(zip(ids, uniques, strict=True), key=lambda one: one[0]):
                 job = self.jobs[id] = Tracked(max_attempts, rules, queue=queue, priority=priority)
                 job.comes(LATER if scheduled else self.now)
+                if unique is not None:
+                    job.key, job.until_start = unique.key, unique.scope == "queued"
+                    self._take_key(job)
+                    if not job.holds:
+                        job.status, job.errors, job.purge_at = JobStatus.CANCELLED, 1, LATER
+
+    def _take_key(self, job: Tracked) -> None:
+        job.holds = not any(one.holds and one.key == job.key for one in self.jobs.values())
 
     @rule(queue=queues)
     def enqueue_blocked(self, queue: str) -> None:
@@ -159,14 +179,17 @@ class QueueMachine(RuleBasedStateMachine):
                 assert (job.attempt, job.max_attempts, job.rescues, job.queue) == (
                     expected.attempt, model.max_attempts, expected.rescues, model.queue,
                 )  # fmt: skip
+                assert job.unique == (model.key is not None)
                 model.worker, model.lapsed = worker, False
+                if model.until_start:
+                    model.holds = False
         if end == "rolled back":
             return
         for job in found:
             assert (job.id, job.claim_token) not in self.handed, "this claim was handed out before"
             self.handed.add((job.id, job.claim_token))
             if end == "known":
-                seen = Claim(job.id, job.claim_token, job.attempt, job.max_attempts, job.rescues)
+                seen = Claim(job.id, job.claim_token, job.attempt, job.max_attempts, job.rescues, job.unique)
                 self.claims.append((seen, self.jobs[job.id].rules))
                 self.held[worker][job.id] = job.claim_token
 
@@ -213,6 +236,8 @@ class QueueMachine(RuleBasedStateMachine):
         if job is None or (change.expired and not job.lapsed) or not job.apply(change):
             return Answer.LOST
         job.lapsed = False
+        if job.status in FINISHED:
+            job.holds = False
         if job.deleted:
             del self.jobs[change.id]
         elif job.status is JobStatus.QUEUED:
@@ -260,7 +285,7 @@ class QueueMachine(RuleBasedStateMachine):
         with self.transaction() as connection:
             found = default_store.release_unknown(connection, worker=worker, known=held.items())
             unknown = [id for id, job in self.jobs.items() if job.worker == worker and held.get(id) != job.claim_token]
-            self._operated("release", [id for id in unknown if self.jobs[id].release()], found)
+            self._operated("release", [id for id in unknown if self._operate("release", self.jobs[id])], found)
 
     # ---- rescue
 
@@ -301,7 +326,17 @@ class QueueMachine(RuleBasedStateMachine):
         where = Job.id.in_(ids) if queue is None else Job.queue == queue
         with self.transaction(kept=kept) as connection:
             found = connection.scalars(OPERATORS[name](where)).all()
-            self._operated(name, [id for id in sorted(ids) if getattr(self.jobs[id], name)()], found)
+            self._operated(name, [id for id in sorted(ids) if self._operate(name, self.jobs[id])], found)
+
+    def _operate(self, name: str, job: Tracked) -> bool:
+        if name == "retry" and job.status in FINISHED and job.key is not None:
+            self._take_key(job)
+            if not job.holds:
+                return False
+        done: bool = getattr(job, name)()
+        if job.status in FINISHED:
+            job.holds = False
+        return done
 
     def _operated(self, name: str, wanted: list[int], found: Any) -> None:
         assert sorted(found) == sorted(wanted)
@@ -376,7 +411,9 @@ class QueueMachine(RuleBasedStateMachine):
             rows = self.connection.execute(select(TABLE, func.now().label("now")).order_by(TABLE.c.run_at, TABLE.c.id))
             found = {row.id: row for row in rows}
             effects = dict(self.connection.execute(text("SELECT job_id, count(*) FROM effect GROUP BY 1")).all())
+            keys = {row.key: row.job_id for row in self.connection.execute(select(UniqueKey.key, UniqueKey.job_id))}
         assert found.keys() == self.jobs.keys()
+        assert keys == {job.key: id for id, job in self.jobs.items() if job.holds}
         for id, row in found.items():
             job = self.jobs[id]
             assert (row.status, row.claims, row.claim_token, row.attempt, row.rescues, row.worker) == (

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from sqlalchemy import Engine, event, text
 
+from sa_jobqueue import Unique
 from sa_jobqueue.lifecycle import Rules
 from sa_jobqueue.outcomes import Completed, Outcome, Rescued, Snooze
 from tests.properties.conftest import is_nightly
@@ -56,11 +57,13 @@ JOB: Step = (
         "scheduled": False,
         "max_attempts": 3,
         "rules": Rules(),
-        "number": 1,
+        "uniques": [None] * 1,
         "bulk": True,
         "kept": True,
     },
 )
+UNIQUE: Step = ("enqueue", {**JOB[1], "uniques": [Unique("a")]})
+STARTS: Step = ("enqueue", {**JOB[1], "uniques": [Unique("a", scope="queued")]})
 LATER: Step = ("enqueue", {**JOB[1], "scheduled": True})
 CLAIM: Step = ("claim", {"worker": "ada", "free": {"mail": 1}, "end": "known"})
 
@@ -122,6 +125,16 @@ MUTATIONS = {
     "a claim keeps the token of the last": Mutation(
         "by_worker", r"claim_token=%\(by_token\)s::BIGINT", "claim_token=coalesce(job.claim_token, %(by_token)s::BIGINT)",
         (JOB, CLAIM, operate("release"), CLAIM),
+    ),
+    "a claim keeps the key of a job that is unique until it starts": Mutation(
+        "by_worker", r"= 'queued'\)(?= THEN [\w.]*uniqueness)", "= 'never')", (STARTS, CLAIM)
+    ),
+    "the end of a job keeps its key": Mutation("change_ids", r"[\w.]+\.keep IS NULL", "false", (UNIQUE, CLAIM, finish(Completed()))),
+    "a cancel keeps the key": Mutation(
+        "cancel_requested_at=coalesce", r"[\w.]+\.keep IS NULL", "false", (UNIQUE, operate("cancel"))
+    ),
+    "a retry takes no key": Mutation(
+        "rescues=0", r"[\w.\"]*take_key\(locked\.id, locked\.uniqueness\)", "true", (UNIQUE, operate("cancel"), operate("retry"))
     ),
     "a retry takes a running job": Mutation(
         "rescues=0", r"IN \('queued', 'completed', 'failed', 'cancelled'\)", "IS NOT NULL", (JOB, CLAIM, operate("retry"))
