@@ -16,7 +16,7 @@ from .wheel import programs_of
 if sys.platform != "win32":
     import pwd
 
-__all__ = ["make_folder", "run"]
+__all__ = ["account_of", "make_folder", "run"]
 
 
 class _Account(NamedTuple):
@@ -29,7 +29,7 @@ def run(spec: ServerSpec, program: str, *arguments: str) -> None:
     """Run one of PostgreSQL's programs as the server's user, with nothing of the caller's environment."""
     as_user: dict[str, Any] = {}
     if os.geteuid() == 0:
-        account = _account_of(spec)
+        account = account_of(spec)
         as_user = {"user": account.uid, "group": account.gid, "extra_groups": ()}
     # The output goes to a file, because a pipe would stay open as long as the server that `pg_ctl` leaves behind.
     with open(spec.directory / "output", "w+b") as output:
@@ -55,7 +55,7 @@ def make_folder(spec: ServerSpec, folder: Path) -> None:
     """Make a folder that only the server's user can enter. All folders above stay as they are."""
     if not folder.exists():
         folder.mkdir(mode=0o700)
-    account = _account_of(spec)
+    account = account_of(spec)
     found = folder.lstat()
     if os.geteuid() == 0 and found.st_uid == 0 and stat.S_ISDIR(found.st_mode):
         os.chown(folder, account.uid, account.gid, follow_symlinks=False)
@@ -71,7 +71,7 @@ def make_folder(spec: ServerSpec, folder: Path) -> None:
             )
 
 
-def _account_of(spec: ServerSpec) -> _Account:
+def account_of(spec: ServerSpec) -> _Account:
     """The caller. For root: the owner of the server's folder, else the user postgres, else the user nobody."""
     uid = os.geteuid()
     if uid == 0 and spec.home.exists():

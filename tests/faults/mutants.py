@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Text, cast, func, select, text, update
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import Change, Event
 from sa_jobqueue.models import Job
-from sa_jobqueue.statements.claim import new_token
+from sa_jobqueue.statements.claim import ClaimRequest, new_token
 from sa_jobqueue.store import Answer, Renewal, default_store
 from sa_jobqueue.worker.running import libpq
 from sa_jobqueue.worker.running.ending import LOST, Written
@@ -77,18 +77,20 @@ def remove_the_fence_of_batches() -> None:
 def split_the_claim() -> None:
     """Claiming is a SELECT, and then an UPDATE of what was seen."""
 
-    def claim(connection: Connection, *, worker: str, queues: Any, lease: float, **_: Any) -> Any:
+    def claim(connection: Connection, request: ClaimRequest) -> Any:
         due = select(_COLUMNS.id).where(_COLUMNS.status == "queued", _COLUMNS.run_at <= func.now())
-        seen = list(connection.scalars(due.order_by(_COLUMNS.id).limit(sum(queues.values()))))
+        seen = list(connection.scalars(due.order_by(_COLUMNS.id).limit(sum(request.queues.values()))))
         time.sleep(0.01)  # others may look at the same moment
         taken = update(Job.__table__).where(_COLUMNS.id.in_(seen)).values(
-            status="running", claims=_COLUMNS.claims + 1, claim_token=new_token(), attempt=_COLUMNS.attempt + 1, worker=worker,
-            claimed_at=func.now(), lease_expires_at=func.now() + text(f"interval '{lease} s'"),
+            status="running", claims=_COLUMNS.claims + 1, claim_token=new_token(), attempt=_COLUMNS.attempt + 1, worker=request.worker,
+            claimed_at=func.now(), lease_expires_at=func.now() + text(f"interval '{request.lease} s'"),
         )  # fmt: skip
         columns = [
-            cast(_COLUMNS[name], Text) if name in ("args", "meta") else _COLUMNS[name] for name in ClaimedJob._fields
+            cast(_COLUMNS[name], Text) if name in ("args", "meta") else _COLUMNS[name]
+            for name in ClaimedJob._fields
+            if name != "unique"
         ]
-        return [ClaimedJob._make(row) for row in connection.execute(taken.returning(*columns))]
+        return [ClaimedJob(*row) for row in connection.execute(taken.returning(*columns))]
 
     default_store.claim = claim
 

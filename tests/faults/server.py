@@ -30,6 +30,9 @@ import psutil
 import psycopg
 
 from sa_jobqueue.embedded import EmbeddedServer
+from sa_jobqueue.embedded.account import account_of, make_folder
+from sa_jobqueue.embedded.cluster import prepare
+from sa_jobqueue.embedded.wheel import programs_of
 from tests.support.waiting import wait_until
 
 CONNECTIONS = 60
@@ -128,7 +131,7 @@ class Server:
         """
         programs = EmbeddedServer(folder, settings={"fsync": "off"})
         programs.directory.mkdir(exist_ok=True, mode=0o755)
-        programs._prepare()
+        prepare(programs)
         server = cls(programs, programs.data, free_port(), guard)
         server._write_settings(settings)
         return server
@@ -209,7 +212,7 @@ class Server:
         """A running standby that follows this server."""
         programs = EmbeddedServer(folder, settings={"fsync": "off"})
         programs.directory.mkdir(exist_ok=True, mode=0o755)
-        programs._make_folder(programs.home)
+        make_folder(programs, programs.home)
         standby = Server(self.programs, programs.data, free_port(), self.guard)
         source = f"host=127.0.0.1 port={self.port} user=postgres"
         options = ["-D", str(standby.data), "-R", "-X", "stream", "-c", "fast", "--no-sync", "-d", source]
@@ -242,10 +245,10 @@ class Server:
 
     def _run(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start one of PostgreSQL's programs, as its user."""
-        user, changed = self.programs._user(), os.geteuid() == 0
+        user, changed = account_of(self.programs), os.geteuid() == 0
         with open(self._log, "ab") as log:
             return subprocess.Popen(
-                [str(self.programs._bin() / program), *arguments],
+                [str(programs_of(self.programs) / program), *arguments],
                 cwd=self.data.parent,
                 env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
                 stdin=subprocess.DEVNULL,

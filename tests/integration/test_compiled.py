@@ -124,7 +124,8 @@ def test_each_engine_has_its_own_default_schema(database_url: str, engine: Engin
     with engine.begin() as connection:
         for schema in ("here", "there"):
             connection.execute(CreateSchema(schema))
-            connection.execute(text(f"CREATE TABLE {schema}.job (LIKE sa_jobqueue.job INCLUDING ALL)"))
+            for table in ("job", "unique_key"):
+                connection.execute(text(f"CREATE TABLE {schema}.{table} (LIKE sa_jobqueue.{table} INCLUDING ALL)"))
     for schema in ("here", "there"):
         own = create_engine(
             pooler.direct(database_url),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import signal
 import subprocess
@@ -12,8 +11,9 @@ import textwrap
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from queue import SimpleQueue
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import Connection, Engine, func, insert, select, text
@@ -320,24 +320,39 @@ def test_a_filter_of_logs_that_raises_keeps_no_claimed_job_from_running(
             one.removeFilter(wrong)
 
 
+class Interrupted:
+    """A queue of tickets whose `get` is interrupted when it has taken one: each second time."""
+
+    def __init__(self, tickets: SimpleQueue[None]) -> None:
+        self.put, self._get, self.interruptions = tickets.put, tickets.get, 0
+
+    def get(self) -> None:
+        self._get()
+        self.interruptions += 1
+        if self.interruptions % 2:
+            raise TimeoutError("too late")
+
+
 def test_an_exception_that_comes_to_a_thread_too_late_keeps_no_job_from_running(
     engine: Engine, url: str, registry: Registry
 ) -> None:
-    """Some libraries end a handler so, from another thread; it may have ended by then, and its thread waits for the next job."""
-    threads: list[int] = []
+    """Some libraries end a handler so, from another thread; it may have ended by then, and its thread waits for the next job.
 
-    @task(registry=registry, name="says where")
-    def says_where() -> None:
-        threads.append(threading.get_ident())
+    Here the queue raises it. Set on a thread that waits, the exception lets CPython 3.11 spin for ever under coverage.
+    """
+
+    @task(registry=registry, name="runs")
+    def runs() -> None: ...
 
     with working(url, registry, queues={"default": 1}) as worker:
+        runners = services_of(worker).runners
+        tickets = Interrupted(runners._tickets)
+        runners._tickets = cast("Any", tickets)
         for number in range(1, 4):
-            add(engine, enqueue(says_where))
+            add(engine, enqueue(runs))
             wait_until(lambda number=number: worker.counts["complete"] == number)  # type: ignore[misc]
             wait_until(lambda: not worker.state().running)
-            set_late = ctypes.pythonapi.PyThreadState_SetAsyncExc
-            assert set_late(ctypes.c_ulong(threads[-1]), ctypes.py_object(TimeoutError)) == 1
-    assert len(set(threads)) == 1
+    assert tickets.interruptions >= 2
 
 
 def test_a_thread_that_is_interrupted_between_two_jobs_gives_its_slot_back(

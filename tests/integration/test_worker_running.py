@@ -665,7 +665,6 @@ def test_a_worker_that_cannot_begin_says_why(engine: Engine, url: str, empty_dat
         ({"async_engine": create_engine("postgresql+psycopg://")}, "async_engine is an AsyncEngine"),
         ({"database": create_engine("sqlite://")}, "the worker needs psycopg 3, not 'pysqlite'"),
         ({"database": create_engine("postgresql+asyncpg://")}, "the worker needs psycopg 3, not 'asyncpg'"),
-        ({"async_engine": create_async_engine("postgresql+asyncpg://")}, "the worker needs psycopg 3, not 'asyncpg'"),
         ({"registry": "shop"}, "registry is a Registry, not 'shop'"),
         ({"sessionmaker": 42}, r"sessionmaker is what SQLAlchemy's sessionmaker\(\) returns, not 42"),
         (

@@ -58,9 +58,12 @@ class Engines:
             raise ConfigurationError(f"the database is a URL or an Engine, not {database!r}")
         if async_engine is not None and not isinstance(async_engine, AsyncEngine):
             raise ConfigurationError(f"async_engine is an AsyncEngine (create_async_engine), not {async_engine!r}")
-        for engine in (database, async_engine):
-            if isinstance(engine, (Engine, AsyncEngine)):
-                check_driver(engine.dialect)
+        if isinstance(database, Engine):
+            check_driver(database.dialect)
+        if async_engine is not None and async_engine.dialect.name != "postgresql":
+            raise ConfigurationError(
+                f"async_engine must be of a PostgreSQL database, not of {async_engine.dialect.name}"
+            )
         self._slots, self._pooled = slots, pooled
         self._options = _options(slots, pooled=pooled)
         if schema is not None:
