@@ -693,7 +693,6 @@ def test_a_worker_that_cannot_begin_says_why(engine: Engine, url: str, empty_dat
         "async engine",
         "sqlite",
         "asyncpg",
-        "async handlers over asyncpg",
         "registry",
         "sessionmaker",
         "two phases",
