@@ -303,7 +303,8 @@ def test_a_filter_of_logs_that_raises_keeps_no_claimed_job_from_running(
     for one in filtered:
         one.addFilter(wrong)
     try:
-        with working(url, registry, queues={"default": 5}) as worker:
+        # No renewal comes meanwhile, which would notice first that the claim is gone.
+        with working(url, registry, queues={"default": 5}, lease=60.0) as worker:
             (id,) = add(engine, enqueue(waits))
             wait_until(lambda: worker.state().running == 1)
             with engine.begin() as connection:
