@@ -380,7 +380,7 @@ def test_a_job_that_is_retried_by_hand_takes_its_key_again(connection: Connectio
 
 
 def test_a_retry_by_hand_does_not_wait_for_a_key_that_is_being_taken(connection: Connection, other: Connection) -> None:
-    """So it can hold up nobody, and no deadlock can come of it."""
+    """It holds up no other transaction, and causes no deadlock."""
     by_rows(connection, ["a"])
     holder = keys(connection)["a"]
     connection.execute(cancel_jobs(Job.id == holder))
