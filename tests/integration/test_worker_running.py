@@ -29,7 +29,7 @@ from sa_jobqueue import (
 from sa_jobqueue.errors import AutocommitError, ConfigurationError, DatabaseUnavailable, SchemaError
 from sa_jobqueue.models import WorkerRow
 from sa_jobqueue.statements import cancel_jobs, release_jobs
-from sa_jobqueue.worker.running.run import Stop
+from sa_jobqueue.worker.running.run import Run, Stop
 from sa_jobqueue.worker.running.slots import Slots
 from sa_jobqueue.worker.worker import Ending
 from tests.support import pooler
@@ -343,6 +343,35 @@ def test_a_run_whose_job_was_taken_away_and_claimed_here_again_is_stopped(
     assert (job.status, job.attempt, job.claims, job.errors) == (JobStatus.COMPLETED, 1, 2, [])
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT to_regclass('trace')")) is None
+
+
+def test_a_lost_lease_is_said_also_where_the_handler_ends_at_once(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop may have cancelled the handler before the renewal goes on."""
+    reached = threading.Event()
+
+    @task(registry=registry)
+    async def handler() -> None:
+        reached.set()
+        await asyncio.sleep(60)
+
+    with working(url, registry) as worker:
+        runs, claimer = services_of(worker).runs, services_of(worker).claimer
+        stop = runs.stop
+
+        def stop_and_wait(run: Run, why: Stop) -> None:
+            stop(run, why)
+            wait_until(lambda: run.settled)
+
+        monkeypatch.setattr(runs, "stop", stop_and_wait)
+        (id,) = add(engine, enqueue(handler))
+        wait_until(reached.is_set)
+        claimer.stop_claiming()
+        take_away(engine, id)
+        wait_until(lambda: not runs.all())
+        worker.stop()
+    assert f"job {id}: its lease is lost; it is stopped, and nothing it writes is kept" in caplog.messages
 
 
 @pytest.mark.parametrize("claimed_again", [True, False])

@@ -93,6 +93,7 @@ class Renewal(Chore):
     def _lose(self, run: Run) -> None:
         if not self._runs.lose(run):
             return
-        self._runs.stop(run, Stop.LOST)
-        if not run.settled:  # else it has just ended, or its end says what became of it
+        goes_on = not run.settled  # else it has just ended, or its end says what became of it
+        self._runs.stop(run, Stop.LOST)  # an async handler may have ended before this returns
+        if goes_on:
             logger.warning("job %d: its lease is lost; it is stopped, and nothing it writes is kept", run.job.id)
