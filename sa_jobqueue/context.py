@@ -48,8 +48,8 @@ class ClaimedJob(NamedTuple):
     """JSON text, or None, as `args`."""
     created_at: float
     """Seconds since 1970."""
-    unique: bool = False
-    """Whether it has a unique key."""
+    extra: str | None = None
+    """JSON text: see `lifecycle.Claimed`."""
 
 
 class _Logger(logging.LoggerAdapter[logging.Logger]):

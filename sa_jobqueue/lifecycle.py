@@ -11,9 +11,11 @@ and randomness is an argument.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .failures import entry
 from .outcomes import (
@@ -44,6 +46,7 @@ __all__ = [
     "JobStatus",
     "Rules",
     "decide",
+    "extra",
     "sources",
     "unwritable",
 ]
@@ -114,7 +117,8 @@ class Claimed(Protocol):
     """What `decide` and the fence need to know of a claimed job.
 
     `claim_token` is the fence: a random number that no other claim has. `rescues` counts the claims whose worker died, or
-    left before the handler had ended; `attempt` already counts this claim. `unique`: the job has a unique key.
+    left before the handler had ended; `attempt` already counts this claim. `extra`: what only few jobs have, a JSON object as text;
+    "unique" in it: the job has a unique key.
     """
 
     @property
@@ -133,7 +137,7 @@ class Claimed(Protocol):
     def rescues(self) -> int: ...
 
     @property
-    def unique(self) -> bool: ...
+    def extra(self) -> str | None: ...
 
 
 class Claim(NamedTuple):
@@ -144,7 +148,7 @@ class Claim(NamedTuple):
     attempt: int
     max_attempts: int
     rescues: int = 0
-    unique: bool = False
+    extra: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +219,7 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float) -> 
     if isinstance(outcome, Completed):  # nearly all outcomes: by the shortest way
         return Change(
             claim.id, claim.claim_token, _COMPLETE, _COMPLETED, _COMPLETED,
-            0.0, 0, 0, outcome.error, outcome.result, rules.retain, False, claim.unique,
+            0.0, 0, 0, outcome.error, outcome.result, rules.retain, False, claim.extra is not None and _is_unique(claim),
         )  # fmt: skip
     match outcome:
         case Snooze():
@@ -243,6 +247,11 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float) -> 
             return _retry(claim, error, next_delay(rules.policy, exception, claim.attempt, random), rules)
 
 
+def extra(claim: Claimed) -> Mapping[str, Any]:
+    """`claim.extra` as a dict, empty for nearly all jobs."""
+    return {} if claim.extra is None else json.loads(claim.extra)
+
+
 def unwritable(change: Change, reason: str) -> Change | None:
     """What to write in place of an outcome that the database cannot store: the job fails with `reason`, and is kept.
 
@@ -255,6 +264,10 @@ def unwritable(change: Change, reason: str) -> Change | None:
         event=Event.FAIL, status=failed, if_cancelled=failed,
         error=entry(_UNWRITABLE, reason), result=None, delay=0.0, retain=None,
     )  # fmt: skip
+
+
+def _is_unique(claim: Claimed) -> bool:
+    return "unique" in extra(claim)
 
 
 def _retry(claim: Claimed, error: ErrorEntry, delay: float | None, rules: Rules) -> Change:
@@ -304,5 +317,5 @@ def _change(
     if_cancelled = status if status in FINISHED else TRANSITIONS[_S.RUNNING, Event.CANCEL]
     return Change(
         claim.id, claim.claim_token, event, status, if_cancelled,
-        delay, attempt, rescues, error, retain=retain, expired=expired, unique=claim.unique,
+        delay, attempt, rescues, error, retain=retain, expired=expired, unique=_is_unique(claim),
     )  # fmt: skip

@@ -52,6 +52,7 @@ from ._parts import (
     rows,
     table_of,
 )
+from .extra import extra_of
 from .unique import freed_at_start, started_key
 
 __all__ = [
@@ -316,7 +317,7 @@ def _taken(table: Table, picked: CTE, *, worker: str, lease: float, args_limit: 
             _inline(columns.args, limit),
             _inline(columns.meta, limit),
             epoch_of(columns.created_at),
-            columns.uniqueness.is_not(None).label("unique"),
+            extra_of(table),
         )
         .add_cte(freed_at_start(picked, keys))
     )

@@ -30,6 +30,7 @@ from sqlalchemy.dialects.postgresql import insert
 from ..models import Job, Uptime
 from ._parts import FIRST_ID, array, epoch, epoch_of, in_seconds, lock_in_order, members, rows, table_of
 from .ends import answered, fence, has_run_out, is_held
+from .extra import extra_of
 
 __all__ = [
     "attest_uptime",
@@ -97,7 +98,7 @@ def expired_parameters(*, after: int, limit: int) -> dict[str, Any]:
 def expired_leases(*, after: int = FIRST_ID, limit: int = 100, job: type[Job] = Job) -> Executable:
     """Running jobs whose lease has run out, by id, from `after` (exclusive) on, at most `limit`.
 
-    Columns: id, claim_token, task, queue, attempt, max_attempts, rescues, unique, worker; claimed_at, in seconds since 1970; overdue,
+    Columns: id, claim_token, task, queue, attempt, max_attempts, rescues, extra, worker; claimed_at, in seconds since 1970; overdue,
     the seconds since the lease ran out.
     """
     table = table_of(job)
@@ -111,7 +112,7 @@ def expired_leases(*, after: int = FIRST_ID, limit: int = 100, job: type[Job] = 
             columns.attempt,
             columns.max_attempts,
             columns.rescues,
-            columns.uniqueness.is_not(None).label("unique"),
+            extra_of(table),
             columns.worker,
             epoch_of(columns.claimed_at),
             # Not the difference of the times: of infinite ones there is none.

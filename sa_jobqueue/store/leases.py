@@ -91,7 +91,7 @@ class Leases(OfTables):
         places = self._places(connection, {row.worker for row in found}) if found else {}
         return [
             Expired(
-                Claim(row.id, row.claim_token, row.attempt, row.max_attempts, row.rescues, row.unique), row.task, row.queue, row.worker,
+                Claim(row.id, row.claim_token, row.attempt, row.max_attempts, row.rescues, row.extra), row.task, row.queue, row.worker,
                 places.get(row.worker, str(row.worker)), row.claimed_at, row.overdue,
             )
             for row in found

@@ -88,7 +88,7 @@ def split_the_claim() -> None:
         columns = [
             cast(_COLUMNS[name], Text) if name in ("args", "meta") else _COLUMNS[name]
             for name in ClaimedJob._fields
-            if name != "unique"
+            if name != "extra"
         ]
         return [ClaimedJob(*row) for row in connection.execute(taken.returning(*columns))]
 

@@ -46,7 +46,7 @@ def test_a_claim_takes_a_due_job_and_says_all_about_it(connection: Connection) -
     assert after.claimed_at == connection.scalar(select(func.now()))
     assert job == (
         one, after.claim_token, "default", "greet", 6, after.run_at.timestamp(), 3, 7, 1, '{"name": "Zoë"}', '{"tags": [1]}',
-        after.created_at.timestamp(), False,
+        after.created_at.timestamp(), None,
     )  # fmt: skip
 
 

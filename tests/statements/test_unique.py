@@ -262,7 +262,7 @@ def test_a_key_until_the_start_is_free_when_the_job_is_claimed(connection: Conne
     for key, scope in (("q", "queued"), ("s", "started")):
         connection.execute(insert(TABLE).values(task="a", uniqueness=of(key, scope=scope)))
     claimed = claim(connection)
-    assert [job.unique for job in claimed] == [True, True]
+    assert [job.extra for job in claimed] == ['{"unique": true}'] * 2
     assert keys(connection).keys() == {"s"}
     by_rows(connection, ["q", "s"])
     assert states(connection)[2:] == [(QUEUED, None), (CANCELLED, claimed[1].id)]

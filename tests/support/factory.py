@@ -103,7 +103,14 @@ def exists(connection: Connection, id: int) -> bool:
 def seen(connection: Connection, id: int) -> Seen:
     """What a claim of the job as it is now would have seen."""
     job = row(connection, id)
-    return Seen(job.id, job.claim_token, job.attempt, job.max_attempts, job.rescues, job.uniqueness is not None)
+    return Seen(
+        job.id,
+        job.claim_token,
+        job.attempt,
+        job.max_attempts,
+        job.rescues,
+        None if job.uniqueness is None else '{"unique": true}',
+    )
 
 
 def change(connection: Connection, id: int, outcome: Outcome, rules: Rules | None = None) -> Change:

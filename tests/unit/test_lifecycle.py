@@ -275,6 +275,7 @@ claims = st.builds(
     attempt=st.integers(1, 32_767),
     max_attempts=st.integers(1, 32_767),
     rescues=st.integers(0, 32_767),
+    extra=st.sampled_from([None, '{"unique": true}']),
 )
 
 
@@ -294,6 +295,7 @@ def test_a_change_is_always_in_the_table(claim: Claim, outcome: Outcome, rules: 
     assert math.isfinite(change.delay)
     assert change.delay >= 0
     assert change.expired == isinstance(outcome, Rescued)
+    assert change.unique == (claim.extra is not None)
     assert change.retain in {rules.retain, rules.retain_failed}
 
 

@@ -78,4 +78,4 @@ RETURNING sa_jobqueue.job.id,
     ) AS made
 ) END AS meta,
     date_part('epoch', sa_jobqueue.job.created_at) AS created_at,
-    sa_jobqueue.job.uniqueness IS NOT NULL AS "unique"
+    CASE WHEN (num_nonnulls(sa_jobqueue.job.uniqueness) > 0) THEN CAST(jsonb_strip_nulls(jsonb_build_object('unique', CASE WHEN (sa_jobqueue.job.uniqueness IS NOT NULL) THEN true ELSE NULL END)) AS TEXT) END AS extra

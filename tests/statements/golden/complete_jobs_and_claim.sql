@@ -104,7 +104,7 @@ WITH locked AS MATERIALIZED (
         ) AS made
     ) END AS meta,
         date_part('epoch', sa_jobqueue.job.created_at) AS created_at,
-        sa_jobqueue.job.uniqueness IS NOT NULL AS "unique"
+        CASE WHEN (num_nonnulls(sa_jobqueue.job.uniqueness) > 0) THEN CAST(jsonb_strip_nulls(jsonb_build_object('unique', CASE WHEN (sa_jobqueue.job.uniqueness IS NOT NULL) THEN true ELSE NULL END)) AS TEXT) END AS extra
 )
 SELECT NULL AS anon_1,
     NULL AS anon__1,
@@ -133,5 +133,5 @@ SELECT claimed.id,
     claimed.args,
     claimed.meta,
     claimed.created_at,
-    claimed."unique"
+    claimed.extra
 FROM claimed
