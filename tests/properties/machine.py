@@ -179,7 +179,7 @@ class QueueMachine(RuleBasedStateMachine):
                 assert (job.attempt, job.max_attempts, job.rescues, job.queue) == (
                     expected.attempt, model.max_attempts, expected.rescues, model.queue,
                 )  # fmt: skip
-                assert job.unique == (model.key is not None)
+                assert (job.extra is not None) == (model.key is not None)
                 model.worker, model.lapsed = worker, False
                 if model.until_start:
                     model.holds = False
@@ -189,7 +189,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert (job.id, job.claim_token) not in self.handed, "this claim was handed out before"
             self.handed.add((job.id, job.claim_token))
             if end == "known":
-                seen = Claim(job.id, job.claim_token, job.attempt, job.max_attempts, job.rescues, job.unique)
+                seen = Claim(job.id, job.claim_token, job.attempt, job.max_attempts, job.rescues, job.extra)
                 self.claims.append((seen, self.jobs[job.id].rules))
                 self.held[worker][job.id] = job.claim_token
 
