@@ -1,0 +1,26 @@
+"""What only few jobs have, in one column of a claim: NULL for all the others, so that they pay for one test only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Boolean, ColumnElement, FromClause, Text, case, cast, func, literal_column, null
+
+__all__ = ["extra_of"]
+
+
+def extra_of(table: FromClause) -> ColumnElement[str | None]:
+    """A JSON object as text, named `extra`; NULL for a job that has none of these. See `lifecycle.Claimed.extra`."""
+    columns = table.c
+    # key -> (the column that says whether a job has it, the value)
+    parts: dict[str, tuple[ColumnElement[Any], ColumnElement[Any]]] = {
+        "unique": (columns.uniqueness, _if_any(columns.uniqueness)),
+    }
+    pairs = [one for key, (_, value) in parts.items() for one in (literal_column(f"'{key}'"), value)]
+    has_any = func.num_nonnulls(*(column for column, _ in parts.values())) > literal_column("0")
+    return case((has_any, cast(func.jsonb_strip_nulls(func.jsonb_build_object(*pairs)), Text))).label("extra")
+
+
+def _if_any(column: ColumnElement[Any]) -> ColumnElement[bool | None]:
+    """True, or NULL where the column is."""
+    return case((column.is_not(None), literal_column("true", Boolean)), else_=null())
