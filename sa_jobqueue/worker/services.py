@@ -35,7 +35,6 @@ from .maintenance.unique import FreeKeys
 from .observer import Observer
 from .process.threads import ServiceThread
 from .running.executor import Executor
-from .running.finished import FinishedClaims
 from .running.reopening import Reopening
 from .running.run import Kind, Run, Runs
 from .running.runners import Runners
@@ -101,15 +100,13 @@ class Services:
             name: Slots(name, limit, buffer=settings.buffer, call=self._call) for name, limit in spec.queues.items()
         }
         self.observer = Observer(counts, self.all_slots.values())
-        self.runs = Runs(loop)
-        finished = FinishedClaims(self.runs, self.observer)
-        self.writer = OutcomeWriter(finished.end, store=store)
+        self.runs = Runs(loop, self.observer)
+        self.writer = OutcomeWriter(self.runs.end, store=store)
         self.reopening = Reopening(loop, self.all_slots, self._wake)
         self.executor = Executor(
             spec.sessions,
             runs=self.runs,
             writer=self.writer,
-            finished=finished,
             reopening=self.reopening,
             leaving=leaving,
             max_rescues=settings.max_rescues,

@@ -24,7 +24,6 @@ from sa_jobqueue.tasks import AnyTask
 from sa_jobqueue.worker.observer import Observer
 from sa_jobqueue.worker.running.call import Call
 from sa_jobqueue.worker.running.executor import Executor
-from sa_jobqueue.worker.running.finished import FinishedClaims
 from sa_jobqueue.worker.running.run import Run, Runs, Stop
 from sa_jobqueue.worker.running.runners import Runners
 from sa_jobqueue.worker.running.sessions import Sessions
@@ -68,14 +67,12 @@ def run(task: AnyTask, number: int = 1) -> Run:
 
 def make_executor() -> tuple[Executor, OutcomeWriter]:
     """An executor, and the writer that gets its changes."""
-    runs = Runs(Mock())
-    finished = FinishedClaims(runs, Observer(Counter(), ()))
-    writer = OutcomeWriter(finished.end, store=default_store)
+    runs = Runs(Mock(), Observer(Counter(), ()))
+    writer = OutcomeWriter(runs.end, store=default_store)
     executor = Executor(
         Sessions(),
         runs=runs,
         writer=writer,
-        finished=finished,
         reopening=Mock(),
         leaving=lambda: False,
         max_rescues=5,

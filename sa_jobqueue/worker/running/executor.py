@@ -21,7 +21,6 @@ from ...store import Answer
 from .call import Call
 from .cancels import is_foreign, take_back
 from .ending import LOST, Lost, RunEnding, ToWrite, Written
-from .finished import FinishedClaims
 from .joblog import JobLog, fields_of
 from .reopening import Reopening
 from .run import Run, Runs, Stop
@@ -40,7 +39,7 @@ _AGAIN = 1.0
 
 
 class Executor:
-    """Runs jobs, and hands what is to be written to `writer`. What is written already goes to `finished`.
+    """Runs jobs, and hands what is to be written to `writer`. The claims of what needs no writing end in `runs`.
 
     `leaving()`: whether all tasks of the loop are being cancelled. `max_rescues`: how often a job's worker may die, or leave
     while the job runs. `log_jobs`: log at INFO how each job ended, not only those that failed.
@@ -52,13 +51,12 @@ class Executor:
         *,
         runs: Runs,
         writer: OutcomeWriter,
-        finished: FinishedClaims,
         reopening: Reopening,
         leaving: Callable[[], bool],
         max_rescues: int,
         log_jobs: bool,
     ) -> None:
-        self._sessions, self._runs, self._writer, self._finished = sessions, runs, writer, finished
+        self._sessions, self._runs, self._writer = sessions, runs, writer
         self._reopening, self.leaving, self._max_rescues = reopening, leaving, max_rescues
         self._log = JobLog(every=log_jobs)
 
@@ -212,6 +210,6 @@ class Executor:
         if isinstance(ending, ToWrite):
             self._writer.add(ending.change)
         elif isinstance(ending, Written):
-            self._finished.end([ending.change], Answer.APPLIED)
+            self._runs.end([ending.change], Answer.APPLIED)
         else:
             self._runs.drop(run)

@@ -11,9 +11,14 @@ from typing import Any
 
 from ...context import ClaimedJob
 from ...lifecycle import Change
+from ...log import get_logger
+from ...store import Answer
 from ...tasks import Task
+from ..observer import Observer
 
 __all__ = ["Kind", "Run", "Runs", "Stop"]
+
+logger = get_logger(__name__)
 
 
 class Kind(Enum):
@@ -129,11 +134,11 @@ class Runs:
     """Every claim that this process holds, by job id: what is to be renewed, and what a reconnect may not give back.
 
     A run may outlast its claim: `all()` has also the runs that go on though their claim is lost. For any thread. `loop` runs async
-    handlers.
+    handlers; `observer` is told of the claims that end with an outcome.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, observer: Observer) -> None:
+        self._loop, self._observer = loop, observer
         # Read and written under the lock; `len` alone is read without it.
         self._held: dict[int, Run] = {}
         self._lost: dict[tuple[int, int | None], Run] = {}
@@ -178,16 +183,25 @@ class Runs:
         else:
             run.ask_to_stop(why)
 
-    def drop(self, run: Run) -> None:
-        """The claim of this run has ended."""
-        with self._lock:
-            self._drop(run.job.id, run.job.claim_token)
+    def end(self, changes: list[Change], answer: Answer) -> None:
+        """The claims of these changes have ended: the database has answered so to all of them.
 
-    def drop_all(self, changes: list[Change]) -> None:
-        """The claims of these changes have ended."""
+        The writer calls it for a batch, the executor for a change that was committed with its handler's writes.
+        """
         with self._lock:
             for change in changes:
                 self._drop(change.id, change.claim_token)
+        if answer is Answer.APPLIED:
+            self._observer.written(changes)
+            return
+        self._observer.lost(len(changes))
+        for change in changes:
+            logger.info("job %d: the outcome (%s) came too late; its claim was over", change.id, change.event.value)
+
+    def drop(self, run: Run) -> None:
+        """The claim of this run has ended, and there is no outcome."""
+        with self._lock:
+            self._drop(run.job.id, run.job.claim_token)
 
     def _drop(self, id: int, token: int | None) -> None:
         run = self._held.get(id)  # perhaps that of a later claim
