@@ -93,7 +93,7 @@ class Services:
     ) -> None:
         engines, settings, store = spec.engines, spec.settings, spec.store
         worker = str(spec.id)
-        connector = Connector(engines.main, lease=settings.lease, pooled=settings.pooled, translate=engines.translate)
+        connector = Connector(engines.main, settings.lease, settings.pooled, engines.translate, store)
         loop = asyncio.get_running_loop()
         self._spec = spec
         self.all_slots = {
@@ -133,7 +133,6 @@ class Services:
             idle=idle,
             max_jobs=spec.max_jobs,
             most_text=_most_text(spec.registry),
-            store=store,
         )
         self.runners = Runners(loop, self.executor, self.claimer.ended)
         self.listener: Listener | None = None
@@ -151,15 +150,14 @@ class Services:
                 claimer=self.claimer,
                 hoard=settings.hoard,
             ),
-            renewal=Renewal(connector, self.runs, lease=settings.lease, store=store),
-            presence=Presence(connector, spec.id, spec.queues, lease=settings.lease, store=store),
+            renewal=Renewal(connector, self.runs),
+            presence=Presence(connector, spec.id, spec.queues),
             others=[
-                Cancels(connector, self.runs, store=store),
-                Rescue(connector, registry=spec.registry, observer=self.observer, settings=settings, store=store),
-                Prune(connector, settings=settings, store=store),
-                FreeKeys(connector, settings=settings, store=store),
+                Cancels(connector, self.runs),
+                Rescue(connector, registry=spec.registry, observer=self.observer, max_rescues=settings.max_rescues),
+                Prune(connector, every=settings.prune_every),
+                FreeKeys(connector, every=settings.prune_every),
             ],
-            lease=settings.lease,
         )
 
     # ---- beginning and ending

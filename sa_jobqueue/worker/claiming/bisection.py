@@ -17,9 +17,9 @@ from sqlalchemy.exc import DBAPIError
 
 from ...context import ClaimedJob
 from ...log import get_logger
-from ...store import Fault, Store, default_store, fault_of, is_too_much
+from ...store import Fault, fault_of, is_too_much
 from ..connections.deadline import Deadline
-from ..connections.service import Connector, service_limit, setting
+from ..connections.service import Connector, setting
 from .skipped import SkippedJobs
 
 __all__ = ["BisectingClaims", "Found", "may_be_a_jobs"]
@@ -65,8 +65,6 @@ class BisectingClaims:
     deadline: Deadline
     skipped: SkippedJobs
     worker: str
-    lease: float
-    store: Store = default_store
 
     def claim_all(
         self, connection: Connection, wanted: Mapping[str, int], *, seconds: float
@@ -86,7 +84,7 @@ class BisectingClaims:
     def _claim_some(self, connection: Connection, queue: str, most: int) -> Found:
         began = monotonic()
         with self._begin(connection):
-            due = self.store.lock_due(connection, {queue: _AT_ONCE}, but=self.skipped.ids())
+            due = self.connector.store.lock_due(connection, {queue: _AT_ONCE}, but=self.skipped.ids())
             jobs, refused = self._claim(connection, list(due), most)
         new = self._skip(due, refused)
         return Found(bool(due), jobs, began, len(new), no_room=len(new) < len(refused))
@@ -95,7 +93,7 @@ class BisectingClaims:
         """Claim these skipped jobs, given by id and queue, as far as that is possible by now."""
         began = monotonic()
         with self._begin(connection):
-            due = self.store.lock_these(connection, list(skipped))
+            due = self.connector.store.lock_these(connection, list(skipped))
             jobs, refused = self._claim(connection, due, len(due))
         self.skipped.forget(skipped.keys() - set(due))
         self._skip(skipped, refused)
@@ -111,14 +109,16 @@ class BisectingClaims:
         """
         jobs: list[ClaimedJob] = []
         refused: dict[int, str] = {}
-        seconds = min(_SECONDS, service_limit(self.lease) / 2)
+        seconds = min(_SECONDS, self.connector.limit / 2)
         until, any_late = monotonic() + seconds, False
         done, size = 0, most
         while done < len(ids) and len(jobs) < most and (monotonic() < until or not done):
             part = ids[done : done + min(size, most - len(jobs))]
             try:
                 with connection.begin_nested():
-                    taken = self.store.claim_these(connection, part, worker=self.worker, lease=self.lease)
+                    taken = self.connector.store.claim_these(
+                        connection, part, worker=self.worker, lease=self.connector.lease
+                    )
             except DBAPIError as error:
                 late = _is_late(error)
                 if not late and not may_be_a_jobs(error):
@@ -156,6 +156,6 @@ class BisectingClaims:
             # A deferred constraint would refuse only at the commit, and with it everything.
             connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
             # Time for one claim that times out, and for the others after it.
-            limit = f"{int(service_limit(self.lease) * 250)}ms"
+            limit = f"{int(self.connector.limit * 250)}ms"
             connection.exec_driver_sql(setting({"statement_timeout": limit}, local=True))
             yield

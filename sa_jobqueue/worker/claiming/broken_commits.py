@@ -8,8 +8,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
-from ...store import Fault, Store, default_store, end_backend, fault_of
-from ..connections.service import APPLICATION, Connector, service_limit
+from ...store import Fault, end_backend, fault_of
+from ..connections.service import APPLICATION, Connector
 from ..running.run import Runs
 from ..running.writer import OutcomeWriter
 from .bisection import may_be_a_jobs
@@ -27,8 +27,6 @@ class BrokenCommits:
     runs: Runs
     writer: OutcomeWriter
     worker: str
-    lease: float
-    store: Store = default_store
 
     def give_back(self, connection: Connection, *, backend: int | None) -> None:
         """Give them back, after ending the server process `backend` of the broken connection.
@@ -41,7 +39,7 @@ class BrokenCommits:
         released = []
         try:
             with self.connector.begin(connection):
-                released = self.store.release_unknown(connection, worker=self.worker, known=known)
+                released = self.connector.store.release_unknown(connection, worker=self.worker, known=known)
         except DBAPIError as error:
             if not may_be_a_jobs(error):
                 raise
@@ -52,7 +50,7 @@ class BrokenCommits:
             logger.warning("gave back %d jobs that a broken commit had claimed", len(released))
 
     def _end(self, connection: Connection, backend: int) -> None:
-        limit = service_limit(self.lease) / 2
+        limit = self.connector.limit / 2
         try:
             with self.connector.begin_one(connection):
                 end_backend(connection, backend, application=APPLICATION, seconds=limit)

@@ -23,10 +23,10 @@ from ...context import ClaimedJob
 from ...lifecycle import Change
 from ...log import get_logger
 from ...settings import WorkerSettings
-from ...store import MOST_TEXT, Answer, ClaimRequest, Store, alike, default_store, fault_of, is_too_much
+from ...store import MOST_TEXT, Answer, ClaimRequest, alike, fault_of, is_too_much
 from ..connections.deadline import CLIENT_MARGIN, Deadline
 from ..connections.pool import backoff
-from ..connections.service import Connector, service_limit
+from ..connections.service import Connector
 from ..dispatch import Dispatch
 from ..process.events import AutoResetEvent
 from ..process.threads import ServiceThread
@@ -81,15 +81,14 @@ class Claimer:
         idle: Callable[[], None] | None = None,
         max_jobs: int | None = None,
         most_text: int = MOST_TEXT,
-        store: Store = default_store,
     ) -> None:
         self._connector, self._worker, self._all_slots, self._writer = connector, worker, all_slots, writer
-        self._runs, self._settings, self._listening = runs, settings, listening
-        self._idle, self._store = idle, store
+        self._runs, self._poll, self._listening = runs, settings.poll, listening
+        self._idle = idle
 
         # Other threads touch these:
         self.thread = ServiceThread("claimer", self._loop)
-        self.deadline = Deadline(service_limit(settings.lease) + CLIENT_MARGIN)
+        self.deadline = Deadline(connector.limit + CLIENT_MARGIN)
         """Over the round that goes on. The watchdog reads it."""
         self._demand = Demand(all_slots, writer, max_jobs=max_jobs, together=idle is not None)
         """Its fields say who writes and reads them."""
@@ -103,7 +102,7 @@ class Claimer:
         """Whether to end when all is written. Written by the thread that stops the worker, read by the claimer's."""
 
         # The claimer's thread alone writes and reads the rest:
-        broken_commits = BrokenCommits(connector, runs, writer, worker, settings.lease, store)
+        broken_commits = BrokenCommits(connector, runs, writer, worker)
         self._connection = ClaimerConnection(connector, self.deadline, broken_commits)
         self._mode = Mode.TOGETHER
         """How the next round writes and claims."""
@@ -112,15 +111,13 @@ class Claimer:
         self._began = 0.0
         """When the last claim began."""
         self._resume = ResumePoints()
-        self._gates = Gates(connector, poll=settings.poll, store=store)
-        self._expired = ExpiredJobs(connector, all_slots, lease=settings.lease, store=store)
+        self._gates = Gates(connector, poll=settings.poll)
+        self._expired = ExpiredJobs(connector, all_slots)
         self._skipped = SkippedJobs(len(all_slots))
-        self._overlooked = OverlookedJobs(connector, self._skipped, store)
-        self._bisecting = BisectingClaims(connector, self.deadline, self._skipped, worker, settings.lease, store)
-        self._suspects = Suspects(connector, runs, writer, self._skipped, settings, store)
-        self._fetcher = Fetcher(
-            connector, self.deadline, dispatch, self._demand, lease=settings.lease, most=most_text, store=store
-        )
+        self._overlooked = OverlookedJobs(connector, self._skipped)
+        self._bisecting = BisectingClaims(connector, self.deadline, self._skipped, worker)
+        self._suspects = Suspects(connector, runs, writer, self._skipped, settings.max_rescues)
+        self._fetcher = Fetcher(connector, self.deadline, dispatch, self._demand, most=most_text)
 
     # ---- for any thread
 
@@ -256,7 +253,7 @@ class Claimer:
                 with self._connector.begin_one(connection):
                     return self._claim(connection, wanted, changes)
             with self._connector.begin(connection):
-                answers = self._store.apply(connection, changes)
+                answers = self._connector.store.apply(connection, changes)
                 return answers, self._claim(connection, wanted)[1] if wanted else []
         except BaseException as error:
             mode = self._mode_after(error, wrote=bool(changes))
@@ -280,12 +277,12 @@ class Claimer:
         request = ClaimRequest(
             self._worker,
             wanted,
-            self._settings.lease,
+            self._connector.lease,
             after=after,
             but=self._skipped.ids(),
             inline=self._mode is not Mode.WITHOUT_PAYLOAD,
         )
-        answers, jobs = self._store.exchange(connection, changes, request)
+        answers, jobs = self._connector.store.exchange(connection, changes, request)
         self._resume.end(jobs, monotonic() - self._began)
         return answers, jobs
 
@@ -345,7 +342,7 @@ class Claimer:
             return  # poll once more: jobs that were committed before we asked have woken no worker
         if leaves and self._leaves(connection):
             return
-        poll = self._settings.poll
+        poll = self._poll
         longest = min(poll, self._gates.longest_poll) if self._listening() else poll
         for name in short:
             timers[name].back_off(longest)

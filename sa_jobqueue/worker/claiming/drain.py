@@ -8,7 +8,6 @@ from time import monotonic
 from sqlalchemy import Connection
 
 from ...log import get_logger
-from ...store import Store
 from ..connections.service import Connector
 
 __all__ = ["ExpiredJobs"]
@@ -29,8 +28,8 @@ class ExpiredJobs:
     end sooner would never rescue anything.
     """
 
-    def __init__(self, connector: Connector, queues: Collection[str], *, lease: float, store: Store) -> None:
-        self._connector, self._queues, self._lease, self._store = connector, queues, lease, store
+    def __init__(self, connector: Connector, queues: Collection[str]) -> None:
+        self._connector, self._queues = connector, queues
         self._rescued_by = 0.0
         """When maintenance will have rescued what it can, by `monotonic()`."""
         self._awaited = False
@@ -38,7 +37,7 @@ class ExpiredJobs:
 
     def begin(self) -> None:
         """The worker starts now."""
-        self._rescued_by = monotonic() + _RESCUED_BY * self._lease + 1.0
+        self._rescued_by = monotonic() + _RESCUED_BY * self._connector.lease + 1.0
 
     def awaited(self, connection: Connection) -> bool:
         """Whether some will be due soon, or may have become due since the last call."""
@@ -52,5 +51,5 @@ class ExpiredJobs:
 
     def _are_there(self, connection: Connection) -> bool:
         with self._connector.begin_one(connection):
-            lost = self._store.expired(connection, limit=_LIMIT)
+            lost = self._connector.store.expired(connection, limit=_LIMIT)
         return any(found.queue in self._queues for found in lost)

@@ -18,7 +18,7 @@ from ...errors import PayloadError
 from ...failures import describe
 from ...log import get_logger
 from ...outcomes import Released, Undecodable
-from ...store import Store, default_store, is_data_fault, is_too_much
+from ...store import is_data_fault, is_too_much
 from ..connections.deadline import Deadline
 from ..connections.service import Connector
 from ..dispatch import Dispatch
@@ -45,9 +45,7 @@ class Fetcher:
     deadline: Deadline
     dispatch: Dispatch
     demand: Demand
-    lease: float
     most: int
-    store: Store = default_store
 
     def hand_over(self, connection: Connection, jobs: list[ClaimedJob], *, claimed_at: float) -> None:
         """Hand claimed jobs over, first those that are whole.
@@ -61,7 +59,7 @@ class Fetcher:
         if len(whole) == len(jobs):
             return
         for number, job in enumerate(job for job in jobs if job.args is None or job.meta is None):
-            if self.demand.stopped or (number and monotonic() >= claimed_at + self.lease / 3):
+            if self.demand.stopped or (number and monotonic() >= claimed_at + self.connector.lease / 3):
                 self.dispatch.set_aside(job, Released())
             else:
                 self._fetch(connection, job, claimed_at)
@@ -69,7 +67,7 @@ class Fetcher:
     def _fetch(self, connection: Connection, job: ClaimedJob, claimed_at: float) -> None:
         try:
             with self.deadline.over(connection), self.connector.begin_one(connection):
-                texts = self.store.fetch_args(connection, job.id, most=self.most)
+                texts = self.connector.store.fetch_args(connection, job.id, most=self.most)
         except DBAPIError as error:
             if is_data_fault(error):
                 said = f"its arguments or its meta cannot be turned into text, of which at most {self.most:,} bytes are read"

@@ -9,7 +9,6 @@ from time import monotonic
 
 from sqlalchemy import Connection
 
-from ...store import Store
 from ..connections.service import Connector
 from .polling import PollTimer
 
@@ -23,8 +22,8 @@ _SECONDS, _LONGEST = 5.0, 60.0
 class Gates:
     """The gates that this worker has opened. Only for the claimer's thread."""
 
-    def __init__(self, connector: Connector, *, poll: float, store: Store) -> None:
-        self._connector, self._store = connector, store
+    def __init__(self, connector: Connector, *, poll: float) -> None:
+        self._connector = connector
         self._seconds = min(max(_SECONDS, 3 * poll), _LONGEST)
         self._open_until: dict[str, float] = {}
         """By queue, by `monotonic()`."""
@@ -45,7 +44,7 @@ class Gates:
             return False
         dry = {*short, *(name for name, timer in timers.items() if timer.at > now)}
         with self._connector.begin_one(connection):
-            self._store.listen_for(connection, sorted(dry), seconds=self._seconds)
+            self._connector.store.listen_for(connection, sorted(dry), seconds=self._seconds)
         was_closed = any(self._open_until.get(name, 0.0) < monotonic() for name in short)
         self._open_until |= dict.fromkeys(dry, now + self._seconds)
         return was_closed

@@ -15,8 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from ...context import ClaimedJob
 from ...lifecycle import Rules, decide
 from ...outcomes import Released
-from ...settings import WorkerSettings
-from ...store import Answer, Store, default_store
+from ...store import Answer
 from ..connections.service import Connector
 from ..running.run import Runs
 from ..running.writer import OutcomeWriter
@@ -39,12 +38,11 @@ class Suspects:
     runs: Runs
     writer: OutcomeWriter
     skipped: SkippedJobs
-    settings: WorkerSettings
-    store: Store = default_store
+    max_rescues: int
 
     @property
     def _often(self) -> int:
-        return min(_SUSPECT, max(self.settings.max_rescues - 1, 1))
+        return min(_SUSPECT, max(self.max_rescues - 1, 1))
 
     @property
     def one_may_run(self) -> bool:
@@ -63,7 +61,7 @@ class Suspects:
         answers: dict[int, Answer] = {}
         try:
             with self.connector.begin(connection):
-                answers = self.store.apply(connection, changes)
+                answers = self.connector.store.apply(connection, changes)
         except DBAPIError as error:
             if not may_be_a_jobs(error):
                 raise
@@ -77,4 +75,4 @@ class Suspects:
     def _until_later(self, job: ClaimedJob) -> Released:
         if self.skipped.add_waiting(job.id, job.queue):
             return Released()
-        return Released(self.settings.lease * random.uniform(0.25, 0.5))
+        return Released(self.connector.lease * random.uniform(0.25, 0.5))

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from ...store import Store
 from ..connections.service import Connector
 from .skipped import SkippedJobs
 
@@ -34,8 +33,8 @@ class Looked(NamedTuple):
 class OverlookedJobs:
     """Looks, after claims that returned too few, for due jobs that are not `skipped`. Only for the claimer's thread."""
 
-    def __init__(self, connector: Connector, skipped: SkippedJobs, store: Store) -> None:
-        self._connector, self._skipped, self._store = connector, skipped, store
+    def __init__(self, connector: Connector, skipped: SkippedJobs) -> None:
+        self._connector, self._skipped = connector, skipped
         self._looked, self._wait = monotonic(), _FIRST
         self._found: frozenset[int] = frozenset()
 
@@ -51,5 +50,5 @@ class OverlookedJobs:
             return Looked(False, False)
         self._looked, self._wait = now, min(2 * self._wait, _LONGEST)
         with self._connector.begin_one(connection):
-            self._found = frozenset(self._store.lock_due(connection, ones, but=self._skipped.ids()))
+            self._found = frozenset(self._connector.store.lock_due(connection, ones, but=self._skipped.ids()))
         return Looked(bool(self._found), bool(self._found & before))

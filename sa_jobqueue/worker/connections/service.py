@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Dialect, Engine
 
 from ...errors import AutocommitError, ConfigurationError
 from ...log import get_logger
+from ...store import Store, default_store
 from ..process import forks
 from . import driver
 from .deadline import Deadline
@@ -74,12 +75,21 @@ APPLICATION = "sa-jobqueue worker"
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """Makes service connections on `engine`. `pooled`: each transaction makes the settings again, and nothing is prepared."""
+    """Makes service connections on `engine`, for the statements of `store`.
+
+    `pooled`: each transaction makes the settings again, and nothing is prepared.
+    """
 
     engine: Engine
     lease: float
     pooled: bool = False
     translate: Mapping[str | None, str | None] | None = None
+    store: Store = default_store
+
+    @property
+    def limit(self) -> float:
+        """Seconds after which the server ends a statement or a silent transaction of ours."""
+        return service_limit(self.lease)
 
     def connect(self, deadline: Deadline | None = None) -> Connection:
         """A connection of our own, out of the pool for good; READ COMMITTED. `deadline` holds for its first statements, too.

@@ -6,7 +6,6 @@ from time import monotonic
 
 from sqlalchemy import Connection
 
-from ...store import Store, default_store
 from ..connections.service import Connector
 from ..running.run import Runs, Stop
 from .chore import Chore, Turn
@@ -20,9 +19,9 @@ _EVERY = 1.0
 class Cancels(Chore):
     """Stops the runs whose job an operator asked to cancel."""
 
-    def __init__(self, connector: Connector, runs: Runs, *, store: Store = default_store) -> None:
+    def __init__(self, connector: Connector, runs: Runs) -> None:
         super().__init__(_EVERY)
-        self._connector, self._runs, self._store = connector, runs, store
+        self._connector, self._runs = connector, runs
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Ask about what has been here for a while."""
@@ -31,7 +30,7 @@ class Cancels(Chore):
             return False
         with self._connector.begin(connection):
             held = {run.job.id: run.job.claim_token for run in running}
-            asked = self._store.cancelled_among(connection, held)
+            asked = self._connector.store.cancelled_among(connection, held)
         for run in running:
             if run.job.id in asked:
                 self._runs.stop(run, Stop.CANCEL)

@@ -48,7 +48,6 @@ class Maintenance:
         renewal: Renewal,
         presence: Presence,
         others: Sequence[Chore],
-        lease: float,
     ) -> None:
         self._connector, self._timeouts = connector, timeouts
         self._renewal, self._presence = renewal, presence
@@ -56,11 +55,11 @@ class Maintenance:
         """In the order in which they are done."""
         self._connection: Connection | None = None
         self._failures = 0
-        self._turn = lease / 12
+        self._turn = connector.lease / 12
         self._end = threading.Event()
         self.thread = ServiceThread("maintenance", self._loop)
         # Whatever the chore: found dead in time, so that another connection renews what this one should have.
-        self.deadline = Deadline(max(lease / 4, _SHORTEST_LIMIT))
+        self.deadline = Deadline(max(connector.lease / 4, _SHORTEST_LIMIT))
 
     def start(self) -> None:
         """Begin."""

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
-from ...store import Fault, Store, default_store, fault_of
+from ...store import Fault, fault_of
 from ...version import __version__
 from ..connections.service import Connector
 from .chore import Chore, Turn
@@ -28,23 +28,15 @@ _FORGET = timedelta(days=1)
 class Presence(Chore):
     """Keeps this worker's row in the table of workers."""
 
-    def __init__(
-        self,
-        connector: Connector,
-        worker: uuid.UUID,
-        queues: Mapping[str, int],
-        *,
-        lease: float,
-        store: Store = default_store,
-    ) -> None:
-        super().__init__(max(min(lease / 3, 20.0), 1.0))
-        self._connector, self._worker, self._queues, self._store = connector, worker, queues, store
+    def __init__(self, connector: Connector, worker: uuid.UUID, queues: Mapping[str, int]) -> None:
+        super().__init__(max(min(connector.lease / 3, 20.0), 1.0))
+        self._connector, self._worker, self._queues = connector, worker, queues
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Say that we are alive, and strike off workers that were not seen for long."""
         try:
             with self._connector.begin(connection):
-                self._store.enrol(
+                self._connector.store.enrol(
                     connection,
                     self._worker,
                     host=socket.gethostname(),
@@ -53,7 +45,7 @@ class Presence(Chore):
                     concurrency=sum(self._queues.values()),
                     version=__version__,
                 )
-                self._store.forget_workers(connection, unseen_for=_FORGET)
+                self._connector.store.forget_workers(connection, unseen_for=_FORGET)
         except DBAPIError as error:
             if fault_of(error) is not Fault.LATE:
                 raise
@@ -65,6 +57,6 @@ class Presence(Chore):
         """Strike this worker off."""
         try:
             with self._connector.begin(connection):
-                self._store.leave(connection, self._worker)
+                self._connector.store.leave(connection, self._worker)
         except DBAPIError:
             logger.debug("could not strike the worker off", exc_info=True)

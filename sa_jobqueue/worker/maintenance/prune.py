@@ -9,9 +9,8 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from ...settings import WorkerSettings
-from ...store import FIRST_TIME, Fault, Store, default_store, fault_of
-from ..connections.service import Connector, service_limit
+from ...store import FIRST_TIME, Fault, fault_of
+from ..connections.service import Connector
 from .chore import Chore, Turn
 
 __all__ = ["Prune"]
@@ -23,11 +22,10 @@ _PAGE = 1_000
 class Prune(Chore):
     """Deletes in pages, which become smaller when one takes too long or cannot be deleted, and then larger again."""
 
-    def __init__(self, connector: Connector, *, settings: WorkerSettings, store: Store = default_store) -> None:
-        every = settings.prune_every
+    def __init__(self, connector: Connector, *, every: float) -> None:
         super().__init__(every, at=monotonic() + random.uniform(0, every))
-        self._connector, self._store = connector, store
-        self._seconds = min(settings.lease / 8, service_limit(settings.lease))
+        self._connector = connector
+        self._seconds = min(connector.lease / 8, connector.limit)
         self._page = _PAGE
         # Where the next page begins, so that rows deleted before are not walked over again; and how far the pages have come.
         self._after = self._reached = FIRST_TIME
@@ -46,11 +44,11 @@ class Prune(Chore):
             with self._connector.begin(connection):
                 options: dict[str, Any] = {"seconds": self._seconds, "after": self._after}
                 if page > 1:
-                    jobs, reached = self._store.prune(connection, limit=page, **options)
+                    jobs, reached = self._connector.store.prune(connection, limit=page, **options)
                     more = grows = jobs == page
                     self._after, self._reached = reached, max(reached, self._reached)
                 else:
-                    deleted = self._store.prune_first(connection, **options)
+                    deleted = self._connector.store.prune_first(connection, **options)
                     more, grows = deleted is not None, deleted is True  # those that cannot be deleted come together
         except DBAPIError as error:
             fault = fault_of(error)

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
-from ...store import Fault, Store, default_store, fault_of
+from ...store import Fault, fault_of
 from ..connections.service import Connector
 from ..running.run import Run, Runs, Stop
 from .chore import Chore, Turn
@@ -31,17 +31,17 @@ class Renewal(Chore):
     So after a failure fewer are renewed at a time, and a job whose lease cannot be renewed is tried alone, after all others.
     """
 
-    def __init__(self, connector: Connector, runs: Runs, *, lease: float, store: Store = default_store) -> None:
-        super().__init__(lease / 6)
-        self._connector, self._runs, self._lease, self._store = connector, runs, lease, store
-        self._seconds = max(lease / 8, 1.0)
+    def __init__(self, connector: Connector, runs: Runs) -> None:
+        super().__init__(connector.lease / 6)
+        self._connector, self._runs = connector, runs
+        self._seconds = max(connector.lease / 8, 1.0)
         """For one statement: less than the deadline of maintenance."""
         self._page = _PAGE
         self._refused: set[Run] = set()
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Renew, stop the runs whose claims are lost, and those that are to be cancelled."""
-        due = self._runs.unrenewed(self._lease / 3)
+        due = self._runs.unrenewed(self._connector.lease / 3)
         self._refused.intersection_update(due)
         others = [run for run in due if run not in self._refused]
         while others:
@@ -81,7 +81,7 @@ class Renewal(Chore):
         now = monotonic()
         held = {run.job.id: run.job.claim_token for run in part}
         with self._connector.begin(connection):
-            renewal = self._store.renew(connection, held, lease=self._lease, seconds=self._seconds)
+            renewal = self._connector.store.renew(connection, held, lease=self._connector.lease, seconds=self._seconds)
         for run in part:
             if run.job.id in renewal.lost:
                 self._lose(run)

@@ -10,8 +10,7 @@ from sqlalchemy import Connection
 from ...failures import entry
 from ...lifecycle import Change, Rules, decide
 from ...outcomes import Rescued
-from ...settings import WorkerSettings
-from ...store import FIRST_ID, Answer, Expired, Store, default_store
+from ...store import FIRST_ID, Answer, Expired
 from ...tasks import Registry
 from ..connections.service import Connector
 from ..observer import Observer
@@ -32,20 +31,12 @@ class Rescue(Chore):
     together keep the time for which it has been there, so a worker that replaces one that was killed need not wait.
     """
 
-    def __init__(
-        self,
-        connector: Connector,
-        *,
-        registry: Registry,
-        observer: Observer,
-        settings: WorkerSettings,
-        store: Store = default_store,
-    ) -> None:
-        super().__init__(max(min(settings.lease / 4, 15.0), 0.25))
+    def __init__(self, connector: Connector, *, registry: Registry, observer: Observer, max_rescues: int) -> None:
+        super().__init__(max(min(connector.lease / 4, 15.0), 0.25))
         self._connector, self._registry, self._observer = connector, registry, observer
-        self._settings, self._store = settings, store
+        self._max_rescues = max_rescues
         # A lease that is renewed in time has at least half of itself left.
-        self._outage = max(settings.lease / 2, 2 * self.every)
+        self._outage = max(connector.lease / 2, 2 * self.every)
         self._after = FIRST_ID
 
     def do(self, connection: Connection, turn: Turn) -> bool:
@@ -69,9 +60,9 @@ class Rescue(Chore):
         nothing look expired.
         """
         with self._connector.begin(connection):
-            if not self._store.attest(connection, lease=self._settings.lease, outage=self._outage):
+            if not self._connector.store.attest(connection, lease=self._connector.lease, outage=self._outage):
                 return []
-            return self._store.expired(connection, after=self._after, limit=_PAGE)
+            return self._connector.store.expired(connection, after=self._after, limit=_PAGE)
 
     def _write(self, connection: Connection, page: list[Expired]) -> None:
         by_id = {found.claim.id: found for found in page}
@@ -83,13 +74,13 @@ class Rescue(Chore):
                 for change in ended:
                     say_rescue(by_id[change.id], change)
 
-        writer = OutcomeWriter(done, store=self._store)
+        writer = OutcomeWriter(done, store=self._connector.store)
         writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
 
     def _rules(self, found: Expired) -> Rules:
         """A worker may rescue a job whose task it does not know: `rescue=False` is checked again where the job would run."""
         task = self._registry.get(found.task)
-        return replace(task.rules if task is not None else Rules(), max_rescues=self._settings.max_rescues)
+        return replace(task.rules if task is not None else Rules(), max_rescues=self._max_rescues)
 
 
 def _rescued(found: Expired) -> Rescued:

@@ -8,8 +8,6 @@ from time import monotonic
 from sqlalchemy import Connection
 
 from ...log import get_logger
-from ...settings import WorkerSettings
-from ...store import Store, default_store
 from ..connections.service import Connector
 from .chore import Chore, Turn
 
@@ -23,18 +21,17 @@ _PAGE = 1_000
 class FreeKeys(Chore):
     """Looks at all keys, a page at a time. Where there are none, that is one look into an empty table."""
 
-    def __init__(self, connector: Connector, *, settings: WorkerSettings, store: Store = default_store) -> None:
-        every = settings.prune_every
+    def __init__(self, connector: Connector, *, every: float) -> None:
         super().__init__(every, at=monotonic() + random.uniform(0, every))
-        self._connector, self._store = connector, store
+        self._connector = connector
         self._after = ""
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Free some pages of keys."""
         while True:
             with self._connector.begin(connection):
-                expired = self._store.drop_expired_keys(connection, limit=_PAGE)
-                last, freed = self._store.free_stray_keys(connection, after=self._after, limit=_PAGE)
+                expired = self._connector.store.drop_expired_keys(connection, limit=_PAGE)
+                last, freed = self._connector.store.free_stray_keys(connection, after=self._after, limit=_PAGE)
             if freed:
                 logger.warning("%d unique keys were held by jobs that had ended or were gone; they are free now", freed)
             self._after = last or ""
