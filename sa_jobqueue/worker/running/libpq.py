@@ -6,6 +6,8 @@ Each is one libpq call. psycopg makes several and releases the GIL at each, over
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -38,8 +40,15 @@ _LOST = "SJQ01"
 _GONE = frozenset({"42883", "42501"})
 
 
-#: By pool, the function that its connections may call for a schema and a table; None where there is none.
-_functions: WeakKeyDictionary[Pool, dict[tuple[str, str], str | None]] = WeakKeyDictionary()
+@dataclass(slots=True)
+class _Asked:
+    """The functions that a pool's connections may call, by schema and table; and the lock that a thread holds while it asks."""
+
+    functions: dict[tuple[str, str], str | None] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+
+
+_asked: WeakKeyDictionary[Pool, _Asked] = WeakKeyDictionary()
 
 
 def begin(connection: Connection, raw: Any) -> None:
@@ -96,7 +105,7 @@ def commit(connection: Connection, raw: Any, command: str) -> bool:
         if error.sqlstate == _LOST:
             return False
         if error.sqlstate in _GONE:
-            _functions.pop(connection.engine.pool, None)
+            _asked.pop(connection.engine.pool, None)
         raise as_sqlalchemy(error, command, {}, connection) from error
     try:
         connection.commit()  # for SQLAlchemy and the driver; the server has committed already
@@ -109,16 +118,19 @@ def commit(connection: Connection, raw: Any, command: str) -> bool:
 def _function(connection: Connection, store: Store) -> str | None:
     """The function that completes a job of this store. None: it is not there, or this role may not call it.
 
-    Asked once for each pool, but for threads that ask at the same moment.
+    Asked once for each pool.
     """
-    functions = _functions.setdefault(connection.engine.pool, {})
+    pool = connection.engine.pool
+    asked = _asked.get(pool) or _asked.setdefault(pool, _Asked())
     key = store.schema_on(connection), store.tables.job.__tablename__
-    if key not in functions:
-        schema, name = quote(key[0]), connection.dialect.identifier_preparer.quote
-        function = f"{schema}.{name(store.tables.completion)}"
-        given = {"function": f"{function}{_PARAMETERS}", "table": f" {schema}.{name(key[1])} "}
-        functions[key] = function if connection.scalar(_MAY, given) else None
-    return functions[key]
+    if key not in asked.functions:
+        with asked.lock:
+            if key not in asked.functions:
+                schema, name = quote(key[0]), connection.dialect.identifier_preparer.quote
+                function = f"{schema}.{name(store.tables.completion)}"
+                given = {"function": f"{function}{_PARAMETERS}", "table": f" {schema}.{name(key[1])} "}
+                asked.functions[key] = function if connection.scalar(_MAY, given) else None
+    return asked.functions[key]
 
 
 def _is_a_threads(connection: Connection, raw: Any) -> bool:
