@@ -9,11 +9,8 @@ a broken commit may have claimed are given back.
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
-from operator import attrgetter
 from time import monotonic
 
 from sqlalchemy import Connection
@@ -44,7 +41,9 @@ from .isolate import Suspects
 from .overlooked import OverlookedJobs
 from .recovery import Mode, after_failure
 from .resume import ResumePoints
+from .shortage import Shortage
 from .skipped import SkippedJobs
+from .unclaimable import UnclaimableJobs
 
 __all__ = ["Claimer"]
 
@@ -56,9 +55,6 @@ _BATCH = 1_000
 _GATHER = 0.005
 #: Seconds between two attempts to reach a database that is away. Workers are back soon after it is.
 _LONGEST_PAUSE = 2.0
-#: Seconds for which one round claims by bisection.
-_BISECTING = 1.0
-_QUEUE = attrgetter("queue")
 
 
 class Claimer:
@@ -83,8 +79,7 @@ class Claimer:
         most_text: int = MOST_TEXT,
     ) -> None:
         self._connector, self._worker, self._all_slots, self._writer = connector, worker, all_slots, writer
-        self._runs, self._poll, self._listening = runs, settings.poll, listening
-        self._idle = idle
+        self._runs = runs
 
         # Other threads touch these:
         self.thread = ServiceThread("claimer", self._loop)
@@ -106,18 +101,30 @@ class Claimer:
         self._connection = ClaimerConnection(connector, self.deadline, broken_commits)
         self._mode = Mode.TOGETHER
         """How the next round writes and claims."""
-        self._in_doubt = False
-        """Whether a commit may have claimed jobs that we do not know of."""
         self._began = 0.0
         """When the last claim began."""
         self._resume = ResumePoints()
-        self._gates = Gates(connector, poll=settings.poll)
         self._expired = ExpiredJobs(connector, all_slots)
-        self._skipped = SkippedJobs(len(all_slots))
-        self._overlooked = OverlookedJobs(connector, self._skipped)
-        self._bisecting = BisectingClaims(connector, self.deadline, self._skipped, worker)
-        self._suspects = Suspects(connector, runs, writer, self._skipped, settings.max_rescues)
+        skipped = SkippedJobs(len(all_slots))
+        self._skipped = skipped
+        self._suspects = Suspects(connector, runs, writer, skipped, settings.max_rescues)
         self._fetcher = Fetcher(connector, self.deadline, dispatch, self._demand, most=most_text)
+        bisecting = BisectingClaims(connector, self.deadline, skipped, worker)
+        self._unclaimable = UnclaimableJobs(
+            self._connection, self._demand, skipped, self._suspects, bisecting, self._fetcher
+        )
+        self._gates = Gates(connector, poll=settings.poll)
+        self._shortage = Shortage(
+            self._demand,
+            resume=self._resume,
+            gates=self._gates,
+            overlooked=OverlookedJobs(connector, skipped),
+            unclaimable=self._unclaimable,
+            expired=self._expired,
+            poll=settings.poll,
+            listening=listening,
+            idle=idle,
+        )
 
     # ---- for any thread
 
@@ -177,7 +184,7 @@ class Claimer:
                 with suppress(BaseException):  # of the application's: a filter of logs
                     self._connection.give_up(error, kept=len(self._writer))
                 busy = False
-            if self._ending and not len(self._writer) and not self._in_doubt:
+            if self._ending and not len(self._writer) and not self._connection.in_doubt:
                 break
             if self._ending and not hurried:
                 hurried = True
@@ -201,8 +208,8 @@ class Claimer:
             return backoff(failures, first=0.1, most=_LONGEST_PAUSE) * random.uniform(0.8, 1.2)
         free = self._demand.free()
         times = [self._demand.timers[name].at for name in free]
-        if self._skipped and (at := self._skipped.next_at(free, one_waiting=self._suspects.one_may_run)) is not None:
-            times.append(at)
+        if (skipped := self._unclaimable.next_at(free)) is not None:
+            times.append(skipped)
         if (locked := self._writer.next_at()) is not None:
             times.append(locked)
         return max(min(times) - monotonic(), 0.0) if times else 1.0
@@ -216,7 +223,6 @@ class Claimer:
 
     def _connect(self) -> Connection:
         connection = self._connection.make(any_claimed=self.claimed > 0)
-        self._in_doubt = False
         self._gates.forget()
         self._demand.poll_all()
         return connection
@@ -225,16 +231,22 @@ class Claimer:
         """Take outcomes, write them and claim, settle, hand over. False: there was nothing to do."""
         for slots in self._all_slots.values():
             slots.measure()
-        again = bool(self._skipped) and self._claim_skipped(connection)
+        again = self._unclaimable.claim_skipped(connection)
         changes = self._writer.take(_BATCH)
         wanted = self._demand.now()
         if not changes and not wanted:
             return again
         quiet = not len(self._runs)  # asked before the claim: a handler that ends during it may have enqueued
-        if self._mode is not Mode.TOGETHER:
-            self._recover(connection, changes, wanted, quiet=quiet)
+        if self._mode is not Mode.TOGETHER:  # no outcome waits for a claim that fails
+            self._write_apart(connection, changes)
+            changes = []
+            if not wanted:
+                return True
+        if self._mode is Mode.BISECTING:
+            self._claim_by_bisection(connection, wanted, quiet=quiet)
         elif (done := self._write_and_claim(connection, changes, wanted)) is not None:
             answers, jobs = done
+            self._mode = Mode.TOGETHER
             if changes:
                 self._settle(changes, answers)
             if wanted:
@@ -260,7 +272,7 @@ class Claimer:
             if mode is None:
                 self._writer.put_back(changes)
                 raise
-            self._mode, self._in_doubt = mode, False  # the server has answered: the claim was rolled back
+            self._mode, self._connection.in_doubt = mode, False  # the server has answered: the claim was rolled back
             self._write_apart(connection, changes)
             if mode is Mode.WITHOUT_PAYLOAD:
                 with suppress(BaseException):  # of a filter of logs
@@ -272,7 +284,7 @@ class Claimer:
         self, connection: Connection, wanted: dict[str, int], changes: Sequence[Change] = ()
     ) -> tuple[dict[int, Answer], list[ClaimedJob]]:
         """Claim, and write these changes in the same statement."""
-        self._in_doubt = self._in_doubt or bool(wanted)
+        self._connection.in_doubt = self._connection.in_doubt or bool(wanted)
         after, self._began = self._resume.begin(wanted), monotonic()
         request = ClaimRequest(
             self._worker,
@@ -300,111 +312,18 @@ class Claimer:
         """After a claim: hand the jobs over, and decide when each queue is polled again."""
         jobs = self._suspects.part(connection, jobs)
         if jobs:
-            self._overlooked.jobs_come()
             self._fetcher.hand_over(connection, jobs, claimed_at=self._began)
-        self._in_doubt = False
-        got = Counter(map(_QUEUE, jobs)) if len(wanted) > 1 else dict.fromkeys(wanted, len(jobs))
-        timers = self._demand.timers
-        short = [name for name, asked in wanted.items() if got[name] < asked and not timers[name].notified]
-        for name in wanted:
-            if name not in short:
-                timers[name].now()
-            elif got[name]:
-                timers[name].reset()
-        if short:
-            self._poll_later(connection, short, dry=quiet and not jobs and self._are_dry(short))
-
-    def _are_dry(self, short: Collection[str]) -> bool:
-        """Whether no queue has a job in reach, where these have none."""
-        return all(name in short or timer.is_held for name, timer in self._demand.timers.items())
-
-    # ---- queues that gave fewer jobs than were wanted
-
-    def _poll_later(self, connection: Connection, short: list[str], *, dry: bool) -> None:
-        """Decide when these queues are polled again. `dry`: no queue has a due job, and nothing runs."""
-        timers = self._demand.timers
-        if not self._resume.swept:  # there may be jobs behind the points
-            for name in short:
-                timers[name].not_before(self._resume.sweep_at(name))
-            return
-        if self._demand.announced:
-            self._demand.announced = False
-            self._overlooked.jobs_come()
-        leaves = dry and self._idle is not None
-        looked = self._overlooked.look(connection, short, at_once=leaves)
-        if looked.any_overlooked:
+        self._connection.in_doubt = False
+        if self._shortage.after_claim(connection, wanted, jobs, quiet=quiet):
             self._mode = Mode.BISECTING
-        if looked.any_due:  # if it has come since, the next claim brings it
-            for name in short:
-                timers[name].now()
-            return
-        if self._listening() and self._gates.ask(connection, short, timers):
-            return  # poll once more: jobs that were committed before we asked have woken no worker
-        if leaves and self._leaves(connection):
-            return
-        poll = self._poll
-        longest = min(poll, self._gates.longest_poll) if self._listening() else poll
-        for name in short:
-            timers[name].back_off(longest)
-
-    def _leaves(self, connection: Connection) -> bool:
-        """No queue has a job in reach, and nothing runs: so the worker is idle, unless one of the skipped jobs could be claimed
-        now or a dead worker's are to be rescued. Returns whether one was claimed.
-        """
-        if self._skipped and self._claim_skipped(connection, at_once=True):
-            return True
-        if self._idle is not None and not self._expired.awaited(connection):
-            self._idle()
-        return False
-
-    # ---- jobs that cannot be claimed
-
-    def _claim_skipped(self, connection: Connection, *, at_once: bool = False) -> bool:
-        """Claim those of the skipped jobs that can be claimed by now. Returns whether there were some."""
-        free = self._demand.free()
-        due = self._skipped.due(free, one_waiting=self._suspects.one_may_run, at_once=at_once) if free else {}
-        due = dict(islice(due.items(), self._demand.left))
-        if not due:
-            return False
-        self._in_doubt, began = True, monotonic()
-        jobs = self._bisecting.claim_skipped(connection, due)
-        self._take_over(connection, jobs, began)
-        self._in_doubt = False
-        if jobs:
-            self._demand.release(name for name in self._all_slots if self._skipped.has_room(name))
-        return bool(jobs)
 
     def _claim_by_bisection(self, connection: Connection, wanted: Mapping[str, int], *, quiet: bool) -> None:
-        """Skip the jobs that cannot be claimed, claim the others, and hold the queues where neither can be done."""
-        self._in_doubt, newly_skipped, any_claimed, short = True, 0, False, set()
-        for queue, found in self._bisecting.claim_all(connection, wanted, seconds=_BISECTING):
-            self._take_over(connection, found.jobs, found.began)
-            newly_skipped += found.newly_skipped
-            any_claimed = any_claimed or bool(found.jobs)
-            if found.no_room:
-                self._demand.timers[queue].hold()
-            elif not found.any_due:
-                short.add(queue)
-        self._in_doubt = False
-        self._mode = Mode.BISECTING if newly_skipped else Mode.TOGETHER
-        if self._idle is not None and quiet and not any_claimed and self._are_dry(short):
-            self._leaves(connection)
-
-    def _take_over(self, connection: Connection, jobs: list[ClaimedJob], began: float) -> None:
-        self._fetcher.hand_over(connection, self._suspects.part(connection, jobs), claimed_at=began)
+        done = self._unclaimable.claim_by_bisection(connection, wanted)
+        self._mode = Mode.BISECTING if done.any_skipped else Mode.TOGETHER
+        if quiet and not done.any_claimed:
+            self._shortage.leave_if_dry(connection, done.short)
 
     # ---- failures
-
-    def _recover(self, connection: Connection, changes: list[Change], wanted: dict[str, int], *, quiet: bool) -> None:
-        """A round in another mode than TOGETHER: write first, so that no outcome waits for a claim that fails; then claim."""
-        self._write_apart(connection, changes)
-        if not wanted:
-            return
-        if self._mode is Mode.BISECTING:
-            self._claim_by_bisection(connection, wanted, quiet=quiet)
-        elif (done := self._write_and_claim(connection, [], wanted)) is not None:
-            self._mode = Mode.TOGETHER
-            self._hand_over(connection, wanted, done[1], quiet=quiet)
 
     def _write_apart(self, connection: Connection, changes: list[Change]) -> None:
         """Write these in transactions without a claim: as few as can be, and a bad outcome alone."""

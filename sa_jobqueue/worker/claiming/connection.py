@@ -29,6 +29,9 @@ class ClaimerConnection:
         """Rounds in a row that have failed."""
         self._backend: int | None = None
         """The number of its server process, or of the last one's; None behind a pooler."""
+        self.in_doubt = False
+        """Whether a commit may have claimed jobs that this process does not know of: set before a claim, and reset when its jobs
+        are handed over, when the server has said that it failed, and when a new connection has given them back."""
 
     def make(self, *, any_claimed: bool) -> Connection:
         """Connect, and give back what a broken commit may have claimed if there was one, or if this worker has claimed jobs."""
@@ -40,7 +43,7 @@ class ClaimerConnection:
             except BaseException:
                 connection.close()
                 raise
-        self.current = connection
+        self.current, self.in_doubt = connection, False
         raw: Any = connection.connection.dbapi_connection
         self._backend = None if self._connector.pooled else raw.info.backend_pid
         return connection
