@@ -51,6 +51,11 @@ class ClaimedJob(NamedTuple):
     extra: str | None = None
     """JSON text: see `lifecycle.Claimed`."""
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What log records about the job carry."""
+        return {"job_id": self.id, "task": self.task, "queue": self.queue, "attempt": self.attempt}
+
 
 class _Logger(logging.LoggerAdapter[logging.Logger]):
     """Adds the job's fields to each record, and keeps the `extra` of the call itself."""
@@ -112,9 +117,7 @@ class _Context(Generic[S]):
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger whose records carry job_id, task, queue and attempt."""
         if self._logger is None:
-            job = self._job
-            fields = {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}
-            self._logger = _Logger(logger, fields)
+            self._logger = _Logger(logger, self._job.fields)
         return self._logger
 
     @property

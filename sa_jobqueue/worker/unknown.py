@@ -53,5 +53,5 @@ class UnknownTasks:
             "Is its module imported (--app), or was it renamed without an alias?%s",
             job.id, job.task, self._first, self._longest,
             " (Many tasks are unknown; no more are named.)" if last else "",
-            extra={"job_id": job.id, "task": job.task, "queue": job.queue},
+            extra=job.fields,
         )  # fmt: skip

@@ -112,7 +112,7 @@ class Watchdog:
         if blocking is not None:
             job = blocking.job
             culprit = f"job {job.id} ({job.task}) blocks it"
-            extra = {"job_id": job.id, "task": job.task, "queue": job.queue}
+            extra = job.fields
         logger.warning(
             "the event loop has not answered for %.1f s: %s. The other async jobs of this process wait, and their leases are "
             "renewed. Make a handler that blocks `def`, or let it `await asyncio.to_thread(...)` for the part that does",

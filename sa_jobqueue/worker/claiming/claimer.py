@@ -22,9 +22,9 @@ from ...log import get_logger
 from ...settings import WorkerSettings
 from ...store import MOST_TEXT, Answer, ClaimRequest, alike, fault_of, is_too_much
 from ..connections.deadline import CLIENT_MARGIN, Deadline
-from ..connections.pool import backoff
 from ..connections.service import Connector
 from ..dispatch import Dispatch
+from ..process.backoff import backoff
 from ..process.events import AutoResetEvent
 from ..process.threads import ServiceThread
 from ..running.run import Runs

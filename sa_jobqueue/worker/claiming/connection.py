@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from ...log import get_logger
 from ...store import Fault, fault_of
 from ..connections.deadline import Deadline
-from ..connections.pool import drop_idle, hang_up
+from ..connections.pool import give_up
 from ..connections.service import Connector
 from .broken_commits import BrokenCommits
 
@@ -58,11 +58,7 @@ class ClaimerConnection:
         """A round failed by `error`: close the connection. `kept` outcomes wait to be written."""
         self.failures += 1
         broken, self.current = self.current, None
-        if broken is not None:
-            hang_up(broken)
-        if self.failures == 1:
-            drop_idle(self._connector.engine)
-        if self.failures == 1 or self.failures % 20 == 0:
+        if give_up(broken, self._connector.engine, failures=self.failures):
             log: Any = logger.warning if isinstance(error, DBAPIError) else logger.exception
             answers = isinstance(error, DBAPIError) and fault_of(error) is not Fault.AWAY
             log(

@@ -92,7 +92,5 @@ class Fetcher:
 
     def _refuse(self, job: ClaimedJob, why: str) -> None:
         reason = replace(describe(PayloadError(why)), traceback="")
-        logger.error(
-            "job %d: %s", job.id, reason.message, extra={"job_id": job.id, "task": job.task, "queue": job.queue}
-        )
+        logger.error("job %d: %s", job.id, reason.message, extra=job.fields)
         self.dispatch.set_aside(job, Undecodable(reason))

@@ -22,10 +22,11 @@ from ...log import get_logger
 from ...statements.overview import LISTENS_FOR
 from ...store import Store, default_store
 from ..process import forks
+from ..process.backoff import backoff
 from ..process.threads import ServiceThread
 from . import driver
 from .deadline import Deadline
-from .pool import backoff, drop_idle, hang_up
+from .pool import drop_idle, hang_up
 from .service import lasting_settings, setting
 
 if TYPE_CHECKING:  # a program that only enqueues, perhaps over another driver, needs no libpq

@@ -12,17 +12,12 @@ from sqlalchemy.exc import DisconnectionError
 from ...errors import ConfigurationError
 from ...log import get_logger
 
-__all__ = ["backoff", "drop_idle", "hang_up", "is_behind_pooler", "leave_out_closed", "refuse_pooler"]
+__all__ = ["drop_idle", "give_up", "hang_up", "is_behind_pooler", "leave_out_closed", "refuse_pooler"]
 
 logger = get_logger(__name__)
 
 #: Seconds after which a connection may have been lost unnoticed.
 _JUST_NOW = 0.5
-
-
-def backoff(failures: int, *, first: float, most: float) -> float:
-    """Seconds to wait after `failures` in a row: `first`, doubled each time, at most `most`."""
-    return min(first * 2.0 ** min(failures - 1, 10), most)
 
 
 def is_behind_pooler(connection: Connection) -> bool:
@@ -73,6 +68,18 @@ def hang_up(connection: Connection) -> None:
             close()
         except Exception:
             logger.debug("a broken connection did not close", exc_info=True)
+
+
+def give_up(connection: Connection | None, engine: Engine, *, failures: int) -> bool:
+    """Close a service connection, if there is one, after so many `failures` in a row; with the first, what is idle in the pool too.
+
+    Returns whether to log this failure: the first, and each twentieth.
+    """
+    if connection is not None:
+        hang_up(connection)
+    if failures == 1:
+        drop_idle(engine)
+    return failures == 1 or failures % 20 == 0
 
 
 def drop_idle(engine: Engine) -> None:

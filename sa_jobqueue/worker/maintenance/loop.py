@@ -19,8 +19,9 @@ from sqlalchemy.exc import DBAPIError
 from ...log import get_logger
 from ...store import Fault, fault_of
 from ..connections.deadline import Deadline
-from ..connections.pool import backoff, drop_idle, hang_up
+from ..connections.pool import give_up, hang_up
 from ..connections.service import Connector
+from ..process.backoff import backoff
 from ..process.threads import ServiceThread
 from .chore import Chore, Turn
 from .presence import Presence
@@ -119,10 +120,6 @@ class Maintenance:
     def _broken(self, error: BaseException) -> None:
         self._failures += 1
         broken, self._connection = self._connection, None
-        if broken is not None:
-            hang_up(broken)
-        if self._failures == 1:
-            drop_idle(self._connector.engine)
-        if self._failures == 1 or self._failures % 20 == 0:
+        if give_up(broken, self._connector.engine, failures=self._failures):
             log: Any = logger.warning if isinstance(error, DBAPIError) else logger.exception
             log("maintenance waits for the database (%s)", getattr(error, "orig", None) or error)

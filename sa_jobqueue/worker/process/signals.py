@@ -10,11 +10,23 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from time import monotonic
 from types import FrameType
+from typing import Any
 
-__all__ = ["hearing_signals"]
+__all__ = ["hearing_signals", "signals_go_to"]
 
 #: Seconds between two calls of `overdue`, once the time to leave is over.
 _REMIND = 1.0
+
+
+@contextmanager
+def signals_go_to(handler: Callable[[int, FrameType | None], None]) -> Generator[dict[signal.Signals, Any]]:
+    """While this lasts, `handler` gets SIGTERM and SIGINT. Gives the handlers from before. To be used on the main thread."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield before
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 @contextmanager
@@ -47,11 +59,9 @@ def hearing_signals(heed: Callable[[signal.Signals], float], overdue: Callable[[
                 return
             leave_at = monotonic() + heed(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    threading.Thread(target=listen, name="sa-jobqueue signals", daemon=True).start()
     try:
-        yield
+        with signals_go_to(note) as before:
+            threading.Thread(target=listen, name="sa-jobqueue signals", daemon=True).start()
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         heard.put(None)

@@ -25,7 +25,9 @@ from time import monotonic
 from types import FrameType
 
 from ...log import get_logger
+from .backoff import backoff
 from .exit_codes import Ending
+from .signals import signals_go_to
 
 __all__ = ["CANNOT_WORK", "Supervisor", "drain_with_supervisor", "restart_delay"]
 
@@ -266,12 +268,8 @@ class Supervisor:
         def heed(number: int, frame: FrameType | None) -> None:
             self._events.put(signal.Signals(number))
 
-        before = {number: signal.signal(number, heed) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
+        with signals_go_to(heed):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def restart_delay(deaths: int, *, random: float) -> float:
@@ -279,8 +277,7 @@ def restart_delay(deaths: int, *, random: float) -> float:
 
     `random`: uniform in [0, 1).
     """
-    raw = min(_FIRST_DELAY * 2.0 ** min(max(deaths - 1, 0), 10), _LONGEST_DELAY)
-    return raw * (0.8 + 0.4 * random)
+    return backoff(deaths, first=_FIRST_DELAY, most=_LONGEST_DELAY) * (0.8 + 0.4 * random)
 
 
 def drain_with_supervisor(drain: Callable[[], None]) -> None:

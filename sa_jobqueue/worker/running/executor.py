@@ -21,7 +21,7 @@ from ...store import Answer
 from .call import Call
 from .cancels import is_foreign, take_back
 from .ending import LOST, Lost, RunEnding, ToWrite, Written
-from .joblog import JobLog, fields_of
+from .joblog import JobLog
 from .reopening import Reopening
 from .run import Run, Runs, Stop
 from .sessions import Sessions
@@ -178,7 +178,7 @@ class Executor:
         call.close()
         if ending is LOST:
             run = call.run
-            logger.warning("job %d: its claim was lost; nothing it wrote was kept", run.job.id, extra=fields_of(run))
+            logger.warning("job %d: its claim was lost; nothing it wrote was kept", run.job.id, extra=run.job.fields)
         return ending
 
     def _close(self, call: Call, decided: ToWrite | Lost) -> ToWrite | Lost | None:

@@ -6,7 +6,6 @@ import logging
 import time
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Any
 
 from ...failures import is_quick_to_format
 from ...lifecycle import Change, Event
@@ -15,7 +14,7 @@ from ...outcomes import Retry
 from ...store import Expired
 from .run import Run
 
-__all__ = ["JobLog", "fields_of", "holder_of", "lasting", "say_rescue"]
+__all__ = ["JobLog", "holder_of", "lasting", "say_rescue"]
 
 logger = get_logger(__name__)
 
@@ -42,11 +41,11 @@ class JobLog:
 
     def begins(self, run: Run) -> None:
         """Its handler is about to be called."""
-        logger.debug("%s[%d] starts", run.job.task, run.job.id, extra=fields_of(run))
+        logger.debug("%s[%d] starts", run.job.task, run.job.id, extra=run.job.fields)
 
     def ends(self, run: Run, change: Change, error: BaseException | None = None, note: str = "") -> None:
         """It ended, with `change`. `error`: what the handler raised; `note`: what to add to the text."""
-        job, fields = run.job, fields_of(run)
+        job, fields = run.job, run.job.fields
         again = f", again in {lasting(change.delay)}" if change.delay else ""
         if run.started is not None:
             fields["duration"] = monotonic() - run.started
@@ -71,12 +70,6 @@ class JobLog:
                 job.attempt, job.max_attempts, lasting(fields["wait"]),
                 extra=fields,
             )  # fmt: skip
-
-
-def fields_of(run: Run) -> dict[str, Any]:
-    """The extra fields of a log record about this job."""
-    job = run.job
-    return {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}
 
 
 def _place(run: Run, error: BaseException | None) -> str:

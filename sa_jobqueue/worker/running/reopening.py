@@ -14,7 +14,7 @@ from sqlalchemy import Engine, Pool
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ...log import get_logger
-from ..connections.pool import backoff
+from ..process.backoff import backoff
 from .slots import Slots
 
 __all__ = ["Reopening"]

@@ -33,7 +33,6 @@ from ...outcomes import (
 )
 from ...retry import RetryPolicy
 from .ending import LOST, Lost
-from .joblog import fields_of
 from .run import Run, Stop
 from .timeouts import timed_out
 
@@ -75,7 +74,7 @@ def of_value(run: Run, value: Any) -> Outcome | Lost:
     try:
         return Completed(run.task.encode_result(value))
     except PayloadError as error:
-        logger.warning("job %d: %s", run.job.id, error, extra=fields_of(run))
+        logger.warning("job %d: %s", run.job.id, error, extra=run.job.fields)
         return Completed(error=describe(error))
 
 
