@@ -226,7 +226,7 @@ def handlers_end_before_completions(given: Evidence) -> Iterator[str]:
 
 
 TOLERANCE = 0.05
-"""Seconds: how far the files' times may be off the server's, for `read_words` looks at two clocks that somebody may set."""
+"""Seconds: how far the files' times may be off the server's, for `read_words` looks at two clocks that an administrator may set."""
 
 
 def effects_outside_follow_claims(given: Evidence) -> Iterator[str]:

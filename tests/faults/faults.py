@@ -31,7 +31,7 @@ FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 PROMISE = 5.0
 """Seconds from a fault's end within which jobs end at least half as fast as usual, and every worker claims."""
 RESTART = 15.0
-"""The same where it is a service manager that has to start all anew: four interpreters, on a busy machine, beside the three
+"""The same where a service manager has to start all of them again: four interpreters, on a busy machine, beside the three
 that drain."""
 RESCUE = LEASE + LEASE / 4 + 1.0
 """Seconds from a worker's death until its jobs are back in the queue: it may have renewed their leases just before; others
@@ -290,7 +290,7 @@ def go_away(scene: Scene, seconds: float) -> None:
 
 @fault("the network cuts connections", ci=False, short=1.0, long=10)
 def cut(scene: Scene, seconds: float) -> None:
-    """A third of them, again and again; closed in order, as a proxy does that is deployed anew."""
+    """A third of them, again and again; closed in order, as a proxy does that is deployed again."""
     for _ in turns(seconds, 0.3):
         scene.proxy.cut(0.34, chance=scene.random)
 
@@ -399,8 +399,8 @@ def freeze_in_claim(scene: Scene, seconds: float) -> None:
 @fault("somebody locks the table", short=LEASE + 1.5, long=15)
 def lock_the_table(scene: Scene, seconds: float) -> None:
     """SHARE ROW EXCLUSIVE, for longer than the lease and every statement's timeout."""
-    with scene.server.connect(DATABASE) as somebody, somebody.transaction():
-        somebody.execute("LOCK TABLE sa_jobqueue.job IN SHARE ROW EXCLUSIVE MODE")
+    with scene.server.connect(DATABASE) as other, other.transaction():
+        other.execute("LOCK TABLE sa_jobqueue.job IN SHARE ROW EXCLUSIVE MODE")
         time.sleep(seconds)
 
 
@@ -414,13 +414,13 @@ def hold_a_snapshot(scene: Scene, seconds: float) -> None:
 @contextmanager
 def snapshot(scene: Scene) -> Generator[None]:
     """A transaction that sees the past from the block's beginning to its end, so that nothing can be cleaned up meanwhile."""
-    with scene.server.connect(DATABASE) as somebody:
-        somebody.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    with scene.server.connect(DATABASE) as other:
+        other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         # It reads no table, so that it holds no lock: other faults make and drop triggers.
-        held = somebody.execute("SELECT pg_current_snapshot()::text").fetchone()
+        held = other.execute("SELECT pg_current_snapshot()::text").fetchone()
         yield
-        assert somebody.execute("SELECT pg_current_snapshot()::text").fetchone() == held
-        mine = f"SELECT age(backend_xmin) > 0 FROM pg_stat_activity WHERE pid = {somebody.info.backend_pid}"
+        assert other.execute("SELECT pg_current_snapshot()::text").fetchone() == held
+        mine = f"SELECT age(backend_xmin) > 0 FROM pg_stat_activity WHERE pid = {other.info.backend_pid}"
         assert scene.ask(mine) == [(True,)], "it held nothing back"
 
 

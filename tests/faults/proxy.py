@@ -254,7 +254,7 @@ class Proxy:
     # ---- what networks do
 
     def cut(self, share: float = 1.0, *, reset: bool = False, chance: random.Random | None = None) -> int:
-        """Close so many of the connections, or reset them; how many that were."""
+        """Close this share of the connections, or reset them. Returns how many that were."""
 
         def close() -> int:
             chosen = [link for link in self.links if (chance or random).random() < share]

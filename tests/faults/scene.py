@@ -358,7 +358,7 @@ class Scene:
 
 
 def _back(ends: Sequence[float], over: float, number: int) -> float | None:
-    """When, counted from `over`, so many jobs ended within the window."""
+    """When, counted from `over`, `number` jobs ended within the window."""
     for first, last in zip(ends, ends[number - 1 :], strict=False):
         if last - first <= _WINDOW:
             return first - over

@@ -99,7 +99,7 @@ def engine(database_url: str) -> Engine:
 
 
 def enqueue(engine: Engine, kinds: list[workload.AnyTask], number: int, seconds: float) -> dict[str, Fate]:
-    """Enqueue so many of each kind; their keys and fates."""
+    """Enqueue `number` jobs of each kind. Returns their keys and fates."""
     with Session(engine) as session:
         jobs = {
             f"{kind.name}-{n}": workload.job(kind, f"{kind.name}-{n}", seconds) for n in range(number) for kind in kinds
@@ -236,5 +236,5 @@ def test_a_completion_before_the_handlers_commit_is_caught(
             "--lease=1",
             url=database_url,
             env={workload.FOLDER: str(tmp_path)},
-        ):  # so that somebody is left
+        ):  # so that one of them is left
             assert rules_broken(engine, tmp_path, fates) == {"session_effects_happen_once"}

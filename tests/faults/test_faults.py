@@ -1,6 +1,6 @@
 """Bad days on purpose, under load: three workers, and a producer that never stops. `nox -s faults` has the long ones.
 
-The faults share a scene, one after the other, each from a calm beginning; a scene that was left broken is built anew.
+The faults share a scene, one after the other, each from a calm beginning; a scene that was left broken is built again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ IN_CI = [fault for fault in FAULTS.values() if fault.ci]
 def test_nothing_is_lost_and_nothing_is_run_by_two_when(stage: Stage, fault: Fault) -> None:
     """The auditor is content and every job ends; within 5 s jobs end at least half as fast as usual, and every worker claims, twice.
 
-    A worker that had to be started anew has 2 s more to claim; and memory is bounded.
+    A worker that had to be started again has 2 s more to claim; and memory is bounded.
     """
     if missing := fault.needs():
         pytest.skip(missing)

@@ -25,7 +25,7 @@ _PAUSE = 0.005
 
 
 def _enqueue_in_bulk(engine: Engine, mix: Mix, first: int, number: int) -> None:
-    """One statement and one transaction for so many jobs."""
+    """`number` jobs by one statement in one transaction."""
     with engine.begin() as connection:
         connection.execute(enqueue_many([mix.job(first + n).call() for n in range(number)]))
 
