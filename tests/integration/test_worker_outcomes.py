@@ -152,7 +152,7 @@ def test_a_handler_whose_decorator_does_not_run_it_is_a_mistake(
     drain(url, registry)
     job = job_of(notes, id)
     assert job.status == JobStatus.FAILED
-    assert job.errors[0]["message"].startswith(f"the handler returned a {what}, and nobody runs it")
+    assert job.errors[0]["message"].startswith(f"the handler returned a {what}, and nothing runs it")
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -71,7 +71,7 @@ def hang_up(connection: Connection) -> None:
 
 
 def give_up(connection: Connection | None, engine: Engine, *, failures: int) -> bool:
-    """Close a service connection, if there is one, after so many `failures` in a row; with the first, what is idle in the pool too.
+    """Close a service connection, if there is one, after this many `failures` in a row; after the first, what is idle in the pool, too.
 
     Returns whether to log this failure: the first, and each twentieth.
     """

@@ -66,7 +66,7 @@ def of_value(run: Run, value: Any) -> Outcome | Lost:
         if not isinstance(value, AsyncGeneratorType):
             value.close()  # else Python warns of it
         raise TypeError(
-            f"the handler returned a {type(value).__name__}, and nobody runs it: a decorator around an `async def` or a "
+            f"the handler returned a {type(value).__name__}, and nothing runs it: a decorator around an `async def` or a "
             "generator must itself await it or run it to its end"
         )
     if not run.task.record:
