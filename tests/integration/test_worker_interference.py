@@ -16,8 +16,7 @@ from time import monotonic
 from typing import Any, cast
 
 import pytest
-from sqlalchemy import Connection, Engine, func, insert, select, text
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, Engine, func, insert, text
 
 from sa_jobqueue import Job, JobStatus, Registry, enqueue, enqueue_many, task
 from sa_jobqueue.errors import WorkerBroken
@@ -34,17 +33,12 @@ from tests.support import pooler
 from tests.support.databases import connect, terminate_others
 from tests.support.factory import make_job
 from tests.support.waiting import wait_until
-from tests.support.working import add, add_one, job_of, services_of, worker_for, working
+from tests.support.working import add, add_one, job_of, services_of, statuses, worker_for, working
 
 
 @pytest.fixture
 def registry() -> Registry:
     return Registry()
-
-
-def statuses(engine: Engine, *ids: int) -> list[JobStatus]:
-    with Session(engine) as session:
-        return list(session.scalars(select(Job.status).where(Job.id.in_(ids)).order_by(Job.id)))
 
 
 # ---- the event loop
@@ -78,7 +72,7 @@ def test_a_task_of_a_handlers_that_leaves_the_event_loop_fails_its_own_job_alone
     ids = add(engine, enqueue(neighbour), enqueue(leaves), enqueue(neighbour))
     assert worker_for(url, registry).run(until_idle=True) == Ending.STOPPED
     ended = JobStatus.COMPLETED if leave == "stop" else JobStatus.FAILED
-    assert statuses(engine, *ids) == [JobStatus.COMPLETED, ended, JobStatus.COMPLETED]
+    assert statuses(engine, Job.id.in_(ids)) == [JobStatus.COMPLETED, ended, JobStatus.COMPLETED]
     assert "left the event loop" in caplog.text
     if leave != "stop":
         assert job_of(engine, ids[1]).errors[0]["type"].endswith(type(leave).__name__)
@@ -98,7 +92,7 @@ def test_cancels_that_come_after_a_handlers_end_cost_no_slot(engine: Engine, url
 
     ids = add(engine, *(enqueue(watched) for _ in range(40)))
     with working(url, registry, queues={"default": 3}) as worker:
-        wait_until(lambda: not {JobStatus.QUEUED, JobStatus.RUNNING} & set(statuses(engine, *ids)))
+        wait_until(lambda: not {JobStatus.QUEUED, JobStatus.RUNNING} & set(statuses(engine, Job.id.in_(ids))))
         wait_until(lambda: worker.state().queues["default"].running == 0)
 
 
@@ -162,7 +156,7 @@ def test_a_suspect_that_is_locked_when_it_should_go_back_goes_back_later(
     monkeypatch.setattr(default_store, "apply", apply)
     with working(url, registry, queues={"default": 2}, lease=60):
         wait_until(running.is_set)
-        wait_until(lambda: sorted(statuses(engine, *ids)) == [JobStatus.QUEUED, JobStatus.RUNNING])
+        wait_until(lambda: sorted(statuses(engine, Job.id.in_(ids))) == [JobStatus.QUEUED, JobStatus.RUNNING])
         release.set()
     assert answers == [Answer.LOCKED]
     assert [job_of(engine, id).rescues for id in ids] == [2, 2]
@@ -376,7 +370,7 @@ def test_a_thread_that_is_interrupted_between_two_jobs_gives_its_slot_back(
         ids = add(engine, enqueue(runs), enqueue(runs))
         wait_until(lambda: worker.counts["complete"] == 2)
         wait_until(lambda: not worker.state().running)
-    assert statuses(engine, *ids) == [JobStatus.COMPLETED] * 2
+    assert statuses(engine, Job.id.in_(ids)) == [JobStatus.COMPLETED] * 2
 
 
 class OutOfOrder(threading.Event):

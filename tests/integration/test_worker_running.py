@@ -35,17 +35,12 @@ from sa_jobqueue.worker.worker import Ending
 from tests.support import pooler
 from tests.support.databases import connect, driver_url, terminate_others
 from tests.support.waiting import wait_until, wait_until_async
-from tests.support.working import add, drain, gate_is_open, job_of, services_of, worker_for, working
+from tests.support.working import add, drain, finished, gate_is_open, job_of, services_of, worker_for, working
 
 
 @pytest.fixture
 def registry() -> Registry:
     return Registry()
-
-
-def finished(engine: Engine, *ids: int) -> bool:
-    with Session(engine) as session:
-        return all(job.is_finished for job in session.scalars(select(Job).where(Job.id.in_(ids))))
 
 
 def take_away(engine: Engine, id: int) -> None:

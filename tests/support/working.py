@@ -15,7 +15,8 @@ from typing import Any
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Job, Registry, Worker, WorkerSettings
+from sa_jobqueue import Job, JobStatus, Registry, Worker, WorkerSettings
+from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.worker.services import Services
 from tests.support import pooler
 from tests.support.databases import connect
@@ -90,6 +91,26 @@ def job_of(engine: Engine, id: int) -> Job:
     """The row as it is now."""
     with Session(engine) as session:
         return session.scalars(select(Job).where(Job.id == id)).one()
+
+
+def statuses(engine: Engine, *where: Any) -> list[JobStatus]:
+    """By id, and nothing but them: some rows hold what Python cannot."""
+    with Session(engine) as session:
+        return list(session.scalars(select(Job.status).where(*where).order_by(Job.id)))
+
+
+def finished(engine: Engine, *ids: int) -> bool:
+    """Whether all of these jobs have ended."""
+    return all(status in FINISHED for status in statuses(engine, Job.id.in_(ids)))
+
+
+def assert_nothing_leaked(engine: Engine, worker: Worker) -> None:
+    """No slot is taken, no claim is held, no row is running."""
+    services = services_of(worker)
+    wait_until(lambda: len(services.runs) == 0)
+    for slots in services.all_slots.values():
+        wait_until(lambda slots=slots: slots.running == 0)  # type: ignore[misc]
+    assert not statuses(engine, Job.status == JobStatus.RUNNING)
 
 
 def gate_is_open(url: str) -> bool:

@@ -1,0 +1,239 @@
+"""What a worker does when its connection is lost: with a statement that may have taken effect, with its claims, with the pool."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, select, text
+from sqlalchemy.exc import OperationalError
+
+from sa_jobqueue import (
+    AsyncJobContext,
+    Job,
+    JobContext,
+    JobStatus,
+    Registry,
+    RetryPolicy,
+    Snooze,
+    enqueue,
+    task,
+)
+from sa_jobqueue.store import default_store
+from sa_jobqueue.worker.connections.service import Connector
+from tests.support import pooler
+from tests.support.databases import cut_line
+from tests.support.waiting import wait_until
+from tests.support.working import add, assert_nothing_leaked, finished, job_of, services_of, working
+
+NEVER = RetryPolicy(no_retry=(BaseException,))
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+def sleeping(engine: Engine) -> bool:
+    with engine.connect() as connection:
+        return bool(connection.scalar(text("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'")))
+
+
+class Lost:
+    """Breaks the next service transaction after its COMMIT was done, as if the answer had been lost."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, when: Any) -> None:
+        self.done = threading.Event()
+
+        class Broken:
+            def __init__(self, connection: Any, transaction: Any) -> None:
+                self.connection, self.transaction = connection, transaction
+
+            def __enter__(self) -> Any:
+                return self.transaction.__enter__()
+
+            def __exit__(broken, *error: object) -> Any:
+                said = broken.transaction.__exit__(*error)
+                serves = threading.current_thread().name == "sa-jobqueue claimer"
+                if error[0] is None and serves and not self.done.is_set() and when():
+                    self.done.set()
+                    raise OperationalError("COMMIT", {}, Exception("the answer was lost"), connection_invalidated=True)
+                return said
+
+        def breaking(begin: Any) -> Any:
+            return lambda own, connection: Broken(connection, begin(own, connection))
+
+        for name in ("begin", "begin_one"):
+            monkeypatch.setattr(Connector, name, breaking(getattr(Connector, name)))
+
+
+@pytest.mark.parametrize("busy_with", ["completed", "running"])
+def test_a_statement_that_outlives_its_connection_does_not_take_effect_unnoticed(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, busy_with: str
+) -> None:
+    """The connection breaks while the server writes an outcome, or claims beside it. What it did would be its last word
+    after the worker has looked what became of it: a claimed job that no worker knows of, an outcome that comes too late.
+    """
+    if pooler.is_pooled(url):
+        pytest.skip("behind a pooler the connection that breaks is not the server's")
+    begun, release = threading.Event(), threading.Event()
+
+    @task(registry=registry, name="waits")
+    def waits() -> None:
+        begun.set()
+        release.wait(30)
+
+    @task(registry=registry, name="next")
+    def next_() -> None: ...
+
+    (first,) = add(engine, enqueue("waits"))
+    with working(url, registry, queues={"default": 1}, buffer=0, lease=60) as worker:
+        assert begun.wait(10)
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE slow (yes bool)"))
+            connection.execute(text("INSERT INTO slow VALUES (true)"))
+            connection.execute(
+                text(
+                    "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+                    "PERFORM pg_sleep(5) FROM slow; RETURN new; END $$"
+                )
+            )
+            connection.execute(
+                text(
+                    "CREATE TRIGGER dawdle BEFORE UPDATE ON sa_jobqueue.job FOR EACH ROW "
+                    f"WHEN (new.status = '{busy_with}') EXECUTE FUNCTION dawdle()"
+                )
+            )
+        (second,) = add(engine, enqueue("next"))
+        release.set()
+        wait_until(lambda: sleeping(engine))
+        with engine.begin() as connection:
+            connection.execute(text("DELETE FROM slow"))  # it sleeps once
+        cut(services_of(worker).claimer._connection.current)
+        wait_until(lambda: finished(engine, first) and finished(engine, second))
+    with engine.connect() as connection:
+        rows = connection.execute(select(Job.status, Job.claims, Job.rescues).order_by(Job.id)).all()
+    assert rows == [("completed", 1, 0)] * 2
+    assert (worker.counts["complete"], worker.counts["lost"]) == (2, 0)
+
+
+def test_a_job_given_back_and_claimed_again_in_a_lost_commit_is_not_forgotten(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its old claim is known here and its new one is not: the worker compares both, and the job does not wait for its lease to run out."""
+    runs: list[int] = []
+
+    @task(registry=registry, name="runs")
+    async def handler(ctx: AsyncJobContext) -> Snooze | None:
+        runs.append(ctx.job_id)
+        return Snooze(0) if len(runs) == 1 else None
+
+    lost = Lost(monkeypatch, lambda: bool(runs) and claimed_twice())
+
+    def claimed_twice() -> bool:
+        with engine.connect() as connection:
+            return bool(connection.scalar(select(Job.claims).where(Job.status == JobStatus.RUNNING)) == 2)
+
+    (id,) = add(engine, enqueue("runs"))
+    # One slot: it is claimed for in the transaction that writes what became of its last job, or right after it.
+    with working(url, registry, queues={"default": 1}, buffer=0, lease=60) as worker:
+        wait_until(lambda: finished(engine, id), 10)
+        assert_nothing_leaked(engine, worker)
+    assert lost.done.is_set()
+    job = job_of(engine, id)
+    assert (job.status, job.rescues, job.attempt, job.claims) == ("completed", 0, 1, 3)
+
+
+def test_what_was_claimed_as_the_worker_leaves_goes_back_though_the_connection_breaks(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the claim's commit, before the worker knows of the jobs: they do not wait for their leases to run out."""
+    fetching, leaving = threading.Event(), threading.Event()
+
+    @task(registry=registry, name="large")
+    async def large(text: str) -> None: ...
+
+    def fetch(connection: Connection, *_: Any, **__: Any) -> None:
+        fetching.set()
+        assert leaving.wait(10)
+        connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    monkeypatch.setattr(default_store, "fetch_args", fetch)
+    (id,) = add(engine, enqueue("large", text="a" * 100_000))
+    with working(url, registry, lease=60) as worker:
+        assert fetching.wait(10)
+        services = services_of(worker)
+        worker.stop()
+        wait_until(lambda: services.claimer._ending)
+        leaving.set()
+    job = job_of(engine, id)
+    assert (job.status, job.attempt, job.claims) == ("queued", 0, 1)
+
+
+def test_leaving_does_not_fail_for_want_of_a_connection(engine: Engine, url: str, registry: Registry) -> None:
+    """Handlers that never end may hold every connection of the application's pool; the worker leaves all the same."""
+    entered, gate = threading.Event(), threading.Event()
+
+    @task(registry=registry, name="holds")
+    def holds(ctx: JobContext) -> None:
+        ctx.session.execute(select(1))
+        entered.set()
+        gate.wait(30)
+
+    small = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=0.1)
+    (id,) = add(engine, enqueue("holds"))
+    try:
+        with working(small, registry, grace=0, listen=False):
+            assert entered.wait(10)
+        assert job_of(engine, id).status == "queued"
+    finally:
+        gate.set()
+        wait_until(lambda: not small.pool.checkedout())  # type: ignore[attr-defined]
+        small.dispose()
+
+
+def test_a_lost_connection_is_replaced_by_a_new_one_not_by_an_old_one_of_the_pool(
+    url: str, engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network that forgot the first has forgotten that one, too, and `pool_pre_ping` would ask it without a deadline. What
+    handlers have is left to them.
+    """
+    held, gate, asked = threading.Event(), threading.Event(), list[str]()
+
+    @task(registry=registry, name="quick")
+    def quick(ctx: JobContext) -> None:
+        ctx.session.execute(select(1))
+
+    @task(registry=registry, name="holds")
+    def holds(ctx: JobContext) -> None:
+        ctx.session.execute(select(1))
+        held.set()
+        assert gate.wait(30)
+        ctx.session.execute(select(1))
+
+    def ping(_: object) -> bool:
+        asked.append(threading.current_thread().name)
+        return True
+
+    own = create_engine(url, pool_pre_ping=True, **pooler.engine_options(url))
+    monkeypatch.setattr(own.dialect, "do_ping", ping)
+    with working(own, registry, listen=False, lease=60) as worker:
+        ids = add(engine, enqueue("holds"))
+        assert held.wait(10)
+        ids += add(engine, enqueue("quick"))
+        wait_until(lambda: finished(engine, ids[1]) and own.pool.checkedin())  # type: ignore[attr-defined]
+        asked.clear()
+        cut(services_of(worker).claimer._connection.current)
+        ids += add(engine, enqueue("quick"))
+        wait_until(lambda: finished(engine, ids[2]))
+        gate.set()
+        wait_until(lambda: finished(engine, *ids))
+    own.dispose()
+    assert "sa-jobqueue claimer" not in asked
+    assert {(job.status, job.claims) for job in (job_of(engine, id) for id in ids)} == {(JobStatus.COMPLETED, 1)}
+
+
+def cut(connection: Connection | None) -> None:
+    assert connection is not None
+    cut_line(connection.connection.dbapi_connection)
