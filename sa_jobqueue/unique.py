@@ -22,7 +22,7 @@ from .durations import Duration, seconds_of
 from .errors import OptionError
 from .payload import load, shown, unstorable_text
 
-__all__ = ["MAX_KEY", "Clash", "Replaceable", "Scope", "Unique"]
+__all__ = ["MAX_KEY", "Clash", "Replaceable", "Scope", "Unique", "key_in"]
 
 #: Characters of a key.
 MAX_KEY = 500
@@ -32,6 +32,9 @@ Clash: TypeAlias = Literal["skip", "replace", "raise"]
 Replaceable: TypeAlias = Literal["args", "run_at", "priority"]
 
 _KEEPS = ("finished", "window")
+
+#: Up to here a float and an integer are the same number in every language.
+_EXACT = 2.0**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +115,24 @@ class Unique:
         return f"{task}:{_digest({name: given[name] for name in names})}"
 
 
+def key_in(rule: str | None) -> str:
+    """The key in the text of a rule; "" where there is none."""
+    return "" if rule is None else str(json.loads(rule)["key"])
+
+
 def _digest(values: Mapping[str, Any]) -> str:
-    """The same for the same values in every process, release and language: SHA-256 of the JSON with sorted keys and no blanks."""
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    """The same for equal values in every process, release and language: SHA-256 of the JSON with sorted keys and no blanks."""
+    text = json.dumps(_plain(values), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _plain(value: Any) -> Any:
+    """`value` with whole numbers as integers: 1.0 is equal to 1, and -0.0 to 0."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list) else value
 
 
 def _check_key(key: object) -> None:

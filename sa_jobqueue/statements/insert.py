@@ -31,6 +31,7 @@ from sqlalchemy.types import TypeEngine
 
 from ..models import Job
 from ..options import Call
+from ..unique import key_in
 from ._parts import array, in_seconds, rows, table_of
 
 __all__ = ["insert_jobs"]
@@ -48,10 +49,10 @@ def insert_jobs(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
 
 
 def _insert_unique(calls: Sequence[Call], job: type[Job]) -> Executable:
-    """The same where some of them have unique keys. These are taken in the order of their texts, whatever the order of the calls:
-    so two such statements cannot deadlock.
+    """The same where some of them have unique keys. These are taken in their order, as a flush takes them, whatever the order of
+    the calls: so two such statements cannot deadlock.
     """
-    order = sorted(range(len(calls)), key=lambda place: calls[place].uniqueness or "")
+    order = sorted(range(len(calls)), key=lambda place: key_in(calls[place].uniqueness))
     given = _parameters([calls[place] for place in order])
     source = _source(given)
     made = (

@@ -110,3 +110,19 @@ def test_what_cannot_be_is_refused_with_the_reason(made: Any, message: str) -> N
     """Before any SQL."""
     with pytest.raises(OptionError, match=message):
         made()
+
+
+def test_equal_numbers_make_one_key() -> None:
+    """1.0 is 1, and -0.0 is 0, also deep in an argument and in a default. True is not 1."""
+
+    @task(registry=registry, name="shop.weigh")
+    def weigh(weights: dict[str, list[float]], factor: float = 1.0) -> None: ...
+
+    def weighed(weights: list[float], **more: float) -> str:
+        return str(rule(weigh.options(unique=Unique()).call({"a": weights}, **more))["key"])
+
+    assert weighed([0.0, 1.0]) == weighed([-0.0, 1], factor=1) == weighed([0, 1.0], factor=1.0)
+    assert weighed([0.5]) != weighed([0])
+    assert weighed([2.0**60]) != weighed([2.0**61])
+    by = TaskName("shop.flag").options(unique=Unique(by=("on",)))
+    assert rule(by.call(on=True))["key"] != rule(by.call(on=1))["key"]
