@@ -118,7 +118,7 @@ class Claimed(Protocol):
 
     `claim_token` is the fence: a random number that no other claim has. `rescues` counts the claims whose worker died, or
     left before the handler had ended; `attempt` already counts this claim. `extra`: what only few jobs have, a JSON object as text;
-    "unique" in it: the job has a unique key.
+    "unique" in it: the job has a unique key; its value is that key if the job gives it back when it is started, else true.
     """
 
     @property

@@ -37,7 +37,7 @@ from sqlalchemy import (
 )
 
 from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
-from ..models import Job, UniqueKey, status_in, status_literal
+from ..models import Job, status_in, status_literal
 from ..options import MAX_PRIORITY
 from ._parts import (
     FIRST_ID,
@@ -53,7 +53,6 @@ from ._parts import (
     table_of,
 )
 from .extra import extra_of
-from .unique import freed_at_start, started_key
 
 __all__ = [
     "INLINE_LIMIT",
@@ -176,7 +175,6 @@ def claim_jobs(
     but: Sequence[int] | None = None,
     args_limit: int = INLINE_LIMIT,
     job: type[Job] = Job,
-    keys: type[UniqueKey] = UniqueKey,
 ) -> Update:
     """Claim due jobs: at most `queues[name]` of each queue, higher priority first, then earlier `run_at`, then `id`.
 
@@ -191,7 +189,7 @@ def claim_jobs(
     given = due_parameters(queues=queues, after=after, but=but)
     # MATERIALIZED: without the fence the planner may evaluate the picking again and take more rows than LIMIT.
     picked = _due(table_of(job), given).cte("picked").prefix_with("MATERIALIZED")
-    return _taken(table_of(job), picked, worker=worker, lease=lease, args_limit=args_limit, keys=keys)
+    return _taken(table_of(job), picked, worker=worker, lease=lease, args_limit=args_limit)
 
 
 def claim_listed(
@@ -201,12 +199,10 @@ def claim_listed(
     lease: float,
     args_limit: int = INLINE_LIMIT,
     job: type[Job] = Job,
-    keys: type[UniqueKey] = UniqueKey,
 ) -> Update:
     """Claim these, as far as they are due and not locked by another. Returns what `claim_jobs` does."""
-    table = table_of(job)
-    locked = _listed(table, ids, also=[started_key(table).label("key")])
-    return _taken(table_of(job), locked, worker=worker, lease=lease, args_limit=args_limit, keys=keys)
+    locked = _listed(table_of(job), ids)
+    return _taken(table_of(job), locked, worker=worker, lease=lease, args_limit=args_limit)
 
 
 def due_jobs(
@@ -225,14 +221,13 @@ def lock_listed(*, ids: Sequence[int], job: type[Job] = Job) -> Select[Any]:
     return select(_listed(table_of(job), ids).c.id)
 
 
-def _listed(table: Table, ids: Sequence[int], *, also: Sequence[ColumnElement[Any]] = ()) -> CTE:
+def _listed(table: Table, ids: Sequence[int]) -> CTE:
     columns = table.c
     return lock_in_order(
         table,
         columns.id == func.any(array("listed_ids", ids, BigInteger())),
         status_in(columns.status, sources(Event.CLAIM)),
         columns.run_at <= func.now(),
-        also=also,
     )
 
 
@@ -252,7 +247,7 @@ def _due(table: Table, given: Mapping[str, Any], *, named: bool = False) -> Sele
         id=array("slot_ids", given["slot_ids"], BigInteger()),
     )
     due = (
-        select(columns.id, *([] if named else [started_key(table).label("key")]))
+        select(columns.id)
         .where(
             columns.queue == slot.c.queue,
             columns.priority == slot.c.level,
@@ -269,14 +264,14 @@ def _due(table: Table, given: Mapping[str, Any], *, named: bool = False) -> Sele
         .lateral("due")
     )
     candidate = (
-        select(*due.c)
+        select(due.c.id)
         .select_from(slot.join(due, true()))
         .where(slot.c.queue == queue.c.name)
         .limit(queue.c.free)
         .correlate(queue)
         .lateral("candidate")
     )
-    found = [candidate.c.id, queue.c.name] if named else [*candidate.c]
+    found = [candidate.c.id, queue.c.name] if named else [candidate.c.id]
     return select(*found).select_from(queue.join(candidate, true()))
 
 
@@ -286,7 +281,7 @@ def _but(id: Column[int], given: Mapping[str, Any]) -> list[ColumnElement[bool]]
     return [id != func.all(array("but_ids", given["but_ids"], BigInteger()))]
 
 
-def _taken(table: Table, picked: CTE, *, worker: str, lease: float, args_limit: int, keys: type[UniqueKey]) -> Update:
+def _taken(table: Table, picked: CTE, *, worker: str, lease: float, args_limit: int) -> Update:
     """Claim the rows with these ids."""
     columns = table.c
     limit = bindparam("inline_limit", args_limit, Integer)
@@ -319,7 +314,6 @@ def _taken(table: Table, picked: CTE, *, worker: str, lease: float, args_limit: 
             epoch_of(columns.created_at),
             extra_of(table),
         )
-        .add_cte(freed_at_start(picked, keys))
     )
 
 

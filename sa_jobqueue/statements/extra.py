@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Boolean, ColumnElement, FromClause, Text, case, cast, func, literal_column, null
+from sqlalchemy import ColumnElement, FromClause, Text, case, cast, func, literal_column
+from sqlalchemy.dialects.postgresql import JSONB
+
+from .unique import started_key
 
 __all__ = ["extra_of"]
+
+_TRUE = literal_column("'true'::jsonb", JSONB)
 
 
 def extra_of(table: FromClause) -> ColumnElement[str | None]:
@@ -14,13 +19,8 @@ def extra_of(table: FromClause) -> ColumnElement[str | None]:
     columns = table.c
     # key -> (the column that says whether a job has it, the value)
     parts: dict[str, tuple[ColumnElement[Any], ColumnElement[Any]]] = {
-        "unique": (columns.uniqueness, _if_any(columns.uniqueness)),
+        "unique": (columns.uniqueness, func.coalesce(func.to_jsonb(started_key(table)), _TRUE)),
     }
     pairs = [one for key, (_, value) in parts.items() for one in (literal_column(f"'{key}'"), value)]
     has_any = func.num_nonnulls(*(column for column, _ in parts.values())) > literal_column("0")
     return case((has_any, cast(func.jsonb_strip_nulls(func.jsonb_build_object(*pairs)), Text))).label("extra")
-
-
-def _if_any(column: ColumnElement[Any]) -> ColumnElement[bool | None]:
-    """True, or NULL where the column is."""
-    return case((column.is_not(None), literal_column("true", Boolean)), else_=null())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -36,8 +36,8 @@ from .ends import is_held
 __all__ = [
     "drop_expired_keys",
     "ended_key",
+    "free_started_keys",
     "free_stray_keys",
-    "freed_at_start",
     "given_back",
     "key_holders",
     "key_of",
@@ -62,11 +62,8 @@ def _text(rule: ColumnElement[Any], name: str) -> ColumnElement[Any]:
 
 
 def started_key(table: FromClause) -> ColumnElement[Any]:
-    """The key that a job gives back when it is started."""
-    rule = table.c.uniqueness
-    # In two steps: jobs without a rule, which are nearly all, are told apart without a look into it.
-    queued = _text(rule, "scope") == literal_column("'queued'")
-    return case((rule.is_not(None), case((queued, key_of(table)))))
+    """The key that a job gives back when it is started; NULL if it has none, or keeps it."""
+    return case((_text(table.c.uniqueness, "scope") == literal_column("'queued'"), key_of(table)))
 
 
 def given_back(jobs: Sequence[FromClause], keys: type[UniqueKey]) -> list[CTE]:
@@ -98,17 +95,21 @@ def given_back(jobs: Sequence[FromClause], keys: type[UniqueKey]) -> list[CTE]:
     ]
 
 
-def freed_at_start(claimed: FromClause, keys: type[UniqueKey]) -> CTE:
-    """What gives the keys of those claimed jobs back whose rule says so. They have the columns `id` and `key`."""
+def free_started_keys(started: Mapping[int, str], *, keys: type[UniqueKey] = UniqueKey) -> Executable:
+    """Free the keys of jobs that have been started, given by their ids, except those that another transaction has locked."""
     key = key_table(keys)
-    return (
-        delete(key)
+    mine = (
+        select(key.c.key)
         .where(
-            members(key.c.key, select(claimed.c.key).where(claimed.c.key.is_not(None))),
-            members(key.c.job_id, select(claimed.c.id).where(claimed.c.key.is_not(None))),
+            key.c.key == func.any(array("started_keys", list(started.values()), Text())),
+            key.c.job_id == func.any(array("started_ids", list(started), BigInteger())),
         )
-        .cte("freed_keys")
+        .order_by(key.c.key)
+        .with_for_update(skip_locked=True)
+        .cte("mine")
+        .prefix_with("MATERIALIZED")
     )
+    return delete(key).where(members(key.c.key, select(mine.c.key)))
 
 
 def key_holders(ids: Sequence[int], *, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
@@ -140,7 +141,8 @@ def drop_expired_keys(*, limit: int, keys: type[UniqueKey] = UniqueKey) -> Execu
 
 
 def free_stray_keys(*, after: str, limit: int, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
-    """Free, of `limit` keys from `after` (exclusive) on, those whose jobs have ended, or are gone: by plain SQL by hand.
+    """Free, of `limit` keys from `after` (exclusive) on, those whose jobs have ended, have another key, or are gone: by plain
+    SQL by hand.
 
     Returns one row: the last key that was looked at, NULL if there was none, and how many of these were free to go.
     """
@@ -159,7 +161,7 @@ def free_stray_keys(*, after: str, limit: int, job: type[Job] = Job, keys: type[
         members(table.c.id, select(page.c.job_id)),
         or_(status_in(table.c.status, FINISHED), and_(is_held(table), started_key(table).is_not(None))),
     )
-    there = select(table.c.id).where(table.c.id == page.c.job_id).correlate(page)
+    there = select(table.c.id).where(table.c.id == page.c.job_id, key_of(table) == page.c.key).correlate(page)
     stray = (
         select(page.c.job_id.label("id"), page.c.key)
         .where(or_(page.c.job_id.in_(select(ended.c.id)), not_(there.exists())))

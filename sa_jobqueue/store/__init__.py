@@ -20,6 +20,7 @@ from .outcomes import Answer, alike, kept_for_now
 from .pruning import Pruned
 from .store import Store, default_store, store_of
 from .tables import Tables
+from .unique import started_keys
 from .workers import end_backend
 
 __all__ = [
@@ -42,5 +43,6 @@ __all__ = [
     "is_data_fault",
     "is_too_much",
     "kept_for_now",
+    "started_keys",
     "store_of",
 ]

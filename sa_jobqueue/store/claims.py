@@ -80,7 +80,6 @@ class Claims(OfTables):
             lease=0,
             but=[] if some_left_out else None,
             job=self.tables.job,
-            keys=self.tables.unique_key,
         )
 
     @cached_property
@@ -93,9 +92,7 @@ class Claims(OfTables):
 
     @cached_property
     def _claim_listed(self) -> Compiled:
-        return Compiled(
-            claim_listed(ids=[], worker="", lease=0, job=self.tables.job, keys=self.tables.unique_key), binary=True
-        )
+        return Compiled(claim_listed(ids=[], worker="", lease=0, job=self.tables.job), binary=True)
 
     @cached_property
     def _due(self) -> Compiled:

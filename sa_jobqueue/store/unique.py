@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from ..statements.unique import drop_expired_keys, free_stray_keys
+from ..context import ClaimedJob
+from ..lifecycle import extra
+from ..statements.unique import drop_expired_keys, free_started_keys, free_stray_keys
 from .tables import OfTables
 
-__all__ = ["FreedKeys", "UniqueKeys"]
+__all__ = ["FreedKeys", "UniqueKeys", "started_keys"]
+
+
+def started_keys(jobs: Iterable[ClaimedJob]) -> dict[int, str]:
+    """By id the keys of those claimed jobs that have them until they are started."""
+    found = [(job.id, extra(job).get("unique")) for job in jobs if job.extra is not None]
+    return {job_id: key for job_id, key in found if isinstance(key, str)}
 
 
 class FreedKeys(NamedTuple):
@@ -20,7 +29,11 @@ class FreedKeys(NamedTuple):
 
 
 class UniqueKeys(OfTables):
-    """Freeing keys whose time is over, and those that were left behind by changes made by hand."""
+    """Freeing keys: of jobs that have been started, those whose time is over, and those that changes by hand left behind."""
+
+    def free_started_keys(self, connection: Connection, started: Mapping[int, str]) -> None:
+        """Free the keys, given by their jobs' ids, of jobs that have been started."""
+        connection.execute(free_started_keys(started, keys=self.tables.unique_key))
 
     def drop_expired_keys(self, connection: Connection, *, limit: int = 1_000) -> int:
         """Delete a page of the keys whose time is over. Returns how many there were."""

@@ -24,7 +24,7 @@ from sa_jobqueue.lifecycle import FINISHED, Change, Claim, JobStatus, Rules, dec
 from sa_jobqueue.models import Job, UniqueKey
 from sa_jobqueue.outcomes import Outcome
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, insert_jobs, prune_jobs, release_jobs, retry_jobs
-from sa_jobqueue.store import Answer, ClaimRequest, Expired, default_store
+from sa_jobqueue.store import Answer, ClaimRequest, Expired, default_store, started_keys
 from tests.support.factory import TABLE, make_job
 from tests.support.model import ModelJob
 from tests.support.outcomes import all_rules, rescues, run_outcomes
@@ -55,7 +55,7 @@ class Tracked(ModelJob):
     effects: int = 0
     key: str | None = None
     until_start: bool = False
-    """The key is given back by the claim, not by the end."""
+    """The key is given back when the job has been claimed, not when it ends."""
     holds: bool = False
     """It has the key now."""
 
@@ -143,9 +143,16 @@ class QueueMachine(RuleBasedStateMachine):
                 job.comes(LATER if scheduled else self.now)
                 if unique is not None:
                     job.key, job.until_start = unique.key, unique.scope == "queued"
+                    self._leave_started_keys()
                     self._take_key(job)
                     if not job.holds:
                         job.status, job.errors, job.purge_at = JobStatus.CANCELLED, 1, LATER
+
+    def _leave_started_keys(self) -> None:
+        """Whoever enqueues a job with the key of one that was started gets it, also where its worker did not free it."""
+        for one in self.jobs.values():
+            if one.until_start and one.status == JobStatus.RUNNING:
+                one.holds = False
 
     def _take_key(self, job: Tracked) -> None:
         job.holds = not any(one.holds and one.key == job.key for one in self.jobs.values())
@@ -181,8 +188,10 @@ class QueueMachine(RuleBasedStateMachine):
                 )  # fmt: skip
                 assert (job.extra is not None) == (model.key is not None)
                 model.worker, model.lapsed = worker, False
-                if model.until_start:
+                if model.until_start and end != "answer lost":
                     model.holds = False
+            if end != "answer lost":
+                default_store.free_started_keys(connection, started_keys(found))
         if end == "rolled back":
             return
         for job in found:

@@ -1,28 +1,11 @@
 WITH locked AS MATERIALIZED (
-    SELECT sa_jobqueue.job.id AS id,
-        CASE WHEN (sa_jobqueue.job.uniqueness IS NOT NULL) THEN CASE WHEN ((sa_jobqueue.job.uniqueness ->> 'scope') = 'queued') THEN sa_jobqueue.job.uniqueness ->> 'key' END END AS key
+    SELECT sa_jobqueue.job.id AS id
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.id = any(CAST(%(listed_ids)s::VARCHAR AS BIGINT[]))
     AND sa_jobqueue.job.status = 'queued'
     AND sa_jobqueue.job.run_at <= now()
     ORDER BY sa_jobqueue.job.id
     FOR NO KEY UPDATE OF job SKIP LOCKED
-),
-    freed_keys AS (
-    DELETE
-    FROM sa_jobqueue.unique_key
-    WHERE sa_jobqueue.unique_key.key = any(array((
-            SELECT locked.key
-            FROM locked
-            WHERE locked.key IS NOT NULL
-        )
-    ))
-    AND sa_jobqueue.unique_key.job_id = any(array((
-            SELECT locked.id
-            FROM locked
-            WHERE locked.key IS NOT NULL
-        )
-    ))
 )
 UPDATE sa_jobqueue.job
 SET status='running',
@@ -61,4 +44,4 @@ RETURNING sa_jobqueue.job.id,
     ) AS made
 ) END AS meta,
     date_part('epoch', sa_jobqueue.job.created_at) AS created_at,
-    CASE WHEN (num_nonnulls(sa_jobqueue.job.uniqueness) > 0) THEN CAST(jsonb_strip_nulls(jsonb_build_object('unique', CASE WHEN (sa_jobqueue.job.uniqueness IS NOT NULL) THEN true ELSE NULL END)) AS TEXT) END AS extra
+    CASE WHEN (num_nonnulls(sa_jobqueue.job.uniqueness) > 0) THEN CAST(jsonb_strip_nulls(jsonb_build_object('unique', coalesce(to_jsonb(CASE WHEN ((sa_jobqueue.job.uniqueness ->> 'scope') = 'queued') THEN sa_jobqueue.job.uniqueness ->> 'key' END), 'true'::jsonb))) AS TEXT) END AS extra
