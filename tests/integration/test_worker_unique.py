@@ -99,23 +99,68 @@ def test_a_job_that_is_not_kept_frees_its_key(engine: Engine, url: str, registry
         assert session.scalars(select(Job)).all() == []
 
 
-def test_a_job_that_was_enqueued_while_the_other_ran_is_not_lost(engine: Engine, url: str, registry: Registry) -> None:
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("size", [1, 100_000], ids=["short", "fetched apart"])
+def test_a_job_that_was_enqueued_while_the_other_ran_is_not_lost(
+    engine: Engine, url: str, registry: Registry, level: str, size: int
+) -> None:
     """With the scope "queued": the one that runs may have looked before what the new one is about was there."""
+    producer = engine.execution_options(isolation_level=level)
     started, end = threading.Event(), threading.Event()
 
     @task(registry=registry, unique=Unique(by=(), scope="queued"))
-    def rebuild() -> None:
+    def rebuild(text: str) -> None:
         started.set()
         end.wait(30)
 
-    first = add_one(engine, enqueue(rebuild))
+    first = add_one(engine, enqueue(rebuild, "x" * size))
     with working(url, registry):
         assert started.wait(30)
-        second, third = add(engine, enqueue(rebuild), enqueue(rebuild))
+        second, third = add(producer, enqueue(rebuild, ""), enqueue(rebuild, ""))
         end.set()
         wait_until(lambda: job_of(engine, second).status == JobStatus.COMPLETED)
     assert job_of(engine, first).status == JobStatus.COMPLETED
-    assert job_of(engine, third).duplicate_of == second
+    assert job_of(engine, third).is_duplicate
+
+
+def test_a_worker_starts_a_job_only_when_its_duplicates_are_committed(
+    engine: Engine, url: str, registry: Registry
+) -> None:
+    """So that it sees what their transactions wrote; that it is due and cannot be had is no error."""
+
+    @task(registry=registry, unique=Unique(by=(), scope="queued"))
+    def rebuild() -> None: ...
+
+    held_back = add_one(engine, enqueue(rebuild))
+    with Session(engine) as session:
+        session.add(enqueue(rebuild))
+        session.flush()
+        with working(url, registry):
+            wait_until(lambda: any_gate_is_open(engine))
+            assert job_of(engine, held_back).status == JobStatus.QUEUED
+            session.commit()
+            wait_until(lambda: job_of(engine, held_back).status == JobStatus.COMPLETED)
+
+
+def any_gate_is_open(engine: Engine) -> bool:
+    """Whether a worker waits to be woken."""
+    with engine.connect() as connection:
+        asked = "SELECT to_timestamp(pg_sequence_last_value('sa_jobqueue.gate_any')) > clock_timestamp()"
+        return bool(connection.scalar(text(asked)))
+
+
+def test_a_key_that_is_locked_holds_up_no_start(engine: Engine, url: str, registry: Registry) -> None:
+    """Nor is the key taken from a job that has got it since: it can be had as soon as the lock is gone."""
+
+    @task(registry=registry, unique=Unique("k", scope="queued"))
+    def rebuild() -> None: ...
+
+    add_one(engine, enqueue(rebuild))
+    with engine.connect() as connection:
+        connection.execute(select(UniqueKey.key).with_for_update())
+        drain(url, registry)
+    assert keys(engine) == {"k"}
+    assert not job_of(engine, add_one(engine, enqueue(rebuild))).is_duplicate
 
 
 def test_a_rescued_job_keeps_its_key_to_its_end(engine: Engine, url: str, registry: Registry) -> None:

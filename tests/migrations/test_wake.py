@@ -127,6 +127,15 @@ def test_an_open_gate_wakes_its_worker(waiter: Waiter, producer: psycopg.Connect
     assert waiter.woken() == [queue]
 
 
+def test_a_duplicate_wakes_the_worker_that_it_has_held_back(waiter: Waiter, producer: psycopg.Connection) -> None:
+    """Until its commit no worker could start the job that has its unique key."""
+    unique = {"uniqueness": '{"key": "k", "scope": "queued"}'}
+    insert(producer, "mail", columns=unique)
+    waiter.open("mail")
+    insert(producer, "mail", columns=unique)
+    assert waiter.woken() == ["mail"]
+
+
 def test_a_gate_closes_by_itself(waiter: Waiter, producer: psycopg.Connection) -> None:
     """It is open until a time; after it, no worker waits."""
     waiter.open("mail", until=-1)
@@ -344,6 +353,7 @@ class TestLeastPrivilege:
         assert found == [
             ("complete_job", False, ["enable_seqscan=off"], True),
             ("due_at", False, None, True),
+            ("hold_queued", False, ["search_path=pg_catalog, pg_temp", "lock_timeout=100ms"], False),
             ("job_unique", True, ["search_path=pg_catalog, pg_temp"], False),
             ("job_wake", True, ["search_path=pg_catalog, pg_temp"], False),
             ("take_key", False, ["search_path=pg_catalog, pg_temp", "lock_timeout=10ms"], True),

@@ -21,8 +21,9 @@ from sa_jobqueue.models import UniqueKey
 from sa_jobqueue.outcomes import Outcome, Released, Retry, Snooze
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, release_jobs, retry_jobs
 from sa_jobqueue.statements.claim import ClaimRequest
-from sa_jobqueue.store import default_store
+from sa_jobqueue.store import default_store, started_keys
 from tests.support.factory import TABLE, change, completed, row
+from tests.support.waiting import wait_until
 
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 QUEUED, CANCELLED = JobStatus.QUEUED, JobStatus.CANCELLED
@@ -257,23 +258,27 @@ def test_a_holder_that_is_locked_or_runs_is_not_replaced_nor_waited_for(
     assert found[1].duplicate_of == found[2].duplicate_of is not None
 
 
-def test_a_key_until_the_start_is_free_when_the_job_is_claimed(connection: Connection) -> None:
-    """By the claim itself, in one statement with it; a key of another scope stays."""
-    for key, scope in (("q", "queued"), ("s", "started")):
-        connection.execute(insert(TABLE).values(task="a", uniqueness=of(key, scope=scope)))
+def test_a_claim_says_which_keys_are_free_from_the_start_of_their_jobs(connection: Connection) -> None:
+    """They are freed apart from it; a key of another scope stays, and so does one that another job has taken since."""
+    for key in ("q", "q 'ü\\\"", "r"):
+        connection.execute(insert(TABLE).values(task="a", uniqueness=of(key, scope="queued")))
+    by_rows(connection, ["s"])
     claimed = claim(connection)
-    assert [job.extra for job in claimed] == ['{"unique": true}'] * 2
-    assert keys(connection).keys() == {"s"}
+    assert [json.loads(job.extra or "") for job in claimed] == [
+        {"unique": "q"}, {"unique": "q 'ü\\\""}, {"unique": "r"}, {"unique": True},
+    ]  # fmt: skip
+    by_rows(connection, ["r"])
+    default_store.free_started_keys(connection, started_keys(claimed))
+    assert keys(connection).keys() == {"r", "s"}
     by_rows(connection, ["q", "s"])
-    assert states(connection)[2:] == [(QUEUED, None), (CANCELLED, claimed[1].id)]
+    assert states(connection)[4:] == [(QUEUED, None), (QUEUED, None), (CANCELLED, claimed[3].id)]
 
 
-def test_a_listed_claim_gives_such_keys_back_too(connection: Connection) -> None:
+def test_a_listed_claim_says_so_too(connection: Connection) -> None:
     """It is how jobs are claimed one by one."""
     id = connection.scalar(insert(TABLE).values(task="a", uniqueness=of("q", scope="queued")).returning(TABLE.c.id))
     assert id is not None
-    assert default_store.claim_these(connection, [id], worker="me", lease=60)
-    assert keys(connection) == {}
+    assert started_keys(default_store.claim_these(connection, [id], worker="me", lease=60)) == {id: "q"}
 
 
 ENDS = {
@@ -426,13 +431,201 @@ def test_a_locked_key_holds_up_no_end_of_a_job(connection: Connection, other: Co
     assert default_store.free_stray_keys(connection).freed == 1
 
 
+SEEING = ["READ COMMITTED", "REPEATABLE READ"]
+"""The levels at which a duplicate may look at the job that has its key."""
+
+
+@pytest.mark.parametrize("rule", [{}, {"on_clash": "replace"}], ids=["skip", "replace"])
+@pytest.mark.parametrize("level", SEEING)
+def test_a_job_is_not_started_before_its_duplicates_are_committed(
+    engine: Engine, connection: Connection, level: str, rule: dict[str, Any]
+) -> None:
+    """With the scope "queued": else it would run without what their transactions wrote, and they would be lost."""
+    id = connection.scalar(insert(TABLE).values(task="a", uniqueness=of("q", scope="queued")).returning(TABLE.c.id))
+    connection.commit()
+    with engine.connect().execution_options(isolation_level=level) as producer:
+        producer.execute(insert(TABLE).values(task="a", uniqueness=of("q", scope="queued", **rule)))
+        assert claim(connection) == []
+        producer.commit()
+    assert [job.id for job in claim(connection)] == [id]
+
+
+@pytest.mark.parametrize("level", SEEING)
+def test_a_job_that_is_enqueued_while_another_is_being_started_is_kept(
+    engine: Engine, connection: Connection, level: str
+) -> None:
+    """Also where its transaction began before. At READ COMMITTED, before the key of the one that was started is free."""
+    connection.execute(insert(TABLE).values(task="a", uniqueness=of("q", scope="queued")))
+    connection.commit()
+    with engine.connect().execution_options(isolation_level=level) as producer:
+        (claimed,) = claim(connection)
+        ended = threading.Event()
+
+        def enqueue_late() -> None:
+            producer.execute(insert(TABLE).values(task="a", uniqueness=of("q", scope="queued")))
+            producer.commit()
+            ended.set()
+
+        thread = threading.Thread(target=enqueue_late, daemon=True)
+        thread.start()
+        connection.commit()
+        if level == "REPEATABLE READ":
+            default_store.free_started_keys(connection, started_keys([claimed]))
+            connection.commit()
+        assert ended.wait(10)
+        thread.join()
+        assert states(producer) == [(JobStatus.RUNNING, None), (QUEUED, None)]
+        assert keys(producer)["q"] != claimed.id
+
+
+def test_a_duplicate_does_not_wait_for_a_job_that_is_locked_for_long(connection: Connection, other: Connection) -> None:
+    """With the scope "queued". Else it could deadlock with an operator, who locks jobs in another order."""
+    rule = of("a", scope="queued")
+    for key in ("a", "b"):
+        connection.execute(insert(TABLE).values(task="a", uniqueness=of(key, scope="queued")))
+    connection.commit()
+    first, second = keys(connection)["a"], keys(connection)["b"]
+    connection.commit()
+    connection.execute(insert(TABLE).values(task="a", uniqueness=of("b", scope="queued")))
+    other.execute(select(TABLE.c.id).where(TABLE.c.id == first).with_for_update())
+    ended = threading.Event()
+
+    def lock_second() -> None:
+        other.execute(select(TABLE.c.id).where(TABLE.c.id == second).with_for_update())
+        ended.set()
+
+    thread = threading.Thread(target=lock_second, daemon=True)
+    thread.start()
+    connection.execute(insert(TABLE).values(task="a", uniqueness=rule))
+    assert not ended.is_set()
+    connection.commit()
+    assert ended.wait(10)
+    thread.join()
+    other.rollback()
+    assert states(connection)[2:] == [(CANCELLED, second), (CANCELLED, first)]
+
+
+@pytest.mark.parametrize("left", ["DELETE FROM sa_jobqueue.job", "UPDATE sa_jobqueue.job SET status = 'failed'"])
+@pytest.mark.parametrize("level", SEEING)
+def test_a_key_that_a_change_by_hand_has_left_is_free_for_the_next_job(engine: Engine, level: str, left: str) -> None:
+    """At once, before maintenance has seen it: that job is not lost as a duplicate of one that never runs again."""
+    with engine.connect().execution_options(isolation_level=level) as connection:
+        by_rows(connection, ["a"])
+        connection.execute(text(left))
+        connection.commit()
+        by_rows(connection, ["a"])
+        (status, id) = connection.execute(select(TABLE.c.status, TABLE.c.id).order_by(TABLE.c.id.desc())).first() or ()
+        assert status == QUEUED
+        assert keys(connection) == {"a": id}
+
+
+def test_a_key_left_behind_is_not_taken_from_a_job_that_is_brought_back(
+    connection: Connection, other: Connection
+) -> None:
+    """By an operator, at the same moment: it has ended by plain SQL, and its key was still its own."""
+    by_rows(connection, ["a"])
+    holder = keys(connection)["a"]
+    connection.execute(update(TABLE).values(status="failed", finished_at=text("now()")))
+    connection.commit()
+    assert connection.scalars(retry_jobs(Job.id == holder)).all() == [holder]
+    ended = threading.Event()
+
+    def enqueue_late() -> None:
+        by_rows(other, ["a"])
+        ended.set()
+
+    thread = threading.Thread(target=enqueue_late, daemon=True)
+    thread.start()
+    wait_until(lambda: any_waits(connection))
+    connection.commit()
+    assert ended.wait(10)
+    thread.join()
+    assert states(other) == [(QUEUED, None), (CANCELLED, holder)]
+
+
+def any_waits(connection: Connection) -> bool:
+    """Whether a connection to this database waits for a lock."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    return bool(connection.scalar(text(waiting)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("scope", ["finished", "window"])
+def test_a_duplicate_leaves_no_lock_on_the_key(engine: Engine, connection: Connection, scope: str, level: str) -> None:
+    """Until its transaction ends: the holder's end would leave the key behind, and the next job would be lost."""
+    rule = of("k", scope=scope, period=60)
+    connection.execute(insert(TABLE).values(task="a", uniqueness=rule))
+    connection.commit()
+    with engine.connect().execution_options(isolation_level=level) as producer:
+        producer.execute(insert(TABLE).values(task="a", uniqueness=rule))
+        connection.execute(select(UniqueKey.key).with_for_update(nowait=True)).one()
+
+
+def test_a_retry_in_vain_leaves_no_lock_on_the_key(connection: Connection, other: Connection) -> None:
+    """The job that has it can end meanwhile, and its key is free then."""
+    by_rows(connection, ["a", "a"])
+    holder = keys(connection)["a"]
+    connection.commit()
+    assert other.scalars(retry_jobs(Job.status == CANCELLED)).all() == []
+    assert connection.scalars(cancel_jobs(Job.id == holder)).all() == [holder]
+    assert keys(connection) == {}
+
+
+def test_a_job_that_is_inserted_as_ended_takes_no_key(connection: Connection) -> None:
+    """A row that is brought back from an archive, say, by who may write it."""
+    connection.execute(insert(TABLE).values(task="a", uniqueness=of("k"), status="completed"))
+    by_rows(connection, ["k"])
+    assert states(connection) == [(JobStatus.COMPLETED, None), (QUEUED, None)]
+
+
+def test_a_rule_by_sql_replaces_all_three_unless_it_says_which(connection: Connection) -> None:
+    """As `Unique` does."""
+    by_rows(connection, ["k"])
+    new = {"args": {"n": 2}, "priority": 9}
+    connection.execute(insert(TABLE).values(task="a", uniqueness=of("k", on_clash="replace"), **new))
+    holder = connection.execute(select(TABLE.c.args, TABLE.c.priority).order_by(TABLE.c.id)).first()
+    assert holder is not None
+    assert holder._asdict() == new
+
+
+def test_a_flush_and_a_bulk_insert_take_keys_in_the_same_order(engine: Engine, other: Connection) -> None:
+    """Whatever characters are in them. Else one of each could deadlock."""
+    names = ["a", "a b", 'a"', "a\\", "a\x7f", "é", "z", "Z", "\U0001f600"]
+    jobs = [plain.options(unique=Unique(name, scope="queued", on_clash="replace")) for name in names]
+    orders = []
+    for insertion in ("flush", "many"):
+        with Session(engine) as session:
+            if insertion == "flush":
+                session.add_all([enqueue(one) for one in jobs])
+                session.flush()
+            else:
+                session.execute(enqueue_many([one.call() for one in jobs]))
+            orders.append(session.scalars(select(Job.unique_key).order_by(Job.id)).all())
+            session.rollback()
+    assert orders[0] == orders[1]
+
+
+def test_a_key_of_a_live_job_that_has_another_key_is_freed(connection: Connection) -> None:
+    """After an INSERT of given ids that came to nothing, or a change of the rule by hand."""
+    by_rows(connection, ["a", "b"])
+    ids = keys(connection)
+    connection.execute(update(TABLE).where(TABLE.c.id == ids["a"]).values(uniqueness=of("other")))
+    assert default_store.free_stray_keys(connection).freed == 1
+    assert keys(connection) == {"b": ids["b"]}
+
+
 @pytest.mark.parametrize(
     "rule",
-    [{}, {"key": None}, of("k", scope="ever"), of("k", scope="window"), of("k", period=3), of("k", on_clash="drop")],
-)
+    [
+        {}, {"key": None}, {"key": 7}, of(""), of("k" * 501), of("".join(map(chr, range(256, 10_256)))), [], "k",
+        of("k", scope="ever"), of("k", scope="window"), of("k", period=3), of("k", on_clash="drop"),
+        of("k", scope="window", period="day"), of("k", scope="window", period=-1), of("k", scope="finished", period=1e300),
+        of("k", on_clash="replace", replace=["queue"]), of("k", on_clash="replace", replace="args"),
+    ],
+)  # fmt: skip
 def test_a_rule_that_cannot_be_is_refused_with_the_reason(connection: Connection, rule: dict[str, Any]) -> None:
     """For those who insert by SQL."""
-    with pytest.raises(Exception, match="must have a key, perhaps a scope"):
+    with pytest.raises(Exception, match="must have a key of 1 to 500 characters"):
         connection.execute(insert(TABLE).values(task="a", uniqueness=rule))
 
 
@@ -474,3 +667,52 @@ def test_of_many_transactions_at_once_one_job_per_key_is_kept_and_none_is_aborte
         assert len(holders) == len(connection.execute(live).all()), "two live jobs have one key"
         assert holders == keys(connection)
         assert len(states(connection)) > clients * rounds / 2
+
+
+@pytest.mark.parametrize("on_clash", ["skip", "replace"])
+def test_each_change_is_seen_by_a_run_that_began_after_its_commit(engine: Engine, on_clash: str) -> None:
+    """With the scope "queued", whatever producers and workers do at once: what a transaction wrote beside its job is not missed."""
+    rule = of("rebuild", scope="queued", on_clash=on_clash)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE change (n int PRIMARY KEY)"))
+    failures: list[BaseException] = []
+    seen: set[int] = set()
+    runs = 0
+
+    def produce(number: int) -> None:
+        try:
+            with engine.connect() as connection:
+                for n in range(number, 400, 4):
+                    connection.execute(text("INSERT INTO change VALUES (:n)"), {"n": n})
+                    connection.execute(insert(TABLE).values(task="a", uniqueness=rule))
+                    connection.execute(text("SELECT count(*) FROM change"))  # goes on a little before it commits
+                    connection.commit()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=produce, args=(number,)) for number in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        with engine.connect() as worker:
+            while True:
+                over = not any(thread.is_alive() for thread in threads)
+                jobs = claim(worker)
+                worker.commit()
+                default_store.free_started_keys(worker, started_keys(jobs))
+                worker.commit()
+                for job in jobs:
+                    runs += 1
+                    seen |= set(worker.scalars(text("SELECT n FROM change")))
+                    worker.execute(update(TABLE).where(TABLE.c.id == job.id).values(status="completed"))
+                    worker.commit()
+                if over and not jobs:
+                    break
+    finally:
+        for thread in threads:
+            thread.join()
+        with engine.begin() as connection:
+            connection.execute(text("DROP TABLE change"))
+    assert failures == []
+    assert seen == set(range(400))
+    assert runs > 1

@@ -23,11 +23,33 @@ UP = (
     )
     """,
     "CREATE INDEX unique_key_expires_idx ON {schema}.unique_key (expires_at) WHERE expires_at IS NOT NULL",
+    # Whether a job still waits to be started; if so, it is locked until the caller's transaction ends, and no worker starts it
+    # before. NULL: another transaction has it locked for long, so that is not known. Never waits for long: the other may be
+    # waiting for a job that the caller has locked.
+    """
+    CREATE FUNCTION {schema}.hold_queued(id bigint, to_change boolean) RETURNS boolean LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms' AS $body$
+    BEGIN
+        IF to_change THEN
+            PERFORM FROM {schema}.job WHERE job.id = $1 AND job.status IN ('queued', 'blocked') FOR NO KEY UPDATE;
+        ELSE
+            PERFORM FROM {schema}.job WHERE job.id = $1 AND job.status IN ('queued', 'blocked') FOR SHARE;
+        END IF;
+        RETURN FOUND;
+    EXCEPTION
+        WHEN serialization_failure THEN
+            RETURN false;  -- it has changed since this transaction's snapshot
+        WHEN lock_not_available OR deadlock_detected THEN
+            RETURN NULL;
+    END
+    $body$
+    """,
+    "REVOKE ALL ON FUNCTION {schema}.hold_queued(bigint, boolean) FROM PUBLIC",
     # SECURITY DEFINER: who may insert a job need not be able to read or take keys by hand.
     #
-    # Nothing here waits for another transaction's job: only for one that has just taken the same key and is not committed. The
-    # holder is not read at SERIALIZABLE, where that read would abort one transaction in five; nor is a held key locked, for which
-    # its job's end would have to wait.
+    # It waits only for a transaction that is taking the same key, or giving it back, and is not committed. At SERIALIZABLE the
+    # holder is not read: that read would abort one transaction in five. The lock on a key that was not taken is given back with
+    # a subtransaction: an end of the holder would leave a locked key behind.
     """
     CREATE FUNCTION {schema}.job_unique() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp AS $body$
@@ -36,61 +58,109 @@ UP = (
         wanted text := rule ->> 'key';
         scope text := coalesce(rule ->> 'scope', 'started');
         clash text := coalesce(rule ->> 'on_clash', 'skip');
-        period double precision := rule ->> 'period';
-        keeps boolean := scope IN ('finished', 'window');
+        parts jsonb := coalesce(rule -> 'replace', '["args", "run_at", "priority"]');
+        period double precision;
+        kept double precision;
+        until timestamptz;
+        serializable boolean := current_setting('transaction_isolation') = 'serializable';
+        held record;
         holder bigint;
-        replaced bigint;
-        over boolean := false;
+        queued boolean;
     BEGIN
-        IF wanted IS NULL OR scope NOT IN ('queued', 'started', 'finished', 'window')
-                OR clash NOT IN ('skip', 'replace', 'raise') OR keeps <> (period IS NOT NULL) THEN
-            RAISE invalid_parameter_value USING MESSAGE = format(
-                'job.uniqueness must have a key, perhaps a scope (queued, started, finished, window), for the last two a '
-                'period in seconds, and perhaps on_clash (skip, replace, raise), not %s', rule);
+        IF jsonb_typeof(rule -> 'period') = 'number' THEN
+            IF (rule -> 'period')::numeric BETWEEN 0 AND 3155760000 THEN
+                period := (rule -> 'period')::double precision;
+            END IF;
         END IF;
-        BEGIN
-            INSERT INTO {schema}.unique_key (key, job_id, keep, expires_at)
-            VALUES (wanted, NEW.id, CASE scope WHEN 'finished' THEN period END,
-                    CASE scope WHEN 'window' THEN clock_timestamp() + period * interval '1 second' END)
-            ON CONFLICT (key) DO NOTHING;
-            IF FOUND THEN
-                RETURN NEW;
+        IF jsonb_typeof(rule -> 'key') IS DISTINCT FROM 'string' OR char_length(wanted) NOT BETWEEN 1 AND 500
+                OR scope NOT IN ('queued', 'started', 'finished', 'window') OR clash NOT IN ('skip', 'replace', 'raise')
+                OR (scope IN ('finished', 'window')) <> (period IS NOT NULL) OR (period IS NULL AND rule ->> 'period' IS NOT NULL)
+                OR jsonb_typeof(parts) <> 'array' OR NOT parts <@ '["args", "run_at", "priority"]' THEN
+            RAISE invalid_parameter_value USING MESSAGE = format(
+                'job.uniqueness must have a key of 1 to 500 characters, perhaps a scope (queued, started, finished, window), for '
+                'the last two a period in seconds, up to 100 years, perhaps on_clash (skip, replace, raise), and for replace a '
+                'list of args, run_at and priority, not %s', left(rule::text, 1000));
+        END IF;
+        IF scope = 'finished' THEN
+            kept := period;
+        END IF;
+        FOR attempt IN 1 .. 8 LOOP
+            holder := NULL;
+            IF scope = 'window' THEN
+                until := clock_timestamp() + period * interval '1 second';
             END IF;
-            IF current_setting('transaction_isolation') <> 'serializable' THEN
-                SELECT held.job_id, held.expires_at <= clock_timestamp() INTO holder, over
-                FROM {schema}.unique_key AS held WHERE held.key = wanted;
-            ELSE
-                over := keeps;
-            END IF;
-            IF over THEN
-                INSERT INTO {schema}.unique_key AS held (key, job_id, keep, expires_at)
-                VALUES (wanted, NEW.id, CASE scope WHEN 'finished' THEN period END,
-                        CASE scope WHEN 'window' THEN clock_timestamp() + period * interval '1 second' END)
-                ON CONFLICT (key) DO UPDATE
-                SET job_id = excluded.job_id, keep = excluded.keep, expires_at = excluded.expires_at
-                WHERE held.expires_at <= clock_timestamp();
+            BEGIN
+                INSERT INTO {schema}.unique_key (key, job_id, keep, expires_at) VALUES (wanted, NEW.id, kept, until)
+                ON CONFLICT (key) DO NOTHING;
                 IF FOUND THEN
                     RETURN NEW;
                 END IF;
-            END IF;
-            IF clash = 'replace' THEN
+                IF serializable THEN
+                    IF period IS NULL THEN
+                        EXIT;
+                    END IF;
+                    INSERT INTO {schema}.unique_key AS taken (key, job_id, keep, expires_at)
+                    VALUES (wanted, NEW.id, kept, until)
+                    ON CONFLICT (key) DO UPDATE
+                    SET job_id = excluded.job_id, keep = excluded.keep, expires_at = excluded.expires_at
+                    WHERE taken.expires_at <= clock_timestamp();
+                    IF FOUND THEN
+                        RETURN NEW;
+                    END IF;
+                    RAISE SQLSTATE 'SJQ02';
+                END IF;
+                SELECT key.job_id, key.xmin AS version,
+                    CASE WHEN key.expires_at IS NOT NULL THEN key.expires_at <= clock_timestamp()
+                        -- Ended or deleted by hand, or started, and its key is not free yet.
+                        ELSE key.keep IS NULL AND (job.id IS NULL OR job.status IN ('completed', 'failed', 'cancelled')
+                            OR (job.status = 'running' AND job.uniqueness ->> 'scope' = 'queued')) END AS is_over
+                INTO held
+                FROM {schema}.unique_key AS key LEFT JOIN {schema}.job AS job ON job.id = key.job_id
+                WHERE key.key = wanted;
+                CONTINUE WHEN NOT FOUND;  -- it was given back just now
+                holder := held.job_id;
+                IF held.is_over THEN
+                    UPDATE {schema}.unique_key AS key SET job_id = NEW.id, keep = kept, expires_at = until
+                    WHERE key.key = wanted AND key.xmin = held.version;
+                    IF FOUND THEN
+                        RETURN NEW;
+                    END IF;
+                    CONTINUE;
+                END IF;
+                IF scope <> 'queued' THEN
+                    EXIT;
+                END IF;
+                -- What it is to see of this transaction is not committed yet. So it is not to be started before.
+                queued := {schema}.hold_queued(holder, clash = 'replace');
+                EXIT WHEN queued IS DISTINCT FROM false;
+                PERFORM pg_sleep(0.005 * (attempt - 1));  -- it was started: its key will soon be free
+            EXCEPTION
+                WHEN serialization_failure THEN
+                    EXIT WHEN holder IS NULL;  -- the key is held by a job that this snapshot cannot see
+                    -- Else it was taken or given back just now.
+                WHEN SQLSTATE 'SJQ02' THEN
+                    EXIT;
+            END;
+        END LOOP;
+        IF clash = 'replace' THEN
+            BEGIN
                 -- Not one that is being claimed, or is locked by another, just now: it is not waited for.
-                UPDATE {schema}.job AS queued
-                SET args = CASE WHEN rule -> 'replace' ? 'args' THEN NEW.args ELSE queued.args END,
-                    run_at = CASE WHEN rule -> 'replace' ? 'run_at' THEN NEW.run_at ELSE queued.run_at END,
-                    priority = CASE WHEN rule -> 'replace' ? 'priority' THEN NEW.priority ELSE queued.priority END
-                WHERE queued.id = (
-                    SELECT waiting.id FROM {schema}.unique_key AS held
-                    JOIN {schema}.job AS waiting ON waiting.id = held.job_id
-                    WHERE held.key = wanted AND waiting.status = 'queued'
+                UPDATE {schema}.job AS job
+                SET args = CASE WHEN parts ? 'args' THEN NEW.args ELSE job.args END,
+                    run_at = CASE WHEN parts ? 'run_at' THEN NEW.run_at ELSE job.run_at END,
+                    priority = CASE WHEN parts ? 'priority' THEN NEW.priority ELSE job.priority END
+                WHERE job.id = (
+                    SELECT waiting.id FROM {schema}.unique_key AS key
+                    JOIN {schema}.job AS waiting ON waiting.id = key.job_id
+                    WHERE key.key = wanted AND waiting.status = 'queued'
                     FOR NO KEY UPDATE OF waiting SKIP LOCKED
-                ) AND queued.status = 'queued'
-                RETURNING queued.id INTO replaced;
-                holder := coalesce(replaced, holder);
-            END IF;
-        EXCEPTION WHEN serialization_failure THEN
-            NULL;  -- the key is held by a job that this snapshot cannot see
-        END;
+                ) AND job.status = 'queued'
+                RETURNING job.id INTO held;
+                holder := coalesce(held.id, holder);
+            EXCEPTION WHEN serialization_failure THEN
+                NULL;
+            END;
+        END IF;
         IF clash = 'raise' THEN
             RAISE unique_violation USING MESSAGE = format('the unique key %L is held by job %s', wanted,
                 coalesce(holder::text, '(not visible in this transaction)')), TABLE = 'unique_key', SCHEMA = TG_TABLE_SCHEMA,
@@ -110,7 +180,8 @@ UP = (
     "REVOKE ALL ON FUNCTION {schema}.job_unique() FROM PUBLIC",
     """
     CREATE TRIGGER job_unique BEFORE INSERT ON {schema}.job
-    FOR EACH ROW WHEN (NEW.uniqueness IS NOT NULL) EXECUTE FUNCTION {schema}.job_unique()
+    FOR EACH ROW WHEN (NEW.uniqueness IS NOT NULL AND NEW.status NOT IN ('completed', 'failed', 'cancelled'))
+    EXECUTE FUNCTION {schema}.job_unique()
     """,
     # For an operator who brings a finished job back. It does not wait for long: keys are taken in the order of job ids here, and
     # by producers in another order.
@@ -123,8 +194,11 @@ UP = (
         ON CONFLICT (key) DO UPDATE
         SET job_id = excluded.job_id, keep = excluded.keep, expires_at = NULL
         WHERE held.job_id = $1 OR held.expires_at <= clock_timestamp();
-        RETURN FOUND;
-    EXCEPTION WHEN lock_not_available OR serialization_failure THEN
+        IF FOUND THEN
+            RETURN true;
+        END IF;
+        RAISE SQLSTATE 'SJQ02';  -- gives the lock on the other's key back
+    EXCEPTION WHEN lock_not_available OR serialization_failure OR SQLSTATE 'SJQ02' THEN
         RETURN false;
     END
     $body$
@@ -134,6 +208,7 @@ UP = (
 DOWN = (
     "DROP TRIGGER job_unique ON {schema}.job",
     "DROP FUNCTION {schema}.job_unique()",
+    "DROP FUNCTION {schema}.hold_queued(bigint, boolean)",
     "DROP FUNCTION {schema}.take_key(bigint, jsonb)",
     "DROP TABLE {schema}.unique_key",
 )

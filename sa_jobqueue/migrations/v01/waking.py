@@ -29,7 +29,9 @@ UP = (
         gate regclass;
         due text;
     BEGIN
-        FOR due IN SELECT DISTINCT queue FROM inserted WHERE status = 'queued' AND run_at <= now() LOOP
+        -- A duplicate may have held back the job that has its key.
+        FOR due IN SELECT DISTINCT queue FROM inserted
+            WHERE (status = 'queued' AND run_at <= now()) OR duplicate_of IS NOT NULL LOOP
             gate := to_regclass(quote_ident(TG_TABLE_SCHEMA) || '.gate_' || (hashtext(due) & 15));
             IF to_timestamp(pg_sequence_last_value(gate)) > clock THEN
                 PERFORM pg_notify('sa_jobqueue_' || TG_RELID, due);
