@@ -1,0 +1,215 @@
+"""A schedule's rule: a cron expression in a time zone, or an interval. It is stored as text.
+
+>>> every(300).expression
+'every 300 s'
+>>> rule_of("every 300 s") == every(300)
+True
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import lru_cache
+from typing import TypeAlias
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from ..durations import Duration, seconds_of
+from ..errors import OptionError
+
+__all__ = ["Cron", "Every", "Rule", "every", "expression_of", "rule_of"]
+
+#: The shortest interval, in seconds.
+_SHORTEST = 1.0
+#: Names for cron expressions, as cron itself knows them.
+_NAMED = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+_EXAMPLE = (
+    'a cron expression such as "30 7 * * mon-fri" (minute, hour, day of month, month, day of week), or every(...)'
+)
+#: A day on which no zone's rules matter, to try an expression.
+_SOME_DAY = datetime(2024, 1, 1, tzinfo=UTC)
+#: Back from a moment, the first of these that has a tick in it has the last tick before the moment.
+_WINDOWS = (timedelta(minutes=2), timedelta(days=1), timedelta(days=32), timedelta(days=367), timedelta(days=366 * 50))
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """A tick each `seconds`, counted from when the schedule was made. Made by `every`."""
+
+    seconds: float
+
+    @property
+    def expression(self) -> str:
+        """The text that is stored: "every 300 s"."""
+        return f"every {int(self.seconds) if self.seconds.is_integer() else self.seconds!r} s"
+
+    def after(self, moment: datetime) -> datetime:
+        """The tick after the one at `moment`."""
+        return moment + timedelta(seconds=self.seconds)
+
+    def count(self, first: datetime, until: datetime, *, most: int) -> int:
+        """How many ticks there are from the one at `first` to `until`, both included; `most` if there are more."""
+        return min(self._steps(first, until) + 1, most) if first <= until else 0
+
+    def last(self, first: datetime, until: datetime) -> datetime:
+        """The last tick up to `until`, which is included; `first` is a tick before it."""
+        return first + timedelta(seconds=self.seconds) * self._steps(first, until)
+
+    def first_from(self, first: datetime, moment: datetime) -> datetime:
+        """The first tick at `moment` or later; `first` is a tick."""
+        if first >= moment:
+            return first
+        at = self.last(first, moment)
+        return at if at == moment else self.after(at)
+
+    def _steps(self, first: datetime, until: datetime) -> int:
+        return (until - first) // timedelta(seconds=self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """The times that a cron expression names in a zone. Made by `rule_of`.
+
+    Where a clock is put forward, a time of the day that is skipped comes with the next moment there is. Where it is put back, a
+    time of the day comes once, and "every hour" or "every minute" goes on as time does: as in Debian's cron.
+    """
+
+    expression: str
+    timezone: str = "UTC"
+
+    def after(self, moment: datetime) -> datetime:
+        """The first tick later than `moment`, in UTC. Raises OptionError if there is none in the next 50 years."""
+        for at in self._ticks(moment):
+            return at
+        raise OptionError(
+            f"the cron expression {self.expression!r} names no time in the 50 years after {moment:%Y-%m-%d}"
+        )
+
+    def count(self, first: datetime, until: datetime, *, most: int) -> int:
+        """How many ticks there are from the one at `first` to `until`, both included; `most` if there are more."""
+        if first > until:
+            return 0
+        number = 1
+        for at in self._ticks(first):
+            if number >= most or at > until:
+                break
+            number += 1
+        return number
+
+    def last(self, first: datetime, until: datetime) -> datetime:
+        """The last tick up to `until`, which is included; `first` is a tick before it."""
+        for window in _WINDOWS:
+            start = max(until - window, first)
+            found = first if start == first else None
+            for at in self._ticks(start):
+                if at > until:
+                    break
+                found = at
+            if found is not None:
+                return found
+        return first
+
+    def first_from(self, first: datetime, moment: datetime) -> datetime:
+        """The first tick at `moment` or later; `first` is a tick."""
+        return first if first >= moment else self.after(moment - timedelta(microseconds=1))
+
+    def _ticks(self, moment: datetime) -> Iterator[datetime]:
+        """The ticks later than `moment`, in UTC, ascending."""
+        before = moment
+        # In the hour that comes twice the library begins at its first coming, and in an hour that is skipped two times of the
+        # day may fall together.
+        for local in CronSim(_NAMED.get(self.expression, self.expression), moment.astimezone(_zone(self.timezone))):
+            at = local.astimezone(UTC)
+            if at > before:
+                yield at
+                before = at
+
+
+Rule: TypeAlias = Every | Cron
+
+
+def every(interval: Duration) -> Every:
+    """A rule for a tick each `interval`, in seconds or as a timedelta: at least a second, at most 100 years.
+
+    The first tick is one interval after the schedule is made. The ticks are so far apart also where clocks are changed.
+    """
+    try:
+        seconds = seconds_of(interval, what="every")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise OptionError(str(error)) from error
+    if seconds < _SHORTEST:
+        raise OptionError(f"every takes an interval of at least {_SHORTEST:g} second, not {interval!r}")
+    return Every(seconds)
+
+
+def rule_of(value: object, timezone: str = "UTC") -> Rule:
+    """The rule that `value` is, or that it says as text; raise OptionError if it says none.
+
+    `timezone`: the IANA name of the zone in which a cron expression is read. An interval has none.
+    """
+    if isinstance(value, Every | Cron):
+        return value
+    if not isinstance(value, str):
+        raise OptionError(f"a schedule's rule must be {_EXAMPLE}, not {value!r}")
+    return _parsed(value, timezone)
+
+
+def expression_of(rule: Rule) -> str:
+    """A rule as text, without its zone: `rule_of` reads it."""
+    return rule.expression
+
+
+@lru_cache(maxsize=4_096)
+def _parsed(text: str, timezone: str) -> Rule:
+    words = text.split()
+    if words[:1] == ["every"]:
+        return _parsed_interval(text, words)
+    zone = _zone(timezone)
+    expression = " ".join(words)
+    try:
+        ticks = CronSim(_NAMED.get(expression.lower(), expression), _SOME_DAY.astimezone(zone))
+    except CronSimError as error:
+        raise OptionError(f"a schedule's rule must be {_EXAMPLE}, not {text!r}: {_reason(error)}") from None
+    if next(ticks, None) is None:
+        raise OptionError(f"the cron expression {text!r} names no time: there is no such day")
+    return Cron(expression.lower() if expression.startswith("@") else expression, timezone)
+
+
+def _reason(error: CronSimError) -> str:
+    reason = str(error)
+    return f"the {reason[4:]} is wrong" if reason.startswith("Bad ") else reason.lower()
+
+
+def _parsed_interval(text: str, words: list[str]) -> Every:
+    try:
+        seconds = float(words[1]) if len(words) == 3 and words[2] == "s" else math.nan
+    except ValueError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise OptionError(f'an interval is written as "every 300 s", not {text!r}')
+    return every(seconds)
+
+
+@lru_cache(maxsize=1_024)
+def _zone(name: str) -> tzinfo:
+    if name == "UTC":  # needs no files
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as error:  # not known; not a name; a folder of zones
+        raise OptionError(
+            f"there is no time zone {name!r} here: give an IANA name such as 'Europe/Vienna' "
+            "(where the system has no zones at all: install the package tzdata)"
+        ) from error
