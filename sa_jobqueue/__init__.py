@@ -18,6 +18,7 @@ from .models import Job
 from .options import Call
 from .outcomes import Cancel, Discard, Retry, Snooze
 from .read import JobRead
+from .results import JobEnd
 from .retry import RetryPolicy
 from .settings import WorkerSettings
 from .tasks import Registry, Task, TaskName, default_registry, task
@@ -32,6 +33,7 @@ __all__ = [
     "Discard",
     "Job",
     "JobContext",
+    "JobEnd",
     "JobQueueError",
     "JobRead",
     "JobStatus",

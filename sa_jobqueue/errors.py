@@ -21,6 +21,7 @@ __all__ = [
     "JobQueueError",
     "OptionError",
     "PayloadError",
+    "ResultError",
     "SchemaError",
     "SessionUnavailable",
     "StatusError",
@@ -89,6 +90,10 @@ class OptionError(JobQueueError, ValueError):
 
 class PayloadError(JobQueueError, ValueError):
     """The arguments of a job do not fit its handler, or cannot be stored as JSON."""
+
+
+class ResultError(JobQueueError, ValueError):
+    """A job has no result, because it did not complete, or its result is not of the type that was asked for."""
 
 
 class StatusError(JobQueueError):

@@ -78,6 +78,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "SELECT, DELETE, UPDATE (expires_at) ON TABLE {schema}.unique_key",
             "SELECT, UPDATE ON SEQUENCE " + ", ".join(f"{{schema}}.gate_{gate}" for gate in (*range(GATES), "any")),
             "EXECUTE ON FUNCTION {schema}.complete_job(bigint, bigint, double precision)",
+            "EXECUTE ON FUNCTION {schema}.complete_job(bigint, bigint, double precision, jsonb)",
         ),
         Can.READ: (*_ALL, *_LOOK),
         Can.ADMIN: (

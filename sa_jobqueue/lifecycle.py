@@ -192,11 +192,11 @@ class Change(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether it says no more than "done", as nearly all outcomes do. Such a change is written fastest.
+        """Whether it says no more than "done", as nearly all outcomes do, perhaps with a result. Such a change is written fastest.
 
         False for a job whose end needs more than what `statements.ends.ended()` writes: only `apply_changes` writes more.
         """
-        return self.event is _COMPLETE and self.error is None and self.result is None and not self.unique
+        return self.event is _COMPLETE and self.error is None and not self.unique
 
     @property
     def deletes(self) -> bool:

@@ -19,17 +19,18 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from .context import AsyncJobContext, JobContext
 from .durations import Duration
-from .errors import ConfigurationError, OptionError, PayloadError, TaskError, TaskWarning
+from .errors import ConfigurationError, OptionError, PayloadError, ResultError, TaskError, TaskWarning
 from .lifecycle import Rules
 from .log import get_logger
 from .makers import AsyncSessionMaker, SessionMaker, check_makers
+from .models import Job
 from .options import (
     MAX_ATTEMPTS,
     MAX_PRIORITY,
@@ -41,7 +42,8 @@ from .options import (
     checked_name,
     checked_unique,
 )
-from .payload import MAX_PAYLOAD, Arguments, encode_plain, encode_result
+from .payload import MAX_PAYLOAD, Arguments, Results, encode_plain
+from .results import JobEnd, result_as
 from .retry import RetryPolicy
 from .unique import Unique
 
@@ -60,8 +62,9 @@ F = ParamSpec("F")
 """The handler's parameters."""
 P = ParamSpec("P")
 """The parameters that are enqueued: all but the context."""
-R = TypeVar("R")
-"""What the handler returns; for an `async def` its coroutine."""
+T = TypeVar("T")
+R = TypeVar("R", covariant=True)  # noqa: PLC0105
+"""What the handler returns; for an `async def` its coroutine. Covariant, as what a function returns is."""
 
 
 class Task(Enqueueable, Generic[F, P, R]):
@@ -98,6 +101,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         self.is_async = inspect.iscoroutinefunction(handler)
         self._options = options
         self._arguments = Arguments(handler, task=name)
+        self._results = Results(handler, task=name)
         self.decode = self._arguments.decode
         """JSON text of a row -> (args, kwargs) for the handler, after its context. Raises PayloadError if it does not fit."""
         functools.update_wrapper(self, handler)
@@ -120,13 +124,30 @@ class Task(Enqueueable, Generic[F, P, R]):
         """The class of the context that the handler takes first; None if it takes none."""
         return self._arguments.context
 
+    @overload
+    def result(self: Task[F, P, Coroutine[Any, Any, T]], job: Job | JobEnd) -> T: ...
+    @overload
+    def result(self: Task[F, P, T], job: Job | JobEnd) -> T: ...
+    def result(self, job: Job | JobEnd) -> Any:
+        """The result of a job of this task, of the type that its handler is annotated to return.
+
+        `job`: as a query has loaded it, or as `wait_for` returns it. The task must say `record=True`. Raises ResultError if the job
+        is not of this task, did not complete, or its result does not fit.
+        """
+        end = job if isinstance(job, JobEnd) else job.end
+        if end.task is not None and end.task not in (self.name, *self.aliases):
+            raise ResultError(f"job {end.id} is of task {end.task!r}, not of {self.name!r}")
+        return result_as(end, self._results.hint)
+
     def resolve(self) -> None:
         """Resolve the handler's annotations now instead of at the first job. Raises TaskError if one cannot be resolved."""
         self._arguments.resolve()
+        if self.record:
+            self._results.resolve()
 
     def encode_result(self, value: object) -> str:
         """What the handler returned, as JSON text. Raises PayloadError if it cannot be stored."""
-        return encode_result(value, task=self.name, limit=self.registry.max_payload)
+        return self._results.encode(value, limit=self.registry.max_payload)
 
     def __reduce__(self) -> str:
         """Pickle the task by its name, as functions are pickled, so that a pool of processes can take it."""
@@ -299,7 +320,8 @@ def task(
     `aliases`: names under which older rows know it. `queue`, `priority`, `max_attempts`: what its jobs have unless
     `Task.options` says otherwise. `retry`: when to try again. `timeout`: seconds or timedelta for one attempt.
     `retain`: how long a finished job stays, in seconds or as a timedelta; 0: completed jobs are deleted at once,
-    None: for ever. Failed ones stay at least 30 days. `record`: store what the handler returns in `Job.result`.
+    None: for ever. Failed ones stay at least 30 days. `record`: store what the handler returns in `Job.result`, checked
+    against its return annotation, if it has one.
     `rescue`: False for a job that must not run twice: it fails if its worker dies. `unique`: what makes its jobs
     unique, see `Unique`. `registry`: where to register; the default registry if None.
 
@@ -319,6 +341,10 @@ def task(
         unique=None if unique is None else checked_unique(unique, TaskError),
     )
     rules = _rules(retry, retain, rescue)
+    if record and rules.retain == 0:
+        raise TaskError(
+            "record=True needs a row to keep the result in, and retain=0 deletes it at once: give another retain"
+        )
     seconds = None if timeout is None else checked_duration(timeout, "timeout", TaskError)
     if seconds == 0:
         raise TaskError("timeout must be more than 0 seconds; None means no limit")

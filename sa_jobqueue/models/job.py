@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from sqlalchemy import (
     DDL,
@@ -34,12 +34,15 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from ..errors import StatusError
 from ..lifecycle import FINISHED, LIVE, JobStatus
+from ..results import JobEnd
 from .base import SCHEMA, Base
 from .due_time import AT_ONCE, DueTime, checked_due
 from .json_text import JsonObject
 from .status import StatusText, status_in, status_literal
 
 __all__ = ["Job"]
+
+T = TypeVar("T")
 
 # Left out of the INSERT where `enqueue()` does not set them. Else each row would send a NULL for each, to be parsed.
 _UNSAID_TIME, _UNSAID_TEXT = DateTime(timezone=True).evaluates_none(), Text().evaluates_none()
@@ -91,6 +94,7 @@ class Job(Base):
     errors: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
     """One entry per failed attempt or rescue: at, attempt, type, message, traceback."""
     result: Mapped[Any | None] = mapped_column(JSONB)
+    """What the handler returned, as plain JSON, if its task says `record=True`."""
     uniqueness: Mapped[dict[str, Any] | None] = mapped_column(JsonObject(none_as_null=True).evaluates_none())
     """The key of a unique job, and until when it has it: see `Unique`."""
     # The trigger's to say: the INSERT returns it. 0: of a job that could not be seen.
@@ -196,6 +200,19 @@ class Job(Base):
     @classmethod
     def _is_finished(cls) -> ColumnElement[bool]:
         return status_in(cls.status, FINISHED)
+
+    @property
+    def end(self) -> JobEnd:
+        """What became of it so far, as `wait_for` would return it."""
+        errors = self.errors or []
+        return JobEnd(self.id, self.task, self.status, self.result, errors[-1] if errors else None)
+
+    def result_as(self, type: type[T]) -> T:
+        """The result as a value of this type, checked as strictly as arguments are.
+
+        Raises ResultError if the job did not complete, or the result does not fit.
+        """
+        return self.end.result_as(type)
 
     def __init__(self, **columns: Any) -> None:
         super().__init__(**columns)

@@ -13,22 +13,18 @@ from types import GenericAlias, NoneType, SimpleNamespace, UnionType
 from typing import Any, NotRequired, Unpack
 from uuid import UUID
 
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter
+from pydantic import PydanticUserError, TypeAdapter
 from pydantic_core import SchemaError, SchemaSerializer, to_json
-from pydantic_core.core_schema import CoreConfig
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from ..context import AsyncJobContext, JobContext
 from ..errors import TaskError
+from ..results import STRICT, TO_JSON
 
-__all__ = ["Plan", "plan_of", "signature"]
+__all__ = ["Plan", "plan_of", "return_hint", "signature"]
 
 #: Types whose values are sure to come back from JSON as they were.
 _EXACT = frozenset({int, str, bool, float, NoneType, UUID, date})
-
-_CONFIG = ConfigDict(strict=True, val_json_bytes="base64")
-#: For the serializer as a whole: it does not look into a TypedDict's own configuration.
-_OUT = CoreConfig(ser_json_inf_nan="constants", ser_json_bytes="base64")
 
 _Parameter = inspect.Parameter
 _POSITIONAL = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
@@ -123,7 +119,7 @@ def plan_of(handler: Callable[..., Any], what: str) -> Plan:
         rest=rest,
         validate_python=adapter.validator.validate_python,
         validate_json=adapter.validator.validate_json,
-        to_json=partial(SchemaSerializer(adapter.core_schema, _OUT).to_json, by_alias=True, warnings=False),
+        to_json=partial(SchemaSerializer(adapter.core_schema, TO_JSON).to_json, by_alias=True, warnings=False),
         exact=rest is None and all(_exact(hints.get(name, Any)) for name in names if name != variable) and not variable,
         as_keywords=not only and variable is None and rest is None,
         names=names,
@@ -144,18 +140,38 @@ def _check_context(handler: Callable[..., Any], context: Any, parameter: inspect
         raise TaskError(f"{what}: {gets}: annotate {parameter.name!r} with {needed}")
 
 
-def _hints(handler: Callable[..., Any], parameters: list[inspect.Parameter], what: str) -> dict[str, Any]:
-    """The parameters' annotations, resolved one by one: the return type does not matter here."""
+def return_hint(handler: Callable[..., Any], what: str) -> Any:
+    """What the handler is annotated to return, resolved; `Any` if it does not say. Raises TaskError if it cannot be resolved."""
+    annotation = signature(handler).return_annotation
+    if annotation is inspect.Signature.empty:
+        return Any
+    try:
+        return _resolved(handler, "return", annotation)
+    except Exception as error:
+        raise TaskError(
+            f"{what}: its return annotation, {annotation!r}, cannot be resolved ({type(error).__name__}: {error}): its "
+            "results (record=True) are checked against it, so import it at the top of the handler's module, outside "
+            "`if TYPE_CHECKING:`"
+        ) from error
+
+
+def _resolved(handler: Callable[..., Any], name: str, annotation: Any) -> Any:
+    """One annotation, of the parameter `name` or of what is returned."""
     known = getattr(inspect.unwrap(handler), "__globals__", {})
     # The contexts are known even if the module imports them for the type checker only.
     spare = {"JobContext": JobContext, "AsyncJobContext": AsyncJobContext, "sa_jobqueue": sys.modules["sa_jobqueue"]}
+    holder: Any = SimpleNamespace(__annotations__={name: annotation})
+    return typing.get_type_hints(holder, spare, known, include_extras=True)[name]
+
+
+def _hints(handler: Callable[..., Any], parameters: list[inspect.Parameter], what: str) -> dict[str, Any]:
+    """The parameters' annotations, resolved one by one: the return type does not matter here."""
     hints: dict[str, Any] = {}
     for parameter in parameters:
         if parameter.annotation is _Parameter.empty:
             continue
-        holder: Any = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
         try:
-            hints |= typing.get_type_hints(holder, spare, known, include_extras=True)
+            hints[parameter.name] = _resolved(handler, parameter.name, parameter.annotation)
         except Exception as error:
             raise TaskError(
                 f"{what}: the annotation of {parameter.name!r}, {parameter.annotation!r}, cannot be resolved "
@@ -170,7 +186,7 @@ def _adapter(
 ) -> TypeAdapter[Any]:
     make: Any = TypedDict  # type checkers want the fields written down
     shape = make("arguments", fields)
-    shape.__pydantic_config__ = _CONFIG | {"extra": extra}
+    shape.__pydantic_config__ = STRICT | {"extra": extra}
     try:
         return TypeAdapter(shape)
     except (PydanticUserError, SchemaError, TypeError, NameError) as error:

@@ -7,7 +7,7 @@ contain a claim: then the most frequent work of a busy worker is one round trip.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -31,11 +31,12 @@ from sqlalchemy import (
     union_all,
     update,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 
 from ..context import ClaimedJob
 from ..lifecycle import TRANSITIONS, Change, Event, JobStatus
 from ..models import Job, status_literal
-from ._parts import array, lock_in_order, members, packed, rows, table_of
+from ._parts import array, lock_in_order, members, packed, packed_texts, rows, table_of
 from .ends import ended, fence, is_held
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "complete_jobs",
     "completion_parameters",
     "delete_completed",
+    "has_results",
     "own_parameters",
     "written_ids",
 ]
@@ -54,7 +56,21 @@ def completion_parameters(changes: Sequence[Change], *, kept: bool = True) -> di
         "done_ids": packed([change.id for change in changes]),
         "done_tokens": packed([change.claim_token for change in changes]),
     }
-    return {**parameters, "done_retain": packed([change.retain for change in changes])} if kept else parameters
+    if kept:
+        parameters["done_retain"] = packed([change.retain for change in changes])
+        results = [change.result for change in changes]
+        if results.count(None) < len(results):
+            parameters[_RESULTS] = packed_texts(results)
+    return parameters
+
+
+#: The parameter that only batches with a result have.
+_RESULTS = "done_results"
+
+
+def has_results(parameters: Mapping[str, Any]) -> bool:
+    """Whether these `completion_parameters` are for a `complete_jobs` that records results."""
+    return _RESULTS in parameters
 
 
 def complete_jobs(
@@ -62,52 +78,66 @@ def complete_jobs(
     ids: Sequence[int],
     tokens: Sequence[int],
     retain: Sequence[float | None],
+    results: Sequence[str | None] | None = None,
     claim: Update | None = None,
     job: type[Job] = Job,
 ) -> Executable:
-    """Jobs that ended well, with nothing to record, become `completed`, each only if its claim is still valid.
+    """Jobs that ended well become `completed`, each only if its claim is still valid.
 
-    `retain`: seconds, by the database's clock, until the row may be deleted, None: never. One row comes back: the ids
-    that were written, as an array, or NULL. A row that another transaction has locked is left out.
+    `retain`: seconds, by the database's clock, until the row may be deleted, None: never. `results`: of each job its result as
+    JSON text, None if it has none; or None for a statement that records none. One row comes back: the ids that were written,
+    as an array, or NULL. A row that another transaction has locked is left out.
 
     `claim`: a `claim_jobs` to be executed with it. Then the ids come back as text in a first row that has nothing else (see
     `written_ids`), and behind it the rows of the claim.
     """
     table = table_of(job)
-    done, locked, valid = _batch(table, ids, tokens, retain=array("done_retain", retain, Float(53)))
-    written = update(table).where(valid).values(_completed(done.c.retain)).returning(table.c.id).cte("written")
+    more = {} if results is None else {"result": array(_RESULTS, results, Text())}
+    done, locked, valid = _batch(table, ids, tokens, more={"retain": array("done_retain", retain, Float(53)), **more})
+    result = None if results is None else cast(done.c.result, JSONB)
+    written = update(table).where(valid).values(_completed(done.c.retain, result)).returning(table.c.id).cte("written")
     return _answered(locked, written, claim)
 
 
 def own_parameters(change: Change) -> dict[str, Any]:
     """The parameters of `complete_job`, by name."""
-    return {"done_id": change.id, "done_token": change.claim_token, "done_retain": change.retain}
+    parameters = {"done_id": change.id, "done_token": change.claim_token, "done_retain": change.retain}
+    return parameters if change.result is None else {**parameters, "done_result": change.result}
 
 
-def complete_job(*, id: int, token: int, retain: float | None, job: type[Job] = Job) -> Executable:
+def complete_job(
+    *, id: int, token: int, retain: float | None, result: str | None = None, job: type[Job] = Job
+) -> Executable:
     """The same for one job, waiting for its row if another transaction has locked it. Its id comes back, or no row.
 
     For the transactions of handlers. It finds the row by its key, whatever planner settings their connections have.
+    `result`: as JSON text; None: the statement records none.
     """
     table = table_of(job)
+    recorded = None if result is None else cast(bindparam("done_result", result, Text), JSONB)
     return (
         update(table)
         .where(fence(table, id=bindparam("done_id", id, BigInteger), token=bindparam("done_token", token, BigInteger)))
-        .values(_completed(bindparam("done_retain", retain, Float)))
+        .values(_completed(bindparam("done_retain", retain, Float), recorded))
         .returning(table.c.id)
     )
 
 
-def _completed(retain: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
-    return ended(status_literal(TRANSITIONS[JobStatus.RUNNING, Event.COMPLETE]), retain=retain)
+def _completed(retain: ColumnElement[Any], result: ColumnElement[Any] | None) -> dict[str, ColumnElement[Any]]:
+    return ended(status_literal(TRANSITIONS[JobStatus.RUNNING, Event.COMPLETE]), retain=retain, result=result)
 
 
 def _batch(
-    table: Table, ids: Sequence[int], tokens: Sequence[int], *, to_delete: bool = False, **more: ColumnElement[Any]
+    table: Table,
+    ids: Sequence[int],
+    tokens: Sequence[int],
+    *,
+    more: Mapping[str, ColumnElement[Any]] | None = None,
+    to_delete: bool = False,
 ) -> tuple[TableValuedAlias, CTE, ColumnElement[bool]]:
     """The completions as rows, their jobs locked, and the condition of a write: locked, and the claim is still valid."""
     of_jobs = array("done_ids", ids, BigInteger())
-    done = rows("done", id=of_jobs, token=array("done_tokens", tokens, BigInteger()), **more)
+    done = rows("done", id=of_jobs, token=array("done_tokens", tokens, BigInteger()), **(more or {}))
     locked = lock_in_order(table, table.c.id == func.any(of_jobs), is_held(table), to_delete=to_delete)
     is_locked = members(table.c.id, select(locked.c.id))
     return done, locked, and_(is_locked, fence(table, id=done.c.id, token=done.c.token))

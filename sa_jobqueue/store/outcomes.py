@@ -18,6 +18,7 @@ from ..statements.complete import (
     complete_jobs,
     completion_parameters,
     delete_completed,
+    has_results,
     own_parameters,
     written_ids,
 )
@@ -64,7 +65,8 @@ class Outcomes(Claims):
         gone = [change for change in changes if change.plain and change.deletes] if len(kept) < len(changes) else []
         answers: dict[int, Answer] = {}
         if kept:
-            ((written,),) = self._complete.rows(connection, completion_parameters(kept))
+            parameters = completion_parameters(kept)
+            ((written,),) = self._complete[has_results(parameters)].rows(connection, parameters)
             answers |= dict.fromkeys(written or (), Answer.APPLIED)
         if gone:
             ((written,),) = self._delete.rows(connection, completion_parameters(gone, kept=False))
@@ -81,7 +83,7 @@ class Outcomes(Claims):
         So the change is applied or lost, perhaps to the transaction that had the lock.
         """
         if change.plain and not change.deletes:
-            written = bool(self._complete_one.rows(connection, own_parameters(change)))
+            written = bool(self._complete_one[change.result is not None].rows(connection, own_parameters(change)))
         else:
             (row,) = connection.execute(self._apply_to([change], waiting=True), apply_parameters([change]))
             written = row.answer == Answer.APPLIED
@@ -98,7 +100,10 @@ class Outcomes(Claims):
             return {}, self.claim(connection, request)
         kept = not changes[0].deletes
         parameters = claim_parameters(request) | completion_parameters(changes, kept=kept)
-        statements = self._complete_and_claim if kept else self._delete_and_claim
+        if not kept:
+            statements = self._delete_and_claim
+        else:
+            statements = self._record_and_claim if has_results(parameters) else self._complete_and_claim
         first, *claimed = statements[bool(request.but)].rows(connection, parameters)
         return dict.fromkeys(written_ids(first), Answer.APPLIED), in_order(claimed)
 
@@ -119,12 +124,18 @@ class Outcomes(Claims):
         return {}
 
     @cached_property
-    def _complete(self) -> Compiled:
-        return Compiled(complete_jobs(ids=[], tokens=[], retain=[], job=self.tables.job))
+    def _complete(self) -> tuple[Compiled, Compiled]:
+        """Without results, and with some."""
+        plain = complete_jobs(ids=[], tokens=[], retain=[], job=self.tables.job)
+        recording = complete_jobs(ids=[], tokens=[], retain=[], results=[], job=self.tables.job)
+        return Compiled(plain), Compiled(recording)
 
     @cached_property
-    def _complete_one(self) -> Compiled:
-        return Compiled(complete_job(id=0, token=0, retain=0.0, job=self.tables.job))
+    def _complete_one(self) -> tuple[Compiled, Compiled]:
+        """Without a result, and with one."""
+        plain = complete_job(id=0, token=0, retain=0.0, job=self.tables.job)
+        recording = complete_job(id=0, token=0, retain=0.0, result="", job=self.tables.job)
+        return Compiled(plain), Compiled(recording)
 
     @cached_property
     def _delete(self) -> Compiled:
@@ -133,11 +144,16 @@ class Outcomes(Claims):
     @cached_property
     def _complete_and_claim(self) -> tuple[Compiled, Compiled]:
         """With a claim of all jobs, and with one that leaves some out."""
+        return self._completing_and_claiming(results=None)
+
+    @cached_property
+    def _record_and_claim(self) -> tuple[Compiled, Compiled]:
+        return self._completing_and_claiming(results=[])
+
+    def _completing_and_claiming(self, *, results: list[str] | None) -> tuple[Compiled, Compiled]:
         claims = (self.claim_statement(some_left_out=some) for some in (False, True))
-        all_jobs, but_some = (
-            Compiled(complete_jobs(ids=[], tokens=[], retain=[], claim=claim, job=self.tables.job), binary=True)
-            for claim in claims
-        )
+        of_jobs: dict[str, Any] = {"ids": [], "tokens": [], "retain": [], "results": results, "job": self.tables.job}
+        all_jobs, but_some = (Compiled(complete_jobs(**of_jobs, claim=claim), binary=True) for claim in claims)
         return all_jobs, but_some
 
     @cached_property

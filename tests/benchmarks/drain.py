@@ -86,3 +86,14 @@ def retain(bench: Bench) -> Iterator[Figure]:
         partial(rate_of_ours, bench, jobs, "nothing"),
     )
     yield compared("drain with retain=0 : kept", pairs, "jobs/s", "kept", at_least=1.0)
+
+
+def record(bench: Bench) -> Iterator[Figure]:
+    """Results that are recorded against none, both ours."""
+    jobs = 2_000 if bench.small else 60_000
+    pairs = interleaved(
+        bench.repeat,
+        partial(rate_of_ours, bench, jobs, "result"),
+        partial(rate_of_ours, bench, jobs, "nothing"),
+    )
+    yield compared("drain with record=True : without a result", pairs, "jobs/s", "without", at_least=0.8)

@@ -57,6 +57,15 @@ def session(bench: Bench) -> Iterator[Figure]:
             yield compared(f"{title}, --pin", zip(on_one_core, mine, strict=True), "jobs/s", "without --pin")
 
 
+def record(bench: Bench) -> Iterator[Figure]:
+    """Results that are recorded together with what handlers write, against none, both ours."""
+    jobs = 500 if bench.small else 6_000
+    pairs = interleaved(
+        bench.repeat, partial(ours, bench, jobs, "write_result"), partial(ours, bench, jobs, "write_sync")
+    )
+    yield compared("ctx.session with record=True : without a result", pairs, "jobs/s", "without", at_least=0.8)
+
+
 def ours(bench: Bench, jobs: int, task: str, *, pin: bool = False) -> float:
     """Jobs per second of one worker process."""
     make_tables(bench)

@@ -32,6 +32,12 @@ async def nothing_deleted(n: int) -> None:
     """Do nothing, and leave no row."""
 
 
+@task(registry=REGISTRY, name="result", record=True)
+async def result(n: int) -> dict[str, int]:
+    """Return something, which is recorded."""
+    return {"number": n, "lines": 3}
+
+
 @task(registry=REGISTRY, name="note_start")
 async def note_start(n: int) -> None:
     """Note when it started."""
@@ -54,3 +60,10 @@ async def write(ctx: AsyncJobContext, n: int) -> None:
 def write_sync(ctx: JobContext, n: int) -> None:
     """One INSERT, in the transaction of the job's completion."""
     ctx.session.execute(insert(notes), {"n": n})
+
+
+@task(registry=REGISTRY, name="write_result", record=True)
+def write_result(ctx: JobContext, n: int) -> dict[str, int]:
+    """The same, with a result."""
+    ctx.session.execute(insert(notes), {"n": n})
+    return {"number": n, "lines": 3}

@@ -121,13 +121,44 @@ def test_retention_and_result_are_committed_with_the_writes(
     drain(url, made(NOTE, **rules))
     with Session(notes) as session:
         job = session.get(Job, id)
-    assert (counted(notes), len(said)) == (1, "record" not in rules and rules["retain"] != 0)
+    assert (counted(notes), len(said)) == (1, rules.get("retain") != 0)
     if rules.get("retain") == 0:
         assert job is None
     else:
         assert job is not None
         assert job.status == JobStatus.COMPLETED
         assert (job.purge_at is None) == ("retain" in rules and rules["retain"] is None)
+
+
+RESULT = {"it's": 'a "result" \\ with ✓', "lines": [1, None, 1.5]}
+
+
+@pytest.mark.parametrize(
+    ("driver", "encoding", "together"),
+    [("psycopg", "utf8", True), ("psycopg", "latin1", False), ("psycopg2", "utf8", False)],
+)
+def test_a_result_goes_with_the_commit_as_it_is(
+    notes: Engine, url: str, said: list[str], driver: str, encoding: str, together: bool
+) -> None:
+    """Whatever characters it has. One that the handler's connection cannot say in its encoding is refused there as any text is."""
+    registry = Registry()
+
+    @task(registry=registry, name="writes", record=True, retry=NEVER)
+    def writes(ctx: JobContext) -> dict[str, Any]:
+        ctx.session.execute(text(NOTE))
+        return RESULT
+
+    id = add_one(notes, enqueue(writes))
+    own = create_engine(driver_url(url, driver), connect_args={"client_encoding": encoding})
+    drain(url, registry, sessionmaker=sessionmaker(own))
+    own.dispose()
+
+    job = job_of(notes, id)
+    assert len(said) == together
+    if encoding == "utf8":
+        assert (writes.result(job), counted(notes)) == (RESULT, 1)
+    else:
+        assert (job.status, counted(notes)) == (JobStatus.FAILED, 0)
 
 
 @pytest.mark.parametrize(
@@ -418,7 +449,10 @@ def test_wherever_the_tables_are(
 
 @pytest.mark.parametrize(
     "missing",
-    ["DROP FUNCTION sa_jobqueue.complete_job", "REVOKE ALL ON FUNCTION sa_jobqueue.complete_job FROM PUBLIC, {}"],
+    [
+        "DROP FUNCTION sa_jobqueue.complete_job(bigint, bigint, double precision)",
+        "REVOKE ALL ON FUNCTION sa_jobqueue.complete_job(bigint, bigint, double precision) FROM PUBLIC, {}",
+    ],
 )
 def test_where_the_function_cannot_be_called_the_statement_does_it(
     database_url: str, made: Callable[..., Registry], said: list[str], missing: str

@@ -421,6 +421,7 @@ def test_a_result_is_recorded_where_the_task_says_so(notes: Engine, url: str, re
     kept, lost = add_one(notes, enqueue(good)), add_one(notes, enqueue(bad))
     drain(url, registry)
     assert job_of(notes, kept).result == {"sum": 3}
+    assert good.result(job_of(notes, kept)) == {"sum": 3}
     job = job_of(notes, lost)
     assert (job.status, job.result) == (JobStatus.COMPLETED, None)
     assert "result" in job.errors[0]["message"]

@@ -352,6 +352,7 @@ class TestLeastPrivilege:
         ).fetchall()
         assert found == [
             ("complete_job", False, ["enable_seqscan=off"], True),
+            ("complete_job", False, ["enable_seqscan=off"], True),
             ("due_at", False, None, True),
             ("hold_queued", False, ["search_path=pg_catalog, pg_temp", "lock_timeout=100ms"], False),
             ("job_unique", True, ["search_path=pg_catalog, pg_temp"], False),

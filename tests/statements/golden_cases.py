@@ -74,6 +74,16 @@ BATCHES: dict[str, Callable[[int], object]] = {
     "apply_changes": lambda n: apply_changes([_change(i) for i in range(n)]),
     "apply_changes_waiting": lambda n: apply_changes([_change(i) for i in range(n)], skip_locked=False),
     "complete_jobs": lambda n: complete_jobs(ids=range(n), tokens=[1] * n, retain=[60.0] * n),
+    "record_results": lambda n: complete_jobs(
+        ids=range(n), tokens=[1] * n, retain=[60.0] * n, results=[f"{i}" for i in range(n)]
+    ),
+    "record_results_and_claim": lambda n: complete_jobs(
+        ids=range(n),
+        tokens=[1] * n,
+        retain=[60.0] * n,
+        results=[None] * n,
+        claim=claim_jobs(worker="me", queues={"q": n}, lease=60.0),
+    ),
     "delete_completed": lambda n: delete_completed(ids=range(n), tokens=[1] * n),
     "complete_jobs_and_claim": lambda n: complete_jobs(
         ids=range(n), tokens=[1] * n, retain=[60.0] * n, claim=claim_jobs(worker="me", queues={"q": n}, lease=60.0)
@@ -92,6 +102,7 @@ BATCHES: dict[str, Callable[[int], object]] = {
 #: All others.
 SINGLE: dict[str, Callable[[], object]] = {
     "complete_job": lambda: complete_job(id=1, token=1, retain=60.0),
+    "record_result": lambda: complete_job(id=1, token=1, retain=60.0, result="{}"),
     "attest_uptime": lambda: attest_uptime(lease=60.0, outage=30.0),
     "expired_leases": lambda: expired_leases(after=5, limit=50),
     "cancel_jobs": lambda: cancel_jobs(Job.queue == "mail", Job.is_scheduled),

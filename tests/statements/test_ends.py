@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import timedelta
 from typing import Any
@@ -16,7 +17,7 @@ from tests.statements.golden_cases import compiled
 from tests.support.factory import make_job, row
 
 #: Of the builder's parameters, which of the function's each is.
-_NUMBERS = {"done_id": "$1", "done_token": "$2", "done_retain": "$3"}
+_NUMBERS = {"done_id": "$1", "done_token": "$2", "done_retain": "$3", "done_result": "$4"}
 #: What each end is timed by: the two write at different moments.
 _TIMES = ("finished_at", "purge_at")
 
@@ -24,6 +25,7 @@ _TIMES = ("finished_at", "purge_at")
 def _parts(sql: str) -> tuple[dict[str, str], set[str]]:
     """What an UPDATE sets, by column, and its conditions."""
     sql = re.sub(r"%\((\w+)\)s(::\w+( PRECISION)?)?", lambda found: _NUMBERS[found[1]], sql)
+    sql = sql.replace("CAST($4 AS JSONB)", "$4")
     sql = re.sub(r"\b(sa_jobqueue\.job|held)\.", "", " ".join(sql.split()))
     found = re.search(r"SET (.*) WHERE (.*?)(;| RETURNING|$)", sql)
     assert found is not None
@@ -37,13 +39,15 @@ def _bare(expression: str) -> str:
     return expression.removeprefix("(").replace(" = ", "=")
 
 
-def test_the_schemas_function_says_the_same_as_the_builder() -> None:
+@pytest.mark.parametrize("result", [None, "{}"])
+def test_the_schemas_function_says_the_same_as_the_builder(result: str | None) -> None:
     """The same columns, set to the same, behind the same conditions. The function is frozen: a change of `ended()` or of
     `fence()` needs a new version of the schema.
     """
-    (function,) = (one for one in v01.UP if "FUNCTION {schema}.complete_job" in one)
+    functions = [one for one in v01.UP if "FUNCTION {schema}.complete_job" in one]
+    function = functions[result is not None]
     columns, conditions = _parts(function[function.index("UPDATE {schema}.job") :])
-    assert (columns, conditions) == _parts(compiled(complete_job(id=1, token=1, retain=60.0)))
+    assert (columns, conditions) == _parts(compiled(complete_job(id=1, token=1, retain=60.0, result=result)))
     assert set(columns) == {"status", "lease_expires_at", "finished_at", "purge_at", "result"}
     assert conditions == {"id=$1", "claim_token=$2", "status='running'"}
 
@@ -55,17 +59,22 @@ def _end_of(found: Row[Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in {"id", *_TIMES}} | {"kept": kept}
 
 
+@pytest.mark.parametrize("result", [None, '{"lines": [1, null]}', "null", '"it\'s"'])
 @pytest.mark.parametrize("retain", [60.0, 0.5, None])
-def test_the_schemas_function_does_the_same_as_the_builder(connection: Connection, retain: float | None) -> None:
+def test_the_schemas_function_does_the_same_as_the_builder(
+    connection: Connection, retain: float | None, result: str | None
+) -> None:
     """Two equal rows come out equal, with times after the beginning of the transaction."""
     one, two = (make_job(connection, "running", result={"old": 1}, attempt=3, rescues=2) for _ in range(2))
     began = connection.scalar(text("SELECT now()"))
-    given = {"id": one, "retain": retain}
-    connection.execute(text("SELECT sa_jobqueue.complete_job(:id, 1, CAST(:retain AS double precision))"), given)
-    connection.execute(complete_job(id=two, token=1, retain=retain))
+    given = {"id": one, "retain": retain, "result": result}
+    recorded = "" if result is None else ", CAST(:result AS jsonb)"
+    function = text(f"SELECT sa_jobqueue.complete_job(:id, 1, CAST(:retain AS double precision){recorded})")
+    connection.execute(function, given)
+    connection.execute(complete_job(id=two, token=1, retain=retain, result=result))
     by_function, by_builder = row(connection, one), row(connection, two)
     assert _end_of(by_function) == _end_of(by_builder)
-    assert (by_function.status, by_function.result) == ("completed", None)
+    assert (by_function.status, by_function.result) == ("completed", None if result is None else json.loads(result))
     assert _end_of(by_function)["kept"] == (None if retain is None else timedelta(seconds=retain))
     assert min(by_function.finished_at, by_builder.finished_at) > began
 

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import Change, JobStatus
-from sa_jobqueue.outcomes import Completed, Snooze
+from sa_jobqueue.outcomes import Completed, ErrorEntry, Snooze
 from sa_jobqueue.store import Answer, ClaimRequest, alike, default_store
 from tests.support.factory import TABLE, change, completed, exists, make_job, make_jobs, row
 
@@ -149,8 +149,9 @@ def test_only_what_says_no_more_than_done_and_stays_or_goes_alike(connection: Co
     """All others are for the general statement, or for two of these."""
     one, two = make_jobs(connection, 2, "running")
     kept, gone = completed(one, retain=None), completed(two, retain=DELETED)
+    recorded = change(connection, two, Completed("1"))
 
-    assert all(map(alike, ([], [kept], [gone], [kept, completed(two, retain=KEPT)])))
+    assert all(map(alike, ([], [kept], [gone], [kept, completed(two, retain=KEPT)], [kept, recorded])))
     assert not alike([kept, gone])
-    assert not alike([kept, change(connection, two, Completed("1"))])
+    assert not alike([kept, change(connection, two, Completed(error=ErrorEntry("PayloadError", "too large")))])
     assert not alike([change(connection, one, Snooze(1))])

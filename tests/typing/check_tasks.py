@@ -18,6 +18,7 @@ from sa_jobqueue.enqueue import enqueue, enqueue_many
 from sa_jobqueue.models import Job
 from sa_jobqueue.options import Call
 from sa_jobqueue.outcomes import Retry, Snooze
+from sa_jobqueue.results import JobEnd
 from sa_jobqueue.statements import cancel_jobs, count_jobs, discard_jobs, prune_jobs, release_jobs, retry_jobs
 from sa_jobqueue.tasks import AnyTask, Registry, TaskName, task
 from sa_jobqueue.worker import Worker
@@ -82,6 +83,16 @@ def jobs_are_typed() -> None:
     enqueue(nothing, 1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     enqueue("shop.mail", 1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     enqueue(len, "x")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def results_are_typed(job: Job, end: JobEnd) -> None:
+    """By what the handler returns, and what its coroutine does."""
+    assert_type(plain.result(job), bool)
+    assert_type(awaited_with_context.result(end), str)
+    assert_type(job.result_as(int), int)
+    assert_type(end.result_as(list[str]), list[str])
+
+    plain.result(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def options_keep_the_types() -> None:

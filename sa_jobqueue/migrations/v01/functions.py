@@ -4,6 +4,27 @@ from __future__ import annotations
 
 __all__ = ["DOWN", "UP"]
 
+#: How a handler's transaction completes its job. It raises where the claim is no longer valid, so that the COMMIT that comes
+#: in the same message is not executed. The server keeps its plan, which without the SET would be to read the whole table
+#: where that was one page when it was made. Parameters by number: no column is ever meant by them.
+_COMPLETE = """
+    CREATE FUNCTION {{schema}}.complete_job(id bigint, claim_token bigint, retain double precision{parameter}) RETURNS void
+    LANGUAGE plpgsql SET enable_seqscan = off AS $body$
+    BEGIN
+        UPDATE {{schema}}.job AS held
+        SET status = 'completed',
+            lease_expires_at = NULL,
+            finished_at = statement_timestamp(),
+            purge_at = statement_timestamp() + $3 * interval '1 second',
+            result = {result}
+        WHERE held.id = $1 AND held.claim_token = $2 AND held.status = 'running';
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'job %: its claim was lost', $1 USING ERRCODE = 'SJQ01';
+        END IF;
+    END
+    $body$
+    """
+
 UP = (
     # How a producer's delay becomes a time by the database's clock. A plain SQL expression, so that it is inlined.
     """
@@ -11,29 +32,13 @@ UP = (
     RETURN CASE WHEN pg_catalog.starts_with(given, '+') THEN pg_catalog.now() + given::pg_catalog.interval
                 ELSE given::pg_catalog.timestamptz END
     """,
-    # How a handler's transaction completes its job. It raises where the claim is no longer valid, so that the COMMIT that comes
-    # in the same message is not executed. The server keeps its plan, which without the SET would be to read the whole table
-    # where that was one page when it was made. Parameters by number: no column is ever meant by them.
-    """
-    CREATE FUNCTION {schema}.complete_job(id bigint, claim_token bigint, retain double precision) RETURNS void
-    LANGUAGE plpgsql SET enable_seqscan = off AS $body$
-    BEGIN
-        UPDATE {schema}.job AS held
-        SET status = 'completed',
-            lease_expires_at = NULL,
-            finished_at = statement_timestamp(),
-            purge_at = statement_timestamp() + $3 * interval '1 second',
-            result = NULL
-        WHERE held.id = $1 AND held.claim_token = $2 AND held.status = 'running';
-        IF NOT FOUND THEN
-            RAISE EXCEPTION 'job %: its claim was lost', $1 USING ERRCODE = 'SJQ01';
-        END IF;
-    END
-    $body$
-    """,
+    _COMPLETE.format(parameter="", result="NULL"),
+    # Of a task that records what its handlers return.
+    _COMPLETE.format(parameter=", result jsonb", result="$4"),
 )
 
 DOWN = (
+    "DROP FUNCTION {schema}.complete_job(bigint, bigint, double precision, jsonb)",
     "DROP FUNCTION {schema}.complete_job(bigint, bigint, double precision)",
     "DROP FUNCTION {schema}.due_at(text)",
 )

@@ -33,7 +33,8 @@ _MAY = text(
     "SELECT pg_catalog.has_function_privilege(oid, 'EXECUTE') AND pg_catalog.strpos(prosrc, :table) > 0 "
     "FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure(CAST(:function AS text))"
 )
-_PARAMETERS = "(bigint,bigint,double precision)"
+#: Those of the function for a job without a result, and for one with a result.
+_PARAMETERS = ("(bigint,bigint,double precision)", "(bigint,bigint,double precision,jsonb)")
 #: The SQLSTATE by which the schema's function says that the claim is no longer valid.
 _LOST = "SJQ01"
 #: SQLSTATEs if the function is gone, or this role may no longer call it.
@@ -42,9 +43,11 @@ _GONE = frozenset({"42883", "42501"})
 
 @dataclass(slots=True)
 class _Asked:
-    """The functions that a pool's connections may call, by schema and table; and the lock that a thread holds while it asks."""
+    """The functions that a pool's connections may call, by schema, table and whether there is a result; and the lock that a thread
+    holds while it asks.
+    """
 
-    functions: dict[tuple[str, str], str | None] = field(default_factory=dict)
+    functions: dict[tuple[str, str, bool], str | None] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
 
 
@@ -81,11 +84,24 @@ def command(connection: Connection, raw: Any, change: Change, *, store: Store) -
         return None
     if (raw.pgconn.transaction_status, raw.pgconn.pipeline_status) != (_IN_TRANSACTION, _NO_PIPELINE):
         return None
-    function = _function(connection, store)
+    result = "" if change.result is None else _literal(raw, change.result)
+    function = None if result is None else _function(connection, store, recording=bool(result))
     if function is None:
         return None
     retain = "NULL" if change.retain is None else repr(float(change.retain))
-    return f"SELECT {function}({change.id}, {change.claim_token}, {retain}); COMMIT"
+    return f"SELECT {function}({change.id}, {change.claim_token}, {retain}{result}); COMMIT"
+
+
+def _literal(raw: Any, result: str) -> str | None:
+    """JSON text as one more argument of the function. None: the connection's encoding lacks one of its characters."""
+    from psycopg.pq import Escaping
+
+    encoding = raw.info.encoding
+    try:
+        literal = bytes(Escaping(raw.pgconn).escape_literal(result.encode(encoding))).decode(encoding)
+    except UnicodeEncodeError:
+        return None
+    return f", {literal}::jsonb"
 
 
 def commit(connection: Connection, raw: Any, command: str) -> bool:
@@ -115,20 +131,20 @@ def commit(connection: Connection, raw: Any, command: str) -> bool:
     return True
 
 
-def _function(connection: Connection, store: Store) -> str | None:
+def _function(connection: Connection, store: Store, *, recording: bool) -> str | None:
     """The function that completes a job of this store. None: it is not there, or this role may not call it.
 
     Asked once for each pool.
     """
     pool = connection.engine.pool
     asked = _asked.get(pool) or _asked.setdefault(pool, _Asked())
-    key = store.schema_on(connection), store.tables.job.__tablename__
+    key = store.schema_on(connection), store.tables.job.__tablename__, recording
     if key not in asked.functions:
         with asked.lock:
             if key not in asked.functions:
                 schema, name = quote(key[0]), connection.dialect.identifier_preparer.quote
                 function = f"{schema}.{name(store.tables.completion)}"
-                given = {"function": f"{function}{_PARAMETERS}", "table": f" {schema}.{name(key[1])} "}
+                given = {"function": f"{function}{_PARAMETERS[recording]}", "table": f" {schema}.{name(key[1])} "}
                 asked.functions[key] = function if connection.scalar(_MAY, given) else None
     return asked.functions[key]
 

@@ -1,0 +1,10 @@
+UPDATE sa_jobqueue.job
+SET status='completed',
+    lease_expires_at=NULL,
+    finished_at=statement_timestamp(),
+    purge_at=(statement_timestamp() + %(done_retain)s * interval '1 second'),
+    result=CAST(%(done_result)s::VARCHAR AS JSONB)
+WHERE sa_jobqueue.job.id = %(done_id)s::BIGINT
+AND sa_jobqueue.job.claim_token = %(done_token)s::BIGINT
+AND sa_jobqueue.job.status = 'running'
+RETURNING sa_jobqueue.job.id

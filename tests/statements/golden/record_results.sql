@@ -1,0 +1,28 @@
+WITH locked AS MATERIALIZED (
+    SELECT sa_jobqueue.job.id AS id
+    FROM sa_jobqueue.job
+    WHERE sa_jobqueue.job.id = any(CAST(%(done_ids)s::VARCHAR AS BIGINT[]))
+    AND sa_jobqueue.job.status = 'running'
+    ORDER BY sa_jobqueue.job.id
+    FOR NO KEY UPDATE OF job SKIP LOCKED
+),
+    written AS (
+    UPDATE sa_jobqueue.job
+    SET status='completed',
+        lease_expires_at=NULL,
+        finished_at=statement_timestamp(),
+        purge_at=(statement_timestamp() + done.retain * interval '1 second'),
+        result=CAST(done.result AS JSONB)
+    FROM unnest(CAST(%(done_ids)s::VARCHAR AS BIGINT[]), CAST(%(done_tokens)s::VARCHAR AS BIGINT[]), CAST(%(done_retain)s::VARCHAR AS FLOAT(53)[]), CAST(%(done_results)s::VARCHAR AS TEXT[])) AS done(id, token, retain, result)
+    WHERE sa_jobqueue.job.id = any(array((
+            SELECT locked.id
+            FROM locked
+        )
+    ))
+    AND sa_jobqueue.job.id = done.id
+    AND sa_jobqueue.job.claim_token = done.token
+    AND sa_jobqueue.job.status = 'running'
+    RETURNING sa_jobqueue.job.id
+)
+SELECT array_agg(written.id) AS array_agg_1
+FROM written

@@ -1,0 +1,137 @@
+WITH locked AS MATERIALIZED (
+    SELECT sa_jobqueue.job.id AS id
+    FROM sa_jobqueue.job
+    WHERE sa_jobqueue.job.id = any(CAST(%(done_ids)s::VARCHAR AS BIGINT[]))
+    AND sa_jobqueue.job.status = 'running'
+    ORDER BY sa_jobqueue.job.id
+    FOR NO KEY UPDATE OF job SKIP LOCKED
+),
+    written AS (
+    UPDATE sa_jobqueue.job
+    SET status='completed',
+        lease_expires_at=NULL,
+        finished_at=statement_timestamp(),
+        purge_at=(statement_timestamp() + done.retain * interval '1 second'),
+        result=CAST(done.result AS JSONB)
+    FROM unnest(CAST(%(done_ids)s::VARCHAR AS BIGINT[]), CAST(%(done_tokens)s::VARCHAR AS BIGINT[]), CAST(%(done_retain)s::VARCHAR AS FLOAT(53)[]), CAST(%(done_results)s::VARCHAR AS TEXT[])) AS done(id, token, retain, result)
+    WHERE sa_jobqueue.job.id = any(array((
+            SELECT locked.id
+            FROM locked
+        )
+    ))
+    AND sa_jobqueue.job.id = done.id
+    AND sa_jobqueue.job.claim_token = done.token
+    AND sa_jobqueue.job.status = 'running'
+    RETURNING sa_jobqueue.job.id
+),
+    picked AS MATERIALIZED (
+    SELECT candidate.id AS id,
+        candidate.key AS key
+    FROM unnest(CAST(%(queue_names)s::VARCHAR AS TEXT[]), CAST(%(queue_free)s::VARCHAR AS INTEGER[])) AS queue(name, free)
+    JOIN LATERAL (
+        SELECT due.id AS id,
+            due.key AS key
+        FROM unnest(CAST(%(slot_queues)s::VARCHAR AS TEXT[]), CAST(%(slot_levels)s::VARCHAR AS SMALLINT[]), CAST(%(slot_times)s::VARCHAR AS FLOAT(53)[]), CAST(%(slot_ids)s::VARCHAR AS BIGINT[])) AS slot(queue, level, at, id)
+        JOIN LATERAL (
+            SELECT sa_jobqueue.job.id AS id,
+                CASE WHEN (sa_jobqueue.job.uniqueness IS NOT NULL) THEN CASE WHEN ((sa_jobqueue.job.uniqueness ->> 'scope') = 'queued') THEN sa_jobqueue.job.uniqueness ->> 'key' END END AS key
+            FROM sa_jobqueue.job
+            WHERE sa_jobqueue.job.queue = slot.queue
+            AND sa_jobqueue.job.priority = slot.level
+            AND sa_jobqueue.job.status = 'queued'
+            AND sa_jobqueue.job.run_at <= now()
+            AND (sa_jobqueue.job.run_at, sa_jobqueue.job.id) > (to_timestamp(slot.at), slot.id)
+            ORDER BY sa_jobqueue.job.run_at,
+                sa_jobqueue.job.id
+            LIMIT queue.free
+            FOR NO KEY UPDATE SKIP LOCKED
+        ) AS due ON true
+        WHERE slot.queue = queue.name
+        LIMIT queue.free
+    ) AS candidate ON true
+),
+    freed_keys AS (
+    DELETE
+    FROM sa_jobqueue.unique_key
+    WHERE sa_jobqueue.unique_key.key = any(array((
+            SELECT picked.key
+            FROM picked
+            WHERE picked.key IS NOT NULL
+        )
+    ))
+    AND sa_jobqueue.unique_key.job_id = any(array((
+            SELECT picked.id
+            FROM picked
+            WHERE picked.key IS NOT NULL
+        )
+    ))
+),
+    claimed AS (
+    UPDATE sa_jobqueue.job
+    SET status='running',
+        claims=(least(sa_jobqueue.job.claims, 2147483646) + 1),
+        claim_token=%(by_token)s::BIGINT,
+        claimed_at=now(),
+        lease_expires_at=(now() + %(lease_seconds)s * interval '1 second'),
+        attempt=(least(sa_jobqueue.job.attempt, 32766) + 1),
+        worker=%(by_worker)s::VARCHAR
+    WHERE sa_jobqueue.job.id = any(array((
+            SELECT picked.id
+            FROM picked
+        )
+    ))
+    RETURNING sa_jobqueue.job.id,
+        sa_jobqueue.job.claim_token,
+        sa_jobqueue.job.queue,
+        sa_jobqueue.job.task,
+        sa_jobqueue.job.priority,
+        date_part('epoch', sa_jobqueue.job.run_at) AS run_at,
+        sa_jobqueue.job.attempt,
+        sa_jobqueue.job.max_attempts,
+        sa_jobqueue.job.rescues,
+        CASE WHEN (pg_column_size(sa_jobqueue.job.args) <= 8) THEN CAST(sa_jobqueue.job.args AS TEXT) WHEN (pg_column_size(sa_jobqueue.job.args) <= %(inline_limit)s::INTEGER) THEN (
+        SELECT CASE WHEN (octet_length(made.text) <= %(inline_limit)s::INTEGER) THEN made.text END AS anon_2
+        FROM (
+            SELECT CAST(sa_jobqueue.job.args AS TEXT) AS text
+            LIMIT ALL OFFSET 0
+        ) AS made
+    ) END AS args,
+        CASE WHEN (pg_column_size(sa_jobqueue.job.meta) <= 8) THEN CAST(sa_jobqueue.job.meta AS TEXT) WHEN (pg_column_size(sa_jobqueue.job.meta) <= %(inline_limit)s::INTEGER) THEN (
+        SELECT CASE WHEN (octet_length(made.text) <= %(inline_limit)s::INTEGER) THEN made.text END AS anon_3
+        FROM (
+            SELECT CAST(sa_jobqueue.job.meta AS TEXT) AS text
+            LIMIT ALL OFFSET 0
+        ) AS made
+    ) END AS meta,
+        date_part('epoch', sa_jobqueue.job.created_at) AS created_at,
+        CASE WHEN (num_nonnulls(sa_jobqueue.job.uniqueness) > 0) THEN CAST(jsonb_strip_nulls(jsonb_build_object('unique', CASE WHEN (sa_jobqueue.job.uniqueness IS NOT NULL) THEN true ELSE NULL END)) AS TEXT) END AS extra
+)
+SELECT NULL AS anon_1,
+    NULL AS anon__1,
+    NULL AS anon__2,
+    NULL AS anon__3,
+    NULL AS anon__4,
+    NULL AS anon__5,
+    NULL AS anon__6,
+    NULL AS anon__7,
+    NULL AS anon__8,
+    CAST(array_agg(written.id) AS TEXT) AS array_agg_1,
+    NULL AS anon__9,
+    NULL AS anon__10,
+    NULL AS anon__11
+FROM written
+UNION ALL
+SELECT claimed.id,
+    claimed.claim_token,
+    claimed.queue,
+    claimed.task,
+    claimed.priority,
+    claimed.run_at,
+    claimed.attempt,
+    claimed.max_attempts,
+    claimed.rescues,
+    claimed.args,
+    claimed.meta,
+    claimed.created_at,
+    claimed.extra
+FROM claimed
