@@ -23,14 +23,14 @@ from sa_jobqueue.embedded import embedded_url
 
 from .counts import counts
 from .depth import dead_entries, depth, future, queues
-from .drain import drain, retain
+from .drain import drain, record, retain
 from .enqueue import bulk, gated, one_by_one
 from .idle import idle
 from .latency import latency
 from .memory import memory
 from .report import Figure, line, print_figures, write_json
 from .schema import Bench, benchmark_database
-from .session import session
+from .session import record_session, session
 from .wal import wal
 
 MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
@@ -38,7 +38,9 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     for one in (
         drain,
         retain,
+        record,
         session,
+        record_session,
         latency,
         one_by_one,
         bulk,

@@ -57,7 +57,7 @@ def session(bench: Bench) -> Iterator[Figure]:
             yield compared(f"{title}, --pin", zip(on_one_core, mine, strict=True), "jobs/s", "without --pin")
 
 
-def record(bench: Bench) -> Iterator[Figure]:
+def record_session(bench: Bench) -> Iterator[Figure]:
     """Results that are recorded together with what handlers write, against none, both ours."""
     jobs = 500 if bench.small else 6_000
     pairs = interleaved(

@@ -25,16 +25,13 @@ WITH locked AS MATERIALIZED (
     RETURNING sa_jobqueue.job.id
 ),
     picked AS MATERIALIZED (
-    SELECT candidate.id AS id,
-        candidate.key AS key
+    SELECT candidate.id AS id
     FROM unnest(CAST(%(queue_names)s::VARCHAR AS TEXT[]), CAST(%(queue_free)s::VARCHAR AS INTEGER[])) AS queue(name, free)
     JOIN LATERAL (
-        SELECT due.id AS id,
-            due.key AS key
+        SELECT due.id AS id
         FROM unnest(CAST(%(slot_queues)s::VARCHAR AS TEXT[]), CAST(%(slot_levels)s::VARCHAR AS SMALLINT[]), CAST(%(slot_times)s::VARCHAR AS FLOAT(53)[]), CAST(%(slot_ids)s::VARCHAR AS BIGINT[])) AS slot(queue, level, at, id)
         JOIN LATERAL (
-            SELECT sa_jobqueue.job.id AS id,
-                CASE WHEN (sa_jobqueue.job.uniqueness IS NOT NULL) THEN CASE WHEN ((sa_jobqueue.job.uniqueness ->> 'scope') = 'queued') THEN sa_jobqueue.job.uniqueness ->> 'key' END END AS key
+            SELECT sa_jobqueue.job.id AS id
             FROM sa_jobqueue.job
             WHERE sa_jobqueue.job.queue = slot.queue
             AND sa_jobqueue.job.priority = slot.level
@@ -49,22 +46,6 @@ WITH locked AS MATERIALIZED (
         WHERE slot.queue = queue.name
         LIMIT queue.free
     ) AS candidate ON true
-),
-    freed_keys AS (
-    DELETE
-    FROM sa_jobqueue.unique_key
-    WHERE sa_jobqueue.unique_key.key = any(array((
-            SELECT picked.key
-            FROM picked
-            WHERE picked.key IS NOT NULL
-        )
-    ))
-    AND sa_jobqueue.unique_key.job_id = any(array((
-            SELECT picked.id
-            FROM picked
-            WHERE picked.key IS NOT NULL
-        )
-    ))
 ),
     claimed AS (
     UPDATE sa_jobqueue.job
@@ -104,7 +85,7 @@ WITH locked AS MATERIALIZED (
         ) AS made
     ) END AS meta,
         date_part('epoch', sa_jobqueue.job.created_at) AS created_at,
-        CASE WHEN (num_nonnulls(sa_jobqueue.job.uniqueness) > 0) THEN CAST(jsonb_strip_nulls(jsonb_build_object('unique', CASE WHEN (sa_jobqueue.job.uniqueness IS NOT NULL) THEN true ELSE NULL END)) AS TEXT) END AS extra
+        CASE WHEN (num_nonnulls(sa_jobqueue.job.uniqueness) > 0) THEN CAST(jsonb_strip_nulls(jsonb_build_object('unique', coalesce(to_jsonb(CASE WHEN ((sa_jobqueue.job.uniqueness ->> 'scope') = 'queued') THEN sa_jobqueue.job.uniqueness ->> 'key' END), 'true'::jsonb))) AS TEXT) END AS extra
 )
 SELECT NULL AS anon_1,
     NULL AS anon__1,
