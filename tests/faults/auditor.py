@@ -10,11 +10,13 @@ them, for an id whose transaction was lost with a crash may be given out again.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +27,7 @@ from tests.faults.workload import DOOMED, MAX_RESCUES, WITHOUT_SESSION, Fate, Wo
 
 
 class Row(NamedTuple):
-    """A job as it is at the end; `lease`: its lease is live."""
+    """A job as it is at the end; `lease`: its lease is live. Its rule, if it is a unique one; times in seconds of the epoch."""
 
     key: str
     id: int
@@ -36,6 +38,12 @@ class Row(NamedTuple):
     max_attempts: int
     rescues: int
     lease: bool
+    unique: str | None = None
+    scope: str | None = None
+    period: float | None = None
+    duplicate_of: int | None = None
+    created_at: float = 0.0
+    finished_at: float | None = None
 
 
 class Step(NamedTuple):
@@ -76,6 +84,14 @@ class Said(NamedTuple):
     at: float
 
 
+class Held(NamedTuple):
+    """A unique key that is taken; `until`: it has a time until which it is."""
+
+    unique: str
+    id: int
+    until: bool
+
+
 class Finding(NamedTuple):
     """A promise that was broken, and by what."""
 
@@ -97,10 +113,12 @@ class Evidence:
     effects: list[Written] = field(default_factory=list)
     said: list[Said] = field(default_factory=list)
     forgotten: Sequence[tuple[float, float]] = ()
+    held: list[Held] = field(default_factory=list)
 
     def of(self, keys: Collection[str]) -> Evidence:
         """The part that is about these keys."""
         chosen = set(keys)
+        others = {row.id for row in self.rows if row.key not in chosen}
         return replace(
             self,
             fates={key: fate for key, fate in self.fates.items() if key in chosen},
@@ -108,6 +126,7 @@ class Evidence:
             steps=[step for step in self.steps if step.key in chosen],
             effects=[effect for effect in self.effects if effect.key in chosen],
             said=[line for line in self.said if line.key in chosen],
+            held=[one for one in self.held if one.id not in others],
         )
 
     @cached_property
@@ -130,6 +149,17 @@ class Evidence:
             step.key: step.at for steps in self.by_key.values() for step in steps if step.now == JobStatus.RUNNING
         }
         return sorted(end.at for key, end in self.ends.items() if claimed.get(key, 0.0) >= since)
+
+    @cached_property
+    def holders(self) -> dict[str, list[Row]]:
+        """The unique jobs that are no duplicates, by their key, in the order in which they were made."""
+        found: dict[str, list[Row]] = defaultdict(list)
+        for row in self.rows:
+            if row.unique is not None and row.duplicate_of is None and row.key in self.by_key:
+                found[row.unique].append(row)
+        for rows in found.values():
+            rows.sort(key=lambda row: self.by_key[row.key][0].n)
+        return found
 
     def remembered(self, line: Said) -> bool:
         """Whether the server that is asked now can know what led to this line."""
@@ -157,6 +187,8 @@ def committed_jobs_end(given: Evidence) -> Iterator[str]:
                 yield f"{key} was committed, and there is no such job"
         elif fate is not Fate.ROLLED_BACK:
             expected = JobStatus.FAILED if row.task == DOOMED else JobStatus.COMPLETED
+            if row.duplicate_of is not None:
+                expected = JobStatus.CANCELLED
             if row.status != expected:
                 yield f"{row} should be {expected}"
 
@@ -255,6 +287,68 @@ def nobody_holds_what_is_over(given: Evidence) -> Iterator[str]:
             yield f"{row}"
 
 
+def one_job_has_a_key(given: Evidence) -> Iterator[str]:
+    """While a job has a key, each other one that is made with it is a duplicate."""
+    for rows in given.holders.values():
+        for before, after in pairwise(rows):
+            if not _has_let_go(given, before, given.by_key[after.key][0]):
+                yield f"{after} was made when {before} had its key"
+
+
+def _has_let_go(given: Evidence, holder: Row, made: Step) -> bool:
+    """Whether the key of `holder` was free when another job was made."""
+    steps, period = given.by_key[holder.key], holder.period or 0.0
+    if holder.scope == "window":
+        return made.at >= holder.created_at + period
+    if holder.scope == "queued":
+        return any(step.was == JobStatus.QUEUED and step.n < made.n for step in steps)
+    ended = any(step.now in FINISHED and step.n < made.n for step in steps)
+    return ended and made.at >= (holder.finished_at or math.inf) + period
+
+
+def keys_are_held_by_jobs(given: Evidence) -> Iterator[str]:
+    """A key without a time is that of a job that has not ended; and a job that has not ended has its key."""
+    live = {row.id: row for row in given.rows if row.status not in FINISHED and row.duplicate_of is None}
+    held = {(one.unique, one.id) for one in given.held}
+    for one in given.held:
+        if not one.until and (one.id not in live or live[one.id].unique != one.unique):
+            yield f"{one} is held by no job that is live"
+    for row in live.values():
+        keeps = row.scope in ("started", "finished") or (row.scope == "queued" and row.claims == 0)
+        if row.unique is not None and keeps and (row.unique, row.id) not in held:
+            yield f"{row} does not have its key"
+
+
+def duplicates_name_their_holder(given: Evidence) -> Iterator[str]:
+    """A duplicate was never claimed, and names a job with its key that is none."""
+    rows = {row.id: row for row in given.rows}
+    for row in given.rows:
+        if row.duplicate_of is None:
+            continue
+        holder = rows.get(row.duplicate_of)
+        if row.claims:
+            yield f"a duplicate was claimed: {row}"
+        if row.duplicate_of == 0 or (
+            holder is not None and (holder.unique != row.unique or holder.duplicate_of is not None)
+        ):
+            yield f"{row} is said to be a duplicate of {holder}"
+
+
+def changes_are_seen_by_a_later_run(given: Evidence) -> Iterator[str]:
+    """With the scope "queued", the job whose duplicate was enqueued begins after that, and so sees what came with it."""
+    began: dict[str, float] = defaultdict(float)
+    for line in given.said:
+        if line.what == Word.BEGAN:
+            began[line.key] = max(line.at, began[line.key])
+    rows = {row.id: row for row in given.rows}
+    for row in given.rows:
+        holder = rows.get(row.duplicate_of or 0)
+        if holder is not None and row.scope == "queued" and holder.status == JobStatus.COMPLETED:
+            made = given.by_key[row.key][0]
+            if began[holder.key] < made.at - TOLERANCE:
+                yield f"{holder} began before its duplicate {row} was made, and not again"
+
+
 RULES: dict[str, Callable[[Evidence], Iterator[str]]] = {
     rule.__name__: rule
     for rule in (
@@ -267,6 +361,10 @@ RULES: dict[str, Callable[[Evidence], Iterator[str]]] = {
         effects_outside_follow_claims,
         counters_stay_in_bounds,
         nobody_holds_what_is_over,
+        one_job_has_a_key,
+        keys_are_held_by_jobs,
+        duplicates_name_their_holder,
+        changes_are_seen_by_a_later_run,
     )
 }
 
@@ -280,7 +378,10 @@ def audit(given: Evidence) -> list[Finding]:
 
 _ROWS = """
     SELECT meta->>'key', id, task, status, claims, attempt, max_attempts, rescues,
-           coalesce(lease_expires_at > clock_timestamp(), false)
+           coalesce(lease_expires_at > clock_timestamp(), false),
+           uniqueness->>'key', CASE WHEN uniqueness IS NOT NULL THEN coalesce(uniqueness->>'scope', 'started') END,
+           (uniqueness->>'period')::float8, duplicate_of,
+           extract(epoch FROM created_at)::float8, extract(epoch FROM finished_at)::float8
     FROM sa_jobqueue.job WHERE meta ? 'key'
 """
 _STEPS = """
@@ -289,6 +390,7 @@ _STEPS = """
     FROM audit.history WHERE key IS NOT NULL
 """
 _EFFECTS = "SELECT key, token, xid FROM audit.effect"
+_HELD = "SELECT key, job_id, expires_at IS NOT NULL FROM sa_jobqueue.unique_key"
 
 
 def collect(
@@ -300,8 +402,9 @@ def collect(
         rows = [Row._make(row) for row in connection.execute(text(_ROWS))]
         steps = [Step._make(row) for row in connection.execute(text(_STEPS))]
         effects = [Written._make(row) for row in connection.execute(text(_EFFECTS))]
+        held = [Held._make(row) for row in connection.execute(text(_HELD))]
     engine.dispose()
-    return Evidence(dict(fates), rows, steps, effects, read_words(folder), forgotten)
+    return Evidence(dict(fates), rows, steps, effects, read_words(folder), forgotten, held)
 
 
 def read_words(folder: Path) -> list[Said]:

@@ -14,11 +14,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Text, cast, func, select, text, update
 
+from sa_jobqueue import lifecycle
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import Change, Event
 from sa_jobqueue.models import Job
 from sa_jobqueue.statements.claim import ClaimRequest, new_token
 from sa_jobqueue.store import Answer, Renewal, default_store
+from sa_jobqueue.worker.claiming import fetch
 from sa_jobqueue.worker.running import libpq
 from sa_jobqueue.worker.running.ending import LOST, Written
 from sa_jobqueue.worker.running.transaction import HandlerTransaction
@@ -81,10 +83,19 @@ def split_the_claim() -> None:
         due = select(_COLUMNS.id).where(_COLUMNS.status == "queued", _COLUMNS.run_at <= func.now())
         seen = list(connection.scalars(due.order_by(_COLUMNS.id).limit(sum(request.queues.values()))))
         time.sleep(0.01)  # others may look at the same moment
-        taken = update(Job.__table__).where(_COLUMNS.id.in_(seen)).values(
-            status="running", claims=_COLUMNS.claims + 1, claim_token=new_token(), attempt=_COLUMNS.attempt + 1, worker=request.worker,
-            claimed_at=func.now(), lease_expires_at=func.now() + text(f"interval '{request.lease} s'"),
-        )  # fmt: skip
+        taken = (
+            update(Job.__table__)
+            .where(_COLUMNS.id.in_(seen))
+            .values(
+                status="running",
+                claims=_COLUMNS.claims + 1,
+                claim_token=new_token(),
+                attempt=_COLUMNS.attempt + 1,
+                worker=request.worker,
+                claimed_at=func.now(),
+                lease_expires_at=func.now() + text(f"interval '{request.lease} s'"),
+            )
+        )
         columns = [
             cast(_COLUMNS[name], Text) if name in ("args", "meta") else _COLUMNS[name]
             for name in ClaimedJob._fields
@@ -134,9 +145,32 @@ def complete_and_die() -> None:
     HandlerTransaction.complete = complete  # type: ignore[method-assign]
 
 
+def keep_the_keys() -> None:
+    """Nothing of a claim says that its job has a unique key, so its end does not give it back."""
+    lifecycle._is_unique = lambda claim: False
+
+
+def free_keys_at_the_start() -> None:
+    """The unique keys of all jobs are free when they start."""
+
+    def free(connection: Connection, started: Any) -> None:
+        connection.execute(text("DELETE FROM sa_jobqueue.unique_key WHERE job_id = ANY (:ids)"), {"ids": list(started)})
+
+    fetch.started_keys = lambda jobs: dict.fromkeys((job.id for job in jobs), "")
+    default_store.free_started_keys = free  # type: ignore[method-assign]
+
+
 MUTATIONS: dict[str, Callable[[], None]] = {
     mutate.__name__: mutate
-    for mutate in (remove_the_fence, remove_the_fence_of_batches, split_the_claim, complete_first, complete_and_die)
+    for mutate in (
+        remove_the_fence,
+        remove_the_fence_of_batches,
+        split_the_claim,
+        complete_first,
+        complete_and_die,
+        keep_the_keys,
+        free_keys_at_the_start,
+    )
 }
 
 if mutant := os.environ.get(MUTANT):

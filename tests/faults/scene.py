@@ -231,7 +231,8 @@ class Scene:
         """How many jobs ended in the last seconds; 0 too if the server is not there."""
         lately = f"at > clock_timestamp() - interval '{seconds} s'"
         try:
-            ((number,),) = self.ask(f"SELECT count(*) FROM audit.history WHERE now IN {_FINISHED} AND {lately}")
+            ended = f"was IS NOT NULL AND now IN {_FINISHED}"  # not duplicates, which no worker ends
+            ((number,),) = self.ask(f"SELECT count(*) FROM audit.history WHERE {ended} AND {lately}")
         except psycopg.Error:
             return 0
         return int(str(number))
@@ -245,7 +246,8 @@ class Scene:
     @property
     def usual(self) -> float:
         """Jobs that end per second when all is well."""
-        return self.rate * (1 - self.producer.rolled_back)
+        duplicates = workload.SHARE / 2  # about, and no more
+        return self.rate * (1 - self.producer.rolled_back) * (1 - duplicates)
 
     def calm(self) -> None:
         """Wait until all workers are there, each has claimed, and jobs end as fast as usual."""
@@ -322,7 +324,7 @@ class Scene:
         given = everything.of(known)
         committed = {key for key in hit if given.fates[key] is Fate.COMMITTED}
         steps = [step for step in everything.steps if step.at >= begun]
-        ends = sorted(step.at for step in everything.ends.values() if step.at >= begun)
+        ends = sorted(step.at for step in everything.ends.values() if step.was is not None and step.at >= begun)
         rescues = [
             step for step in steps if (step.rescues or 0) > (step.rescues_was or 0) and step.error != "Interrupted"
         ]

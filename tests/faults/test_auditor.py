@@ -13,8 +13,9 @@ import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
+from sa_jobqueue import Unique
 from tests.faults import auditor, mutants, workload
-from tests.faults.auditor import Evidence, Finding, Row, Said, Step, Written, audit, collect
+from tests.faults.auditor import Evidence, Finding, Held, Row, Said, Step, Written, audit, collect
 from tests.faults.workload import Fate
 from tests.support.commands import Command, start_command
 from tests.support.waiting import wait_until
@@ -30,6 +31,56 @@ ROW = Row("k", 1, "tests.faults.workload.write", "completed", 1, 1, 20, 0, False
 EFFECT = Written("k", 1, "3")
 BEGAN, DID = Said("k", "began", 1, 7, 101.1), Said("k", "did", 1, 7, 101.9)
 WELL = Evidence({"k": Fate.COMMITTED}, [ROW], [MADE, TAKEN, ENDED], [EFFECT], [BEGAN, DID])
+
+
+# A unique job, its duplicate, and the next job with the key.
+UNIQUE = {"unique": "u", "scope": "started", "created_at": 100.0}
+HOLDER = ROW._replace(finished_at=102.0, **UNIQUE)
+DUPLICATE = ROW._replace(
+    key="d", id=2, status="cancelled", claims=0, attempt=0, duplicate_of=1, finished_at=101.5, **UNIQUE
+)
+NEXT = ROW._replace(key="l", id=3, status="queued", claims=0, attempt=0, **UNIQUE)
+MADE_DUPLICATE = Step("d", 10, 101.5, "4", None, None, None, None, "cancelled", 0, 0, 0)
+MADE_NEXT = MADE._replace(key="l", n=11, at=103.0)
+KEYED = replace(
+    WELL,
+    fates=dict.fromkeys("kd", Fate.COMMITTED) | {"l": Fate.UNKNOWN},
+    rows=[HOLDER, DUPLICATE],
+    steps=[MADE, TAKEN._replace(n=20), ENDED._replace(n=30), MADE_DUPLICATE],
+    said=[BEGAN._replace(at=101.6), DID],
+)
+HELD = Held("u", 3, False)
+
+
+def rescoped(given: Evidence, scope: str, period: float | None = None) -> Evidence:
+    """The same with another rule in all unique jobs."""
+    return replace(given, rows=[row._replace(scope=scope, period=period) for row in given.rows])
+
+
+def followed(given: Evidence, made: Step) -> Evidence:
+    """And then another job got the key, and ended."""
+    steps = [
+        made,
+        TAKEN._replace(key="l", n=40, at=110.0, token=5),
+        ENDED._replace(key="l", n=41, at=111.0, token=5, xid="9"),
+    ]
+    row = NEXT._replace(status="completed", claims=1, attempt=1, created_at=made.at, finished_at=111.0)
+    return replace(
+        given,
+        rows=[*given.rows, row],
+        steps=[*given.steps, *steps],
+        effects=[*given.effects, Written("l", 5, "9")],
+        said=[*given.said, Said("l", "began", 5, 7, 110.1), Said("l", "did", 5, 7, 110.2)],
+    )
+
+
+def test_unique_jobs_that_went_well_give_no_finding() -> None:
+    """A duplicate while the key is taken, and another holder when it is free again: of each scope."""
+    assert audit(KEYED) == []
+    assert audit(followed(KEYED, MADE_NEXT._replace(n=31))) == []
+    assert audit(rescoped(followed(KEYED, MADE_NEXT._replace(n=21, at=101.7)), "queued")) == []
+    assert audit(rescoped(followed(KEYED, MADE_NEXT._replace(n=31, at=107.0)), "finished", 5.0)) == []
+    assert audit(rescoped(followed(KEYED, MADE_NEXT._replace(n=25, at=101.7)), "window", 1.7)) == []
 
 
 def test_a_job_that_went_well_gives_no_finding() -> None:
@@ -75,6 +126,21 @@ def test_a_job_that_went_well_gives_no_finding() -> None:
         (auditor.counters_stay_in_bounds, lambda w: replace(w, rows=[ROW._replace(rescues=13, claims=14)])),
         (auditor.counters_stay_in_bounds, lambda w: replace(w, rows=[ROW._replace(attempt=2)])),
         (auditor.nobody_holds_what_is_over, lambda w: replace(w, rows=[ROW._replace(status="running")])),
+        (auditor.one_job_has_a_key, lambda _: followed(KEYED, MADE_NEXT._replace(n=29))),
+        (auditor.one_job_has_a_key, lambda _: rescoped(followed(KEYED, MADE_NEXT._replace(n=19)), "queued")),
+        (auditor.one_job_has_a_key, lambda _: rescoped(followed(KEYED, MADE_NEXT._replace(n=31)), "finished", 5.0)),
+        (auditor.one_job_has_a_key, lambda _: rescoped(followed(KEYED, MADE_NEXT._replace(n=31)), "window", 5.0)),
+        (auditor.keys_are_held_by_jobs, lambda _: replace(KEYED, held=[Held("u", 1, False)])),
+        (auditor.keys_are_held_by_jobs, lambda _: replace(KEYED, held=[HELD])),
+        (auditor.keys_are_held_by_jobs, lambda w: replace(w, rows=[NEXT], held=[HELD._replace(unique="v")])),
+        (auditor.keys_are_held_by_jobs, lambda w: replace(w, rows=[NEXT._replace(scope="queued")])),
+        (auditor.duplicates_name_their_holder, lambda _: replace(KEYED, rows=[HOLDER, DUPLICATE._replace(claims=1)])),
+        (
+            auditor.duplicates_name_their_holder,
+            lambda _: replace(KEYED, rows=[HOLDER, DUPLICATE._replace(duplicate_of=0)]),
+        ),
+        (auditor.duplicates_name_their_holder, lambda _: replace(KEYED, rows=[HOLDER._replace(unique="v"), DUPLICATE])),
+        (auditor.changes_are_seen_by_a_later_run, lambda _: rescoped(replace(KEYED, said=[BEGAN, DID]), "queued")),
     ],
 )
 def test_each_rule_finds_what_breaks_it(rule: Callable[..., object], change: Callable[[Evidence], Evidence]) -> None:
@@ -238,3 +304,36 @@ def test_a_completion_before_the_handlers_commit_is_caught(
             env={workload.FOLDER: str(tmp_path)},
         ):  # so that one of them is left
             assert rules_broken(engine, tmp_path, fates) == {"session_effects_happen_once"}
+
+
+ONCE = Unique("once")
+
+
+def enqueue_once(engine: Engine, key: str) -> dict[str, Fate]:
+    """Enqueue a job that takes as long as the test wants, with the same unique key as all of these."""
+    with Session(engine) as session:
+        session.add(workload.job(workload.held, key, unique=ONCE))
+        session.commit()
+    return {key: Fate.COMMITTED}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mutant", "broken"),
+    [
+        (None, set()),
+        (mutants.keep_the_keys.__name__, {"keys_are_held_by_jobs"}),
+        (mutants.free_keys_at_the_start.__name__, {"one_job_has_a_key"}),
+    ],
+)
+def test_a_key_that_is_given_back_too_early_or_not_at_all_is_caught(
+    engine: Engine, database_url: str, tmp_path: Path, mutant: str | None, broken: set[str]
+) -> None:
+    """Another job with the key is enqueued while the first one runs."""
+    fates = enqueue_once(engine, "first")
+    with ExitStack() as stack:
+        work(stack, database_url, tmp_path, mutant, 1)
+        wait_until(lambda: ("began", 1) in said(tmp_path))
+        fates |= enqueue_once(engine, "second")
+        workload.let_go(tmp_path, 1)
+        assert rules_broken(engine, tmp_path, fates) == broken

@@ -20,16 +20,17 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from enum import StrEnum
-from itertools import count
+from itertools import count, product
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, get_args
 
 from sqlalchemy import BigInteger, MetaData, create_engine, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, RetryPolicy, Snooze, enqueue, task
+from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, RetryPolicy, Snooze, Unique, enqueue, task
 from sa_jobqueue.tasks import AnyTask
+from sa_jobqueue.unique import Scope
 
 FOLDER = "SA_FAULTS_FOLDER"
 """The environment variable that says where the handlers' files are."""
@@ -280,6 +281,16 @@ WITHOUT_SESSION = frozenset({plain.name, plain_async.name, held.name})
 DOOMED = doomed.name
 
 
+#: How some of the jobs are unique: by a few keys, so that many are duplicates. Their share among all of them.
+UNIQUE = [
+    Unique(
+        f"{scope}-{on_clash}", scope=scope, period=1.0 if scope in ("finished", "window") else None, on_clash=on_clash
+    )
+    for scope, on_clash in product(get_args(Scope), ("skip", "replace"))
+]
+SHARE = 0.25
+
+
 # ---- the producer
 
 
@@ -289,6 +300,13 @@ class Fate(StrEnum):
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
     UNKNOWN = "unknown"  # the answer to its COMMIT was lost, or a failover may have lost the transaction
+
+
+class _Wanted(NamedTuple):
+    key: str
+    kind: AnyTask
+    argument: float | str
+    unique: Unique | None = None
 
 
 class Producer:
@@ -328,9 +346,9 @@ class Producer:
 
     def add(self, session: Session, kinds: Sequence[AnyTask], argument: float | str) -> list[str]:
         """Enqueue these besides, in this session, all with the same argument; their keys."""
-        jobs = [(f"k{next(self._numbers)}", kind, argument) for kind in kinds]
+        jobs = [_Wanted(f"k{next(self._numbers)}", kind, argument) for kind in kinds]
         self._enqueue(session, jobs)
-        return [key for key, _, _ in jobs]
+        return [wanted.key for wanted in jobs]
 
     def _loop(self) -> None:
         # A server that is gone must not hold the producer: it is a part of the test, not what is tested.
@@ -338,7 +356,15 @@ class Producer:
         while not self._end.is_set():
             number = self._random.randint(1, 5)
             kinds = self._random.choices(list(MIX), list(MIX.values()), k=number)
-            jobs = [(f"k{next(self._numbers)}", kind, self._random.uniform(0.0, _LONGEST)) for kind in kinds]
+            jobs = [
+                _Wanted(
+                    f"k{next(self._numbers)}",
+                    kind,
+                    self._random.uniform(0.0, _LONGEST),
+                    self._random.choice(UNIQUE) if self._random.random() < SHARE else None,
+                )
+                for kind in kinds
+            ]
             try:
                 self._enqueue(Session(engine), jobs, rolls_back=self._random.random() < self.rolled_back)
             except DBAPIError:
@@ -346,14 +372,12 @@ class Producer:
             self._end.wait(number / self._rate)
         engine.dispose()
 
-    def _enqueue(
-        self, session: Session, jobs: Sequence[tuple[str, AnyTask, float | str]], *, rolls_back: bool = False
-    ) -> None:
+    def _enqueue(self, session: Session, jobs: Sequence[_Wanted], *, rolls_back: bool = False) -> None:
         """One transaction."""
         fate = Fate.ROLLED_BACK
         try:
             with session:
-                session.add_all(job(kind, key, argument) for key, kind, argument in jobs)
+                session.add_all(job(one.kind, one.key, one.argument, one.unique) for one in jobs)
                 session.flush()
                 if rolls_back:
                     session.rollback()
@@ -362,9 +386,9 @@ class Producer:
                 session.commit()
                 fate = Fate.COMMITTED
         finally:
-            self.fates |= {key: fate for key, _, _ in jobs}
+            self.fates |= {one.key: fate for one in jobs}
 
 
-def job(kind: AnyTask, key: str, argument: float | str = 0.0) -> Job:
+def job(kind: AnyTask, key: str, argument: float | str = 0.0, unique: Unique | None = None) -> Job:
     """A job that the audit can follow."""
-    return enqueue(kind.options(meta={"key": key}), argument)
+    return enqueue(kind.options(meta={"key": key}, unique=unique or False), argument)
