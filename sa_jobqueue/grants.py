@@ -47,6 +47,7 @@ _ALL = (
 _LOOK = (
     "SELECT ON TABLE {schema}.job",
     "SELECT ON TABLE {schema}.worker",
+    "SELECT ON TABLE {schema}.unique_key",
 )
 
 # What a job is to do, and when. The table decides all else: an id of a later job would make the INSERT of that job fail, and a

@@ -17,8 +17,10 @@ from sqlalchemy.exc import DBAPIError
 from sa_jobqueue.errors import ConfigurationError, JobQueueError, SchemaError
 from sa_jobqueue.log import one_line
 from sa_jobqueue.migrations import CURRENT, check_schema, current_version
+from sa_jobqueue.payload import shown
 from sa_jobqueue.statements import count_jobs
 from sa_jobqueue.statements.overview import count_expired, list_workers
+from sa_jobqueue.statements.unique import find_stray_keys
 from sa_jobqueue.store import default_store
 from sa_jobqueue.urls import mask_passwords
 
@@ -33,6 +35,8 @@ _OLDEST_SERVER = 15
 #: Seconds by which two clocks may differ: `run_at` is a producer's clock, "due" the server's.
 _SKEW = 2.0
 _NOTIFY_PATIENCE = 5.0
+#: Unique keys that are named.
+_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ def check(
     """Check that all is well: database, workers, waiting jobs.
 
     It looks at the server, its clock, the schema, LISTEN and NOTIFY, the workers and how many of them listen, queues with
-    due jobs that no worker serves, and expired leases. Exit code 0: all is well; 1: something is wrong; 2: the database does
+    due jobs that no worker serves, expired leases, and unique keys that no job needs any more. Exit code 0: all is well; 1: something is wrong; 2: the database does
     not answer.
 
     sa-jobqueue check --max-wait 10m --json
@@ -99,6 +103,7 @@ def _findings(connection: Connection, engine: Engine, max_wait: timedelta | None
     yield _served(queues, {name for worker in workers if not worker.stale for name in worker.queues})
     yield _waiting(queues, max_wait)
     yield _leases(connection)
+    yield _unique_keys(connection)
 
 
 def _database(connection: Connection) -> Finding:
@@ -193,3 +198,18 @@ def _leases(connection: Connection) -> Finding:
             f"{jobs_of(expired)} running with an expired lease: the worker died or is cut off; any worker rescues them",
         )
     return Finding("leases", True, "no running job has an expired lease")
+
+
+def _unique_keys(connection: Connection) -> Finding:
+    """Ends and deletes by SQL of the user's own leave keys behind; nothing else does."""
+    stray = connection.execute(find_stray_keys(limit=_NAMED)).all()
+    if not stray:
+        return Finding("unique", True, "no unique key is held by a job that has ended or is gone")
+    named = ", ".join(f"{shown(one.key)} of job {one.job_id}" for one in stray)
+    more = ", …" if stray[0].total > len(stray) else ""
+    return Finding(
+        "unique",
+        False,
+        f"{stray[0].total:,} unique keys of jobs that have ended or are gone, as after a DELETE by hand: {named}{more}; "
+        "a worker frees them within a minute: start one, or see its log",
+    )

@@ -36,6 +36,7 @@ from .ends import is_held
 __all__ = [
     "drop_expired_keys",
     "ended_key",
+    "find_stray_keys",
     "free_started_keys",
     "free_stray_keys",
     "given_back",
@@ -171,6 +172,22 @@ def free_stray_keys(*, after: str, limit: int, job: type[Job] = Job, keys: type[
     looked_at = select(func.max(page.c.key)).scalar_subquery()
     return select(looked_at, select(func.count()).select_from(stray).scalar_subquery()).add_cte(
         *given_back([stray], keys)
+    )
+
+
+def find_stray_keys(*, limit: int, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
+    """The keys of jobs that have ended, have another key, or are gone. Columns: key, job_id; and total, of them all. No more than
+    `limit` rows, in the order of the keys.
+    """
+    key, table = key_table(keys), table_of(job)
+    lives = select(table.c.id).where(
+        table.c.id == key.c.job_id, key_of(table) == key.c.key, not_(status_in(table.c.status, FINISHED))
+    )
+    return (
+        select(key.c.key, key.c.job_id, func.count().over().label("total"))
+        .where(key.c.expires_at.is_(None), not_(lives.exists()))
+        .order_by(key.c.key)
+        .limit(limit)
     )
 
 

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, func, insert, make_url
+from sqlalchemy import Engine, delete, func, insert, make_url, update
 from typer.testing import Result
 
-from sa_jobqueue import Registry
+from sa_jobqueue import Job, Registry
 from sa_jobqueue.cli import check as checking
 from sa_jobqueue.models import WorkerRow
 from tests.support import pooler
@@ -256,7 +256,7 @@ def test_check_finds_an_idle_queue_well(url: str) -> None:
     found = as_json("check", url=url)
     assert found["ok"] is True
     assert [one["name"] for one in found["checks"]] == [
-        "database", "clock", "schema", "wake-ups", "workers", "queues", "waiting", "leases",
+        "database", "clock", "schema", "wake-ups", "workers", "queues", "waiting", "leases", "unique",
     ]  # fmt: skip
 
 
@@ -316,6 +316,25 @@ def test_check_finds_expired_leases_and_long_waits(engine: Engine, url: str) -> 
         )
     assert problems(url=url).keys() == {"leases"}
     assert problems("--max-wait", "1h", url=url)["waiting"] == "1 job due, the oldest for 2h; more than 1h is too long"
+
+
+def test_check_names_unique_keys_that_no_job_needs_any_more(engine: Engine, url: str) -> None:
+    """What SQL by hand leaves behind. A key that is kept for some time after an end is none of them, nor is that of a live job."""
+    rules = {f"k{n}": {"key": f"k{n}"} for n in range(6)} | {"kept": {"key": "kept", "scope": "window", "period": 60}}
+    with engine.begin() as connection:
+        ids = {
+            key: connection.scalar(insert(Job).values(task="a", uniqueness=rule).returning(Job.id))
+            for key, rule in rules.items()
+        }
+    assert problems(url=url).keys() == {"queues"}
+    with engine.begin() as connection:
+        connection.execute(delete(Job).where(Job.id.in_([ids["k1"], ids["k3"], ids["kept"]])))
+        connection.execute(update(Job.__table__).where(Job.id.in_([ids["k2"], ids["k5"]])).values(status="failed"))
+    found = problems(url=url)["unique"]
+    assert found.startswith(
+        "4 unique keys of jobs that have ended or are gone, as after a DELETE by hand: "
+        f"'k1' of job {ids['k1']}, 'k2' of job {ids['k2']}, 'k3' of job {ids['k3']}, …; "
+    )
 
 
 def test_a_missing_schema_is_a_problem_with_its_remedy(empty_database_url: str) -> None:
