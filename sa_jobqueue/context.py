@@ -17,6 +17,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from .errors import JobStopped
+
 __all__ = ["AsyncJobContext", "ClaimedJob", "JobContext"]
 
 logger = logging.getLogger("sa_jobqueue.job")
@@ -129,6 +131,14 @@ class _Context(Generic[S]):
         cancelled or goes back to the queue. An outcome that the handler returns (`Snooze`, `Cancel`, ...) counts as always.
         """
         return self._is_stopping()
+
+    def raise_if_cancelled(self) -> None:
+        """Raise `JobStopped` if `cancelled` is true. The handler's writes roll back, as if it had returned after it saw that.
+
+        `JobStopped` is no `Exception`: an `except Exception` on the way lets it pass.
+        """
+        if self._is_stopping():
+            raise JobStopped(f"job {self._job.id} is to stop")
 
     @property
     def session(self) -> S:

@@ -19,6 +19,7 @@ __all__ = [
     "EmbeddedUnavailable",
     "HandlerTimeout",
     "JobQueueError",
+    "JobStopped",
     "OptionError",
     "PayloadError",
     "ResultError",
@@ -36,6 +37,13 @@ class JobQueueError(Exception):
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or type(self).__doc__ or type(self).__name__)
+
+
+class JobStopped(BaseException):
+    """The run of a job is to end: `ctx.raise_if_cancelled()` raises it in a handler.
+
+    It is no `Exception`, so that an `except Exception` in the handler lets it pass, as asyncio's CancelledError.
+    """
 
 
 class ConfigurationError(JobQueueError):

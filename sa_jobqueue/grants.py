@@ -78,6 +78,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "SELECT, INSERT, UPDATE (since, until) ON TABLE {schema}.uptime",
             "SELECT, DELETE, UPDATE (expires_at) ON TABLE {schema}.unique_key",
             "SELECT, UPDATE ON SEQUENCE " + ", ".join(f"{{schema}}.gate_{gate}" for gate in (*range(GATES), "any")),
+            "EXECUTE ON FUNCTION {schema}.tell_workers(oid)",
             "EXECUTE ON FUNCTION {schema}.complete_job(bigint, bigint, double precision)",
             "EXECUTE ON FUNCTION {schema}.complete_job(bigint, bigint, double precision, jsonb)",
         ),
@@ -88,6 +89,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             f"DELETE, UPDATE ({_WRITTEN_BY_OPERATORS}) ON TABLE {{schema}}.job",
             "SELECT, INSERT, DELETE, UPDATE (job_id, keep, expires_at) ON TABLE {schema}.unique_key",
             "EXECUTE ON FUNCTION {schema}.take_key(bigint, jsonb)",
+            "EXECUTE ON FUNCTION {schema}.tell_workers(oid)",
         ),
     }
 )

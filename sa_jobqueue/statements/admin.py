@@ -17,6 +17,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     ColumnExpressionArgument,
+    DateTime,
     Executable,
     Text,
     and_,
@@ -31,14 +32,14 @@ from sqlalchemy import (
     type_coerce,
     update,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import JSONB, OID
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from ..durations import Duration, seconds_of
 from ..failures import entry
 from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
-from ..models import Job, StatusText, UniqueKey, status_in, status_literal
+from ..models import Job, StatusText, UniqueKey, schema_function, status_in, status_literal
 from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .apply import append_error
 from .ends import at_end, ended, is_held
@@ -48,6 +49,9 @@ __all__ = ["cancel_jobs", "discard_jobs", "held_by", "release_jobs", "retry_jobs
 
 Criterion = ColumnExpressionArgument[bool]
 
+#: Of the table whose row is updated.
+_TABLE_OID = literal_column("tableoid", OID)
+
 UNSYNCHRONIZED = {"synchronize_session": False}
 
 
@@ -55,7 +59,7 @@ def cancel_jobs(*where: Criterion, job: type[Job] = Job, keys: type[UniqueKey] =
     """Cancel jobs: one that waits is cancelled, one that runs is asked to stop and not retried.
 
     The one that runs is `completed` if it completes all the same, `failed` if its last attempt fails, and else
-    cancelled. It is one UPDATE, so it holds against a claim at the same moment.
+    cancelled. It is one UPDATE, so it holds against a claim at the same moment. Workers that listen are told at the commit.
     """
     columns = table_of(job).c
     held = is_held(table_of(job))
@@ -66,7 +70,8 @@ def cancel_jobs(*where: Criterion, job: type[Job] = Job, keys: type[UniqueKey] =
         only=not_(held),
     )
     end["lease_expires_at"] = case((held, columns.lease_expires_at))  # its worker goes on until it hears of it
-    requested = func.coalesce(columns.cancel_requested_at, at_end())
+    telling = schema_function("tell_workers", table_of(job).schema, _TABLE_OID, of=DateTime(timezone=True))
+    requested = func.coalesce(columns.cancel_requested_at, case((held, telling), else_=at_end()))
     return _update("cancel_jobs", job, Event.CANCEL, where, ends=not_(held), keys=keys).values(
         **end, cancel_requested_at=requested
     )

@@ -138,8 +138,9 @@ class Services:
         self.listener: Listener | None = None
         if engines.listener is not None:
             engine = engines.listener.execution_options(schema_translate_map=engines.translate)
-            self.listener = Listener(engine, self.claimer.notify, worker=worker, store=store)
+            self.listener = Listener(engine, self._heard, worker=worker, store=store)
         self.watchdog = Watchdog(loop, self.runs, hopeless)
+        self.cancels = Cancels(connector, self.runs, self._is_listening)
         self.maintenance = Maintenance(
             connector,
             timeouts=Timeouts(
@@ -153,7 +154,7 @@ class Services:
             renewal=Renewal(connector, self.runs),
             presence=Presence(connector, spec.id, spec.queues),
             others=[
-                Cancels(connector, self.runs),
+                self.cancels,
                 Rescue(connector, registry=spec.registry, observer=self.observer, max_rescues=settings.max_rescues),
                 Prune(connector, every=settings.prune_every),
                 FreeKeys(connector, every=settings.prune_every),
@@ -235,6 +236,16 @@ class Services:
 
     def _wake(self) -> None:
         self.claimer.wake()
+
+    def _heard(self, payload: str | None) -> None:
+        """A NOTIFY has come: the name of a queue, or "" where something else changed. None: some may have been missed."""
+        if payload:
+            self.claimer.notify(payload)
+            return
+        if payload is None:
+            self.claimer.notify(None)
+        self.cancels.announce()
+        self.maintenance.wake()
 
     def _is_listening(self) -> bool:
         return self.listener is not None and self.listener.listening

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -195,6 +197,79 @@ def test_a_running_job_is_cancelled(engine: Engine, url: str, registry: Registry
         wait_until(lambda: finished(engine, id))
     job = job_of(engine, id)
     assert job.status == JobStatus.CANCELLED
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT to_regclass('trace')")) is None
+
+
+@pytest.mark.parametrize("listen", [True, False])
+def test_a_cancel_is_told_to_the_worker_or_asked_for(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, listen: bool
+) -> None:
+    """At its commit, where the worker listens: it does not ask by itself here. Where it cannot listen, it asks every second."""
+    monkeypatch.setattr("sa_jobqueue.worker.maintenance.cancels._SELDOM", 1_000.0)
+    if listen:
+        pooler.skip_where_deaf(url)
+    started, told = threading.Event(), threading.Event()
+
+    @task(registry=registry)
+    def handler(ctx: JobContext) -> None:
+        started.set()
+        wait_until(lambda: ctx.cancelled)
+        told.set()
+
+    (id,) = add(engine, enqueue(handler))
+    with working(url, registry, lease=600, listen=listen) as worker:
+        wait_until(lambda: started.is_set() and worker.state().listening == listen)
+        cancels = services_of(worker).cancels
+        wait_until(lambda: not cancels._announced)  # as the worker began to listen
+        cancels._looked = monotonic()
+        with Session(engine) as session:
+            session.execute(cancel_jobs(Job.id == id))
+            session.commit()
+        wait_until(told.is_set)
+        wait_until(lambda: finished(engine, id))
+    assert job_of(engine, id).status == JobStatus.CANCELLED
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_handler_that_catches_every_exception_is_stopped_all_the_same(
+    engine: Engine, url: str, registry: Registry, kind: str
+) -> None:
+    """`raise_if_cancelled` raises what is no Exception; and nothing before there is something to stop for."""
+    started = threading.Event()
+
+    @task(registry=registry, name="sync")
+    def sync_handler(ctx: JobContext) -> None:
+        ctx.session.execute(text("CREATE TABLE trace ()"))
+        ctx.raise_if_cancelled()
+        started.set()
+        wait_until(lambda: ctx.cancelled)
+        try:
+            ctx.raise_if_cancelled()
+        except Exception:
+            return
+
+    @task(registry=registry, name="async")
+    async def async_handler(ctx: AsyncJobContext) -> None:
+        await ctx.session.execute(text("CREATE TABLE trace ()"))
+        ctx.raise_if_cancelled()
+        started.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        try:
+            ctx.raise_if_cancelled()
+        except Exception:
+            return
+
+    (id,) = add(engine, enqueue(sync_handler if kind == "sync" else async_handler))
+    with working(url, registry):
+        wait_until(started.is_set)
+        with Session(engine) as session:
+            session.execute(cancel_jobs(Job.id == id))
+            session.commit()
+        wait_until(lambda: finished(engine, id))
+    job = job_of(engine, id)
+    assert (job.status, job.errors[-1]["type"]) == (JobStatus.CANCELLED, "Cancelled")
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT to_regclass('trace')")) is None
 

@@ -13,9 +13,11 @@ from sqlalchemy import Engine, create_engine, select, text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
+from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.migrations.v01 import GATES
 from sa_jobqueue.models import Job
+from sa_jobqueue.statements import cancel_jobs
 from tests.support.databases import connect
 from tests.support.waiting import PATIENCE
 
@@ -358,6 +360,7 @@ class TestLeastPrivilege:
             ("job_unique", True, ["search_path=pg_catalog, pg_temp"], False),
             ("job_wake", True, ["search_path=pg_catalog, pg_temp"], False),
             ("take_key", False, ["search_path=pg_catalog, pg_temp", "lock_timeout=10ms"], True),
+            ("tell_workers", False, None, True),
         ]
 
 
@@ -396,3 +399,21 @@ def gates(waiter: Waiter, queues: Iterable[str]) -> set[int]:
             "SELECT hashtext(queue) & 15 FROM unnest(%s::text[]) AS q (queue)", [list(queues)]
         )
     }
+
+
+def test_a_cancel_is_told_once_and_only_where_a_job_runs(
+    waiter: Waiter, producer: psycopg.Connection, engine: Engine
+) -> None:
+    """By a payload that is the name of no queue. A job that waits ends at once, and no worker need know."""
+
+    def cancel(status: JobStatus) -> list[str]:
+        with Session(engine) as session:
+            session.execute(cancel_jobs(Job.status == status))
+            session.commit()
+        return waiter.woken()
+
+    insert(producer, "told")
+    insert(producer, "told", "told", columns={"status": "running"})
+    assert cancel(JobStatus.QUEUED) == []
+    assert cancel(JobStatus.RUNNING) == [""]
+    assert cancel(JobStatus.RUNNING) == []  # they are asked already

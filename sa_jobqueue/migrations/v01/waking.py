@@ -44,6 +44,14 @@ UP = (
     # No other role may use it for a table of its own, whose types and casts would then run with the owner's rights. Inserting
     # a job needs no right to execute it.
     "REVOKE ALL ON FUNCTION {schema}.job_wake() FROM PUBLIC",
+    # Called where a running job is asked to stop: the workers that listen look at once which of their jobs that is. It returns the
+    # time, so that the UPDATE that stores the time calls it, and for running jobs alone. No queue has an empty name.
+    """
+    CREATE FUNCTION {schema}.tell_workers(job_table oid) RETURNS timestamptz LANGUAGE sql VOLATILE AS $body$
+        SELECT pg_catalog.pg_notify('sa_jobqueue_' || $1, '');
+        SELECT pg_catalog.statement_timestamp()
+    $body$
+    """,
     # Its WHEN is parsed and asked once per statement, for a third of what the function costs. Two strings with a line's
     # end between them are one constant, and a constant regclass is an oid: the sequence cannot be dropped alone. Where
     # the right to read it was lost, an INSERT is not to be refused: the function is called.
@@ -63,6 +71,7 @@ UP = (
 DOWN = (
     "DROP TRIGGER job_wake ON {schema}.job",
     "DROP FUNCTION {schema}.job_wake()",
+    "DROP FUNCTION {schema}.tell_workers(oid)",
     "DROP SEQUENCE {schema}.gate_any",
     *(f"DROP SEQUENCE {{schema}}.gate_{gate}" for gate in range(GATES)),
 )

@@ -22,6 +22,7 @@ from ..connections.deadline import Deadline
 from ..connections.pool import give_up, hang_up
 from ..connections.service import Connector
 from ..process.backoff import backoff
+from ..process.events import AutoResetEvent
 from ..process.threads import ServiceThread
 from .chore import Chore, Turn
 from .presence import Presence
@@ -58,6 +59,7 @@ class Maintenance:
         self._failures = 0
         self._turn = connector.lease / 12
         self._end = threading.Event()
+        self._wake = AutoResetEvent()
         self.thread = ServiceThread("maintenance", self._loop)
         # Whatever the chore: found dead in time, so that another connection renews what this one should have.
         self.deadline = Deadline(max(connector.lease / 4, _SHORTEST_LIMIT))
@@ -66,13 +68,21 @@ class Maintenance:
         """Begin."""
         self.thread.start()
 
+    def wake(self) -> None:
+        """Look at once whether a chore is due. For any thread."""
+        self._wake.set()
+
     def finish(self, timeout: float) -> None:
         """End; waits at most `timeout` seconds for what is under way."""
         self._end.set()
+        self._wake.set()
         self.thread.join(timeout)
 
     def _loop(self) -> None:
-        while not self._end.wait(self._pause()):
+        while not self._end.is_set():
+            self._wake.wait(self._pause())
+            if self._end.is_set():
+                break
             try:
                 self._timeouts.end_late()
                 self._timeouts.give_back_stale()

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from ...errors import PayloadError
+from ...errors import JobStopped, PayloadError
 from ...failures import describe, entry
 from ...lifecycle import Change, decide
 from ...log import get_logger
@@ -86,7 +86,7 @@ def of_error(run: Run, error: BaseException) -> Outcome | Lost:
         return error
     if run.stop is Stop.SHUTDOWN:
         return of_stop(run)
-    if run.stop in {Stop.CANCEL, Stop.TIMEOUT} and isinstance(error, asyncio.CancelledError):
+    if run.stop in {Stop.CANCEL, Stop.TIMEOUT} and isinstance(error, asyncio.CancelledError | JobStopped):
         return of_stop(run)
     if isinstance(error, PayloadError) and run.undecoded:
         return Undecodable(replace(describe(error), traceback=""))

@@ -53,7 +53,7 @@ SET status=CASE WHEN (sa_jobqueue.job.status != 'running') THEN 'cancelled' ELSE
     lease_expires_at=CASE WHEN (sa_jobqueue.job.status = 'running') THEN sa_jobqueue.job.lease_expires_at END,
     finished_at=CASE WHEN (sa_jobqueue.job.status != 'running') THEN statement_timestamp() END,
     purge_at=CASE WHEN (sa_jobqueue.job.status != 'running') THEN statement_timestamp() + 604800.0 * interval '1 second' END,
-    cancel_requested_at=coalesce(sa_jobqueue.job.cancel_requested_at, statement_timestamp()),
+    cancel_requested_at=coalesce(sa_jobqueue.job.cancel_requested_at, CASE WHEN (sa_jobqueue.job.status = 'running') THEN sa_jobqueue.tell_workers(tableoid) ELSE statement_timestamp() END),
     result=NULL
 WHERE sa_jobqueue.job.id = any(array((
         SELECT locked.id
