@@ -22,6 +22,7 @@ from .outcomes import (
     Cancel,
     Cancelled,
     Completed,
+    Crashed,
     Discard,
     ErrorEntry,
     Failed,
@@ -71,7 +72,7 @@ class Event(StrEnum):
     RETRY = "retry"  # the attempt failed, attempts are left
     SNOOZE = "snooze"  # the handler asked for later
     RELEASE = "release"  # the worker gives it back unstarted or unfinished
-    RESCUE = "rescue"  # its worker died; it goes back
+    RESCUE = "rescue"  # its worker or its child process died; it goes back
     FAIL = "fail"  # attempts or rescues exhausted, or the handler discarded it
     CANCEL = "cancel"  # an operator or the handler cancelled it
     DISCARD = "discard"  # an operator gives it up
@@ -224,13 +225,8 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float) -> 
     match outcome:
         case Snooze():
             return _change(claim, Event.SNOOZE, rules.retain, delay=outcome.seconds, attempt=-1)
-        case Released(seconds, started=False):
-            return _change(claim, Event.RELEASE, rules.retain, delay=seconds, attempt=-1)
-        case Released(seconds):
-            error = _INTERRUPTED if rules.rescue else _NOT_TWICE
-            return _lost_worker(claim, Event.RELEASE, error, rules.rescue, rules, delay=seconds)
-        case Rescued(error, retry):
-            return _lost_worker(claim, Event.RESCUE, error, retry and rules.rescue, rules, expired=True)
+        case Released() | Rescued() | Crashed():
+            return _interrupted(claim, outcome, rules, random)
         case Cancelled(error):
             return _change(claim, Event.CANCEL, rules.retain, error=error)
         case Cancel():
@@ -274,6 +270,20 @@ def _retry(claim: Claimed, error: ErrorEntry, delay: float | None, rules: Rules)
     if delay is None or claim.attempt >= claim.max_attempts:
         return _change(claim, Event.FAIL, rules.retain_failed, error=error)
     return _change(claim, Event.RETRY, rules.retain, delay=delay, error=error)
+
+
+def _interrupted(claim: Claimed, outcome: Released | Rescued | Crashed, rules: Rules, random: float) -> Change:
+    match outcome:
+        case Released(seconds, started=False):
+            return _change(claim, Event.RELEASE, rules.retain, delay=seconds, attempt=-1)
+        case Released(seconds):
+            error = _INTERRUPTED if rules.rescue else _NOT_TWICE
+            return _lost_worker(claim, Event.RELEASE, error, rules.rescue, rules, delay=seconds)
+        case Rescued(error, retry):
+            return _lost_worker(claim, Event.RESCUE, error, retry and rules.rescue, rules, expired=True)
+        case Crashed(error):  # what killed it may do so again at once
+            delay = rules.policy.backoff(claim.rescues + 1, random)
+            return _lost_worker(claim, Event.RESCUE, error, rules.rescue, rules, delay=delay)
 
 
 def _lost_worker(

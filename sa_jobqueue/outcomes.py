@@ -120,6 +120,13 @@ class Rescued:
 
 
 @dataclass(frozen=True, slots=True)
+class Crashed:
+    """The child process that ran the handler has died. `error` says how. It counts as a rescue, not as an attempt."""
+
+    error: ErrorEntry
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     """The handler was stopped because an operator cancelled the job."""
 
@@ -127,6 +134,6 @@ class Cancelled:
 
 
 Outcome: TypeAlias = (
-    Completed | Failed | Undecodable | Released | Rescued | Cancelled | Retry | Snooze | Cancel | Discard
+    Completed | Failed | Undecodable | Released | Rescued | Crashed | Cancelled | Retry | Snooze | Cancel | Discard
 )
 """Everything that `lifecycle.decide` takes."""

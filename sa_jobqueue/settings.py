@@ -35,13 +35,17 @@ class WorkerSettings:
     session_idle_timeout: float | None = None
     """The longest that a handler's transaction may be idle. None: the server's setting. If the server has none: an hour, on
     connections that the worker makes from a URL and not behind a pooler."""
+    child_grace: float = 5.0
+    """The time that a handler in a child process has to end after a cancel or a lost lease, before the process is killed."""
+    max_child_jobs: int | None = None
+    """A child process is replaced after it has run this many jobs. None: never."""
     log_jobs: bool = False
     """Log how each job ended at INFO. Otherwise only failures are logged there, and the rest at DEBUG."""
 
     def __post_init__(self) -> None:
         for name, (kind, low, high) in _BOUNDS.items():
             value = getattr(self, name)
-            if value is None and name == "session_idle_timeout":
+            if value is None and name in _OPTIONAL:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, kind)) or not low <= value <= high:
                 said = "an integer" if kind is int else "a number"
@@ -51,8 +55,10 @@ class WorkerSettings:
                 raise ConfigurationError(f"{name} must be True or False, not {getattr(self, name)!r}")
 
 
+_OPTIONAL = frozenset({"session_idle_timeout", "max_child_jobs"})
 _BOUNDS: Mapping[str, tuple[type[float], float, float]] = {
     "lease": (float, 0.5, 86_400), "poll": (float, 0.01, 3_600), "grace": (float, 0, 86_400), "buffer": (int, 0, 100_000),
     "hoard": (float, 0.05, 86_400), "unknown_delay": (float, 0, 86_400), "prune_every": (float, 0.1, 86_400),
-    "max_rescues": (int, 1, 1_000), "session_idle_timeout": (float, 0.1, 86_400),
+    "max_rescues": (int, 1, 1_000), "session_idle_timeout": (float, 0.1, 86_400), "child_grace": (float, 0, 86_400),
+    "max_child_jobs": (int, 1, 1_000_000_000),
 }  # fmt: skip

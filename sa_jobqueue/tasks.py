@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from .context import AsyncJobContext, JobContext
 from .durations import Duration
@@ -53,6 +53,9 @@ logger = get_logger(__name__)
 
 #: What jsonb itself can hold, in bytes.
 _MAX_JSONB = 2**28 - 1
+
+#: Less than an interpreter with this package needs, in bytes; so that a number of megabytes is not taken for one of bytes.
+_LEAST_MEMORY = 2**24
 
 _DEFAULT_RETAIN = Rules().retain
 #: The least time that a failed job stays, in seconds.
@@ -86,6 +89,8 @@ class Task(Enqueueable, Generic[F, P, R]):
         rules: Rules,
         timeout: float | None,
         record: bool,
+        executor: str | None,
+        memory_limit: int | None,
         registry: Registry,
     ) -> None:
         self.handler = handler
@@ -97,6 +102,10 @@ class Task(Enqueueable, Generic[F, P, R]):
         """Seconds that one attempt may take, or None."""
         self.record = record
         """Whether the return value is stored in `Job.result`."""
+        self.executor = executor
+        """"process" for a handler that runs in a child process, else None."""
+        self.memory_limit = memory_limit
+        """Bytes that the child process may have resident while it runs the handler, or None."""
         self.registry = registry
         self.is_async = inspect.iscoroutinefunction(handler)
         self._options = options
@@ -291,6 +300,8 @@ def task(
     record: bool = False,
     rescue: bool = True,
     unique: Unique | None = None,
+    executor: Literal["process"] | None = None,
+    memory_limit: int | None = None,
     registry: Registry | None = None,
 ) -> _Decorator: ...
 def task(
@@ -308,6 +319,8 @@ def task(
     record: bool = False,
     rescue: bool = True,
     unique: Unique | None = None,
+    executor: Literal["process"] | None = None,
+    memory_limit: int | None = None,
     registry: Registry | None = None,
 ) -> Any:
     """Make a task of a function, `def` or `async def`; `@task` or `@task(...)`.
@@ -323,7 +336,8 @@ def task(
     None: for ever. Failed ones stay at least 30 days. `record`: store what the handler returns in `Job.result`, checked
     against its return annotation, if it has one.
     `rescue`: False for a job that must not run twice: it fails if its worker dies. `unique`: what makes its jobs
-    unique, see `Unique`. `registry`: where to register; the default registry if None.
+    unique, see `Unique`. `executor`: "process" runs a `def` handler in a child process, which is killed when it exceeds
+    its timeout; None: on a thread. `memory_limit`: bytes that such a process may have resident. `registry`: where to register; the default registry if None.
 
     Raises TaskError for a declaration that cannot work. Annotations are resolved later, at the first job or when a worker
     starts. Warns with TaskWarning about a function that has neither a `name` nor a `registry` and is declared inside another
@@ -340,6 +354,7 @@ def task(
         max_attempts=checked_int(max_attempts, "max_attempts", 1, MAX_ATTEMPTS, TaskError),
         unique=None if unique is None else checked_unique(unique, TaskError),
     )
+    _check_executor(executor, memory_limit)
     rules = _rules(retry, retain, rescue)
     if record and rules.retain == 0:
         raise TaskError(
@@ -353,7 +368,7 @@ def task(
     others = tuple(checked_name(alias, "alias", TaskError) for alias in aliases)
 
     def decorate(handler: Callable[F, R]) -> Task[F, Any, R]:
-        _check_handler(handler, name)
+        _check_handler(handler, name, executor)
         made: Task[F, Any, R] = Task(
             handler,
             name=checked_name(_default_name(handler) if name is None else name, "task name", TaskError),
@@ -362,6 +377,8 @@ def task(
             rules=rules,
             timeout=seconds,
             record=record,
+            executor=executor,
+            memory_limit=memory_limit,
             registry=default_registry if registry is None else registry,
         )
         made.registry.add(made)
@@ -380,7 +397,16 @@ def _mark_coroutine_function(made: AnyTask) -> None:
         made._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-def _check_handler(handler: object, name: str | None) -> None:
+def _check_executor(executor: object, memory_limit: int | None) -> None:
+    if executor not in {None, "process"}:
+        raise TaskError(f'executor must be "process", or None for a thread or the event loop, not {executor!r}')
+    if memory_limit is not None:
+        if executor is None:
+            raise TaskError('memory_limit is the limit of a child process: give executor="process" with it')
+        checked_int(memory_limit, "memory_limit", _LEAST_MEMORY, sys.maxsize, TaskError)
+
+
+def _check_handler(handler: object, name: str | None, executor: str | None) -> None:
     """Refuse what cannot be a handler."""
     shown = getattr(handler, "__qualname__", None) or repr(handler)
     if not inspect.isfunction(handler):
@@ -390,6 +416,11 @@ def _check_handler(handler: object, name: str | None) -> None:
         )
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise TaskError(f"{shown} is a generator, which a worker does not iterate: return instead of yield")
+    if executor is not None and inspect.iscoroutinefunction(handler):
+        raise TaskError(
+            f'{shown} is an `async def`, and executor="process" is for `def` handlers: a child process runs one job at a time; '
+            "write a `def` that calls asyncio.run()"
+        )
     if handler.__name__ == "<lambda>" and name is None:
         raise TaskError("a lambda has no name for the row: give it one, task(name=...)")
     first = next(iter(_function(handler).__code__.co_varnames[: handler.__code__.co_argcount]), None)

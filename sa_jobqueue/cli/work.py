@@ -101,6 +101,22 @@ class WorkOptions(Options):
             "wait for the database most of the time; not for those that compute without Python's lock.",
         ),
     ] = False
+    max_child_jobs: Annotated[
+        int | None,
+        _processes(
+            metavar="N",
+            min=1,
+            help='Replace a child process, which runs tasks of executor="process", after this number of jobs.',
+            show_default=False,
+        ),
+    ] = None
+    child_grace: Annotated[
+        float,
+        _processes(
+            metavar="SECONDS",
+            help="After a cancel or a lost lease, the time that a job in a child process has to end before the process is killed.",
+        ),
+    ] = _SETTINGS.child_grace
     drain: Annotated[bool, typer.Option("--drain", help="End when no job is due.")] = False
     lease: Annotated[
         float, _seconds(help="How long a claim holds without renewal: how long the jobs of a crashed worker wait.")
@@ -239,6 +255,7 @@ def _worker(config: Config, options: WorkOptions) -> tuple[Worker, bool]:
         settings=options.settings(),
     )
     worker.limit(**options.limits())
+    worker.import_in_children(config.app)
     return worker, found.worker is not None
 
 

@@ -19,6 +19,9 @@ from ..outcomes import Released
 from ..settings import WorkerSettings
 from ..store import MOST_TEXT, Store
 from ..tasks import Registry
+from .children.pool import Children
+from .children.runner import ChildRunner
+from .children.setup import ChildSetup
 from .claiming.claimer import Claimer
 from .connections.engines import Engines
 from .connections.listener import Listener
@@ -36,6 +39,7 @@ from .observer import Observer
 from .process.threads import ServiceThread
 from .running.executor import Executor
 from .running.reopening import Reopening
+from .running.reports import Reports
 from .running.run import Kind, Run, Runs
 from .running.runners import Runners
 from .running.sessions import Sessions
@@ -68,6 +72,7 @@ class WorkerSpec:
     max_jobs: int | None
     max_memory: int | None
     store: Store
+    children: ChildSetup
 
     @property
     def place(self) -> str:
@@ -105,12 +110,19 @@ class Services:
         self.reopening = Reopening(loop, self.all_slots, self._wake)
         self.executor = Executor(
             spec.sessions,
-            runs=self.runs,
-            writer=self.writer,
-            reopening=self.reopening,
+            report=Reports(self.runs, self.writer).report,
+            pause=self.reopening.pause,
             leaving=leaving,
             max_rescues=settings.max_rescues,
             log_jobs=settings.log_jobs,
+        )
+        self.children = Children(spec.children, max_jobs=settings.max_child_jobs)
+        in_child = ChildRunner(
+            self.children,
+            self.executor,
+            grace=settings.child_grace,
+            engine=engines.main,
+            pause=self.reopening.pause,
         )
         self.dispatch = Dispatch(
             spec.registry,
@@ -134,7 +146,7 @@ class Services:
             max_jobs=spec.max_jobs,
             most_text=_most_text(spec.registry),
         )
-        self.runners = Runners(loop, self.executor, self.claimer.ended)
+        self.runners = Runners(loop, self.executor, self.claimer.ended, in_child.run)
         self.listener: Listener | None = None
         if engines.listener is not None:
             engine = engines.listener.execution_options(schema_translate_map=engines.translate)
@@ -162,6 +174,10 @@ class Services:
         )
 
     # ---- beginning and ending
+
+    def check_children(self) -> None:
+        """Start a child process if the tasks ask for one. Raises ConfigurationError if that cannot run them."""
+        self.children.check(self._spec.registry, self._spec.queues)
 
     def start(self) -> None:
         """Begin to claim, to do the chores, to listen, and to watch over all that."""
@@ -198,7 +214,8 @@ class Services:
         self.claimer.wake()
 
     def finish(self) -> None:
-        """Write the last outcomes, and end the threads; maintenance strikes this worker off."""
+        """Write the last outcomes, and end the threads and children; maintenance strikes this worker off."""
+        self.children.close()  # first: what they still write would only wait for the outcomes, or make them wait
         written = self.claimer.finish(_FLUSH)
         self.reopening.finish()
         self.runners.finish()

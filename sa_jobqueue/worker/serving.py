@@ -40,6 +40,7 @@ _PAST = {
     "complete": "completed",
     "fail": "failed",
     "release": "given back",
+    "rescue": "rescued",
     "retry": "to be retried",
     "snooze": "snoozed",
 }
@@ -77,7 +78,9 @@ class Serving:
         engines = self._spec.engines
         try:
             await _apart(engines.check)
+            await _apart(self._services.check_children)
         except BaseException:
+            self._services.children.close()
             await engines.dispose()
             raise
         queues = ", ".join(f"{name}={limit}" for name, limit in self._spec.queues.items())

@@ -15,7 +15,7 @@ import sys
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -31,8 +31,10 @@ from ..options import checked_int, checked_name
 from ..settings import WorkerSettings
 from ..store import store_of
 from ..tasks import Registry, default_registry
+from .children.setup import ChildSetup, Maker
 from .connections.engines import Engines
 from .process.exit_codes import Ending
+from .process.inside import refuse_in_child
 from .process.signals import hearing_signals
 from .running.sessions import Sessions
 from .services import WorkerSpec
@@ -98,7 +100,7 @@ class Worker:
         self.engine = engines.main
         self.schema = engines.translate.get(SCHEMA) or SCHEMA
         """The schema of its tables."""
-        sessions = Sessions(
+        self.sessions = Sessions(
             engine=engines.main,
             async_engine=engines.asynchronous,
             maker=sessionmaker or registry.sessionmaker,
@@ -107,16 +109,28 @@ class Worker:
             idle_timeout=self.settings.session_idle_timeout,
             store=store,
         )
+        """What makes `ctx.session` for its handlers."""
+        maker = Maker.OWN if sessionmaker is not None else Maker.REGISTRY if registry.sessionmaker else Maker.NONE
         self._spec = WorkerSpec(
             id=self.id,
             queues=self.queues,
             registry=registry,
             settings=self.settings,
             engines=engines,
-            sessions=sessions,
+            sessions=self.sessions,
             max_jobs=max_jobs,
             max_memory=max_memory,
             store=store,
+            children=ChildSetup(
+                url=None if isinstance(database, Engine) else engines.main.url.render_as_string(hide_password=False),
+                maker=maker,
+                translate=tuple(engines.translate.items()),
+                pooled=self.settings.pooled,
+                idle=self.settings.session_idle_timeout,
+                max_rescues=self.settings.max_rescues,
+                log_jobs=self.settings.log_jobs,
+                job=ChildSetup.job_class(job),
+            ),
         )
         self.counts: Counter[str] = Counter()
         """What came of the jobs so far: by event, and "lost" and "unknown"."""
@@ -135,6 +149,13 @@ class Worker:
             max_memory=spec.max_memory if max_memory is None else max_memory,
         )
 
+    def import_in_children(self, names: Iterable[str]) -> None:
+        """Let child processes import these modules, in place of the script that runs: names as `--app` takes them.
+
+        A function or a Worker among them, as in "shop:worker", is called or used there, too, for the sessions of its handlers.
+        """
+        self._spec = replace(self._spec, children=replace(self._spec.children, app=tuple(names)))
+
     def run(self, *, until_idle: bool = False) -> Ending:
         """Work until a signal comes or, with `until_idle`, until nothing is due. Returns why it ended.
 
@@ -143,6 +164,7 @@ class Worker:
 
         Raises SchemaError, DatabaseUnavailable, TaskError, ConfigurationError when it cannot begin.
         """
+        refuse_in_child()
         with suppress(RuntimeError):  # there should be no loop
             asyncio.get_running_loop()
             raise ConfigurationError("an event loop is running here: use `await worker.serve()` instead of run()")
@@ -169,6 +191,7 @@ class Worker:
         return await self._serve(until_idle=until_idle, own_process=False)
 
     async def _serve(self, *, until_idle: bool, own_process: bool) -> Ending:
+        refuse_in_child()
         if self._begun:
             raise ConfigurationError("this worker serves already; make another Worker to serve beside it")
         self.registry.resolve()

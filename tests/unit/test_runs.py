@@ -24,6 +24,7 @@ from sa_jobqueue.tasks import AnyTask
 from sa_jobqueue.worker.observer import Observer
 from sa_jobqueue.worker.running.call import Call
 from sa_jobqueue.worker.running.executor import Executor
+from sa_jobqueue.worker.running.reports import Reports
 from sa_jobqueue.worker.running.run import Run, Runs, Stop
 from sa_jobqueue.worker.running.runners import Runners
 from sa_jobqueue.worker.running.sessions import Sessions
@@ -71,9 +72,8 @@ def make_executor() -> tuple[Executor, OutcomeWriter]:
     writer = OutcomeWriter(runs.end, store=default_store)
     executor = Executor(
         Sessions(),
-        runs=runs,
-        writer=writer,
-        reopening=Mock(),
+        report=Reports(runs, writer).report,
+        pause=Mock(),
         leaving=lambda: False,
         max_rescues=5,
         log_jobs=False,
@@ -227,7 +227,7 @@ async def test_a_context_variable_that_cannot_be_compared_costs_no_slot(handler:
     """Its runner cannot tell what the handler left behind, and ends; another comes for the next job."""
     weights.set(Incomparable())
     executor, writer = make_executor()
-    runners = Runners(asyncio.get_running_loop(), executor, lambda slots: None)
+    runners = Runners(asyncio.get_running_loop(), executor, lambda slots: None, Mock())
     slots = Slots("default", 1, buffer=0, call=runners.call)
     slots.feed([run(handler, number) for number in range(3)])
     await wait_until_async(lambda: len(writer) == 3 and slots.running == 0, 10)

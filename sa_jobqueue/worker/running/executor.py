@@ -14,20 +14,19 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
+from sqlalchemy import Engine
+
 from ...lifecycle import Change, Event, decide
 from ...log import get_logger
-from ...outcomes import Failed, Outcome, Released
-from ...store import Answer
+from ...outcomes import Crashed, Failed, Outcome, Released
 from .call import Call
 from .cancels import is_foreign, take_back
-from .ending import LOST, Lost, RunEnding, ToWrite, Written
+from .ending import LOST, Lost, RunEnding, ToWrite
 from .joblog import JobLog
-from .reopening import Reopening
-from .run import Run, Runs, Stop
+from .run import Run, Stop
 from .sessions import Sessions
 from .timeouts import within
 from .verdict import left_early, may_go_back, of_error, of_stop, of_value, unruly
-from .writer import OutcomeWriter
 
 __all__ = ["Executor"]
 
@@ -39,25 +38,25 @@ _AGAIN = 1.0
 
 
 class Executor:
-    """Runs jobs, and hands what is to be written to `writer`. The claims of what needs no writing end in `runs`.
+    """Runs jobs, and tells `report` how each has ended.
 
-    `leaving()`: whether all tasks of the loop are being cancelled. `max_rescues`: how often a job's worker may die, or leave
-    while the job runs. `log_jobs`: log at INFO how each job ended, not only those that failed.
+    `pause(queue, engine, why)` is called when the session of a queue's job got no connection of this engine. `leaving()`:
+    whether all tasks of the loop are being cancelled. `max_rescues`: how often a job's worker may die, or leave while the job
+    runs. `log_jobs`: log at INFO how each job ended, not only those that failed.
     """
 
     def __init__(
         self,
         sessions: Sessions,
         *,
-        runs: Runs,
-        writer: OutcomeWriter,
-        reopening: Reopening,
+        report: Callable[[Run, RunEnding], None],
+        pause: Callable[[str, Engine, str], None],
         leaving: Callable[[], bool],
         max_rescues: int,
         log_jobs: bool,
     ) -> None:
-        self._sessions, self._runs, self._writer = sessions, runs, writer
-        self._reopening, self.leaving, self._max_rescues = reopening, leaving, max_rescues
+        self._sessions, self._report, self._pause = sessions, report, pause
+        self.leaving, self._max_rescues = leaving, max_rescues
         self._log = JobLog(every=log_jobs)
 
     # ---- running
@@ -133,6 +132,11 @@ class Executor:
         self._report(run, decided)
         return True
 
+    def adopt(self, run: Run, ending: RunEnding) -> None:
+        """End a run as a child process has decided and logged; nothing if it has ended here already."""
+        if run.settle():
+            self._report(run, ending)
+
     def broke(self, run: Run, error: BaseException) -> None:
         """The code around the handler has failed: so has the job, and its runner goes on."""
         run.settle()
@@ -148,7 +152,7 @@ class Executor:
         if outcome is LOST:
             return LOST
         rules = run.task.rules
-        if isinstance(outcome, Released):  # how often a worker may have left is the worker's to say, not the task's
+        if isinstance(outcome, (Released, Crashed)):  # how often that may happen is the worker's to say, not the task's
             rules = replace(rules, max_rescues=self._max_rescues)
         return ToWrite(decide(run.job, outcome, rules, random=random.random()))
 
@@ -159,7 +163,7 @@ class Executor:
             unopened = None if transaction is None else transaction.unopened
             if unopened is None or not may_go_back(run, error):
                 return self._decide(run, of_error(run, error))
-            self._reopening.pause(run.job.queue, *unopened)
+            self._pause(run.job.queue, *unopened)
             return self._decide(run, Released(_AGAIN * random.uniform(0.5, 1.5)))
         except BaseException as failure:  # the application's: a rule, an exception's own method, a log filter
             return ToWrite(unruly(run, failure))
@@ -204,12 +208,3 @@ class Executor:
         # Whatever the application's own log filters and handlers do: the outcome stands.
         with suppress(BaseException):
             self._log.ends(run, change, error, note)
-
-    def _report(self, run: Run, ending: RunEnding) -> None:
-        run.reported = True
-        if isinstance(ending, ToWrite):
-            self._writer.add(ending.change)
-        elif isinstance(ending, Written):
-            self._runs.end([ending.change], Answer.APPLIED)
-        else:
-            self._runs.drop(run)

@@ -61,6 +61,12 @@ class JobLog:
                 reason.type if reason else "", reason.message if reason else "", _place(run, error), note,
                 extra=fields, exc_info=error if shown else None,
             )  # fmt: skip
+        elif change.event is Event.RESCUE:
+            reason = change.error
+            logger.warning(
+                "%s[%d] lost its process after %s%s: %s", job.task, job.id, lasting(fields.get("duration")), again,
+                reason.message if reason else "", extra=fields,
+            )  # fmt: skip
         elif run.started is None:
             logger.log(self._level, "%s[%d] was given back unstarted%s", job.task, job.id, again, extra=fields)
         else:

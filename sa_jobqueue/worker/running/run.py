@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum, StrEnum
 from time import monotonic
 from typing import Any
@@ -26,6 +26,7 @@ class Kind(Enum):
 
     ASYNC = 0
     THREAD = 1
+    PROCESS = 2  # a thread that waits for a child process
 
 
 class Stop(StrEnum):
@@ -62,6 +63,7 @@ class Run:
         "task",
         "timeout_at",
         "undecoded",
+        "wake",
     )
 
     def __init__(
@@ -69,7 +71,7 @@ class Run:
     ) -> None:
         self.job = job
         self.task = task
-        self.kind = Kind.ASYNC if task.is_async else Kind.THREAD
+        self.kind = Kind.ASYNC if task.is_async else Kind.THREAD if task.executor is None else Kind.PROCESS
         self.arrived = arrived
         # Maintenance writes and reads it. Fetching long arguments may have taken long: their claim is older.
         self.renewed = claimed_at
@@ -83,6 +85,8 @@ class Run:
         self.stop: Stop | None = None
         # The task that runs an async handler. Only the loop writes it; watchdog and maintenance read it.
         self.runner: asyncio.Task[Any] | None = None
+        # Wakes the thread that waits for a child process. The runner writes it; the one that asks to stop calls it.
+        self.wake: Callable[[], None] | None = None
         # The runner was cancelled on behalf of this job. Only the loop writes and reads it.
         self.interrupted = False
         # The handler has looked at `ctx.cancelled` and seen True. The handler writes it, on any thread; the runner reads it.
@@ -116,6 +120,8 @@ class Run:
             self.stop = why
             if self.runner is not None:
                 self.interrupted = self.runner.cancel()
+            if self.wake is not None:
+                self.wake()
 
     def settle(self) -> bool:
         """True for the first caller only: a run has one outcome, whatever a thread still does after its timeout.

@@ -29,19 +29,26 @@ _TURN = 0.005
 
 
 class Runners:
-    """Brings runners to slots; each pulls jobs from its slots until there is none.
+    """Brings runners to slots; each pulls jobs from its slots until there is none. `in_child` runs a job in a child process.
 
     A runner begins with the context variables of the worker's start. When a handler leaves others behind, its runner
     ends, so that the next job does not see them.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, executor: Executor, ended: Callable[[Slots], None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        executor: Executor,
+        ended: Callable[[Slots], None],
+        in_child: Callable[[Run], None],
+    ) -> None:
         self._loop, self._executor, self._ended = loop, executor, ended
+        self._execute = {Kind.THREAD: executor.run, Kind.PROCESS: in_child}
         self._loop_thread = threading.get_ident()
         self._context = contextvars.copy_context()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop's own: it keeps only weak references to tasks
-        self._coming: deque[Slots | None] = deque()
-        """The slots to which a thread is to come; None: it is to end. Each has a ticket, for which threads wait."""
+        self._coming: deque[tuple[Slots, Kind] | None] = deque()
+        """The slots to which a thread is to come, for which jobs; None: it is to end. Each has a ticket, for which threads wait."""
         self._tickets: SimpleQueue[None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = self._idle = 0  # any thread writes and reads these, under the lock
@@ -49,8 +56,8 @@ class Runners:
     def call(self, slots: Slots, kind: Kind) -> None:
         """Bring one more runner to these slots, or tell them that none comes. For any thread."""
         try:
-            if kind is Kind.THREAD:
-                self._call_thread(slots)
+            if kind is not Kind.ASYNC:
+                self._call_thread(slots, kind)
             elif threading.get_ident() == self._loop_thread:
                 self._loop.call_soon(self._spawn, slots)
             else:
@@ -125,7 +132,7 @@ class Runners:
 
     # ---- threads
 
-    def _call_thread(self, slots: Slots) -> None:
+    def _call_thread(self, slots: Slots, kind: Kind) -> None:
         """A ticket for an idle thread, or for a new one."""
         with self._lock:
             if self._idle:
@@ -134,23 +141,24 @@ class Runners:
                 name = f"sa-jobqueue handler {self._threads}"
                 threading.Thread(target=self._work, name=name, daemon=True).start()
                 self._threads += 1
-        self._send(slots)
+        self._send((slots, kind))
 
-    def _send(self, slots: Slots | None) -> None:
-        self._coming.append(slots)
+    def _send(self, coming: tuple[Slots, Kind] | None) -> None:
+        self._coming.append(coming)
         self._tickets.put(None)
 
     def _work(self) -> None:
-        while (slots := self._wait()) is not None:
+        while (coming := self._wait()) is not None:
+            slots, kind = coming
             running: list[Run] = []
             try:
-                self._context.copy().run(self._pull, slots, running)
+                self._context.copy().run(self._pull, slots, kind, running)
             except BaseException as error:
                 self._interrupted(slots, running, error)
             with self._lock:
                 self._idle += 1
 
-    def _wait(self) -> Slots | None:
+    def _wait(self) -> tuple[Slots, Kind] | None:
         """Wait for a ticket.
 
         Some libraries end what takes too long by an exception that they set on its thread from another one. It may come when
@@ -172,9 +180,9 @@ class Runners:
         slots.next(None, ended=run)  # it calls another thread
         self._ended(slots)
 
-    def _pull(self, slots: Slots, running: list[Run]) -> None:
-        execute = self._executor.run
-        run = slots.next(Kind.THREAD)
+    def _pull(self, slots: Slots, kind: Kind, running: list[Run]) -> None:
+        execute = self._execute[kind]
+        run = slots.next(kind)
         while run is not None:
             running.append(run)
             if not run.settled:

@@ -1,0 +1,223 @@
+"""One child process, as its worker sees it: started, talked to, ended.
+
+It is a new interpreter, never a fork, because a worker has threads. It leads a session of its own: Ctrl-C in a terminal does
+not reach it, and it is killed together with what its handlers have started. It holds the read end of a pipe of which only the
+worker has the write end: when the worker is gone, however it ended, the system kills the child.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from time import monotonic, sleep
+from typing import Any
+
+from ...log import get_logger
+from .channel import Channel, Message
+from .messages import record_of
+
+__all__ = ["Child", "ChildUnavailable", "say"]
+
+logger = get_logger(__name__)
+
+#: Seconds that a child may take to import the application; and to take in a message, for which it should be waiting.
+_START, _SEND = 120.0, 30.0
+#: Seconds in which a child that cannot begin ends by itself; and in which one that was killed has ended, unless it hangs in the
+#: system.
+_LAST, _DEATH = 2.0, 5.0
+_CODE = """\
+import sys
+sys.path[:] = {path!r}
+from sa_jobqueue.worker.children.child_main import main
+main({end}, {life})
+"""
+
+
+class ChildUnavailable(Exception):
+    """No child process can be had. `said`: the child has said why."""
+
+    def __init__(self, reason: str, *, said: bool = False) -> None:
+        super().__init__(reason)
+        self.said = said
+
+
+class Child:
+    """A child process. One thread at a time has it; `wake` and `kill` are for any thread."""
+
+    def __init__(self) -> None:
+        """Start the process; `begin` comes next. Raises ChildUnavailable."""
+        self.jobs = 0
+        """Jobs that it was given so far."""
+        self._lock = threading.Lock()
+        self.killed = False
+        """Whether it was killed from here. Any thread writes it; the one that has the child reads it."""
+        self._gone = self._closed = False  # under the lock: its id may be another's; its descriptors may be
+        ours, theirs = socket.socketpair()
+        life, self._life = os.pipe()
+        self._woken, self._waker = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._waker, False)
+        ours.settimeout(_SEND)
+        self._channel = Channel(ours)
+        self._poll = select.poll()
+        self._poll.register(self._channel, select.POLLIN)
+        self._poll.register(self._woken, select.POLLIN)
+        code = _CODE.format(path=sys.path, end=theirs.fileno(), life=life)
+        command = [sys.executable, "-c", code, f"sa-jobqueue child of {os.getpid()}"]
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), life), start_new_session=True
+            )
+        except OSError as error:  # no memory, or no more processes
+            self._close()
+            raise ChildUnavailable(f"it could not be started: {error}") from error
+        finally:
+            theirs.close()
+            os.close(life)
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also that of its group."""
+        return self._process.pid
+
+    def begin(self, setup: dict[str, Any]) -> None:
+        """Let it import the application. Raises ChildUnavailable, and then the process has ended."""
+        until = monotonic() + _START
+        try:
+            self.send({"setup": setup})
+            while monotonic() < until:
+                for message in self.receive(until - monotonic()):
+                    if "broken" in message:
+                        raise ChildUnavailable(message["broken"], said=True)
+                    if "ready" in message:
+                        return
+                    say(message)
+            raise ChildUnavailable(f"it was not ready within {_START:g} s")
+        except (OSError, EOFError):
+            raise ChildUnavailable(f"it {self.end(_LAST)} before it was ready") from None
+        except BaseException:
+            self.end()
+            raise
+
+    def send(self, message: Message) -> None:
+        """Send it a message. Raises OSError if it is gone."""
+        self._channel.send(message)
+
+    def receive(self, seconds: float | None) -> list[Message]:
+        """What comes within `seconds` (None: however long it takes), or until `wake`. Raises EOFError if it is gone."""
+        ready = {number for number, _ in self._poll.poll(None if seconds is None else max(seconds, 0.0) * 1_000)}
+        if self._woken in ready:
+            with suppress(BlockingIOError):
+                os.read(self._woken, 1_024)
+        return self._channel.receive() if self._channel.fileno() in ready else []
+
+    def wake(self) -> None:
+        """Let `receive` return at once, now or the next time."""
+        with self._lock:
+            if not self._closed:
+                with suppress(BlockingIOError):  # it was woken very often
+                    os.write(self._waker, b"\0")
+
+    def is_ready(self) -> bool:
+        """Whether it is there and waits for a job. What it has logged meanwhile is passed on."""
+        try:
+            while messages := self.receive(0):
+                for message in messages:
+                    say(message)
+        except (OSError, EOFError):
+            return False
+        return True
+
+    def resident(self) -> int | None:
+        """Bytes of memory that are resident; None where the system does not say: it is Linux that does."""
+        try:
+            with open(f"/proc/{self.pid}/statm", encoding="ascii") as statm:
+                return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError):
+            return None
+
+    def leave(self) -> None:
+        """Ask it to end by itself; `has_ended` says when it has."""
+        with suppress(OSError):
+            self.send({"leave": True})
+
+    def has_ended(self) -> bool:
+        """Whether it has ended by itself. Then nothing of it is left."""
+        with self._lock:
+            self._gone = self._gone or self._process.poll() is not None
+        if self._gone:
+            self._close()
+        return self._gone
+
+    def kill(self) -> None:
+        """Kill it, and what its handlers have started; `end` comes next."""
+        with self._lock:
+            self.killed = True
+            if not self._gone:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGKILL)
+
+    def last_words(self) -> list[Message]:
+        """After `kill`: what it had sent before."""
+        found: list[Message] = []
+        with suppress(OSError, EOFError):
+            while True:
+                found += self._channel.receive()
+        return found
+
+    def end(self, patience: float = 0.0) -> str:
+        """Kill what is left of it, and wait for its end. Returns how it ended, for people.
+
+        `patience`: seconds in which it may end by itself.
+        """
+        if patience:
+            until = monotonic() + patience
+            while not self.has_ended() and monotonic() < until:
+                sleep(0.01)
+        self.kill()
+        with self._lock:
+            self._gone = True
+        try:
+            code = self._process.wait(_DEATH)
+        except subprocess.TimeoutExpired:
+            logger.error("the child process %d was killed and does not end: it hangs in the system", self.pid)
+            return "hangs in the system and cannot be killed"
+        finally:
+            self._close()
+        return _described(code)
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._channel.close()
+        for number in (self._life, self._woken, self._waker):
+            os.close(number)
+
+
+def say(message: Message) -> None:
+    """Log what a child has logged, where the worker logs."""
+    if "log" in message:
+        record = record_of(message)
+        to = logging.getLogger(record.name)
+        if to.isEnabledFor(record.levelno):
+            to.handle(record)
+
+
+def _described(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    why = ", perhaps because the system had no memory left" if -code == signal.SIGKILL else ""
+    return f"was ended by {name}{why}"

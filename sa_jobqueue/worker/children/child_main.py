@@ -1,0 +1,216 @@
+"""What a child process executes: it imports the application, and runs the jobs that its worker sends, one at a time.
+
+A job is run by the same `Executor` as on a thread of the worker's. So the outcome is decided here, and with `ctx.session` it is
+committed here, behind the same fence.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import fcntl
+import logging
+import os
+import signal
+import socket
+import threading
+from queue import SimpleQueue
+from time import monotonic
+from types import FrameType
+
+from sqlalchemy import Engine
+
+from ...log import place_of
+from ...tasks import AnyTask
+from ..process.gc import tune_gc
+from ..process.inside import enter_child
+from ..running.ending import RunEnding
+from ..running.executor import Executor
+from ..running.run import Run, Stop
+from .channel import Channel, Message
+from .loading import Loaded
+from .messages import job_of, message_of_ending, message_of_record
+from .setup import ChildSetup
+
+__all__ = ["main"]
+
+
+def main(end: int, life: int) -> None:
+    """`end`: our end of the socket; `life`: that of a pipe whose other end the worker alone has. Both are descriptors."""
+    _die_with_worker(life)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # The worker decides: a service manager may send SIGTERM to all processes. Not SIG_IGN, which the programs that a handler
+        # starts would inherit.
+        signal.signal(number, _ignore)
+    enter_child()
+    channel = Channel(socket.socket(fileno=end))
+    orders = _Orders(channel)
+    setup = ChildSetup.read(orders.next())
+    try:
+        _log_to(channel, setup)
+        loaded = Loaded(setup)
+        _log_to(channel, setup)  # the application may have set up its own log, as it did in the worker
+        for place in setup.tasks:
+            loaded.task(*place).resolve()
+    except BaseException as error:  # whatever the application's modules do
+        where = place_of(error, anywhere=True)
+        channel.send({"broken": f"{type(error).__name__}: {error}" + (f" ({where})" if where else "")})
+        return
+    tune_gc()
+    channel.send({"ready": True})
+    jobs = _Jobs(channel, orders, loaded, setup)
+    while jobs.run_next():
+        pass
+    logging.shutdown()
+
+
+def _die_with_worker(life: int) -> None:
+    """Let the system kill this process, and what it has started, when the worker is gone: also while C code runs.
+
+    Only Linux can. Elsewhere the thread that reads the worker's messages ends the process as soon as it gets to it.
+    """
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """In place of what a signal does by default."""
+
+
+class _Order:
+    """A job that was sent. `stop` is written by the thread that reads messages, `run` by the main thread."""
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.stop: Stop | None = None
+        self.run: Run | None = None
+
+
+class _Orders:
+    """Reads the worker's messages, on a thread of its own: a handler is told to stop while it runs."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._first: SimpleQueue[Message] = SimpleQueue()
+        self.jobs: SimpleQueue[_Order | None] = SimpleQueue()
+        """None: leave."""
+        self._last: _Order | None = None
+        threading.Thread(target=self._read, name="sa-jobqueue messages", daemon=True).start()
+
+    def next(self) -> Message:
+        """The setup, which comes first."""
+        return self._first.get()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                messages = self._channel.receive()
+            except (OSError, EOFError):
+                os._exit(0)  # the worker is gone; nothing that the handler still does would be kept
+            for message in messages:
+                self._heed(message)
+
+    def _heed(self, message: Message) -> None:
+        if "setup" in message:
+            self._first.put(message["setup"])
+        elif "job" in message:
+            self._last = _Order(message)
+            self.jobs.put(self._last)
+        elif "stop" in message and self._last is not None:
+            # The last job sent: the worker says it of no other.
+            self._last.stop = Stop(message["stop"])
+            if self._last.run is not None:
+                self._last.run.ask_to_stop(self._last.stop)
+        elif "leave" in message:
+            self.jobs.put(None)
+
+
+class _Jobs:
+    """Runs jobs, on the main thread."""
+
+    def __init__(self, channel: Channel, orders: _Orders, loaded: Loaded, setup: ChildSetup) -> None:
+        self._channel, self._orders, self._loaded, self._setup = channel, orders, loaded, setup
+        self._tasks: dict[tuple[str, ...], AnyTask] = {}
+        self._executors: dict[int, Executor] = {}
+        self._ended: Message = {}
+        """What is to be said of the run that has just ended."""
+
+    def run_next(self) -> bool:
+        """Run the next job, once it has come. False: this process is to end."""
+        order = self._orders.jobs.get()
+        if order is None:
+            return False
+        self._ended = {}
+        try:
+            task = self._find(order.message["task"])
+        except BaseException as error:  # of a module that is imported only now
+            self._channel.send({"unfound": f"{type(error).__name__}: {error}"})
+            return True
+        self._run(order, Run(job_of(order.message), task, monotonic(), monotonic(), set()))
+        self._channel.send(self._ended)
+        return True
+
+    def _run(self, order: _Order, run: Run) -> None:
+        executor = self._executor_of(run.task)
+        order.run = run
+        if order.stop is not None:
+            run.ask_to_stop(order.stop)
+        try:
+            contextvars.copy_context().run(executor.run, run)
+        except BaseException as error:
+            executor.broke(run, error)
+
+    def _find(self, place: list[str]) -> AnyTask:
+        key = tuple(place)
+        if key not in self._tasks:
+            self._tasks[key] = self._loaded.task(*place)
+        return self._tasks[key]
+
+    def _executor_of(self, task: AnyTask) -> Executor:
+        sessions = self._loaded.sessions(task)
+        if id(sessions) not in self._executors:  # `loaded` keeps them all
+            self._executors[id(sessions)] = Executor(
+                sessions,
+                report=self._report,
+                pause=self._pause,
+                leaving=bool,
+                max_rescues=self._setup.max_rescues,
+                log_jobs=self._setup.log_jobs,
+            )
+        return self._executors[id(sessions)]
+
+    def _report(self, run: Run, ending: RunEnding) -> None:
+        run.reported = True
+        self._ended |= message_of_ending(ending)
+
+    def _pause(self, queue: str, engine: Engine, why: str) -> None:
+        self._ended["unopened"] = why
+
+
+class _Forward(logging.Handler):
+    """Sends records to the worker, which logs them where it logs its own."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel, self._pid = channel, os.getpid()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if os.getpid() != self._pid:  # a process that a handler has forked: two cannot share the socket
+            if logging.lastResort is not None:
+                logging.lastResort.handle(record)
+            return
+        try:
+            self._channel.send(message_of_record(record))
+        except Exception:
+            self.handleError(record)
+
+
+def _log_to(channel: Channel, setup: ChildSetup) -> None:
+    """Send what is logged here to the worker, as far as its loggers want it."""
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+    root.addHandler(_Forward(channel))
+    for name, level in setup.levels:
+        logging.getLogger(name).setLevel(level)

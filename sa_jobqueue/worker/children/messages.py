@@ -1,0 +1,115 @@
+"""What a worker and its children say to each other, as JSON: a job, how its run ended, a record of the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from ...context import ClaimedJob
+from ...lifecycle import Change, Event, JobStatus
+from ...outcomes import ErrorEntry
+from ...tasks import AnyTask
+from ..running.ending import LOST, RunEnding, ToWrite, Written
+from .channel import Message
+
+__all__ = [
+    "ending_of",
+    "job_of",
+    "message_of_ending",
+    "message_of_job",
+    "message_of_record",
+    "place_of_task",
+    "record_of",
+]
+
+#: What every record of the log has.
+_STANDARD = frozenset(vars(logging.makeLogRecord({})))
+_SCALARS = (str, int, float, bool, type(None))
+_FORMATTER = logging.Formatter()
+
+
+# ---- jobs
+
+
+def place_of_task(task: AnyTask) -> list[str]:
+    """Where a child finds the task: its name, and the module and name of its handler."""
+    return [task.name, task.handler.__module__, task.handler.__qualname__]
+
+
+def message_of_job(job: ClaimedJob, task: AnyTask) -> Message:
+    """A job to run."""
+    return {"job": list(job), "task": place_of_task(task)}
+
+
+def job_of(message: Message) -> ClaimedJob:
+    """The job of such a message."""
+    return ClaimedJob(*message["job"])
+
+
+# ---- endings
+
+
+def message_of_ending(ending: RunEnding) -> Message:
+    """How a run ended. The exception stays in the child: what is to be written of it is in the change, as text."""
+    if ending is LOST:
+        return {"ended": "lost"}
+    how = "written" if isinstance(ending, Written) else "to write"
+    return {"ended": how, "change": ending.change._asdict() | {"error": _texts(ending.change.error)}}
+
+
+def ending_of(message: Message) -> RunEnding:
+    """The ending of such a message."""
+    if message["ended"] == "lost":
+        return LOST
+    said = message["change"]
+    change = Change(
+        **said
+        | {
+            "event": Event(said["event"]),
+            "status": JobStatus(said["status"]),
+            "if_cancelled": JobStatus(said["if_cancelled"]),
+            "error": None if said["error"] is None else ErrorEntry(*said["error"]),
+        }
+    )
+    return Written(change) if message["ended"] == "written" else ToWrite(change)
+
+
+def _texts(error: ErrorEntry | None) -> list[str] | None:
+    return None if error is None else [error.type, error.message, error.traceback]
+
+
+# ---- records of the log
+
+
+def message_of_record(record: logging.LogRecord) -> Message:
+    """A record of the log. Its exception is formatted here, and of its own fields what JSON has no form for becomes text."""
+    said: Message = {
+        name: value for name, value in vars(record).items() if name in _STANDARD and isinstance(value, _SCALARS)
+    }
+    args = record.args
+    if isinstance(args, tuple) and args and all(type(arg) in _SCALARS for arg in args):
+        said["args"] = args  # error trackers group by the template
+    else:
+        said["msg"], said["args"] = record.getMessage(), None
+    if not isinstance(record.msg, str):
+        said["msg"], said["args"] = record.getMessage(), None
+    if record.exc_info and not record.exc_text:
+        said["exc_text"] = _FORMATTER.formatException(record.exc_info)
+    own = {name: _plain(value) for name, value in vars(record).items() if name not in _STANDARD}
+    return {"log": said | own}
+
+
+def record_of(message: Message) -> logging.LogRecord:
+    """The record of such a message."""
+    said = message["log"]
+    args = said.get("args")
+    return logging.makeLogRecord(said | {"args": tuple(args) if args else None})
+
+
+def _plain(value: object) -> Any:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+    return value

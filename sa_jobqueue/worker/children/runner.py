@@ -1,0 +1,185 @@
+"""Running one job in a child process: a thread of the worker's hands it over, waits, and kills the child where that is due."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+from sqlalchemy import Engine
+
+from ...errors import TaskError
+from ...failures import describe, entry
+from ...log import get_logger
+from ...outcomes import Crashed, ErrorEntry, Failed, Outcome, Released
+from ..running.ending import Lost, RunEnding
+from ..running.executor import Executor
+from ..running.joblog import lasting
+from ..running.run import Run
+from ..running.timeouts import timed_out
+from ..running.verdict import of_stop
+from .channel import Message
+from .child import Child, ChildUnavailable, say
+from .messages import ending_of, message_of_job
+from .pool import Children
+
+__all__ = ["ChildRunner"]
+
+logger = get_logger(__name__)
+
+#: Seconds between two looks at the memory of a child whose task has a limit.
+_LOOK = 0.05
+#: Seconds, on average, that a job waits which went back because there was no child for it.
+_AGAIN = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Killed:
+    """The child was killed, or has died. `outcome`: what came of the job."""
+
+    outcome: Outcome | Lost
+    note: str = ""
+
+
+class ChildRunner:
+    """Runs jobs in `children`. What a child decides `executor` reports; what becomes of a job whose child is killed, it decides.
+
+    `grace`: seconds between asking a handler to stop and killing its child. `pause(queue, engine, why)`: as of `Executor`, with
+    the worker's own `engine`.
+    """
+
+    def __init__(
+        self,
+        children: Children,
+        executor: Executor,
+        *,
+        grace: float,
+        engine: Engine,
+        pause: Callable[[str, Engine, str], None],
+    ) -> None:
+        self._children, self._executor, self._grace = children, executor, grace
+        self._engine, self._pause = engine, pause
+
+    def run(self, run: Run) -> None:
+        """Run a job, on the thread that calls. When this returns, its child is free, or dead."""
+        if run.stop is not None:  # told while it waited for its slot: it would not be told again
+            self._executor.give_up(run, of_stop(run))
+            return
+        try:
+            child = self._children.take(run.task.memory_limit)
+        except ChildUnavailable as error:
+            logger.error(
+                "%s[%d] goes back, no attempt spent, because there is no child process for it: %s",
+                run.job.task, run.job.id, error, extra=run.job.fields,
+            )  # fmt: skip
+            self._executor.give_up(run, Released(_AGAIN * random.uniform(0.5, 1.5)))
+            return
+        try:
+            run.wake = child.wake
+            ending = self._follow(run, child)
+        except BaseException:
+            self._children.drop(child)
+            raise
+        finally:
+            run.wake = None
+        if child.killed or isinstance(ending, _Killed):
+            self._children.drop(child)
+        else:
+            self._children.give_back(child)
+        if isinstance(ending, _Killed):
+            self._executor.give_up(run, ending.outcome, ending.note)
+        else:
+            self._adopt(run, ending)
+
+    def _adopt(self, run: Run, message: Message) -> None:
+        if "unfound" in message:
+            error = TaskError(message["unfound"])
+            self._executor.give_up(run, Failed(error, describe(error)))
+            return
+        if (why := message.get("unopened")) is not None:
+            self._pause(run.job.queue, self._engine, why)
+        ending: RunEnding = ending_of(message)
+        self._executor.adopt(run, ending)
+
+    def _follow(self, run: Run, child: Child) -> Message | _Killed:
+        """Give the child its job, and wait for its end or that of the child."""
+        run.started = monotonic()
+        watch = _Watch(run, child, self._grace)
+        try:
+            child.jobs += 1
+            child.send(message_of_job(run.job, run.task))
+            while True:
+                for message in child.receive(watch.pause()):
+                    if _is_last(message):
+                        return message
+                    say(message)
+                if (killed := watch.check()) is not None:
+                    child.kill()
+                    return _ended_in(child.last_words()) or killed
+        except (OSError, EOFError):
+            return _crashed(run, f"its child process {self._children.drop(child)}")
+
+
+class _Watch:
+    """When the child of a run is to be killed, and why."""
+
+    def __init__(self, run: Run, child: Child, grace: float) -> None:
+        self._run, self._child, self._grace = run, child, grace
+        assert run.started is not None
+        timeout, limit = run.task.timeout, run.task.memory_limit
+        self._timeout_at = None if timeout is None else run.started + timeout
+        self._limit = limit if limit is not None and child.resident() is not None else None
+        self._kill_at: float | None = None
+
+    def pause(self) -> float | None:
+        """Seconds until something is due; None: nothing is."""
+        times = [at for at in (self._timeout_at, self._kill_at) if at is not None]
+        if self._limit is not None:
+            times.append(monotonic() + _LOOK)
+        return min(times) - monotonic() if times else None
+
+    def check(self) -> _Killed | None:
+        """Tell the child what it was not told yet. Returns why it is to be killed now, if it is."""
+        run, now = self._run, monotonic()
+        if run.stop is not None and self._kill_at is None:
+            self._kill_at = now + self._grace
+            self._child.send({"stop": run.stop.value})
+        if self._timeout_at is not None and self._timeout_at <= now:
+            error = timed_out(run)
+            return _Killed(Failed(error, describe(error)), "; its child process was killed")
+        if self._kill_at is not None and self._kill_at <= now:
+            logger.warning(
+                "%s[%d] did not stop within %s; its child process is killed",
+                run.job.task, run.job.id, lasting(self._grace), extra=run.job.fields,
+            )  # fmt: skip
+            return _Killed(of_stop(run))
+        if self._limit is not None and (used := self._child.resident() or 0) > self._limit:
+            return _crashed(
+                run,
+                f"its child process was killed: {used:,} bytes were resident (memory_limit {self._limit:,})",
+                "MemoryLimit",
+            )
+        return None
+
+
+def _crashed(run: Run, how: str, kind: str = "ChildDied") -> _Killed:
+    reason: ErrorEntry = entry(kind, how)
+    # A handler that was asked to stop has had its time, whatever ended its process.
+    return _Killed(of_stop(run) if run.stop is not None else Crashed(reason))
+
+
+def _ended_in(messages: list[Message]) -> Message | None:
+    """What came of a job whose child was killed just after it had said so."""
+    found: Message | None = None
+    for message in messages:
+        if _is_last(message):
+            found = message
+        else:
+            say(message)
+    return found
+
+
+def _is_last(message: Message) -> bool:
+    """Whether it is the last that a child says of a job."""
+    return "ended" in message or "unfound" in message

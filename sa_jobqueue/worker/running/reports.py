@@ -1,0 +1,27 @@
+"""Where the ending of a run goes: to the writer, or to the end of its claim."""
+
+from __future__ import annotations
+
+from ...store import Answer
+from .ending import RunEnding, ToWrite, Written
+from .run import Run, Runs
+from .writer import OutcomeWriter
+
+__all__ = ["Reports"]
+
+
+class Reports:
+    """Hands what is to be written to `writer`. The claims of what needs no writing end in `runs`. For any thread."""
+
+    def __init__(self, runs: Runs, writer: OutcomeWriter) -> None:
+        self._runs, self._writer = runs, writer
+
+    def report(self, run: Run, ending: RunEnding) -> None:
+        """A run has ended."""
+        run.reported = True
+        if isinstance(ending, ToWrite):
+            self._writer.add(ending.change)
+        elif isinstance(ending, Written):
+            self._runs.end([ending.change], Answer.APPLIED)
+        else:
+            self._runs.drop(run)

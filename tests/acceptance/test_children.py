@@ -1,0 +1,177 @@
+"""Child processes of real workers: kill -9 of the worker, signals, scripts, and where their sessions come from."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import psutil
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session, sessionmaker
+
+from sa_jobqueue import JobContext, JobStatus, Registry, Worker, WorkerSettings, enqueue, task
+from tests.acceptance.conftest import Shop
+from tests.support import heavy
+from tests.support.commands import ROOT, start_command
+from tests.support.waiting import wait_until
+
+HEAVY = "tests.support.heavy:registry"
+
+
+@pytest.fixture
+def heavy_shop(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    monkeypatch.setenv("HEAVY_FOLDER", str(shop.folder))
+    shop.execute(text("DROP TABLE IF EXISTS effect"))
+    shop.execute(text("CREATE TABLE effect (id serial, job_id bigint, note text, pid integer)"))
+    return shop
+
+
+def notes(shop: Shop) -> list[str]:
+    with shop.engine.connect() as connection:
+        return list(connection.scalars(text("SELECT note FROM effect ORDER BY note")))
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("name", ["held", "matching"])
+def test_the_children_of_a_worker_that_is_killed_die_with_it(heavy_shop: Shop, name: str) -> None:
+    """By kill -9, while a handler computes, also in C code that never lets another thread run. Another worker does the job."""
+    shop, handler = heavy_shop, {"held": heavy.held, "matching": heavy.match_for_ever}[name]
+    (id,) = shop.add(enqueue(handler, "a"))
+    with shop.work(app=HEAVY) as worker:
+        (pid,) = shop.wait_said("started-a")
+        worker.process.send_signal(signal.SIGKILL)
+        wait_until(lambda: is_gone(pid))
+    assert notes(shop) == []
+    shop.go("a")
+    with shop.work(app=HEAVY):
+        (job,) = shop.wait_for(id)
+    assert (job.rescues, notes(shop)) == (1, ["a"])
+
+
+def test_signals_are_the_workers(heavy_shop: Shop) -> None:
+    """A service manager sends SIGTERM to all processes: the child goes on, and its job ends in the grace time."""
+    shop = heavy_shop
+    (id,) = shop.add(enqueue(heavy.held, "a"))
+    with shop.work(app=HEAVY) as worker:
+        (pid,) = shop.wait_said("started-a")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(pid, number)
+        worker.process.send_signal(signal.SIGTERM)
+        worker.wait_for("finishing what is running")
+        shop.go("a")
+        assert worker.wait() == 0
+    assert (shop.job(id).status, shop.job(id).rescues, notes(shop)) == (JobStatus.COMPLETED, 0, ["a"])
+    assert is_gone(pid)
+
+
+def test_a_drain_waits_for_children(heavy_shop: Shop) -> None:
+    """`--drain` ends when nothing is due: their jobs have ended by then. Children are replaced meanwhile."""
+    shop = heavy_shop
+    ids = shop.add(*(enqueue(heavy.effect, str(number)) for number in range(5)))
+    with shop.work("--drain", "--queue=default=2", "--max-child-jobs=2", app=HEAVY) as worker:
+        assert worker.wait() == 0
+    assert {shop.job(id).status for id in ids} == {JobStatus.COMPLETED}
+    assert notes(shop) == list("01234")
+
+
+# ---- scripts, and sessions
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from sqlalchemy import text
+from sa_jobqueue import JobContext, Registry, Worker, task
+
+registry = Registry()
+
+@task(name="script.write", registry=registry, executor="process")
+def write(ctx: JobContext, note: str) -> None:
+    ctx.session.execute(text("INSERT INTO effect (job_id, note) VALUES (:id, :note)"), {"id": ctx.job_id, "note": note})
+
+"""
+GUARDED = """
+if __name__ == "__main__":
+    Worker(sys.argv[1], {"default": 2}, registry=registry).run(until_idle=True)
+"""
+UNGUARDED = """
+Worker(sys.argv[1], {"default": 2}, registry=registry).run(until_idle=True)
+"""
+
+
+def run_script(shop: Shop, folder: Path, source: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "jobs.py"
+    script.write_text(dedent(source), encoding="ascii")
+    return subprocess.run(
+        [sys.executable, str(script), shop.url],
+        check=False, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def test_a_script_with_a_guard_works(heavy_shop: Shop, tmp_path: Path) -> None:
+    """Its children import it again, under another name, and find its tasks."""
+    (id,) = heavy_shop.add(enqueue("script.write", note="a"))
+    ended = run_script(heavy_shop, tmp_path, SCRIPT + GUARDED)
+    assert ended.returncode == 0, ended.stderr
+    assert (heavy_shop.job(id).status, notes(heavy_shop)) == (JobStatus.COMPLETED, ["a"])
+
+
+def test_a_script_without_a_guard_is_refused(heavy_shop: Shop, tmp_path: Path) -> None:
+    """Before any job is claimed, with what to write."""
+    (id,) = heavy_shop.add(enqueue("script.write", note="a"))
+    ended = run_script(heavy_shop, tmp_path, SCRIPT + UNGUARDED)
+    assert ended.returncode != 0
+    assert 'put it under `if __name__ == "__main__":`' in ended.stderr.splitlines()[-1]
+    assert heavy_shop.job(id).status == JobStatus.QUEUED
+
+
+def test_a_worker_that_the_application_makes_gives_children_its_sessions(heavy_shop: Shop) -> None:
+    """`--app module:function` is called in the child, too, where it makes the engine that the worker has."""
+    heavy_shop.add(enqueue("children.named", note="a"))
+    app, env = "tests.acceptance.test_children:make_worker", {"SHOP_URL": heavy_shop.url}
+    with start_command("work", f"--app={app}", "--drain", url=heavy_shop.url, env=env) as worker:
+        assert worker.wait() == 0, worker.output
+    assert notes(heavy_shop) == ["a by children"]
+
+
+own_registry = Registry()
+
+
+@task(registry=own_registry, name="children.named", executor="process", max_attempts=1)
+def write_with_name(ctx: JobContext, note: str) -> None:
+    """Writes, with the name of its connection."""
+    ctx.session.execute(
+        text("INSERT INTO effect (job_id, note) VALUES (:id, :note || ' by ' || current_setting('application_name'))"),
+        {"id": ctx.job_id, "note": note},
+    )
+
+
+def make_worker() -> Worker:
+    """A worker on an engine of the application's own."""
+    engine = create_engine(os.environ["SHOP_URL"], connect_args={"application_name": "children"})
+    return Worker(engine, {"default": 2}, registry=own_registry, settings=WorkerSettings(lease=1.0, poll=0.1))
+
+
+def test_an_engine_that_was_given_does_not_reach_a_child(heavy_shop: Shop) -> None:
+    """Its options and listeners would be lost: ctx.session refuses, and says what to do."""
+    (id,) = heavy_shop.add(enqueue("children.named", note="a"))
+    worker = Worker(heavy_shop.engine, {"default": 2}, registry=own_registry)
+    worker.run(until_idle=True)
+    job = heavy_shop.job(id)
+    assert [error["type"] for error in job.errors] == ["sa_jobqueue.errors.SessionUnavailable"]
+    assert "give it a URL, or set Registry(sessionmaker=...)" in job.errors[0]["message"]
+
+
+def test_a_sessionmaker_of_the_workers_own_does_not_reach_a_child(heavy_shop: Shop) -> None:
+    """Only the registry's does, because the child imports it."""
+    (id,) = heavy_shop.add(enqueue("children.named", note="a"))
+    maker = sessionmaker(heavy_shop.engine, class_=Session)
+    Worker(heavy_shop.url, {"default": 2}, registry=own_registry, sessionmaker=maker).run(until_idle=True)
+    assert [error["type"] for error in heavy_shop.job(id).errors] == ["sa_jobqueue.errors.SessionUnavailable"]

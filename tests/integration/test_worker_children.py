@@ -1,0 +1,410 @@
+"""Jobs in child processes: what becomes of them, however their process ends, and of the worker's other jobs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sqlalchemy import Engine, text, update
+from sqlalchemy.orm import Session
+
+from sa_jobqueue import Job, JobStatus, enqueue
+from sa_jobqueue.lifecycle import FINISHED
+from sa_jobqueue.statements import cancel_jobs
+from tests.support import heavy
+from tests.support.waiting import wait_until
+from tests.support.working import add, add_one, drain, job_of, services_of, working
+
+REGISTRY = heavy.registry
+
+
+@dataclass
+class Effects:
+    """What handlers have written, and what they say in files."""
+
+    engine: Engine
+    folder: Path
+
+    def notes(self) -> list[str]:
+        with self.engine.connect() as connection:
+            return list(connection.scalars(text("SELECT note FROM effect ORDER BY note")))
+
+    def pids(self) -> set[int]:
+        with self.engine.connect() as connection:
+            return set(connection.scalars(text("SELECT pid FROM effect")))
+
+    def wait_said(self, name: str) -> list[int]:
+        """The processes that have said this."""
+        file = self.folder / name
+
+        def said() -> list[int]:
+            return [int(pid) for pid in file.read_text(encoding="ascii").split()] if file.exists() else []
+
+        return wait_until(said, message=name)
+
+    def let_go(self, name: str) -> None:
+        (self.folder / f"go-{name}").touch()
+
+
+@pytest.fixture
+def effects(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Effects]:
+    monkeypatch.setenv("HEAVY_FOLDER", str(tmp_path))
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE effect (job_id bigint, note text, pid integer)"))
+    yield Effects(engine, tmp_path)
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE effect"))
+
+
+def wait_for(engine: Engine, id: int, *statuses: JobStatus) -> Job:
+    wanted = statuses or tuple(FINISHED)
+    wait_until(lambda: job_of(engine, id).status in wanted, message=f"job {id}: {wanted}")
+    return job_of(engine, id)
+
+
+def wait_rescued(engine: Engine, id: int, times: int = 1) -> None:
+    wait_until(lambda: job_of(engine, id).rescues >= times, message=f"job {id} to be rescued")
+
+
+def children() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "sa-jobqueue child" in " ".join(child.cmdline())]
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+# ---- outcomes
+
+
+def test_a_job_runs_in_another_process_and_its_result_comes_back(engine: Engine, url: str, effects: Effects) -> None:
+    """As JSON, decided in the child. The child is used again, and is gone with the worker."""
+    ids = add(engine, *(enqueue(heavy.add, number, 1) for number in range(5)))
+    worker = drain(url, REGISTRY, queues={"default": 1})
+    results: list[Any] = [job_of(engine, id).result for id in ids]
+    assert [result["sum"] for result in results] == [1, 2, 3, 4, 5]
+    (pid,) = {result["pid"] for result in results}
+    assert pid != os.getpid()
+    assert worker.counts == {"complete": 5}
+    assert is_gone(pid)
+
+
+def test_a_session_in_a_child_commits_with_the_completion(engine: Engine, url: str, effects: Effects) -> None:
+    """The job and what its handler wrote are one transaction, by one connection, also for the next job."""
+    ids = add(engine, *(enqueue(heavy.effect, str(number)) for number in range(20)))
+    worker = drain(url, REGISTRY, queues={"default": 2})
+    assert {job_of(engine, id).status for id in ids} == {JobStatus.COMPLETED}
+    assert sorted(map(int, effects.notes())) == list(range(20))
+    assert os.getpid() not in effects.pids()
+    assert worker.counts == {"complete": 20}
+
+
+@pytest.mark.parametrize("with_session", [False, True], ids=["plain", "session"])
+@pytest.mark.parametrize("raised", [False, True], ids=["returned", "raised"])
+@pytest.mark.parametrize(
+    ("kind", "status", "entries"),
+    [
+        ("retry", JobStatus.QUEUED, ["Retry"]),
+        ("snooze", JobStatus.QUEUED, []),
+        ("cancel", JobStatus.CANCELLED, ["Cancel"]),
+        ("discard", JobStatus.FAILED, ["Discard"]),
+    ],
+)
+def test_an_outcome_of_the_handlers_is_the_jobs(
+    engine: Engine,
+    url: str,
+    effects: Effects,
+    kind: str,
+    status: JobStatus,
+    entries: list[str],
+    raised: bool,
+    with_session: bool,
+) -> None:
+    """Returned it keeps what the handler wrote; raised it does not."""
+    id = add_one(engine, enqueue(heavy.outcome, kind, raised, with_session))
+    drain(url, REGISTRY)
+    job = job_of(engine, id)
+    assert (job.status, [error["type"] for error in job.errors]) == (status, entries)
+    assert effects.notes() == ([kind] if with_session and not raised else [])
+
+
+def test_an_exception_that_cannot_be_pickled_is_recorded(
+    engine: Engine, url: str, effects: Effects, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With its traceback, which begins in the handler; and it is logged as other failures are."""
+    id = add_one(engine, enqueue(heavy.fail))
+    drain(url, REGISTRY)
+    job = job_of(engine, id)
+    (error,) = job.errors
+    assert (job.status, error["type"]) == (JobStatus.FAILED, "tests.support.heavy.Unpicklable")
+    assert error["message"] == "cannot go anywhere: 7"
+    assert 'heavy.py"' in error["traceback"].splitlines()[1]
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert f"tests.support.heavy.fail[{id}] failed in attempt 1 of 10, for good" in record.getMessage()
+    assert "Unpicklable" in (record.exc_text or "")
+
+
+def test_what_a_handler_logs_is_logged_by_the_worker(
+    engine: Engine, url: str, effects: Effects, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With its fields, at the worker's levels, in the order in which it was said."""
+    caplog.set_level(logging.ERROR, "heavy.quiet")
+    caplog.set_level(logging.INFO)
+    id = add_one(engine, enqueue(heavy.chat))
+    drain(url, REGISTRY)
+    said = [record for record in caplog.records if record.name == "sa_jobqueue.job" or record.name.startswith("heavy")]
+    assert [record.getMessage() for record in said] == ["hello there", "an error\nof two lines"]
+    hello: Any = said[0]
+    assert (hello.job_id, hello.order, hello.process != os.getpid()) == (id, 7, True)
+    assert (hello.msg, hello.args) == ("hello %s", ("there",))
+    assert isinstance(hello.odd, str)
+    assert "KeyError: 'HEAVY_NOT_THERE'" in (said[1].exc_text or "")
+
+
+# ---- death
+
+
+@pytest.mark.parametrize(("how", "message"), [("segfault", "was ended by SIGSEGV"), ("exit", "ended with exit code 3")])
+def test_a_child_that_dies_costs_its_job_a_rescue_and_no_other_job_anything(
+    engine: Engine, url: str, effects: Effects, how: str, message: str
+) -> None:
+    """The job runs again in another process, and its effects are there once."""
+    with working(url, REGISTRY, queues={"default": 4}) as worker:
+        neighbour = add_one(engine, enqueue(heavy.held, "neighbour"))
+        effects.wait_said("started-neighbour")
+        id = add_one(engine, enqueue(heavy.crash, how))
+        job = wait_for(engine, id)
+        effects.let_go("neighbour")
+        beside = wait_for(engine, neighbour)
+        wait_until(lambda: sum(worker.counts.values()) == 3)
+        assert worker.counts == {"rescue": 1, "complete": 2}
+    assert (job.status, job.attempt, job.rescues) == (JobStatus.COMPLETED, 1, 1)
+    (error,) = job.errors
+    assert (error["type"], message in error["message"]) == ("ChildDied", True)
+    assert (beside.status, beside.attempt, beside.rescues) == (JobStatus.COMPLETED, 1, 0)
+    assert effects.notes() == sorted([how, "neighbour"])
+
+
+def test_a_job_that_keeps_killing_its_process_fails(engine: Engine, url: str, effects: Effects) -> None:
+    """After `max_rescues` deaths; none of them is an attempt."""
+    id = add_one(engine, enqueue(heavy.crash, "exit", 99))
+    with working(url, REGISTRY, max_rescues=3):
+        job = wait_for(engine, id)
+    assert (job.status, job.rescues) == (JobStatus.FAILED, 3)
+    assert [error["type"] for error in job.errors] == ["ChildDied"] * 3
+    assert "3 times; its child process ended with exit code 3" in job.errors[-1]["message"]
+    assert effects.notes() == []
+
+
+def test_a_job_that_may_not_run_twice_fails_with_its_process(engine: Engine, url: str, effects: Effects) -> None:
+    """`rescue=False`."""
+    id = add_one(engine, enqueue(heavy.crash_once))
+    drain(url, REGISTRY)
+    job = job_of(engine, id)
+    assert (job.status, job.rescues, [error["type"] for error in job.errors]) == (JobStatus.FAILED, 1, ["ChildDied"])
+    assert effects.notes() == []
+
+
+def test_a_child_that_is_killed_from_outside_is_replaced(engine: Engine, url: str, effects: Effects) -> None:
+    """By kill -9, with a job and without one: a process that had none costs nothing."""
+    with working(url, REGISTRY, queues={"default": 1}) as worker:
+        id = add_one(engine, enqueue(heavy.crash, "kill"))
+        (pid,) = effects.wait_said("crash-kill")
+        os.kill(pid, signal.SIGKILL)
+        job = wait_for(engine, id)
+        (idle,) = effects.pids()
+        os.kill(idle, signal.SIGKILL)
+        wait_until(lambda: is_gone(idle))
+        last = wait_for(engine, add_one(engine, enqueue(heavy.effect, "last")))
+        wait_until(lambda: worker.counts["complete"] == 2)
+    assert (job.status, job.rescues) == (JobStatus.COMPLETED, 1)
+    assert "SIGKILL" in job.errors[0]["message"]
+    assert (last.status, last.rescues) == (JobStatus.COMPLETED, 0)
+    assert effects.notes() == ["kill", "last"]
+
+
+def test_effects_are_there_once_however_often_children_are_killed(engine: Engine, url: str, effects: Effects) -> None:
+    """40 jobs, each of which writes a row; meanwhile children are killed at any moment, a dozen times."""
+    ids = add(engine, *(enqueue(heavy.dawdle, f"{number:02}") for number in range(40)))
+    killed: set[int] = set()
+
+    def kill_one() -> bool:
+        alive = [child for child in children() if child.pid not in killed]
+        if alive and effects.notes():
+            killed.add(alive[0].pid)
+            alive[0].kill()
+        return len(killed) >= 12 or len(effects.notes()) == len(ids)
+
+    with working(url, REGISTRY, queues={"default": 3}, max_rescues=1_000):
+        wait_until(kill_one, timeout=120)
+        wait_until(lambda: all(job_of(engine, id).status is JobStatus.COMPLETED for id in ids), timeout=120)
+    assert len(killed) > 3
+    assert effects.notes() == [f"{number:02}" for number in range(40)]
+    assert {job_of(engine, id).attempt for id in ids} == {1}
+
+
+def test_a_child_above_its_memory_limit_is_killed(engine: Engine, url: str, effects: Effects) -> None:
+    """The job is rescued, and its error says how much memory was in use; one that needs less is done."""
+    small, big = add(engine, enqueue(heavy.eat, 20), enqueue(heavy.eat, 100_000))
+    with working(url, REGISTRY, max_rescues=2):
+        done, job = wait_for(engine, small), wait_for(engine, big)
+    assert done.status is JobStatus.COMPLETED
+    assert (job.status, job.rescues) == (JobStatus.FAILED, 2)
+    assert {error["type"] for error in job.errors} == {"MemoryLimit"}
+    assert "(memory_limit 268,435,456)" in job.errors[0]["message"]
+    assert effects.notes() == ["20 MB"]
+
+
+# ---- being stopped
+
+
+def test_a_handler_that_computes_past_its_timeout_is_killed(engine: Engine, url: str, effects: Effects) -> None:
+    """The attempt has failed, nothing it wrote is kept, and the only slot of the queue is free at once."""
+    with working(url, REGISTRY, queues={"default": 1}) as worker:
+        late = add_one(engine, enqueue(heavy.spin, "a"))
+        (pid,) = effects.wait_said("started-a")
+        job = wait_for(engine, late)
+        assert worker.state().queues["default"].stuck == 0
+        assert is_gone(pid)
+        wait_for(engine, add_one(engine, enqueue(heavy.light)))
+    assert (job.status, job.attempt, job.rescues) == (JobStatus.FAILED, 1, 0)
+    assert [error["type"] for error in job.errors] == ["sa_jobqueue.errors.HandlerTimeout"]
+    assert effects.notes() == ["light"]
+
+
+def test_what_a_handler_has_started_is_killed_with_it(engine: Engine, url: str, effects: Effects) -> None:
+    """Else a timeout would leave the program running that has taken so long."""
+    id = add_one(engine, enqueue(heavy.parent, "a"))
+    with working(url, REGISTRY):
+        job = wait_for(engine, id)
+    assert [error["type"] for error in job.errors] == ["sa_jobqueue.errors.HandlerTimeout"]
+    (pid,) = effects.wait_said("child-a")
+    wait_until(lambda: is_gone(pid))
+
+
+def test_a_cancelled_handler_is_asked_first(engine: Engine, url: str, effects: Effects) -> None:
+    """It sees `ctx.cancelled` and ends; its process stays, and runs the next job."""
+    with working(url, REGISTRY, queues={"default": 1}, child_grace=600) as worker:
+        id = add_one(engine, enqueue(heavy.polite, "a"))
+        (pid,) = effects.wait_said("started-a")
+        with Session(engine) as session:
+            session.execute(cancel_jobs(Job.id == id))
+            session.commit()
+        job = wait_for(engine, id)
+        wait_for(engine, add_one(engine, enqueue(heavy.effect, "next")))
+        assert worker.counts["cancel"] == 1
+    assert (job.status, [error["type"] for error in job.errors]) == (JobStatus.CANCELLED, ["Cancelled"])
+    assert effects.pids() == {pid}
+    assert effects.notes() == ["next"]
+
+
+def test_a_cancelled_handler_that_does_not_listen_is_killed(engine: Engine, url: str, effects: Effects) -> None:
+    """After `child_grace`."""
+    with working(url, REGISTRY, queues={"default": 1}, child_grace=0.1):
+        id = add_one(engine, enqueue(heavy.held, "a"))
+        (pid,) = effects.wait_said("started-a")
+        with Session(engine) as session:
+            session.execute(cancel_jobs(Job.id == id))
+            session.commit()
+        job = wait_for(engine, id)
+        assert is_gone(pid)
+    assert (job.status, [error["type"] for error in job.errors]) == (JobStatus.CANCELLED, ["Cancelled"])
+    assert effects.notes() == []
+
+
+def test_a_commit_after_the_lease_was_lost_is_refused(engine: Engine, url: str, effects: Effects) -> None:
+    """Another worker has the job: the child's completion fails at the fence, before this worker knows."""
+    with working(url, REGISTRY, queues={"default": 1}, lease=600) as worker:
+        id = add_one(engine, enqueue(heavy.held, "a"))
+        effects.wait_said("started-a")
+        with engine.begin() as connection:
+            connection.execute(update(Job).where(Job.id == id).values(claim_token=Job.claim_token + 1))
+        effects.let_go("a")
+        effects.wait_said("ended-a")
+        wait_until(lambda: not len(services_of(worker).runs))
+    assert job_of(engine, id).status is JobStatus.RUNNING
+    assert effects.notes() == []
+
+
+def test_a_handler_whose_lease_is_lost_is_stopped(engine: Engine, url: str, effects: Effects) -> None:
+    """It is asked, and then killed; the job is left alone."""
+    with working(url, REGISTRY, queues={"default": 1}, lease=1.0, child_grace=0.1) as worker:
+        id = add_one(engine, enqueue(heavy.held, "a"))
+        (pid,) = effects.wait_said("started-a")
+        with engine.begin() as connection:
+            connection.execute(
+                update(Job)
+                .where(Job.id == id)
+                .values(claim_token=Job.claim_token + 1, lease_expires_at=text("now() + interval '1 hour'"))
+            )
+        wait_until(lambda: is_gone(pid))
+        wait_until(lambda: not worker.state().queues["default"].running)
+        assert not worker.counts
+    assert job_of(engine, id).status is JobStatus.RUNNING
+    assert effects.notes() == []
+
+
+# ---- beside others
+
+
+def test_a_handler_that_computes_holds_up_no_other(engine: Engine, url: str, effects: Effects) -> None:
+    """Not those on threads, not those on the event loop, not those in other processes."""
+    with working(url, REGISTRY, queues={"default": 4}):
+        add(engine, enqueue(heavy.held, "a"), enqueue(heavy.held, "b"))
+        effects.wait_said("started-a")
+        effects.wait_said("started-b")
+        for job in (enqueue(heavy.light), enqueue(heavy.light_async), enqueue(heavy.effect, "c")):
+            assert wait_for(engine, add_one(engine, job)).status is JobStatus.COMPLETED
+        assert effects.notes() == ["c", "light"]
+        effects.let_go("a")
+        effects.let_go("b")
+        wait_until(lambda: effects.notes() == ["a", "b", "c", "light"])
+
+
+def test_a_child_is_replaced_after_as_many_jobs_as_it_may_run(engine: Engine, url: str, effects: Effects) -> None:
+    """`max_child_jobs`."""
+    ids = add(engine, *(enqueue(heavy.add, number, 0) for number in range(7)))
+    drain(url, REGISTRY, queues={"default": 1}, max_child_jobs=3)
+    pids = [job_of(engine, id).result["pid"] for id in ids]  # type: ignore[index]
+    assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [3, 3, 1]
+
+
+def test_a_worker_that_is_stopped_lets_children_finish(engine: Engine, url: str, effects: Effects) -> None:
+    """For its grace time, as handlers on threads."""
+    with working(url, REGISTRY, queues={"default": 1}, grace=60) as worker:
+        id = add_one(engine, enqueue(heavy.held, "a"))
+        effects.wait_said("started-a")
+        worker.stop()
+        effects.let_go("a")
+    assert job_of(engine, id).status is JobStatus.COMPLETED
+    assert effects.notes() == ["a"]
+    assert children() == []
+
+
+def test_a_worker_whose_grace_is_over_kills_its_children(engine: Engine, url: str, effects: Effects) -> None:
+    """The job goes back with a rescue, as one on a thread; nothing it wrote is kept."""
+    with working(url, REGISTRY, queues={"default": 1}, grace=0.1) as worker:
+        id = add_one(engine, enqueue(heavy.held, "a"))
+        (pid,) = effects.wait_said("started-a")
+        worker.stop()
+    assert is_gone(pid)
+    job = job_of(engine, id)
+    assert (job.status, job.rescues, job.attempt) == (JobStatus.QUEUED, 1, 0)
+    assert [error["type"] for error in job.errors] == ["Interrupted"]
+    assert effects.notes() == []
+
+
+def test_a_worker_without_such_jobs_has_no_children(engine: Engine, url: str, effects: Effects) -> None:
+    """Its queue is not theirs, and none of them comes."""
+    with working(url, REGISTRY, queues={"other": 2}):
+        wait_for(engine, add_one(engine, enqueue(heavy.light.options(queue="other"))))
+        assert children() == []
+        wait_for(engine, add_one(engine, enqueue(heavy.effect.options(queue="other"), "x")))
+        assert len(children()) == 1
