@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from enum import StrEnum
+from functools import partial
+from itertools import islice
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from sqlalchemy import ARRAY, BigInteger, ColumnElement, Connection, Engine, func, literal, select, true
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import InstrumentedAttribute
 
 from sa_jobqueue.errors import ConfigurationError
@@ -29,6 +32,11 @@ Criterion = ColumnElement[bool]
 Criteria = Sequence[Criterion]
 
 _PAGE = 1_000
+#: Jobs that were not touched and are named.
+_NAMED = 20
+_LOCKED = "locked by another transaction, or changed just now"
+#: The SQLSTATE of NOWAIT.
+_NOT_AVAILABLE = "55P03"
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,23 @@ class Targets(Options):
             raise ConfigurationError("say which jobs: by ids, by filters such as --queue, --task or --status, or --all")
 
 
-def retry(config: Config, filters: Filters, targets: Targets) -> None:
+class Locked(StrEnum):
+    """What to do about a job whose row another transaction has locked."""
+
+    WAIT = "wait"
+    NOWAIT = "nowait"
+    SKIP = "skip"
+
+
+#: Executes it, with what to do about locked rows. Returns by id whether the job was changed.
+Do: TypeAlias = Callable[[Engine, Criteria, Locked], dict[int, bool]]
+LockedOption = Annotated[
+    Locked,
+    typer.Option(help="A row that another transaction has locked: wait for it, change nothing at all, or skip it."),
+]
+
+
+def retry(config: Config, filters: Filters, targets: Targets, *, locked: LockedOption = Locked.WAIT) -> None:
     """Run jobs again, now.
 
     With filters or --all it takes the failed jobs, unless --status says otherwise; by id any job that is not running.
@@ -76,17 +100,17 @@ def retry(config: Config, filters: Filters, targets: Targets) -> None:
     targets.check(filters)
     if not targets.ids and not filters.status:
         filters = replace(filters, status=[Status.FAILED])
-    _act(config, targets, targets.criteria(filters), RETRY)
+    _act(config, targets, targets.criteria(filters), RETRY, locked)
 
 
-def cancel(config: Config, filters: Filters, targets: Targets) -> None:
+def cancel(config: Config, filters: Filters, targets: Targets, *, locked: LockedOption = Locked.WAIT) -> None:
     """Cancel jobs; running ones are asked to stop.
 
     sa-jobqueue cancel 17
     sa-jobqueue cancel --queue mail --status scheduled --dry-run
     """
     targets.check(filters)
-    _act(config, targets, targets.criteria(filters), CANCEL)
+    _act(config, targets, targets.criteria(filters), CANCEL, locked)
 
 
 def discard(
@@ -97,6 +121,7 @@ def discard(
     reason: Annotated[
         str, typer.Option(metavar="TEXT", help="What the jobs' errors will say.")
     ] = "discarded by an operator",
+    locked: LockedOption = Locked.WAIT,
 ) -> None:
     """Give up waiting jobs: they end as failed.
 
@@ -105,8 +130,8 @@ def discard(
     sa-jobqueue discard --task shop.send_receipt --status retrying --reason "the shop is closed"
     """
     targets.check(filters)
-    action = replace(DISCARD, do=_by(lambda *where: discard_jobs(*where, reason=reason)))
-    _act(config, targets, targets.criteria(filters), action)
+    action = replace(DISCARD, do=_by(partial(discard_jobs, reason=reason)))
+    _act(config, targets, targets.criteria(filters), action, locked)
 
 
 def prune(
@@ -141,8 +166,8 @@ def prune(
     _act(config, targets, criteria, PRUNE)
 
 
-def _act(config: Config, targets: Targets, criteria: Criteria, action: Action) -> None:
-    """Act on the jobs, or only count them; say how many, and which of the given ids were not touched."""
+def _act(config: Config, targets: Targets, criteria: Criteria, action: Action, locked: Locked = Locked.WAIT) -> None:
+    """Act on the jobs, or only count them; say how many, and which were not touched: of the given ids, and of the locked ones."""
     possible = [*criteria, status_in(Job.status, action.statuses)]
     running = [*possible, Job.status == status_literal(JobStatus.RUNNING)]
     engine = open_engine(config)
@@ -151,35 +176,51 @@ def _act(config: Config, targets: Targets, criteria: Criteria, action: Action) -
         rows = connection.execute(select(Job.id, Job.status).where(targets.named))
         found = {row.id: row.status for row in rows}
         touched = set(connection.scalars(select(Job.id).where(*possible))) if targets.dry_run else set[int]()
+    left: dict[int, str] = {}
     if not targets.dry_run:
-        touched = set(action.do(engine, criteria))
-    left = {one: str(found.get(one, "no such job")) for one in dict.fromkeys(targets.ids) if one not in touched}
+        answers = action.do(engine, criteria, locked)
+        touched = {one for one, changed in answers.items() if changed}
+        left = {one: _LOCKED for one, changed in answers.items() if not changed}
+    for one in targets.ids:
+        if one not in touched:
+            left.setdefault(one, str(found.get(one, "no such job")))
     if left and action is RETRY:
         with engine.begin() as connection:
-            for one, holder in connection.execute(key_holders(list(found.keys() & left.keys()))):
-                left[one] += f", its unique key is held by job {holder}"
+            for one, holder in connection.execute(key_holders(list(left))):
+                status = f"{found[one]}, " if one in found else ""
+                left[one] = f"{status}its unique key is held by job {holder}"
     if targets.json:
         print_json({"action": action.verb, "count": len(touched), "dry_run": targets.dry_run, "not_touched": left})
     else:
         stop = f", {asked:,} of them still running and asked to stop" if asked else ""
         say(f"{f'would {action.verb}' if targets.dry_run else action.done} {jobs_of(len(touched))}{stop}")
         if left:
-            note("not touched: " + ", ".join(f"{one} ({why})" for one, why in left.items()))
+            more = f", and {len(left) - _NAMED:,} more" if len(left) > _NAMED else ""
+            note("not touched: " + ", ".join(f"{one} ({why})" for one, why in islice(left.items(), _NAMED)) + more)
     if left:
         raise typer.Exit(1)
 
 
-def _by(build: Callable[..., Any]) -> Callable[[Engine, Criteria], list[int]]:
+def _by(build: Callable[..., Any]) -> Do:
     """An action that executes the statement of a builder, in one transaction."""
 
-    def do(engine: Engine, criteria: Criteria) -> list[int]:
+    def do(engine: Engine, criteria: Criteria, locked: Locked) -> dict[int, bool]:
         with engine.begin() as connection:
-            return list(connection.scalars(build(*criteria or [true()])))
+            try:
+                rows = connection.execute(build(*criteria or [true()], locked=locked.value)).mappings().all()
+            except DBAPIError as error:
+                if getattr(error.orig, "sqlstate", None) != _NOT_AVAILABLE:
+                    raise
+                raise ConfigurationError(
+                    "another transaction has locked one of these jobs; nothing was changed. --locked skip leaves such jobs, "
+                    "--locked wait waits for them"
+                ) from error
+        return {row["id"]: row.get("changed", True) for row in rows}
 
     return do
 
 
-def _prune(engine: Engine, criteria: Criteria) -> list[int]:
+def _prune(engine: Engine, criteria: Criteria, locked: Locked) -> dict[int, bool]:
     """Delete page by page, each in a transaction of its own. If a foreign key holds a row, the page shrinks to find it."""
     deleted: list[int] = []
     kept: list[int] = []
@@ -204,7 +245,7 @@ def _prune(engine: Engine, criteria: Criteria) -> list[int]:
         after, page = max(ids), min(page * 10, _PAGE)
     if kept:
         note(f"{jobs_of(len(kept))} kept, because other rows refer to them: {', '.join(map(str, kept[:10]))}")
-    return deleted
+    return dict.fromkeys(deleted, True)
 
 
 def _first_finished(connection: Connection, where: Criteria) -> int:
@@ -214,12 +255,12 @@ def _first_finished(connection: Connection, where: Criteria) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What can be done to jobs in certain states; `do` does it and returns the ids of those jobs."""
+    """What can be done to jobs in certain states; `do` does it, and returns by id whether the job was changed."""
 
     verb: str
     done: str
     statuses: Sequence[JobStatus]
-    do: Callable[[Engine, Criteria], Iterable[int]]
+    do: Do
 
 
 RETRY = Action("retry", "retried", sources(Event.REQUEUE), _by(retry_jobs))

@@ -143,6 +143,7 @@ def lock_in_order(
     table: Table,
     *where: ColumnExpressionArgument[bool],
     skip_locked: bool = True,
+    nowait: bool = False,
     to_delete: bool = False,
     also: Sequence[ColumnElement[Any]] = (),
 ) -> CTE:
@@ -156,7 +157,7 @@ def lock_in_order(
         select(table.c.id, *also)
         .where(*where)
         .order_by(table.c.id)
-        .with_for_update(key_share=not to_delete, skip_locked=skip_locked, of=table)
+        .with_for_update(key_share=not to_delete, skip_locked=skip_locked, nowait=nowait, of=table)
         .cte("locked")
         .prefix_with("MATERIALIZED")
     )

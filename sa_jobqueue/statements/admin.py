@@ -5,13 +5,17 @@
 
 The criteria are those of `select(Job).where(...)`. A statement touches only jobs in a state that the life cycle allows
 it for, and returns the ids it touched. Rows are locked in the order of their ids, so two operators cannot deadlock.
+
+`locked`: what to do about a row that another transaction has locked. "wait" for it; "nowait": fail at once with SQLSTATE 55P03, and
+change nothing; "skip": leave it. With "skip" a statement returns a row (id, changed) for each job that matched, so it says which it left.
+
 Job objects that are already loaded keep what they show until they are refreshed (`synchronize_session=False`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
 
 from sqlalchemy import (
     BigInteger,
@@ -34,7 +38,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB, OID
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.sql.dml import ReturningUpdate
 
 from ..durations import Duration, seconds_of
 from ..failures import entry
@@ -45,9 +48,12 @@ from .apply import append_error
 from .ends import at_end, ended, is_held
 from .unique import given_back, key_of, takes_key
 
-__all__ = ["cancel_jobs", "discard_jobs", "held_by", "release_jobs", "retry_jobs"]
+__all__ = ["Locked", "cancel_jobs", "discard_jobs", "held_by", "release_jobs", "retry_jobs"]
 
 Criterion = ColumnExpressionArgument[bool]
+
+#: What an operator's statement does about a row that another transaction has locked.
+Locked: TypeAlias = Literal["wait", "nowait", "skip"]
 
 #: Of the table whose row is updated.
 _TABLE_OID = literal_column("tableoid", OID)
@@ -55,7 +61,9 @@ _TABLE_OID = literal_column("tableoid", OID)
 UNSYNCHRONIZED = {"synchronize_session": False}
 
 
-def cancel_jobs(*where: Criterion, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
+def cancel_jobs(
+    *where: Criterion, locked: Locked = "wait", job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey
+) -> Executable:
     """Cancel jobs: one that waits is cancelled, one that runs is asked to stop and not retried.
 
     The one that runs is `completed` if it completes all the same, `failed` if its last attempt fails, and else
@@ -72,12 +80,11 @@ def cancel_jobs(*where: Criterion, job: type[Job] = Job, keys: type[UniqueKey] =
     end["lease_expires_at"] = case((held, columns.lease_expires_at))  # its worker goes on until it hears of it
     telling = schema_function("tell_workers", table_of(job).schema, _TABLE_OID, of=DateTime(timezone=True))
     requested = func.coalesce(columns.cancel_requested_at, case((held, telling), else_=at_end()))
-    return _update("cancel_jobs", job, Event.CANCEL, where, ends=not_(held), keys=keys).values(
-        **end, cancel_requested_at=requested
-    )
+    values = {**end, "cancel_requested_at": requested}
+    return _act("cancel_jobs", job, Event.CANCEL, where, values=values, locked=locked, ends=not_(held), keys=keys)
 
 
-def retry_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
+def retry_jobs(*where: Criterion, locked: Locked = "wait", job: type[Job] = Job) -> Executable:
     """Run jobs again, now, however they ended, with all their attempts before them; `errors` is kept.
 
     A job that waits for a later time (scheduled, or retrying) becomes due now and keeps its count of attempts. A unique job
@@ -85,22 +92,27 @@ def retry_jobs(*where: Criterion, job: type[Job] = Job) -> Executable:
     """
     columns = table_of(job).c
     finished = status_in(columns.status, FINISHED)
-    return _update("retry_jobs", job, Event.REQUEUE, where).values(
-        status=status_literal(TRANSITIONS[JobStatus.FAILED, Event.REQUEUE]),
-        run_at=func.least(columns.run_at, func.now()),
-        attempt=case((finished, literal_column("0")), else_=columns.attempt),
-        rescues=literal_column("0"),
-        finished_at=null(),
-        purge_at=null(),
-        cancel_requested_at=null(),
-        lease_expires_at=null(),
-        result=null(),
-        _duplicate_of=null(),
-    )
+    values = {
+        "status": status_literal(TRANSITIONS[JobStatus.FAILED, Event.REQUEUE]),
+        "run_at": func.least(columns.run_at, func.now()),
+        "attempt": case((finished, literal_column("0")), else_=columns.attempt),
+        "rescues": literal_column("0"),
+        "finished_at": null(),
+        "purge_at": null(),
+        "cancel_requested_at": null(),
+        "lease_expires_at": null(),
+        "result": null(),
+        "_duplicate_of": null(),
+    }
+    return _act("retry_jobs", job, Event.REQUEUE, where, values=values, locked=locked)
 
 
 def discard_jobs(
-    *where: Criterion, reason: str = "discarded by an operator", job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey
+    *where: Criterion,
+    reason: str = "discarded by an operator",
+    locked: Locked = "wait",
+    job: type[Job] = Job,
+    keys: type[UniqueKey] = UniqueKey,
 ) -> Executable:
     """Give up jobs that wait: they end as `failed`, with `reason` in `errors`. A running job is not touched: cancel it."""
     if not isinstance(reason, str):
@@ -112,14 +124,17 @@ def discard_jobs(
         literal_column("'traceback'"), literal_column("''"),
         type_=JSONB,
     )  # fmt: skip
-    return _update("discard_jobs", job, Event.DISCARD, where, ends=true(), keys=keys).values(
-        **ended(status_literal(TRANSITIONS[JobStatus.QUEUED, Event.DISCARD]), retain=Rules().retain_failed),
-        errors=append_error(table, note),
-    )
+    end = ended(status_literal(TRANSITIONS[JobStatus.QUEUED, Event.DISCARD]), retain=Rules().retain_failed)
+    values = {**end, "errors": append_error(table, note)}
+    return _act("discard_jobs", job, Event.DISCARD, where, values=values, locked=locked, ends=true(), keys=keys)
 
 
 def release_jobs(
-    *where: Criterion, delay: Duration = 0, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey
+    *where: Criterion,
+    delay: Duration = 0,
+    locked: Locked = "wait",
+    job: type[Job] = Job,
+    keys: type[UniqueKey] = UniqueKey,
 ) -> Executable:
     """Give running jobs back to the queue, to be claimed again after `delay`; no attempt is spent.
 
@@ -129,15 +144,17 @@ def release_jobs(
     asked = columns.cancel_requested_at.is_not(None)
     back, cancelled = TRANSITIONS[JobStatus.RUNNING, Event.RELEASE], TRANSITIONS[JobStatus.RUNNING, Event.CANCEL]
     later = in_seconds(seconds_of(delay, what="release_jobs(delay=...)"), name="delay_seconds")
-    return _update("release_jobs", job, Event.RELEASE, where, ends=asked, keys=keys).values(
-        **ended(
-            type_coerce(case((asked, status_literal(cancelled)), else_=status_literal(back)), StatusText()),
-            retain=Rules().retain,
-            only=asked,
-        ),
-        run_at=case((asked, columns.run_at), else_=later),
-        attempt=func.greatest(columns.attempt - literal_column("1"), literal_column("0")),
+    end = ended(
+        type_coerce(case((asked, status_literal(cancelled)), else_=status_literal(back)), StatusText()),
+        retain=Rules().retain,
+        only=asked,
     )
+    values = {
+        **end,
+        "run_at": case((asked, columns.run_at), else_=later),
+        "attempt": func.greatest(columns.attempt - literal_column("1"), literal_column("0")),
+    }
+    return _act("release_jobs", job, Event.RELEASE, where, values=values, locked=locked, ends=asked, keys=keys)
 
 
 def held_by(worker: str, *, but: Collection[tuple[int, int | None]], job: type[Job] = Job) -> Criterion:
@@ -154,43 +171,53 @@ def held_by(worker: str, *, but: Collection[tuple[int, int | None]], job: type[J
     return and_(columns.worker == bindparam("of_worker", worker, Text), not_(known.exists()))
 
 
-def _update(
+def _act(
     name: str,
     job: type[Job],
     event: Event,
     where: Sequence[Criterion],
     *,
+    values: Mapping[str, Any],
+    locked: Locked,
     ends: ColumnElement[bool] | None = None,
     keys: type[UniqueKey] = UniqueKey,
-) -> ReturningUpdate[Any]:
-    """The UPDATE of `name`: jobs that match and are in a state `event` is allowed in; looked at again under the lock.
+) -> Executable:
+    """The statement of `name`: jobs that match and are in a state `event` is allowed in; looked at again under the lock.
 
     `ends`: which of them end by it, and give their unique keys back.
     """
     if not where:
         raise ValueError(f"say which jobs: {name}(Job.queue == 'mail'), or {name}(true()) for all of them")
     check_criteria(name, where)
+    if locked not in get_args(Locked):
+        raise ValueError(f"{name}(locked=...) must be one of {', '.join(get_args(Locked))}, not {locked!r}")
     table = table_of(job)
     allowed = status_in(table.c.status, sources(event))
     also: list[ColumnElement[Any]] = [] if ends is None else [case((ends, key_of(table))).label("key")]
     if event is Event.REQUEUE:
         also = [table.c.uniqueness, status_in(table.c.status, FINISHED).label("finished")]
-    locked = lock_in_order(table, allowed, *where, skip_locked=False, also=also)
-    chosen: Any = select(locked.c.id)
+    mine = lock_in_order(table, allowed, *where, skip_locked=locked == "skip", nowait=locked == "nowait", also=also)
+    chosen: Any = select(mine.c.id)
     if event is Event.REQUEUE:
         may = (
-            select(locked.c.id, takes_key(table, locked.c.id, locked.c.uniqueness, locked.c.finished).label("may"))
+            select(mine.c.id, takes_key(table, mine.c.id, mine.c.uniqueness, mine.c.finished).label("may"))
             .cte("may_be_queued")
             .prefix_with("MATERIALIZED")
         )
         chosen = select(may.c.id).where(may.c.may)
-    statement = (
-        update(job)
-        .where(members(table.c.id, chosen), allowed)
-        .returning(table.c.id)
-        .execution_options(**UNSYNCHRONIZED)
-    )
-    return statement if ends is None else statement.add_cte(*given_back([locked], keys))
+    statement: Any = update(job).where(members(table.c.id, chosen), allowed).values(**values).returning(table.c.id)
+    if locked == "skip":
+        matched = select(table.c.id).where(allowed, *where).cte("matched")
+        changed = statement.cte("changed")
+        statement = (
+            select(matched.c.id, changed.c.id.is_not(None).label("changed"))
+            .select_from(matched.outerjoin(changed, changed.c.id == matched.c.id))
+            .order_by(matched.c.id)
+        )
+    else:
+        statement = statement.execution_options(**UNSYNCHRONIZED)
+    done: Executable = statement if ends is None else statement.add_cte(*given_back([mine], keys))
+    return done
 
 
 def check_criteria(name: str, where: Sequence[Criterion]) -> None:

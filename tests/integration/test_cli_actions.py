@@ -177,3 +177,22 @@ def test_retry_says_who_holds_the_key_of_a_unique_job(engine: Engine, url: str) 
     assert result.exit_code == 1
     assert f"{duplicate} (cancelled, its unique key is held by job {holder})" in result.stderr
     assert now(engine) == {holder: "queued", duplicate: "cancelled"}
+
+
+@pytest.mark.parametrize("verb", ["retry", "cancel", "discard"])
+def test_locked_jobs_can_be_skipped_or_refused(engine: Engine, url: str, verb: str) -> None:
+    """Those that were left are named; with `nowait` nothing is changed."""
+    with engine.begin() as connection:
+        first, locked = (make_job(connection, "queued", queue="mail") for _ in range(2))
+    with engine.begin() as other:
+        other.execute(text("SELECT FROM sa_jobqueue.job WHERE id = :id FOR UPDATE"), {"id": locked})
+        chosen = ("--queue", "mail", *(["--status", "queued"] if verb == "retry" else []))
+        said = refused(verb, *chosen, "--locked", "nowait", url=url)
+        assert "another transaction has locked one of these jobs; nothing was changed. --locked skip leaves" in said
+        assert set(now(engine).values()) == {"queued"}
+        result = invoke(verb, *chosen, "--locked", "skip", url=url)
+        assert result.exit_code == 1
+        assert f"not touched: {locked} (locked by another transaction, or changed just now)" in result.stderr
+        assert " 1 job" in result.stdout
+    assert now(engine)[locked] == "queued"
+    assert (now(engine)[first] == "queued") == (verb == "retry")

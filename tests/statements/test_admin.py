@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, Executable, column, func, select, table, text, true
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from sa_jobqueue.failures import MAX_ERRORS, MAX_MESSAGE
 from sa_jobqueue.lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules
@@ -164,6 +164,49 @@ def test_two_operators_lock_in_the_order_of_ids(connection: Connection, other: C
 
     assert free == ids
     assert found == ids
+
+
+@pytest.mark.parametrize("event", BUILDERS)
+def test_what_is_locked_can_be_skipped(connection: Connection, other: Connection, event: Event) -> None:
+    """The statement says of each job that matches whether it was changed; those in other states do not match."""
+    status = "running" if event is Event.RELEASE else "queued"
+    first, locked, last = (make_job(connection, status) for _ in range(3))
+    make_job(connection, "completed" if event is not Event.REQUEUE else "running")
+    connection.commit()
+    other.execute(select(TABLE.c.id).where(TABLE.c.id == locked).with_for_update())
+
+    found = connection.execute(BUILDERS[event](true(), locked="skip")).all()
+
+    assert found == [(first, True), (locked, False), (last, True)]
+    after = row(connection, locked)
+    assert (after.status, after.cancel_requested_at) == (status, None)
+
+
+@pytest.mark.parametrize("event", BUILDERS)
+def test_what_is_locked_can_fail_the_statement(connection: Connection, other: Connection, event: Event) -> None:
+    """At once, and nothing is changed; where nothing is locked, the statement does what it does without."""
+    status = "running" if event is Event.RELEASE else "queued"
+    ids = [make_job(connection, status) for _ in range(2)]
+    connection.commit()
+    before = [row(connection, one) for one in ids]
+    connection.commit()
+    other.execute(select(TABLE.c.id).where(TABLE.c.id == ids[1]).with_for_update())
+
+    with pytest.raises(OperationalError) as caught:
+        connection.execute(BUILDERS[event](true(), locked="nowait"))
+    connection.rollback()
+
+    assert getattr(caught.value.orig, "sqlstate", None) == "55P03"
+    assert [row(connection, one) for one in ids] == before
+    other.rollback()
+    assert run(connection, BUILDERS[event](true(), locked="nowait")) == ids
+
+
+@pytest.mark.parametrize("builder", BUILDERS.values())
+def test_only_three_ways_to_meet_a_locked_row_are_known(builder: Callable[..., Executable]) -> None:
+    """The error names them."""
+    with pytest.raises(ValueError, match=r"\(locked=\.\.\.\) must be one of wait, nowait, skip, not 'ignore'"):
+        builder(true(), locked="ignore")
 
 
 # ---- cancel
