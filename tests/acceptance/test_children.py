@@ -15,6 +15,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from sa_jobqueue import JobContext, JobStatus, Registry, Worker, WorkerSettings, enqueue, task
+from sa_jobqueue.migrations import upgrade_database
 from tests.acceptance.conftest import Shop
 from tests.support import heavy
 from tests.support.commands import ROOT, start_command
@@ -54,6 +55,34 @@ def test_the_children_of_a_worker_that_is_killed_die_with_it(heavy_shop: Shop, n
     with shop.work(app=HEAVY):
         (job,) = shop.wait_for(id)
     assert (job.rescues, notes(shop)) == (1, ["a"])
+
+
+def test_children_die_with_their_worker_although_a_fork_of_it_lives_on(heavy_shop: Shop) -> None:
+    """What a handler on a thread has forked keeps no end of their pipes."""
+    shop = heavy_shop
+    shop.add(enqueue(heavy.held, "a"))
+    with shop.work(app=HEAVY) as worker:
+        (pid,) = shop.wait_said("started-a")
+        shop.add(enqueue(heavy.fork, "b"))
+        (forked,) = shop.wait_said("forked-b")
+        try:
+            worker.process.send_signal(signal.SIGKILL)
+            wait_until(lambda: is_gone(pid))
+            assert not is_gone(forked)
+        finally:
+            os.kill(forked, signal.SIGKILL)
+
+
+def test_a_child_finds_the_tables_in_another_schema(heavy_shop: Shop) -> None:
+    """And behind a pooler it relies on no setting of a session, as its worker."""
+    upgrade_database(heavy_shop.url, schema="jobs")
+    engine = create_engine(heavy_shop.url, execution_options={"schema_translate_map": {"sa_jobqueue": "jobs"}})
+    there = Shop(heavy_shop.url, engine, heavy_shop.folder, schema="jobs")
+    (id,) = there.add(enqueue(heavy.effect, "a"))
+    with there.work("--pooled", "--no-listen", app=HEAVY):
+        there.wait_for(id)
+    engine.dispose()
+    assert notes(heavy_shop) == ["a"]
 
 
 def test_signals_are_the_workers(heavy_shop: Shop) -> None:

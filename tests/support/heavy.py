@@ -113,7 +113,7 @@ def polite(ctx: JobContext, name: str) -> None:
     say(f"started-{name}")
     while not ctx.cancelled:
         sum(range(1_000))
-    say(f"ended-{name}")
+    ctx.raise_if_cancelled()
 
 
 @task(registry=registry, executor="process", retry=SOON)
@@ -195,3 +195,12 @@ def match_for_ever(ctx: JobContext, name: str) -> None:
     if not is_let_go(name):
         say(f"started-{name}")
         re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+@task(registry=registry)
+def fork(name: str) -> None:
+    """Runs on a thread, and leaves a process behind that lives on, with all that the worker had open."""
+    if os.fork() == 0:
+        say(f"forked-{name}")
+        while True:
+            time.sleep(1)

@@ -18,6 +18,7 @@ import threading
 from contextlib import suppress
 from time import monotonic, sleep
 from typing import Any
+from weakref import WeakSet
 
 from ...log import get_logger
 from .channel import Channel, Message
@@ -38,6 +39,10 @@ sys.path[:] = {path!r}
 from sa_jobqueue.worker.children.child_main import main
 main({end}, {life})
 """
+
+
+#: The children of this process.
+_alive: WeakSet[Child] = WeakSet()
 
 
 class ChildUnavailable(Exception):
@@ -81,6 +86,7 @@ class Child:
         finally:
             theirs.close()
             os.close(life)
+        _alive.add(self)
 
     @property
     def pid(self) -> int:
@@ -193,7 +199,14 @@ class Child:
             self._close()
         return _described(code)
 
+    def let_go(self) -> None:
+        """In a process that a handler on a thread has forked: it is not the one whose end the child waits for."""
+        if not self._closed:
+            os.close(self._life)
+            self._channel.close()
+
     def _close(self) -> None:
+        _alive.discard(self)
         with self._lock:
             if self._closed:
                 return
@@ -221,3 +234,12 @@ def _described(code: int) -> str:
         name = f"signal {-code}"
     why = ", perhaps because the system had no memory left" if -code == signal.SIGKILL else ""
     return f"was ended by {name}{why}"
+
+
+def _let_go() -> None:
+    for child in list(_alive):
+        with suppress(Exception):
+            child.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -1,0 +1,198 @@
+"""What a worker and its child processes say to each other, and which tasks may run there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sa_jobqueue import Registry, WorkerSettings, task
+from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.errors import ConfigurationError, TaskError
+from sa_jobqueue.lifecycle import Change, Claim, decide
+from sa_jobqueue.outcomes import Outcome
+from sa_jobqueue.worker.children.channel import Channel, Message
+from sa_jobqueue.worker.children.messages import (
+    ending_of,
+    job_of,
+    message_of_ending,
+    message_of_job,
+    message_of_record,
+    record_of,
+)
+from sa_jobqueue.worker.children.setup import ChildSetup, Maker, main_module
+from sa_jobqueue.worker.running.ending import LOST, ToWrite, Written
+from tests.support import heavy
+from tests.support.outcomes import all_rules, run_outcomes
+
+
+def sent(message: Message) -> Message:
+    """The message as it comes out at the other end."""
+    received: Message = json.loads(json.dumps(message))
+    return received
+
+
+# ---- the socket
+
+
+def test_messages_come_whole_and_in_order_however_they_are_cut() -> None:
+    """Byte by byte, two at once, and with line ends and odd characters in them."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel = Channel(ours)
+        messages = [{"a": "line\nline"}, {"b": "\ud800é\x00"}, {}, {"c": "x" * 1_000}]
+        stream = b"".join(json.dumps(message).encode() + b"\n" for message in messages)
+        found: list[Message] = []
+        for byte in stream[:-30]:
+            theirs.sendall(bytes([byte]))
+            found += channel.receive()
+        theirs.sendall(stream[-30:] + stream)
+        found += channel.receive()
+        assert found == messages * 2
+
+
+def test_a_large_message_goes_through_and_the_end_is_told() -> None:
+    """Larger than the buffers between them; an incomplete one is none."""
+    ours, theirs = socket.socketpair()
+    channel, other = Channel(ours), Channel(theirs)
+    large = {"large": "x" * 3_000_000}
+    theirs.setblocking(False)
+    found: list[Message] = []
+    text = json.dumps(large).encode() + b"\n"
+    while not found:
+        with suppress(BlockingIOError):  # the buffers are full
+            text = text[theirs.send(text) :]
+        found += channel.receive()
+    assert found == [large]
+    theirs.sendall(b'{"half": ')
+    other.close()
+    assert channel.receive() == []
+    with pytest.raises(EOFError):
+        channel.receive()
+    channel.close()
+
+
+# ---- messages
+
+
+@given(run_outcomes, all_rules, st.booleans())
+def test_an_ending_comes_back_as_it_was(outcome: Outcome, rules: Any, written: bool) -> None:
+    """Every change that can come of a run."""
+    change: Change = decide(Claim(1, 7, 2, 3, 1), outcome, rules, random=0.5)
+    ending = Written(change) if written else ToWrite(change)
+    back = ending_of(sent(message_of_ending(ending)))
+    assert type(back) is type(ending)
+    assert not isinstance(back, type(LOST))
+    assert back.change == change
+    assert [type(value) for value in back.change] == [type(value) for value in change]
+
+
+def test_a_lost_claim_comes_back_as_one() -> None:
+    """There is nothing to write."""
+    assert ending_of(sent(message_of_ending(LOST))) is LOST
+
+
+def test_a_job_comes_back_as_it_was() -> None:
+    """With the place of its task: the module and name of the handler."""
+    job = ClaimedJob(1, 2, "default", "t", 4, 1.5, 1, 10, 0, '{"a": "é"}', None, 0.25, None)
+    message = sent(message_of_job(job, heavy.add))
+    assert job_of(message) == job
+    assert message["task"] == ["tests.support.heavy.add", "tests.support.heavy", "add"]
+
+
+class Odd:
+    """JSON has no form for it."""
+
+    def __str__(self) -> str:
+        return "odd"
+
+
+@pytest.mark.parametrize(
+    ("msg", "args", "template"),
+    [
+        ("%s is %d", ("a", 1), "%s is %d"),
+        ("%s is", (Odd(),), "odd is"),
+        ("100 %", (), "100 %"),
+        ("%(a)s", ({"a": 1},), "1"),
+        (Odd(), (), "odd"),
+    ],
+)
+def test_a_record_comes_back_with_its_text_and_fields(msg: Any, args: Any, template: str) -> None:
+    """Its template stays where its arguments are plain, because error trackers group by it."""
+    record = logging.LogRecord("shop", logging.INFO, "shop.py", 7, msg, args, None)
+    record.order, record.odd = 7, Odd()
+    back: Any = record_of(sent(message_of_record(record)))
+    assert (back.getMessage(), back.msg) == (record.getMessage(), template)
+    assert (back.name, back.levelno, back.lineno, back.order, back.odd) == ("shop", logging.INFO, 7, 7, "odd")
+
+
+def test_the_setup_comes_back_as_it_was_and_hides_the_password() -> None:
+    """It is sent over the socket, because others may read a command line; nor is the URL in its repr."""
+    setup = ChildSetup(
+        url="postgresql://me:secret@localhost/shop", maker=Maker.REGISTRY, translate=((None, "a"), ("b", None)), pooled=True,
+        idle=1.5, max_rescues=5, log_jobs=False, job=("sa_jobqueue.models.job", "Job"), app=("shop",),
+    )  # fmt: skip
+    back = ChildSetup.read(sent(setup.now([heavy.add])))
+    assert (back.url, back.maker, dict(back.translate)) == (setup.url, Maker.REGISTRY, {None: "a", "b": None})
+    assert (back.main, [tuple(place) for place in back.tasks]) == (
+        None,
+        [("tests.support.heavy.add", "tests.support.heavy", "add")],
+    )
+    assert "secret" not in repr(setup)
+
+
+def test_a_script_is_imported_by_its_name_or_by_its_file() -> None:
+    """As multiprocessing does; a prompt has neither."""
+
+    class Main:
+        __spec__: Any = None
+        __file__ = "/srv/shop.py"
+
+    class Named:
+        class __spec__:
+            name = "shop.jobs"
+
+    assert main_module(Main) == ("path", "/srv/shop.py")
+    assert main_module(Named) == ("name", "shop.jobs")
+    assert main_module(object()) is None
+
+
+# ---- tasks
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"executor": "thread"}, "executor must be \"process\", or None for a thread or the event loop, not 'thread'"),
+        ({"memory_limit": 2**30}, 'give executor="process" with it'),
+        ({"executor": "process", "memory_limit": 512}, "memory_limit must be an integer from 16777216"),
+        ({"executor": "process", "memory_limit": True}, "memory_limit must be an integer"),
+    ],
+)
+def test_a_declaration_that_cannot_work_is_refused(options: dict[str, Any], said: str) -> None:
+    """With what to write instead."""
+    with pytest.raises(TaskError) as refused:
+        task(registry=Registry(), **options)(lambda: None)
+    assert said in str(refused.value)
+
+
+def test_an_async_handler_is_refused() -> None:
+    """A child runs one job at a time, so there is nothing to await beside it."""
+
+    async def handler() -> None: ...
+
+    with pytest.raises(TaskError, match=r"is an `async def`.* write a `def` that calls asyncio\.run\(\)"):
+        task(registry=Registry(), executor="process")(handler)
+
+
+@pytest.mark.parametrize("options", [{"max_child_jobs": 0}, {"max_child_jobs": 1.5}, {"child_grace": -1}])
+def test_a_setting_that_cannot_work_is_refused(options: dict[str, Any]) -> None:
+    """And named."""
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        WorkerSettings(**options)
