@@ -62,7 +62,7 @@ UP = (
         period double precision;
         kept double precision;
         until timestamptz;
-        serializable boolean := current_setting('transaction_isolation') = 'serializable';
+        level text := current_setting('transaction_isolation');
         held record;
         holder bigint;
         queued boolean;
@@ -83,19 +83,28 @@ UP = (
         END IF;
         IF scope = 'finished' THEN
             kept := period;
+        ELSIF scope = 'window' THEN
+            until := clock_timestamp() + period * interval '1 second';
+        END IF;
+        -- Nearly all keys are taken here. No failure can come, so no row of a large INSERT needs a subtransaction.
+        IF level = 'read committed' THEN
+            INSERT INTO {schema}.unique_key (key, job_id, keep, expires_at) VALUES (wanted, NEW.id, kept, until)
+            ON CONFLICT (key) DO NOTHING;
+            IF FOUND THEN
+                RETURN NEW;
+            END IF;
         END IF;
         FOR attempt IN 1 .. 8 LOOP
             holder := NULL;
-            IF scope = 'window' THEN
-                until := clock_timestamp() + period * interval '1 second';
-            END IF;
             BEGIN
-                INSERT INTO {schema}.unique_key (key, job_id, keep, expires_at) VALUES (wanted, NEW.id, kept, until)
-                ON CONFLICT (key) DO NOTHING;
-                IF FOUND THEN
-                    RETURN NEW;
+                IF attempt > 1 OR level <> 'read committed' THEN
+                    INSERT INTO {schema}.unique_key (key, job_id, keep, expires_at) VALUES (wanted, NEW.id, kept, until)
+                    ON CONFLICT (key) DO NOTHING;
+                    IF FOUND THEN
+                        RETURN NEW;
+                    END IF;
                 END IF;
-                IF serializable THEN
+                IF level = 'serializable' THEN
                     IF period IS NULL THEN
                         EXIT;
                     END IF;
