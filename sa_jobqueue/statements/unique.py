@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from ..lifecycle import FINISHED
 from ..models import Job, UniqueKey, schema_function, status_in
-from ._parts import array, in_seconds, lock_in_order, members, table_of
+from ._parts import array, in_seconds, lock_in_order, members, packed, packed_texts, table_of
 from .ends import is_held
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "key_holders",
     "key_of",
     "started_key",
+    "started_parameters",
     "takes_key",
 ]
 
@@ -96,21 +97,30 @@ def given_back(jobs: Sequence[FromClause], keys: type[UniqueKey]) -> list[CTE]:
     ]
 
 
+def started_parameters(started: Mapping[int, str]) -> dict[str, Any]:
+    """The parameters of `free_started_keys`, by name."""
+    return {"started_ids": packed(started), "started_keys": packed_texts(started.values())}
+
+
 def free_started_keys(started: Mapping[int, str], *, keys: type[UniqueKey] = UniqueKey) -> Executable:
-    """Free the keys of jobs that have been started, given by their ids, except those that another transaction has locked."""
+    """Free the keys of jobs that have been started, given by their ids, except those that another transaction has locked.
+
+    Returns the ids of the jobs whose keys it freed.
+    """
     key = key_table(keys)
+    given = started_parameters(started)
     mine = (
         select(key.c.key)
         .where(
-            key.c.key == func.any(array("started_keys", list(started.values()), Text())),
-            key.c.job_id == func.any(array("started_ids", list(started), BigInteger())),
+            key.c.key == func.any(array("started_keys", given["started_keys"], Text())),
+            key.c.job_id == func.any(array("started_ids", given["started_ids"], BigInteger())),
         )
         .order_by(key.c.key)
         .with_for_update(skip_locked=True)
         .cte("mine")
         .prefix_with("MATERIALIZED")
     )
-    return delete(key).where(members(key.c.key, select(mine.c.key)))
+    return delete(key).where(members(key.c.key, select(mine.c.key))).returning(key.c.job_id)
 
 
 def key_holders(ids: Sequence[int], *, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:

@@ -20,7 +20,7 @@ from .outcomes import Answer, alike, kept_for_now
 from .pruning import Pruned
 from .store import Store, default_store, store_of
 from .tables import Tables
-from .unique import started_keys
+from .unique import started_keys, without_key
 from .workers import end_backend
 
 __all__ = [
@@ -45,4 +45,5 @@ __all__ = [
     "kept_for_now",
     "started_keys",
     "store_of",
+    "without_key",
 ]

@@ -23,8 +23,8 @@ from sa_jobqueue.embedded import embedded_url
 
 from .counts import counts
 from .depth import dead_entries, depth, future, queues
-from .drain import drain, record, retain
-from .enqueue import bulk, gated, one_by_one
+from .drain import drain, record, retain, unique_drain
+from .enqueue import bulk, gated, one_by_one, unique_enqueue
 from .idle import idle
 from .latency import latency
 from .memory import memory
@@ -39,11 +39,13 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         drain,
         retain,
         record,
+        unique_drain,
         session,
         record_session,
         latency,
         one_by_one,
         bulk,
+        unique_enqueue,
         gated,
         depth,
         future,

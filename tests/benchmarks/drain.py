@@ -33,10 +33,18 @@ def seconds_to_drain(bench: Bench, group: Processes, last: int | None = None) ->
             connection.invalidate()
 
 
-def rate_of_ours(bench: Bench, jobs: int, task: str, *, size: int = 1, queues: dict[str, int] | None = None) -> float:
-    """Jobs per second of `size` worker processes."""
+def rate_of_ours(
+    bench: Bench,
+    jobs: int,
+    task: str,
+    *,
+    size: int = 1,
+    queues: dict[str, int] | None = None,
+    scope: str | None = None,
+) -> float:
+    """Jobs per second of `size` worker processes. `scope`: of the jobs' unique keys."""
     wanted = queues or {"default": SLOTS}
-    bench.prepare(jobs, task=task, queues=list(wanted))
+    bench.prepare(jobs, task=task, queues=list(wanted), scope=scope)
     with processes(size, work, bench.address, wanted) as group:
         seconds = seconds_to_drain(bench, group)
     _check(bench, jobs, deleted=task.endswith("_deleted"))
@@ -97,3 +105,15 @@ def record(bench: Bench) -> Iterator[Figure]:
         partial(rate_of_ours, bench, jobs, "nothing"),
     )
     yield compared("drain with record=True : without a result", pairs, "jobs/s", "without", at_least=0.8)
+
+
+def unique_drain(bench: Bench) -> Iterator[Figure]:
+    """Jobs with a unique key each against jobs without, both ours."""
+    jobs = 2_000 if bench.small else 60_000
+    for scope, title in (("started", ""), ("queued", ', scope="queued"')):
+        pairs = interleaved(
+            bench.repeat,
+            partial(rate_of_ours, bench, jobs, "nothing", scope=scope),
+            partial(rate_of_ours, bench, jobs, "nothing"),
+        )
+        yield compared(f"drain, unique jobs{title} : others", pairs, "jobs/s", "others", at_least=0.4)

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import Any
 
 import psycopg
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import enqueue, enqueue_many
+from sa_jobqueue import Task, Unique, enqueue, enqueue_many
 from sa_jobqueue.bench.processes import processes
 
 from .plain import make_tables, plain_row
@@ -63,14 +64,30 @@ def bulk(bench: Bench) -> Iterator[Figure]:
     yield compared(f"enqueue_many, {jobs:,} jobs", pairs, "jobs/s", "unnest", at_least=0.7)
 
 
-def many(bench: Bench, jobs: int) -> float:
+def unique_enqueue(bench: Bench) -> Iterator[Figure]:
+    """Jobs with a unique key each, made of their arguments, against jobs without, both ours."""
+    jobs = 2_000 if bench.small else 50_000
+    unique = nothing.options(unique=Unique(by=("n",)))
+    pairs = interleaved(bench.repeat, partial(many, bench, jobs, unique), partial(many, bench, jobs))
+    yield compared(f"enqueue_many, {jobs:,} unique jobs : others", pairs, "jobs/s", "others", at_least=0.3)
+    number, batches = count(), 1 if bench.small else 5
+    bench.empty()
+    pairs = interleaved(
+        bench.repeat * 3,
+        partial(added, bench, lambda _: enqueue(unique, next(number)), 1_000, batches),
+        partial(added, bench, partial(enqueue, nothing), 1_000, batches),
+    )
+    yield compared("session.add_all of 1,000 unique jobs : others", pairs, "jobs/s", "others", at_least=0.3)
+
+
+def many(bench: Bench, jobs: int, task: Task[[int], [int], Any] = nothing) -> float:
     """Jobs per second, from the arguments in Python to the commit."""
     bench.empty()
     bench.settle()
     with Session(bench.engine) as session:
         session.connection()
         begun = time.perf_counter()
-        session.execute(enqueue_many([nothing.call(n) for n in range(jobs)]))
+        session.execute(enqueue_many([task.call(n) for n in range(jobs)]))
         session.commit()
         seconds = time.perf_counter() - begun
     assert bench.count() == jobs

@@ -55,23 +55,24 @@ class Bench:
 
     def empty(self) -> None:
         """No jobs, no files of the old ones."""
-        self.execute(f"TRUNCATE {SCHEMA}.job")
+        self.execute(f"TRUNCATE {SCHEMA}.job, {SCHEMA}.unique_key")
 
     def fill(
         self, jobs: int, *, task: str = "nothing", queues: Sequence[str] = ("default",), priority: int = 4,
-        due: str = "now()",
+        due: str = "now()", scope: str | None = None,
     ) -> None:  # fmt: skip
-        """Queue so many jobs, shared out among `queues`; each with the one argument `n`."""
+        """Queue so many jobs, shared out among `queues`; each with the one argument `n`. `scope`: of their unique keys."""
+        rule = "NULL" if scope is None else f"jsonb_build_object('key', 'nothing:' || md5(n::text), 'scope', '{scope}')"
         self.execute(
-            f"INSERT INTO {SCHEMA}.job (task, args, queue, priority, run_at) "
-            f"SELECT :task, {_ARGS}, (:queues)[1 + n % cardinality(:queues)], :priority, {due} "
+            f"INSERT INTO {SCHEMA}.job (task, args, queue, priority, run_at, uniqueness) "
+            f"SELECT :task, {_ARGS}, (:queues)[1 + n % cardinality(:queues)], :priority, {due}, {rule} "
             "FROM generate_series(1, :jobs) AS n".replace(":queues", "CAST(:queues AS text[])"),
             task=task, queues=list(queues), priority=priority, jobs=jobs,
         )  # fmt: skip
 
     def settle(self) -> None:
         """What autovacuum and the checkpointer would do some time, done now: else it falls on one side's time."""
-        self.execute(f"VACUUM ANALYZE {SCHEMA}.job")
+        self.execute(f"VACUUM ANALYZE {SCHEMA}.job, {SCHEMA}.unique_key")
         with suppress(ProgrammingError):  # the role may not
             self.execute("CHECKPOINT")
 

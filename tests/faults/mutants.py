@@ -153,8 +153,9 @@ def keep_the_keys() -> None:
 def free_keys_at_the_start() -> None:
     """The unique keys of all jobs are free when they start."""
 
-    def free(connection: Connection, started: Any) -> None:
+    def free(connection: Connection, started: Any) -> set[int]:
         connection.execute(text("DELETE FROM sa_jobqueue.unique_key WHERE job_id = ANY (:ids)"), {"ids": list(started)})
+        return set()
 
     fetch.started_keys = lambda jobs: dict.fromkeys((job.id for job in jobs), "")
     default_store.free_started_keys = free  # type: ignore[method-assign]

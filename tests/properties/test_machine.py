@@ -129,7 +129,7 @@ MUTATIONS = {
     "a claim does not say which key is free from the start": Mutation(
         "by_worker", r"= 'queued'\)(?= THEN [\w.]*uniqueness)", "= 'never')", (STARTS, CLAIM)
     ),
-    "the key of a job that was started is not freed": Mutation("started_keys", "DELETE FROM", "SELECT * FROM", (STARTS, CLAIM)),
+    "the key of a job that was started is not freed": Mutation("started_keys", r"FROM mine\)", "FROM mine WHERE false)", (STARTS, CLAIM)),
     "the end of a job keeps its key": Mutation("change_ids", r"[\w.]+\.keep IS NULL", "false", (UNIQUE, CLAIM, finish(Completed()))),
     "a cancel keeps the key": Mutation(
         "cancel_requested_at=coalesce", r"[\w.]+\.keep IS NULL", "false", (UNIQUE, operate("cancel"))

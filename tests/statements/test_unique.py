@@ -268,7 +268,8 @@ def test_a_claim_says_which_keys_are_free_from_the_start_of_their_jobs(connectio
         {"unique": "q"}, {"unique": "q 'ü\\\""}, {"unique": "r"}, {"unique": True},
     ]  # fmt: skip
     by_rows(connection, ["r"])
-    default_store.free_started_keys(connection, started_keys(claimed))
+    freed = default_store.free_started_keys(connection, started_keys(claimed))
+    assert freed == {claimed[0].id, claimed[1].id}
     assert keys(connection).keys() == {"r", "s"}
     by_rows(connection, ["q", "s"])
     assert states(connection)[4:] == [(QUEUED, None), (QUEUED, None), (CANCELLED, claimed[3].id)]

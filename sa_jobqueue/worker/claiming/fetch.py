@@ -18,7 +18,7 @@ from ...errors import PayloadError
 from ...failures import describe
 from ...log import get_logger
 from ...outcomes import Released, Undecodable
-from ...store import is_data_fault, is_too_much, started_keys
+from ...store import is_data_fault, is_too_much, started_keys, without_key
 from ..connections.deadline import Deadline
 from ..connections.service import Connector
 from ..dispatch import Dispatch
@@ -53,7 +53,7 @@ class Fetcher:
         Leases are renewed only after that. So jobs that were not fetched within a third of a lease go back. One is always
         fetched: then there is progress however slow the network is.
         """
-        self._free_keys(connection, jobs)
+        jobs = self._free_keys(connection, jobs)
         whole = [job for job in jobs if job.args is not None and job.meta is not None]
         if whole:
             self._take_in(whole, claimed_at)
@@ -65,19 +65,21 @@ class Fetcher:
             else:
                 self._fetch(connection, job, claimed_at)
 
-    def _free_keys(self, connection: Connection, jobs: list[ClaimedJob]) -> None:
+    def _free_keys(self, connection: Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
         """Free the unique keys that are taken until the start, before a handler can begin.
 
         Not in the claim, which nearly always finds none. A job that is enqueued between the two, or after this has failed, is
         not lost: the trigger that takes keys lets it have the key of a job that runs.
         """
         if not (started := started_keys(jobs)):
-            return
+            return jobs
         try:
             with self.connector.begin_one(connection):
-                self.connector.store.free_started_keys(connection, started)
+                freed = self.connector.store.free_started_keys(connection, started)
         except DBAPIError as error:
             logger.warning("%d unique keys could not be freed at the start of their jobs: %s", len(started), error.orig)
+            return jobs
+        return [without_key(job) if job.id in freed else job for job in jobs]
 
     def _fetch(self, connection: Connection, job: ClaimedJob, claimed_at: float) -> None:
         try:
