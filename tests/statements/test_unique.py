@@ -275,6 +275,21 @@ def test_a_claim_says_which_keys_are_free_from_the_start_of_their_jobs(connectio
     assert states(connection)[4:] == [(QUEUED, None), (QUEUED, None), (CANCELLED, claimed[3].id)]
 
 
+def test_keys_are_freed_at_the_start_without_a_wait_for_the_disk(connection: Connection) -> None:
+    """The commit of what claimed their jobs has waited for it, and the next one does again."""
+    connection.execute(text("SET synchronous_commit = on"))
+    connection.execute(insert(TABLE).values(task="a", uniqueness=of("q", scope="queued")))
+    connection.commit()
+    claimed = claim(connection)
+    connection.commit()
+    settings = []
+    for act in (lambda: default_store.free_started_keys(connection, started_keys(claimed)), lambda: None):
+        act()
+        settings.append(connection.scalar(text("SHOW synchronous_commit")))
+        connection.commit()
+    assert settings == ["off", "on"]
+
+
 def test_a_listed_claim_says_so_too(connection: Connection) -> None:
     """It is how jobs are claimed one by one."""
     id = connection.scalar(insert(TABLE).values(task="a", uniqueness=of("q", scope="queued")).returning(TABLE.c.id))
