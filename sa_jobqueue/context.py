@@ -11,17 +11,23 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from .errors import JobStopped
+from .errors import JobStopped, OptionError
 
 __all__ = ["AsyncJobContext", "ClaimedJob", "JobContext"]
 
 logger = logging.getLogger("sa_jobqueue.job")
+
+#: Characters kept of a message of `progress`.
+MAX_MESSAGE = 500
+#: By so much may a sum of fractions be beside 0 or 1.
+_ROUNDING = 1e-9
 
 S = TypeVar("S", Session, AsyncSession)
 
@@ -67,15 +73,52 @@ class _Logger(logging.LoggerAdapter[logging.Logger]):
         return msg, kwargs
 
 
+class _Kept(logging.Logger):
+    """Passes what is logged on to `logger`, and to `keep`. The level of `logger` is no limit for what is kept."""
+
+    def __init__(self, keep: Callable[[logging.LogRecord], None]) -> None:
+        super().__init__(logger.name)
+        self.parent = logger
+        self._keep = keep
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802
+        return level >= logging.INFO or logger.isEnabledFor(level)
+
+    def handle(self, record: logging.LogRecord) -> None:
+        with suppress(Exception):
+            self._keep(record)
+        if logger.isEnabledFor(record.levelno):
+            logger.handle(record)
+
+
+class Notes(Protocol):
+    """What takes what a handler says."""
+
+    def report(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
+        """The job is so far."""
+
+    def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:
+        """What takes the log records of this claim, of which the last `limit` are kept."""
+        ...
+
+
 class _Context(Generic[S]):
-    """What both contexts share. The executor passes `open_session` and `is_stopping`."""
+    """What both contexts share. The executor passes all but the job; `keep_logs`: see `Task.keep_logs`."""
 
-    __slots__ = ("_is_stopping", "_job", "_logger", "_open_session", "_session")
+    __slots__ = ("_is_stopping", "_job", "_keep_logs", "_logger", "_notes", "_open_session", "_session")
 
-    def __init__(self, job: ClaimedJob, open_session: Callable[[], S], is_stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        job: ClaimedJob,
+        open_session: Callable[[], S],
+        is_stopping: Callable[[], bool],
+        notes: Notes,
+        keep_logs: int,
+    ) -> None:
         self._job = job
         self._open_session: Callable[[], S] = open_session
         self._is_stopping = is_stopping
+        self._notes, self._keep_logs = notes, keep_logs
         self._session: S | None = None
         self._logger: logging.LoggerAdapter[logging.Logger] | None = None
 
@@ -117,10 +160,24 @@ class _Context(Generic[S]):
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger whose records carry job_id, task, queue and attempt."""
+        """A logger whose records carry job_id, task, queue and attempt. With `@task(keep_logs=True)` its lines are kept."""
         if self._logger is None:
-            self._logger = _Logger(logger, self._job.fields)
+            job = self._job
+            behind = _Kept(self._notes.keep(job, self._keep_logs)) if self._keep_logs else logger
+            self._logger = _Logger(behind, job.fields)
         return self._logger
+
+    def progress(self, fraction: float, message: str | None = None) -> None:
+        """Say how far the job is: `fraction` from 0 to 1, and perhaps a text. What is longer than 500 characters is cut.
+
+        It returns at once, in an async handler too: nothing is awaited. The worker writes the last of what a job has said, up to
+        4 times a second and in a transaction of its own. So others see it while the job runs, as `Job.progress`, and it stays if
+        the attempt fails.
+
+        Raises OptionError, a ValueError, for a number outside of 0 to 1, for NaN, and for what is no number or no text.
+        """
+        said = _checked_message(message)
+        self._notes.report(self._job, _checked_fraction(fraction), said)
 
     @property
     def cancelled(self) -> bool:
@@ -150,6 +207,35 @@ class _Context(Generic[S]):
         if self._session is None:
             self._session = self._open_session()
         return self._session
+
+
+def _checked_fraction(value: float) -> float:
+    if type(value) is float and 0.0 <= value <= 1.0:
+        return value
+    try:
+        fraction = float("nan") if isinstance(value, (str, bytes, bool)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        fraction = float("nan")
+    if not -_ROUNDING <= fraction <= 1 + _ROUNDING:
+        raise OptionError(
+            f"progress must be a number from 0 to 1, not {_shown(value)}: for page 12 of 30 it is 12 / 30"
+        )
+    return min(max(fraction, 0.0), 1.0)
+
+
+def _checked_message(message: str | None) -> str | None:
+    if message is None:
+        return None
+    if not isinstance(message, str):
+        raise OptionError(f"the message of a progress must be a text, not {_shown(message)}")
+    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)[:80]
+    except Exception:  # the application's own
+        return f"a {type(value).__name__}"
 
 
 class JobContext(_Context[Session]):

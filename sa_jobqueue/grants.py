@@ -48,6 +48,8 @@ _LOOK = (
     "SELECT ON TABLE {schema}.job",
     "SELECT ON TABLE {schema}.worker",
     "SELECT ON TABLE {schema}.unique_key",
+    "SELECT ON TABLE {schema}.job_progress",
+    "SELECT ON TABLE {schema}.job_log",
 )
 
 # What a job is to do, and when. The table decides all else: an id of a later job would make the INSERT of that job fail, and a
@@ -77,6 +79,8 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "SELECT, INSERT, DELETE, UPDATE (seen_at) ON TABLE {schema}.worker",
             "SELECT, INSERT, UPDATE (since, until) ON TABLE {schema}.uptime",
             "SELECT, DELETE, UPDATE (expires_at) ON TABLE {schema}.unique_key",
+            "SELECT, INSERT, DELETE, UPDATE (claim_token, claims, fraction, message, written_at) ON TABLE {schema}.job_progress",
+            "SELECT, INSERT, DELETE, UPDATE (lines, written_at) ON TABLE {schema}.job_log",
             "SELECT, UPDATE ON SEQUENCE " + ", ".join(f"{{schema}}.gate_{gate}" for gate in (*range(GATES), "any")),
             "EXECUTE ON FUNCTION {schema}.tell_workers(oid)",
             "EXECUTE ON FUNCTION {schema}.complete_job(bigint, bigint, double precision)",
@@ -87,6 +91,8 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             *_ALL,
             *_LOOK,
             f"DELETE, UPDATE ({_WRITTEN_BY_OPERATORS}) ON TABLE {{schema}}.job",
+            "DELETE ON TABLE {schema}.job_progress",
+            "DELETE ON TABLE {schema}.job_log",
             "SELECT, INSERT, DELETE, UPDATE (job_id, keep, expires_at) ON TABLE {schema}.unique_key",
             "EXECUTE ON FUNCTION {schema}.take_key(bigint, jsonb)",
             "EXECUTE ON FUNCTION {schema}.tell_workers(oid)",

@@ -61,6 +61,9 @@ _DEFAULT_RETAIN = Rules().retain
 #: The least time that a failed job stays, in seconds.
 _RETAIN_FAILED = cast(float, Rules().retain_failed)
 
+#: Log lines kept of an attempt with `keep_logs=True`, and the most that can be asked for.
+_LINES, _MAX_LINES = 200, 1_000
+
 F = ParamSpec("F")
 """The handler's parameters."""
 P = ParamSpec("P")
@@ -91,6 +94,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         record: bool,
         executor: str | None,
         memory_limit: int | None,
+        keep_logs: int,
         registry: Registry,
     ) -> None:
         self.handler = handler
@@ -106,6 +110,8 @@ class Task(Enqueueable, Generic[F, P, R]):
         """"process" for a handler that runs in a child process, else None."""
         self.memory_limit = memory_limit
         """Bytes that the child process may have resident while it runs the handler, or None."""
+        self.keep_logs = keep_logs
+        """How many log lines of an attempt are kept; 0: none."""
         self.registry = registry
         self.is_async = inspect.iscoroutinefunction(handler)
         self._options = options
@@ -298,6 +304,7 @@ def task(
     timeout: Duration | None = None,
     retain: Duration | None = _DEFAULT_RETAIN,
     record: bool = False,
+    keep_logs: bool | int = False,
     rescue: bool = True,
     unique: Unique | None = None,
     executor: Literal["process"] | None = None,
@@ -317,6 +324,7 @@ def task(
     timeout: Duration | None = None,
     retain: Duration | None = _DEFAULT_RETAIN,
     record: bool = False,
+    keep_logs: bool | int = False,
     rescue: bool = True,
     unique: Unique | None = None,
     executor: Literal["process"] | None = None,
@@ -334,7 +342,8 @@ def task(
     `Task.options` says otherwise. `retry`: when to try again. `timeout`: seconds or timedelta for one attempt.
     `retain`: how long a finished job stays, in seconds or as a timedelta; 0: completed jobs are deleted at once,
     None: for ever. Failed ones stay at least 30 days. `record`: store what the handler returns in `Job.result`, checked
-    against its return annotation, if it has one.
+    against its return annotation, if it has one. `keep_logs`: True for the last 200 log lines that an attempt writes through
+    `ctx.logger`, or their number, up to 1,000: they are stored.
     `rescue`: False for a job that must not run twice: it fails if its worker dies. `unique`: what makes its jobs
     unique, see `Unique`. `executor`: "process" runs a `def` handler in a child process, which is killed when it exceeds
     its timeout; None: on a thread. `memory_limit`: bytes that such a process may have resident. `registry`: where to register; the default registry if None.
@@ -355,6 +364,9 @@ def task(
         unique=None if unique is None else checked_unique(unique, TaskError),
     )
     _check_executor(executor, memory_limit)
+    lines = _LINES if keep_logs is True else keep_logs
+    if lines is not False:
+        checked_int(lines, "keep_logs", 1, _MAX_LINES, TaskError)
     rules = _rules(retry, retain, rescue)
     if record and rules.retain == 0:
         raise TaskError(
@@ -379,6 +391,7 @@ def task(
             record=record,
             executor=executor,
             memory_limit=memory_limit,
+            keep_logs=int(lines),
             registry=default_registry if registry is None else registry,
         )
         made.registry.add(made)

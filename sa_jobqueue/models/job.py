@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.hybrid import hybrid_property
-from sqlalchemy.orm import Mapped, Mapper, mapped_column, validates
+from sqlalchemy.orm import Mapped, Mapper, column_property, mapped_column, validates
 from sqlalchemy.orm.attributes import set_committed_value
 
 from ..errors import StatusError
@@ -38,6 +38,7 @@ from ..results import JobEnd
 from .base import SCHEMA, Base
 from .due_time import AT_ONCE, DueTime, checked_due
 from .json_text import JsonObject
+from .notes import Progress
 from .status import StatusText, status_in, status_literal
 
 __all__ = ["Job"]
@@ -99,6 +100,28 @@ class Job(Base):
     """The key of a unique job, and until when it has it: see `Unique`."""
     # The trigger's to say: the INSERT returns it. 0: of a job that could not be seen.
     _duplicate_of: Mapped[int | None] = mapped_column("duplicate_of", _UNSAID_NUMBER, server_default=FetchedValue())
+
+    # Deferred: they are in a table of their own, and few ask for them.
+    progress: Mapped[float | None] = column_property(
+        select(Progress.fraction)
+        .where(Progress.job_id == id, Progress.claim_token == claim_token)  # noqa: A003
+        .correlate_except(Progress)
+        .scalar_subquery()
+        .label("progress"),
+        deferred=True,
+    )
+    """How far the handler said that it is, 0 to 1; None if it has not said anything since the last claim. `select(Job.progress)`
+    reads it in any session; of a loaded job it is read when it is asked for, or with `undefer(Job.progress)`.
+    """
+    progress_message: Mapped[str | None] = column_property(
+        select(Progress.message)
+        .where(Progress.job_id == id, Progress.claim_token == claim_token)  # noqa: A003
+        .correlate_except(Progress)
+        .scalar_subquery()
+        .label("progress_message"),
+        deferred=True,
+    )
+    """What the handler said with it, or None. It is read as `progress` is."""
 
     @validates("status", "claims", "claim_token")
     def _refuse(self, key: str, value: object) -> object:

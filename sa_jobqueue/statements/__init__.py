@@ -15,6 +15,7 @@ from .claim import claim_jobs
 from .counts import count_jobs
 from .insert import insert_jobs
 from .leases import expired_leases, renew_leases
+from .notes import job_logs
 from .prune import prune_jobs
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "discard_jobs",
     "expired_leases",
     "insert_jobs",
+    "job_logs",
     "prune_jobs",
     "release_jobs",
     "renew_leases",

@@ -8,9 +8,10 @@ from typing import Any
 from sqlalchemy import Delete, Executable, Float, Integer, Select, bindparam, delete, func, select, text, update
 
 from ..lifecycle import FINISHED
-from ..models import Job, status_in
+from ..models import Job, LogPart, Progress, status_in
 from ._parts import FIRST_TIME, epoch_of, in_seconds, members, table_of
 from .admin import UNSYNCHRONIZED, Criterion, check_criteria
+from .notes import delete_notes
 
 __all__ = [
     "first_over",
@@ -22,7 +23,13 @@ __all__ = [
 ]
 
 
-def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> Executable:
+def prune_jobs(
+    *where: Criterion,
+    limit: int = 1_000,
+    job: type[Job] = Job,
+    progress: type[Progress] = Progress,
+    log: type[LogPart] = LogPart,
+) -> Executable:
     """Delete at most `limit` finished jobs: those that match, or without criteria those whose time to be kept is over.
 
     Rows that another transaction has locked are left for the next time. A row that a foreign key of the application's
@@ -35,17 +42,25 @@ def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[Job] = Job) -> E
     check_criteria("prune_jobs", where)
     columns = table_of(job).c
     chosen = select(columns.id).where(*where).order_by(columns.id) if where else _over(job)
-    return _delete_finished(job, chosen, limit).returning(columns.id)
+    return _delete_finished(job, chosen, limit, progress=progress, log=log).returning(columns.id)
 
 
-def prune_page(*, after: float = FIRST_TIME, limit: int, job: type[Job] = Job) -> Executable:
+def prune_page(
+    *,
+    after: float = FIRST_TIME,
+    limit: int,
+    job: type[Job] = Job,
+    progress: type[Progress] = Progress,
+    log: type[LogPart] = LogPart,
+) -> Executable:
     """Delete a page of the jobs whose time is over, from `after` on, in seconds since 1970.
 
     Returns their ids, and the time of each; the next page begins at the last time. Beginning each page at the front would
     walk over all that was deleted before, while a snapshot is held.
     """
     columns = table_of(job).c
-    return _delete_finished(job, _over(job, after=after), limit).returning(columns.id, epoch_of(columns.purge_at))
+    gone = _delete_finished(job, _over(job, after=after), limit, progress=progress, log=log)
+    return gone.returning(columns.id, epoch_of(columns.purge_at))
 
 
 def first_over(*, after: float = FIRST_TIME, job: type[Job] = Job) -> Select[Any]:
@@ -66,10 +81,14 @@ def _locked_to_delete(job: type[Job], chosen: Select[Any]) -> Select[Any]:
     return chosen.where(status_in(table_of(job).c.status, FINISHED)).with_for_update(skip_locked=True)
 
 
-def _delete_finished(job: type[Job], chosen: Select[Any], limit: int) -> Delete:
+def _delete_finished(
+    job: type[Job], chosen: Select[Any], limit: int, *, progress: type[Progress], log: type[LogPart]
+) -> Delete:
+    """Delete those jobs, and with them what is kept of what they said."""
     page = _locked_to_delete(job, chosen).limit(bindparam("page", limit, Integer))
     ids = select(page.cte("chosen").prefix_with("MATERIALIZED").c.id)
-    return delete(job).where(members(table_of(job).c.id, ids)).execution_options(**UNSYNCHRONIZED)
+    gone = delete(job).where(members(table_of(job).c.id, ids)).execution_options(**UNSYNCHRONIZED)
+    return gone.add_cte(*delete_notes(ids, progress=progress, log=log))
 
 
 def postpone_purge(*where: Criterion, by: timedelta, job: type[Job] = Job) -> Executable:

@@ -16,6 +16,7 @@ from ..statements.claim import ClaimRequest
 from .claims import MOST_TEXT, Texts
 from .faults import Fault, fault_of, is_data_fault, is_too_much
 from .leases import Expired, Renewal
+from .notes import LogLines, Report
 from .outcomes import Answer, alike, kept_for_now
 from .pruning import Pruned
 from .store import Store, default_store, store_of
@@ -31,8 +32,10 @@ __all__ = [
     "ClaimRequest",
     "Expired",
     "Fault",
+    "LogLines",
     "Pruned",
     "Renewal",
+    "Report",
     "Store",
     "Tables",
     "Texts",

@@ -50,7 +50,9 @@ class Pruning(OfTables):
         raised, and a smaller `limit` may do; `prune_first` gets past such a row.
         """
         _refuse_soon(connection, seconds)
-        gone = connection.execute(prune_page(after=after, limit=limit, job=self.tables.job)).all()
+        tables = self.tables
+        page = prune_page(after=after, limit=limit, job=tables.job, progress=tables.progress, log=tables.log)
+        gone = connection.execute(page).all()
         return Pruned(len(gone), max((row.purge_at for row in gone), default=after))
 
     def prune_first(
@@ -70,7 +72,7 @@ class Pruning(OfTables):
         try:
             with connection.begin_nested():
                 _refuse_soon(connection, seconds)
-                connection.execute(prune_jobs(this, job=job))
+                connection.execute(prune_jobs(this, job=job, progress=self.tables.progress, log=self.tables.log))
         except DBAPIError as error:
             if fault_of(error) is Fault.AWAY:
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..models import Job
 from .leases import Leases
+from .notes import JobNotes
 from .outcomes import Outcomes
 from .pruning import Pruning
 from .tables import Tables
@@ -14,7 +15,7 @@ from .workers import Workers
 __all__ = ["Store", "default_store", "store_of"]
 
 
-class Store(Outcomes, Leases, Pruning, UniqueKeys, Waking, Workers):
+class Store(Outcomes, Leases, JobNotes, Pruning, UniqueKeys, Waking, Workers):
     """What a worker does to one bundle of tables.
 
     It holds its statements, and nothing of any connection: threads and workers may share it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
-from ..models import Job, UniqueKey, Uptime, WorkerRow
+from ..models import Job, LogPart, Progress, UniqueKey, Uptime, WorkerRow
 
 __all__ = ["OfTables", "Tables"]
 
@@ -22,9 +22,11 @@ class Tables:
     worker: type[WorkerRow] = WorkerRow
     uptime: type[Uptime] = Uptime
     unique_key: type[UniqueKey] = UniqueKey
+    progress: type[Progress] = Progress
+    log: type[LogPart] = LogPart
 
     def __post_init__(self) -> None:
-        classes = (self.job, self.worker, self.uptime, self.unique_key)
+        classes = (self.job, self.worker, self.uptime, self.unique_key, self.progress, self.log)
         schemas = {str(one.__table__.schema): one.__name__ for one in classes}
         if len(schemas) > 1:
             found = ", ".join(f"{name} in {schema}" for schema, name in schemas.items())

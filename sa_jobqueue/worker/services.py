@@ -29,6 +29,7 @@ from .connections.service import Connector
 from .dispatch import Dispatch
 from .maintenance.cancels import Cancels
 from .maintenance.loop import Maintenance
+from .maintenance.notes import DropStrayNotes, WriteNotes
 from .maintenance.presence import Presence
 from .maintenance.prune import Prune
 from .maintenance.renew import Renewal
@@ -165,13 +166,16 @@ class Services:
             ),
             renewal=Renewal(connector, self.runs),
             presence=Presence(connector, spec.id, spec.queues),
+            notes=WriteNotes(connector, self.runs.notes),
             others=[
                 self.cancels,
                 Rescue(connector, registry=spec.registry, observer=self.observer, max_rescues=settings.max_rescues),
                 Prune(connector, every=settings.prune_every),
                 FreeKeys(connector, every=settings.prune_every),
+                DropStrayNotes(connector, every=settings.prune_every),
             ],
         )
+        self.runs.notes.wake = self.maintenance.wake
 
     # ---- beginning and ending
 

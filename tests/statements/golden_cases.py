@@ -28,6 +28,7 @@ from sa_jobqueue.statements import (
     discard_jobs,
     expired_leases,
     insert_jobs,
+    job_logs,
     prune_jobs,
     release_jobs,
     renew_leases,
@@ -38,6 +39,13 @@ from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
 from sa_jobqueue.statements.fetch import fetch_args
 from sa_jobqueue.statements.leases import attest_uptime, cancel_requests
+from sa_jobqueue.statements.notes import (
+    drop_old_logs,
+    drop_stray_logs,
+    drop_stray_progress,
+    write_logs,
+    write_progress,
+)
 from sa_jobqueue.statements.overview import count_expired, list_workers
 from sa_jobqueue.statements.prune import first_over, postpone_purge, prune_page
 from sa_jobqueue.statements.waking import channel_of, open_gates
@@ -95,6 +103,13 @@ BATCHES: dict[str, Callable[[int], object]] = {
     "cancel_requests": lambda n: cancel_requests(ids=range(n), tokens=[1] * n),
     "insert_jobs": lambda n: insert_jobs([_call(i) for i in range(n)]),
     "release_unknown": lambda n: release_jobs(held_by("me", but=[(i, 1) for i in range(n)])),
+    "write_progress": lambda n: write_progress(
+        ids=range(n), tokens=[1] * n, fractions=[0.5] * n, messages=[None] * n, ended=[False] * n
+    ),
+    "write_logs": lambda n: write_logs(
+        ids=range(n), tokens=[1] * n, parts=[0] * n, first=[0] * n, attempts=[1] * n, lines=["[]"] * n, ended=[True] * n
+    ),
+    "drop_old_logs": lambda n: drop_old_logs(range(n)),
     "places_of": lambda n: places_of([_WORKER] * n),
     "open_gates": lambda n: open_gates(queues=[f"q{i}" for i in range(n)], seconds=5.0),
 }
@@ -123,6 +138,10 @@ SINGLE: dict[str, Callable[[], object]] = {
     "remove_worker": lambda: remove_worker(_WORKER),
     "forget_workers": lambda: forget_workers(unseen_for=timedelta(days=1)),
     "end_backend": lambda: end_backend(1, application="a", seconds=1.0),
+    "drop_stray_progress": lambda: drop_stray_progress(after=5, limit=10),
+    "drop_stray_logs": lambda: drop_stray_logs(after=5, limit=10),
+    "job_logs": lambda: job_logs(7),
+    "job_logs_of_an_attempt": lambda: job_logs(7, attempt=2),
     "channel_of": lambda: channel_of(table="job", schema="a"),
 }
 

@@ -15,10 +15,10 @@ from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.lifecycle import Change, Rules, decide
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.models import Job, UniqueKey, Uptime, WorkerRow
+from sa_jobqueue.models import Job, LogPart, Progress, UniqueKey, Uptime, WorkerRow
 from sa_jobqueue.outcomes import Completed
 from sa_jobqueue.statements import insert_jobs
-from sa_jobqueue.store import Answer, ClaimRequest, Store, Tables, default_store
+from sa_jobqueue.store import FIRST_ID, Answer, ClaimRequest, LogLines, Report, Store, Tables, default_store
 from sa_jobqueue.store.store import store_of
 from sa_jobqueue.worker.connections.driver import psycopg_of
 from sa_jobqueue.worker.running import libpq
@@ -44,6 +44,14 @@ class OtherUptime(OtherBase):
     __table__ = Uptime.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
 
 
+class OtherProgress(OtherBase):
+    __table__ = Progress.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
+class OtherLogPart(OtherBase):
+    __table__ = LogPart.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
 class OtherUniqueKey(OtherBase):
     __table__ = UniqueKey.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
 
@@ -54,7 +62,8 @@ JOB, WORKER, UPTIME, KEY = (
     cast("type[Uptime]", OtherUptime),
     cast("type[UniqueKey]", OtherUniqueKey),
 )
-OTHER = Store(Tables(job=JOB, worker=WORKER, uptime=UPTIME, unique_key=KEY))
+NOTES: dict[str, Any] = {"progress": OtherProgress, "log": OtherLogPart}
+OTHER = Store(Tables(job=JOB, worker=WORKER, uptime=UPTIME, unique_key=KEY, **NOTES))
 BOTH = [default_store, OTHER]
 ME = {"worker": "me", "queues": {"default": 5}}
 
@@ -80,7 +89,7 @@ def all_rows(connection: Connection, store: Store) -> list[Any]:
     tables = store.tables
     return [
         list(connection.execute(select(one.__table__).order_by(*one.__table__.primary_key)))
-        for one in (tables.job, tables.worker, tables.uptime)
+        for one in (tables.job, tables.worker, tables.uptime, tables.progress, tables.log)
     ]
 
 
@@ -98,6 +107,9 @@ def live(connection: Connection, store: Store) -> None:
     connection.execute(table.update().values(worker=str(worker)))
     assert {one.place for one in store.expired(connection)} == {"web-1:47"}
     store.attest(connection, lease=60, outage=30)
+    assert store.write_progress(connection, [Report(1, held[1], 0.5, "half", False)]) == {1}
+    assert store.write_logs(connection, [LogLines(2, held[2], 0, 0, 1, "[]", False)]) == {2}
+    assert store.drop_stray_notes(connection) == ((FIRST_ID, FIRST_ID), 0)
     done, again, last = (completion(job) for job in claimed)
     assert store.apply(connection, [done]) == {1: Answer.APPLIED}
     assert store.apply_one(connection, again) is Answer.APPLIED

@@ -25,6 +25,7 @@ from sa_jobqueue.worker.observer import Observer
 from sa_jobqueue.worker.running.call import Call
 from sa_jobqueue.worker.running.executor import Executor
 from sa_jobqueue.worker.running.reports import Reports
+from sa_jobqueue.worker.running.notes import Notes
 from sa_jobqueue.worker.running.run import Run, Runs, Stop
 from sa_jobqueue.worker.running.runners import Runners
 from sa_jobqueue.worker.running.sessions import Sessions
@@ -251,7 +252,7 @@ def test_a_session_that_is_opened_just_when_its_job_ends_is_closed_again(handler
         return session
 
     makers: dict[str, Any] = {"maker": lambda: ending(Session()), "async_maker": lambda: ending(AsyncSession())}
-    call = Call(run(handler), Sessions(**makers))
+    call = Call(run(handler), Sessions(**makers), Notes())
     with pytest.raises(SessionUnavailable):
         asyncio.run(invoked(call))
     (session,) = opened

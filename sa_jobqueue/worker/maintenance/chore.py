@@ -31,6 +31,10 @@ class Chore(ABC):
     def __init__(self, every: float, *, at: float = 0.0) -> None:
         self.every, self.at = every, at
 
+    def due_at(self) -> float:
+        """When it is to be done next."""
+        return self.at
+
     @abstractmethod
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Do it once. True: there is more to do, so come again soon."""

@@ -25,6 +25,7 @@ from ..process.backoff import backoff
 from ..process.events import AutoResetEvent
 from ..process.threads import ServiceThread
 from .chore import Chore, Turn
+from .notes import WriteNotes
 from .presence import Presence
 from .renew import Renewal
 from .timeouts import Timeouts
@@ -37,10 +38,12 @@ logger = get_logger(__name__)
 _TICK = 0.25
 #: Seconds that a chore may take, however short the lease is: a host may be busy.
 _SHORTEST_LIMIT = 2.0
+#: Seconds that may be spent on what the last jobs have said, when the worker ends.
+_LAST_NOTES = 1.0
 
 
 class Maintenance:
-    """Does the chores: `renewal` and `presence`, which it needs also by name, and the `others`."""
+    """Does the chores: `renewal`, `presence` and `notes`, which it needs also by name, and the `others`."""
 
     def __init__(
         self,
@@ -49,11 +52,12 @@ class Maintenance:
         timeouts: Timeouts,
         renewal: Renewal,
         presence: Presence,
+        notes: WriteNotes,
         others: Sequence[Chore],
     ) -> None:
         self._connector, self._timeouts = connector, timeouts
-        self._renewal, self._presence = renewal, presence
-        self.chores: list[Chore] = [renewal, *others, presence]
+        self._renewal, self._presence, self._notes = renewal, presence, notes
+        self.chores: list[Chore] = [renewal, notes, *others, presence]
         """In the order in which they are done."""
         self._connection: Connection | None = None
         self._failures = 0
@@ -80,7 +84,10 @@ class Maintenance:
 
     def _loop(self) -> None:
         while not self._end.is_set():
-            self._wake.wait(self._pause())
+            if self._failures:  # it is of no use to come earlier
+                self._end.wait(self._pause())
+            else:
+                self._wake.wait(self._pause())
             if self._end.is_set():
                 break
             try:
@@ -92,6 +99,7 @@ class Maintenance:
                 with suppress(BaseException):  # a log filter's
                     self._broken(error)
         if self._connection is not None:
+            self._write_last_notes(self._connection)
             # Not on a connection of the pool's: handlers that do not end may hold them all.
             self._presence.leave(self._connection)
             hang_up(self._connection)
@@ -99,7 +107,7 @@ class Maintenance:
     def _pause(self) -> float:
         if self._failures:
             return backoff(self._failures, first=0.1, most=2.0)
-        due = min(chore.at for chore in self.chores) - monotonic()
+        due = min(chore.due_at() for chore in self.chores) - monotonic()
         return max(min(due, _TICK if self._timeouts.are_awaited else due), 0.01)
 
     def _do_chores(self) -> None:
@@ -107,7 +115,7 @@ class Maintenance:
             connection = self._connection = self._connector.connect(self.deadline)
             self._renewal.at = 0.0
         for chore in self.chores:
-            if chore.at <= monotonic() and not self._end.is_set():
+            if chore.due_at() <= monotonic() and not self._end.is_set():
                 self._do(chore, connection)
 
     def _do(self, chore: Chore, connection: Connection) -> None:
@@ -126,6 +134,15 @@ class Maintenance:
             return
         if more:
             chore.at = 0.0
+
+    def _write_last_notes(self, connection: Connection) -> None:
+        until = monotonic() + _LAST_NOTES
+        try:
+            with self.deadline.over(connection):
+                while self._notes.write(connection, all=True) and monotonic() < until:
+                    pass
+        except Exception as error:
+            logger.warning("the last progress and log lines of jobs could not be written: %s", error)
 
     def _broken(self, error: BaseException) -> None:
         self._failures += 1

@@ -12,6 +12,7 @@ from ...context import AsyncJobContext, JobContext
 from ...errors import SessionUnavailable
 from ...log import get_logger
 from ...outcomes import Discard
+from .notes import Notes
 from .run import Run
 from .sessions import Sessions
 from .transaction import HandlerTransaction
@@ -26,10 +27,10 @@ T = TypeVar("T")
 class Call:
     """The call of one run's handler. The thread or task that runs the handler makes and ends it."""
 
-    __slots__ = ("_ended", "_sessions", "_settled", "async_session", "run", "transaction")
+    __slots__ = ("_ended", "_notes", "_sessions", "_settled", "async_session", "run", "transaction")
 
-    def __init__(self, run: Run, sessions: Sessions) -> None:
-        self.run, self._sessions = run, sessions
+    def __init__(self, run: Run, sessions: Sessions, notes: Notes) -> None:
+        self.run, self._sessions, self._notes = run, sessions, notes
         self.transaction: HandlerTransaction | None = None
         self.async_session: AsyncSession | None = None
         self._settled = self._ended = False
@@ -48,8 +49,10 @@ class Call:
         if task.context is None:
             return task.handler(*args, **kwargs)
         if task.is_async:
-            return task.handler(AsyncJobContext(job, self._open_async, run.notice_stop), *args, **kwargs)
-        return task.handler(JobContext(job, self._open, run.notice_stop), *args, **kwargs)
+            async_context = AsyncJobContext(job, self._open_async, run.notice_stop, self._notes, task.keep_logs)
+            return task.handler(async_context, *args, **kwargs)
+        context = JobContext(job, self._open, run.notice_stop, self._notes, task.keep_logs)
+        return task.handler(context, *args, **kwargs)
 
     def settle(self) -> bool:
         """Whether the outcome of this call is the run's; another thread may have given the run up."""

@@ -112,7 +112,7 @@ class Executor:
             run.timeout_at = run.started + run.task.timeout
         if self._log.says_all:
             self._log.begins(run)
-        return Call(run, self._sessions)
+        return Call(run, self._sessions, self._runs.notes)
 
     # ---- ending without a handler
 

@@ -15,6 +15,7 @@ from ...log import get_logger
 from ...store import Answer
 from ...tasks import Task
 from ..observer import Observer
+from .notes import Notes
 
 __all__ = ["Kind", "Run", "Runs", "Stop"]
 
@@ -151,6 +152,8 @@ class Runs:
         self._lock = threading.Lock()
         self.unsettled: set[Run] = set()
         """The runs that have no outcome yet. Each run puts itself in, and takes itself out."""
+        self.notes = Notes()
+        """What their handlers say. It is told here when their claims end."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -197,6 +200,8 @@ class Runs:
         with self._lock:
             for change in changes:
                 self._drop(change.id, change.claim_token)
+        if self.notes.any:
+            self.notes.end(changes, applied=answer is Answer.APPLIED)
         if answer is Answer.APPLIED:
             self._observer.written(changes)
             return
@@ -208,6 +213,8 @@ class Runs:
         """The claim of this run has ended, and there is no outcome."""
         with self._lock:
             self._drop(run.job.id, run.job.claim_token)
+        if self.notes.any:
+            self.notes.drop(run.job)
 
     def _drop(self, id: int, token: int | None) -> None:
         run = self._held.get(id)  # perhaps that of a later claim

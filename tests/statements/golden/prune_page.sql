@@ -7,6 +7,24 @@ WITH chosen AS MATERIALIZED (
     ORDER BY sa_jobqueue.job.purge_at
     LIMIT %(page)s::INTEGER
     FOR UPDATE SKIP LOCKED
+),
+    progress_gone AS (
+    DELETE
+    FROM sa_jobqueue.job_progress
+    WHERE sa_jobqueue.job_progress.job_id = any(array((
+            SELECT chosen.id
+            FROM chosen
+        )
+    ))
+),
+    logs_gone AS (
+    DELETE
+    FROM sa_jobqueue.job_log
+    WHERE sa_jobqueue.job_log.job_id = any(array((
+            SELECT chosen.id
+            FROM chosen
+        )
+    ))
 )
 DELETE
 FROM sa_jobqueue.job

@@ -1,0 +1,260 @@
+"""What running jobs say, written: how far they are, and their log lines. And what an application reads of it.
+
+>>> from sa_jobqueue.statements import job_logs
+>>> print(job_logs(7).selected_columns.keys())
+['attempt', 'at', 'level', 'message']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    DateTime,
+    Executable,
+    Float,
+    FromClause,
+    Integer,
+    Select,
+    SmallInteger,
+    Table,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    column,
+    delete,
+    func,
+    literal_column,
+    not_,
+    or_,
+    select,
+)
+from sqlalchemy.dialects.postgresql import JSONB, insert
+
+from ..models import Job, LogPart, Progress
+from ._parts import array, members, rows, table_of
+from .ends import fence
+
+__all__ = [
+    "MAX_RUNS",
+    "delete_notes",
+    "drop_old_logs",
+    "drop_stray_logs",
+    "drop_stray_progress",
+    "job_logs",
+    "write_logs",
+    "write_progress",
+]
+
+#: Claims of a job of which lines are kept; the oldest go first. As many as there are entries in `Job.errors`.
+MAX_RUNS = 20
+
+
+def _table(model: type[Progress | LogPart]) -> Table:
+    table: FromClause = model.__table__
+    assert isinstance(table, Table)
+    return table
+
+
+def write_progress(
+    *,
+    ids: Sequence[int],
+    tokens: Sequence[int],
+    fractions: Sequence[float],
+    messages: Sequence[str | None],
+    ended: Sequence[bool],
+    job: type[Job] = Job,
+    progress: type[Progress] = Progress,
+) -> Executable:
+    """How far these jobs are, each only if the claim is still valid; no job's row is locked. The ids that were written come back.
+
+    `ended`: the claim is over, and its outcome was written; then it is enough that no other claim came after it.
+    """
+    table, notes = table_of(job), _table(progress)
+    of_jobs = array("note_ids", ids, BigInteger())
+    note = rows(
+        "note",
+        id=of_jobs,
+        token=array("note_tokens", tokens, BigInteger()),
+        fraction=array("note_fractions", fractions, Float(53)),
+        message=array("note_messages", messages, Text()),
+        ended=array("note_ended", ended, Boolean()),
+    )
+    last = and_(note.c.ended, table.c.id == note.c.id, table.c.claim_token == note.c.token)
+    news = (
+        select(
+            table.c.id,
+            table.c.claim_token,
+            table.c.claims,
+            note.c.fraction,
+            note.c.message,
+            func.statement_timestamp(),
+        )
+        .select_from(table.join(note, table.c.id == note.c.id))
+        .where(table.c.id == func.any(of_jobs), or_(fence(table, id=note.c.id, token=note.c.token), last))
+        .order_by(table.c.id)
+    )
+    names = ["job_id", "claim_token", "claims", "fraction", "message", "written_at"]
+    written = insert(notes).from_select(names, news)
+    return written.on_conflict_do_update(
+        index_elements=["job_id"],
+        set_={name: written.excluded[name] for name in names[1:]},
+        where=notes.c.claims <= written.excluded.claims,
+    ).returning(notes.c.job_id)
+
+
+def write_logs(
+    *,
+    ids: Sequence[int],
+    tokens: Sequence[int],
+    parts: Sequence[int],
+    first: Sequence[int],
+    attempts: Sequence[int],
+    lines: Sequence[str],
+    ended: Sequence[bool],
+    job: type[Job] = Job,
+    log: type[LogPart] = LogPart,
+) -> Executable:
+    """Log lines of these claims, each only if the claim is still valid. The ids that were written come back.
+
+    `parts`: the number of this part among those of its claim; `first`: the first that is kept. `lines`: JSON text. `ended`: the
+    claim is over, and its outcome was written: then it is enough that there still is such a job.
+    """
+    table, logs = table_of(job), _table(log)
+    of_jobs = array("log_ids", ids, BigInteger())
+    part = rows(
+        "part",
+        id=of_jobs,
+        token=array("log_tokens", tokens, BigInteger()),
+        part=array("log_parts", parts, Integer()),
+        first=array("log_first", first, Integer()),
+        attempt=array("log_attempts", attempts, SmallInteger()),
+        lines=array("log_lines", lines, Text()),
+        ended=array("log_ended", ended, Boolean()),
+    )
+    news = (
+        select(
+            table.c.id,
+            part.c.token,
+            part.c.part,
+            part.c.attempt,
+            cast(part.c.lines, JSONB),
+            func.statement_timestamp(),
+        )
+        .select_from(table.join(part, table.c.id == part.c.id))
+        .where(table.c.id == func.any(of_jobs), or_(fence(table, id=part.c.id, token=part.c.token), part.c.ended))
+        .order_by(table.c.id)
+    )
+    names = ["job_id", "claim_token", "part", "attempt", "lines", "written_at"]
+    written = insert(logs).from_select(names, news)
+    # It is there already where the answer to an earlier try was lost.
+    again = written.on_conflict_do_update(
+        index_elements=names[:3], set_={name: written.excluded[name] for name in names[4:]}
+    ).returning(logs.c.job_id)
+    over = (
+        delete(logs)
+        .where(logs.c.job_id == part.c.id, logs.c.claim_token == part.c.token, logs.c.part < part.c.first)
+        .cte("over")
+    )
+    return again.add_cte(over)
+
+
+def drop_old_logs(ids: Sequence[int], *, log: type[LogPart] = LogPart) -> Executable:
+    """Of each of these jobs delete the lines of all claims but the newest `MAX_RUNS`."""
+    logs = _table(log)
+    place = func.row_number().over(partition_by=logs.c.job_id, order_by=func.max(logs.c.written_at).desc())
+    claims = (
+        select(logs.c.job_id, logs.c.claim_token, place.label("place"))
+        .where(logs.c.job_id == func.any(array("log_ids", ids, BigInteger())))
+        .group_by(logs.c.job_id, logs.c.claim_token)
+        .cte("claims")
+    )
+    return delete(logs).where(
+        logs.c.job_id == claims.c.job_id,
+        logs.c.claim_token == claims.c.claim_token,
+        claims.c.place > literal_column(str(MAX_RUNS)),
+    )
+
+
+def delete_notes(ids: Any, *, progress: type[Progress] = Progress, log: type[LogPart] = LogPart) -> tuple[CTE, CTE]:
+    """What deletes the notes of the jobs that the query `ids` names, to be added to the statement that deletes those."""
+    notes, logs = _table(progress), _table(log)
+    return (
+        delete(notes).where(members(notes.c.job_id, ids)).cte("progress_gone"),
+        delete(logs).where(members(logs.c.job_id, ids)).cte("logs_gone"),
+    )
+
+
+def drop_stray_progress(
+    *, after: int, limit: int, job: type[Job] = Job, progress: type[Progress] = Progress
+) -> Executable:
+    """See `drop_stray_logs`."""
+    notes = _table(progress)
+    page = select(notes.c.job_id).where(notes.c.job_id > bindparam("after_id", after, BigInteger))
+    return _drop_strays(notes, page, limit, job)
+
+
+def drop_stray_logs(*, after: int, limit: int, job: type[Job] = Job, log: type[LogPart] = LogPart) -> Executable:
+    """Of a page of at most `limit` rows, by id of the job from `after` (exclusive) on, delete those whose jobs are gone.
+
+    Returns one row: the last id that was looked at, NULL if there was none; how many rows were looked at; and how many are deleted.
+    """
+    logs = _table(log)
+    page = select(logs.c.job_id).where(logs.c.job_id > bindparam("after_id", after, BigInteger))
+    return _drop_strays(logs, page, limit, job)
+
+
+def _drop_strays(notes: Table, page: Select[Any], limit: int, job: type[Job]) -> Executable:
+    table = table_of(job)
+    looked_at = (
+        page.order_by(notes.c.job_id).limit(bindparam("page", limit, Integer)).cte("page").prefix_with("MATERIALIZED")
+    )
+    # An id that is used again, after a restore perhaps, belongs to a job that came after what was written.
+    theirs: Select[Any] = (
+        select(literal_column("1"))
+        .where(table.c.id == notes.c.job_id, table.c.created_at <= notes.c.written_at)
+        .correlate(notes)
+    )
+    gone = (
+        delete(notes)
+        .where(members(notes.c.job_id, select(looked_at.c.job_id)), not_(theirs.exists()))
+        .returning(notes.c.job_id)
+        .cte("gone")
+    )
+    return select(
+        func.max(looked_at.c.job_id).label("last"),
+        func.count().label("looked_at"),
+        select(func.count()).select_from(gone).scalar_subquery().label("gone"),
+    ).select_from(looked_at)
+
+
+def job_logs(id: int, *, attempt: int | None = None, log: type[LogPart] = LogPart) -> Select[Any]:
+    """The log lines that were kept of a job, the oldest first; of one attempt, or of all.
+
+    Columns: `attempt`; `at`, a datetime, by the worker's clock; `level`, such as "INFO"; `message`. An attempt that was interrupted
+    and begun again may be there twice, one after the other.
+    """
+    logs = _table(log)
+    line: ColumnElement[Any] = column("line", JSONB)
+    lines = (
+        func.jsonb_array_elements(logs.c.lines)
+        .table_valued(line, with_ordinality="place", name="lines", joins_implicitly=True)
+        .render_derived(name="lines")
+    )
+    began = func.min(logs.c.written_at).over(partition_by=logs.c.claim_token)
+    seconds, level, message = (lines.c.line.op("->>", return_type=Text())(literal_column(f"{n}")) for n in range(3))
+    at = func.to_timestamp(cast(seconds, Float(53)), type_=DateTime(timezone=True)).label("at")
+    columns: list[ColumnElement[Any]] = [logs.c.attempt, at, level.label("level"), message.label("message")]
+    found = (
+        select(*columns)
+        .select_from(logs)
+        .where(logs.c.job_id == bindparam("job_id", id, BigInteger))
+        .order_by(began, logs.c.claim_token, logs.c.part, lines.c.place)
+    )
+    return found if attempt is None else found.where(logs.c.attempt == bindparam("attempt", attempt, Integer))
