@@ -8,13 +8,14 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, cast
 
 import typer
-from sqlalchemy import Connection, case, func, select
+from sqlalchemy import Connection, and_, case, func, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.log import one_line
-from sa_jobqueue.models import Job
+from sa_jobqueue.models import Job, Progress
+from sa_jobqueue.statements import job_logs
 from sa_jobqueue.statements.overview import list_workers
 from sa_jobqueue.urls import mask_passwords
 
@@ -29,7 +30,14 @@ __all__ = ["list_jobs", "show"]
 
 _STYLES = {"failed": "red", "cancelled": "dim", "running": "cyan", "retrying": "yellow", "completed": "green"}
 
+_LEVELS = {"DEBUG": "dim", "WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
+
 Line = tuple[object, ...]
+
+#: Log lines that `show` prints unless all are asked for.
+_LAST_LINES = 20
+#: How far a job is; a row of an earlier claim says nothing.
+_PROGRESS = select(Progress).join(Job, and_(Job.id == Progress.job_id, Job.claim_token == Progress.claim_token))
 
 #: Seconds between two queries with --watch.
 _PAUSE = 2.0
@@ -138,25 +146,43 @@ def _since(time: datetime | None, now: datetime, *, short: bool = True) -> str:
 def show(
     config: Config,
     id: Annotated[int, typer.Argument(metavar="ID", parser=parse_id, help="The job's number.")],
+    logs: Annotated[bool, typer.Option("--logs", help="All log lines that are kept of it, and nothing else.")] = False,
     json: Json = False,
 ) -> None:
-    """Show one job: its arguments, its times, every attempt with its error."""
+    """Show one job: its arguments, its times, how far it is, every attempt with its error, its last log lines.
+
+    sa-jobqueue show 7 --logs
+    """
     with transaction(config) as connection, Session(connection, expire_on_commit=False) as session:
         found = session.execute(select(Job, READING, func.now()).where(Job.id == id)).one_or_none()
         worker = "" if found is None else _name_of_worker(session, found[0].worker)
+        progress = session.scalars(_PROGRESS.where(Job.id == id)).one_or_none()
+        lines = session.execute(job_logs(id)).all()
     if found is None:
         fail(f"there is no job {id}", 1)
     job, reading, now = found
     durations = _durations(job, now)
+    if logs:
+        _show_lines(lines, json=json)
+        return
     if json:
         columns = {column: getattr(job, column) for column in Job.__table__.columns.keys()}  # noqa: SIM118
         seconds = {f"{name}_seconds": time.total_seconds() for name, time in durations.items()}
-        print_json(columns | {"reading": reading} | seconds | {"errors": masked(job.errors)})
+        far = {
+            "progress": progress and progress.fraction,
+            "progress_message": masked(progress and progress.message),
+            "progress_at": progress and progress.written_at,
+        }
+        print_json(columns | far | {"reading": reading} | seconds | {"errors": masked(job.errors)})
         return
     _print_head(job, reading, worker)
     _print_times(job, now)
     for name, time in durations.items():
         say(f"{name:<13} {duration(time.total_seconds())}")
+    if progress is not None:
+        said = f" {cleaned(mask_passwords(progress.message))}" if progress.message else ""
+        ago = _since(progress.written_at, now, short=False)
+        say(f"{'progress':<13} {progress.fraction:.0%}{said}  ({ago} ago)")
     _print_value("arguments", job.args)
     if job.meta:
         _print_value("meta", job.meta)
@@ -169,6 +195,32 @@ def show(
             _print_error(cast(dict[str, Any], error), now)
         else:
             _print_value("error", masked(error))
+    if lines:
+        _print_lines(lines[-_LAST_LINES:])
+        if len(lines) > _LAST_LINES:
+            note(f"the last {_LAST_LINES} of {len(lines)} log lines; --logs shows all")
+
+
+def _show_lines(lines: Sequence[Any], *, json: bool) -> None:
+    """All of them, without the rest."""
+    if json:
+        print_json([dict(line._mapping) | {"message": mask_passwords(line.message)} for line in lines])  # noqa: SLF001
+    elif lines:
+        _print_lines(lines)
+    else:
+        note("no log lines are kept of it: a task keeps them with @task(keep_logs=True)")
+
+
+def _print_lines(lines: Sequence[Any]) -> None:
+    attempt = None
+    for line in lines:
+        if line.attempt != attempt:
+            attempt = line.attempt
+            say(f"\nlog of attempt {attempt}", "bold")
+        first, *more = cleaned(mask_passwords(line.message), keep="\n\t").split("\n")
+        say(f"  {line.at.astimezone():%m-%d %H:%M:%S} {cleaned(line.level):<7} {first}", _LEVELS.get(line.level, ""))
+        if more:
+            say("\n".join(f"    {one}" for one in more), "dim")
 
 
 def _durations(job: Job, now: datetime) -> dict[str, timedelta]:

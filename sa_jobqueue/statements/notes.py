@@ -72,7 +72,8 @@ def write_progress(
     job: type[Job] = Job,
     progress: type[Progress] = Progress,
 ) -> Executable:
-    """How far these jobs are, each only if the claim is still valid; no job's row is locked. The ids that were written come back.
+    """How far these jobs are, each only if the claim is still valid; no job's row is locked. Returns the claims, as id and token,
+    of which something was written.
 
     `ended`: the claim is over, and its outcome was written; then it is enough that no other claim came after it.
     """
@@ -106,7 +107,7 @@ def write_progress(
         index_elements=["job_id"],
         set_={name: written.excluded[name] for name in names[1:]},
         where=notes.c.claims <= written.excluded.claims,
-    ).returning(notes.c.job_id)
+    ).returning(notes.c.job_id, notes.c.claim_token)
 
 
 def write_logs(
@@ -121,7 +122,7 @@ def write_logs(
     job: type[Job] = Job,
     log: type[LogPart] = LogPart,
 ) -> Executable:
-    """Log lines of these claims, each only if the claim is still valid. The ids that were written come back.
+    """Log lines of these claims, each only if the claim is still valid. Returns the claims, as id and token, of which lines were written.
 
     `parts`: the number of this part among those of its claim; `first`: the first that is kept. `lines`: JSON text. `ended`: the
     claim is over, and its outcome was written: then it is enough that there still is such a job.
@@ -156,7 +157,7 @@ def write_logs(
     # It is there already where the answer to an earlier try was lost.
     again = written.on_conflict_do_update(
         index_elements=names[:3], set_={name: written.excluded[name] for name in names[4:]}
-    ).returning(logs.c.job_id)
+    ).returning(logs.c.job_id, logs.c.claim_token)
     over = (
         delete(logs)
         .where(logs.c.job_id == part.c.id, logs.c.claim_token == part.c.token, logs.c.part < part.c.first)
@@ -165,10 +166,15 @@ def write_logs(
     return again.add_cte(over)
 
 
+def _first_line_at(logs: Table) -> ColumnElement[Any]:
+    return cast(logs.c.lines.op("#>>")(literal_column("'{0,0}'")), Float(53))
+
+
 def drop_old_logs(ids: Sequence[int], *, log: type[LogPart] = LogPart) -> Executable:
     """Of each of these jobs delete the lines of all claims but the newest `MAX_RUNS`."""
     logs = _table(log)
-    place = func.row_number().over(partition_by=logs.c.job_id, order_by=func.max(logs.c.written_at).desc())
+    newest = (func.max(logs.c.written_at).desc(), func.max(_first_line_at(logs)).desc())
+    place = func.row_number().over(partition_by=logs.c.job_id, order_by=newest)
     claims = (
         select(logs.c.job_id, logs.c.claim_token, place.label("place"))
         .where(logs.c.job_id == func.any(array("log_ids", ids, BigInteger())))
@@ -247,7 +253,8 @@ def job_logs(id: int, *, attempt: int | None = None, log: type[LogPart] = LogPar
         .table_valued(line, with_ordinality="place", name="lines", joins_implicitly=True)
         .render_derived(name="lines")
     )
-    began = func.min(logs.c.written_at).over(partition_by=logs.c.claim_token)
+    # Of several claims that were written together, all of one worker, its own clock says which was first.
+    began = [func.min(time).over(partition_by=logs.c.claim_token) for time in (logs.c.written_at, _first_line_at(logs))]
     seconds, level, message = (lines.c.line.op("->>", return_type=Text())(literal_column(f"{n}")) for n in range(3))
     at = func.to_timestamp(cast(seconds, Float(53)), type_=DateTime(timezone=True)).label("at")
     columns: list[ColumnElement[Any]] = [logs.c.attempt, at, level.label("level"), message.label("message")]
@@ -255,6 +262,6 @@ def job_logs(id: int, *, attempt: int | None = None, log: type[LogPart] = LogPar
         select(*columns)
         .select_from(logs)
         .where(logs.c.job_id == bindparam("job_id", id, BigInteger))
-        .order_by(began, logs.c.claim_token, logs.c.part, lines.c.place)
+        .order_by(*began, logs.c.claim_token, logs.c.part, lines.c.place)
     )
     return found if attempt is None else found.where(logs.c.attempt == bindparam("attempt", attempt, Integer))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Connection
 
@@ -13,6 +13,9 @@ from ..statements.notes import drop_old_logs, drop_stray_logs, drop_stray_progre
 from .tables import OfTables
 
 __all__ = ["JobNotes", "LogLines", "Report"]
+
+#: Claims as (id, token).
+Claims: TypeAlias = frozenset[tuple[int, int]]
 
 
 class Report(NamedTuple):
@@ -45,13 +48,13 @@ class LogLines(NamedTuple):
 class JobNotes(OfTables):
     """Writing what running jobs say, and deleting what is left of jobs that are gone."""
 
-    def write_progress(self, connection: Connection, reports: Sequence[Report]) -> frozenset[int]:
-        """Write how far jobs are. Returns the ids of those whose claim is still valid."""
+    def write_progress(self, connection: Connection, reports: Sequence[Report]) -> Claims:
+        """Write how far jobs are. Returns the claims that are still valid."""
         names = ("note_ids", "note_tokens", "note_fractions", "note_messages", "note_ended")
         return self._write(connection, self._write_progress, names, reports)
 
-    def write_logs(self, connection: Connection, parts: Sequence[LogLines]) -> frozenset[int]:
-        """Write log lines. Returns the ids of the jobs whose claim is still valid."""
+    def write_logs(self, connection: Connection, parts: Sequence[LogLines]) -> Claims:
+        """Write log lines. Returns the claims that are still valid, or have just ended."""
         names = ("log_ids", "log_tokens", "log_parts", "log_first", "log_attempts", "log_lines", "log_ended")
         written = self._write(connection, self._write_logs, names, parts)
         if begun := [part.id for part in parts if part.part == 0]:
@@ -75,9 +78,9 @@ class JobNotes(OfTables):
     @staticmethod
     def _write(
         connection: Connection, statement: Any, names: Sequence[str], notes: Sequence[tuple[Any, ...]]
-    ) -> frozenset[int]:
+    ) -> Claims:
         columns = dict(zip(names, map(list, zip(*notes, strict=True)), strict=True))
-        return frozenset(connection.scalars(statement, columns))
+        return frozenset((row.job_id, row.claim_token) for row in connection.execute(statement, columns))
 
     # The values are given at each execution.
 

@@ -19,7 +19,7 @@ from sqlalchemy import Engine, func, insert
 
 from sa_jobqueue.cli import output as printing
 from sa_jobqueue.cli.filters import Filters
-from sa_jobqueue.models import WorkerRow
+from sa_jobqueue.models import LogPart, Progress, WorkerRow
 from tests.support.cli import as_json, invoke, notes, output, refused
 from tests.support.commands import CLI, environment
 from tests.support.factory import make_job, row
@@ -415,3 +415,66 @@ def test_a_list_can_be_read_back(engine: Engine, url: str) -> None:
     (job,) = as_json("list", url=url)
     assert (job["status"], job["reading"]) == ("queued", "scheduled")
     assert job["run_at"] == run_at.isoformat()
+
+
+def note_down(engine: Engine, id: int, *, lines: int = 0) -> None:
+    """What a worker would have written of a job that runs under the token 1."""
+    said = [[1_790_000_000 + n, "INFO", f"line {n}"] for n in range(lines)]
+    with engine.begin() as connection:
+        connection.execute(
+            insert(Progress).values(
+                job_id=id, claim_token=1, claims=1, fraction=0.4, message="page 12\x1b of 30", written_at=func.now()
+            )
+        )
+        for part, some in enumerate([said[: lines // 2], said[lines // 2 :]]):
+            connection.execute(
+                insert(LogPart).values(
+                    job_id=id, claim_token=1, part=part, attempt=1, lines=some, written_at=func.now()
+                )
+            )
+
+
+def test_show_says_how_far_a_job_is_and_its_last_log_lines(engine: Engine, url: str) -> None:
+    """At 80 columns; a note says that there are more lines."""
+    with engine.begin() as connection:
+        id = make_job(connection, "running")
+    note_down(engine, id, lines=30)
+    result = invoke("show", str(id), url=url)
+    assert re.search(r"^progress      40% page 12\\x1b of 30  \(\d+s ago\)$", result.stdout, re.MULTILINE)
+    shown = [line for line in result.stdout.splitlines() if " INFO " in line]
+    assert [line.rpartition("INFO")[2].strip() for line in shown] == [f"line {n}" for n in range(10, 30)]
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert notes(result) == "the last 20 of 30 log lines; --logs shows all\n"
+    job = as_json("show", str(id), url=url)
+    assert (job["progress"], job["progress_message"]) == (0.4, "page 12\x1b of 30")
+
+
+def test_show_logs_shows_all_log_lines_and_nothing_else(engine: Engine, url: str) -> None:
+    """As text and as JSON; without a password. Of a job that has none it says how a task keeps them."""
+    with engine.begin() as connection:
+        id, other = make_job(connection, "running"), make_job(connection)
+    note_down(engine, id, lines=30)
+    with engine.begin() as connection:
+        some = [[1_790_000_100, "ERROR", "postgresql://me:secret@db/shop\nTraceback"]]
+        connection.execute(
+            insert(LogPart).values(job_id=id, claim_token=1, part=2, attempt=1, lines=some, written_at=func.now())
+        )
+    shown = output("show", str(id), "--logs", url=url).splitlines()
+    assert shown[1] == "log of attempt 1"
+    assert len(shown) == 34
+    assert "secret" not in str(shown)
+    assert shown[-1] == "    Traceback"
+    found = as_json("show", str(id), "--logs", url=url)
+    assert [line["message"] for line in found[:30]] == [f"line {n}" for n in range(30)]
+    assert found[30].keys() == {"attempt", "at", "level", "message"}
+    assert "secret" not in str(found)
+    assert "@task(keep_logs=True)" in notes(invoke("show", str(other), "--logs", url=url))
+
+
+def test_show_says_nothing_of_the_progress_of_an_earlier_claim(engine: Engine, url: str) -> None:
+    """The row of the earlier one may still be there."""
+    with engine.begin() as connection:
+        id = make_job(connection, "running", claim_token=2)
+    note_down(engine, id)
+    assert "progress" not in output("show", str(id), url=url)
+    assert as_json("show", str(id), url=url)["progress"] is None

@@ -107,8 +107,8 @@ def live(connection: Connection, store: Store) -> None:
     connection.execute(table.update().values(worker=str(worker)))
     assert {one.place for one in store.expired(connection)} == {"web-1:47"}
     store.attest(connection, lease=60, outage=30)
-    assert store.write_progress(connection, [Report(1, held[1], 0.5, "half", False)]) == {1}
-    assert store.write_logs(connection, [LogLines(2, held[2], 0, 0, 1, "[]", False)]) == {2}
+    assert store.write_progress(connection, [Report(1, held[1], 0.5, "half", False)]) == {(1, held[1])}
+    assert store.write_logs(connection, [LogLines(2, held[2], 0, 0, 1, "[]", False)]) == {(2, held[2])}
     assert store.drop_stray_notes(connection) == ((FIRST_ID, FIRST_ID), 0)
     done, again, last = (completion(job) for job in claimed)
     assert store.apply(connection, [done]) == {1: Answer.APPLIED}
@@ -190,9 +190,7 @@ def test_each_store_has_a_channel_and_gates_of_its_own(both: Connection) -> None
 
 def test_the_tables_of_a_store_are_of_one_schema() -> None:
     """Else its jobs would wake, or count, the workers of another's."""
-    with pytest.raises(
-        ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, UniqueKey in sa_jobqueue"
-    ):
+    with pytest.raises(ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, LogPart in sa_jobqueue"):
         store_of(JOB)
 
 

@@ -48,7 +48,7 @@ class WriteNotes(Chore):
         batch = self._notes.take(all=all)
         if not batch.reports and not batch.logs:
             return False
-        reported = written = frozenset[int]()
+        reported = written = frozenset[tuple[int, int]]()
         try:
             with self._connector.begin(connection):
                 if batch.reports:

@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TypeAlias
@@ -180,18 +180,19 @@ class Notes:
                 length += len(part.lines)
         return batch
 
-    def settle(self, batch: Batch, reported: frozenset[int], written: frozenset[int]) -> None:
-        """The batch was written; of these jobs the claims were valid."""
+    def settle(self, batch: Batch, reported: Container[_Key], written: Container[_Key]) -> None:
+        """The batch was written; these claims were valid."""
         with self._lock:
             for report in batch.reports:
                 one = self._sent.pop((report.id, report.token), None)
-                if one is None or report.id in reported or report.ended:
+                if one is None or (report.id, report.token) in reported or report.ended:
                     continue
                 one.tries += 1
                 if one.tries < _TRIES:
                     self._reports.setdefault((report.id, report.token), one)
             for part in batch.logs:
-                self._settle_lines((part.id, part.token), written=part.id in written or part.ended)
+                key = (part.id, part.token)
+                self._settle_lines(key, written=key in written or part.ended)
 
     def put_back(self, batch: Batch, *, drop: bool = False) -> None:
         """The batch was not written. `drop`: nor will it be."""

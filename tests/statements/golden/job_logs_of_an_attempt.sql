@@ -8,6 +8,7 @@ WITH ORDINALITY AS lines(line, place)
 WHERE sa_jobqueue.job_log.job_id = %(job_id)s::BIGINT
 AND sa_jobqueue.job_log.attempt = %(attempt)s::INTEGER
 ORDER BY min(sa_jobqueue.job_log.written_at) OVER (PARTITION BY sa_jobqueue.job_log.claim_token),
+    min(CAST(sa_jobqueue.job_log.lines #>> '{0,0}' AS FLOAT(53))) OVER (PARTITION BY sa_jobqueue.job_log.claim_token),
     sa_jobqueue.job_log.claim_token,
     sa_jobqueue.job_log.part,
     lines.place

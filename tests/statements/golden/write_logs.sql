@@ -21,4 +21,5 @@ ORDER BY sa_jobqueue.job.id ON CONFLICT (job_id, claim_token, part) DO
 UPDATE
 SET written_at = excluded.written_at,
     lines = excluded.lines
-RETURNING sa_jobqueue.job_log.job_id
+RETURNING sa_jobqueue.job_log.job_id,
+    sa_jobqueue.job_log.claim_token

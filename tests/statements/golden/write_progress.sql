@@ -17,4 +17,5 @@ SET claim_token = excluded.claim_token,
     claims = excluded.claims,
     message = excluded.message
 WHERE sa_jobqueue.job_progress.claims <= excluded.claims
-RETURNING sa_jobqueue.job_progress.job_id
+RETURNING sa_jobqueue.job_progress.job_id,
+    sa_jobqueue.job_progress.claim_token
