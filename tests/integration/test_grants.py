@@ -21,7 +21,7 @@ from sa_jobqueue import Job, JobContext, JobStatus, Registry, Snooze, enqueue, e
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.grants import Can, grant_statements
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.statements import cancel_jobs, release_jobs
+from sa_jobqueue.statements import cancel_jobs, job_logs, release_jobs
 from sa_jobqueue.tasks import TaskName
 from tests.support import pooler
 from tests.support.cli import as_json, invoke, output, refused
@@ -173,6 +173,8 @@ def test_an_enqueuer_can_do_nothing_else(make_role: MakeRole, engine: Engine) ->
             "UPDATE sa_jobqueue.job SET status = 'running'",
             "DELETE FROM sa_jobqueue.job",
             "SELECT * FROM sa_jobqueue.worker",
+            "SELECT * FROM sa_jobqueue.job_progress",
+            "SELECT * FROM sa_jobqueue.job_log",
             "INSERT INTO sa_jobqueue.worker VALUES (gen_random_uuid(), 'h', 1, '{}', 1, '1')",
             "SELECT setval('sa_jobqueue.gate_1', 1)",
             "SELECT setval('sa_jobqueue.gate_any', 1)",
@@ -270,8 +272,10 @@ def test_a_worker_can_do_all_its_work(make_role: MakeRole, engine: Engine, caplo
     def broken() -> None:
         raise ValueError("broken")
 
-    @task(registry=registry, name="tired")
+    @task(registry=registry, name="tired", keep_logs=True)
     def tired(ctx: JobContext) -> Snooze | None:
+        ctx.progress(0.5, "half")
+        ctx.logger.info("tired")
         return Snooze(3600)
 
     @task(registry=registry, name="slow")
@@ -305,6 +309,9 @@ def test_a_worker_can_do_all_its_work(make_role: MakeRole, engine: Engine, caplo
     assert (job_of(engine, lost).status, job_of(engine, lost).rescues) == (JobStatus.COMPLETED, 1)
     assert job_of(engine, seen).status == JobStatus.COMPLETED
     assert (job_of(engine, failed).status, job_of(engine, failed).errors[0]["message"]) == (JobStatus.FAILED, "broken")
+    with engine.connect() as connection:
+        assert connection.scalar(select(Job.progress).where(Job.id == snoozed)) == 0.5
+        assert [line.message for line in connection.execute(job_logs(snoozed))] == ["tired"]
     assert "permission denied" not in caplog.text
 
 
@@ -389,6 +396,9 @@ def test_a_reader_can_look_and_not_write(make_role: MakeRole, engine: Engine, da
             "DELETE FROM sa_jobqueue.job",
             "SELECT id FROM sa_jobqueue.job FOR UPDATE",
             "DELETE FROM sa_jobqueue.worker",
+            "DELETE FROM sa_jobqueue.job_progress",
+            "UPDATE sa_jobqueue.job_log SET lines = '[]'",
+            "INSERT INTO sa_jobqueue.job_log VALUES (1, 1, now(), 0, 1, '[]')",
             "SELECT setval('sa_jobqueue.gate_1', 1)",
             *FORGERY,
             *DDL,
