@@ -116,6 +116,7 @@ class Services:
             leaving=leaving,
             max_rescues=settings.max_rescues,
             log_jobs=settings.log_jobs,
+            notes=self.runs.notes,
         )
         self.children = Children(spec.children, max_jobs=settings.max_child_jobs)
         in_child = ChildRunner(
@@ -124,6 +125,7 @@ class Services:
             grace=settings.child_grace,
             engine=engines.main,
             pause=self.reopening.pause,
+            notes=self.runs.notes,
         )
         self.dispatch = Dispatch(
             spec.registry,

@@ -12,12 +12,12 @@ from typing import Any
 
 import psutil
 import pytest
-from sqlalchemy import Engine, text, update
+from sqlalchemy import Engine, select, text, update
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobStatus, enqueue
 from sa_jobqueue.lifecycle import FINISHED
-from sa_jobqueue.statements import cancel_jobs
+from sa_jobqueue.statements import cancel_jobs, job_logs
 from tests.support import heavy
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, drain, job_of, services_of, working
@@ -408,3 +408,16 @@ def test_a_worker_without_such_jobs_has_no_children(engine: Engine, url: str, ef
         assert children() == []
         wait_for(engine, add_one(engine, enqueue(heavy.effect.options(queue="other"), "x")))
         assert len(children()) == 1
+
+
+def test_what_a_handler_says_in_a_child_is_seen(engine: Engine, url: str, effects: Effects) -> None:
+    """Its progress, and the lines that are kept."""
+    id = add_one(engine, enqueue(heavy.telling))
+    drain(url, REGISTRY)
+    with engine.connect() as connection:
+        said = connection.execute(select(Job.progress, Job.progress_message).where(Job.id == id)).one()
+        lines = [(line.level, line.message) for line in connection.execute(job_logs(id))]
+    assert tuple(said) == (0.5, "half")
+    assert lines[0] == ("INFO", "told by a child \ufffd")
+    assert lines[1][1].startswith("failed\nTraceback")
+    assert lines[1][1].endswith("ValueError: bad")

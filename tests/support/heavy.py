@@ -204,3 +204,13 @@ def fork(name: str) -> None:
         say(f"forked-{name}")
         while True:
             time.sleep(1)
+
+
+@task(registry=registry, name="telling", executor="process", keep_logs=True)
+def telling(ctx: JobContext) -> None:
+    ctx.progress(0.5, "half")
+    ctx.logger.info("told %s", "by a child \ud800")
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        ctx.logger.exception("failed")

@@ -24,8 +24,8 @@ from sa_jobqueue.tasks import AnyTask
 from sa_jobqueue.worker.observer import Observer
 from sa_jobqueue.worker.running.call import Call
 from sa_jobqueue.worker.running.executor import Executor
-from sa_jobqueue.worker.running.reports import Reports
 from sa_jobqueue.worker.running.notes import Notes
+from sa_jobqueue.worker.running.reports import Reports
 from sa_jobqueue.worker.running.run import Run, Runs, Stop
 from sa_jobqueue.worker.running.runners import Runners
 from sa_jobqueue.worker.running.sessions import Sessions
@@ -78,6 +78,7 @@ def make_executor() -> tuple[Executor, OutcomeWriter]:
         leaving=lambda: False,
         max_rescues=5,
         log_jobs=False,
+        notes=runs.notes,
     )
     return executor, writer
 

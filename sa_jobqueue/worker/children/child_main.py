@@ -13,12 +13,15 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from time import monotonic
 from types import FrameType
 
 from sqlalchemy import Engine
 
+from ...context import ClaimedJob
 from ...log import place_of
 from ...tasks import AnyTask
 from ..process.gc import tune_gc
@@ -28,7 +31,7 @@ from ..running.executor import Executor
 from ..running.run import Run, Stop
 from .channel import Channel, Message
 from .loading import Loaded
-from .messages import job_of, message_of_ending, message_of_record
+from .messages import job_of, message_of_ending, message_of_line, message_of_progress, message_of_record
 from .setup import ChildSetup
 
 __all__ = ["main"]
@@ -133,6 +136,7 @@ class _Jobs:
         self._channel, self._orders, self._loaded, self._setup = channel, orders, loaded, setup
         self._tasks: dict[tuple[str, ...], AnyTask] = {}
         self._executors: dict[int, Executor] = {}
+        self._notes = _Notes(channel)
         self._ended: Message = {}
         """What is to be said of the run that has just ended."""
 
@@ -177,6 +181,7 @@ class _Jobs:
                 leaving=bool,
                 max_rescues=self._setup.max_rescues,
                 log_jobs=self._setup.log_jobs,
+                notes=self._notes,
             )
         return self._executors[id(sessions)]
 
@@ -186,6 +191,26 @@ class _Jobs:
 
     def _pause(self, queue: str, engine: Engine, why: str) -> None:
         self._ended["unopened"] = why
+
+
+class _Notes:
+    """Sends the worker what a handler says. Whatever comes of it, the handler goes on."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._pid = channel, os.getpid()
+
+    def report(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
+        """How far the job is."""
+        self._send(message_of_progress(fraction, message))
+
+    def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:
+        """What takes the records that are to be kept."""
+        return lambda record: self._send(message_of_line(record))
+
+    def _send(self, message: Message) -> None:
+        if os.getpid() == self._pid:  # two processes cannot share the socket
+            with suppress(OSError):
+                self._channel.send(message)
 
 
 class _Forward(logging.Handler):

@@ -11,13 +11,17 @@ from ...lifecycle import Change, Event, JobStatus
 from ...outcomes import ErrorEntry
 from ...tasks import AnyTask
 from ..running.ending import LOST, RunEnding, ToWrite, Written
+from ..running.notes import Line, line_from
 from .channel import Message
 
 __all__ = [
     "ending_of",
     "job_of",
+    "line_of",
     "message_of_ending",
     "message_of_job",
+    "message_of_line",
+    "message_of_progress",
     "message_of_record",
     "place_of_task",
     "record_of",
@@ -77,6 +81,25 @@ def ending_of(message: Message) -> RunEnding:
 
 def _texts(error: ErrorEntry | None) -> list[str] | None:
     return None if error is None else [error.type, error.message, error.traceback]
+
+
+# ---- what a handler says
+
+
+def message_of_progress(fraction: float, message: str | None) -> Message:
+    """How far the job is."""
+    return {"progress": [fraction, message]}
+
+
+def message_of_line(record: logging.LogRecord) -> Message:
+    """A line that is to be kept."""
+    return {"line": line_from(record)}
+
+
+def line_of(message: Message) -> Line:
+    """The line of such a message."""
+    at, level, text = message["line"]
+    return at, level, text
 
 
 # ---- records of the log

@@ -16,12 +16,13 @@ from ...outcomes import Crashed, ErrorEntry, Failed, Outcome, Released
 from ..running.ending import Lost, RunEnding
 from ..running.executor import Executor
 from ..running.joblog import lasting
+from ..running.notes import Notes
 from ..running.run import Run
 from ..running.timeouts import timed_out
 from ..running.verdict import of_stop
 from .channel import Message
 from .child import Child, ChildUnavailable, say
-from .messages import ending_of, message_of_job
+from .messages import ending_of, line_of, message_of_job
 from .pool import Children
 
 __all__ = ["ChildRunner"]
@@ -46,7 +47,7 @@ class ChildRunner:
     """Runs jobs in `children`. What a child decides `executor` reports; what becomes of a job whose child is killed, it decides.
 
     `grace`: seconds between asking a handler to stop and killing its child. `pause(queue, engine, why)`: as of `Executor`, with
-    the worker's own `engine`.
+    the worker's own `engine`. `notes`: what takes what handlers say.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class ChildRunner:
         grace: float,
         engine: Engine,
         pause: Callable[[str, Engine, str], None],
+        notes: Notes,
     ) -> None:
         self._children, self._executor, self._grace = children, executor, grace
-        self._engine, self._pause = engine, pause
+        self._engine, self._pause, self._notes = engine, pause, notes
 
     def run(self, run: Run) -> None:
         """Run a job, on the thread that calls. When this returns, its child is free, or dead."""
@@ -113,12 +115,31 @@ class ChildRunner:
                 for message in child.receive(watch.pause()):
                     if _is_last(message):
                         return message
-                    say(message)
+                    self._heed(run, message)
                 if (killed := watch.check()) is not None:
                     child.kill()
-                    return _ended_in(child.last_words()) or killed
+                    return self._ended_in(run, child.last_words()) or killed
         except (OSError, EOFError):
             return _crashed(run, f"its child process {self._children.drop(child)}")
+
+    def _ended_in(self, run: Run, messages: list[Message]) -> Message | None:
+        """What came of a job whose child was killed just after it had said so."""
+        found: Message | None = None
+        for message in messages:
+            if _is_last(message):
+                found = message
+            else:
+                self._heed(run, message)
+        return found
+
+    def _heed(self, run: Run, message: Message) -> None:
+        """What a child says before the end of a job."""
+        if "progress" in message:
+            self._notes.report(run.job, *message["progress"])
+        elif "line" in message:
+            self._notes.add_line(run.job, run.task.keep_logs, line_of(message))
+        else:
+            say(message)
 
 
 class _Watch:
@@ -167,17 +188,6 @@ def _crashed(run: Run, how: str, kind: str = "ChildDied") -> _Killed:
     reason: ErrorEntry = entry(kind, how)
     # A handler that was asked to stop has had its time, whatever ended its process.
     return _Killed(of_stop(run) if run.stop is not None else Crashed(reason))
-
-
-def _ended_in(messages: list[Message]) -> Message | None:
-    """What came of a job whose child was killed just after it had said so."""
-    found: Message | None = None
-    for message in messages:
-        if _is_last(message):
-            found = message
-        else:
-            say(message)
-    return found
 
 
 def _is_last(message: Message) -> bool:

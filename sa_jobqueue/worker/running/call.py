@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from ...context import AsyncJobContext, JobContext
+from ...context import AsyncJobContext, JobContext, Notes
 from ...errors import SessionUnavailable
 from ...log import get_logger
 from ...outcomes import Discard
-from .notes import Notes
 from .run import Run
 from .sessions import Sessions
 from .transaction import HandlerTransaction

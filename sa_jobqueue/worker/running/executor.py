@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from ...context import Notes
 from ...lifecycle import Change, Event, decide
 from ...log import get_logger
 from ...outcomes import Crashed, Failed, Outcome, Released
@@ -42,7 +43,7 @@ class Executor:
 
     `pause(queue, engine, why)` is called when the session of a queue's job got no connection of this engine. `leaving()`:
     whether all tasks of the loop are being cancelled. `max_rescues`: how often a job's worker may die, or leave while the job
-    runs. `log_jobs`: log at INFO how each job ended, not only those that failed.
+    runs. `log_jobs`: log at INFO how each job ended, not only those that failed. `notes`: what takes what handlers say.
     """
 
     def __init__(
@@ -54,10 +55,12 @@ class Executor:
         leaving: Callable[[], bool],
         max_rescues: int,
         log_jobs: bool,
+        notes: Notes,
     ) -> None:
         self._sessions, self._report, self._pause = sessions, report, pause
         self.leaving, self._max_rescues = leaving, max_rescues
         self._log = JobLog(every=log_jobs)
+        self._notes = notes
 
     # ---- running
 
@@ -112,7 +115,7 @@ class Executor:
             run.timeout_at = run.started + run.task.timeout
         if self._log.says_all:
             self._log.begins(run)
-        return Call(run, self._sessions, self._runs.notes)
+        return Call(run, self._sessions, self._notes)
 
     # ---- ending without a handler
 

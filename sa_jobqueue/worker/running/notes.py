@@ -22,7 +22,7 @@ from ...lifecycle import Change
 from ...log import get_logger
 from ...store import LogLines, Report
 
-__all__ = ["Batch", "KeptLog", "Notes"]
+__all__ = ["Batch", "KeptLog", "Line", "Notes", "line_from"]
 
 logger = get_logger(__name__)
 
@@ -40,7 +40,8 @@ _PAGE, _MAX_BATCH = 1_000, 2_000_000
 _TRIES = 3
 
 _Key: TypeAlias = tuple[int, int | None]
-_Line: TypeAlias = tuple[float, str, str]
+Line: TypeAlias = tuple[float, str, str]
+"""Seconds since 1970, the level, the text."""
 
 
 class _Waiting:
@@ -107,6 +108,15 @@ class Notes:
         with self._lock:
             self._logs[job.id, job.claim_token] = log
         return log.add
+
+    def add_line(self, job: ClaimedJob, limit: int, line: Line) -> None:
+        """Keep a line that was logged in a child process."""
+        key = (job.id, job.claim_token)
+        with self._lock:
+            log = self._logs.get(key)
+            if log is None:
+                log = self._logs[key] = KeptLog(job, limit, self._has_lines)
+        log.add_line(line)
 
     def _has_lines(self) -> None:
         if not self._lines:
@@ -224,8 +234,8 @@ class KeptLog:
     def __init__(self, job: ClaimedJob, limit: int, news: Callable[[], None]) -> None:
         self._job, self._limit, self._news = job, limit, news
         self._lock = threading.RLock()  # as that of `Notes`
-        self._lines: deque[_Line] = deque()
-        self._sent: list[_Line] = []
+        self._lines: deque[Line] = deque()
+        self._sent: list[Line] = []
         self._parts: deque[tuple[int, int, int]] = deque()
         """Number, lines and characters of the parts that were written, or are being written."""
         self._number = 0
@@ -234,8 +244,11 @@ class KeptLog:
         """Characters that wait."""
 
     def add(self, record: logging.LogRecord) -> None:
-        """Keep this line, if the claim is not over. The application's code may be called, to make a text of it."""
-        line = (record.created, record.levelname[:20], _text_of(record))
+        """Keep this line. The application's code may be called, to make a text of it."""
+        self.add_line(line_from(record))
+
+    def add_line(self, line: Line) -> None:
+        """Keep this line, if the claim is not over."""
         with self._lock:
             if self._closed or self._ended:
                 return
@@ -295,6 +308,11 @@ class KeptLog:
     def _trim(self) -> None:
         while len(self._lines) > self._limit or self.size > MAX_LOG:
             self.size -= len(self._lines.popleft()[2])
+
+
+def line_from(record: logging.LogRecord) -> Line:
+    """The line that is kept of a record."""
+    return (record.created, record.levelname[:20], _text_of(record))
 
 
 def _text_of(record: logging.LogRecord) -> str:
