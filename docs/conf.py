@@ -68,7 +68,7 @@ nitpick_ignore_regex = [
         "py:.*",
         r"(Any|Callable|Mapping|Sequence|Iterable|Iterator|Generator|Collection|Concatenate|Self)",
     ),
-    ("py:.*", r"(ColumnElement|UniqueKey|ColumnExpressionArgument|Criterion)"),
+    ("py:.*", r"(ColumnElement|ColumnExpressionArgument|Criterion)"),
     (
         "py:.*",
         r"(datetime|timedelta|LoggerAdapter|Logger|sessionmaker|async_sessionmaker|TypeDecorator|DeclarativeBase)",

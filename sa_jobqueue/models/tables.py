@@ -59,7 +59,9 @@ class UniqueKey(Base):
     __tablename__ = "unique_key"
 
     key: Mapped[str] = mapped_column(Text, primary_key=True)
+    """1 to 500 characters."""
     job_id: Mapped[int] = mapped_column(BigInteger)
+    """The job that has it, or had it last."""
     keep: Mapped[float | None]
     """Seconds for which the key stays taken after the job has ended."""
     expires_at: Mapped[datetime | None]
