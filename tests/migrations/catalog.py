@@ -54,7 +54,7 @@ _SEQUENCES = """
 """
 
 _FUNCTIONS = """
-    SELECT 'function ' || p.proname, pg_get_functiondef(p.oid), p.proconfig, p.proacl::text
+    SELECT 'function ' || p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')', pg_get_functiondef(p.oid), p.proconfig, p.proacl::text
     FROM pg_proc p WHERE p.pronamespace = to_regnamespace(:schema)
 """
 
