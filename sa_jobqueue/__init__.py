@@ -14,12 +14,13 @@ from .context import AsyncJobContext, JobContext
 from .enqueue import enqueue, enqueue_many
 from .errors import JobQueueError
 from .lifecycle import JobStatus
-from .models import Job
+from .models import Job, Schedule
 from .options import Call
 from .outcomes import Cancel, Discard, Retry, Snooze
 from .read import JobRead
 from .results import JobEnd
 from .retry import RetryPolicy
+from .schedules import every
 from .settings import WorkerSettings
 from .tasks import Registry, Task, TaskName, default_registry, task
 from .unique import Unique
@@ -41,6 +42,7 @@ __all__ = [
     "Registry",
     "Retry",
     "RetryPolicy",
+    "Schedule",
     "Snooze",
     "Task",
     "TaskName",
@@ -53,6 +55,7 @@ __all__ = [
     "enqueue",
     "enqueue_many",
     "errors",
+    "every",
     "statements",
     "task",
 ]

@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from .errors import JobStopped, OptionError
+from .lifecycle import extra
 
 __all__ = ["AsyncJobContext", "ClaimedJob", "JobContext"]
 
@@ -157,6 +158,18 @@ class _Context(Generic[S]):
     def enqueued_at(self) -> datetime:
         """When the row was inserted, by the database's clock; in UTC."""
         return _EPOCH + timedelta(seconds=min(max(self._job.created_at, _FIRST), _LAST))
+
+    @property
+    def tick_at(self) -> datetime | None:
+        """The time of its schedule that the job was made for, in UTC: the last one, if it stands for several. None: of no schedule."""
+        tick = None if self._job.extra is None else extra(self._job).get("tick")
+        return None if tick is None else _EPOCH + timedelta(seconds=min(max(tick[0], _FIRST), _LAST))
+
+    @property
+    def ticks(self) -> int | None:
+        """For how many times of its schedule the job stands. None: it is of no schedule."""
+        tick = None if self._job.extra is None else extra(self._job).get("tick")
+        return None if tick is None else tick[1]
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:

@@ -31,11 +31,13 @@ class Can(StrEnum):
     ENQUEUE = "enqueue"
     """Insert jobs, queued and with the next id; not read their arguments, nor change or delete any."""
     WORK = "work"
-    """Run a worker: claim, finish, renew, rescue, prune; not enqueue, nor change what a job is to do."""
+    """Run a worker: claim, finish, renew, rescue, prune, enqueue what schedules say; not enqueue else, nor change what a job is to do."""
     READ = "read"
-    """Look at jobs and workers."""
+    """Look at jobs, schedules and workers."""
+    SCHEDULE = "schedule"
+    """Make, change, pause and remove schedules, in code too; so also say what is enqueued by them."""
     ADMIN = "admin"
-    """Look, and cancel, retry, discard, release and delete jobs."""
+    """Look, and cancel, retry, discard, release and delete jobs; pause schedules, and enqueue their jobs."""
 
 
 # Each role finds the tables, and sees whether their version is the one that it needs.
@@ -50,13 +52,17 @@ _LOOK = (
     "SELECT ON TABLE {schema}.unique_key",
     "SELECT ON TABLE {schema}.job_progress",
     "SELECT ON TABLE {schema}.job_log",
+    "SELECT ON TABLE {schema}.schedule",
 )
 
 # What a job is to do, and when. The table decides all else: an id of a later job would make the INSERT of that job fail, and a
 # job inserted as running or done was never claimed.
 _WRITTEN_BY_PRODUCERS = "task, args, queue, meta, priority, max_attempts, run_at, uniqueness"
 # Not what a job is to do.
-_WRITTEN_BY_WORKERS = "status, claim_token, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, errors, result"
+_WRITTEN_BY_WORKERS = "status, claim_token, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, errors, result"
+_PAUSED_BY_OPERATORS = "paused_at, paused_by, pause_reason"
+_MOVED_BY_WORKERS = f"next_at, due_at, last_tick_at, waiting_since, left_out, error, {_PAUSED_BY_OPERATORS}"
+_ENQUEUE_TICKS = "{schema}.enqueue_ticks(bigint[], double precision[], integer[], double precision[])"
 _WRITTEN_BY_OPERATORS = (
     "status, attempt, rescues, run_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, errors, result, "
     "duplicate_of"
@@ -81,12 +87,15 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "SELECT, DELETE, UPDATE (expires_at) ON TABLE {schema}.unique_key",
             "SELECT, INSERT, DELETE, UPDATE (claim_token, claims, fraction, message, written_at) ON TABLE {schema}.job_progress",
             "SELECT, INSERT, DELETE, UPDATE (lines, written_at) ON TABLE {schema}.job_log",
+            f"SELECT, UPDATE ({_MOVED_BY_WORKERS}) ON TABLE {{schema}}.schedule",
+            f"EXECUTE ON FUNCTION {_ENQUEUE_TICKS}",
             "SELECT, UPDATE ON SEQUENCE " + ", ".join(f"{{schema}}.gate_{gate}" for gate in (*range(GATES), "any")),
             "EXECUTE ON FUNCTION {schema}.tell_workers(oid)",
             "EXECUTE ON FUNCTION {schema}.complete_job(bigint, bigint, double precision)",
             "EXECUTE ON FUNCTION {schema}.complete_job(bigint, bigint, double precision, jsonb)",
         ),
         Can.READ: (*_ALL, *_LOOK),
+        Can.SCHEDULE: (*_ALL, "SELECT, INSERT, UPDATE, DELETE ON TABLE {schema}.schedule"),
         Can.ADMIN: (
             *_ALL,
             *_LOOK,
@@ -96,6 +105,8 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "SELECT, INSERT, DELETE, UPDATE (job_id, keep, expires_at) ON TABLE {schema}.unique_key",
             "EXECUTE ON FUNCTION {schema}.take_key(bigint, jsonb)",
             "EXECUTE ON FUNCTION {schema}.tell_workers(oid)",
+            f"DELETE, UPDATE ({_PAUSED_BY_OPERATORS}) ON TABLE {{schema}}.schedule",
+            f"EXECUTE ON FUNCTION {_ENQUEUE_TICKS}",
         ),
     }
 )

@@ -30,7 +30,7 @@ from .errors import ConfigurationError, OptionError, PayloadError, ResultError, 
 from .lifecycle import Rules
 from .log import get_logger
 from .makers import AsyncSessionMaker, SessionMaker, check_makers
-from .models import Job
+from .models import Job, Overlap, Schedule
 from .options import (
     MAX_ATTEMPTS,
     MAX_PRIORITY,
@@ -45,6 +45,7 @@ from .options import (
 from .payload import MAX_PAYLOAD, Arguments, Results, encode_plain
 from .results import JobEnd, result_as
 from .retry import RetryPolicy
+from .schedules import Every, Missed, rule_of
 from .unique import Unique
 
 __all__ = ["AnyTask", "Registry", "Task", "TaskName", "default_registry", "task"]
@@ -226,6 +227,7 @@ class Registry:
         self.sessionmaker = sessionmaker
         self.async_sessionmaker = async_sessionmaker
         self._tasks: dict[str, AnyTask] = {}
+        self._schedules: dict[str, tuple[Any, Callable[[], Schedule]]] = {}
         self.get: Callable[[str], AnyTask | None] = self._tasks.get
         """The task of this name or alias, or None."""
 
@@ -258,9 +260,63 @@ class Registry:
         self._tasks.update(dict.fromkeys(names, added))
 
     def resolve(self) -> None:
-        """Resolve the annotations of all tasks. Raises TaskError for the first that cannot be resolved."""
+        """Resolve the annotations of all tasks, and check the arguments of all schedules. Raises TaskError or PayloadError for the
+        first that cannot be used.
+        """
         for one in self:
             one.resolve()
+        _ = self.schedules
+
+    def schedule(
+        self,
+        rule: str | Every,
+        job: AnyTask | TaskName | Call,
+        /,
+        *args: Any,
+        name: str | None = None,
+        timezone: str = "UTC",
+        missed: Missed = "once",
+        catch_up: Duration | None = None,
+        overlap: Overlap = "allow",
+        jitter: Duration = 0.0,
+        pause_after: int | None = None,
+    ) -> None:
+        """Declare a schedule: workers with this registry keep its row as it is declared here. All arguments are those of `Schedule`.
+
+        Raises OptionError for a value that cannot be used, and where another schedule has the name; PayloadError for arguments that
+        do not fit the task.
+        """
+
+        def make() -> Schedule:
+            return Schedule(
+                rule, job, *args, name=name, timezone=timezone, missed=missed, catch_up=catch_up, overlap=overlap,
+                jitter=jitter, pause_after=pause_after,
+            )  # fmt: skip
+
+        wanted = name if name is not None else job.task if isinstance(job, Call) else getattr(job, "name", "")
+        try:
+            wanted = make().name
+        except TaskError:  # an annotation that cannot be resolved yet: the worker will
+            rule_of(rule, timezone)
+        task = None if isinstance(job, Call) else job
+        if wanted in self._schedules and not self._is_reloaded(self._schedules[wanted][0], task):
+            raise OptionError(f"another schedule is called {wanted!r}: give this one a name=")
+        self._schedules[wanted] = (task, make)
+
+    @property
+    def schedules(self) -> Mapping[str, Schedule]:
+        """The schedules that are declared here, by name; as transient objects."""
+        return {name: make() for name, (_, make) in self._schedules.items()}
+
+    def _is_reloaded(self, before: object, after: object) -> bool:
+        """Whether one task replaced the other when its module was loaded again."""
+        return (
+            isinstance(before, Task)
+            and isinstance(after, Task)
+            and before is not after
+            and self.get(before.name) is not before
+            and _origin(before) == _origin(after)
+        )
 
     def __iter__(self) -> Iterator[AnyTask]:
         """Each task once, in the order of declaration."""

@@ -101,6 +101,12 @@ class Job(Base):
     # The trigger's to say: the INSERT returns it. 0: of a job that could not be seen.
     _duplicate_of: Mapped[int | None] = mapped_column("duplicate_of", _UNSAID_NUMBER, server_default=FetchedValue())
 
+    schedule_id: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
+    """The schedule that made it."""
+    tick_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
+    """The time of the schedule that it was made for: the last one, if it stands for several."""
+    ticks: Mapped[int | None] = mapped_column(Integer().evaluates_none())
+    """For how many times of the schedule it stands."""
     # Deferred: they are in a table of their own, and few ask for them.
     progress: Mapped[float | None] = column_property(
         select(Progress.fraction)
@@ -260,6 +266,7 @@ class Job(Base):
         Index("job_claim_idx", "queue", "priority", "run_at", "id", postgresql_where=text("status = 'queued'")),
         Index("job_running_idx", "id", postgresql_where=text("status = 'running'")),
         Index("job_failed_idx", "id", postgresql_where=text("status = 'failed'")),
+        Index("job_schedule_idx", "schedule_id", "finished_at", postgresql_where=text("schedule_id IS NOT NULL")),
         Index("job_purge_idx", "purge_at", postgresql_where=text("purge_at IS NOT NULL")),
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, FromClause, Text, case, cast, func, literal_column
 from sqlalchemy.dialects.postgresql import JSONB
 
+from ._parts import epoch
 from .unique import started_key
 
 __all__ = ["extra_of"]
@@ -20,7 +21,13 @@ def extra_of(table: FromClause) -> ColumnElement[str | None]:
     # key -> (the column that says whether a job has it, the value)
     parts: dict[str, tuple[ColumnElement[Any], ColumnElement[Any]]] = {
         "unique": (columns.uniqueness, func.coalesce(func.to_jsonb(started_key(table)), _TRUE)),
+        "tick": (columns.tick_at, _tick(columns)),
     }
     pairs = [one for key, (_, value) in parts.items() for one in (literal_column(f"'{key}'"), value)]
     has_any = func.num_nonnulls(*(column for column, _ in parts.values())) > literal_column("0")
     return case((has_any, cast(func.jsonb_strip_nulls(func.jsonb_build_object(*pairs)), Text))).label("extra")
+
+
+def _tick(columns: Any) -> ColumnElement[Any]:
+    """[seconds since 1970, for how many ticks the job stands], or NULL."""
+    return case((columns.tick_at.is_not(None), func.jsonb_build_array(epoch(columns.tick_at), columns.ticks)))

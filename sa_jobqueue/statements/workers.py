@@ -9,8 +9,9 @@ from datetime import timedelta
 from sqlalchemy import BigInteger, Executable, cast, column, delete, func, select, table
 from sqlalchemy.dialects.postgresql import UUID, insert
 
-from ..models import WorkerRow
+from ..models import Schedule, WorkerRow
 from ._parts import array
+from .schedules import next_look
 
 __all__ = ["end_backend", "enrol_worker", "forget_workers", "places_of", "remove_worker"]
 
@@ -24,12 +25,18 @@ def enrol_worker(
     concurrency: int,
     version: str,
     worker: type[WorkerRow] = WorkerRow,
+    schedule: type[Schedule] = Schedule,
 ) -> Executable:
-    """Insert the row of a worker process; or, where it is there, say that the process was seen now."""
+    """Insert the row of a worker process; or, where it is there, say that the process was seen now.
+
+    Returns the seconds until a schedule is due, or NULL: it costs a worker no statement to know that there is none.
+    """
     row = insert(worker).values(
         id=id, host=host, pid=pid, queues=list(queues), concurrency=concurrency, version=version
     )  # fmt: skip
-    return row.on_conflict_do_update(index_elements=["id"], set_={"seen_at": func.now()})
+    return row.on_conflict_do_update(index_elements=["id"], set_={"seen_at": func.now()}).returning(
+        next_look(schedule=schedule).scalar_subquery()
+    )
 
 
 def remove_worker(id: uuid.UUID, *, worker: type[WorkerRow] = WorkerRow) -> Executable:

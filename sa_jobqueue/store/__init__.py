@@ -19,6 +19,7 @@ from .leases import Expired, Renewal
 from .notes import LogLines, Report
 from .outcomes import Answer, alike, kept_for_now
 from .pruning import Pruned
+from .schedules import Definition, Ticked, definition_of
 from .store import Store, default_store, store_of
 from .tables import Tables
 from .unique import started_keys, without_key
@@ -30,6 +31,7 @@ __all__ = [
     "MOST_TEXT",
     "Answer",
     "ClaimRequest",
+    "Definition",
     "Expired",
     "Fault",
     "LogLines",
@@ -39,8 +41,10 @@ __all__ = [
     "Store",
     "Tables",
     "Texts",
+    "Ticked",
     "alike",
     "default_store",
+    "definition_of",
     "end_backend",
     "fault_of",
     "is_data_fault",

@@ -7,6 +7,7 @@ from .leases import Leases
 from .notes import JobNotes
 from .outcomes import Outcomes
 from .pruning import Pruning
+from .schedules import Schedules
 from .tables import Tables
 from .unique import UniqueKeys
 from .waking import Waking
@@ -15,7 +16,7 @@ from .workers import Workers
 __all__ = ["Store", "default_store", "store_of"]
 
 
-class Store(Outcomes, Leases, JobNotes, Pruning, UniqueKeys, Waking, Workers):
+class Store(Outcomes, Leases, JobNotes, Pruning, UniqueKeys, Schedules, Waking, Workers):
     """What a worker does to one bundle of tables.
 
     It holds its statements, and nothing of any connection: threads and workers may share it.

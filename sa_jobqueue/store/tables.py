@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
-from ..models import Job, LogPart, Progress, UniqueKey, Uptime, WorkerRow
+from ..models import Job, LogPart, Progress, Schedule, UniqueKey, Uptime, WorkerRow
 
 __all__ = ["OfTables", "Tables"]
 
@@ -24,9 +24,10 @@ class Tables:
     unique_key: type[UniqueKey] = UniqueKey
     progress: type[Progress] = Progress
     log: type[LogPart] = LogPart
+    schedule: type[Schedule] = Schedule
 
     def __post_init__(self) -> None:
-        classes = (self.job, self.worker, self.uptime, self.unique_key, self.progress, self.log)
+        classes = (self.job, self.worker, self.uptime, self.unique_key, self.progress, self.log, self.schedule)
         schemas = {str(one.__table__.schema): one.__name__ for one in classes}
         if len(schemas) > 1:
             found = ", ".join(f"{name} in {schema}" for schema, name in schemas.items())

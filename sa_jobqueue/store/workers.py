@@ -28,14 +28,18 @@ class Workers(OfTables):
         queues: Sequence[str],
         concurrency: int,
         version: str,
-    ) -> None:
-        """Write this worker process down; also after its row was pruned while it was away."""
-        connection.execute(
+    ) -> float | None:
+        """Write this worker process down; also after its row was pruned while it was away.
+
+        Returns the seconds until a schedule is due; None if there is none.
+        """
+        next_look: float | None = connection.scalar(
             enrol_worker(
                 id=worker, host=host, pid=pid, queues=queues, concurrency=concurrency, version=version,
-                worker=self.tables.worker,
+                worker=self.tables.worker, schedule=self.tables.schedule,
             )
         )  # fmt: skip
+        return next_look
 
     def forget_workers(self, connection: Connection, *, unseen_for: timedelta) -> int:
         """Strike off the workers that have not been seen for `unseen_for`; how many they were."""

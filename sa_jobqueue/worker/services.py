@@ -34,6 +34,7 @@ from .maintenance.presence import Presence
 from .maintenance.prune import Prune
 from .maintenance.renew import Renewal
 from .maintenance.rescue import Rescue
+from .maintenance.schedules import EnqueueTicks
 from .maintenance.timeouts import Timeouts
 from .maintenance.unique import FreeKeys
 from .observer import Observer
@@ -156,6 +157,7 @@ class Services:
             self.listener = Listener(engine, self._heard, worker=worker, store=store)
         self.watchdog = Watchdog(loop, self.runs, hopeless)
         self.cancels = Cancels(connector, self.runs, self._is_listening)
+        self.ticks = EnqueueTicks(connector, spec.registry)
         self.maintenance = Maintenance(
             connector,
             timeouts=Timeouts(
@@ -167,10 +169,11 @@ class Services:
                 hoard=settings.hoard,
             ),
             renewal=Renewal(connector, self.runs),
-            presence=Presence(connector, spec.id, spec.queues),
+            presence=Presence(connector, spec.id, spec.queues, next_look=self.ticks.hear),
             notes=WriteNotes(connector, self.runs.notes),
             others=[
                 self.cancels,
+                self.ticks,
                 Rescue(connector, registry=spec.registry, observer=self.observer, max_rescues=settings.max_rescues),
                 Prune(connector, every=settings.prune_every),
                 FreeKeys(connector, every=settings.prune_every),
@@ -267,6 +270,8 @@ class Services:
             return
         if payload is None:
             self.claimer.notify(None)
+        else:
+            self.ticks.announce()
         self.cancels.announce()
         self.maintenance.wake()
 

@@ -18,6 +18,7 @@ PLAIN = {
     "async",
     "count",
     "error",
+    "every",
     "expired",
     "insert",
     "many",

@@ -52,7 +52,7 @@ DDL = [
 NOT_A_PRODUCERS = {
     "id": "1000000", "status": "'running'", "claims": "7", "claim_token": "7", "attempt": "3", "rescues": "1", "worker": "'somebody'",
     "created_at": "now()", "claimed_at": "now()", "lease_expires_at": "now()", "finished_at": "now()", "purge_at": "now()",
-    "cancel_requested_at": "now()", "errors": "'[]'", "result": "'1'", "duplicate_of": "1",
+    "cancel_requested_at": "now()", "errors": "'[]'", "result": "'1'", "duplicate_of": "1", "schedule_id": "1", "tick_at": "now()", "ticks": "1",
 }  # fmt: skip
 INSERT = "INSERT INTO sa_jobqueue.job (task) VALUES ('a_task')"
 #: What makes a job another one.
@@ -461,7 +461,7 @@ def test_repeated_grants_change_nothing(make_role: MakeRole, database_url: str) 
     before = privileges(database_url)
     every = [part for one in Can for part in ("--can", one)]
     said = output("grants", "--role", name_in(url), *every, *every, "--apply", url=database_url)
-    assert said == f"role {name_in(url)} can enqueue, work, read, admin in schema sa_jobqueue\n"
+    assert said == f"role {name_in(url)} can enqueue, work, read, schedule, admin in schema sa_jobqueue\n"
     assert privileges(database_url) == before
 
 

@@ -48,6 +48,22 @@ from sa_jobqueue.statements.notes import (
 )
 from sa_jobqueue.statements.overview import count_expired, list_workers
 from sa_jobqueue.statements.prune import first_over, postpone_purge, prune_page
+from sa_jobqueue.statements.schedules import (
+    MOVE,
+    declared_schedules,
+    due_schedules,
+    enqueue_ticks,
+    failing_schedules,
+    live_jobs,
+    lock_declared,
+    move_schedules,
+    next_look,
+    pause_failing,
+    pause_undeclared,
+    resume_declared,
+    say_declared,
+    set_aside,
+)
 from sa_jobqueue.statements.waking import channel_of, open_gates
 from sa_jobqueue.statements.workers import end_backend, enrol_worker, forget_workers, places_of, remove_worker
 
@@ -79,6 +95,13 @@ BATCHES: dict[str, Callable[[int], object]] = {
         lease=60.0,
         after={(f"q{i}", 4): (_TIME.timestamp(), i) for i in range(n)},
     ),
+    "live_jobs": lambda n: live_jobs(range(n)),
+    "failing_schedules": lambda n: failing_schedules(range(n)),
+    "pause_failing": lambda n: pause_failing(range(n)),
+    "move_schedules": lambda n: move_schedules(**{name: range(n) for name in MOVE}),
+    "declared_schedules": lambda n: declared_schedules([f"s{i}" for i in range(n)]),
+    "say_declared": lambda n: say_declared([f"s{i}" for i in range(n)]),
+    "resume_declared": lambda n: resume_declared([f"s{i}" for i in range(n)]),
     "apply_changes": lambda n: apply_changes([_change(i) for i in range(n)]),
     "apply_changes_waiting": lambda n: apply_changes([_change(i) for i in range(n)], skip_locked=False),
     "complete_jobs": lambda n: complete_jobs(ids=range(n), tokens=[1] * n, retain=[60.0] * n),
@@ -137,6 +160,13 @@ SINGLE: dict[str, Callable[[], object]] = {
     "enrol_worker": lambda: enrol_worker(id=_WORKER, host="a", pid=1, queues=["q"], concurrency=1, version="1"),
     "remove_worker": lambda: remove_worker(_WORKER),
     "forget_workers": lambda: forget_workers(unseen_for=timedelta(days=1)),
+    "next_look": next_look,
+    "due_schedules": lambda: due_schedules(limit=500),
+    "due_schedule": lambda: due_schedules(limit=1, only=7),
+    "enqueue_ticks": lambda: enqueue_ticks(schedules=[7], times=[0.0], numbers=[1], delays=[0.0]),
+    "set_aside": lambda: set_aside(7, error="because", seconds=60.0),
+    "pause_undeclared": lambda: pause_undeclared(after=timedelta(minutes=5)),
+    "lock_declared": lambda: lock_declared("report"),
     "end_backend": lambda: end_backend(1, application="a", seconds=1.0),
     "drop_stray_progress": lambda: drop_stray_progress(after=5, limit=10),
     "drop_stray_logs": lambda: drop_stray_logs(after=5, limit=10),

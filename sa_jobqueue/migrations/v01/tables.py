@@ -31,6 +31,9 @@ UP = (
         result jsonb,
         uniqueness jsonb,
         duplicate_of bigint,
+        schedule_id bigint,
+        tick_at timestamptz,
+        ticks integer,
         CONSTRAINT job_pkey PRIMARY KEY (id) WITH (fillfactor = 45),
         CONSTRAINT job_status_check
             CHECK (status IN ('queued', 'blocked', 'running', 'completed', 'failed', 'cancelled')),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 from sqlalchemy import Connection
@@ -26,17 +26,25 @@ _FORGET = timedelta(days=1)
 
 
 class Presence(Chore):
-    """Keeps this worker's row in the table of workers."""
+    """Keeps this worker's row in the table of workers. `next_look`: is told after how many seconds a schedule is due, or None."""
 
-    def __init__(self, connector: Connector, worker: uuid.UUID, queues: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        worker: uuid.UUID,
+        queues: Mapping[str, int],
+        *,
+        next_look: Callable[[float | None], None],
+    ) -> None:
         super().__init__(max(min(connector.lease / 3, 20.0), 1.0))
         self._connector, self._worker, self._queues = connector, worker, queues
+        self._next_look = next_look
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Say that we are alive, and strike off workers that were not seen for long."""
         try:
             with self._connector.begin(connection):
-                self._connector.store.enrol(
+                seconds = self._connector.store.enrol(
                     connection,
                     self._worker,
                     host=socket.gethostname(),
@@ -46,6 +54,7 @@ class Presence(Chore):
                     version=__version__,
                 )
                 self._connector.store.forget_workers(connection, unseen_for=_FORGET)
+            self._next_look(seconds)
         except DBAPIError as error:
             if fault_of(error) is not Fault.LATE:
                 raise

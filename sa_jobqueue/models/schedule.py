@@ -1,0 +1,251 @@
+"""A schedule as a mapped class."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
+
+from sqlalchemy import (
+    DDL,
+    BigInteger,
+    CheckConstraint,
+    Identity,
+    Index,
+    Integer,
+    SmallInteger,
+    Text,
+    UniqueConstraint,
+    event,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import Mapped, mapped_column, validates
+
+from ..durations import Duration, seconds_of
+from ..errors import OptionError
+from ..schedules import Every, Missed, expression_of, rule_of
+from .base import Base
+from .json_text import JsonObject, JsonText
+
+__all__ = ["Overlap", "Schedule"]
+
+Overlap: TypeAlias = Literal["allow", "skip", "queue_one", "cancel_running"]
+
+#: The largest `pause_after`.
+_MOST_FAILURES = 1_000
+
+
+class _Call(Protocol):
+    """`options.Call`, which is a floor above."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def args(self) -> str: ...
+    @property
+    def queue(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def max_attempts(self) -> int: ...
+    @property
+    def meta(self) -> str: ...
+    @property
+    def uniqueness(self) -> str | None: ...
+
+
+class _Task(Protocol):
+    def call(self, /, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class Schedule(Base):
+    """A job to be enqueued again and again, at set times.
+
+    `rule`: a cron expression of five fields, "0 7 * * mon-fri", read in `timezone`; or `every(...)`. `job`: a task with the `args`
+    of its jobs; or a call, `task.call(...)`, which takes keywords as well and is checked by type checkers. `name`: 1 to 200
+    characters, of one schedule in the database; the task's name if it is not given.
+
+    `missed`, what to do about ticks at which no worker was there: "once", one job for all of them; "skip", none; "all", a job for
+    each. `catch_up`: how late a tick may be enqueued, in seconds or as a timedelta; None: however late.
+
+    `overlap`, if a job of this schedule is not finished when the next tick comes: "allow", enqueue another; "skip", leave the tick
+    out; "queue_one", enqueue one job when the other has ended, for all ticks meanwhile; "cancel_running", cancel the other.
+
+    `jitter`: each job is due up to this much later than its tick, by chance; in seconds or as a timedelta. `pause_after`: pause
+    when this many jobs in a row have failed.
+
+    Raises OptionError for a value that cannot be used, PayloadError for arguments that do not fit the task.
+    """
+
+    __tablename__ = "schedule"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
+    name: Mapped[str]
+    expression: Mapped[str]
+    """The rule as text: a cron expression, or "every" and an interval."""
+    timezone: Mapped[str] = mapped_column(server_default=text("'UTC'"))
+    """The name of the zone in which a cron expression is read."""
+    missed: Mapped[str] = mapped_column(server_default=text("'once'"))
+    catch_up: Mapped[float | None]
+    """Seconds; None: however late."""
+    overlap: Mapped[str] = mapped_column(server_default=text("'allow'"))
+    jitter: Mapped[float] = mapped_column(server_default=text("0"))
+    """Seconds."""
+    pause_after: Mapped[int | None] = mapped_column(Integer)
+    task: Mapped[str]
+    args: Mapped[dict[str, Any]] = mapped_column(JsonObject(), server_default=text("'{}'::jsonb"))
+    queue: Mapped[str] = mapped_column(server_default=text("'default'"))
+    priority: Mapped[int] = mapped_column(SmallInteger, server_default=text("4"))
+    max_attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("10"))
+    meta: Mapped[dict[str, Any]] = mapped_column(JsonObject(), server_default=text("'{}'::jsonb"))
+    uniqueness: Mapped[dict[str, Any] | None] = mapped_column(JsonObject(none_as_null=True))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    counts_from: Mapped[datetime] = mapped_column(server_default=func.now())
+    """From when the first tick is counted: since the schedule was made, or its rule changed, or its pause ended."""
+    next_at: Mapped[datetime | None]
+    """The next tick; None until a worker has worked it out."""
+    due_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    """When a worker looks at it next."""
+    last_tick_at: Mapped[datetime | None]
+    """The last tick for which a job was enqueued."""
+    waiting_since: Mapped[datetime | None]
+    """The tick that waits for the end of the job before it: with `overlap="queue_one"`."""
+    left_out: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    """Ticks for which no job was enqueued: missed, or because of `overlap`."""
+    paused_at: Mapped[datetime | None]
+    """Since when it is paused; None: it is not. It may be set."""
+    paused_by: Mapped[str | None]
+    """Who paused it: "operator"; "failures", see `pause_after`; or "undeclared": no code declares it any more."""
+    pause_reason: Mapped[str | None]
+    error: Mapped[str | None]
+    """Why a worker could not work out its ticks, or enqueue a job; None: it could."""
+    declared_at: Mapped[datetime | None]
+    """When a worker's code declared it last as it is; None: it was not made by code."""
+    declared: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    """What code has declared. A column that differs from it was edited by hand, and is left alone."""
+    definitions: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
+    """Digests of what code has declared so far; the last is the current one."""
+
+    def __init__(
+        self,
+        rule: str | Every,
+        job: _Task | _Call,
+        /,
+        *args: Any,
+        name: str | None = None,
+        timezone: str = "UTC",
+        missed: Missed = "once",
+        catch_up: Duration | None = None,
+        overlap: Overlap = "allow",
+        jitter: Duration = 0.0,
+        pause_after: int | None = None,
+    ) -> None:
+        call: _Call
+        given: Any = job
+        if isinstance(given, tuple):
+            if args:
+                raise OptionError(
+                    "a call has its arguments already: schedule(rule, task.call(...)) or schedule(rule, task, ...)"
+                )
+            call = cast(_Call, given)
+        elif callable(getattr(given, "call", None)):
+            call = given.call(*args)
+        else:
+            raise OptionError(
+                f"a schedule takes a task or a call, task.call(...), not {job!r}: decorate the function with @task"
+            )
+        if getattr(call, "run_at", None):  # a delay of 0 is none
+            raise OptionError(
+                "a schedule says when its jobs are due: give the task no run_at and no delay, but perhaps jitter="
+            )
+        super().__init__(
+            name=call.task if name is None else name,
+            expression=rule,
+            timezone=timezone,
+            missed=missed,
+            catch_up=catch_up,
+            overlap=overlap,
+            jitter=jitter,
+            pause_after=pause_after,
+            task=call.task,
+            args=JsonText(call.args),
+            queue=call.queue,
+            priority=call.priority,
+            max_attempts=call.max_attempts,
+            meta=JsonText(call.meta),
+            uniqueness=None if call.uniqueness is None else JsonText(call.uniqueness),
+        )
+        if missed == "all" and overlap != "allow":
+            raise OptionError(f'missed="all" makes several jobs at once, which overlap={overlap!r} does not allow')
+        rule_of(self.expression, self.timezone)
+
+    @validates("name", "timezone")
+    def _check_text(self, key: str, value: object) -> str:
+        longest = 200 if key == "name" else 100
+        if not isinstance(value, str) or not 1 <= len(value) <= longest or "\0" in value:
+            raise OptionError(f"a schedule's {key} must be a text of 1 to {longest} characters, not {value!r}")
+        if key == "timezone" and "expression" in vars(self):
+            rule_of(self.expression, value)
+        return value
+
+    @validates("expression")
+    def _check_rule(self, key: str, value: object) -> str:
+        rule = rule_of(value, vars(self).get("timezone", "UTC"))
+        return expression_of(rule)
+
+    @validates("missed", "overlap")
+    def _check_choice(self, key: str, value: object) -> object:
+        allowed = get_args(Missed if key == "missed" else Overlap)
+        if value not in allowed:
+            raise OptionError(f"a schedule's {key} must be one of {', '.join(allowed)}, not {value!r}")
+        return value
+
+    @validates("catch_up", "jitter")
+    def _check_duration(self, key: str, value: Duration | None) -> float | None:
+        if value is None and key == "catch_up":
+            return None
+        try:
+            return seconds_of(cast(Duration, value), what=f"a schedule's {key}")
+        except (TypeError, ValueError, OverflowError) as error:
+            raise OptionError(str(error)) from error
+
+    @validates("pause_after")
+    def _check_number(self, key: str, value: object) -> object:
+        if value is not None and (type(value) is not int or not 1 <= value <= _MOST_FAILURES):
+            raise OptionError(
+                f"a schedule's {key} must be an integer from 1 to {_MOST_FAILURES:,}, or None, not {value!r}"
+            )
+        return value
+
+    def __repr__(self) -> str:
+        state = self.__dict__
+        paused = ", paused" if state.get("paused_at") else ""
+        return f"<Schedule {state.get('name')!r}: {state.get('expression')!r}{paused}>"
+
+    __table_args__ = (
+        UniqueConstraint("name", name="schedule_name_key"),
+        CheckConstraint("char_length(name) BETWEEN 1 AND 200", name="schedule_name_check"),
+        CheckConstraint("char_length(expression) BETWEEN 1 AND 500", name="schedule_expression_check"),
+        CheckConstraint("char_length(timezone) BETWEEN 1 AND 100", name="schedule_timezone_check"),
+        CheckConstraint("missed IN ('once', 'skip', 'all')", name="schedule_missed_check"),
+        CheckConstraint("catch_up BETWEEN 0 AND 3155760000", name="schedule_catch_up_check"),
+        CheckConstraint("overlap IN ('allow', 'skip', 'queue_one', 'cancel_running')", name="schedule_overlap_check"),
+        CheckConstraint("jitter BETWEEN 0 AND 3155760000", name="schedule_jitter_check"),
+        CheckConstraint("pause_after BETWEEN 1 AND 1000", name="schedule_pause_after_check"),
+        CheckConstraint("paused_by IN ('operator', 'failures', 'undeclared')", name="schedule_paused_by_check"),
+        CheckConstraint("char_length(task) BETWEEN 1 AND 200", name="schedule_task_check"),
+        CheckConstraint("char_length(queue) BETWEEN 1 AND 200", name="schedule_queue_check"),
+        CheckConstraint("priority BETWEEN 0 AND 9", name="schedule_priority_check"),
+        CheckConstraint("max_attempts >= 1", name="schedule_max_attempts_check"),
+        Index("schedule_due_idx", "due_at", postgresql_where=text("paused_at IS NULL")),
+    )
+
+
+event.listen(
+    Schedule.__table__,
+    "after_create",
+    DDL(  # type: ignore[no-untyped-call]
+        "ALTER TABLE %(fullname)s SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000)"
+    ),
+)

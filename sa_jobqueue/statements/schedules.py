@@ -1,0 +1,317 @@
+"""Schedules: which are due, the jobs of their ticks, and what code declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Executable,
+    Float,
+    FromClause,
+    Integer,
+    Select,
+    Table,
+    Text,
+    bindparam,
+    func,
+    literal_column,
+    null,
+    select,
+    type_coerce,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+
+from ..lifecycle import JobStatus
+from ..models import Job, Schedule, schema_function, status_literal
+from ._parts import array, epoch, epoch_of, in_seconds, members, rows, table_of
+
+__all__ = [
+    "DEFINED",
+    "MOVE",
+    "change_declared",
+    "declare_new",
+    "declared_schedules",
+    "due_schedules",
+    "enqueue_ticks",
+    "failing_schedules",
+    "live_jobs",
+    "lock_declared",
+    "move_schedules",
+    "next_look",
+    "pause_failing",
+    "pause_undeclared",
+    "resume_declared",
+    "say_declared",
+    "set_aside",
+]
+
+
+#: What a definition says, beside the name.
+DEFINED = (
+    "expression", "timezone", "missed", "catch_up", "overlap", "jitter", "pause_after", "task", "args", "queue", "priority",
+    "max_attempts", "meta", "uniqueness",
+)  # fmt: skip
+
+
+def schedule_table(schedule: type[Schedule]) -> Table:
+    """The table behind the mapped class."""
+    table: FromClause = schedule.__table__
+    assert isinstance(table, Table)
+    return table
+
+
+def next_look(*, schedule: type[Schedule] = Schedule) -> Select[Any]:
+    """Seconds until a worker has to look at a schedule next; no row if there is none."""
+    columns = schedule_table(schedule).c
+    return (
+        select(type_coerce(epoch(columns.due_at) - epoch(func.clock_timestamp()), Float()))
+        .where(columns.paused_at.is_(None))
+        .order_by(columns.due_at)
+        .limit(literal_column("1"))
+    )
+
+
+def due_schedules(*, limit: int, only: int | None = None, schedule: type[Schedule] = Schedule) -> Executable:
+    """The schedules that are due, locked; those that another transaction has locked are left. `only`: this one, if it is due.
+
+    Times come in seconds since 1970, because a `datetime` cannot hold them all; and the database's now() with them.
+    """
+    columns = schedule_table(schedule).c
+    this = [] if only is None else [columns.id == bindparam("only_id", only, BigInteger)]
+    return (
+        select(
+            columns.id, columns.name, columns.expression, columns.timezone, columns.missed, columns.catch_up, columns.overlap,
+            columns.jitter, columns.pause_after, epoch_of(columns.counts_from), epoch_of(columns.next_at),
+            epoch_of(columns.waiting_since), columns.error, epoch(func.now()).label("now"),
+        )
+        .where(columns.paused_at.is_(None), columns.due_at <= func.now(), *this)
+        .order_by(columns.due_at, columns.id)
+        .limit(bindparam("page", limit, Integer))
+        .with_for_update(key_share=True, skip_locked=True)
+    )  # fmt: skip
+
+
+def live_jobs(ids: Sequence[int], *, job: type[Job] = Job) -> Executable:
+    """Those of these schedules that have jobs which have not finished."""
+    columns = table_of(job).c
+    wanted = rows("wanted", id=array("schedule_ids", ids, BigInteger()))
+    # Not EXISTS, which may be planned as a hash over all live jobs.
+    live = (
+        select(literal_column("true", Boolean))
+        .where(columns.schedule_id == wanted.c.id, columns.finished_at.is_(None))
+        .limit(literal_column("1"))
+        .correlate(wanted)
+        .scalar_subquery()
+    )
+    return select(wanted.c.id).where(live)
+
+
+def failing_schedules(ids: Sequence[int], *, job: type[Job] = Job, schedule: type[Schedule] = Schedule) -> Executable:
+    """Those of these schedules whose last `pause_after` finished jobs have all failed, since they began to count."""
+    jobs, table = table_of(job).c, schedule_table(schedule)
+    last = (
+        select(jobs.status)
+        .where(jobs.schedule_id == table.c.id, jobs.finished_at >= table.c.counts_from)
+        .order_by(jobs.finished_at.desc())
+        .limit(table.c.pause_after)
+        .correlate(table)
+        .subquery("last")
+    )
+    failed = (
+        select(func.count().filter(last.c.status == status_literal(JobStatus.FAILED)))
+        .correlate(table)
+        .scalar_subquery()
+    )
+    wanted = table.c.id == func.any(array("schedule_ids", ids, BigInteger()))
+    return select(table.c.id).where(wanted, failed >= table.c.pause_after)
+
+
+def enqueue_ticks(
+    *,
+    schedules: Sequence[int],
+    times: Sequence[float],
+    numbers: Sequence[int],
+    delays: Sequence[float],
+    schedule: type[Schedule] = Schedule,
+) -> Executable:
+    """Insert a job for each tick: of which schedule it is, when it is, in seconds since 1970, for how many it stands, and how many
+    seconds after it the job is due. Returns their ids.
+
+    It calls a function of the schema, because a worker's role may insert no other jobs.
+    """
+    call = schema_function(
+        "enqueue_ticks",
+        schedule_table(schedule).schema,
+        array("tick_schedules", schedules, BigInteger()),
+        array("tick_times", times, Float(53)),
+        array("tick_numbers", numbers, Integer()),
+        array("tick_delays", delays, Float(53)),
+        of=BigInteger(),
+    )
+    return select(call.label("id"))
+
+
+#: The columns of `move_schedules`, each an array: the schedule, its next tick, when to look at it next (None: at the next tick), the
+#: last tick for which a job was enqueued, the tick that waits; all in seconds since 1970. And how many ticks were left out.
+MOVE: Mapping[str, Any] = {
+    "id": BigInteger(), "next_at": Float(53), "due_at": Float(53), "last_tick_at": Float(53), "waiting_since": Float(53),
+    "left_out": BigInteger(),
+}  # fmt: skip
+
+
+def move_schedules(*, schedule: type[Schedule] = Schedule, **given: Sequence[Any]) -> Executable:
+    """Write what a look at these schedules has brought; see `MOVE`. A schedule without a next tick has no more."""
+    table = schedule_table(schedule)
+    move = rows("move", **{name: array(f"move_{name}", given[name], of) for name, of in MOVE.items()})
+    never: ColumnElement[Any] = literal_column("'infinity'::timestamptz")
+    return (
+        update(table)
+        .where(members(table.c.id, select(move.c.id)), table.c.id == move.c.id)
+        .values(
+            next_at=func.to_timestamp(move.c.next_at),
+            due_at=func.coalesce(func.to_timestamp(func.coalesce(move.c.due_at, move.c.next_at)), never),
+            last_tick_at=func.coalesce(func.to_timestamp(move.c.last_tick_at), table.c.last_tick_at),
+            waiting_since=func.to_timestamp(move.c.waiting_since),
+            left_out=table.c.left_out + move.c.left_out,
+            error=null(),
+        )
+    )
+
+
+def set_aside(id: int, *, error: str, seconds: float, schedule: type[Schedule] = Schedule) -> Executable:
+    """Write down why nothing could be done about a schedule. It is looked at again after `seconds`.
+
+    Returns its name, and the error that it had before.
+    """
+    table = schedule_table(schedule)
+    this = (
+        select(table.c.id, table.c.error)
+        .where(table.c.id == bindparam("this_id", id, BigInteger))
+        .with_for_update(key_share=True)
+        .cte("this")
+    )
+    return (
+        update(table)
+        .where(table.c.id == this.c.id)
+        .values(error=bindparam("reason", error, Text), due_at=in_seconds(seconds, name="delay_seconds"))
+        .returning(table.c.name, this.c.error.label("before"))
+    )
+
+
+def pause_failing(ids: Sequence[int], *, schedule: type[Schedule] = Schedule) -> Executable:
+    """Pause schedules whose last jobs have failed. Returns their names."""
+    columns = schedule_table(schedule).c
+    return (
+        update(schedule_table(schedule))
+        .where(columns.id == func.any(array("schedule_ids", ids, BigInteger())), columns.paused_at.is_(None))
+        .values(
+            paused_at=func.now(),
+            paused_by=literal_column("'failures'"),
+            pause_reason=func.concat(
+                literal_column("'its last '"), columns.pause_after, literal_column("' jobs have failed'")
+            ),
+        )
+        .returning(columns.name, columns.pause_after)
+    )
+
+
+def declared_schedules(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> Executable:
+    """What is there of these schedules: name; whether it was made by code; digest of the current definition; seconds since when that
+    was declared last; whether it is paused because no code declared it.
+    """
+    columns = schedule_table(schedule).c
+    current = columns.definitions[func.cardinality(columns.definitions)]
+    return select(
+        columns.name,
+        current.label("current"),
+        (epoch(func.now()) - epoch(columns.declared_at)).label("age"),
+        (columns.paused_by == literal_column("'undeclared'")).label("undeclared"),
+    ).where(columns.name == func.any(array("schedule_names", names, Text())))
+
+
+def declare_new(*, values: Mapping[str, Any], digest: str, schedule: type[Schedule] = Schedule) -> Executable:
+    """Insert a schedule that code declares. Nothing happens if its name is there."""
+    made = insert(schedule_table(schedule)).values(
+        **values, declared=dict(values), definitions=[digest], declared_at=func.now()
+    )
+    return made.on_conflict_do_nothing(index_elements=["name"]).returning(literal_column("1"))
+
+
+def lock_declared(name: str, *, schedule: type[Schedule] = Schedule) -> Executable:
+    """One schedule that code has declared, locked: its definition in the row, what code had declared, and the digests so far.
+
+    Nothing if another transaction has locked it just now.
+    """
+    columns = schedule_table(schedule).c
+    own = [columns[key] for key in DEFINED]
+    return (
+        select(*own, columns.declared, columns.definitions)
+        .where(columns.name == name, columns.declared_at.is_not(None))
+        .with_for_update(key_share=True, skip_locked=True)
+    )
+
+
+def change_declared(
+    name: str,
+    *,
+    changes: Mapping[str, Any],
+    declared: Mapping[str, Any],
+    definitions: Sequence[str],
+    schedule: type[Schedule] = Schedule,
+) -> Executable:
+    """Write a new definition: the columns that are to change, and what code says of all of them."""
+    table = schedule_table(schedule)
+    return (
+        update(table)
+        .where(table.c.name == name)
+        .values(**changes, declared=dict(declared), definitions=list(definitions), declared_at=func.now())
+    )
+
+
+def say_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> Executable:
+    """These schedules are declared by a living worker. A row that another transaction has locked is left."""
+    table = schedule_table(schedule)
+    mine = (
+        select(table.c.id)
+        .where(table.c.name == func.any(array("schedule_names", names, Text())))
+        .order_by(table.c.id)
+        .with_for_update(key_share=True, skip_locked=True)
+        .cte("mine")
+        .prefix_with("MATERIALIZED")
+    )
+    return update(table).where(members(table.c.id, select(mine.c.id))).values(declared_at=func.now())
+
+
+def resume_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> Executable:
+    """Schedules that were paused because no code declared them go on. Returns their names."""
+    columns = schedule_table(schedule).c
+    return (
+        update(schedule_table(schedule))
+        .where(
+            columns.name == func.any(array("schedule_names", names, Text())),
+            columns.paused_by == literal_column("'undeclared'"),
+        )
+        .values(paused_at=null())
+        .returning(columns.name)
+    )
+
+
+def pause_undeclared(*, after: timedelta, schedule: type[Schedule] = Schedule) -> Executable:
+    """Pause the schedules that code had declared, and that none has for this long. Returns their names."""
+    columns = schedule_table(schedule).c
+    return (
+        update(schedule_table(schedule))
+        .where(columns.paused_at.is_(None), columns.declared_at < func.now() - after)
+        .values(
+            paused_at=func.now(),
+            paused_by=literal_column("'undeclared'"),
+            pause_reason=literal_column("'no worker''s code declares it any more'"),
+        )
+        .returning(columns.name)
+    )

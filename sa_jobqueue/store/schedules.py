@@ -1,0 +1,330 @@
+"""Enqueueing the ticks of schedules, and writing down what code declares."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from ..errors import OptionError
+from ..models import Schedule
+from ..schedules import due_ticks, rule_of
+from ..statements.admin import cancel_jobs
+from ..statements.schedules import (
+    DEFINED,
+    MOVE,
+    change_declared,
+    declare_new,
+    declared_schedules,
+    due_schedules,
+    enqueue_ticks,
+    failing_schedules,
+    live_jobs,
+    lock_declared,
+    move_schedules,
+    next_look,
+    pause_failing,
+    pause_undeclared,
+    resume_declared,
+    say_declared,
+    set_aside,
+)
+from .tables import OfTables
+
+__all__ = ["Declaring", "Definition", "Schedules", "Ticked", "definition_of"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: Seconds between two looks at a tick that waits for the end of another job.
+_LOOK_AGAIN = 1.0
+#: Seconds until a schedule is tried again about which nothing could be done.
+_SET_ASIDE = 60.0
+#: A worker says again what it declares when it was said this long ago.
+_SAY_AGAIN = 30.0
+#: Seconds for which the ticks of a page are worked out. After an outage of days that may take milliseconds for each schedule.
+_LONGEST_THOUGHT = 0.5
+#: Digests that are kept of a schedule's former definitions.
+_FORMER = 100
+
+
+class Definition(NamedTuple):
+    """What code declares of a schedule, by column; and the digest of that."""
+
+    values: Mapping[str, Any]
+    digest: str
+
+
+def definition_of(schedule: Schedule) -> Definition:
+    """What a schedule that was made by code says."""
+    values = {name: getattr(schedule, name) for name in ("name", *DEFINED)}
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return Definition(values, hashlib.sha256(text.encode()).hexdigest()[:24])
+
+
+@dataclass(slots=True)
+class Ticked:
+    """What a look at due schedules has brought."""
+
+    ids: list[int] = field(default_factory=list)
+    """The schedules that were due."""
+    enqueued: int = 0
+    """How many jobs were enqueued."""
+    bad: list[tuple[str, str]] = field(default_factory=list)
+    """Schedules about which nothing could be done, with the reason; those that were named before left out."""
+    paused: list[tuple[str, int]] = field(default_factory=list)
+    """Schedules that were paused because so many jobs in a row have failed."""
+
+
+@dataclass(slots=True)
+class Declaring:
+    """What became of the schedules that code declares, by name."""
+
+    made: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    resumed: list[str] = field(default_factory=list)
+    superseded: list[str] = field(default_factory=list)
+    """Another definition is in use, of a newer release or of another application."""
+    taken: list[str] = field(default_factory=list)
+    """The name belongs to a schedule that was made at run time."""
+    locked: list[str] = field(default_factory=list)
+    """Another transaction has locked it just now."""
+
+
+class _Look(NamedTuple):
+    """A due schedule, its ticks that are to be enqueued, each with the number it stands for, and the time of the next."""
+
+    row: Any
+    ticks: Sequence[tuple[float, int]]
+    next_at: float | None
+    left_out: int
+    goes_on: bool
+    """Whether there are more ticks by now than are enqueued at once."""
+
+
+class _Move(NamedTuple):
+    """What is written of a schedule: see `MOVE`."""
+
+    id: int
+    next_at: float | None
+    due_at: float | None = None
+    last_tick_at: float | None = None
+    waiting_since: float | None = None
+    left_out: int = 0
+
+
+class _Step(NamedTuple):
+    """What is done about a schedule: the jobs to enqueue, as (schedule, tick, number of ticks, delay); what is written of it; and
+    whether its live jobs are cancelled.
+    """
+
+    jobs: Sequence[tuple[int, float, int, float]]
+    move: _Move
+    cancels: bool = False
+
+
+class Schedules(OfTables):
+    """What a worker does about schedules."""
+
+    def next_look(self, connection: Connection) -> float | None:
+        """Seconds until a worker has to look at a schedule next; None if there is none."""
+        found: float | None = connection.scalar(next_look(schedule=self.tables.schedule))
+        return found
+
+    def enqueue_due(
+        self,
+        connection: Connection,
+        result: Ticked,
+        *,
+        limit: int,
+        random: Callable[[], float],
+        only: int | None = None,
+    ) -> None:
+        """Enqueue the ticks of at most `limit` schedules that are due, and move them on. `only`: of this one.
+
+        They are locked until the transaction ends. So each tick is enqueued once, whichever worker is first. `result` is filled as
+        far as it came.
+        """
+        tables = self.tables
+        looks: list[_Look] = []
+        until = monotonic() + _LONGEST_THOUGHT
+        for row in connection.execute(due_schedules(limit=limit, only=only, schedule=tables.schedule)):
+            result.ids.append(row.id)
+            if looks and monotonic() > until:
+                continue  # it stays due
+            try:
+                looks.append(_look(row))
+            except (OptionError, OverflowError) as error:
+                if (name := self.set_aside(connection, row.id, str(error))) is not None:
+                    result.bad.append((name, str(error)))
+        failing, live = self._failing(connection, looks, result), self._live(connection, looks)
+        steps = [_step(look, live=look.row.id in live, random=random) for look in looks if look.row.id not in failing]
+        if cancelled := [step.move.id for step in steps if step.cancels]:
+            job = tables.job
+            connection.execute(
+                cancel_jobs(job.schedule_id.in_(cancelled), job.finished_at.is_(None), job=job, keys=tables.unique_key)
+            )
+        if jobs := [one for step in steps for one in step.jobs]:
+            schedules, times, numbers, delays = zip(*jobs, strict=True)
+            connection.execute(
+                enqueue_ticks(
+                    schedules=schedules, times=times, numbers=numbers, delays=delays, schedule=tables.schedule
+                )
+            )
+            result.enqueued = len(jobs)
+        if steps:
+            given = dict(zip(MOVE, zip(*(step.move for step in steps), strict=True), strict=True))
+            connection.execute(move_schedules(schedule=tables.schedule, **given))
+
+    def set_aside(self, connection: Connection, id: int, error: str, *, briefly: bool = False) -> str | None:
+        """Write down why nothing could be done about a schedule. Returns its name, or None if that was known."""
+        seconds = _LOOK_AGAIN if briefly else _SET_ASIDE
+        statement = set_aside(id, error=_clean(error), seconds=seconds, schedule=self.tables.schedule)
+        row = connection.execute(statement).first()
+        return None if row is None or row.before == _clean(error) else str(row.name)
+
+    def _failing(self, connection: Connection, looks: Sequence[_Look], result: Ticked) -> set[int]:
+        """Pause those of them whose jobs fail."""
+        asked = [look.row.id for look in looks if look.row.pause_after is not None and look.ticks]
+        if not asked:
+            return set()
+        failing = failing_schedules(asked, job=self.tables.job, schedule=self.tables.schedule)
+        ids = [row.id for row in connection.execute(failing)]
+        if ids:
+            paused = connection.execute(pause_failing(ids, schedule=self.tables.schedule))
+            result.paused = [(row.name, row.pause_after) for row in paused]
+        return set(ids)
+
+    def _live(self, connection: Connection, looks: Sequence[_Look]) -> set[int]:
+        asked = [look.row.id for look in looks if look.row.overlap != "allow" and look.ticks]
+        return {row.id for row in connection.execute(live_jobs(asked, job=self.tables.job))} if asked else set()
+
+    # ---- what code declares
+
+    def declare(self, connection: Connection, definitions: Mapping[str, Definition], *, gone: timedelta) -> Declaring:
+        """Write down what this worker's code declares.
+
+        A definition that was replaced does not come back while a living worker declares the one that replaced it; `gone`: one that
+        was not declared for that long has none. Columns that were edited by hand stay.
+        """
+        schedule, result = self.tables.schedule, Declaring()
+        there = {row.name: row for row in connection.execute(declared_schedules(list(definitions), schedule=schedule))}
+        said: list[str] = []
+        resumed: list[str] = []
+        for name, definition in definitions.items():
+            row = there.get(name)
+            if row is None:
+                made = declare_new(values=definition.values, digest=definition.digest, schedule=schedule)
+                if connection.execute(made).first() is not None:
+                    result.made.append(name)
+                else:
+                    result.locked.append(name)
+                continue
+            if row.age is None:
+                result.taken.append(name)
+                continue
+            if row.current != definition.digest and not self._replace(
+                connection, name, definition, result, gone=row.age > gone.total_seconds()
+            ):
+                continue
+            if row.undeclared:
+                resumed.append(name)
+            if row.age > _SAY_AGAIN:
+                said.append(name)
+        if said:
+            connection.execute(say_declared(said, schedule=schedule))
+        if resumed:
+            result.resumed = list(connection.scalars(resume_declared(resumed, schedule=schedule)))
+        return result
+
+    def _replace(
+        self, connection: Connection, name: str, definition: Definition, result: Declaring, *, gone: bool
+    ) -> bool:
+        row = connection.execute(lock_declared(name, schedule=self.tables.schedule)).first()
+        if row is None:
+            result.locked.append(name)
+            return False
+        known: list[str] = list(row.definitions or ())
+        if definition.digest in known and not gone:
+            result.superseded.append(name)
+            return False
+        before, values = row.declared or {}, definition.values
+        changes = {
+            column: values[column]
+            for column in DEFINED
+            if column in before and getattr(row, column) == before[column] != values[column]
+        }
+        digests = [one for one in known if one != definition.digest][-_FORMER:]
+        connection.execute(
+            change_declared(
+                name, changes=changes, declared=values, definitions=[*digests, definition.digest],
+                schedule=self.tables.schedule,
+            )
+        )  # fmt: skip
+        result.changed.append(name)
+        return True
+
+    def pause_undeclared(self, connection: Connection, *, after: timedelta) -> list[str]:
+        """Pause the schedules that no code has declared for this long. Returns their names."""
+        return list(connection.scalars(pause_undeclared(after=after, schedule=self.tables.schedule)))
+
+
+def _look(row: Any) -> _Look:
+    """What is to be done about a schedule by now. Raises OptionError if that cannot be worked out.
+
+    A tick that had to wait for another job is not missed: it is enqueued, together with those that came meanwhile.
+    """
+    rule = rule_of(row.expression, row.timezone)
+    now = _time(row.now, "now()")
+    if row.next_at is None:
+        next_at = rule.after(_time(row.counts_from, "counts_from"))
+    else:
+        next_at = _time(row.next_at, "next_at")
+    waits = row.waiting_since is not None
+    together = waits or (row.missed == "all" and row.overlap != "allow")
+    due = due_ticks(
+        rule,
+        next_at,
+        now,
+        missed="once" if together else row.missed,
+        catch_up=None if waits or row.catch_up is None else timedelta(seconds=row.catch_up),
+    )
+    ticks = [(at.timestamp(), number) for at, number in due.ticks]
+    return _Look(row, ticks, due.next_at.timestamp(), due.left_out, due.goes_on)
+
+
+def _time(seconds: float, what: str) -> datetime:
+    try:
+        return _EPOCH + timedelta(seconds=seconds)
+    except (OverflowError, ValueError) as error:
+        raise OptionError(f"{what} is not a time between the years 1 and 9999") from error
+
+
+def _step(look: _Look, *, live: bool, random: Callable[[], float]) -> _Step:
+    """What `overlap` makes of the ticks. `live`: whether a job of the schedule is not finished."""
+    row, ticks, left_out = look.row, look.ticks, look.left_out
+    if ticks and row.overlap != "allow":
+        ticks = [(ticks[-1][0], sum(number for _, number in ticks))]
+    clashes = live and bool(ticks)
+    if clashes and row.overlap == "queue_one":
+        first = ticks[0][0] if row.next_at is None else row.next_at
+        return _Step((), _Move(row.id, first, due_at=row.now + _LOOK_AGAIN, waiting_since=row.waiting_since or first))
+    if clashes and row.overlap == "skip":
+        left_out, ticks = left_out + ticks[0][1], []
+    jobs = [(row.id, at, number, row.jitter * random()) for at, number in ticks]
+    move = _Move(
+        row.id,
+        look.next_at,
+        due_at=row.now if look.goes_on else None,
+        last_tick_at=ticks[-1][0] if ticks else None,
+        left_out=left_out,
+    )
+    return _Step(jobs, move, cancels=clashes and row.overlap == "cancel_running")
+
+
+def _clean(error: str) -> str:
+    return error.replace("\0", "")[:1_000]

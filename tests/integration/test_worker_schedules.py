@@ -1,0 +1,159 @@
+"""Schedules through a worker: each tick in time, what code declares, and no cost where there is no schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select, text
+from sqlalchemy.orm import Session
+
+from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, Schedule, enqueue, every, task
+from tests.support.waiting import wait_until
+from tests.support.working import services_of, working
+
+SCHEDULE = Schedule.__table__
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+def add(engine: Engine, *schedules: Schedule) -> None:
+    with Session(engine) as session:
+        session.add_all(schedules)
+        session.commit()
+
+
+def schedule_of(engine: Engine, name: str) -> Schedule | None:
+    with Session(engine) as session:
+        return session.scalars(select(Schedule).where(Schedule.name == name)).one_or_none()
+
+
+def jobs(engine: Engine, *where: Any) -> Sequence[Job]:
+    with Session(engine) as session:
+        return session.scalars(select(Job).where(*where).order_by(Job.tick_at)).all()
+
+
+@pytest.mark.parametrize("listen", [True, False])
+def test_a_schedule_made_at_run_time_is_ticked_and_its_handlers_know_the_tick(
+    engine: Engine, url: str, registry: Registry, listen: bool
+) -> None:
+    """Sync and async. Where the worker listens, it hears of the schedule at once."""
+    seen: dict[str, tuple[datetime | None, int | None]] = {}
+
+    @task(registry=registry, name="sync")
+    def sync(ctx: JobContext, tenant: int) -> None:
+        seen["sync"] = ctx.tick_at, ctx.ticks
+
+    @task(registry=registry, name="async")
+    async def on_loop(ctx: AsyncJobContext, tenant: int) -> None:
+        seen["async"] = ctx.tick_at, ctx.ticks
+
+    with working(url, registry, listen=listen, lease=3.0) as worker:
+        wait_until(lambda: worker.state().listening == listen)
+        add(engine, Schedule(every(1), sync, 3), Schedule(every(1), on_loop, 4))
+        wait_until(lambda: len(seen) == 2)
+    made = {(job.tick_at, job.ticks) for job in jobs(engine)}
+    assert set(seen.values()) <= made
+    assert all(at is not None and at.tzinfo == UTC for at, _ in seen.values())
+
+
+def test_a_job_of_no_schedule_has_no_tick(engine: Engine, url: str, registry: Registry) -> None:
+    seen: list[Any] = []
+
+    @task(registry=registry, name="plain")
+    def plain(ctx: JobContext) -> None:
+        seen.append((ctx.tick_at, ctx.ticks))
+
+    with working(url, registry):
+        with Session(engine) as session:
+            session.add(enqueue(plain))
+            session.commit()
+        wait_until(lambda: seen)
+    assert seen == [(None, None)]
+
+
+def test_ticks_are_enqueued_in_time(engine: Engine, url: str, registry: Registry) -> None:
+    """Half of them within 50 ms, by the database's clock; a worker sleeps until the next tick, and not for an interval."""
+
+    @task(registry=registry, name="often")
+    def often() -> None: ...
+
+    add(engine, Schedule(every(1), often))
+    with working(url, registry, lease=60.0):
+        wait_until(lambda: len(jobs(engine)) >= 9)
+    late = [(job.created_at - job.tick_at).total_seconds() for job in jobs(engine) if job.tick_at][2:]
+    assert min(late) >= 0
+    assert median(late) < 0.05
+
+
+def test_what_code_declares_is_there_when_a_worker_has_begun(engine: Engine, url: str, registry: Registry) -> None:
+    @task(registry=registry, name="report", queue="reports")
+    def report(tenant: int) -> None: ...
+
+    registry.schedule("0 7 * * mon-fri", report, 3, timezone="Europe/Vienna", overlap="skip")
+    registry.schedule("30 2 * * *", report.call(tenant=4), name="nightly")
+    with working(url, registry):
+        wait_until(lambda: (row := schedule_of(engine, "nightly")) and row.next_at)
+        daily = wait_until(lambda: (row := schedule_of(engine, "report")) and row.next_at and row)
+    assert (daily.expression, daily.timezone, daily.queue, daily.args) == (
+        "0 7 * * mon-fri", "Europe/Vienna", "reports", {"tenant": 3},
+    )  # fmt: skip
+    assert daily.declared_at is not None
+
+
+def test_a_row_that_cannot_be_written_is_in_no_others_way(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trigger of the application's refuses its job: the batch fails, and then each schedule is ticked by itself."""
+
+    @task(registry=registry, name="counted")
+    def counted(n: int) -> None: ...
+
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$BEGIN RAISE check_violation USING MESSAGE = 'not this one'; END$$"
+            )
+        )
+        connection.execute(
+            text(
+                "CREATE TRIGGER refuse BEFORE INSERT ON sa_jobqueue.job FOR EACH ROW WHEN (NEW.args ->> 'n' = '3') "
+                "EXECUTE FUNCTION public.refuse()"
+            )
+        )
+    try:
+        add(engine, *(Schedule(every(1), counted, n, name=f"schedule {n}") for n in range(6)))
+        with working(url, registry, lease=3.0):
+            wait_until(lambda: len({job.schedule_id for job in jobs(engine)}) == 5)
+            refused = wait_until(lambda: (row := schedule_of(engine, "schedule 3")) and row.error and row)
+            assert "not this one" in refused.error
+            wait_until(lambda: len(jobs(engine)) > 12)
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text("DROP TRIGGER refuse ON sa_jobqueue.job"))
+    assert [line for line in caplog.messages if "not this one" in line] == [
+        f"schedule 'schedule 3': its job cannot be enqueued: {' '.join(refused.error.split())}"
+    ]
+
+
+def test_a_worker_without_schedules_asks_for_none(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its chore is not due at all: the statement that says that it is alive brings along that there is none."""
+    with working(url, registry, lease=3.0) as worker:
+        ticks = services_of(worker).ticks
+        looked = []
+        hear = ticks.hear
+        monkeypatch.setattr(
+            services_of(worker).maintenance._presence, "_next_look", lambda one: (looked.append(one), hear(one))
+        )
+        wait_until(lambda: looked)
+        assert looked == [None] * len(looked)
+        assert ticks.at == float("inf")

@@ -1,0 +1,1 @@
+SELECT sa_jobqueue.enqueue_ticks(CAST(%(tick_schedules)s::VARCHAR AS BIGINT[]), CAST(%(tick_times)s::VARCHAR AS FLOAT(53)[]), CAST(%(tick_numbers)s::VARCHAR AS INTEGER[]), CAST(%(tick_delays)s::VARCHAR AS FLOAT(53)[])) AS id
