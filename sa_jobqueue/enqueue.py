@@ -60,6 +60,9 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
     if call.uniqueness is not None:
         insert_in_order(Job)
         made.uniqueness = cast(Any, JsonText(call.uniqueness))
+    if call.expires is not None or call.deadline is not None:
+        insert_in_order(Job)
+        made.expires_at, made.deadline_at = cast(Any, call.expires), cast(Any, call.deadline)
     return made
 
 

@@ -4,7 +4,7 @@
 ...     print(statement)
 GRANT USAGE ON SCHEMA "sa_jobqueue" TO "web"
 GRANT SELECT ON TABLE "sa_jobqueue".schema_version TO "web"
-GRANT INSERT (task, args, queue, meta, priority, max_attempts, run_at, uniqueness), SELECT (id, created_at, claims, attempt, rescues, duplicate_of) ON TABLE "sa_jobqueue".job TO "web"
+GRANT INSERT (task, args, queue, meta, priority, max_attempts, run_at, uniqueness, expires_at, deadline_at), SELECT (id, created_at, claims, attempt, rescues, duplicate_of) ON TABLE "sa_jobqueue".job TO "web"
 GRANT SELECT ON SEQUENCE "sa_jobqueue".gate_any TO "web"
 GRANT EXECUTE ON FUNCTION "sa_jobqueue".due_at(text) TO "web"
 
@@ -57,7 +57,7 @@ _LOOK = (
 
 # What a job is to do, and when. The table decides all else: an id of a later job would make the INSERT of that job fail, and a
 # job inserted as running or done was never claimed.
-_WRITTEN_BY_PRODUCERS = "task, args, queue, meta, priority, max_attempts, run_at, uniqueness"
+_WRITTEN_BY_PRODUCERS = "task, args, queue, meta, priority, max_attempts, run_at, uniqueness, expires_at, deadline_at"
 # Not what a job is to do.
 _WRITTEN_BY_WORKERS = "status, claim_token, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, errors, result"
 _PAUSED_BY_OPERATORS = "paused_at, paused_by, pause_reason"
@@ -65,7 +65,7 @@ _MOVED_BY_WORKERS = f"next_at, due_at, last_tick_at, waiting_since, left_out, er
 _ENQUEUE_TICKS = "{schema}.enqueue_ticks(bigint[], double precision[], integer[], double precision[])"
 _WRITTEN_BY_OPERATORS = (
     "status, attempt, rescues, run_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, errors, result, "
-    "duplicate_of"
+    "duplicate_of, expires_at, deadline_at"
 )
 
 #: Capability -> what is granted. Columns are named where a whole table would be more than is needed.

@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from .failures import entry
 from .outcomes import (
@@ -26,6 +26,7 @@ from .outcomes import (
     Discard,
     ErrorEntry,
     Failed,
+    NotStarted,
     Outcome,
     Released,
     Rescued,
@@ -36,6 +37,8 @@ from .outcomes import (
 from .retry import RetryPolicy, next_delay
 
 __all__ = [
+    "DEADLINE_OVER",
+    "EXPIRED",
     "FINISHED",
     "HELD",
     "LIVE",
@@ -48,6 +51,8 @@ __all__ = [
     "Rules",
     "decide",
     "extra",
+    "not_started",
+    "seconds_left",
     "sources",
     "unwritable",
 ]
@@ -119,7 +124,8 @@ class Claimed(Protocol):
 
     `claim_token` is the fence: a random number that no other claim has. `rescues` counts the claims whose worker died, or
     left before the handler had ended; `attempt` already counts this claim. `extra`: what only few jobs have, a JSON object as text;
-    "unique" in it: the job has a unique key; its value is that key if the job gives it back when it is started, else true.
+    "unique" in it: the job has a unique key; its value is that key if the job gives it back when it is started, else true. "expires" and "deadline": in how many seconds
+    from the claim, the former only for the first attempt.
     """
 
     @property
@@ -209,20 +215,39 @@ class Change(NamedTuple):
         return self._replace(retain=seconds)
 
 
+#: What the errors say of a job that was not started in time, and of one whose deadline was over.
+EXPIRED = ErrorEntry("Expired", "it was not started before its expiry")
+DEADLINE_OVER = ErrorEntry("DeadlineOver", "its deadline was over before it could be started")
 _COMPLETED = TRANSITIONS[_S.RUNNING, Event.COMPLETE]
 _UNWRITABLE = "OutcomeNotWritten"
 _INTERRUPTED = ErrorEntry("Interrupted", "the worker left while it ran")
 _NOT_TWICE = ErrorEntry("Interrupted", "the worker left while it ran, and it may not run twice (rescue=False)")
 
 
-def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float) -> Change:
-    """What `claim`'s job becomes after `outcome`. `random`: uniform in [0, 1), for the jitter."""
+def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float, elapsed: float = 0.0) -> Change:
+    """What `claim`'s job becomes after `outcome`. `random`: uniform in [0, 1), for the jitter. `elapsed`: seconds since the claim.
+
+    A job that would be queued again for a time after its deadline fails instead.
+    """
     if isinstance(outcome, Completed):  # nearly all outcomes: by the shortest way
         return Change(
             claim.id, claim.claim_token, _COMPLETE, _COMPLETED, _COMPLETED,
             0.0, 0, 0, outcome.error, outcome.result, rules.retain, False, claim.extra is not None and _is_unique(claim),
         )  # fmt: skip
+    change = _decide(claim, outcome, rules, random)
+    if claim.extra is None or change.status is not _S.QUEUED:
+        return change
+    return _in_time(claim, change, rules, elapsed)
+
+
+def _decide(claim: Claimed, outcome: Outcome, rules: Rules, random: float) -> Change:
     match outcome:
+        case Completed():
+            raise AssertionError("decided before")
+        case NotStarted(failed=True):
+            return _change(claim, Event.FAIL, rules.retain_failed, attempt=-1, error=DEADLINE_OVER)
+        case NotStarted():
+            return _change(claim, Event.CANCEL, rules.retain, attempt=-1, error=EXPIRED)
         case Snooze():
             return _change(claim, Event.SNOOZE, rules.retain, delay=outcome.seconds, attempt=-1)
         case Released() | Rescued() | Crashed():
@@ -241,6 +266,27 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float) -> 
             return _retry(claim, error, delay, rules)
         case Failed(exception, error):
             return _retry(claim, error, next_delay(rules.policy, exception, claim.attempt, random), rules)
+
+
+def seconds_left(claim: Claimed, limit: Literal["expires", "deadline"], elapsed: float) -> float:
+    """Seconds until the job's expiry or deadline, `elapsed` seconds after the claim; infinite if it has none."""
+    return float(extra(claim).get(limit, "inf")) - elapsed
+
+
+def not_started(claim: Claimed, elapsed: float) -> NotStarted | None:
+    """The outcome if the job is not to be started any more, `elapsed` seconds after the claim."""
+    if seconds_left(claim, "deadline", elapsed) <= 0:
+        return NotStarted(failed=True)
+    return NotStarted(failed=False) if seconds_left(claim, "expires", elapsed) <= 0 else None
+
+
+def _in_time(claim: Claimed, change: Change, rules: Rules, elapsed: float) -> Change:
+    if change.delay < seconds_left(claim, "deadline", elapsed):
+        return change
+    error, why = change.error, "its deadline is over before it could be tried again"
+    error = DEADLINE_OVER if error is None else entry(error.type, f"{error.message}; {why}", error.traceback)
+    failed = TRANSITIONS[_S.RUNNING, Event.FAIL]
+    return change._replace(event=Event.FAIL, status=failed, error=error, delay=0.0, retain=rules.retain_failed)
 
 
 def extra(claim: Claimed) -> Mapping[str, Any]:

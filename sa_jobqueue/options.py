@@ -28,6 +28,7 @@ __all__ = [
     "Options",
     "checked_duration",
     "checked_int",
+    "checked_limit",
     "checked_name",
     "checked_unique",
 ]
@@ -57,6 +58,10 @@ class Call(NamedTuple):
     """JSON text."""
     uniqueness: str | None = None
     """JSON text: see `Unique.rule`."""
+    expires: datetime | timedelta | None = None
+    """As `run_at`: until when it is to be started."""
+    deadline: datetime | timedelta | None = None
+    """As `run_at`: until when it is to have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,8 @@ class Options:
     meta: str = "{}"
     """JSON text, with the tags."""
     unique: Unique | None = None
+    expires: datetime | timedelta | None = None
+    deadline: datetime | timedelta | None = None
 
 
 class Enqueueable:
@@ -95,6 +102,9 @@ class Enqueueable:
         tags: Iterable[str] | None = None,
         meta: dict[str, Any] | None = None,
         unique: Unique | Literal[False] | None = None,
+        expires_at: datetime | None = None,
+        expires_in: Duration | Literal[False] | None = None,
+        deadline: Duration | datetime | Literal[False] | None = None,
     ) -> Self:
         """A copy with these options changed; the others stay as they are.
 
@@ -102,6 +112,9 @@ class Enqueueable:
         `delay`: seconds or a timedelta, counted by the database from its now(). `max_attempts`: 1 to 32,767.
         `meta`: plain JSON that is stored with the job; it replaces an earlier `meta`. `tags`: kept as `meta["tags"]`.
         `unique`: see `Unique`; False: as many jobs as there are calls.
+        `expires_in`: seconds or a timedelta from the enqueueing, or `expires_at`, a datetime with a time zone: if no attempt has
+        been made by then, the job is cancelled. `deadline`: the same, as a duration or a datetime, for all attempts together: none
+        begins after it, and one that runs is stopped at it. False: no such limit.
 
         Raises OptionError for any other value.
         """
@@ -118,6 +131,10 @@ class Enqueueable:
             changes |= _checked_meta(self._options, tags, meta)
         if unique is not None:
             changes["unique"] = checked_unique(unique, OptionError)
+        if expires_at is not None or expires_in is not None:
+            changes["expires"] = _checked_expiry(expires_at, expires_in)
+        if deadline is not None:
+            changes["deadline"] = checked_limit(deadline, "deadline", OptionError)
         changed = object.__new__(type(self))
         vars(changed).update(vars(self))
         changed._options = replace(self._options, **changes)
@@ -125,9 +142,12 @@ class Enqueueable:
 
     def _make_call(self, args: str) -> Call:
         options = self._options
+        if options.expires is not None or options.deadline is not None:
+            _check_order(options)
         return Call(
             self.name, args, options.queue, options.priority, options.max_attempts, options.run_at, options.meta,
             None if options.unique is None else options.unique.rule(self.name, args, self._defaults()),
+            options.expires, options.deadline,
         )  # fmt: skip
 
     def _defaults(self) -> Mapping[str, Any] | None:
@@ -168,6 +188,47 @@ def checked_duration(value: Duration, what: str, error: type[JobQueueError]) -> 
         return seconds_of(value, what=what)
     except (TypeError, ValueError, OverflowError) as reason:
         raise error(str(reason)) from reason
+
+
+def checked_limit(value: object, what: str, error: type[JobQueueError]) -> datetime | timedelta | None:
+    """`value`, seconds, a timedelta or a datetime with a zone, as a time or a delay; None for False; else raise `error`."""
+    if value is False:
+        return None
+    try:
+        if isinstance(value, datetime):
+            return checked_due(value, what)
+        seconds = seconds_of(cast(Duration, value), what=what)
+    except (TypeError, ValueError, OverflowError) as reason:
+        raise error(str(reason)) from reason
+    if seconds == 0:
+        raise error(f"{what} must be more than 0 seconds; False means no limit")
+    return timedelta(seconds=seconds)
+
+
+def _checked_expiry(expires_at: object, expires_in: object) -> datetime | timedelta | None:
+    if expires_at is None:
+        if isinstance(expires_in, datetime):
+            raise OptionError(
+                f"expires_in must be seconds or a timedelta, not {shown(expires_in)}; for a time there is expires_at="
+            )
+        return checked_limit(expires_in, "expires_in", OptionError)
+    if expires_in is not None:
+        raise OptionError("expires_at and expires_in exclude each other: give one of them")
+    if not isinstance(expires_at, datetime):
+        raise OptionError(
+            f"expires_at must be a datetime, not {shown(expires_at)}; for a duration there is expires_in="
+        )
+    return checked_due(expires_at, "expires_at")
+
+
+def _check_order(options: Options) -> None:
+    """Refuse a job that could not be started in time. Where one is a time and the other a delay, only the database could tell."""
+    due = options.run_at
+    for what, limit in (("expires", options.expires), ("has its deadline", options.deadline)):
+        if (isinstance(limit, datetime) and isinstance(due, datetime) and limit <= due) or (
+            isinstance(limit, timedelta) and isinstance(due, timedelta) and limit <= due
+        ):
+            raise OptionError(f"the job {what} at {limit}, which is not after the time at which it is due, {due}")
 
 
 def _checked_due(run_at: datetime | None, delay: Duration | None) -> datetime | timedelta:

@@ -127,6 +127,13 @@ class Crashed:
 
 
 @dataclass(frozen=True, slots=True)
+class NotStarted:
+    """Its time was over before the handler was called; no attempt is spent. `failed`: that of its deadline, not of its expiry."""
+
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     """The handler was stopped because an operator cancelled the job."""
 
@@ -134,6 +141,17 @@ class Cancelled:
 
 
 Outcome: TypeAlias = (
-    Completed | Failed | Undecodable | Released | Rescued | Crashed | Cancelled | Retry | Snooze | Cancel | Discard
+    Completed
+    | Failed
+    | Undecodable
+    | Released
+    | Rescued
+    | NotStarted
+    | Crashed
+    | Cancelled
+    | Retry
+    | Snooze
+    | Cancel
+    | Discard
 )
 """Everything that `lifecycle.decide` takes."""

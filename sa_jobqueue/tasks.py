@@ -39,6 +39,7 @@ from .options import (
     Options,
     checked_duration,
     checked_int,
+    checked_limit,
     checked_name,
     checked_unique,
 )
@@ -363,6 +364,8 @@ def task(
     keep_logs: bool | int = False,
     rescue: bool = True,
     unique: Unique | None = None,
+    expires_in: Duration | None = None,
+    deadline: Duration | None = None,
     executor: Literal["process"] | None = None,
     memory_limit: int | None = None,
     registry: Registry | None = None,
@@ -383,6 +386,8 @@ def task(
     keep_logs: bool | int = False,
     rescue: bool = True,
     unique: Unique | None = None,
+    expires_in: Duration | None = None,
+    deadline: Duration | None = None,
     executor: Literal["process"] | None = None,
     memory_limit: int | None = None,
     registry: Registry | None = None,
@@ -401,7 +406,7 @@ def task(
     against its return annotation, if it has one. `keep_logs`: True for the last 200 log lines that an attempt writes through
     `ctx.logger`, or their number, up to 1,000: they are stored.
     `rescue`: False for a job that must not run twice: it fails if its worker dies. `unique`: what makes its jobs
-    unique, see `Unique`. `executor`: "process" runs a `def` handler in a child process, which is killed when it exceeds
+    unique, see `Unique`. `expires_in`, `deadline`: see `Task.options`, counted from the enqueueing. `executor`: "process" runs a `def` handler in a child process, which is killed when it exceeds
     its timeout; None: on a thread. `memory_limit`: bytes that such a process may have resident. `registry`: where to register; the default registry if None.
 
     Raises TaskError for a declaration that cannot work. Annotations are resolved later, at the first job or when a worker
@@ -418,6 +423,8 @@ def task(
         priority=checked_int(priority, "priority", 0, MAX_PRIORITY, TaskError),
         max_attempts=checked_int(max_attempts, "max_attempts", 1, MAX_ATTEMPTS, TaskError),
         unique=None if unique is None else checked_unique(unique, TaskError),
+        expires=None if expires_in is None else checked_limit(expires_in, "expires_in", TaskError),
+        deadline=None if deadline is None else checked_limit(deadline, "deadline", TaskError),
     )
     _check_executor(executor, memory_limit)
     lines = _LINES if keep_logs is True else keep_logs

@@ -45,6 +45,14 @@ def enqueue(
     run_at: Annotated[
         str | None, typer.Option(metavar="TIME", help="Not before this time, with its zone: 2030-01-31T09:00+01:00.")
     ] = None,
+    expires_in: Annotated[
+        timedelta | None,
+        typer.Option(metavar="TIME", parser=parse_duration, help="Cancel it if no attempt was made after this time."),
+    ] = None,
+    deadline: Annotated[
+        timedelta | None,
+        typer.Option(metavar="TIME", parser=parse_duration, help="Time for all its attempts together, from now."),
+    ] = None,
     max_attempts: Annotated[
         int | None, typer.Option(metavar="N", help="Fail after N attempts. Default: the task's, or 10.")
     ] = None,
@@ -73,6 +81,8 @@ def enqueue(
         delay=delay,
         run_at=_time(run_at),
         max_attempts=max_attempts,
+        expires_in=expires_in,
+        deadline=deadline,
         tags=tag or None,
         meta=None if meta is None else _object(meta, "--meta"),
     )

@@ -255,6 +255,8 @@ def _print_times(job: Job, now: datetime) -> None:
     times = {
         "enqueued": job.created_at,
         "due": job.run_at,
+        "expires": job.expires_at,
+        "deadline": job.deadline_at,
         "claimed": job.claimed_at,
         "lease ends": job.lease_expires_at,
         "cancel asked": job.cancel_requested_at,

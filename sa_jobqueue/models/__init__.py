@@ -12,7 +12,7 @@ The tables are made by `sa_jobqueue.migrations`, which is frozen per version; a 
 from __future__ import annotations
 
 from .base import SCHEMA, Base
-from .due_time import AT_ONCE, checked_due
+from .due_time import AT_ONCE, checked_due, due_text
 from .functions import schema_function
 from .job import Job
 from .json_text import JsonText
@@ -23,6 +23,6 @@ from .tables import SchemaVersion, UniqueKey, Uptime, WorkerRow
 from .unique import insert_in_order
 
 __all__ = [
-    "AT_ONCE", "SCHEMA", "Base", "Job", "JsonText", "LogPart", "Overlap", "Progress", "Schedule", "SchemaVersion", "StatusText", "UniqueKey", "Uptime", "WorkerRow", "checked_due",
+    "AT_ONCE", "SCHEMA", "Base", "Job", "JsonText", "LogPart", "Overlap", "Progress", "Schedule", "SchemaVersion", "StatusText", "UniqueKey", "Uptime", "WorkerRow", "checked_due", "due_text",
     "insert_in_order",     "schema_function", "status_in", "status_literal",
 ]  # fmt: skip

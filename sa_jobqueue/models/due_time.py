@@ -19,23 +19,23 @@ from sqlalchemy.types import TypeEngine
 from ..errors import OptionError
 from .functions import schema_function
 
-__all__ = ["AT_ONCE", "DueTime", "checked_due"]
+__all__ = ["AT_ONCE", "DueTime", "checked_due", "due_text"]
 
 
-def checked_due(value: object) -> datetime | timedelta:
-    """`value` if it can be a due time, a datetime in UTC or a delay; else raise OptionError."""
+def checked_due(value: object, what: str = "run_at") -> datetime | timedelta:
+    """`value` if it can be a due time or another time called `what`, a datetime in UTC or a delay; else raise OptionError."""
     if isinstance(value, timedelta):
         if value < timedelta(0):
-            raise OptionError(f"run_at must be a delay of 0 seconds or more, not {value!r}; func.now() is at once")
+            raise OptionError(f"{what} must be a delay of 0 seconds or more, not {value!r}; func.now() is at once")
         return value
     if not isinstance(value, datetime):
-        raise OptionError(f"run_at must be a datetime with a time zone or a timedelta from now, not {value!r}")
+        raise OptionError(f"{what} must be a datetime with a time zone or a timedelta from now, not {value!r}")
     if value.utcoffset() is None:
-        raise OptionError(f"run_at must have a time zone, not the naive {value!r}: use datetime.now(UTC) or the like")
+        raise OptionError(f"{what} must have a time zone, not the naive {value!r}: use datetime.now(UTC) or the like")
     try:
         return value.astimezone(UTC)
     except OverflowError:
-        raise OptionError(f"run_at is outside of the calendar in UTC: {value!r}") from None
+        raise OptionError(f"{what} is outside of the calendar in UTC: {value!r}") from None
 
 
 #: The due time of a job without a delay.
@@ -49,15 +49,20 @@ class _DueText(TypeDecorator[Any]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | timedelta | None, dialect: Dialect) -> str | None:
-        if value is None:
-            return None
-        if value == AT_ONCE:
-            return "+0 seconds"
-        due = checked_due(value)
-        if isinstance(due, timedelta):
-            # Seconds alone: in an interval a day is 23 hours when the session's zone changes to summer time.
-            return f"+{due.total_seconds():.6f} seconds"
-        return due.isoformat()
+        return due_text(value)
+
+
+def due_text(value: datetime | timedelta | None) -> str | None:
+    """What the function `due_at` of the schema takes."""
+    if value is None:
+        return None
+    if value == AT_ONCE:
+        return "+0 seconds"
+    due = checked_due(value)
+    if isinstance(due, timedelta):
+        # Seconds alone: in an interval a day is 23 hours when the session's zone changes to summer time.
+        return f"+{due.total_seconds():.6f} seconds"
+    return due.isoformat()
 
 
 class DueTime(TypeDecorator[datetime]):

@@ -50,6 +50,7 @@ _UNSAID_TIME, _UNSAID_TEXT = DateTime(timezone=True).evaluates_none(), Text().ev
 _UNSAID_NUMBER = BigInteger().evaluates_none()
 _UNSAID_STATUS = StatusText().evaluates_none()
 _OBJECT = JsonObject().evaluates_none()
+_LIMIT = DueTime(SCHEMA).evaluates_none()
 
 
 #: The first values of the attributes that only the queue's statements change.
@@ -98,6 +99,10 @@ class Job(Base):
     """What the handler returned, as plain JSON, if its task says `record=True`."""
     uniqueness: Mapped[dict[str, Any] | None] = mapped_column(JsonObject(none_as_null=True).evaluates_none())
     """The key of a unique job, and until when it has it: see `Unique`."""
+    expires_at: Mapped[datetime | None] = mapped_column(_LIMIT)
+    """If no attempt has been made by then, the job is cancelled."""
+    deadline_at: Mapped[datetime | None] = mapped_column(_LIMIT)
+    """After that time no attempt begins or goes on."""
     # The trigger's to say: the INSERT returns it. 0: of a job that could not be seen.
     _duplicate_of: Mapped[int | None] = mapped_column("duplicate_of", _UNSAID_NUMBER, server_default=FetchedValue())
 
@@ -143,7 +148,7 @@ class Job(Base):
             "sa_jobqueue.statements change it, in this same transaction"
         )
 
-    @validates("run_at")
+    @validates("run_at", "expires_at", "deadline_at")
     def _refuse_time(self, key: str, value: Any) -> Any:
         if (
             value is not None
@@ -151,7 +156,7 @@ class Job(Base):
             and not hasattr(value, "__clause_element__")
             and not isinstance(value, ClauseElement)
         ):
-            checked_due(value)  # here and not in the flush, which would fail with all that it holds
+            checked_due(value, key)  # here and not in the flush, which would fail with all that it holds
         return value
 
     @hybrid_property
@@ -267,6 +272,14 @@ class Job(Base):
         Index("job_running_idx", "id", postgresql_where=text("status = 'running'")),
         Index("job_failed_idx", "id", postgresql_where=text("status = 'failed'")),
         Index("job_schedule_idx", "schedule_id", "finished_at", postgresql_where=text("schedule_id IS NOT NULL")),
+        Index(
+            "job_expires_idx",
+            "expires_at",
+            postgresql_where=text("status = 'queued' AND attempt = 0 AND expires_at IS NOT NULL"),
+        ),
+        Index(
+            "job_deadline_idx", "deadline_at", postgresql_where=text("status = 'queued' AND deadline_at IS NOT NULL")
+        ),
         Index("job_purge_idx", "purge_at", postgresql_where=text("purge_at IS NOT NULL")),
     )
 
@@ -300,13 +313,15 @@ def _know_what_came_of_it(mapper: Mapper[Job], connection: Connection, job: Job)
     # As `set_committed_value` would, which looks for an older value.
     known["status"] = JobStatus.QUEUED if known.get("_duplicate_of") is None else JobStatus.CANCELLED
     known.setdefault("errors", [])
-    due = known.get("run_at")
-    if isinstance(due, timedelta):
-        set_committed_value(job, "run_at", job.created_at + due)
+    for name in ("run_at", "expires_at", "deadline_at"):
+        due = known.get(name)
+        if isinstance(due, timedelta):
+            set_committed_value(job, name, job.created_at + due)
 
 
 @event.listens_for(Job, "after_update", propagate=True)
 def _load_time(mapper: Mapper[Job], connection: Connection, job: Job) -> None:
-    """Load the due time after an UPDATE too, and at once: under AsyncSession a lazy load would fail."""
-    if isinstance(job.__dict__.get("run_at"), timedelta):
-        set_committed_value(job, "run_at", connection.scalar(select(Job.run_at).where(Job.id == job.id)))
+    """Load the times after an UPDATE too, and at once: under AsyncSession a lazy load would fail."""
+    for time in (Job.run_at, Job.expires_at, Job.deadline_at):
+        if isinstance(job.__dict__.get(time.key), timedelta):
+            set_committed_value(job, time.key, connection.scalar(select(time).where(Job.id == job.id)))

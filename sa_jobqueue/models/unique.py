@@ -1,4 +1,4 @@
-"""Unique jobs in a Session: in which order they are inserted."""
+"""Jobs with what few jobs have in a Session: one INSERT for all, and unique jobs in the order of their keys."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from sqlalchemy.orm import Session
 
 __all__ = ["insert_in_order"]
 
+#: The columns that only few jobs set.
+_FEW = ("uniqueness", "expires_at", "deadline_at")
+
 
 @cache
 def insert_in_order(job: type[Any]) -> None:
     """Have every Session insert unique jobs of this class in the order of their keys.
 
-    Called when the first such job is made, so that a program without unique jobs pays nothing. In this order the keys of one INSERT
-    are taken: so two flushes cannot deadlock. And all jobs of the flush say what their key is, or that they have none: else the
-    INSERT would be parted at each change.
+    Called when the first such job is made, so that a program without them pays nothing. In this order the keys of one INSERT
+    are taken: so two flushes cannot deadlock. And all jobs of the flush say what their key, expiry and deadline are, or that they
+    have none: else the INSERT would be parted at each change.
     """
 
     def order(session: Session, *_: Any) -> None:
@@ -28,12 +31,13 @@ def insert_in_order(job: type[Any]) -> None:
 
 def _order(session: Session, job: type[Any]) -> None:
     jobs = [one for one in session.new if isinstance(one, job)]
-    unique = [one for one in jobs if vars(one).get("uniqueness") is not None]
-    if not unique or len(jobs) == 1:
+    said = {name for one in jobs for name in _FEW if vars(one).get(name) is not None}
+    if not said or len(jobs) == 1:
         return
     for one in jobs:
-        if "uniqueness" not in vars(one):
-            one.uniqueness = None
+        for name in said - vars(one).keys():
+            setattr(one, name, None)
+    unique = [one for one in jobs if vars(one).get("uniqueness") is not None]
     states: list[Any] = [inspect(one) for one in unique]
     places = sorted(state.insert_order for state in states)
     for place, one in zip(places, sorted(unique, key=lambda one: str(one.unique_key)), strict=True):

@@ -103,6 +103,9 @@ def retry_jobs(*where: Criterion, locked: Locked = "wait", job: type[Job] = Job)
         "lease_expires_at": null(),
         "result": null(),
         "_duplicate_of": null(),
+        # A limit that is over would end it again at once.
+        "expires_at": case((columns.expires_at > func.now(), columns.expires_at)),
+        "deadline_at": case((columns.deadline_at > func.now(), columns.deadline_at)),
     }
     return _act("retry_jobs", job, Event.REQUEUE, where, values=values, locked=locked)
 

@@ -15,12 +15,26 @@ __all__ = ["extra_of"]
 _TRUE = literal_column("'true'::jsonb", JSONB)
 
 
+def _seconds_to(time: ColumnElement[Any]) -> ColumnElement[Any]:
+    # Not by an interval: there is none to infinity before PostgreSQL 17.
+    return func.to_jsonb(epoch(time) - epoch(func.now()))
+
+
 def extra_of(table: FromClause) -> ColumnElement[str | None]:
     """A JSON object as text, named `extra`; NULL for a job that has none of these. See `lifecycle.Claimed.extra`."""
     columns = table.c
     # key -> (the column that says whether a job has it, the value)
     parts: dict[str, tuple[ColumnElement[Any], ColumnElement[Any]]] = {
-        "unique": (columns.uniqueness, func.coalesce(func.to_jsonb(started_key(table)), _TRUE)),
+        "unique": (
+            columns.uniqueness,
+            case((columns.uniqueness.is_not(None), func.coalesce(func.to_jsonb(started_key(table)), _TRUE))),
+        ),
+        # In how many seconds. Only for the first attempt, which the claim has counted already.
+        "expires": (
+            columns.expires_at,
+            case((columns.attempt <= literal_column("1"), _seconds_to(columns.expires_at))),
+        ),
+        "deadline": (columns.deadline_at, _seconds_to(columns.deadline_at)),
         "tick": (columns.tick_at, _tick(columns)),
     }
     pairs = [one for key, (_, value) in parts.items() for one in (literal_column(f"'{key}'"), value)]

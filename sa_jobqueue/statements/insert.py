@@ -29,7 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
 
-from ..models import Job
+from ..models import Job, due_text, schema_function
 from ..options import Call
 from ..unique import key_in
 from ._parts import array, in_seconds, rows, table_of
@@ -43,21 +43,21 @@ def insert_jobs(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
     Returns the column `id`, in the order of the calls.
     """
     calls = list(calls)
-    if any(call.uniqueness is not None for call in calls):
-        return _insert_unique(calls, job)
+    if any(call[_FIRST_OF_FEW:] != _NONE for call in calls):
+        return _insert_few(calls, job)
     return _InsertJobs(job, _parameters(calls))
 
 
-def _insert_unique(calls: Sequence[Call], job: type[Job]) -> Executable:
-    """The same where some of them have unique keys. These are taken in their order, as a flush takes them, whatever the order of
+def _insert_few(calls: Sequence[Call], job: type[Job]) -> Executable:
+    """The same where some of them have what only few have. Unique keys are taken in their order, as a flush takes them, whatever the order of
     the calls: so two such statements cannot deadlock.
     """
     order = sorted(range(len(calls)), key=lambda place: key_in(calls[place].uniqueness))
     given = _parameters([calls[place] for place in order])
-    source = _source(given)
+    source = _source(given, table_of(job).schema)
     made = (
         insert(table_of(job))
-        .from_select([*_FILLED, "uniqueness"], source, include_defaults=False)
+        .from_select([*_FILLED, *(_FEW[name] for name in _FEW if name in given)], source, include_defaults=False)
         .returning(table_of(job).c.id)
         .cte("made")
     )
@@ -137,11 +137,10 @@ _COLUMNS: Mapping[str, TypeEngine[Any]] = {
 }
 
 
-def _source(given: Mapping[str, Any]) -> SelectBase:
+def _source(given: Mapping[str, Any], schema: str | None = None) -> SelectBase:
     """The calls as rows, in their order."""
-    arrays = dict(_COLUMNS)
-    if unique := "call_unique" in given:
-        arrays["unique"] = Text()
+    few = [name.removeprefix("call_") for name in _FEW if name in given]
+    arrays: dict[str, TypeEngine[Any]] = {**_COLUMNS, **{name: Text() for name in few}}
     call = rows("call", **{name: array(f"call_{name}", given[f"call_{name}"], of) for name, of in arrays.items()})
     return select(
         call.c.task,
@@ -151,19 +150,30 @@ def _source(given: Mapping[str, Any]) -> SelectBase:
         call.c.max_attempts,
         func.coalesce(call.c.time, in_seconds(call.c.delay)),
         cast(call.c.meta, JSONB),
-        *([cast(call.c.unique, JSONB)] if unique else []),
+        *(
+            cast(call.c.unique, JSONB)
+            if name == "unique"
+            else schema_function("due_at", schema, call.c[name], of=DateTime(timezone=True))
+            for name in few
+        ),
     )
 
 
 #: The columns of the table that are filled from these.
 _FILLED = ["task", "args", "queue", "priority", "max_attempts", "run_at", "meta"]
+#: The parameters that are there only where a call needs them, as text, and their columns.
+_FEW: Mapping[str, str] = {"call_unique": "uniqueness", "call_expires": "expires_at", "call_deadline": "deadline_at"}
+#: Where the fields of these begin in a call, and what they are in nearly all.
+_FIRST_OF_FEW = Call._fields.index("uniqueness")
+_NONE = (None,) * len(_FEW)
 
 
 def _parameters(calls: Iterable[Call]) -> dict[str, Any]:
     """A list for each parameter of the statement, by its name."""
     columns: Sequence[Sequence[Any]] = list(zip(*calls, strict=True)) or [()] * len(Call._fields)
-    task, args, queue, priority, max_attempts, due, meta, uniqueness = columns
-    unique = {"call_unique": list(uniqueness)} if any(one is not None for one in uniqueness) else {}
+    task, args, queue, priority, max_attempts, due, meta, uniqueness, expires, deadline = columns
+    texts = (uniqueness, map(due_text, expires), map(due_text, deadline))
+    few = {name: values for name, values in zip(_FEW, map(list, texts), strict=True) if any(values)}
     return {
         "call_task": list(task),
         "call_args": list(args),
@@ -173,5 +183,5 @@ def _parameters(calls: Iterable[Call]) -> dict[str, Any]:
         "call_time": [one.isoformat() if isinstance(one, datetime) else None for one in due],
         "call_delay": [one.total_seconds() if isinstance(one, timedelta) else None for one in due],
         "call_meta": list(meta),
-        **unique,
+        **few,
     }

@@ -28,6 +28,7 @@ from .connections.listener import Listener
 from .connections.service import Connector
 from .dispatch import Dispatch
 from .maintenance.cancels import Cancels
+from .maintenance.expiry import EndLate
 from .maintenance.loop import Maintenance
 from .maintenance.notes import DropStrayNotes, WriteNotes
 from .maintenance.presence import Presence
@@ -177,6 +178,7 @@ class Services:
                 Rescue(connector, registry=spec.registry, observer=self.observer, max_rescues=settings.max_rescues),
                 Prune(connector, every=settings.prune_every),
                 FreeKeys(connector, every=settings.prune_every),
+                EndLate(connector),
                 DropStrayNotes(connector, every=settings.prune_every),
             ],
         )

@@ -201,12 +201,13 @@ def test_an_enqueuer_makes_queued_jobs_with_the_next_ids_only(make_role: MakeRol
     }
     assert allowed(url, *forged.values()) == []
     given = columns - NOT_A_PRODUCERS.keys()
-    assert given == {"task", "args", "queue", "meta", "priority", "max_attempts", "run_at", "uniqueness"}
+    limits = {"expires_at", "deadline_at"}
+    assert given == {"task", "args", "queue", "meta", "priority", "max_attempts", "run_at", "uniqueness", *limits}
     every = "INSERT INTO sa_jobqueue.job VALUES (DEFAULT) RETURNING id"
     copied = f"COPY sa_jobqueue.job ({', '.join(sorted(given))}) FROM STDIN"
     assert allowed(url, every) == []
     with connect(url) as connection, connection.cursor().copy(copied.encode()) as copy:
-        copy.write_row(["{}", 10, "{}", 4, "default", "now", "a_task", None])
+        copy.write_row(["{}", None, None, 10, "{}", 4, "default", "now", "a_task", None])
     with engine.connect() as connection:
         assert [job.status for job in connection.execute(select(Job.status))] == [JobStatus.QUEUED]
 

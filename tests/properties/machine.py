@@ -20,9 +20,10 @@ from sqlalchemy import Connection, Engine, delete, func, select, text, update
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import TaskName, Unique, enqueue
-from sa_jobqueue.lifecycle import FINISHED, Change, Claim, JobStatus, Rules, decide
+from sa_jobqueue.failures import MAX_ERRORS
+from sa_jobqueue.lifecycle import FINISHED, Change, Claim, JobStatus, Rules, decide, not_started
 from sa_jobqueue.models import Job, UniqueKey
-from sa_jobqueue.outcomes import Outcome
+from sa_jobqueue.outcomes import NotStarted, Outcome
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, insert_jobs, prune_jobs, release_jobs, retry_jobs
 from sa_jobqueue.store import Answer, ClaimRequest, Expired, default_store, started_keys
 from tests.support.factory import TABLE, make_job
@@ -58,6 +59,9 @@ class Tracked(ModelJob):
     """The key is given back when the job has been claimed, not when it ends."""
     holds: bool = False
     """It has the key now."""
+    expired: bool = False
+    overdue: bool = False
+    """Its expiry, or its deadline, is over."""
 
     def comes(self, at: int) -> None:
         """It is due at this moment."""
@@ -186,7 +190,9 @@ class QueueMachine(RuleBasedStateMachine):
                 assert (job.attempt, job.max_attempts, job.rescues, job.queue) == (
                     expected.attempt, model.max_attempts, expected.rescues, model.queue,
                 )  # fmt: skip
-                assert (job.extra is not None) == (model.key is not None)
+                assert (job.extra is not None) == (model.key is not None or model.expired or model.overdue)
+                late = NotStarted(model.overdue) if model.overdue or (model.expired and expected.attempt == 1) else None
+                assert not_started(job, 0.0) == late
                 model.worker, model.lapsed = worker, False
                 if model.until_start and end != "answer lost":
                     model.holds = False
@@ -352,6 +358,7 @@ class QueueMachine(RuleBasedStateMachine):
         for id in wanted:
             job = self.jobs[id]
             if name == "retry":
+                job.expired = job.overdue = False
                 job.comes(min(job.run_at, self.now))
             if name == "release" and job.status is JobStatus.QUEUED:
                 job.comes(self.now)
@@ -388,6 +395,35 @@ class QueueMachine(RuleBasedStateMachine):
             connection.execute(update(TABLE).where(TABLE.c.run_at > func.now()).values(run_at=func.now()))
             for job in self.jobs.values():
                 job.comes(min(job.run_at, self.now))
+
+    @precondition(lambda self: self.jobs)
+    @rule(chosen=st.sets(which, min_size=1), deadline=st.booleans())
+    def limits_run_out(self, chosen: set[int], deadline: bool) -> None:
+        """The expiry, or the deadline, of some jobs is over."""
+        newest = sorted(self.jobs, reverse=True)
+        ids = [newest[back] for back in chosen if back < len(newest)]
+        with self.transaction() as connection:
+            column = "deadline_at" if deadline else "expires_at"
+            gone = func.now() - timedelta(seconds=1)
+            connection.execute(update(TABLE).where(TABLE.c.id.in_(ids)).values({column: gone}))
+            for id in ids:
+                setattr(self.jobs[id], "overdue" if deadline else "expired", True)
+
+    @precondition(lambda self: any(job.expired or job.overdue for job in self.jobs.values()))
+    @rule(kept=kept)
+    def end_late(self, kept: bool) -> None:
+        """Maintenance ends what waits though its time is over."""
+        with self.transaction(kept=kept) as connection:
+            waiting = {id: job for id, job in self.jobs.items() if job.status is JobStatus.QUEUED}
+            expired = [id for id, job in waiting.items() if job.expired and job.attempt == 0]
+            overdue = [id for id, job in waiting.items() if job.overdue and id not in expired]
+            assert sorted(default_store.end_expired(connection)) == sorted(expired)
+            assert sorted(default_store.end_overdue(connection)) == sorted(overdue)
+            for id in [*expired, *overdue]:
+                job = self.jobs[id]
+                job.status = JobStatus.CANCELLED if id in expired else JobStatus.FAILED
+                job.errors = min(job.errors + 1, MAX_ERRORS)
+                job.holds, job.purge_at = False, LATER
 
     @precondition(lambda self: any(job.status is JobStatus.RUNNING and not job.lapsed for job in self.jobs.values()))
     @rule(chosen=st.sets(which, min_size=1))
@@ -436,6 +472,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert (row.run_at <= row.now) == job.due
             assert (row.purge_at is not None) == (job.purge_at is not None)
             assert (row.purge_at is not None and row.purge_at <= row.now) == (job.purge_at not in {None, LATER})
+            assert ((row.expires_at is not None), (row.deadline_at is not None)) == (job.expired, job.overdue)
             assert effects.get(id, 0) == job.effects
         due = [id for id, row in found.items() if row.run_at <= row.now]
         assert due == sorted(due, key=lambda one: (self.jobs[one].run_at, one))

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, event, text
 
 from sa_jobqueue import Unique
 from sa_jobqueue.lifecycle import Rules
-from sa_jobqueue.outcomes import Completed, Outcome, Rescued, Snooze
+from sa_jobqueue.outcomes import Completed, Outcome, Rescued, Retry, Snooze
 from tests.properties.conftest import is_nightly
 from tests.properties.machine import QueueMachine
 from tests.support.outcomes import ENTRY
@@ -136,6 +136,14 @@ MUTATIONS = {
     ),
     "a retry takes no key": Mutation(
         "rescues=0", r"[\w.\"]*take_key\(locked\.id, locked\.uniqueness\)", "true", (UNIQUE, operate("cancel"), operate("retry"))
+    ),
+    "an expiry cancels what has been tried": Mutation(
+        "error_type", r"[\w.]+\.attempt = 0", "true",
+        (JOB, CLAIM, finish(Retry(0)), ("limits_run_out", {"chosen": {0}, "deadline": False}), ("end_late", {"kept": True})),
+    ),
+    "a claim does not say that a deadline is over": Mutation(
+        "by_worker", r"'deadline', to_jsonb", "'dead', to_jsonb",
+        (JOB, ("limits_run_out", {"chosen": {0}, "deadline": True}), CLAIM),
     ),
     "a retry takes a running job": Mutation(
         "rescues=0", r"IN \('queued', 'completed', 'failed', 'cancelled'\)", "IS NOT NULL", (JOB, CLAIM, operate("retry"))

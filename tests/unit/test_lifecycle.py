@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import timedelta
 
@@ -12,6 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sa_jobqueue.failures import MAX_MESSAGE
 from sa_jobqueue.lifecycle import (
+    DEADLINE_OVER,
+    EXPIRED,
     FINISHED,
     HELD,
     LIVE,
@@ -22,6 +25,7 @@ from sa_jobqueue.lifecycle import (
     JobStatus,
     Rules,
     decide,
+    not_started,
     sources,
     unwritable,
 )
@@ -32,6 +36,7 @@ from sa_jobqueue.outcomes import (
     Discard,
     ErrorEntry,
     Failed,
+    NotStarted,
     Outcome,
     Released,
     Rescued,
@@ -60,6 +65,19 @@ def again(event: Event, **fields: object) -> Change:
 
 def final(event: Event, status: JobStatus, **fields: object) -> Change:
     return Change(7, 4, event, status, status, **fields)  # type: ignore[arg-type]
+
+
+TOO_LATE = "its deadline is over before it could be tried again"
+#: Seconds from the claim to the outcome in all cases.
+ELAPSED = 10.0
+
+
+def limited(**limits: float) -> Claim:
+    return claimed()._replace(extra=json.dumps(limits))
+
+
+def late(event: Event, **fields: object) -> Change:
+    return Change(7, 4, event, FAILED, CANCELLED, retain=300.0, **fields)  # type: ignore[arg-type]
 
 
 CASES: dict[str, tuple[Claim, Outcome, Change]] = {
@@ -133,6 +151,31 @@ CASES: dict[str, tuple[Claim, Outcome, Change]] = {
             rescues=1, expired=True, retain=300.0,
         ),
     ),
+    "a job whose expiry is over is cancelled, and no attempt counts": (
+        claimed(), NotStarted(failed=False), final(Event.CANCEL, CANCELLED, error=EXPIRED, attempt=-1, retain=70.0),
+    ),
+    "a job whose deadline is over fails, and no attempt counts": (
+        claimed(), NotStarted(failed=True), final(Event.FAIL, FAILED, error=DEADLINE_OVER, attempt=-1, retain=300.0),
+    ),
+    "a retry before the deadline is made": (
+        limited(deadline=21.0), BOOM, again(Event.RETRY, delay=10.0, error=ERROR),
+    ),
+    "a retry after the deadline is not made": (
+        limited(deadline=20.0), BOOM, late(Event.FAIL, error=ErrorEntry(ERROR.type, f"no; {TOO_LATE}", "trace")),
+    ),
+    "a snooze beyond the deadline fails the job": (
+        limited(deadline=20.0), Snooze(10.0), late(Event.FAIL, error=DEADLINE_OVER, attempt=-1),
+    ),
+    "a rescue after the deadline fails the job": (
+        limited(deadline=10.0), Rescued(ERROR),
+        late(Event.FAIL, error=ErrorEntry(ERROR.type, f"no; {TOO_LATE}", "trace"), attempt=-1, rescues=1, expired=True),
+    ),
+    "a completion after the deadline counts": (
+        limited(deadline=1.0), Completed(), final(Event.COMPLETE, COMPLETED, retain=70.0),
+    ),
+    "an expiry does not keep a retry from being made": (
+        limited(expires=1.0), BOOM, again(Event.RETRY, delay=10.0, error=ERROR),
+    ),
     "a task that must not run twice fails when its worker dies": (
         claimed(1), Rescued(ERROR, retry=False),
         final(Event.FAIL, FAILED, error=ERROR, rescues=1, expired=True, retain=300.0),
@@ -143,7 +186,7 @@ CASES: dict[str, tuple[Claim, Outcome, Change]] = {
 @pytest.mark.parametrize(("claim", "outcome", "change"), CASES.values(), ids=CASES.keys())
 def test_each_outcome_becomes_its_change(claim: Claim, outcome: Outcome, change: Change) -> None:
     """`decide` is a table."""
-    assert decide(claim, outcome, RULES, random=0.5) == change
+    assert decide(claim, outcome, RULES, random=0.5, elapsed=ELAPSED) == change
 
 
 def test_a_task_without_rescue_fails_when_its_worker_dies() -> None:
@@ -392,3 +435,20 @@ class Life(RuleBasedStateMachine):
 
 Life.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 TestLife = Life.TestCase
+
+
+@pytest.mark.parametrize(
+    ("limits", "outcome"),
+    [
+        ({}, None),
+        ({"expires": 10.1, "deadline": 10.1}, None),
+        ({"expires": 10.0}, NotStarted(failed=False)),
+        ({"deadline": 10.0}, NotStarted(failed=True)),
+        ({"expires": 1.0, "deadline": 1.0}, NotStarted(failed=True)),
+        ({"deadline": "Infinity"}, None),
+        ({"deadline": "-Infinity"}, NotStarted(failed=True)),
+    ],
+)
+def test_a_job_whose_time_is_over_is_not_to_be_started(limits: dict[str, float], outcome: Outcome | None) -> None:
+    """Counted from the claim; a deadline that is over says more than an expiry."""
+    assert not_started(limited(**limits), ELAPSED) == outcome

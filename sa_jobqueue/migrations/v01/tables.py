@@ -34,6 +34,8 @@ UP = (
         schedule_id bigint,
         tick_at timestamptz,
         ticks integer,
+        expires_at timestamptz,
+        deadline_at timestamptz,
         CONSTRAINT job_pkey PRIMARY KEY (id) WITH (fillfactor = 45),
         CONSTRAINT job_status_check
             CHECK (status IN ('queued', 'blocked', 'running', 'completed', 'failed', 'cancelled')),

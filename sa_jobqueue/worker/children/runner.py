@@ -18,8 +18,8 @@ from ..running.executor import Executor
 from ..running.joblog import lasting
 from ..running.notes import Notes
 from ..running.run import Run
-from ..running.timeouts import timed_out
-from ..running.verdict import of_stop
+from ..running.timeouts import timed_out, timeout_of
+from ..running.verdict import of_stop, unstarted
 from .channel import Message
 from .child import Child, ChildUnavailable, say
 from .messages import ending_of, line_of, message_of_job
@@ -65,8 +65,8 @@ class ChildRunner:
 
     def run(self, run: Run) -> None:
         """Run a job, on the thread that calls. When this returns, its child is free, or dead."""
-        if run.stop is not None:  # told while it waited for its slot: it would not be told again
-            self._executor.give_up(run, of_stop(run))
+        if (outcome := unstarted(run)) is not None:
+            self._executor.give_up(run, outcome)
             return
         try:
             child = self._children.take(run.task.memory_limit)
@@ -148,8 +148,8 @@ class _Watch:
     def __init__(self, run: Run, child: Child, grace: float) -> None:
         self._run, self._child, self._grace = run, child, grace
         assert run.started is not None
-        timeout, limit = run.task.timeout, run.task.memory_limit
-        self._timeout_at = None if timeout is None else run.started + timeout
+        limit = run.task.memory_limit
+        self._timeout_at = timeout_of(run, run.started)
         self._limit = limit if limit is not None and child.resident() is not None else None
         self._kill_at: float | None = None
 

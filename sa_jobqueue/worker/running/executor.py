@@ -26,8 +26,8 @@ from .ending import LOST, Lost, RunEnding, ToWrite
 from .joblog import JobLog
 from .run import Run, Stop
 from .sessions import Sessions
-from .timeouts import within
-from .verdict import left_early, may_go_back, of_error, of_stop, of_value, unruly
+from .timeouts import timeout_of, within
+from .verdict import left_early, may_go_back, of_error, of_value, unruly, unstarted
 
 __all__ = ["Executor"]
 
@@ -66,8 +66,8 @@ class Executor:
 
     def run(self, run: Run) -> None:
         """Run a `def` handler, on the thread that calls."""
-        if run.stop is not None:  # told while it waited for its slot: it would not be told again
-            self.give_up(run, of_stop(run))
+        if (outcome := unstarted(run)) is not None:
+            self.give_up(run, outcome)
             return
         call = self._begin(run)
         try:
@@ -79,13 +79,13 @@ class Executor:
 
     async def run_async(self, run: Run, runner: asyncio.Task[Any]) -> None:
         """Run an `async def` handler in `runner`, the task that calls."""
-        if run.stop is not None:  # told while it waited for its slot: it would not be told again
-            self.give_up(run, of_stop(run))
+        if (outcome := unstarted(run)) is not None:
+            self.give_up(run, outcome)
             return
         call = self._begin(run)
         run.runner = runner
         try:
-            seconds = run.task.timeout
+            seconds = None if run.timeout_at is None or run.started is None else run.timeout_at - run.started
             value = await (call.invoke() if seconds is None else within(seconds, run, call.invoke()))
             run.runner = None  # from here on a cancel would come too late: the outcome is about to be written
             if runner.cancelling() and not self.leaving():
@@ -111,8 +111,8 @@ class Executor:
 
     def _begin(self, run: Run) -> Call:
         run.started = monotonic()
-        if run.task.timeout is not None:
-            run.timeout_at = run.started + run.task.timeout
+        if run.task.timeout is not None or run.job.extra is not None:
+            run.timeout_at = timeout_of(run, run.started)
         if self._log.says_all:
             self._log.begins(run)
         return Call(run, self._sessions, self._notes)
@@ -157,7 +157,7 @@ class Executor:
         rules = run.task.rules
         if isinstance(outcome, (Released, Crashed)):  # how often that may happen is the worker's to say, not the task's
             rules = replace(rules, max_rescues=self._max_rescues)
-        return ToWrite(decide(run.job, outcome, rules, random=random.random()))
+        return ToWrite(decide(run.job, outcome, rules, random=random.random(), elapsed=run.elapsed))
 
     def _judge(self, call: Call, error: BaseException) -> ToWrite | Lost:
         """What is to be written because the handler, or what ends it, has raised `error`."""

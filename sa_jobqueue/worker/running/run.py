@@ -108,6 +108,11 @@ class Run:
         self._unsettled = unsettled
         self._unsettled.add(self)
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the job came here with its claim."""
+        return monotonic() - self.arrived
+
     def notice_stop(self) -> bool:
         """Whether the handler should come to an end; remembers that it was told so."""
         if self.stop is None:

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable
+from math import inf, isinf
 from time import monotonic
 from typing import TypeVar
 
 from ...errors import HandlerTimeout
+from ...lifecycle import seconds_left
 from .run import Run
 from .slots import Slots
 
-__all__ = ["Patience", "StuckQueues", "is_late", "timed_out", "within"]
+__all__ = ["Patience", "StuckQueues", "is_late", "timed_out", "timeout_of", "within"]
 
 T = TypeVar("T")
 
@@ -33,8 +35,20 @@ _CLEANUP = 10.0
 _PATIENCE = 10.0
 
 
+def timeout_of(run: Run, started: float) -> float | None:
+    """When a run that is `started` has to end: by its task's timeout, or sooner by its job's deadline. None: whenever it does."""
+    timeout = None if run.task.timeout is None else started + run.task.timeout
+    left = seconds_left(run.job, "deadline", 0.0)
+    if isinf(left):
+        return timeout
+    return min(run.arrived + left, inf if timeout is None else timeout)
+
+
 def timed_out(run: Run) -> HandlerTimeout:
     """The exception that stands for a timeout."""
+    allowed, left = run.task.timeout, seconds_left(run.job, "deadline", 0.0)
+    if run.started is not None and (allowed is None or run.arrived + left < run.started + allowed):
+        return HandlerTimeout(f"{run.task.name} was still running at the deadline of its job")
     return HandlerTimeout(f"{run.task.name} took longer than its timeout of {run.task.timeout:g} s")
 
 

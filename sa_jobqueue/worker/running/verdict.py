@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from ...errors import JobStopped, PayloadError
 from ...failures import describe, entry
-from ...lifecycle import Change, decide
+from ...lifecycle import Change, decide, not_started
 from ...log import get_logger
 from ...outcomes import (
     Cancel,
@@ -36,7 +36,7 @@ from .ending import LOST, Lost
 from .run import Run, Stop
 from .timeouts import timed_out
 
-__all__ = ["left_early", "may_go_back", "of_error", "of_stop", "of_value", "unruly"]
+__all__ = ["left_early", "may_go_back", "of_error", "of_stop", "of_value", "unruly", "unstarted"]
 
 logger = get_logger(__name__)
 
@@ -112,6 +112,13 @@ def of_stop(run: Run) -> Outcome | Lost:
             return LOST
 
 
+def unstarted(run: Run) -> Outcome | Lost | None:
+    """What came of the run if its handler is not to be called: it was told to stop, or its time was over, as it waited for its slot."""
+    if run.stop is not None:  # it would not be told again
+        return of_stop(run)
+    return None if run.job.extra is None else not_started(run.job, run.elapsed)
+
+
 def left_early(run: Run, value: Any) -> bool:
     """Whether the handler looked at `ctx.cancelled`, saw True and returned: it did not complete, and its writes are not kept."""
     return run.stop is not None and run.noticed and not isinstance(value, _SIGNALS)
@@ -131,4 +138,4 @@ def unruly(run: Run, error: BaseException) -> Change:
     """The attempt has failed, and even its rules or the description of `error` raise."""
     reason = entry("OutcomeNotMade", f"no outcome could be made of the run: {type(error).__name__}")
     rules = replace(run.task.rules, policy=RetryPolicy())
-    return decide(run.job, Failed(RuntimeError(), reason), rules, random=random.random())
+    return decide(run.job, Failed(RuntimeError(), reason), rules, random=random.random(), elapsed=run.elapsed)

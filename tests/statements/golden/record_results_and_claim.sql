@@ -85,7 +85,7 @@ WITH locked AS MATERIALIZED (
         ) AS made
     ) END AS meta,
         date_part('epoch', sa_jobqueue.job.created_at) AS created_at,
-        CASE WHEN (num_nonnulls(sa_jobqueue.job.uniqueness, sa_jobqueue.job.tick_at) > 0) THEN CAST(jsonb_strip_nulls(jsonb_build_object('unique', coalesce(to_jsonb(CASE WHEN ((sa_jobqueue.job.uniqueness ->> 'scope') = 'queued') THEN sa_jobqueue.job.uniqueness ->> 'key' END), 'true'::jsonb), 'tick', CASE WHEN (sa_jobqueue.job.tick_at IS NOT NULL) THEN jsonb_build_array(date_part('epoch', sa_jobqueue.job.tick_at), sa_jobqueue.job.ticks) END)) AS TEXT) END AS extra
+        CASE WHEN (num_nonnulls(sa_jobqueue.job.uniqueness, sa_jobqueue.job.expires_at, sa_jobqueue.job.deadline_at, sa_jobqueue.job.tick_at) > 0) THEN CAST(jsonb_strip_nulls(jsonb_build_object('unique', CASE WHEN (sa_jobqueue.job.uniqueness IS NOT NULL) THEN coalesce(to_jsonb(CASE WHEN ((sa_jobqueue.job.uniqueness ->> 'scope') = 'queued') THEN sa_jobqueue.job.uniqueness ->> 'key' END), 'true'::jsonb) END, 'expires', CASE WHEN (sa_jobqueue.job.attempt <= 1) THEN to_jsonb(date_part('epoch', sa_jobqueue.job.expires_at) - date_part('epoch', now())) END, 'deadline', to_jsonb(date_part('epoch', sa_jobqueue.job.deadline_at) - date_part('epoch', now())), 'tick', CASE WHEN (sa_jobqueue.job.tick_at IS NOT NULL) THEN jsonb_build_array(date_part('epoch', sa_jobqueue.job.tick_at), sa_jobqueue.job.ticks) END)) AS TEXT) END AS extra
 )
 SELECT NULL AS anon_1,
     NULL AS anon__1,

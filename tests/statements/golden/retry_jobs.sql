@@ -23,6 +23,8 @@ SET status='queued',
     attempt=CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')) THEN 0 ELSE sa_jobqueue.job.attempt END,
     rescues=0,
     result=NULL,
+    expires_at=CASE WHEN (sa_jobqueue.job.expires_at > now()) THEN sa_jobqueue.job.expires_at END,
+    deadline_at=CASE WHEN (sa_jobqueue.job.deadline_at > now()) THEN sa_jobqueue.job.deadline_at END,
     duplicate_of=NULL
 WHERE sa_jobqueue.job.id = any(array((
         SELECT may_be_queued.id

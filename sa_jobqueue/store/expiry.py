@@ -1,0 +1,24 @@
+"""Ending jobs that wait although their time is over."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from ..statements.expiry import end_expired, end_overdue
+from .tables import OfTables
+
+__all__ = ["Expiry"]
+
+
+class Expiry(OfTables):
+    """Ending pages of jobs that are not to be started any more."""
+
+    def end_expired(self, connection: Connection, *, limit: int = 1_000) -> list[int]:
+        """Cancel jobs that were not started by their expiry, and return their ids."""
+        statement = end_expired(limit=limit, job=self.tables.job, keys=self.tables.unique_key)
+        return list(connection.execute(statement).scalars())
+
+    def end_overdue(self, connection: Connection, *, limit: int = 1_000) -> list[int]:
+        """Fail jobs that wait although their deadline is over, and return their ids."""
+        statement = end_overdue(limit=limit, job=self.tables.job, keys=self.tables.unique_key)
+        return list(connection.execute(statement).scalars())

@@ -1,0 +1,43 @@
+"""Ending jobs that wait although their expiry or deadline is over."""
+
+from __future__ import annotations
+
+import random
+from time import monotonic
+
+from sqlalchemy import Connection
+
+from ...log import get_logger
+from ..connections.service import Connector
+from .chore import Chore, Turn
+
+__all__ = ["EndLate"]
+
+logger = get_logger(__name__)
+
+#: Seconds between two looks, each into two indexes that are mostly empty.
+_EVERY = 10.0
+_PAGE = 1_000
+
+
+class EndLate(Chore):
+    """Cancels what was not started by its expiry, and fails what is not done by its deadline, a page at a time."""
+
+    def __init__(self, connector: Connector) -> None:
+        super().__init__(_EVERY, at=monotonic() + random.uniform(0, _EVERY))
+        self._connector = connector
+
+    def do(self, connection: Connection, turn: Turn) -> bool:
+        """End some pages of jobs."""
+        while True:
+            with self._connector.begin(connection):
+                expired = self._connector.store.end_expired(connection, limit=_PAGE)
+                overdue = self._connector.store.end_overdue(connection, limit=_PAGE)
+            if expired:
+                logger.info("%d jobs were not started by their expiry, and are cancelled", len(expired))
+            if overdue:
+                logger.warning("%d jobs still waited at their deadline, and have failed", len(overdue))
+            if max(len(expired), len(overdue)) < _PAGE:
+                return False
+            if turn.is_over:
+                return True
