@@ -12,6 +12,7 @@ import typer
 from sqlalchemy import func, select
 
 from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError
+from sa_jobqueue.options import Call
 from sa_jobqueue.statements import insert_jobs
 from sa_jobqueue.tasks import Registry, Task, TaskName
 
@@ -21,7 +22,7 @@ from .options import Json, parse_duration
 from .output import age, cleaned, moment, note, print_json
 from .place import transaction
 
-__all__ = ["enqueue"]
+__all__ = ["call_of", "enqueue"]
 
 
 def enqueue(
@@ -70,30 +71,11 @@ def enqueue(
     sa-jobqueue enqueue shop.send_receipt '{"order_id": 7}' --app shop.tasks
     sa-jobqueue enqueue shop.report '{}' --queue slow --delay 1h
     """
-    registry = load_registry(config)
-    found = registry.get(task)
-    if found is None and config.app:
-        raise ConfigurationError(_unknown(task, registry, config))
-    target: Task[..., ..., Any] | TaskName = found if found is not None else TaskName(task)
-    target = target.options(
-        queue=queue,
-        priority=priority,
-        delay=delay,
-        run_at=_time(run_at),
-        max_attempts=max_attempts,
-        expires_in=expires_in,
-        deadline=deadline,
-        tags=tag or None,
+    call = call_of(
+        config, task, arguments, queue=queue, priority=priority, delay=delay, run_at=_time(run_at),
+        max_attempts=max_attempts, expires_in=expires_in, deadline=deadline, tags=tag or None,
         meta=None if meta is None else _object(meta, "--meta"),
-    )
-    text = _stdin() if arguments == "-" else arguments
-    given = _object(text, "the arguments")
-    if isinstance(target, Task):
-        # JSON has no UUIDs and no dates; the handler's annotations have.
-        args, kwargs = target.decode(text, what="the arguments")
-        call = target.call(*args, **kwargs)
-    else:
-        call = target.call(**given)
+    )  # fmt: skip
     with transaction(config, make=True) as connection:
         made = connection.execute(insert_jobs([call])).scalar_one()
         now = connection.execute(select(func.now())).scalar_one()
@@ -107,6 +89,26 @@ def enqueue(
     when = f"due {moment(due)} (in {age((due - now).total_seconds())})" if due > now else "due now"
     labels = f" · {'tag' if len(tags) == 1 else 'tags'} {', '.join(tags)}" if tags else ""
     note(cleaned(f"{call.task} · queue {call.queue} · priority {call.priority} · {when}{labels}"))
+
+
+def call_of(config: Config, task: str, arguments: str, **options: Any) -> Call:
+    """The call of a task by its name, with arguments as JSON; "-" reads them from stdin.
+
+    With --app the task must be there, and the arguments are checked against its handler. Raises ConfigurationError or PayloadError.
+    """
+    registry = load_registry(config)
+    found = registry.get(task)
+    if found is None and config.app:
+        raise ConfigurationError(_unknown(task, registry, config))
+    target: Task[..., ..., Any] | TaskName = found if found is not None else TaskName(task)
+    target = target.options(**options)
+    text = _stdin() if arguments == "-" else arguments
+    given = _object(text, "the arguments")
+    if isinstance(target, Task):
+        # JSON has no UUIDs and no dates; the handler's annotations have.
+        args, kwargs = target.decode(text, what="the arguments")
+        return target.call(*args, **kwargs)
+    return target.call(**given)
 
 
 def _unknown(task: str, registry: Registry, config: Config) -> str:

@@ -18,7 +18,23 @@ from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.urls import mask_passwords
 from sa_jobqueue.version import __version__
 
-from . import actions, alive, bench, check, demo, embedded, enqueue, grants, jobs, migrate, stats, work, workers
+from . import (
+    actions,
+    alive,
+    bench,
+    check,
+    demo,
+    embedded,
+    enqueue,
+    grants,
+    jobs,
+    migrate,
+    schedule_actions,
+    schedules,
+    stats,
+    work,
+    workers,
+)
 from .command import command, help_text
 from .config import LogLevel, defaults_from_pyproject, key_of, working_folder
 from .messages import fail, say_error
@@ -184,12 +200,19 @@ def _show_help(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-def _add_group(name: str, panel: str, help: str, *handlers: Callable[..., None], **options: Any) -> None:
-    """Add a command that has commands of its own."""
+def _add_group(
+    name: str,
+    panel: str,
+    help: str,
+    *handlers: Callable[..., None],
+    with_app: Sequence[Callable[..., None]] = (),
+    **options: Any,
+) -> None:
+    """Add a command that has commands of its own, each named as its handler, without a `_` at the end. `with_app`: those take `--app`."""
     group = typer.Typer(cls=Commands, callback=_show_help, invoke_without_command=True, help=help_text(help))
     app.add_typer(group, name=name, rich_help_panel=panel)
     for handler in handlers:
-        group.command(handler.__name__, cls=Command)(command(handler, **options))
+        group.command(handler.__name__.rstrip("_"), cls=Command)(command(handler, app=handler in with_app, **options))
 
 
 _BENCH = """\
@@ -200,6 +223,16 @@ left alone, and so is a schema of that name that this command did not make. But 
 beside users.
 """
 _add_group("bench", _RUN, _BENCH, bench.drain, bench.steady, bench.enqueue, schema=False)
+_SCHEDULE = """\
+Jobs at set times: look at schedules, make, pause and run them.
+
+A schedule says which job to enqueue, and when. Running workers enqueue it. Code declares schedules with registry.schedule(...).
+"""
+_add_group(
+    "schedule", _ACT, _SCHEDULE, schedules.list_, schedules.next_, schedule_actions.add, schedule_actions.pause,
+    schedule_actions.resume, schedule_actions.run, schedule_actions.backfill, schedule_actions.remove,
+    with_app=[schedule_actions.add],
+)  # fmt: skip
 _add_group(
     "embedded", _SET_UP, "The embedded PostgreSQL: status, stop, path.",
     embedded.status, embedded.stop, embedded.path, database=False,

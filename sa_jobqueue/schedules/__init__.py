@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from .due import MOST_COUNTED, ON_TIME, Due, Missed, due_ticks
+from .ranges import ticks_between
 from .rules import Cron, Every, Rule, every, expression_of, rule_of
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "every",
     "expression_of",
     "rule_of",
+    "ticks_between",
 ]

@@ -5,7 +5,7 @@
 >>> "FOR NO KEY UPDATE SKIP LOCKED" in str(statement.compile(dialect=postgresql.dialect()))
 True
 
-Every builder takes the mapped class as `job=Job`. A status in them is a literal, because a generic plan cannot prove
+Every builder takes the mapped class as `job=Job` or `schedule=Schedule`. A status in them is a literal, because a generic plan cannot prove
 that a parameter implies the predicate of a partial index. A batch is arrays, so that the text does not grow with it.
 """
 
@@ -17,6 +17,7 @@ from .insert import insert_jobs
 from .leases import expired_leases, renew_leases
 from .notes import job_logs
 from .prune import prune_jobs
+from .schedule_admin import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
 
 __all__ = [
     "apply_changes",
@@ -27,8 +28,13 @@ __all__ = [
     "expired_leases",
     "insert_jobs",
     "job_logs",
+    "list_schedules",
+    "pause_schedules",
     "prune_jobs",
     "release_jobs",
+    "remove_schedules",
     "renew_leases",
+    "resume_schedules",
     "retry_jobs",
+    "run_schedules",
 ]

@@ -21,10 +21,12 @@ PLAIN = {
     "every",
     "expired",
     "insert",
+    "list",
     "many",
     "name",
     "policy",
     "read",
+    "remove",
     "setting",
     "version",
 }

@@ -17,7 +17,7 @@ from sqlalchemy import ClauseElement, true
 from sqlalchemy.dialects.postgresql import psycopg
 
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
-from sa_jobqueue.models import Job
+from sa_jobqueue.models import Job, Schedule
 from sa_jobqueue.options import Call
 from sa_jobqueue.outcomes import ErrorEntry
 from sa_jobqueue.statements import (
@@ -29,10 +29,15 @@ from sa_jobqueue.statements import (
     expired_leases,
     insert_jobs,
     job_logs,
+    list_schedules,
+    pause_schedules,
     prune_jobs,
     release_jobs,
+    remove_schedules,
     renew_leases,
+    resume_schedules,
     retry_jobs,
+    run_schedules,
 )
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
@@ -48,6 +53,7 @@ from sa_jobqueue.statements.notes import (
 )
 from sa_jobqueue.statements.overview import count_expired, list_workers
 from sa_jobqueue.statements.prune import first_over, postpone_purge, prune_page
+from sa_jobqueue.statements.schedule_admin import enqueued_ticks, lock_schedule
 from sa_jobqueue.statements.schedules import (
     MOVE,
     declared_schedules,
@@ -138,6 +144,8 @@ BATCHES: dict[str, Callable[[int], object]] = {
 }
 
 #: All others.
+_DAY = datetime(2026, 3, 1, tzinfo=UTC)
+
 SINGLE: dict[str, Callable[[], object]] = {
     "complete_job": lambda: complete_job(id=1, token=1, retain=60.0),
     "record_result": lambda: complete_job(id=1, token=1, retain=60.0, result="{}"),
@@ -167,6 +175,13 @@ SINGLE: dict[str, Callable[[], object]] = {
     "set_aside": lambda: set_aside(7, error="because", seconds=60.0),
     "pause_undeclared": lambda: pause_undeclared(after=timedelta(minutes=5)),
     "lock_declared": lambda: lock_declared("report"),
+    "pause_schedules": lambda: pause_schedules(Schedule.name == "report", reason="audit"),
+    "resume_schedules": lambda: resume_schedules(Schedule.name == "report"),
+    "remove_schedules": lambda: remove_schedules(Schedule.name == "report"),
+    "run_schedules": lambda: run_schedules(Schedule.name == "report"),
+    "list_schedules": list_schedules,
+    "lock_schedule": lambda: lock_schedule("report"),
+    "enqueued_ticks": lambda: enqueued_ticks(7, start=_DAY, end=_DAY),
     "end_backend": lambda: end_backend(1, application="a", seconds=1.0),
     "drop_stray_progress": lambda: drop_stray_progress(after=5, limit=10),
     "drop_stray_logs": lambda: drop_stray_logs(after=5, limit=10),

@@ -1,0 +1,94 @@
+"""Backfilling a schedule: a job for each of its ticks in a range of time that has none.
+
+    with engine.begin() as connection:
+        plan = plan_backfill(connection, "daily report", start, end)
+        plan.enqueue(connection)
+
+A tick has a job if one of the schedule's jobs that are still there was made for it. Ticks that workers have still to deal with
+are not in the plan, so none is enqueued twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection
+
+from .errors import OptionError
+from .schedules import rule_of, ticks_between
+from .statements.schedule_admin import enqueued_ticks, lock_schedule
+from .statements.schedules import enqueue_ticks
+
+__all__ = ["MOST", "Backfill", "plan_backfill"]
+
+#: A backfill has at most this many ticks.
+MOST = 100_000
+#: Jobs that one statement inserts.
+_PAGE = 5_000
+_INSTANT = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Backfill:
+    """Which ticks of a schedule become jobs."""
+
+    schedule_id: int
+    ticks: Sequence[datetime]
+    """Those that have no job, ascending."""
+    there: int
+    """How many ticks of the range have one."""
+    left_from: datetime | None
+    """The workers deal with the range from here on; None: it ends before."""
+
+    def enqueue(self, connection: Connection) -> None:
+        """Enqueue their jobs, which are due now. In the transaction in which the plan was made."""
+        for first in range(0, len(self.ticks), _PAGE):
+            page = self.ticks[first : first + _PAGE]
+            number = len(page)
+            connection.execute(
+                enqueue_ticks(
+                    schedules=[self.schedule_id] * number,
+                    times=[at.timestamp() for at in page],
+                    numbers=[1] * number,
+                    delays=[0.0] * number,
+                )
+            )
+
+
+def plan_backfill(
+    connection: Connection, name: str, start: datetime, end: datetime | None = None, *, lock: bool = True
+) -> Backfill | None:
+    """What is to be done for the ticks from `start` on and before `end`, or by now; None if there is no such schedule.
+
+    `lock`: the plan holds until the transaction ends, because no worker moves the schedule on. Raises OptionError for a range that has
+    too many ticks, and for a rule that cannot be read.
+    """
+    row = connection.execute(lock_schedule(name, lock=lock)).one_or_none()
+    if row is None:
+        return None
+    limit = _open_from(row)
+    until: datetime = row.now if end is None else end
+    last = min(until, limit)
+    ticks: list[datetime] = []
+    for at in ticks_between(rule_of(row.expression, row.timezone), start, last, anchor=row.next_at or row.counts_from):
+        if len(ticks) == MOST:
+            raise OptionError(f"there are more than {MOST:,} ticks from {start} to {last}: take a shorter range")
+        ticks.append(at)
+    there = set(connection.scalars(enqueued_ticks(row.id, start=ticks[0], end=ticks[-1]))) if ticks else set()
+    missing = [at for at in ticks if at not in there]
+    return Backfill(row.id, missing, len(ticks) - len(missing), limit if until > limit else None)
+
+
+def _open_from(row: Any) -> datetime:
+    """From when on a tick is still to come, or a worker has to decide about it.
+
+    A schedule whose pause has ended begins to count again; but one that code declares again goes on where it was.
+    """
+    later: datetime = row.now + _INSTANT
+    if row.paused_at is not None and row.paused_by != "undeclared":
+        return later
+    undecided: datetime = row.counts_from + _INSTANT if row.next_at is None else row.next_at
+    return min(undecided, later)

@@ -1,0 +1,16 @@
+WITH locked AS MATERIALIZED (
+    SELECT sa_jobqueue.schedule.id AS id
+    FROM sa_jobqueue.schedule
+    WHERE sa_jobqueue.schedule.name = %(name_1)s::VARCHAR
+    AND sa_jobqueue.schedule.paused_at IS NOT NULL
+    ORDER BY sa_jobqueue.schedule.id
+    FOR NO KEY UPDATE OF schedule
+)
+UPDATE sa_jobqueue.schedule
+SET paused_at=NULL
+WHERE sa_jobqueue.schedule.id = any(array((
+        SELECT locked.id
+        FROM locked
+    )
+))
+RETURNING sa_jobqueue.schedule.name
