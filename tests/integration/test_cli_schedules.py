@@ -26,7 +26,7 @@ REPORT = TaskName("shop.report")
 
 
 def make(engine: Engine, name: str, rule: Any = "0 * * * *", **columns: Any) -> int:
-    """Make a schedule that was made long ago, unless `columns` say otherwise."""
+    """Make a schedule, and then set these columns of it."""
     with Session(engine) as session:
         schedule = Schedule(rule, REPORT, name=name)
         session.add(schedule)
@@ -59,7 +59,7 @@ def enqueue_due(engine: Engine) -> None:
 
 def test_list_says_when_each_is_due_and_why_one_is_not(engine: Engine, url: str) -> None:
     """Paused with its reason, bad with its error, and the last job of each."""
-    id = make(engine, "hourly")
+    id = make(engine, "hourly", next_at=datetime(2096, 1, 1, tzinfo=UTC))
     make(engine, "paused", paused_at=datetime.now(UTC), paused_by="operator", pause_reason="an audit")
     make(engine, "bad", error="there is no time zone 'Mars'")
     with engine.begin() as connection:
@@ -299,7 +299,8 @@ def test_ticks_that_workers_deal_with_are_left_to_them(engine: Engine, url: str)
 def test_a_new_schedule_leaves_what_is_to_come_to_the_workers(engine: Engine, url: str) -> None:
     """Also before a worker has seen it."""
     make(engine, "new", "* * * * *")
-    answer = as_json("schedule", "backfill", "new", "--from", "3m", "--to", "2096-01-01", url=url)
+    start = schedule(engine, "new").counts_from - timedelta(minutes=3)
+    answer = as_json("schedule", "backfill", "new", "--from", start.isoformat(), "--to", "2096-01-01", url=url)
     assert answer["count"] == 3
     assert datetime.fromisoformat(answer["left_from"]) <= datetime.now(UTC)
 

@@ -440,6 +440,27 @@ def test_an_admin_can_look_and_act(make_role: MakeRole, engine: Engine) -> None:
     assert allowed(url, INSERT, *FORGERY, *DDL, "SELECT setval('sa_jobqueue.gate_1', 1)") == []
 
 
+def test_an_admin_acts_on_schedules_and_makes_none(make_role: MakeRole, engine: Engine) -> None:
+    """That needs the right `schedule`; a reader only looks."""
+    url, schedules, reader = make_role("admin"), make_role("schedule", "read"), make_role("read")
+    assert output("schedule", "add", "0 * * * *", "a_task", "--name", "hourly", url=schedules) == "hourly\n"
+    assert output("schedule", "pause", "hourly", url=url) == "paused hourly\n"
+    assert output("schedule", "resume", "hourly", url=url) == "resumed hourly\n"
+    assert output("schedule", "run", "hourly", url=url)
+    assert as_json("schedule", "backfill", "hourly", "--from", "6h", "--to", "1h", url=url)["count"] == 5
+    assert "permission denied" in refused("schedule", "add", "0 * * * *", "a_task", url=url)
+    assert [one["name"] for one in as_json("schedule", "list", url=reader)] == ["hourly"]
+    assert len(as_json("schedule", "next", "hourly", url=reader)) == 5
+    for command in (
+        ("pause", "hourly"),
+        ("run", "hourly"),
+        ("remove", "hourly"),
+        ("backfill", "hourly", "--from", "9h"),
+    ):
+        assert "permission denied" in refused("schedule", *command, url=reader)
+    assert output("schedule", "remove", "hourly", url=url) == "removed hourly\n"
+
+
 # ---- the command
 
 
