@@ -356,9 +356,11 @@ class TestLeastPrivilege:
             ("complete_job", False, ["enable_seqscan=off"], True),
             ("complete_job", False, ["enable_seqscan=off"], True),
             ("due_at", False, None, True),
+            ("enqueue_ticks", True, ["search_path=pg_catalog, pg_temp"], False),
             ("hold_queued", False, ["search_path=pg_catalog, pg_temp", "lock_timeout=100ms"], False),
             ("job_unique", True, ["search_path=pg_catalog, pg_temp"], False),
             ("job_wake", True, ["search_path=pg_catalog, pg_temp"], False),
+            ("schedule_changed", False, ["search_path=pg_catalog, pg_temp"], False),
             ("take_key", False, ["search_path=pg_catalog, pg_temp", "lock_timeout=10ms"], True),
             ("tell_workers", False, None, True),
         ]
