@@ -100,7 +100,7 @@ class Job(Base):
     uniqueness: Mapped[dict[str, Any] | None] = mapped_column(JsonObject(none_as_null=True).evaluates_none())
     """The key of a unique job, and until when it has it: see `Unique`."""
     expires_at: Mapped[datetime | None] = mapped_column(_LIMIT)
-    """If no attempt has been made by then, the job is cancelled."""
+    """If no attempt was begun by then, the job is cancelled."""
     deadline_at: Mapped[datetime | None] = mapped_column(_LIMIT)
     """After that time no attempt begins or goes on."""
     # The trigger's to say: the INSERT returns it. 0: of a job that could not be seen.
@@ -275,7 +275,7 @@ class Job(Base):
         Index(
             "job_expires_idx",
             "expires_at",
-            postgresql_where=text("status = 'queued' AND attempt = 0 AND expires_at IS NOT NULL"),
+            postgresql_where=text("status = 'queued' AND attempt = 0 AND rescues = 0 AND expires_at IS NOT NULL"),
         ),
         Index(
             "job_deadline_idx", "deadline_at", postgresql_where=text("status = 'queued' AND deadline_at IS NOT NULL")

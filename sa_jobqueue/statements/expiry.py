@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Executable, Text, bindparam, func, literal_column, select, true, update
+from sqlalchemy import Executable, Text, and_, bindparam, func, literal_column, select, true, update
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..lifecycle import DEADLINE_OVER, EXPIRED, TRANSITIONS, Event, JobStatus, Rules
@@ -18,7 +18,14 @@ __all__ = ["end_expired", "end_overdue"]
 def end_expired(*, limit: int, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
     """Cancel at most `limit` jobs that were not started by their expiry, except those that are locked. Returns their ids."""
     table = table_of(job)
-    return _end(Event.CANCEL, job, keys, limit, expiry=True, which=table.c.attempt == literal_column("0"))
+    return _end(
+        Event.CANCEL,
+        job,
+        keys,
+        limit,
+        expiry=True,
+        which=and_(table.c.attempt == literal_column("0"), table.c.rescues == literal_column("0")),
+    )
 
 
 def end_overdue(*, limit: int, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, Text, case, cast, func, literal_column
+from sqlalchemy import ColumnElement, FromClause, Text, and_, case, cast, func, literal_column
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ._parts import epoch
@@ -29,10 +29,15 @@ def extra_of(table: FromClause) -> ColumnElement[str | None]:
             columns.uniqueness,
             case((columns.uniqueness.is_not(None), func.coalesce(func.to_jsonb(started_key(table)), _TRUE))),
         ),
-        # In how many seconds. Only for the first attempt, which the claim has counted already.
+        # In how many seconds. Only for the first attempt, which the claim has counted already, and if none was broken off.
         "expires": (
             columns.expires_at,
-            case((columns.attempt <= literal_column("1"), _seconds_to(columns.expires_at))),
+            case(
+                (
+                    and_(columns.attempt <= literal_column("1"), columns.rescues == literal_column("0")),
+                    _seconds_to(columns.expires_at),
+                )
+            ),
         ),
         "deadline": (columns.deadline_at, _seconds_to(columns.deadline_at)),
         "tick": (columns.tick_at, _tick(columns)),

@@ -135,6 +135,22 @@ def test_an_expiry_is_for_the_first_attempt(engine: Engine, url: str, registry: 
     assert (job_of(engine, id).status, job_of(engine, id).attempt) == (JobStatus.COMPLETED, 2)
 
 
+def test_a_job_whose_worker_died_does_not_expire(engine: Engine, url: str, registry: Registry) -> None:
+    """It was begun: maintenance leaves it, and it is run."""
+
+    @task(registry=registry)
+    def runs() -> None: ...
+
+    (id,) = add(engine, enqueue(runs.options(expires_in=3600)))
+    with engine.begin() as connection:
+        connection.execute(update(Job).values(expires_at=func.now(), rescues=1))
+    with engine.begin() as connection:
+        assert default_store.end_expired(connection) == []
+    with working(url, registry):
+        wait_until(lambda: finished(engine, id))
+    assert job_of(engine, id).status == JobStatus.COMPLETED
+
+
 def test_a_retry_that_would_begin_after_the_deadline_is_not_made(engine: Engine, url: str, registry: Registry) -> None:
     @task(registry=registry, retry=RetryPolicy(base=600, jitter=0))
     def fails() -> None:

@@ -191,7 +191,11 @@ class QueueMachine(RuleBasedStateMachine):
                     expected.attempt, model.max_attempts, expected.rescues, model.queue,
                 )  # fmt: skip
                 assert (job.extra is not None) == (model.key is not None or model.expired or model.overdue)
-                late = NotStarted(model.overdue) if model.overdue or (model.expired and expected.attempt == 1) else None
+                late = (
+                    NotStarted(model.overdue)
+                    if model.overdue or (model.expired and expected.attempt == 1 and not expected.rescues)
+                    else None
+                )
                 assert not_started(job, 0.0) == late
                 model.worker, model.lapsed = worker, False
                 if model.until_start and end != "answer lost":
@@ -415,7 +419,7 @@ class QueueMachine(RuleBasedStateMachine):
         """Maintenance ends what waits though its time is over."""
         with self.transaction(kept=kept) as connection:
             waiting = {id: job for id, job in self.jobs.items() if job.status is JobStatus.QUEUED}
-            expired = [id for id, job in waiting.items() if job.expired and job.attempt == 0]
+            expired = [id for id, job in waiting.items() if job.expired and job.attempt == 0 and not job.rescues]
             overdue = [id for id, job in waiting.items() if job.overdue and id not in expired]
             assert sorted(default_store.end_expired(connection)) == sorted(expired)
             assert sorted(default_store.end_overdue(connection)) == sorted(overdue)
