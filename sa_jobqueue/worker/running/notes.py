@@ -284,7 +284,7 @@ class KeptLog:
             self.size = 0
             while (
                 sum(lines for _, lines, _ in parts) - parts[0][1] >= self._limit
-                or sum(size for _, _, size in parts) > MAX_LOG
+                or sum(size for _, _, size in parts) - parts[0][2] >= MAX_LOG
             ) and len(parts) > 1:
                 parts.popleft()
             lines, first, ended = self._sent, parts[0][0], self._ended
