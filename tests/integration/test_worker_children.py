@@ -78,7 +78,12 @@ def children() -> list[psutil.Process]:
 
 
 def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    """No thread of it is left, so its descriptors are closed: a zombie may still have threads that end."""
+    try:
+        process = psutil.Process(pid)
+        return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+    except psutil.NoSuchProcess:
+        return True
 
 
 # ---- outcomes
