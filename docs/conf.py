@@ -73,7 +73,10 @@ nitpick_ignore_regex = [
         "py:.*",
         r"(datetime|timedelta|LoggerAdapter|Logger|sessionmaker|async_sessionmaker|TypeDecorator|DeclarativeBase)",
     ),
-    ("py:.*", r"(P|R|F|S|Duration|Every|Missed|Overlap|Locked|Progress|LogPart|DelayRule|Slot|Path|Outcome|_.*|.*\._.*|.*\.(P|R|F|S))"),
+    (
+        "py:.*",
+        r"(P|R|F|S|Duration|Every|Missed|Overlap|Locked|Progress|LogPart|DelayRule|Slot|Path|Outcome|_.*|.*\._.*|.*\.(P|R|F|S))",
+    ),
     ("py:.*", r"sa_jobqueue\.(?!(Job|Task|Worker|Registry)\b).*"),
     ("py:exc", r"(ConfigurationError|JobQueueError|SchemaError|EmbeddedUnavailable)"),
     (

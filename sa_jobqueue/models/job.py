@@ -275,10 +275,10 @@ class Job(Base):
         Index(
             "job_expires_idx",
             "expires_at",
-            postgresql_where=text("status = 'queued' AND attempt = 0 AND rescues = 0 AND expires_at IS NOT NULL"),
+            postgresql_where=text("expires_at IS NOT NULL AND status = 'queued' AND attempt = 0 AND rescues = 0"),
         ),
         Index(
-            "job_deadline_idx", "deadline_at", postgresql_where=text("status = 'queued' AND deadline_at IS NOT NULL")
+            "job_deadline_idx", "deadline_at", postgresql_where=text("deadline_at IS NOT NULL AND status = 'queued'")
         ),
         Index("job_purge_idx", "purge_at", postgresql_where=text("purge_at IS NOT NULL")),
     )

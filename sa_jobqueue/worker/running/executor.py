@@ -66,7 +66,7 @@ class Executor:
 
     def run(self, run: Run) -> None:
         """Run a `def` handler, on the thread that calls."""
-        if (outcome := unstarted(run)) is not None:
+        if (run.stop is not None or run.job.extra is not None) and (outcome := unstarted(run)) is not None:
             self.give_up(run, outcome)
             return
         call = self._begin(run)
@@ -79,7 +79,7 @@ class Executor:
 
     async def run_async(self, run: Run, runner: asyncio.Task[Any]) -> None:
         """Run an `async def` handler in `runner`, the task that calls."""
-        if (outcome := unstarted(run)) is not None:
+        if (run.stop is not None or run.job.extra is not None) and (outcome := unstarted(run)) is not None:
             self.give_up(run, outcome)
             return
         call = self._begin(run)
@@ -157,7 +157,8 @@ class Executor:
         rules = run.task.rules
         if isinstance(outcome, (Released, Crashed)):  # how often that may happen is the worker's to say, not the task's
             rules = replace(rules, max_rescues=self._max_rescues)
-        return ToWrite(decide(run.job, outcome, rules, random=random.random(), elapsed=run.elapsed))
+        elapsed = 0.0 if run.job.extra is None else run.elapsed  # only a deadline asks for it
+        return ToWrite(decide(run.job, outcome, rules, random=random.random(), elapsed=elapsed))
 
     def _judge(self, call: Call, error: BaseException) -> ToWrite | Lost:
         """What is to be written because the handler, or what ends it, has raised `error`."""
