@@ -77,7 +77,7 @@ class Ticked:
     bad: list[tuple[str, str]] = field(default_factory=list)
     """Schedules about which nothing could be done, with the reason; those that were named before left out."""
     paused: list[tuple[str, int]] = field(default_factory=list)
-    """Schedules that were paused because so many jobs in a row have failed."""
+    """Schedules that were paused, each with the number of its jobs in a row that have failed."""
 
 
 @dataclass(slots=True)

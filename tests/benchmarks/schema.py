@@ -61,7 +61,7 @@ class Bench:
         self, jobs: int, *, task: str = "nothing", queues: Sequence[str] = ("default",), priority: int = 4,
         due: str = "now()", scope: str | None = None,
     ) -> None:  # fmt: skip
-        """Queue so many jobs, shared out among `queues`; each with the one argument `n`. `scope`: of their unique keys."""
+        """Queue this number of jobs, shared out among `queues`; each has one argument, `n`. `scope`: of their unique keys."""
         rule = "NULL" if scope is None else f"jsonb_build_object('key', 'nothing:' || md5(n::text), 'scope', '{scope}')"
         self.execute(
             f"INSERT INTO {SCHEMA}.job (task, args, queue, priority, run_at, uniqueness) "

@@ -1,4 +1,4 @@
-"""`ctx.progress`: what a running job says of itself is seen by others, and stands in nobody's way."""
+"""`ctx.progress`: what a running job says of itself is seen by others, and holds up no other job."""
 
 from __future__ import annotations
 

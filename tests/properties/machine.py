@@ -153,7 +153,7 @@ class QueueMachine(RuleBasedStateMachine):
                         job.status, job.errors, job.purge_at = JobStatus.CANCELLED, 1, LATER
 
     def _leave_started_keys(self) -> None:
-        """Whoever enqueues a job with the key of one that was started gets it, also where its worker did not free it."""
+        """A new job gets the key of one that was started, also where its worker did not free that key."""
         for one in self.jobs.values():
             if one.until_start and one.status == JobStatus.RUNNING:
                 one.holds = False

@@ -262,7 +262,7 @@ def test_one_job_is_queued_for_all_ticks_that_came_while_another_ran(engine: Eng
 
 
 def test_a_schedule_whose_jobs_fail_is_paused(engine: Engine) -> None:
-    """After so many in a row. When an operator lets it go on, it counts again from there."""
+    """When `pause_after` jobs in a row have failed. After an operator has resumed it, the count begins again."""
     add(engine, Schedule(every(MINUTE), report, 3, pause_after=2))
     tick(engine)
     for status in ("failed", "completed", "failed", "failed"):
@@ -350,7 +350,7 @@ def test_a_bad_row_is_skipped_and_shown_and_in_no_others_way(engine: Engine, bad
 
 
 def test_rows_that_another_transaction_has_locked_are_left(engine: Engine) -> None:
-    """A tick is made once, by whoever locked its schedule."""
+    """Only the worker that has locked a schedule enqueues its ticks."""
     add(engine, Schedule(every(MINUTE), report, 1, name="a"), Schedule(every(MINUTE), report, 2, name="b"))
     tick(engine)
     turn_back(engine, MINUTE)

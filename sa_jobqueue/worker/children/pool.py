@@ -26,7 +26,7 @@ _USED = 0.5
 class Children:
     """Children, each of which runs one job at a time. There are as many as jobs have run in them at the same time.
 
-    `max_jobs`: after so many a child is replaced. For any thread.
+    `max_jobs`: a child that has run this many jobs is replaced. For any thread.
     """
 
     def __init__(self, setup: ChildSetup, *, max_jobs: int | None) -> None:

@@ -69,7 +69,7 @@ class EnqueueTicks(Chore):
         self._announced = True
 
     def hear(self, seconds: float | None) -> None:
-        """So many seconds from now is the next tick; None: there is no schedule."""
+        """The next tick is this number of seconds from now; None: there is no schedule."""
         if seconds is not None:
             self.at = min(self._at, monotonic() + seconds)
             if self._check_at == math.inf:
