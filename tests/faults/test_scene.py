@@ -35,6 +35,11 @@ def test_what_happens_to_jobs_that_were_there_before_a_fault_is_seen(scene: Scen
 def vanish(scene: Scene) -> None:
     """A loss that no queue could make good."""
     gone = scene.ask("DELETE FROM sa_jobqueue.job WHERE status IN ('queued', 'running') RETURNING id")
+    # Their keys go with them: a key left behind is a finding only until another job takes it.
+    scene.ask(
+        "DELETE FROM sa_jobqueue.unique_key AS k WHERE NOT EXISTS "
+        "(SELECT FROM sa_jobqueue.job AS j WHERE j.id = k.job_id) RETURNING k.job_id"
+    )
     doubled = scene.ask(
         "INSERT INTO audit.effect (job_id, token, key, pid, xid) SELECT job_id, token, key, pid, xid FROM audit.effect "
         "WHERE job_id IN (SELECT id FROM sa_jobqueue.job WHERE status = 'completed') RETURNING id"
