@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from sa_jobqueue.errors import OptionError
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import UniqueKey
 from sa_jobqueue.statements import retry_jobs
-from sa_jobqueue.store import ClaimRequest, default_store
+from sa_jobqueue.store import default_store
 from tests.support.waiting import wait_until
 from tests.support.working import add, finished, job_of, working
 
@@ -65,19 +65,6 @@ def test_a_plain_insert_names_no_limit(engine: Engine, registry: Registry) -> No
     assert "INSERT" in "".join(statements)
     assert "expires_at" not in "".join(statements)
     assert "deadline_at" not in "".join(statements)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"expires_in": 0}, {"expires_in": -1}, {"expires_in": "1"}, {"deadline": True}, {"expires_at": 3},
-        {"expires_at": datetime.now(UTC).replace(tzinfo=None)}, {"expires_at": datetime.now(UTC), "expires_in": 3}, {"deadline": "x"},
-        {"expires_in": datetime.now(UTC)},
-    ],
-)  # fmt: skip
-def test_a_bad_limit_is_refused(registry: Registry, options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=next(iter(options))):
-        declare(registry).options(**options)
 
 
 def test_a_job_that_could_not_be_started_in_time_is_refused(registry: Registry) -> None:
@@ -207,11 +194,3 @@ def test_maintenance_ends_what_waits_too_long(engine: Engine, registry: Registry
             select(Job.status, Job.expires_at, Job.deadline_at).where(Job.id.in_([expired, overdue]))
         ).all()
     assert set(again) == {(JobStatus.QUEUED, None, None)}
-
-
-def test_a_limit_at_infinity_does_not_fail_a_claim(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(insert(Job).values(task="a", expires_at=text("'infinity'"), deadline_at=text("'infinity'")))
-        connection.execute(insert(Job).values(task="a", deadline_at=text("'-infinity'")))
-        found = default_store.claim(connection, ClaimRequest(worker="ada", queues={"default": 9}, lease=60))
-    assert len(found) == 2

@@ -42,6 +42,7 @@ from sa_jobqueue.statements import (
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
+from sa_jobqueue.statements.expiry import end_expired, end_overdue
 from sa_jobqueue.statements.fetch import fetch_args
 from sa_jobqueue.statements.leases import attest_uptime, cancel_requests
 from sa_jobqueue.statements.notes import (
@@ -165,6 +166,8 @@ SINGLE: dict[str, Callable[[], object]] = {
     "count_expired": count_expired,
     "count_jobs_where": lambda: count_jobs(Job.queue == "mail"),
     "fetch_args": lambda: fetch_args(1, most=100),
+    "end_expired": lambda: end_expired(limit=1_000),
+    "end_overdue": lambda: end_overdue(limit=1_000),
     "enrol_worker": lambda: enrol_worker(id=_WORKER, host="a", pid=1, queues=["q"], concurrency=1, version="1"),
     "remove_worker": lambda: remove_worker(_WORKER),
     "forget_workers": lambda: forget_workers(unseen_for=timedelta(days=1)),

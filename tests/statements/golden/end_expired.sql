@@ -1,0 +1,65 @@
+WITH "over" AS MATERIALIZED (
+    SELECT sa_jobqueue.job.id AS id,
+        sa_jobqueue.job.uniqueness ->> 'key' AS key
+    FROM sa_jobqueue.job
+    WHERE sa_jobqueue.job.status = 'queued'
+    AND sa_jobqueue.job.expires_at <= now()
+    AND sa_jobqueue.job.attempt = 0
+    AND sa_jobqueue.job.rescues = 0
+    ORDER BY sa_jobqueue.job.expires_at
+    LIMIT %(page)s::INTEGER
+    FOR NO KEY UPDATE SKIP LOCKED
+),
+    given_back AS MATERIALIZED (
+    SELECT sa_jobqueue.unique_key.key AS key
+    FROM sa_jobqueue.unique_key
+    WHERE sa_jobqueue.unique_key.key = any(array((
+            SELECT "over".key
+            FROM "over"
+            WHERE "over".key IS NOT NULL
+        )
+    ))
+    AND sa_jobqueue.unique_key.job_id = any(array((
+            SELECT "over".id
+            FROM "over"
+            WHERE "over".key IS NOT NULL
+        )
+    ))
+    AND sa_jobqueue.unique_key.expires_at IS NULL
+    ORDER BY sa_jobqueue.unique_key.key
+    FOR UPDATE SKIP LOCKED
+),
+    freed_keys AS (
+    DELETE
+    FROM sa_jobqueue.unique_key
+    WHERE sa_jobqueue.unique_key.key = any(array((
+            SELECT given_back.key
+            FROM given_back
+        )
+    ))
+    AND sa_jobqueue.unique_key.keep IS NULL
+),
+    kept_keys AS (
+    UPDATE sa_jobqueue.unique_key
+    SET expires_at=(statement_timestamp() + sa_jobqueue.unique_key.keep * interval '1 second')
+    WHERE sa_jobqueue.unique_key.key = any(array((
+            SELECT given_back.key
+            FROM given_back
+        )
+    ))
+    AND sa_jobqueue.unique_key.keep IS NOT NULL
+)
+UPDATE sa_jobqueue.job
+SET status='cancelled',
+    lease_expires_at=NULL,
+    finished_at=statement_timestamp(),
+    purge_at=(statement_timestamp() + 604800.0 * interval '1 second'),
+    errors=(CASE WHEN (jsonb_typeof(sa_jobqueue.job.errors) != 'array') THEN '[]'::jsonb WHEN (jsonb_array_length(sa_jobqueue.job.errors) >= 20) THEN jsonb_path_query_array(sa_jobqueue.job.errors, '$[last - 18 to last]'::jsonpath) ELSE sa_jobqueue.job.errors END || jsonb_build_array(jsonb_build_object('type', %(error_type)s::VARCHAR, 'message', %(error_message)s::VARCHAR, 'traceback', '') || jsonb_build_object('at', statement_timestamp(), 'attempt', sa_jobqueue.job.attempt))),
+    result=NULL
+WHERE sa_jobqueue.job.id = any(array((
+        SELECT "over".id
+        FROM "over"
+    )
+))
+AND sa_jobqueue.job.status = 'queued'
+RETURNING sa_jobqueue.job.id
