@@ -7,32 +7,27 @@ from typing import Any
 from sqlalchemy import ColumnElement, MetaData, Table
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.functions import Function
 from sqlalchemy.types import TypeEngine
 
 __all__ = ["schema_function"]
 
 
-class _SchemaFunction(FunctionElement[Any]):
+class _SchemaFunction(Function[Any]):
     """A function in the schema that is meant when the statement is executed."""
 
-    inherit_cache = False
-
-    def __init__(self, name: str, schema: str | None, arguments: tuple[ColumnElement[Any], ...], of: Any) -> None:
-        super().__init__(*arguments)
-        self.type = of
-        # A table, because `schema_translate_map` translates the schema of tables only.
-        self.place = Table(name, MetaData(), schema=schema)
+    inherit_cache = True  # it has no state besides a Function's, so Core compiles a statement with it once
 
 
 @compiles(_SchemaFunction)
 def _compile(element: _SchemaFunction, compiler: SQLCompiler, **options: Any) -> str:
-    function = compiler.preparer.format_table(element.place)
-    return f"{function}({compiler.process(element.clauses, **options)})"
+    # As a table, because `schema_translate_map` translates the schema of tables only.
+    place = Table(element.name, MetaData(), schema=next(iter(element.packagenames), None))
+    return f"{compiler.preparer.format_table(place)}({compiler.process(element.clauses, **options)})"
 
 
 def schema_function(
     name: str, schema: str | None, *arguments: ColumnElement[Any], of: TypeEngine[Any]
 ) -> ColumnElement[Any]:
-    """`schema.name(arguments)`, of the type `of`."""
-    return _SchemaFunction(name, schema, arguments, of)
+    """`schema.name(arguments)`, of the type `of`. None: no schema is named."""
+    return _SchemaFunction(name, *arguments, type_=of, packagenames=() if schema is None else (schema,))

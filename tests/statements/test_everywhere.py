@@ -113,6 +113,23 @@ async def test_through_an_async_session(async_session: AsyncSession) -> None:
     await live_async(async_session)
 
 
+def test_a_statement_that_calls_a_function_of_the_schema_is_compiled_once(empty_database_url: str) -> None:
+    """For all schemas: which one's function is called is said when the statement is executed."""
+    engine = create_engine(empty_database_url)
+    cached: dict[str, Any] = {"compiled_cache": {}}
+    for schema in ("here", "there"):
+        upgrade_database(empty_database_url, schema=schema)
+        with engine.begin() as connection:
+            connection.execution_options(schema_translate_map={"sa_jobqueue": schema})
+            for _ in range(2):
+                statement = insert_jobs([CALL._replace(expires=timedelta(hours=1))])
+                connection.execute(statement, execution_options=cached)
+            assert connection.scalar(text(f"SELECT count(*) FROM {schema}.job WHERE expires_at > now()")) == 2
+            connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))  # there is no other that could be called
+    engine.dispose()
+    assert len(cached["compiled_cache"]) == 1
+
+
 def test_through_a_connection_elsewhere(elsewhere_engine: Engine) -> None:
     """`schema_translate_map` moves everything; there is no schema of the old name to fall back to."""
     with elsewhere_engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""The SQL of every builder, as text: see `golden_cases` for how the files are made anew."""
+"""The SQL of every builder, as text; `golden_cases` writes the files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CASES = dict(all_cases())
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_statement_is_the_one_on_file(name: str) -> None:
-    """A change of SQL is seen in review. `python -m tests.statements.golden_cases` writes the files anew."""
+    """A change of SQL is seen in review. `python -m tests.statements.golden_cases` writes the files again."""
     assert laid_out(compiled(CASES[name])) == (FOLDER / f"{name}.sql").read_text()
 
 
@@ -36,6 +36,14 @@ def test_the_text_and_the_cache_key_do_not_grow_with_the_batch(name: str) -> Non
     assert len(keys) == 4
     assert all(key is not None for key in keys)
     assert len({key.key for key in keys if key is not None}) == 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_statement_has_a_cache_key(name: str) -> None:
+    """Without one, Core would compile it at each execution."""
+    statement = CASES[name]
+    assert isinstance(statement, ClauseElement)
+    assert statement._generate_cache_key() is not None
 
 
 @pytest.mark.parametrize("name", CASES)
