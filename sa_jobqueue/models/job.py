@@ -121,8 +121,8 @@ class Job(Base):
         .label("progress"),
         deferred=True,
     )
-    """How far the handler said that it is, 0 to 1; None if it has not said anything since the last claim. `select(Job.progress)`
-    reads it in any session; of a loaded job it is read when it is asked for, or with `undefer(Job.progress)`.
+    """How far the handler said that it is, 0 to 1; None if it has not said anything since the last claim.
+    `select(Job.id, Job.progress)` reads it in any session; of a loaded job it is read when it is asked for, or with `undefer(Job.progress)`.
     """
     progress_message: Mapped[str | None] = column_property(
         select(Progress.message)

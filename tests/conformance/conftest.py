@@ -25,6 +25,7 @@ CLIENTS = [
     *((driver, kind) for driver in SYNC for kind in ("Session", "Connection")),
     *((driver, kind) for driver in ASYNC for kind in ("AsyncSession", "AsyncConnection")),
 ]
+ISOLATION = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 SESSIONS = [client for client in CLIENTS if client[1].endswith("Session")]
 
 

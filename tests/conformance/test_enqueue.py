@@ -16,11 +16,9 @@ from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.models import Base, Job
 from sa_jobqueue.tasks import Registry, task
-from sa_jobqueue.unique import Unique
-from tests.conformance.conftest import SESSIONS, Client, Order, settle
+from tests.conformance.conftest import ISOLATION, SESSIONS, Client, Order, settle
 
 registry = Registry()
-ISOLATION = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 HOUR = timedelta(hours=1)
 sessions = pytest.mark.parametrize("client", SESSIONS, ids="-".join, indirect=True)
 
@@ -338,23 +336,3 @@ def test_many_go_where_a_session_that_is_bound_by_class_sends_them(application: 
         session.commit()
 
     assert [job.args["order_id"] for job in jobs_in(application)] == [1, 2]
-
-
-@pytest.mark.parametrize("level", ISOLATION)
-async def test_of_jobs_with_one_key_one_is_kept(client: Client, application: Engine, level: str) -> None:
-    """The others are written as cancelled, and what was enqueued beside them stays; a Session knows it after the flush."""
-    unique = send.options(unique=Unique(by=("order_id",)))
-    async with client.open(isolation_level=level) as unit:
-        await client.put(unit, (unique, 1), (send, 1), (unique, 1), (unique, 2))
-        await settle(unit.commit())
-        if client.is_orm:
-            jobs = [enqueue(unique, 2), enqueue(unique, 3)]
-            unit.add_all(jobs)
-            await settle(unit.flush())
-            assert [job.is_duplicate for job in jobs] == [True, False]
-            assert [job.status for job in jobs] == [JobStatus.CANCELLED, JobStatus.QUEUED]
-            assert (jobs[0].duplicate_of is None) == (level == "SERIALIZABLE")
-            await settle(unit.rollback())
-    kept = sorted(job.args["order_id"] for job in jobs_in(application) if not job.is_duplicate)
-    assert kept == [1, 1, 2]
-    assert len(jobs_in(application)) == 4
