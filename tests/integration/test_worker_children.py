@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Job, JobStatus, enqueue
 from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.statements import cancel_jobs, job_logs
+from sa_jobqueue.worker.children import child as child_module
 from tests.support import heavy
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, drain, job_of, services_of, working
@@ -233,6 +234,46 @@ def test_a_child_that_is_killed_from_outside_is_replaced(engine: Engine, url: st
     assert "SIGKILL" in job.errors[0]["message"]
     assert (last.status, last.rescues) == (JobStatus.COMPLETED, 0)
     assert effects.notes() == ["kill", "last"]
+
+
+def test_a_job_whose_child_is_killed_before_it_began_costs_nothing(engine: Engine, url: str, effects: Effects) -> None:
+    """The job was sent to it, and runs in another child. Stopped, a child takes nothing in."""
+    with working(url, REGISTRY, queues={"default": 1}) as worker:
+        ((child, known),) = zip(children(), services_of(worker).children._all, strict=True)
+        child.suspend()
+        id = add_one(engine, enqueue(heavy.effect, "a"))
+        wait_until(lambda: known.jobs == 1)
+        child.kill()
+        job = wait_for(engine, id)
+    assert (job.status, job.attempt, job.rescues, job.errors) == (JobStatus.COMPLETED, 1, 0, [])
+    assert effects.notes() == ["a"]
+
+
+def test_a_job_whose_message_kills_each_child_fails(
+    engine: Engine, url: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first child may have died of something else: the second counts, so the job does not go round for ever."""
+    monkeypatch.setattr(child_module, "_CODE", DIES_OF_A_JOB)
+    id = add_one(engine, enqueue(heavy.effect))
+    with working(url, REGISTRY, queues={"default": 1}, max_rescues=2):
+        job = wait_for(engine, id)
+    assert (job.status, job.rescues, [error["type"] for error in job.errors]) == (
+        JobStatus.FAILED,
+        2,
+        ["ChildDied"] * 2,
+    )
+    assert "its child process ended with exit code 9" in job.errors[0]["message"]
+
+
+DIES_OF_A_JOB = """\
+import os, socket
+{path}, {life}
+end = socket.socket(fileno={end})
+end.recv(1_000_000)
+end.sendall(b'{{"ready": true}}\\n')
+end.recv(1_000_000)
+os._exit(9)
+"""
 
 
 def test_effects_are_there_once_however_often_children_are_killed(engine: Engine, url: str, effects: Effects) -> None:

@@ -7,6 +7,7 @@ import logging
 import socket
 from contextlib import suppress
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from sa_jobqueue import Registry, WorkerSettings, task
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.errors import ConfigurationError, TaskError
 from sa_jobqueue.lifecycle import Change, Claim, decide
-from sa_jobqueue.outcomes import Outcome
+from sa_jobqueue.outcomes import Crashed, Outcome
 from sa_jobqueue.worker.children.channel import Channel, Message
 from sa_jobqueue.worker.children.messages import (
     ending_of,
@@ -26,8 +27,10 @@ from sa_jobqueue.worker.children.messages import (
     message_of_record,
     record_of,
 )
+from sa_jobqueue.worker.children.runner import ChildRunner
 from sa_jobqueue.worker.children.setup import ChildSetup, Maker, main_module
 from sa_jobqueue.worker.running.ending import LOST, ToWrite, Written
+from sa_jobqueue.worker.running.run import Run
 from tests.support import heavy
 from tests.support.outcomes import all_rules, run_outcomes
 
@@ -161,6 +164,61 @@ def test_a_script_is_imported_by_its_name_or_by_its_file() -> None:
     assert main_module(Main) == ("path", "/srv/shop.py")
     assert main_module(Named) == ("name", "shop.jobs")
     assert main_module(object()) is None
+
+
+# ---- a child that is gone
+
+
+class Gone:
+    """A child that turns out to be dead when something is sent to it. `words`: what it had said before."""
+
+    pid, jobs, killed = 7, 0, False
+
+    def __init__(self, words: list[Message]) -> None:
+        self.words = words
+
+    def resident(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def send(self, message: Message) -> None:
+        raise BrokenPipeError
+
+    def last_words(self) -> list[Message]:
+        return self.words
+
+
+ENDED: Message = {"ended": "lost"}
+
+
+@pytest.mark.parametrize(
+    ("words", "taken", "outcome"),
+    [
+        ([[], []], [False, True], Crashed),
+        ([[], [ENDED]], [False, True], None),
+        ([[{"begun": True}]], [False], Crashed),
+        ([[{"begun": True}, ENDED]], [False], None),
+    ],
+    ids=["twice not begun", "ended by the second", "begun", "ended"],
+)
+def test_what_a_child_said_before_it_died_decides_about_its_job(
+    words: list[list[Message]], taken: list[bool], outcome: type[Outcome] | None
+) -> None:
+    """If it had begun the job, the job is rescued; else another runs it, once; and an end that it told holds."""
+    gone = [Gone(said) for said in words]
+    children = Mock(**{"take.side_effect": gone, "drop.return_value": "ended with exit code 9"})
+    executor = Mock()
+    runner = ChildRunner(children, executor, grace=1, engine=Mock(), pause=Mock(), notes=Mock())
+    job = ClaimedJob(1, 2, "default", "t", 4, 1.5, 1, 10, 0, "{}", None, 0.25, None)
+    runner.run(Run(job, heavy.add, 0.0, 0.0, set()))
+    assert [call.kwargs["new"] for call in children.take.call_args_list] == taken
+    assert {call.args for call in children.drop.call_args_list} == {(child,) for child in gone}
+    given_up = [type(call.args[1]) for call in executor.give_up.call_args_list]
+    adopted = [call.args[1] for call in executor.adopt.call_args_list]
+    assert (given_up, adopted) == (([], [LOST]) if outcome is None else ([outcome], []))
 
 
 # ---- tasks

@@ -146,6 +146,7 @@ class _Jobs:
         if order is None:
             return False
         self._ended = {}
+        self._channel.send({"begun": True})  # from here on, the death of this process is a rescue of the job
         try:
             task = self._find(order.message["task"])
         except BaseException as error:  # of a module that is imported only now

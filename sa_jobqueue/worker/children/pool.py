@@ -53,9 +53,9 @@ class Children:
         except ChildUnavailable as error:
             raise ConfigurationError(f'a child process for tasks of executor="process": {error}') from None
 
-    def take(self, memory_limit: int | None) -> Child:
-        """A child for one job; `give_back` or `drop` comes next. Raises ChildUnavailable."""
-        while (child := self._pop()) is not None:
+    def take(self, memory_limit: int | None, *, new: bool = False) -> Child:
+        """A child for one job, which is `new` or any that is free; `give_back` or `drop` comes next. Raises ChildUnavailable."""
+        while not new and (child := self._pop()) is not None:
             if not child.is_ready():
                 logger.warning(
                     "the child process %d %s while it had no job; another takes its place", child.pid, self.drop(child)

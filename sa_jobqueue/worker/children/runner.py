@@ -36,11 +36,15 @@ _AGAIN = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Killed:
-    """The child was killed, or has died. `outcome`: what came of the job."""
+class _Unended:
+    """No child has ended the job: none was to be had, or it was killed, or has died. `outcome`: what came of the job."""
 
     outcome: Outcome | Lost
     note: str = ""
+
+
+class _Unbegun(Exception):
+    """The child has died before it began the job."""
 
 
 class ChildRunner:
@@ -65,34 +69,43 @@ class ChildRunner:
 
     def run(self, run: Run) -> None:
         """Run a job, on the thread that calls. When this returns, its child is free, or dead."""
-        if (outcome := unstarted(run)) is not None:
-            self._executor.give_up(run, outcome)
-            return
         try:
-            child = self._children.take(run.task.memory_limit)
+            ending = self._run_in_child(run)
+        except _Unbegun as died:
+            # It was killed while it had no job. One that dies of the job's message takes the new child along, and that counts.
+            logger.warning("%s before it began a job; another takes its place", died)
+            run.started = None
+            ending = self._run_in_child(run, new=True)
+        if isinstance(ending, _Unended):
+            self._executor.give_up(run, ending.outcome, ending.note)
+        else:
+            self._adopt(run, ending)
+
+    def _run_in_child(self, run: Run, *, new: bool = False) -> Message | _Unended:
+        """Run a job in a free child, or in a `new` one. Raises _Unbegun if a free one has died meanwhile."""
+        if (outcome := unstarted(run)) is not None:
+            return _Unended(outcome)
+        try:
+            child = self._children.take(run.task.memory_limit, new=new)
         except ChildUnavailable as error:
             logger.error(
                 "%s[%d] goes back, no attempt spent, because there is no child process for it: %s",
                 run.job.task, run.job.id, error, extra=run.job.fields,
             )  # fmt: skip
-            self._executor.give_up(run, Released(_AGAIN * random.uniform(0.5, 1.5)))
-            return
+            return _Unended(Released(_AGAIN * random.uniform(0.5, 1.5)))
         try:
             run.wake = child.wake
-            ending = self._follow(run, child)
+            ending = self._follow(run, child, new)
         except BaseException:
             self._children.drop(child)
             raise
         finally:
             run.wake = None
-        if child.killed or isinstance(ending, _Killed):
+        if child.killed or isinstance(ending, _Unended):
             self._children.drop(child)
         else:
             self._children.give_back(child)
-        if isinstance(ending, _Killed):
-            self._executor.give_up(run, ending.outcome, ending.note)
-        else:
-            self._adopt(run, ending)
+        return ending
 
     def _adopt(self, run: Run, message: Message) -> None:
         if "unfound" in message:
@@ -104,10 +117,11 @@ class ChildRunner:
         ending: RunEnding = ending_of(message)
         self._executor.adopt(run, ending)
 
-    def _follow(self, run: Run, child: Child) -> Message | _Killed:
+    def _follow(self, run: Run, child: Child, new: bool) -> Message | _Unended:
         """Give the child its job, and wait for its end or that of the child."""
         run.started = monotonic()
         watch = _Watch(run, child, self._grace)
+        begun = new
         try:
             child.jobs += 1
             child.send(message_of_job(run.job, run.task))
@@ -115,15 +129,23 @@ class ChildRunner:
                 for message in child.receive(watch.pause()):
                     if _is_last(message):
                         return message
+                    begun = begun or "begun" in message
                     self._heed(run, message)
                 if (killed := watch.check()) is not None:
                     child.kill()
                     return self._ended_in(run, child.last_words()) or killed
         except (OSError, EOFError):
-            return _crashed(run, f"its child process {self._children.drop(child)}")
+            child.kill()
+            words = child.last_words()
+            how = self._children.drop(child)
+            if (ending := self._ended_in(run, words)) is not None:
+                return ending
+            if not begun and not any("begun" in message for message in words):
+                raise _Unbegun(f"the child process {child.pid} {how}") from None
+            return _crashed(run, f"its child process {how}")
 
     def _ended_in(self, run: Run, messages: list[Message]) -> Message | None:
-        """What came of a job whose child was killed just after it had said so."""
+        """What came of a job whose child was killed, or died, just after it had said so."""
         found: Message | None = None
         for message in messages:
             if _is_last(message):
@@ -160,7 +182,7 @@ class _Watch:
             times.append(monotonic() + _LOOK)
         return min(times) - monotonic() if times else None
 
-    def check(self) -> _Killed | None:
+    def check(self) -> _Unended | None:
         """Tell the child what it was not told yet. Returns why it is to be killed now, if it is."""
         run, now = self._run, monotonic()
         if run.stop is not None and self._kill_at is None:
@@ -168,13 +190,13 @@ class _Watch:
             self._child.send({"stop": run.stop.value})
         if self._timeout_at is not None and self._timeout_at <= now:
             error = timed_out(run)
-            return _Killed(Failed(error, describe(error)), "; its child process was killed")
+            return _Unended(Failed(error, describe(error)), "; its child process was killed")
         if self._kill_at is not None and self._kill_at <= now:
             logger.warning(
                 "%s[%d] did not stop within %s; its child process is killed",
                 run.job.task, run.job.id, lasting(self._grace), extra=run.job.fields,
             )  # fmt: skip
-            return _Killed(of_stop(run))
+            return _Unended(of_stop(run))
         if self._limit is not None and (used := self._child.resident() or 0) > self._limit:
             return _crashed(
                 run,
@@ -184,10 +206,10 @@ class _Watch:
         return None
 
 
-def _crashed(run: Run, how: str, kind: str = "ChildDied") -> _Killed:
+def _crashed(run: Run, how: str, kind: str = "ChildDied") -> _Unended:
     reason: ErrorEntry = entry(kind, how)
     # A handler that was asked to stop has had its time, whatever ended its process.
-    return _Killed(of_stop(run) if run.stop is not None else Crashed(reason))
+    return _Unended(of_stop(run) if run.stop is not None else Crashed(reason))
 
 
 def _is_last(message: Message) -> bool:

@@ -76,7 +76,7 @@ class Run:
         self.arrived = arrived
         # Maintenance writes and reads it. Fetching long arguments may have taken long: their claim is older.
         self.renewed = claimed_at
-        # When the handler was called. The runner writes it, once; anyone reads it.
+        # When the handler was called. The runner writes it, and again if a child process died before it began; anyone reads it.
         self.started: float | None = None
         # When the handler's timeout is over. The runner sets it; maintenance reads it, and clears it when it has passed.
         self.timeout_at: float | None = None
