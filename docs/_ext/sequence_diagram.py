@@ -2,7 +2,7 @@
 
     ```{sequence} The road of a job's arguments
     Application: your code
-    Task: tasks.py
+    Task: tasks/
     Application -> Task: send_receipt(7)
     Task --> Application: the checked arguments
     Task: binds and checks

@@ -650,7 +650,7 @@ def test_a_limit_is_a_number_of_bytes(limit: Any) -> None:
 
 def test_a_task_that_workers_may_not_find_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """A local function with the name that comes by itself; a name or a registry says that it is meant."""
-    monkeypatch.setattr("sa_jobqueue.tasks.default_registry", Registry())
+    monkeypatch.setattr("sa_jobqueue.tasks.decorator.default_registry", Registry())
 
     def inner() -> None: ...
 

@@ -1,0 +1,257 @@
+"""`@task`: the declaration of a task, checked where it stands."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+
+from ..context import AsyncJobContext, JobContext
+from ..durations import Duration
+from ..errors import TaskError, TaskWarning
+from ..lifecycle import Rules
+from ..options import (
+    MAX_ATTEMPTS,
+    MAX_PRIORITY,
+    Options,
+    checked_duration,
+    checked_int,
+    checked_limit,
+    checked_name,
+    checked_unique,
+)
+from ..retry import RetryPolicy
+from ..unique import Unique
+from .functions import default_name, function_of
+from .registry import Registry, default_registry
+from .tasks import AnyTask, Task
+
+__all__ = ["task"]
+
+#: Less than an interpreter with this package needs, in bytes; so that a number of megabytes is not taken for one of bytes.
+_LEAST_MEMORY = 2**24
+
+_DEFAULT_RETAIN = Rules().retain
+#: The least time that a failed job stays, in seconds.
+_RETAIN_FAILED = cast(float, Rules().retain_failed)
+
+#: Log lines kept of an attempt with `keep_logs=True`, and the most that can be asked for.
+_LINES, _MAX_LINES = 200, 1_000
+
+F = ParamSpec("F")
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)  # noqa: PLC0105
+
+
+class _Decorator(Protocol):
+    """What `task(...)` with options returns: a decorator that keeps the types of its handler."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[JobContext, P], R], /
+    ) -> Task[Concatenate[JobContext, P], P, R]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[AsyncJobContext, P], R], /
+    ) -> Task[Concatenate[AsyncJobContext, P], P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[P, R], /) -> Task[P, P, R]: ...
+
+
+@overload
+def task(handler: Callable[Concatenate[JobContext, P], R], /) -> Task[Concatenate[JobContext, P], P, R]: ...
+@overload
+def task(handler: Callable[Concatenate[AsyncJobContext, P], R], /) -> Task[Concatenate[AsyncJobContext, P], P, R]: ...
+@overload
+def task(handler: Callable[P, R], /) -> Task[P, P, R]: ...
+@overload
+def task(
+    *,
+    name: str | None = None,
+    aliases: Iterable[str] = (),
+    queue: str = "default",
+    priority: int = 4,
+    max_attempts: int = 10,
+    retry: RetryPolicy | None = None,
+    timeout: Duration | None = None,
+    retain: Duration | None = _DEFAULT_RETAIN,
+    record: bool = False,
+    keep_logs: bool | int = False,
+    rescue: bool = True,
+    unique: Unique | None = None,
+    expires_in: Duration | None = None,
+    deadline: Duration | None = None,
+    executor: Literal["process"] | None = None,
+    memory_limit: int | None = None,
+    registry: Registry | None = None,
+) -> _Decorator: ...
+def task(
+    handler: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    aliases: Iterable[str] = (),
+    queue: str = "default",
+    priority: int = 4,
+    max_attempts: int = 10,
+    retry: RetryPolicy | None = None,
+    timeout: Duration | None = None,
+    retain: Duration | None = _DEFAULT_RETAIN,
+    record: bool = False,
+    keep_logs: bool | int = False,
+    rescue: bool = True,
+    unique: Unique | None = None,
+    expires_in: Duration | None = None,
+    deadline: Duration | None = None,
+    executor: Literal["process"] | None = None,
+    memory_limit: int | None = None,
+    registry: Registry | None = None,
+) -> Any:
+    """Make a task of a function, `def` or `async def`; `@task` or `@task(...)`.
+
+    The worker injects a first parameter annotated `JobContext` (`AsyncJobContext` in an `async def`), which is no part of
+    the arguments.
+
+    `name`: the task's name in the row, by default "module.function". For a script that runs as `__main__` the module is
+    the name of its file (`python shop.py` gives "shop.function", as `--app shop` does), or what `python -m` was given.
+    `aliases`: names under which older rows know it. `registry`: where to register; the default registry if None.
+
+    `queue`, `priority`, `max_attempts`, `unique`, `expires_in`, `deadline`: what its jobs have unless `Task.options`, which
+    explains them, says otherwise.
+
+    `retry`: when to try again. `timeout`: seconds or timedelta for one attempt. `rescue`: False for a job that must not run
+    twice: it fails if its worker dies.
+
+    `retain`: how long a finished job stays, in seconds or as a timedelta; 0: completed jobs are deleted at once,
+    None: for ever. Failed ones stay at least 30 days. `record`: store what the handler returns in `Job.result`, checked
+    against its return annotation, if it has one. `keep_logs`: store the last log lines that an attempt writes through
+    `ctx.logger`; their number, up to 1,000, or True for 200.
+
+    `executor`: "process" runs a `def` handler in a child process, which is killed when it exceeds its timeout; None: on a
+    thread. `memory_limit`: bytes that such a process may have resident, at least 16 MiB.
+
+    Raises TaskError for a declaration that cannot work. Annotations are resolved later, at the first job or when a worker
+    starts. Warns with TaskWarning about a function that has neither a `name` nor a `registry` and is declared inside another
+    function, in a notebook or on stdin, because a worker may not find it there.
+    """
+    if registry is not None and not isinstance(registry, Registry):
+        raise TaskError(f"registry must be a Registry, not {registry!r}")
+    for flag, value in {"record": record, "rescue": rescue}.items():
+        if not isinstance(value, bool):
+            raise TaskError(f"{flag} must be True or False, not {value!r}")
+    options = Options(
+        queue=checked_name(queue, "queue", TaskError),
+        priority=checked_int(priority, "priority", 0, MAX_PRIORITY, TaskError),
+        max_attempts=checked_int(max_attempts, "max_attempts", 1, MAX_ATTEMPTS, TaskError),
+        unique=None if unique is None else checked_unique(unique, TaskError),
+        expires=None if expires_in is None else checked_limit(expires_in, "expires_in", TaskError),
+        deadline=None if deadline is None else checked_limit(deadline, "deadline", TaskError),
+    )
+    _check_executor(executor, memory_limit)
+    lines = _LINES if keep_logs is True else keep_logs
+    if lines is not False:
+        checked_int(lines, "keep_logs", 1, _MAX_LINES, TaskError)
+    rules = _rules(retry, retain, rescue)
+    if record and rules.retain == 0:
+        raise TaskError(
+            "record=True needs a row to keep the result in, and retain=0 deletes it at once: give another retain"
+        )
+    seconds = None if timeout is None else checked_duration(timeout, "timeout", TaskError)
+    if seconds == 0:
+        raise TaskError("timeout must be more than 0 seconds; None means no limit")
+    if isinstance(aliases, str):
+        raise TaskError(f"aliases must be a list of names, not the text {aliases!r}")
+    others = tuple(checked_name(alias, "alias", TaskError) for alias in aliases)
+
+    def decorate(handler: Callable[F, R]) -> Task[F, Any, R]:
+        _check_handler(handler, name, executor)
+        home = default_registry if registry is None else registry
+        made: Task[F, Any, R] = Task(
+            handler,
+            name=checked_name(default_name(handler) if name is None else name, "task name", TaskError),
+            aliases=others,
+            options=options,
+            rules=rules,
+            timeout=seconds,
+            record=record,
+            executor=executor,
+            memory_limit=memory_limit,
+            keep_logs=int(lines),
+            registry=home,
+        )
+        home.add(made)
+        if name is None and registry is None:
+            _warn_if_hidden(made)
+        return made
+
+    return decorate if handler is None else decorate(handler)
+
+
+def _check_executor(executor: object, memory_limit: int | None) -> None:
+    if executor not in {None, "process"}:
+        raise TaskError(f'executor must be "process", or None for a thread or the event loop, not {executor!r}')
+    if memory_limit is not None:
+        if executor is None:
+            raise TaskError('memory_limit is the limit of a child process: give executor="process" with it')
+        checked_int(memory_limit, "memory_limit", _LEAST_MEMORY, sys.maxsize, TaskError)
+
+
+def _check_handler(handler: object, name: str | None, executor: str | None) -> None:
+    """Refuse what cannot be a handler."""
+    shown = getattr(handler, "__qualname__", None) or repr(handler)
+    if not inspect.isfunction(handler):
+        raise TaskError(
+            f"a task is a function (def or async def), not {shown} of type {type(handler).__name__}: "
+            "write a function that calls it"
+        )
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise TaskError(f"{shown} is a generator, which a worker does not iterate: return instead of yield")
+    if executor is not None and inspect.iscoroutinefunction(handler):
+        raise TaskError(
+            f'{shown} is an `async def`, and executor="process" is for `def` handlers: a child process runs one job at a time; '
+            "write a `def` that calls asyncio.run()"
+        )
+    if handler.__name__ == "<lambda>" and name is None:
+        raise TaskError("a lambda has no name for the row: give it one, task(name=...)")
+    first = next(iter(function_of(handler).__code__.co_varnames[: handler.__code__.co_argcount]), None)
+    owner = handler.__qualname__.rpartition(".")[0]
+    if owner and not owner.endswith("<locals>") and first in {"self", "cls"}:
+        raise TaskError(f"{shown} is a method, and a worker has no object to call it on: decorate a plain function")
+
+
+def _warn_if_hidden(made: AnyTask) -> None:
+    """Warn if the declaration does not run when a worker imports the application."""
+    function = function_of(made.handler)
+    known = function.__globals__
+    outer, _, inner = function.__qualname__.rpartition(".<locals>.")
+    if outer:
+        why = f"a worker knows the task {made.name!r} only after a call of {outer}(): declare {inner} at the top of a module"
+    elif (
+        known.get("__name__") == "__main__"
+        and known.get("__spec__") is None
+        and not Path(known.get("__file__") or "").is_file()
+    ):
+        why = f"no worker can import {made.name!r} from a notebook, stdin or -c: declare it in a module that --app can name"
+    else:
+        return
+    warnings.warn_explicit(
+        f"{why}; if this is intended, give the task a name: @task(name=...)",
+        TaskWarning,
+        filename=function.__code__.co_filename,
+        lineno=function.__code__.co_firstlineno,
+        registry=known.setdefault("__warningregistry__", {}),
+    )
+
+
+def _rules(retry: object, retain: Duration | None, rescue: bool) -> Rules:
+    policy = RetryPolicy() if retry is None else retry
+    if not isinstance(policy, RetryPolicy):
+        raise TaskError(f"retry must be a RetryPolicy, not {retry!r}")
+    if retain is None:
+        return Rules(policy, retain=None, retain_failed=None, rescue=rescue)
+    seconds = checked_duration(retain, "retain", TaskError)
+    # A failed job is evidence, so it stays at least as long as the completed ones.
+    return Rules(policy, retain=seconds, retain_failed=max(seconds, _RETAIN_FAILED), rescue=rescue)

@@ -1,0 +1,181 @@
+"""The tasks and schedules of an application, by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ..durations import Duration
+from ..errors import ConfigurationError, OptionError, PayloadError, TaskError
+from ..log import get_logger
+from ..makers import AsyncSessionMaker, SessionMaker, check_makers
+from ..models import Overlap, Schedule
+from ..options import Call, Enqueueable, Options, checked_int, checked_name
+from ..payload import MAX_PAYLOAD, encode_plain
+from ..schedules import Every, Missed, rule_of
+from .functions import are_twins, line_of, origin_of, place_of
+from .tasks import AnyTask, Task
+
+__all__ = ["Registry", "TaskName", "default_registry"]
+
+logger = get_logger(__name__)
+
+#: What jsonb itself can hold, in bytes.
+_MAX_JSONB = 2**28 - 1
+
+
+class _Declared(NamedTuple):
+    """A schedule as code declares it."""
+
+    job: AnyTask | TaskName | Call
+    make: Callable[[], Schedule]
+    """Makes a transient object of it. Raises TaskError while the handler's annotations cannot be resolved."""
+
+
+class Registry:
+    """The tasks by name and alias.
+
+    `max_payload`: the most bytes of encoded arguments, or of a result, that its tasks accept, up to 268,435,455.
+    `sessionmaker`, `async_sessionmaker`: the application's own, for `ctx.session` in workers that were given no other.
+    All three can also be set later; set a sessionmaker before you make the worker. Raises ConfigurationError for a value
+    that cannot be used.
+    """
+
+    max_payload: int
+    """The most bytes of encoded arguments that are accepted."""
+    sessionmaker: SessionMaker | None
+    """What makes `ctx.session` for `def` handlers; None: the worker."""
+    async_sessionmaker: AsyncSessionMaker | None
+    """What makes `ctx.session` for `async def` handlers; None: the worker."""
+
+    def __init__(
+        self,
+        *,
+        max_payload: int = MAX_PAYLOAD,
+        sessionmaker: SessionMaker | None = None,
+        async_sessionmaker: AsyncSessionMaker | None = None,
+    ) -> None:
+        self.max_payload = max_payload
+        self.sessionmaker = sessionmaker
+        self.async_sessionmaker = async_sessionmaker
+        self._tasks: dict[str, AnyTask] = {}
+        self._schedules: dict[str, _Declared] = {}
+        self.get: Callable[[str], AnyTask | None] = self._tasks.get
+        """The task of this name or alias, or None."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "max_payload":
+            checked_int(value, name, 1, _MAX_JSONB, ConfigurationError)
+        elif name in {"sessionmaker", "async_sessionmaker"}:
+            check_makers(**{name: value})
+        super().__setattr__(name, value)
+
+    def add(self, added: AnyTask) -> None:
+        """Register a task. Raises TaskError if another handler has its name or one of its aliases.
+
+        If a reload of its module declares the same function again, the new task replaces the old one.
+        """
+        names = (added.name, *added.aliases)
+        replaced = [found for name in names if (found := self._tasks.get(name)) is not None]
+        for found in replaced:
+            if origin_of(found.handler) != origin_of(added.handler):
+                taken = next(name for name in names if self._tasks.get(name) is found)
+                raise TaskError(
+                    f"task name {taken!r} is taken by {place_of(found.handler)}; {place_of(added.handler)} needs another: "
+                    "@task(name=...), or another alias"
+                )
+            before, now = found.handler, added.handler
+            if line_of(before) != line_of(now) or are_twins(before, now):
+                logger.warning("task %r is declared again: %s, now %s", found.name, place_of(before), place_of(now))
+        for found in replaced:
+            for name in (found.name, *found.aliases):
+                self._tasks.pop(name, None)
+        self._tasks.update(dict.fromkeys(names, added))
+
+    def resolve(self) -> None:
+        """Resolve the annotations of all tasks, and check the arguments of all schedules. Raises TaskError or PayloadError for the
+        first that cannot be used.
+        """
+        for one in self:
+            one.resolve()
+        _ = self.schedules
+
+    def schedule(
+        self,
+        rule: str | Every,
+        job: AnyTask | TaskName | Call,
+        /,
+        *args: Any,
+        name: str | None = None,
+        timezone: str = "UTC",
+        missed: Missed = "once",
+        catch_up: Duration | None = None,
+        overlap: Overlap = "allow",
+        jitter: Duration = 0.0,
+        pause_after: int | None = None,
+    ) -> None:
+        """Declare a schedule: workers with this registry keep its row as it is declared here. All arguments are those of `Schedule`.
+
+        Raises OptionError for a value that cannot be used, and where another schedule has the name; PayloadError for arguments that
+        do not fit the task.
+        """
+        make = functools.partial(
+            Schedule, rule, job, *args, name=name, timezone=timezone, missed=missed, catch_up=catch_up, overlap=overlap,
+            jitter=jitter, pause_after=pause_after,
+        )  # fmt: skip
+        wanted = name if name is not None else job.task if isinstance(job, Call) else getattr(job, "name", "")
+        try:
+            wanted = make().name
+        except TaskError:  # an annotation that cannot be resolved yet: the worker will
+            rule_of(rule, timezone)
+        if (before := self._schedules.get(wanted)) is not None and not self._is_reloaded(before.job, job):
+            raise OptionError(f"another schedule is called {wanted!r}: give this one a name=")
+        self._schedules[wanted] = _Declared(job, make)
+
+    @property
+    def schedules(self) -> Mapping[str, Schedule]:
+        """The schedules that are declared here, by name; as transient objects."""
+        return {name: declared.make() for name, declared in self._schedules.items()}
+
+    def _is_reloaded(self, before: object, after: object) -> bool:
+        """Whether one task replaced the other when its module was loaded again."""
+        return (
+            isinstance(before, Task)
+            and isinstance(after, Task)
+            and before is not after
+            and self.get(before.name) is not before
+            and origin_of(before.handler) == origin_of(after.handler)
+        )
+
+    def __iter__(self) -> Iterator[AnyTask]:
+        """Each task once, in the order of declaration."""
+        return iter([one for name, one in self._tasks.items() if name == one.name])
+
+
+default_registry = Registry()
+"""Where `@task` registers without a `registry`. Its `max_payload` is also the limit for jobs that are enqueued by name."""
+
+
+class TaskName(Enqueueable):
+    """A task known by name only, for producers that do not import the handlers.
+
+    >>> TaskName("shop.send_receipt").options(queue="mail").call(order_id=7).args
+    '{"order_id":7}'
+
+    The queue is "default" unless the options name another, because the options of the handler's task are not known here.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = checked_name(name, "task name", OptionError)
+        self._options = Options()
+
+    def call(self, /, *args: Any, **kwargs: Any) -> Call:
+        """One job with these keyword arguments, which must be plain JSON. A worker checks them against the handler."""
+        if args:
+            raise PayloadError(f"task {self.name!r}: by name, a task takes keyword arguments only")
+        args_text = encode_plain(kwargs, what=f"task {self.name!r}", limit=default_registry.max_payload)
+        return self._make_call(args_text)
+
+    def __repr__(self) -> str:
+        return f"TaskName({self.name!r})"

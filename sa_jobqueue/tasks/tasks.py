@@ -1,0 +1,148 @@
+"""A task: a handler with its name, its options and its rules, as one object."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+
+from ..context import AsyncJobContext, JobContext
+from ..errors import ResultError
+from ..lifecycle import Rules
+from ..makers import SessionMaker
+from ..models import Job
+from ..options import Call, Enqueueable, Options
+from ..payload import Arguments, Results
+from ..results import JobEnd, result_as
+
+__all__ = ["AnyTask", "Home", "Task"]
+
+F = ParamSpec("F")
+"""The handler's parameters."""
+P = ParamSpec("P")
+"""The parameters that are enqueued: all but the context."""
+T = TypeVar("T")
+R = TypeVar("R", covariant=True)  # noqa: PLC0105
+"""What the handler returns; for an `async def` its coroutine. Covariant, as what a function returns is."""
+
+
+class Home(Protocol):
+    """What a task asks of its registry, which is a floor above."""
+
+    @property
+    def max_payload(self) -> int: ...
+    @property
+    def sessionmaker(self) -> SessionMaker | None: ...
+
+
+class Task(Enqueueable, Generic[F, P, R]):
+    """A handler that jobs can name. Calling it calls the handler; `enqueue(task, ...)` makes a job of it.
+
+    `Task[Concatenate[JobContext, P], P, R]` for a handler that takes a context first, `Task[P, P, R]` for the others.
+    """
+
+    __name__: str
+    __qualname__: str
+
+    def __init__(
+        self,
+        handler: Callable[F, R],
+        *,
+        name: str,
+        aliases: tuple[str, ...],
+        options: Options,
+        rules: Rules,
+        timeout: float | None,
+        record: bool,
+        executor: str | None,
+        memory_limit: int | None,
+        keep_logs: int,
+        registry: Home,
+    ) -> None:
+        self.handler = handler
+        self.name = name
+        self.aliases = aliases
+        self.rules = rules
+        """Retries, retention, rescue: what `lifecycle.decide` needs to know of the task."""
+        self.timeout = timeout
+        """Seconds that one attempt may take, or None."""
+        self.record = record
+        """Whether the return value is stored in `Job.result`."""
+        self.executor = executor
+        """"process" for a handler that runs in a child process, else None."""
+        self.memory_limit = memory_limit
+        """Bytes that the child process may have resident while it runs the handler, or None."""
+        self.keep_logs = keep_logs
+        """How many log lines of an attempt are kept; 0: none."""
+        self.registry = registry
+        self.is_async = inspect.iscoroutinefunction(handler)
+        self._options = options
+        self._arguments = Arguments(handler, task=name)
+        self._results = Results(handler, task=name)
+        self.decode = self._arguments.decode
+        """JSON text of a row -> (args, kwargs) for the handler, after its context. Raises PayloadError if it does not fit."""
+        functools.update_wrapper(self, handler)
+        if self.is_async:
+            _mark_coroutine_function(self)
+
+    def __call__(self, /, *args: F.args, **kwargs: F.kwargs) -> R:
+        """Call the handler, here and now."""
+        return self.handler(*args, **kwargs)
+
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call:
+        """One job with these arguments, for `enqueue_many`. Raises PayloadError if they do not fit."""
+        return self._make_call(self._arguments.encode(args, kwargs, limit=self.registry.max_payload))
+
+    def _defaults(self) -> Mapping[str, Any]:
+        return self._arguments.defaults
+
+    @functools.cached_property
+    def context(self) -> type[JobContext | AsyncJobContext] | None:
+        """The class of the context that the handler takes first; None if it takes none."""
+        return self._arguments.context
+
+    @overload
+    def result(self: Task[F, P, Coroutine[Any, Any, T]], job: Job | JobEnd) -> T: ...
+    @overload
+    def result(self: Task[F, P, T], job: Job | JobEnd) -> T: ...
+    def result(self, job: Job | JobEnd) -> Any:
+        """The result of a job of this task, of the type that its handler is annotated to return.
+
+        `job`: as a query has loaded it, or as `wait_for` returns it. The task must say `record=True`. Raises ResultError if the job
+        is not of this task, did not complete, or its result does not fit.
+        """
+        end = job if isinstance(job, JobEnd) else job.end
+        if end.task is not None and end.task not in (self.name, *self.aliases):
+            raise ResultError(f"job {end.id} is of task {end.task!r}, not of {self.name!r}")
+        return result_as(end, self._results.hint)
+
+    def resolve(self) -> None:
+        """Resolve the handler's annotations now instead of at the first job. Raises TaskError if one cannot be resolved."""
+        self._arguments.resolve()
+        if self.record:
+            self._results.resolve()
+
+    def encode_result(self, value: object) -> str:
+        """What the handler returned, as JSON text. Raises PayloadError if it cannot be stored."""
+        return self._results.encode(value, limit=self.registry.max_payload)
+
+    def __reduce__(self) -> str:
+        """Pickle the task by its name, as functions are pickled, so that a pool of processes can take it."""
+        return self.__qualname__
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name!r}>"
+
+
+AnyTask: TypeAlias = Task[..., ..., Any]
+
+
+def _mark_coroutine_function(made: AnyTask) -> None:
+    """Tell frameworks that ask whether to await a call of the task (Starlette's BackgroundTasks, FastAPI)."""
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(made)
+    else:
+        made._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001
