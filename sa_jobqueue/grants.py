@@ -18,9 +18,9 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from .errors import ConfigurationError
-from .migrations import DEFAULT_SCHEMA
 from .migrations.steps import quote
 from .migrations.v01 import GATES
+from .schema import SCHEMA
 
 __all__ = ["Can", "grant_statements"]
 
@@ -112,7 +112,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def grant_statements(role: str, can: Iterable[Can], *, schema: str = DEFAULT_SCHEMA) -> list[str]:
+def grant_statements(role: str, can: Iterable[Can], *, schema: str = SCHEMA) -> list[str]:
     """Return the GRANTs that let `role` do what `can` says. Executed once more, they change nothing.
 
     The owner of the tables runs them, and once more after each upgrade of the schema. Rights on the application's own

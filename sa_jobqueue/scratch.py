@@ -10,7 +10,7 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, func, s
 from sqlalchemy.schema import DropSchema
 
 from .errors import JobQueueError
-from .migrations import DEFAULT_SCHEMA
+from .schema import SCHEMA
 from .worker.connections.pool import refuse_pooler
 
 __all__ = ["drop_scratch", "only_one", "scratch_engine"]
@@ -18,7 +18,7 @@ __all__ = ["drop_scratch", "only_one", "scratch_engine"]
 
 def scratch_engine(url: str | URL, schema: str, **options: Any) -> Engine:
     """An engine that finds our tables in `schema`."""
-    return create_engine(url, execution_options={"schema_translate_map": {DEFAULT_SCHEMA: schema}}, **options)
+    return create_engine(url, execution_options={"schema_translate_map": {SCHEMA: schema}}, **options)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ another name is given once, by the connection's `schema_translate_map={"sa_jobqu
 
 from __future__ import annotations
 
+from ..schema import SCHEMA as DEFAULT_SCHEMA
 from .autogenerate import include_name, include_object, revision_source
 from .runner import (
     MigrationOperations,
@@ -35,7 +36,7 @@ from .runner import (
     upgrade,
     upgrade_database,
 )
-from .steps import CURRENT, DEFAULT_SCHEMA, VERSIONS
+from .steps import CURRENT, VERSIONS
 
 __all__ = [
     "CURRENT",

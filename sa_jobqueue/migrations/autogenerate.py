@@ -6,14 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .steps import CURRENT, DEFAULT_SCHEMA, downgrades, upgrades
+from ..schema import SCHEMA
+from .steps import CURRENT, downgrades, upgrades
 
 __all__ = ["include_name", "include_object", "revision_source"]
 
 
-def include_name(
-    name: str | None, type_: str, parent_names: Mapping[str, Any], *, schema: str = DEFAULT_SCHEMA
-) -> bool:
+def include_name(name: str | None, type_: str, parent_names: Mapping[str, Any], *, schema: str = SCHEMA) -> bool:
     """Keep autogenerate out of the job queue's schema, in an `env.py` with `include_schemas=True`.
 
         context.configure(..., include_schemas=True, include_name=sa_jobqueue.migrations.include_name)
@@ -32,7 +31,7 @@ def include_object(
     reflected: bool,
     compare_to: Any,
     *,
-    schema: str = DEFAULT_SCHEMA,
+    schema: str = SCHEMA,
 ) -> bool:
     """Keep the job queue's tables out of what autogenerate compares, also those that the project's metadata names.
 
@@ -43,9 +42,9 @@ def include_object(
     are left alone: the models name the usual one, which Alembic does not translate, and would propose to drop and make
     such a key again and again.
     """
-    if type_ == "foreign_key_constraint" and schema != DEFAULT_SCHEMA:
+    if type_ == "foreign_key_constraint" and schema != SCHEMA:
         referred = [element.target_fullname.rsplit(".", 2) for element in object.elements]
-        return not any(len(parts) == 3 and parts[0] in {DEFAULT_SCHEMA, schema} for parts in referred)
+        return not any(len(parts) == 3 and parts[0] in {SCHEMA, schema} for parts in referred)
     table = object if type_ == "table" else getattr(object, "table", None)
     return getattr(table, "schema", None) != schema
 
@@ -55,7 +54,7 @@ def revision_source(
     to: int | None = None,
     *,
     since: int | None = None,
-    schema: str = DEFAULT_SCHEMA,
+    schema: str = SCHEMA,
 ) -> str:
     """Return the source of an Alembic revision that brings the schema up to version `to`, in a project's own history.
 
@@ -75,7 +74,7 @@ def revision_source(
         down_revision=json.dumps(down_revision) if down_revision else None,
         to=to,
         since=since,
-        option="" if schema == DEFAULT_SCHEMA else f", schema={json.dumps(schema, ensure_ascii=False)}",
+        option="" if schema == SCHEMA else f", schema={json.dumps(schema, ensure_ascii=False)}",
     )
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:  # workers and producers only look at the version, and need no
     from alembic.runtime.migration import MigrationContext
 
 from ..log import get_logger
-from .steps import CURRENT, DEFAULT_SCHEMA, Step, downgrades, preparation, quote, upgrades
+from ..schema import SCHEMA
+from .steps import CURRENT, Step, downgrades, preparation, quote, upgrades
 
 __all__ = [
     "MigrationOperations",
@@ -108,7 +109,7 @@ def downgrade_database(target: Engine | Connection | URL | str, to: int = 0, *, 
     return _on_database(target, schema, lambda op, name: downgrade(op, to, schema=name))
 
 
-def sql(to: int | None = None, *, schema: str = DEFAULT_SCHEMA) -> str:
+def sql(to: int | None = None, *, schema: str = SCHEMA) -> str:
     """Return the script for `psql` that brings the schema up to version `to`; with 0 the one that removes it.
 
     It may be run on any version up to this release's, also twice.
@@ -231,7 +232,7 @@ def _connection(target: Engine | Connection | URL | str) -> Generator[Connection
 def _schema_of(op: MigrationOperations, schema: str | None) -> str:
     context = op.get_context()
     if context.as_sql or context.connection is None:
-        return schema or DEFAULT_SCHEMA
+        return schema or SCHEMA
     return _translated(context.connection, schema)
 
 
@@ -240,7 +241,7 @@ def _translated(connection: Connection, schema: str | None) -> str:
     if schema is not None:
         return schema
     names: dict[str | None, str | None] = connection.get_execution_options().get("schema_translate_map") or {}
-    name = names.get(DEFAULT_SCHEMA, DEFAULT_SCHEMA)
+    name = names.get(SCHEMA, SCHEMA)
     return name or str(connection.dialect.default_schema_name)
 
 

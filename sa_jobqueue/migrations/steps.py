@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from sa_jobqueue.errors import ConfigurationError
-
+from ..errors import ConfigurationError
 from . import v01
 
-__all__ = ["CURRENT", "DEFAULT_SCHEMA", "VERSIONS", "Step", "downgrades", "preparation", "quote", "upgrades"]
+__all__ = ["CURRENT", "VERSIONS", "Step", "downgrades", "preparation", "quote", "upgrades"]
 
 
 class Version(Protocol):
@@ -37,8 +36,6 @@ class Version(Protocol):
     DOWN: tuple[str, ...]
     COMPATIBLE_WITH: int
 
-
-DEFAULT_SCHEMA: Final = "sa_jobqueue"
 
 #: Every version there was.
 VERSIONS: Mapping[int, Version] = MappingProxyType({1: v01})

@@ -8,12 +8,10 @@ from typing import ClassVar
 from sqlalchemy import DateTime, MetaData, Text, event
 from sqlalchemy.orm import DeclarativeBase
 
+from ..schema import SCHEMA
 from .json_text import decode_on_read
 
 __all__ = ["SCHEMA", "Base"]
-
-#: The schema the models name; `schema_translate_map` gives it another name.
-SCHEMA = "sa_jobqueue"
 
 
 class Base(DeclarativeBase):
