@@ -33,7 +33,7 @@ from sqlalchemy.sql.elements import KeyedColumnElement
 from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.types import TypeEngine
 
-from ..models import Job
+from ..models import Base
 
 __all__ = [
     "FIRST_ID",
@@ -59,9 +59,9 @@ _EPOCH = literal_column("'epoch'", Text)
 _SECOND = literal_column("interval '1 second'", Interval)
 
 
-def table_of(job: type[Job]) -> Table:
-    """The table behind the mapped class."""
-    table: FromClause = job.__table__
+def table_of(mapped: type[Base]) -> Table:
+    """The table behind a mapped class."""
+    table: FromClause = mapped.__table__
     assert isinstance(table, Table)
     return table
 

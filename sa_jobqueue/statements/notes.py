@@ -18,7 +18,6 @@ from sqlalchemy import (
     DateTime,
     Executable,
     Float,
-    FromClause,
     Integer,
     Select,
     SmallInteger,
@@ -56,12 +55,6 @@ __all__ = [
 MAX_RUNS = 20
 
 
-def _table(model: type[Progress | LogPart]) -> Table:
-    table: FromClause = model.__table__
-    assert isinstance(table, Table)
-    return table
-
-
 def write_progress(
     *,
     ids: Sequence[int],
@@ -77,7 +70,7 @@ def write_progress(
 
     `ended`: the claim is over, and its outcome was written; then it is enough that no other claim came after it.
     """
-    table, notes = table_of(job), _table(progress)
+    table, notes = table_of(job), table_of(progress)
     of_jobs = array("note_ids", ids, BigInteger())
     note = rows(
         "note",
@@ -127,7 +120,7 @@ def write_logs(
     `parts`: the number of this part among those of its claim; `first`: the first that is kept. `lines`: JSON text. `ended`: the
     claim is over, and its outcome was written: then it is enough that there still is such a job.
     """
-    table, logs = table_of(job), _table(log)
+    table, logs = table_of(job), table_of(log)
     of_jobs = array("log_ids", ids, BigInteger())
     part = rows(
         "part",
@@ -172,7 +165,7 @@ def _first_line_at(logs: Table) -> ColumnElement[Any]:
 
 def drop_old_logs(ids: Sequence[int], *, log: type[LogPart] = LogPart) -> Executable:
     """Of each of these jobs delete the lines of all claims but the newest `MAX_RUNS`."""
-    logs = _table(log)
+    logs = table_of(log)
     newest = (func.max(logs.c.written_at).desc(), func.max(_first_line_at(logs)).desc())
     place = func.row_number().over(partition_by=logs.c.job_id, order_by=newest)
     claims = (
@@ -190,7 +183,7 @@ def drop_old_logs(ids: Sequence[int], *, log: type[LogPart] = LogPart) -> Execut
 
 def delete_notes(ids: Any, *, progress: type[Progress] = Progress, log: type[LogPart] = LogPart) -> tuple[CTE, CTE]:
     """What deletes the notes of the jobs that the query `ids` names, to be added to the statement that deletes those."""
-    notes, logs = _table(progress), _table(log)
+    notes, logs = table_of(progress), table_of(log)
     return (
         delete(notes).where(members(notes.c.job_id, ids)).cte("progress_gone"),
         delete(logs).where(members(logs.c.job_id, ids)).cte("logs_gone"),
@@ -201,7 +194,7 @@ def drop_stray_progress(
     *, after: int, limit: int, job: type[Job] = Job, progress: type[Progress] = Progress
 ) -> Executable:
     """See `drop_stray_logs`."""
-    notes = _table(progress)
+    notes = table_of(progress)
     page = select(notes.c.job_id).where(notes.c.job_id > bindparam("after_id", after, BigInteger))
     return _drop_strays(notes, page, limit, job)
 
@@ -211,7 +204,7 @@ def drop_stray_logs(*, after: int, limit: int, job: type[Job] = Job, log: type[L
 
     Returns one row: the last id that was looked at, NULL if there was none; how many rows were looked at; and how many are deleted.
     """
-    logs = _table(log)
+    logs = table_of(log)
     page = select(logs.c.job_id).where(logs.c.job_id > bindparam("after_id", after, BigInteger))
     return _drop_strays(logs, page, limit, job)
 
@@ -246,7 +239,7 @@ def job_logs(id: int, *, attempt: int | None = None, log: type[LogPart] = LogPar
     Columns: `attempt`; `at`, a datetime, by the worker's clock; `level`, such as "INFO"; `message`. An attempt that was interrupted
     and begun again may be there twice, one after the other.
     """
-    logs = _table(log)
+    logs = table_of(log)
     line: ColumnElement[Any] = column("line", JSONB)
     lines = (
         func.jsonb_array_elements(logs.c.lines)

@@ -38,7 +38,6 @@ from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 from ..models import Job, Schedule, schema_function
 from ._parts import epoch, lock_in_order, members, table_of
 from .admin import UNSYNCHRONIZED, check_criteria
-from .schedules import schedule_table
 
 __all__ = [
     "enqueued_ticks",
@@ -62,7 +61,7 @@ def pause_schedules(
     """
     if not isinstance(reason, str):
         raise TypeError(f"the reason must be a string, not {reason!r}")
-    columns = schedule_table(schedule).c
+    columns = table_of(schedule).c
     return (
         update(schedule)
         .where(_chosen("pause_schedules", where, schedule))
@@ -78,7 +77,7 @@ def pause_schedules(
 
 def resume_schedules(*where: Criterion, schedule: type[Schedule] = Schedule) -> Executable:
     """Let paused schedules go on, from now: the ticks of the pause are left out. Returns the names of those that were paused."""
-    columns = schedule_table(schedule).c
+    columns = table_of(schedule).c
     return (
         update(schedule)
         .where(_chosen("resume_schedules", where, schedule, columns.paused_at.is_not(None)))
@@ -90,7 +89,7 @@ def resume_schedules(*where: Criterion, schedule: type[Schedule] = Schedule) -> 
 
 def remove_schedules(*where: Criterion, schedule: type[Schedule] = Schedule) -> Executable:
     """Delete schedules. Returns their names. Their jobs stay. One that a worker's code declares is made again by that worker."""
-    columns = schedule_table(schedule).c
+    columns = table_of(schedule).c
     return (
         delete(schedule)
         .where(_chosen("remove_schedules", where, schedule, to_delete=True))
@@ -104,10 +103,10 @@ def run_schedules(*where: Criterion, schedule: type[Schedule] = Schedule) -> Exe
 
     Such a job has now() as its `tick_at`. `overlap` is not looked at.
     """
-    columns = schedule_table(schedule).c
+    columns = table_of(schedule).c
     call = schema_function(
         "enqueue_ticks",
-        schedule_table(schedule).schema,
+        table_of(schedule).schema,
         *(
             func.array_agg(aggregate_order_by(cast(value, of), columns.id), type_=ARRAY(of))
             for value, of in (
@@ -126,7 +125,7 @@ def list_schedules(*, job: type[Job] = Job, schedule: type[Schedule] = Schedule)
     """A row per schedule, by name: its columns; `now`; and of its last job, or one that has not finished, `job_id`, `job_status`,
     `job_created_at` and `job_finished_at`, which are NULL if there is none.
     """
-    table, jobs = schedule_table(schedule), table_of(job).c
+    table, jobs = table_of(schedule), table_of(job).c
     last = (
         select(jobs.id, jobs.status, jobs.created_at, jobs.finished_at)
         .where(jobs.schedule_id == table.c.id)
@@ -151,7 +150,7 @@ def list_schedules(*, job: type[Job] = Job, schedule: type[Schedule] = Schedule)
 
 def lock_schedule(name: str, *, lock: bool = True, schedule: type[Schedule] = Schedule) -> Executable:
     """What says which ticks of a schedule were dealt with, and `now`. `lock`: no worker moves it on until the transaction ends."""
-    columns = schedule_table(schedule).c
+    columns = table_of(schedule).c
     found = select(
         columns.id, columns.expression, columns.timezone, columns.counts_from, columns.next_at, columns.paused_at,
         columns.paused_by, func.now().label("now"),
@@ -180,6 +179,6 @@ def _chosen(
     name: str, where: Sequence[Criterion], schedule: type[Schedule], *also: Criterion, to_delete: bool = False
 ) -> ColumnElement[bool]:
     """The rows that match, locked in the order of their ids."""
-    table = schedule_table(schedule)
+    table = table_of(schedule)
     locked = lock_in_order(table, *_given(name, where), *also, skip_locked=False, to_delete=to_delete)
     return members(table.c.id, select(locked.c.id))

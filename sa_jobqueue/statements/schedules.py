@@ -12,10 +12,8 @@ from sqlalchemy import (
     ColumnElement,
     Executable,
     Float,
-    FromClause,
     Integer,
     Select,
-    Table,
     Text,
     bindparam,
     func,
@@ -59,16 +57,9 @@ DEFINED = (
 )  # fmt: skip
 
 
-def schedule_table(schedule: type[Schedule]) -> Table:
-    """The table behind the mapped class."""
-    table: FromClause = schedule.__table__
-    assert isinstance(table, Table)
-    return table
-
-
 def next_look(*, schedule: type[Schedule] = Schedule) -> Select[Any]:
     """Seconds until a worker has to look at a schedule next; no row if there is none."""
-    columns = schedule_table(schedule).c
+    columns = table_of(schedule).c
     return (
         select(type_coerce(epoch(columns.due_at) - epoch(func.clock_timestamp()), Float()))
         .where(columns.paused_at.is_(None))
@@ -82,7 +73,7 @@ def due_schedules(*, limit: int, only: int | None = None, schedule: type[Schedul
 
     Times come in seconds since 1970, because a `datetime` cannot hold them all; and the database's now() with them.
     """
-    columns = schedule_table(schedule).c
+    columns = table_of(schedule).c
     this = [] if only is None else [columns.id == bindparam("only_id", only, BigInteger)]
     return (
         select(
@@ -114,7 +105,7 @@ def live_jobs(ids: Sequence[int], *, job: type[Job] = Job) -> Executable:
 
 def failing_schedules(ids: Sequence[int], *, job: type[Job] = Job, schedule: type[Schedule] = Schedule) -> Executable:
     """Those of these schedules whose last `pause_after` finished jobs have all failed, since they began to count."""
-    jobs, table = table_of(job).c, schedule_table(schedule)
+    jobs, table = table_of(job).c, table_of(schedule)
     last = (
         select(jobs.status)
         .where(jobs.schedule_id == table.c.id, jobs.finished_at >= table.c.counts_from)
@@ -147,7 +138,7 @@ def enqueue_ticks(
     """
     call = schema_function(
         "enqueue_ticks",
-        schedule_table(schedule).schema,
+        table_of(schedule).schema,
         array("tick_schedules", schedules, BigInteger()),
         array("tick_times", times, Float(53)),
         array("tick_numbers", numbers, Integer()),
@@ -167,7 +158,7 @@ MOVE: Mapping[str, Any] = {
 
 def move_schedules(*, schedule: type[Schedule] = Schedule, **given: Sequence[Any]) -> Executable:
     """Write what a look at these schedules has brought; see `MOVE`. A schedule without a next tick has no more."""
-    table = schedule_table(schedule)
+    table = table_of(schedule)
     move = rows("move", **{name: array(f"move_{name}", given[name], of) for name, of in MOVE.items()})
     never: ColumnElement[Any] = literal_column("'infinity'::timestamptz")
     return (
@@ -189,7 +180,7 @@ def set_aside(id: int, *, error: str, seconds: float, schedule: type[Schedule] =
 
     Returns its name, and the error that it had before.
     """
-    table = schedule_table(schedule)
+    table = table_of(schedule)
     this = (
         select(table.c.id, table.c.error)
         .where(table.c.id == bindparam("this_id", id, BigInteger))
@@ -206,9 +197,9 @@ def set_aside(id: int, *, error: str, seconds: float, schedule: type[Schedule] =
 
 def pause_failing(ids: Sequence[int], *, schedule: type[Schedule] = Schedule) -> Executable:
     """Pause schedules whose last jobs have failed. Returns their names."""
-    columns = schedule_table(schedule).c
+    columns = table_of(schedule).c
     return (
-        update(schedule_table(schedule))
+        update(table_of(schedule))
         .where(columns.id == func.any(array("schedule_ids", ids, BigInteger())), columns.paused_at.is_(None))
         .values(
             paused_at=func.now(),
@@ -225,7 +216,7 @@ def declared_schedules(names: Sequence[str], *, schedule: type[Schedule] = Sched
     """What is there of these schedules: name; whether it was made by code; digest of the current definition; seconds since when that
     was declared last; whether it is paused because no code declared it.
     """
-    columns = schedule_table(schedule).c
+    columns = table_of(schedule).c
     current = columns.definitions[func.cardinality(columns.definitions)]
     return select(
         columns.name,
@@ -237,7 +228,7 @@ def declared_schedules(names: Sequence[str], *, schedule: type[Schedule] = Sched
 
 def declare_new(*, values: Mapping[str, Any], digest: str, schedule: type[Schedule] = Schedule) -> Executable:
     """Insert a schedule that code declares. Nothing happens if its name is there."""
-    made = insert(schedule_table(schedule)).values(
+    made = insert(table_of(schedule)).values(
         **values, declared=dict(values), definitions=[digest], declared_at=func.now()
     )
     return made.on_conflict_do_nothing(index_elements=["name"]).returning(literal_column("1"))
@@ -248,7 +239,7 @@ def lock_declared(name: str, *, schedule: type[Schedule] = Schedule) -> Executab
 
     Nothing if another transaction has locked it just now.
     """
-    columns = schedule_table(schedule).c
+    columns = table_of(schedule).c
     own = [columns[key] for key in DEFINED]
     return (
         select(*own, columns.declared, columns.definitions)
@@ -266,7 +257,7 @@ def change_declared(
     schedule: type[Schedule] = Schedule,
 ) -> Executable:
     """Write a new definition: the columns that are to change, and what code says of all of them."""
-    table = schedule_table(schedule)
+    table = table_of(schedule)
     return (
         update(table)
         .where(table.c.name == name)
@@ -276,7 +267,7 @@ def change_declared(
 
 def say_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> Executable:
     """These schedules are declared by a living worker. A row that another transaction has locked is left."""
-    table = schedule_table(schedule)
+    table = table_of(schedule)
     mine = (
         select(table.c.id)
         .where(table.c.name == func.any(array("schedule_names", names, Text())))
@@ -290,9 +281,9 @@ def say_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -
 
 def resume_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> Executable:
     """Schedules that were paused because no code declared them go on. Returns their names."""
-    columns = schedule_table(schedule).c
+    columns = table_of(schedule).c
     return (
-        update(schedule_table(schedule))
+        update(table_of(schedule))
         .where(
             columns.name == func.any(array("schedule_names", names, Text())),
             columns.paused_by == literal_column("'undeclared'"),
@@ -304,9 +295,9 @@ def resume_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule
 
 def pause_undeclared(*, after: timedelta, schedule: type[Schedule] = Schedule) -> Executable:
     """Pause the schedules that code had declared, and that none has for this long. Returns their names."""
-    columns = schedule_table(schedule).c
+    columns = table_of(schedule).c
     return (
-        update(schedule_table(schedule))
+        update(table_of(schedule))
         .where(columns.paused_at.is_(None), columns.declared_at < func.now() - after)
         .values(
             paused_at=func.now(),

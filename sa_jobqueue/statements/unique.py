@@ -13,7 +13,6 @@ from sqlalchemy import (
     Executable,
     FromClause,
     Integer,
-    Table,
     Text,
     and_,
     bindparam,
@@ -48,12 +47,6 @@ __all__ = [
 ]
 
 
-def key_table(keys: type[UniqueKey]) -> Table:
-    table: FromClause = keys.__table__
-    assert isinstance(table, Table)
-    return table
-
-
 def key_of(table: FromClause) -> ColumnElement[Any]:
     """The unique key of a job, as text; NULL if it has none."""
     return _text(table.c.uniqueness, "key")
@@ -74,7 +67,7 @@ def given_back(jobs: Sequence[FromClause], keys: type[UniqueKey]) -> list[CTE]:
     `jobs` have the columns `id` and `key`, which is NULL where there is nothing to give back. A key that is kept for some time
     after its job's end is given that time; one that another transaction has locked is left, and maintenance will find it.
     """
-    key = key_table(keys)
+    key = table_of(keys)
     ids = [select(one.c.id).where(one.c.key.is_not(None)) for one in jobs]
     texts = [select(one.c.key).where(one.c.key.is_not(None)) for one in jobs]
     mine = (
@@ -108,7 +101,7 @@ def free_started_keys(started: Mapping[int, str], *, keys: type[UniqueKey] = Uni
     Returns the ids of the jobs whose keys it freed. To be executed in a transaction of its own: its commit does not wait for the
     disk, because a key that a crash brings back is that of a job that runs, and is free as such.
     """
-    key = key_table(keys)
+    key = table_of(keys)
     given = started_parameters(started)
     # In the statement, which is nearly always its own transaction. To wait would take a worker of such jobs half of its time.
     at_leisure = select(
@@ -133,7 +126,7 @@ def free_started_keys(started: Mapping[int, str], *, keys: type[UniqueKey] = Uni
 
 def key_holders(ids: Sequence[int], *, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
     """Of these jobs, those whose unique keys another job has: the id, and the other's."""
-    table, key = table_of(job), key_table(keys)
+    table, key = table_of(job), table_of(keys)
     mine = table.c.id == func.any(array("of_ids", ids, BigInteger()))
     return (
         select(table.c.id, key.c.job_id)
@@ -144,7 +137,7 @@ def key_holders(ids: Sequence[int], *, job: type[Job] = Job, keys: type[UniqueKe
 
 def drop_expired_keys(*, limit: int, keys: type[UniqueKey] = UniqueKey) -> Executable:
     """Delete at most `limit` keys whose time is over. Returns them."""
-    key = key_table(keys)
+    key = table_of(keys)
     over = (
         select(key.c.key)
         .where(key.c.expires_at <= func.now())
@@ -165,7 +158,7 @@ def free_stray_keys(*, after: str, limit: int, job: type[Job] = Job, keys: type[
 
     Returns one row: the last key that was looked at, NULL if there was none, and how many of these were free to go.
     """
-    key, table = key_table(keys), table_of(job)
+    key, table = table_of(keys), table_of(job)
     page = (
         select(key.c.key, key.c.job_id)
         .where(key.c.key > bindparam("after_key", after, Text), key.c.expires_at.is_(None))
@@ -197,7 +190,7 @@ def find_stray_keys(*, limit: int, job: type[Job] = Job, keys: type[UniqueKey] =
     """The keys of jobs that have ended, have another key, or are gone. Columns: key, job_id; and total, of them all. No more than
     `limit` rows, in the order of the keys.
     """
-    key, table = key_table(keys), table_of(job)
+    key, table = table_of(keys), table_of(job)
     lives = select(table.c.id).where(
         table.c.id == key.c.job_id, key_of(table) == key.c.key, not_(status_in(table.c.status, FINISHED))
     )
