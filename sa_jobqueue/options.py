@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, Self, cast
 
-from .durations import Duration, seconds_of
+from .durations import Duration, checked_duration
 from .errors import JobQueueError, OptionError, PayloadError
 from .models import AT_ONCE, checked_due
 from .payload import encode_plain, load, shown, unstorable_text
@@ -26,7 +26,6 @@ __all__ = [
     "Call",
     "Enqueueable",
     "Options",
-    "checked_duration",
     "checked_int",
     "checked_limit",
     "checked_name",
@@ -182,24 +181,16 @@ def checked_int(value: object, what: str, low: int, high: int, error: type[JobQu
     return value
 
 
-def checked_duration(value: Duration, what: str, error: type[JobQueueError]) -> float:
-    """`value`, seconds or a timedelta, in seconds; raise `error` if it is below 0 or above 100 years."""
-    try:
-        return seconds_of(value, what=what)
-    except (TypeError, ValueError, OverflowError) as reason:
-        raise error(str(reason)) from reason
-
-
 def checked_limit(value: object, what: str, error: type[JobQueueError]) -> datetime | timedelta | None:
     """`value`, seconds, a timedelta or a datetime with a zone, as a time or a delay; None for False; else raise `error`."""
     if value is False:
         return None
-    try:
-        if isinstance(value, datetime):
+    if isinstance(value, datetime):
+        try:
             return checked_due(value, what)
-        seconds = seconds_of(cast(Duration, value), what=what)
-    except (TypeError, ValueError, OverflowError) as reason:
-        raise error(str(reason)) from reason
+        except OptionError as reason:
+            raise error(str(reason)) from reason
+    seconds = checked_duration(cast(Duration, value), what, error)
     if seconds == 0:
         raise error(f"{what} must be more than 0 seconds; False means no limit")
     return timedelta(seconds=seconds)
@@ -235,7 +226,7 @@ def _checked_due(run_at: datetime | None, delay: Duration | None) -> datetime | 
     if delay is not None:
         if run_at is not None:
             raise OptionError("run_at and delay exclude each other: give one of them")
-        return timedelta(seconds=checked_duration(delay, "delay", OptionError))
+        return timedelta(seconds=checked_duration(delay, "delay"))
     if not isinstance(run_at, datetime):
         raise OptionError(f"run_at must be a datetime, not {shown(run_at)}; for a duration there is delay=")
     return checked_due(run_at)

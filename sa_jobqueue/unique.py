@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from .durations import Duration, seconds_of
+from .durations import Duration, checked_duration
 from .errors import OptionError
 from .payload import load, shown, unstorable_text
 
@@ -78,10 +78,7 @@ class Unique:
             needs = "needs a period" if self.scope in _KEEPS else "takes no period"
             raise OptionError(f"unique: the scope {self.scope!r} {needs}, in seconds or as a timedelta")
         if self.period is not None:
-            try:
-                object.__setattr__(self, "period", seconds_of(self.period, what="unique: period"))
-            except (TypeError, ValueError, OverflowError) as error:
-                raise OptionError(str(error)) from error
+            object.__setattr__(self, "period", checked_duration(self.period, "unique: period"))
 
     def rule(self, task: str, args: str, defaults: Mapping[str, Any] | None = None) -> str:
         """The rule for one job, as JSON text: its key, and what is not as usual.

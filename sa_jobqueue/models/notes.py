@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import DDL, BigInteger, Integer, SmallInteger, event
+from sqlalchemy import BigInteger, Integer, SmallInteger
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from .base import Base
+from .base import Base, vacuum_by_traffic
 
 __all__ = ["LogPart", "Progress"]
 
@@ -44,11 +44,5 @@ class LogPart(Base):
     """`[seconds since 1970, level, text]` each, the oldest first."""
 
 
-_FOR_TRAFFIC = "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000"
-
-for _model, _settings in ((Progress, f"fillfactor = 50, {_FOR_TRAFFIC}"), (LogPart, _FOR_TRAFFIC)):
-    event.listen(
-        _model.__table__,
-        "after_create",
-        DDL(f"ALTER TABLE %(fullname)s SET ({_settings})"),  # type: ignore[no-untyped-call]
-    )
+vacuum_by_traffic(Progress, also="fillfactor = 50, ")  # room for an update on the same page
+vacuum_by_traffic(LogPart)

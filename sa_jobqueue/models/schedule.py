@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
 
 from sqlalchemy import (
-    DDL,
     BigInteger,
     CheckConstraint,
     Identity,
@@ -15,17 +14,16 @@ from sqlalchemy import (
     SmallInteger,
     Text,
     UniqueConstraint,
-    event,
     func,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column, validates
 
-from ..durations import Duration, seconds_of
+from ..durations import Duration, checked_duration
 from ..errors import OptionError
 from ..schedules import Every, Missed, expression_of, rule_of
-from .base import Base
+from .base import Base, vacuum_by_traffic
 from .json_text import JsonObject, JsonText
 
 __all__ = ["Overlap", "Schedule"]
@@ -205,10 +203,7 @@ class Schedule(Base):
     def _check_duration(self, key: str, value: Duration | None) -> float | None:
         if value is None and key == "catch_up":
             return None
-        try:
-            return seconds_of(cast(Duration, value), what=f"a schedule's {key}")
-        except (TypeError, ValueError, OverflowError) as error:
-            raise OptionError(str(error)) from error
+        return checked_duration(cast(Duration, value), f"a schedule's {key}")
 
     @validates("pause_after")
     def _check_number(self, key: str, value: object) -> object:
@@ -242,10 +237,4 @@ class Schedule(Base):
     )
 
 
-event.listen(
-    Schedule.__table__,
-    "after_create",
-    DDL(  # type: ignore[no-untyped-call]
-        "ALTER TABLE %(fullname)s SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000)"
-    ),
-)
+vacuum_by_traffic(Schedule)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 
-from sqlalchemy import DDL, BigInteger, Index, Integer, Text, event, func, text
+from sqlalchemy import BigInteger, Index, Integer, Text, func, text
 from sqlalchemy.dialects.postgresql import ARRAY, UUID
 from sqlalchemy.orm import Mapped, mapped_column
 
-from .base import Base
+from .base import Base, vacuum_by_traffic
 
 __all__ = ["SchemaVersion", "UniqueKey", "Uptime", "WorkerRow"]
 
@@ -70,10 +70,4 @@ class UniqueKey(Base):
     __table_args__ = (Index("unique_key_expires_idx", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),)
 
 
-event.listen(
-    UniqueKey.__table__,
-    "after_create",
-    DDL(  # type: ignore[no-untyped-call]
-        "ALTER TABLE %(fullname)s SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000)"
-    ),
-)
+vacuum_by_traffic(UniqueKey)

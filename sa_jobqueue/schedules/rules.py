@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from ..durations import Duration, seconds_of
+from ..durations import Duration, checked_duration
 from ..errors import OptionError
 
 __all__ = ["Cron", "Every", "Rule", "every", "expression_of", "rule_of"]
@@ -145,10 +145,7 @@ def every(interval: Duration) -> Every:
 
     The first tick is one interval after the schedule is made. The ticks are so far apart also where clocks are changed.
     """
-    try:
-        seconds = seconds_of(interval, what="every")
-    except (TypeError, ValueError, OverflowError) as error:
-        raise OptionError(str(error)) from error
+    seconds = checked_duration(interval, "every")
     if seconds < _SHORTEST:
         raise OptionError(f"every takes an interval of at least {_SHORTEST:g} second, not {interval!r}")
     return Every(seconds)

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from ..context import AsyncJobContext, JobContext
-from ..durations import Duration
+from ..durations import Duration, checked_duration
 from ..errors import TaskError, TaskWarning
 from ..lifecycle import Rules
 from ..options import (
     MAX_ATTEMPTS,
     MAX_PRIORITY,
     Options,
-    checked_duration,
     checked_int,
     checked_limit,
     checked_name,
