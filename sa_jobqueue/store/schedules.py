@@ -99,6 +99,8 @@ class _Look(NamedTuple):
     """A due schedule, its ticks that are to be enqueued, each with the number it stands for, and the time of the next."""
 
     row: Any
+    first: float
+    """The first tick about which nothing was done."""
     ticks: Sequence[tuple[float, int]]
     next_at: float | None
     left_out: int
@@ -294,7 +296,7 @@ def _look(row: Any) -> _Look:
         catch_up=None if waits or row.catch_up is None else timedelta(seconds=row.catch_up),
     )
     ticks = [(at.timestamp(), number) for at, number in due.ticks]
-    return _Look(row, ticks, due.next_at.timestamp(), due.left_out, due.goes_on)
+    return _Look(row, next_at.timestamp(), ticks, due.next_at.timestamp(), due.left_out, due.goes_on)
 
 
 def _time(seconds: float, what: str) -> datetime:
@@ -311,8 +313,8 @@ def _step(look: _Look, *, live: bool, random: Callable[[], float]) -> _Step:
         ticks = [(ticks[-1][0], sum(number for _, number in ticks))]
     clashes = live and bool(ticks)
     if clashes and row.overlap == "queue_one":
-        first = ticks[0][0] if row.next_at is None else row.next_at
-        return _Step((), _Move(row.id, first, due_at=row.now + _LOOK_AGAIN, waiting_since=row.waiting_since or first))
+        since = row.waiting_since or look.first
+        return _Step((), _Move(row.id, look.first, due_at=row.now + _LOOK_AGAIN, waiting_since=since))
     if clashes and row.overlap == "skip":
         left_out, ticks = left_out + ticks[0][1], []
     jobs = [(row.id, at, number, row.jitter * random()) for at, number in ticks]

@@ -11,17 +11,17 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from sqlalchemy import Connection, Engine, delete, func, select, text, update
+from sqlalchemy import Connection, Engine, Text, cast, delete, func, select, text, update
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import TaskName, Unique, enqueue
 from sa_jobqueue.failures import MAX_ERRORS
-from sa_jobqueue.lifecycle import FINISHED, Change, Claim, JobStatus, Rules, decide, not_started
+from sa_jobqueue.lifecycle import FINISHED, Change, Claim, JobStatus, Rules, decide, extra, not_started
 from sa_jobqueue.models import Job, UniqueKey
 from sa_jobqueue.outcomes import NotStarted, Outcome
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, insert_jobs, prune_jobs, release_jobs, retry_jobs
@@ -62,6 +62,13 @@ class Tracked(ModelJob):
     expired: bool = False
     overdue: bool = False
     """Its expiry, or its deadline, is over."""
+    result: str | None = None
+    """JSON text."""
+    schedule: int | None = None
+    tick_at: datetime | None = None
+    ticks: int | None = None
+    by_hand: bool = False
+    """It is of a schedule, but was made beside its ticks."""
 
     def comes(self, at: int) -> None:
         """It is due at this moment."""
@@ -145,12 +152,16 @@ class QueueMachine(RuleBasedStateMachine):
             for id, unique in sorted(zip(ids, uniques, strict=True), key=lambda one: one[0]):
                 job = self.jobs[id] = Tracked(max_attempts, rules, queue=queue, priority=priority)
                 job.comes(LATER if scheduled else self.now)
-                if unique is not None:
-                    job.key, job.until_start = unique.key, unique.scope == "queued"
-                    self._leave_started_keys()
-                    self._take_key(job)
-                    if not job.holds:
-                        job.status, job.errors, job.purge_at = JobStatus.CANCELLED, 1, LATER
+                self._made(job, unique)
+
+    def _made(self, job: Tracked, unique: Unique | None) -> None:
+        """It takes its key, or is a duplicate."""
+        if unique is not None:
+            job.key, job.until_start = unique.key, unique.scope == "queued"
+            self._leave_started_keys()
+            self._take_key(job)
+            if not job.holds:
+                job.status, job.errors, job.purge_at = JobStatus.CANCELLED, 1, LATER
 
     def _leave_started_keys(self) -> None:
         """A new job gets the key of one that was started, also where its worker did not free that key."""
@@ -190,7 +201,11 @@ class QueueMachine(RuleBasedStateMachine):
                 assert (job.attempt, job.max_attempts, job.rescues, job.queue) == (
                     expected.attempt, model.max_attempts, expected.rescues, model.queue,
                 )  # fmt: skip
-                assert (job.extra is not None) == (model.key is not None or model.expired or model.overdue)
+                said = None if model.tick_at is None else [model.tick_at.timestamp(), model.ticks]
+                assert extra(job).get("tick") == said
+                assert (job.extra is not None) == (
+                    model.key is not None or model.expired or model.overdue or said is not None
+                )
                 late = (
                     NotStarted(model.overdue)
                     if model.overdue or (model.expired and expected.attempt == 1 and not expected.rescues)
@@ -257,6 +272,7 @@ class QueueMachine(RuleBasedStateMachine):
         job.lapsed = False
         if job.status in FINISHED:
             job.holds = False
+            job.result = change.result
         if job.deleted:
             del self.jobs[change.id]
         elif job.status is JobStatus.QUEUED:
@@ -363,6 +379,7 @@ class QueueMachine(RuleBasedStateMachine):
             job = self.jobs[id]
             if name == "retry":
                 job.expired = job.overdue = False
+                job.result = None
                 job.comes(min(job.run_at, self.now))
             if name == "release" and job.status is JobStatus.QUEUED:
                 job.comes(self.now)
@@ -457,7 +474,11 @@ class QueueMachine(RuleBasedStateMachine):
         """Every row is what the model says, and there is no other."""
         type(self).steps += 1
         with self.connection.begin():
-            rows = self.connection.execute(select(TABLE, func.now().label("now")).order_by(TABLE.c.run_at, TABLE.c.id))
+            rows = self.connection.execute(
+                select(TABLE, cast(TABLE.c.result, Text).label("kept"), func.now().label("now")).order_by(
+                    TABLE.c.run_at, TABLE.c.id
+                )
+            )
             found = {row.id: row for row in rows}
             effects = dict(self.connection.execute(text("SELECT job_id, count(*) FROM effect GROUP BY 1")).all())
             keys = {row.key: row.job_id for row in self.connection.execute(select(UniqueKey.key, UniqueKey.job_id))}
@@ -469,6 +490,8 @@ class QueueMachine(RuleBasedStateMachine):
                 job.status, job.claims, job.claim_token, job.attempt, job.rescues, job.worker,
             )  # fmt: skip
             assert len(row.errors) == job.errors
+            assert row.kept == job.result
+            assert (row.schedule_id, row.tick_at, row.ticks) == (job.schedule, job.tick_at, job.ticks)
             assert (row.cancel_requested_at is not None) == job.cancel_requested
             assert (row.finished_at is not None) == (row.status in FINISHED)
             assert (row.lease_expires_at is not None) == (row.status == JobStatus.RUNNING)
