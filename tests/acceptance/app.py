@@ -44,7 +44,7 @@ def say(file: str) -> None:
 
 
 def hold(name: str) -> Iterator[float]:
-    """Say that the handler has started; for whoever comes first: pauses to make, until the test lets it go."""
+    """Say that the handler has started. The first one gets pauses to make, until the test lets it go."""
     folder = Path(os.environ["ACCEPTANCE_FOLDER"])
     try:
         (folder / f"first-{name}").touch(exist_ok=False)
@@ -253,7 +253,7 @@ async def ignore_cancel(name: str) -> None:
 
 @task(registry=registry, retry=SOON)
 async def sleep_in_thread(name: str) -> None:
-    """Waits for one of asyncio's threads, which nobody can end."""
+    """Waits for one of asyncio's threads, which cannot be ended."""
     say(f"started-{name}")
     await asyncio.to_thread(time.sleep, 600)
 

@@ -102,7 +102,7 @@ class Shop:
             return []
 
     def wait_said(self, file: str, times: int = 1) -> list[int]:
-        """Wait until handlers have left word in this file so many times."""
+        """Wait until handlers have left word in this file `times` times."""
         return (
             wait_until(
                 lambda: said if len(said := self.pids(file)) >= times else None,

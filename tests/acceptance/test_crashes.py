@@ -151,7 +151,7 @@ def test_processes_that_are_killed_again_and_again_rescue_the_jobs_of_each_other
 
 
 def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(shop: Shop) -> None:
-    """Renewals come from a thread of their own; nobody rescues what is alive."""
+    """A thread of its own renews leases, so no other worker rescues a job whose handler blocks."""
     ids = shop.add(enqueue(app.block, 3.5), enqueue(app.held_async, "neighbour"))
     with shop.work("--lease=1") as worker, shop.work("--lease=1", "--queue=other"):
         shop.go("neighbour")
@@ -202,7 +202,7 @@ def test_idle_connections_that_were_cut_cost_no_attempt(shop: Shop, task: AnyTas
 
 
 def test_jobs_that_wait_behind_a_blocked_event_loop_go_to_another_worker(shop: Shop) -> None:
-    """A claim that does not get to run is given back after two seconds, whoever holds up the loop."""
+    """A claimed job that cannot start is given back after two seconds, whichever handler blocks the loop."""
     shop.add(enqueue(app.block, 600))
     with shop.work("--lease=30"):
         shop.wait_said("blocking")

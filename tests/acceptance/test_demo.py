@@ -18,7 +18,7 @@ SCHEMA = "sa_jobqueue_demo"
 
 
 def modules(root: Path, number_of_files: int) -> Path:
-    """A folder with so many modules that parse."""
+    """A folder with this number of modules that parse."""
     for number in range(number_of_files):
         file = root / f"package{number % 4}" / f"module{number:02}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def test_the_demo_kills_a_worker_and_proves_that_nothing_is_lost(
 
 
 def test_the_demo_can_be_repeated_and_leaves_alone_what_is_not_its_own(database_url: str, tmp_path: Path) -> None:
-    """The user's own jobs wait where they were, and the second run begins anew."""
+    """The user's own jobs wait where they were, and the second run begins from the start."""
     modules(tmp_path, 1)
     with connect(database_url) as connection:
         connection.execute("INSERT INTO sa_jobqueue.job (task, queue) VALUES ('shop.send', 'index')")

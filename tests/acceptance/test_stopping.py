@@ -90,7 +90,7 @@ def test_a_second_sigterm_does_not_wait_for_handlers(shop: Shop, task: AnyTask) 
 
 @pytest.mark.parametrize("task", [app.ignore_cancel, app.sleep_in_thread, app.never_ends])
 def test_no_handler_holds_the_process_longer_than_the_grace_time(shop: Shop, task: AnyTask) -> None:
-    """Neither one that ignores its cancellation, nor threads that nobody can end."""
+    """Neither one that ignores its cancellation, nor a thread, which cannot be ended."""
     ids = shop.add(*(enqueue(task, f"a{n}") for n in range(10)))
     with shop.work("--grace=0.5", "--lease=30") as worker:
         for n in range(10):

@@ -1,4 +1,4 @@
-"""Several worker processes under a supervisor: kept alive, drained with it, started anew when they ask."""
+"""Several worker processes under a supervisor: kept alive, drained with it, started again when they ask."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path) -> None:
         import signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("deaf", flush=True)
-        time.sleep(600)  # it is there to be killed: nobody waits for this to end
+        time.sleep(600)  # the test kills this process long before
     """
     with start_command(command=supervise(tmp_path, child, grace=0)) as supervisor:
         wait_until(lambda: supervisor.output.count("deaf") == 2)
@@ -281,7 +281,7 @@ def test_a_worker_that_cannot_begin_while_another_works_is_tried_again(tmp_path:
             open({str(tmp_path / "first")!r}, "x").close()
         except FileExistsError:
             print("steady", flush=True)
-            time.sleep(600)  # it is there to be drained: nobody waits for this to end
+            time.sleep(600)  # the supervisor ends this process long before
         sys.exit(2)
     """
     with start_command(command=supervise(tmp_path, child)) as supervisor:
@@ -307,7 +307,7 @@ def test_a_start_that_fails_harms_no_other_worker(tmp_path: Path) -> None:
             open({str(tmp_path / "first")!r}, "x").close()
         except FileExistsError:
             print("steady", flush=True)
-            time.sleep(600)  # it is there to be drained: nobody waits for this to end
+            time.sleep(600)  # the supervisor ends this process long before
         print("first", flush=True)
         while os.path.lexists({str(python)!r}):
             time.sleep(0.01)

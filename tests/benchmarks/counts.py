@@ -64,7 +64,7 @@ def _count(bench: Bench, work: Callable[[Engine, Wire], Counts]) -> Counts:
 
 
 def _drained(task: Task[..., object], jobs: int, slots: int) -> Callable[[Engine, Wire], Counts]:
-    """One worker, with so many slots and nothing claimed ahead."""
+    """One worker with `slots` slots, which claims nothing ahead."""
 
     def work(engine: Engine, wire: Wire) -> Counts:
         with Session(engine) as session:
@@ -89,7 +89,7 @@ async def _drain(worker: Worker, wire: Wire) -> Counted:
 
 
 def _added(commits: int, batch: int) -> Callable[[Engine, Wire], Counts]:
-    """So many transactions, each with so many jobs."""
+    """`commits` transactions of `batch` jobs each."""
 
     def work(engine: Engine, wire: Wire) -> Counts:
         engine.connect().close()

@@ -38,7 +38,7 @@ Point = dict[str, Any]
 
 
 def throughput(bench: Bench) -> Iterator[Point]:
-    """Jobs per second of so many worker processes, and of as many bare loops, in turn; medians."""
+    """Jobs per second of 1 to 4 worker processes, and of as many bare loops, in turn; medians."""
     jobs = 1_000 if bench.small else 40_000
     for size in (1, 2) if bench.small else (1, 2, 3, 4):
         pairs = interleaved(
@@ -69,7 +69,7 @@ def latency(bench: Bench) -> Iterator[Point]:
 
 
 def claim(bench: Bench) -> Iterator[Point]:
-    """Milliseconds of a claim of `BATCH` jobs, without its commit, with so many queued; each is topped up again."""
+    """Milliseconds of a claim of `BATCH` jobs, without its commit, at rising numbers of queued jobs."""
     depths = (1_000, 5_000) if bench.small else (1_000, 10_000, 100_000, 1_000_000)
     bench.empty()
     for depth in depths:

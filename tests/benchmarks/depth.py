@@ -73,7 +73,7 @@ def dead_entries(bench: Bench) -> Iterator[Figure]:
 
 
 def _rate(bench: Bench, jobs: int) -> float:
-    """Jobs per second of a worker that claims so many and ends."""
+    """Jobs per second of a worker that runs `jobs` jobs and ends."""
     with processes(1, work, bench.address, {"default": SLOTS}, jobs) as group:
         seconds = seconds_to_drain(bench, group, bench.execute(f"SELECT min(id) + {jobs} - 1 FROM {SCHEMA}.job"))
     completed = bench.count("status = 'completed'")
@@ -92,9 +92,9 @@ def _behind(bench: Bench, jobs: int, dead: int, *, held: bool) -> float:
 
 @contextmanager
 def _dead_entries(bench: Bench, jobs: int, dead: int, *, held: bool = True) -> Iterator[tuple[datetime, int]]:
-    """So many dead entries before so many jobs; yields their due time, and the id of the last job.
+    """`dead` dead entries in front of `jobs` jobs. Yields their due time, and the id of the last job.
 
-    Not `held`: vacuum has removed them.
+    Not `held`: vacuum has removed the entries.
     """
     bench.prepare(dead)
     due = bench.execute(f"SELECT max(run_at) FROM {SCHEMA}.job")

@@ -22,7 +22,7 @@ from .schema import SCHEMA, Bench
 from .tasks import nothing
 from .workers import serve
 
-#: Clients that enqueue at once: so many processes with so many threads each.
+#: Clients that enqueue at once: processes, and threads in each.
 CLIENTS = (4, 8)
 #: Slots of the worker that is saturated meanwhile.
 HELD = 8
@@ -157,7 +157,7 @@ def commits(bench: Bench, seconds: float, *, trigger: bool = True) -> float:
 
 
 def commit_singly(ready: Callable[[], Any], address: str, threads: int, seconds: float) -> int:
-    """How many jobs the threads have committed in so many seconds. Bare psycopg: the server is to be the limit."""
+    """How many jobs the threads have committed in `seconds` seconds. By psycopg alone, so that the server is the limit."""
     statement = f"INSERT INTO {SCHEMA}.job (task, args) VALUES ('hold', '{{\"n\": 1}}')"
     counts = [0] * threads
     until = [0.0]

@@ -111,7 +111,7 @@ def service_connection(address: str) -> tuple[Connection, psycopg.Connection[Any
 
 @contextmanager
 def benchmark_database(url: str, **options: Any) -> Iterator[Bench]:
-    """Make the database anew, beside that of `url` and by a role that may; drop it afterwards."""
+    """Create a database on the server of `url`, whose role must be allowed to; drop it afterwards."""
     beside = database_url(url)
     own = beside.set(database=f"{beside.database or beside.username}_measures")
     server = create_engine(beside, isolation_level="AUTOCOMMIT", poolclass=NullPool)

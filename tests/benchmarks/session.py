@@ -76,7 +76,7 @@ def ours(bench: Bench, jobs: int, task: str, *, pin: bool = False) -> float:
 
 
 def bare(bench: Bench, jobs: int, loop: Callable[..., None], sessions: bool) -> float:
-    """Jobs per second of one process with so many threads or tasks, each with a connection of its own.
+    """Jobs per second of one process whose threads or tasks have a connection of their own each.
 
     `sessions`: each job has a session of its own instead.
     """

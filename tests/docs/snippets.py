@@ -63,7 +63,7 @@ LOOKING = re.compile(r"^(sa-jobqueue (list|show|stats|workers|check)\b|curl )")
 #: What stays in the background, and what it says when it is ready.
 SERVERS = {"sa-jobqueue work": "serves", "uvicorn": "Uvicorn running on"}
 
-#: The reader's database, where a command names it; the documents say how it looks to somebody who has one of that name.
+#: The reader's database, where a command names it; the documents show the output of a reader whose database has that name.
 _DATABASE = re.compile(r"^database: [^\s,]+ on [^\s,]+", re.MULTILINE)
 _MARKER = re.compile(r"<!--\s*not run: (?P<reason>[^>]+?)\s*-->\s*\Z")
 _TAB = re.compile(
@@ -85,7 +85,7 @@ def _blocks(document: Document) -> Iterator[Region]:
 
 
 def _unread(example: Example) -> None:
-    raise AssertionError(f"{example.path}:{example.line}: nobody reads this document")
+    raise AssertionError(f"{example.path}:{example.line}: no `Reader` was given this document")
 
 
 def language(example: Example) -> str:

@@ -47,7 +47,7 @@ def test_each_error_says_what_it_is() -> None:
 
 
 def test_each_error_can_happen() -> None:
-    """Somewhere in the package it is raised, or made for somebody who raises it."""
+    """Somewhere in the package it is raised, or made for a caller that raises it."""
     package = Path(sa_jobqueue.__file__).parent
     code = "\n".join(path.read_text() for path in package.rglob("*.py"))
     never = [name for name in errors.__all__ if not re.search(rf"(?<!class ){name}[(,]", code)]

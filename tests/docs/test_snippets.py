@@ -127,7 +127,7 @@ def test_the_commands_in_a_text_are_there(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS)
 def test_every_block_says_its_language(path: Path) -> None:
-    """A block without a language, or indented, would be run by nobody."""
+    """No test would run a block without a language, or an indented one."""
     text = path.read_text()
     assert not re.search(r"^```\s*\n(?!\s*$)(?=[^`])[\s\S]", _without_closed(text), re.MULTILINE)
     assert all(language(example) for example in parse(path).examples())

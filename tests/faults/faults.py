@@ -183,7 +183,7 @@ def terminate_any(scene: Scene, seconds: float) -> None:
 def terminate_listeners(scene: Scene, seconds: float) -> None:
     """All of them at once."""
     ports = [str(link.server[1].get_extra_info("sockname")[1]) for link in list(scene.proxy.links) if link.listens]
-    assert ports, "nobody listens"
+    assert ports, "no worker listens"
     for pid in backends(scene, f"client_port IN ({','.join(ports)})"):
         terminate(scene, pid)
 
@@ -312,7 +312,7 @@ def slow(scene: Scene, seconds: float) -> None:
         scene.proxy.delay = 0.0
 
 
-@fault("the network lets nobody in", short=2.0, long=30)
+@fault("the network refuses connections", short=2.0, long=30)
 def refuse(scene: Scene, seconds: float) -> None:
     """All connections are reset, and new ones refused."""
     scene.proxy.refuse()
@@ -345,7 +345,7 @@ def stall_and_reset(scene: Scene, seconds: float) -> None:
 
 @fault("service connections stay half-open", ci=False, short=LEASE + 5.0 + 3.0, long=20)
 def half_open(scene: Scene, seconds: float) -> None:
-    """Those of one worker's services go silent, and nobody ever closes them; new ones work. It ends by the deadline."""
+    """The service connections of one worker go silent and are never closed; new ones work. The worker's deadline ends it."""
     worker = scene.a_worker()
     ports = {link.laddr.port for link in worker.net_connections(kind="tcp4")}
     scene.proxy.go_silent(only=lambda link: link.service and link.port in ports, newcomers=False)
@@ -360,7 +360,7 @@ def trap(scene: Scene, about: About, kind: Trap) -> Generator[int]:
     """Wait for a COMMIT of this kind; the port of the client whose it is."""
     waiting = scene.proxy.set_trap(about, kind)
     try:
-        assert waiting.sprung.wait(20), f"nobody commits a {about}"
+        assert waiting.sprung.wait(20), f"no client commits a {about}"
         yield waiting.client_port
     finally:
         scene.proxy.open(waiting)
@@ -396,7 +396,7 @@ def freeze_in_claim(scene: Scene, seconds: float) -> None:
 # ---- locks, limits, clocks
 
 
-@fault("somebody locks the table", short=LEASE + 1.5, long=15)
+@fault("another session locks the table", short=LEASE + 1.5, long=15)
 def lock_the_table(scene: Scene, seconds: float) -> None:
     """SHARE ROW EXCLUSIVE, for longer than the lease and every statement's timeout."""
     with scene.server.connect(DATABASE) as other, other.transaction():
@@ -404,7 +404,7 @@ def lock_the_table(scene: Scene, seconds: float) -> None:
         time.sleep(seconds)
 
 
-@fault("somebody holds a snapshot", short=1.0, long=30)
+@fault("another session holds a snapshot", short=1.0, long=30)
 def hold_a_snapshot(scene: Scene, seconds: float) -> None:
     """For a while."""
     with snapshot(scene):
@@ -533,7 +533,7 @@ def _add(scene: Scene, number: int, gate: str, *, first: int | None = None) -> N
     """
     engine = create_engine(scene.server.url(DATABASE))
     with Session(engine) as session:
-        if first is not None:  # nobody else is to get one of these meanwhile
+        if first is not None:  # no other session is to get one of these ids meanwhile
             session.execute(text("LOCK TABLE sa_jobqueue.job IN SHARE ROW EXCLUSIVE MODE"))
             skipped = f"generate_series((SELECT last_value FROM {_SEQUENCE}) + 2, {first})"
             session.execute(text(f"SELECT count(nextval('{_SEQUENCE}')) FROM {skipped}"))
@@ -561,7 +561,7 @@ def failover(scene: Scene) -> Generator[None]:
 
 # ---- all of them
 
-#: What a fault may meet when another one is in its way: the server is gone, the worker died, nobody commits.
+#: What a fault may meet when another one is in its way: the server is gone, the worker died, no client commits.
 _OVERTAKEN = (psycopg.Error, psutil.Error, AssertionError, LookupError)
 
 

@@ -265,7 +265,7 @@ class Proxy:
         return self._in_loop(close)
 
     def refuse(self, refusing: bool = True) -> None:
-        """Let nobody in, as if there were no server."""
+        """Refuse connections, as if there were no server."""
         self._refusing = refusing
 
     def go_silent(self, *, only: Callable[[_Link], bool] = lambda link: True, newcomers: bool = True) -> None:

@@ -296,7 +296,7 @@ class Scene:
         return self._observe(name, begun, over, hit=hit, known=after, workers=workers)
 
     def fail_over(self, standby: Server) -> None:
-        """Let everybody talk to this server from now on; the one before is gone without a word."""
+        """From now on all clients talk to this server; the one before is gone without a word."""
         self.proxy.target = self.door.target = standby.port
         self.server.remove()
         self.server = standby

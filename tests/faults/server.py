@@ -106,7 +106,7 @@ class Guard:
 
 
 def free_port() -> int:
-    """A TCP port that nobody uses just now."""
+    """A TCP port that is free just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -182,7 +182,7 @@ class Server:
         self._process = None
 
     def restart(self, how: How, away: float = 0.0) -> None:
-        """End it, leave it away for so many seconds, and start it again."""
+        """End it, and start it again after `away` seconds."""
         self.end(how)
         time.sleep(away)
         self.start()

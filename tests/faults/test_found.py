@@ -122,12 +122,12 @@ def test_a_worker_whose_connection_was_silent_does_not_rescue_at_once(database_u
 
 
 def test_a_half_open_connection_of_maintenance_costs_no_lease(database_url: str) -> None:
-    """Nothing comes on it any more and nobody closes it; it is given up in time to renew on another one."""
+    """Nothing arrives on it any more, and it is not closed. The worker gives it up in time to renew on another one."""
     engine, held, lease = create_engine(database_url), Held(), 8.0
     with ExitStack() as stack:
         proxy, url = stack.enter_context(bad_network(database_url))
         stack.callback(held.go.set)
-        # It prunes so often that the silence begins during that: it is in nobody's way then, either.
+        # It prunes so often that the silence begins during pruning, which must not hold up the renewal either.
         stack.enter_context(working(url, held.register(), queues={"default": 1}, lease=lease, prune_every=0.1))
         stack.enter_context(working(database_url, Registry(), queues={"other": 1}, lease=lease))
         add(engine, "held")

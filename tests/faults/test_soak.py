@@ -96,7 +96,7 @@ def test_the_ledger_is_content_with_each_job_once() -> None:
 
 @pytest.mark.parametrize("trace", ["runs", "effects", "failed"])
 def test_the_ledger_misses_a_trace_and_sees_one_too_many(trace: str) -> None:
-    """And one of a job that nobody has enqueued."""
+    """And one of a job that was never enqueued."""
     left = traces()
     number = left[trace].pop(5)
     (less,) = miscounts(MIX, JOBS, **left)

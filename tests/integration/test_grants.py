@@ -50,7 +50,7 @@ DDL = [
 ]
 #: What only the queue says of a new job.
 NOT_A_PRODUCERS = {
-    "id": "1000000", "status": "'running'", "claims": "7", "claim_token": "7", "attempt": "3", "rescues": "1", "worker": "'somebody'",
+    "id": "1000000", "status": "'running'", "claims": "7", "claim_token": "7", "attempt": "3", "rescues": "1", "worker": "'other'",
     "created_at": "now()", "claimed_at": "now()", "lease_expires_at": "now()", "finished_at": "now()", "purge_at": "now()",
     "cancel_requested_at": "now()", "errors": "'[]'", "result": "'1'", "duplicate_of": "1", "schedule_id": "1", "tick_at": "now()", "ticks": "1",
 }  # fmt: skip
@@ -68,7 +68,7 @@ MakeRole = Callable[..., str]
 
 @pytest.fixture
 def database_url(database_url: str) -> str:
-    """The URL past a pooler: the tests' PgBouncer takes everybody for the same user."""
+    """The URL past a pooler: through the tests' PgBouncer all roles are the same user."""
     return pooler.direct(database_url)
 
 

@@ -63,7 +63,7 @@ def test_names_and_payloads_are_never_part_of_a_statement(engine: Engine, databa
 
     def run(ctx: JobContext, value: Any) -> Any:
         ran[ctx.task] = (ctx.queue, value)
-        ctx.session.add(enqueue(TaskName("hostile unknown").options(queue="hostile nobody", delay=3600), value=value))
+        ctx.session.add(enqueue(TaskName("hostile unknown").options(queue="hostile unserved", delay=3600), value=value))
         if value["fail"]:
             raise ValueError(value["text"])
         return value["text"]

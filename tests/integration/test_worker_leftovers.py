@@ -110,7 +110,7 @@ LASTING = [
     "SELECT 1; SET statement_timeout = '77s'",
     "SELECT set_config('statement_timeout', '77s', false)",
     "SELECT pg_advisory_lock(77)",
-    "LISTEN somebody",
+    "LISTEN other",
     "CREATE TEMP TABLE scratch (n integer)",
     "PREPARE mine AS SELECT 1",
     "DECLARE mine CURSOR WITH HOLD FOR SELECT 1",

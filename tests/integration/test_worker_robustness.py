@@ -309,7 +309,7 @@ def test_an_odd_row_does_not_stop_its_queue(engine: Engine, url: str, registry: 
     assert status == ("queued" if odd == "named at length" else "failed")
 
 
-@pytest.mark.parametrize("odd", [*(odd for odd in ODD if odd not in _OF_CLAIMS_ALONE), "held by nobody"])
+@pytest.mark.parametrize("odd", [*(odd for odd in ODD if odd not in _OF_CLAIMS_ALONE), "held by no worker"])
 def test_an_odd_row_is_rescued(engine: Engine, url: str, registry: Registry, odd: str) -> None:
     """Left running by a dead worker, it ends too."""
 

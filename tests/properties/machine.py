@@ -106,7 +106,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.handed: set[tuple[int, int]] = set()
         #: What each worker believes to hold, as job id -> token.
         self.held: dict[str, dict[int, int]] = {name: {} for name in WORKERS}
-        #: What somebody found expired, a while ago.
+        #: What a worker found expired, a while ago.
         self.page: list[Expired] = []
 
     def teardown(self) -> None:
@@ -309,7 +309,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.held.values()))
     @rule(worker=workers)
     def crash(self, worker: str) -> None:
-        """It begins anew and knows of nothing; what the old one had begun, a zombie may still finish."""
+        """The worker starts again and knows of nothing. A handler of the old process may still finish."""
         self.held[worker] = {}
 
     @precondition(lambda self: self.handed)
@@ -339,7 +339,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.page)
     @rule(outcome=rescues)
     def rescue(self, outcome: Outcome) -> None:
-        """Those that somebody found expired: some were renewed, ended, or claimed again meanwhile."""
+        """The jobs that a worker found expired. Some were renewed, ended, or claimed again meanwhile."""
         rules = {id: job.rules for id, job in self.jobs.items()}
         changes = [decide(one.claim, outcome, rules.get(one.claim.id, Rules()), random=0.5) for one in self.page]
         with self.transaction() as connection:

@@ -1,4 +1,4 @@
-"""Two transactions at once, for each pair of operations: nobody fails, and it ends as if one had come after the other.
+"""Two transactions at once, for each pair of operations: neither fails, and it ends as if one had come after the other.
 
 Three meetings are forced, without a clock: the second comes while the first is open, which then commits, or rolls back;
 and the second has taken its snapshot, but not yet a lock, when the first comes and commits. To hold a statement at that

@@ -1,6 +1,6 @@
 """The text of every statement, kept in `golden/*.sql` and compared without a server.
 
-After a wanted change write the files anew, and read the diff:
+After a wanted change write the files again, and read the diff:
 
 python -m tests.statements.golden_cases
 """

@@ -29,7 +29,7 @@ from tests.support.factory import (
     row,
     statuses,
     users_table,
-    wait_until_somebody_waits_for,
+    wait_until_blocked_by,
 )
 from tests.support.plans import Prepared, service_connection
 
@@ -156,7 +156,7 @@ def test_two_operators_lock_in_the_order_of_ids(connection: Connection, other: C
     found: list[int] = []
     thread = Thread(target=lambda: found.extend(run(connection, BUILDERS[event](true()))))
     thread.start()
-    wait_until_somebody_waits_for(other)
+    wait_until_blocked_by(other)
 
     free = other.scalars(select(TABLE.c.id).order_by(TABLE.c.id).with_for_update(skip_locked=True)).all()
     other.rollback()
@@ -241,7 +241,7 @@ def test_a_cancel_holds_against_a_claim_at_the_same_moment(connection: Connectio
     found: list[int] = []
     thread = Thread(target=lambda: found.extend(run(connection, cancel_jobs(Job.id == one))))
     thread.start()
-    wait_until_somebody_waits_for(other)
+    wait_until_blocked_by(other)
     other.commit()
     thread.join()
     connection.commit()
@@ -276,7 +276,7 @@ def test_a_completion_at_the_same_moment_as_a_cancel_wins(
     found: list[int] = []
     thread = Thread(target=lambda: found.extend(run(connection, cancel_jobs(Job.id == one))))
     thread.start()
-    wait_until_somebody_waits_for(other)
+    wait_until_blocked_by(other)
     other.commit()
     thread.join()
 
@@ -292,7 +292,7 @@ def test_a_cancel_at_the_same_moment_as_a_snooze_is_not_lost(connection: Connect
     found: list[int] = []
     thread = Thread(target=lambda: found.extend(run(connection, cancel_jobs(Job.id == one))))
     thread.start()
-    wait_until_somebody_waits_for(other)
+    wait_until_blocked_by(other)
     other.commit()
     thread.join()
 
@@ -404,13 +404,13 @@ def test_a_worker_releases_what_it_does_not_know_of(connection: Connection) -> N
     """After a commit whose answer was lost, rows may bear its id that it never heard of."""
     known, unknown = make_jobs(connection, 2, "running", worker="me", claim_token=3)
     foreign = make_job(connection, "running", worker="you")
-    nobody = make_job(connection, "running", worker=None)
+    unheld = make_job(connection, "running", worker=None)
 
     assert default_store.release_unknown(connection, worker="me", known=[(known, 3)]) == [unknown]
     assert default_store.release_unknown(connection, worker="me", known=[(known, 3)]) == []
     assert default_store.release_unknown(connection, worker="me", known=[(known, 2)]) == [known]
     assert statuses(connection) == {
-        known: "queued", unknown: "queued", foreign: "running", nobody: "running",
+        known: "queued", unknown: "queued", foreign: "running", unheld: "running",
     }  # fmt: skip
 
 
@@ -554,7 +554,7 @@ def test_a_page_of_pruning_goes_on_among_jobs_of_one_time(connection: Connection
 
 
 def test_pruning_past_a_needed_row_does_not_wait_for_a_locked_one(connection: Connection, other: Connection) -> None:
-    """What is put off is the row that could not be deleted, not the one before it that somebody holds."""
+    """What is put off is the row that could not be deleted, not the one before it, which is locked."""
     users_table(connection)
     locked, needed, free = (make_job(connection, "completed", purge_at=OVER * n) for n in (3, 2, 1))
     refer(connection, needed)

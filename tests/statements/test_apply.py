@@ -35,7 +35,7 @@ from tests.support.factory import (
     refer,
     row,
     users_table,
-    wait_until_somebody_waits_for,
+    wait_until_blocked_by,
 )
 
 ERROR = ErrorEntry("builtins.ValueError", "no 'such\" \\ order ☃", "Traceback …\n")
@@ -72,7 +72,7 @@ def test_a_completion(connection: Connection) -> None:
     assert began < job.finished_at < clock(connection)
     assert job.purge_at - job.finished_at == timedelta(seconds=60)
     assert job.lease_expires_at is None
-    assert (job.worker, job.claims) == ("somebody", 1)
+    assert (job.worker, job.claims) == ("worker-1", 1)
 
 
 @pytest.mark.parametrize(("text_", "value"), [(None, None), ("null", None), ("0", 0), ('"ü"', "ü"), ("[]", [])])
@@ -268,7 +268,7 @@ def test_a_reference_does_not_hinder_what_stays(connection: Connection, other: C
 
 
 def test_the_oldest_error_gives_way(connection: Connection) -> None:
-    """`errors` holds the newest so many."""
+    """`errors` holds the newest `MAX_ERRORS`."""
     errors = [{"n": n} for n in range(MAX_ERRORS)]
     one = make_job(connection, "running", errors=errors)
 
@@ -352,7 +352,7 @@ def test_a_change_is_applied_once(connection: Connection) -> None:
 
 
 def test_a_locked_row_is_answered_as_locked(connection: Connection, other: Connection) -> None:
-    """It holds up nobody; after the lock is gone the same change applies."""
+    """It holds up no other job. When the lock is gone, the same change applies."""
     ids = make_jobs(connection, 3, "running")
     connection.commit()
     other.execute(select(TABLE.c.id).where(TABLE.c.id == ids[1]).with_for_update())
@@ -436,7 +436,7 @@ def test_a_job_whose_lease_ran_out_is_rescued(connection: Connection) -> None:
 
 
 def test_a_job_without_a_lease_is_rescued(connection: Connection) -> None:
-    """Plain SQL may have made it; nobody else would ever take care of it."""
+    """Plain SQL may have made it. Nothing else would ever end such a job."""
     one = make_job(connection, "running", lease_expires_at=None)
 
     assert apply(connection, change(connection, one, Rescued(ERROR), RULES)) == {one: APPLIED}
@@ -463,7 +463,7 @@ def test_a_lease_renewed_since_it_was_seen_expired_is_kept(connection: Connectio
 
 
 def test_a_completion_does_not_ask_for_the_lease(connection: Connection) -> None:
-    """Late, but nobody has rescued it: the work counts."""
+    """Late, but no worker has rescued it: the work counts."""
     one = make_job(connection, "running")
     expire(connection, one)
 
@@ -522,7 +522,7 @@ def test_a_cancel_that_commits_during_the_write_is_seen(connection: Connection, 
     answers: list[object] = []
     thread = Thread(target=lambda: answers.extend(connection.execute(waiting).all()))
     thread.start()
-    wait_until_somebody_waits_for(other)
+    wait_until_blocked_by(other)
     other.commit()
     thread.join()
 

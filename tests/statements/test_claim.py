@@ -97,7 +97,7 @@ def test_small_batches_keep_the_order(connection: Connection, batch: int) -> Non
 
 
 def test_each_queue_gives_what_is_free_for_it(connection: Connection) -> None:
-    """A full queue takes nothing from another, and nobody takes more than it can run."""
+    """A full queue takes nothing from another, and no worker takes more than it can run."""
     for name in ("mail", "video", "other"):
         for priority in (1, 8):
             for _ in range(5):
@@ -187,7 +187,7 @@ def test_a_job_that_the_applications_row_references_is_claimed(connection: Conne
 
 
 def test_a_job_that_an_operator_has_locked_waits_for_the_next_claim(connection: Connection, other: Connection) -> None:
-    """It holds up nobody."""
+    """It holds up no claim."""
     jobs = make_jobs(connection, 3)
     connection.commit()
     other.execute(select(TABLE.c.id).where(TABLE.c.id == jobs[1]).with_for_update())

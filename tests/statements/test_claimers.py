@@ -14,7 +14,7 @@ from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.store import ClaimRequest, default_store
 from tests.support.factory import TABLE
 
-#: Takes so many jobs and says which.
+#: Takes this number of jobs at most, and returns their ids.
 Take = Callable[[Connection, int], list[int]]
 
 QUEUES = ("a", "b")

@@ -18,7 +18,7 @@ KEPT, DELETED = 60.0, 0.0
 
 
 def exchange(
-    connection: Connection, changes: Sequence[Change], *, worker: str = "somebody", **queues: int
+    connection: Connection, changes: Sequence[Change], *, worker: str = "worker-1", **queues: int
 ) -> tuple[dict[int, Answer], list[ClaimedJob]]:
     return default_store.exchange(connection, changes, ClaimRequest(worker=worker, queues=queues, lease=60.0))
 

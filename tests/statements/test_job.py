@@ -194,7 +194,7 @@ def test_arguments_can_be_changed_before_the_flush(session: Session) -> None:
 
 @pytest.mark.parametrize("flushed", [False, True])
 def test_arguments_are_pickled_and_merged_as_they_are(session: Session, flushed: bool) -> None:
-    """Also of a job whose arguments nobody has read yet."""
+    """Also of a job whose arguments were not read yet."""
     job = enqueue(TaskName("mail"), to="ada")
     if flushed:
         session.add(job)

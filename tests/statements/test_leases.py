@@ -1,4 +1,4 @@
-"""Leases: renewed by those who hold them, and by nobody else; found when they have run out."""
+"""Leases: only the worker that holds a lease renews it; those that have run out are found."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_does_not_run_is_lost(connection: Connection, status: str) -> None:
 
 
 def test_a_claim_of_another_worker_is_not_renewed(connection: Connection) -> None:
-    """Also where `worker` is the same: a worker that slept may have claimed it anew."""
+    """Also where `worker` is the same: a worker that slept may have claimed it again."""
     one = make_job(connection, "running", claim_token=2, lease_expires_at=timedelta(seconds=3))
 
     renewal = default_store.renew(connection, {one: 1, 999: 1}, lease=90.0)
@@ -166,7 +166,7 @@ def test_expired_leases_are_found_by_id_in_pages(connection: Connection) -> None
 
 
 def test_expired_leases_say_where_their_workers_ran(connection: Connection) -> None:
-    """As far as it is known; infinite times, which somebody has written, are no hindrance."""
+    """As far as it is known. Infinite times, which an operator may have written, are no hindrance."""
     known, gone = uuid.uuid4(), uuid.uuid4()
     worker = {"host": "web-1", "pid": 7, "queues": ["q"], "concurrency": 4, "version": "1"}
     connection.execute(insert(WorkerRow).values(id=known, **worker))
@@ -315,7 +315,7 @@ def uptime(connection: Connection, *, lease: float = 60.0) -> tuple[float, float
 @pytest.mark.parametrize(
     ("since", "until", "attested", "then"),
     [
-        (None, None, False, (0, 0)),  # nobody was there before
+        (None, None, False, (0, 0)),  # no worker was there before
         (59, 10, False, (59, 0)),
         (60, 10, True, (60, 0)),
         (3600, 29, True, (3600, 0)),

@@ -85,7 +85,7 @@ def prepare(connection: Connection) -> Statements:
     nothing = claim_jobs(worker="me", queues={"none": ROWS}, lease=60.0)
     prepared = Statements(
         connection,
-        # psycopg takes the smallest type that holds a number, and prepares anew for another: so large ones here.
+        # psycopg takes the smallest type that holds a number, and prepares the statement again for another type: so large ones here.
         claim=one(claim_jobs(worker="me", queues={"none": ROWS}, lease=60.0)),
         claim_but=one(claim_jobs(worker="me", queues={"none": ROWS}, lease=60.0, but=[2 * ROWS])),
         claim_listed=one(claim_listed(ids=[2 * ROWS], worker="me", lease=60.0)),

@@ -44,7 +44,7 @@ class Databases:
                 upgrade_database(self.url(draft), schema=SCHEMA)
                 connection.execute(
                     sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(sql.Identifier(draft))
-                )  # a clone needs a template that nobody uses
+                )  # PostgreSQL clones only a template to which no session is connected
                 connection.execute(
                     sql.SQL("ALTER DATABASE {} RENAME TO {}").format(sql.Identifier(draft), sql.Identifier(name))
                 )
@@ -61,7 +61,7 @@ class Databases:
         return f"{self.run}_{secrets.token_hex(6)}"
 
     def drop(self, name: str) -> None:
-        """Drop a database, whoever is connected to it."""
+        """Drop a database, and end the sessions that are connected to it."""
         with connect(self.server) as connection:
             connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 

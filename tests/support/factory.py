@@ -29,7 +29,7 @@ def _implied(status: JobStatus) -> dict[str, Any]:
             "claim_token": 1,
             "claims": 1,
             "attempt": 1,
-            "worker": "somebody",
+            "worker": "worker-1",
             "claimed_at": timedelta(0),
             "lease_expires_at": timedelta(minutes=1),
         }
@@ -38,7 +38,7 @@ def _implied(status: JobStatus) -> dict[str, Any]:
             "claim_token": 1,
             "claims": 1,
             "attempt": 1,
-            "worker": "somebody",
+            "worker": "worker-1",
             "claimed_at": timedelta(minutes=-1),
             "finished_at": timedelta(0),
             "purge_at": timedelta(days=7),
@@ -136,7 +136,7 @@ def refer(connection: Connection, id: int) -> None:
     connection.execute(text("INSERT INTO orders VALUES (:id)"), {"id": id})
 
 
-def wait_until_somebody_waits_for(connection: Connection) -> None:
+def wait_until_blocked_by(connection: Connection) -> None:
     """Wait until another connection waits for a lock that this one holds."""
     blocked = text("SELECT count(*) FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid))")
     wait_until(lambda: connection.scalar(blocked) == 1, message="another connection to wait for a lock of this one")

@@ -1,8 +1,8 @@
-"""Folders for the files of servers: a short path, for a socket is in them, and open to the user who runs them for root.
+"""Folders for the files of servers: a short path, because a socket is in them, and open to the user who runs them for root.
 
 They are in memory where there is enough of it. A test has a database of its own: 300 files, made and soon deleted. On ext4
-whoever makes a file looks at each inode that was deleted within a minute, to take none of them; that was 40 % of all that
-the processors did in a run.
+a process that makes a file looks at each inode that was deleted in the last minute, to take none of them; that was 40 % of
+the processor time of a run.
 """
 
 from __future__ import annotations

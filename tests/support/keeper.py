@@ -196,7 +196,7 @@ def notice(folder: Path) -> str:
 
 
 class Keeper:
-    """Starts one server when first asked, tells everybody, and ends it."""
+    """Starts one server when first asked, tells each worker of the run where it is, and ends it."""
 
     def __init__(self, choice: Choice, folder: Path, run: str, pooled: bool) -> None:
         self.choice, self.folder, self.run, self.pooled = choice, folder, run, pooled

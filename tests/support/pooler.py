@@ -25,7 +25,7 @@ from tests.support.waiting import wait_until
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
 MODES = ("listener", "no-listener")
 
-# `any`: whoever comes is the user of the server's URL. As `*` is every database, a test's own is found as it is made.
+# `any`: each client becomes the user of the server's URL. `*` is every database, so that a test's new one is found at once.
 CONFIGURATION = """\
 [databases]
 * = {server}

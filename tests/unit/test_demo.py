@@ -86,7 +86,7 @@ def test_the_broken_file_is_no_module_to_anybody() -> None:
 
 
 def test_the_walk_leaves_out_hidden_installed_and_unstorable_files(tmp_path: Path) -> None:
-    """What remains comes in a fixed order, without what nobody could read to its end; a link that leads nowhere is a file that cannot be read."""
+    """The other files come in a fixed order. Special files that have no end are left out; a broken link is a file that cannot be read."""
     for name in ("b.py", "a/c.py", ".git/x.py", "lib/site-packages/y.py", "a/__pycache__/z.py", "a/d.txt", "ä .py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

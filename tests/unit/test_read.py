@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from sa_jobqueue import Job, JobRead, JobStatus
 
 NOW = datetime(2030, 1, 31, tzinfo=UTC)
-#: What may hold what is nobody's business, or is the queue's own.
+#: Columns that may hold private data, or are the queue's own.
 HIDDEN = {
     "args", "meta", "result", "errors", "worker", "claims", "rescues", "lease_expires_at", "purge_at", "cancel_requested_at",
 }  # fmt: skip

@@ -88,7 +88,7 @@ def test_slots_whose_runner_does_not_come_want_no_jobs(monkeypatch: pytest.Monke
 
 
 def feed_and_end(one: Slots, fed: int, ended: int) -> Run | None:
-    """Feed so many jobs to one runner, which ends so many; the one that runs then."""
+    """Feed `fed` jobs to one runner, which ends `ended` of them. Returns the one that runs then."""
     one.feed([run(nothing, number) for number in range(fed)])
     running = one.next(Kind.THREAD)
     for _ in range(ended):

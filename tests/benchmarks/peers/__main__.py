@@ -6,7 +6,7 @@
     python -m tests.benchmarks.peers --from results.json --write docs/explanation/benchmarks.md
 
 The contestants take turns, round after round, and each one's median counts. PostgreSQL is the embedded one or
-`--database-url`, the same for all; on it the database `sa_jobqueue_peers` is made anew for each drain. Redis is Debian's
+`--database-url`, the same for all; the database `sa_jobqueue_peers` is created there for each drain. Redis is Debian's
 `redis-server` (`apt-get install redis-server`), started for the race; without it the peers that need it are left out.
 """
 
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("peers", nargs="*", choices=[*NAMES, []], help="all, if none is named")
     parser.add_argument("--small", action="store_true", help="one round of few jobs, only to see that they run")
     parser.add_argument("--rounds", type=int, default=5, help="how often each drains (default: 5)")
-    parser.add_argument("--scale", type=float, default=1.0, help="so many times the usual number of jobs")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiply the usual number of jobs by this")
     parser.add_argument("--database-url", default=os.environ.get("SA_JOBQUEUE_TEST_URL"))
     parser.add_argument(
         "--environments", type=Path, default=ROOT / ".nox" / "peers", help="where the peers are installed"

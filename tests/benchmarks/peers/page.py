@@ -88,7 +88,7 @@ def enqueueing(rows: Iterable[Row]) -> str:
 
 
 def losses(rows: list[Row]) -> list[str]:
-    """Every row in which somebody is faster than ours, and every target that is missed."""
+    """Every row in which a peer is faster than ours, and every target that is missed."""
     found = [
         f"{figure.measure}: {figure.ratio:.2f} times, where we want {figure.target:g}."
         for figure in figures(rows)

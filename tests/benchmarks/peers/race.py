@@ -1,8 +1,8 @@
 """The race: every contestant drains its own full queue, one after the other, round after round.
 
-A drain is counted from the first handler that ran to the moment when the broker knows of the last completion. Nobody's
-interpreter start counts, and everybody's handler is the same: it adds one to its job's byte in shared memory, so that
-each job is seen to have run exactly once.
+The clock starts when the first handler runs, and stops when the broker knows of the last completion. The start of the
+interpreter does not count. All handlers do the same: they add one to their job's byte in shared memory, which shows that
+each job has run exactly once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.benchmarks.peers.runners.common import Board, Peer, Way
 from tests.benchmarks.peers.servers import Postgres, Redis
 from tests.support.commands import ROOT
 
-#: A drain that finishes no job for so many seconds is stuck.
+#: Seconds without a finished job after which a drain is stuck.
 STUCK = 60.0
 #: How often the driver looks at the board; at its end, how often it asks the broker.
 LOOK = 0.005
@@ -48,7 +48,7 @@ class Runner:
 
 @dataclass
 class Contestant:
-    """One row of the result: a way to run a peer, with so many worker processes."""
+    """One row of the result: a way to run a peer, and the number of its worker processes."""
 
     runner: Runner
     way: str

@@ -42,7 +42,7 @@ class Postgres:
         return self._url(self.name)
 
     def empty(self) -> None:
-        """Make the drain's database anew."""
+        """Drop the drain's database and create it again."""
         self.close()
         with psycopg.connect(self._url(None), autocommit=True) as connection:
             name = sql.Identifier(self.name)

@@ -3,8 +3,8 @@
     result = Soak(Plan(minutes=30)).run()
     result["verdicts"], result["samples"]
 
-Worker processes under a supervisor, as anybody would start them; a producer; and an operator, who looks at the failed jobs and
-deletes those that are old (by themselves they would stay for 30 days, and the table would grow for as long).
+There are worker processes under a supervisor, as users start them; a producer; and an operator, who looks at the failed jobs
+and deletes the old ones (else they would stay for 30 days, and the table would grow all that time).
 """
 
 from __future__ import annotations

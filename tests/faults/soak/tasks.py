@@ -1,6 +1,6 @@
 """The jobs of the soak: what there is, how often, and what each of them has to leave behind.
 
-A job is a number. What it is follows from the number and the seed alone (`Mix.job`), so that nobody has to remember it:
+A job is a number. What it is follows from the number and the seed alone (`Mix.job`), so it need not be stored:
 
     mix = Mix(seed=7)
     session.execute(enqueue_many([mix.job(number).call() for number in range(100)]))   # jobs 0 to 99
@@ -34,7 +34,7 @@ FOLDER, RETAIN = "SA_SOAK_FOLDER", "SA_SOAK_RETAIN"
 """Environment variables: where the handlers' files are, and how many seconds a completed job is kept."""
 
 QUEUES = {"fast": 20, "default": 20, "slow": 100}
-"""Slots in each process. The slow ones wait, mostly; there are so many that the processor is the limit, not the slots."""
+"""Slots in each process. The slow jobs mostly wait, so they get enough slots for the processor to be the limit."""
 SNOOZES, DOOMED_ATTEMPTS = 2, 3
 LARGE = 200_000
 """Characters of a large argument."""

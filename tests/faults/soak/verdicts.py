@@ -14,12 +14,12 @@ UNSTEADY = 60.0
 OLDEST_DUE = 5.0
 """Seconds that a due job may wait to be claimed.
 
-A job that nobody was told of is seen by the next poll, after a second at most. One that came to light behind a resume
+A job that was not announced is seen by the next poll, after a second at most. One that became visible behind a resume
 point is found by the next sweep, after 0.8 seconds at most. One that was claimed ahead of a free slot goes back after two. At
-two thirds of the capacity there is room for all that is due, so nothing waits for long but for these; the rest is for a
-host that is busy. More than that little breaks the promise: what has a low priority waits for the whole of a backlog."""
+two thirds of the capacity there is room for all that is due, so only these wait; the rest of the limit is for a busy
+host. A longer wait means a backlog, through the whole of which jobs of low priority would wait."""
 SLOWEST = 5.0
-"""Seconds that a claimed job may take beside its handler's own time: two until it goes back unstarted, and the same rest."""
+"""Seconds that a claimed job may take beside its handler's own time: two until it goes back unstarted, and the rest as above."""
 BEHIND = 0.97
 """The least share of the wanted load that has to have been enqueued, for the run to say something."""
 

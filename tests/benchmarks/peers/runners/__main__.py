@@ -1,7 +1,7 @@
 """Runs one runner, in its own virtual environment; the driver starts it: python runners COMMAND RUNNER …
 
 describe RUNNER            say as JSON what it is, and its packages' versions
-fill RUNNER WAY JOBS       make its tables, enqueue so many jobs in bulk, and say how many seconds the latter took
+fill RUNNER WAY JOBS       make its tables, enqueue JOBS jobs in bulk, and say how many seconds the enqueueing took
 work RUNNER WAY            import all, say "ready", wait for a line, then work until SIGTERM
 """
 
