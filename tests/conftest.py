@@ -34,8 +34,9 @@ RUN = pytest.StashKey[str]()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples in each run, so that what fails is what was changed; `nox -s properties` looks for new ones.
-settings.register_profile("same", derandomize=True)
+# The same examples in each run, so that what fails is what was changed; `nox -s properties` looks for new ones. An example has no
+# time limit, because a busy machine may need long for any.
+settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
 
