@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from sa_jobqueue import Job, JobStatus, enqueue
 from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.statements import cancel_jobs, job_logs
 from sa_jobqueue.worker.children import child as child_module
+from sa_jobqueue.worker.children.pool import Children
 from tests.support import heavy
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, drain, job_of, services_of, working
@@ -467,3 +469,33 @@ def test_what_a_handler_says_in_a_child_is_seen(engine: Engine, url: str, effect
     assert lines[0] == ("INFO", "told by a child \ufffd")
     assert lines[1][1].startswith("failed\nTraceback")
     assert lines[1][1].endswith("ValueError: bad")
+
+
+def test_a_job_that_is_cancelled_while_its_child_starts_is_not_run(
+    engine: Engine, url: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An application may take seconds to import."""
+    start = Children._start
+
+    def start_slowly(self: Children, tasks: Any) -> Any:
+        child = start(self, tasks)
+        say_started.set()
+        cancelled.wait()
+        return child
+
+    with working(url, REGISTRY, queues={"other": 1}) as worker:
+        say_started, cancelled = threading.Event(), threading.Event()
+        monkeypatch.setattr(Children, "_start", start_slowly)
+        id = add_one(engine, enqueue(heavy.held.options(queue="other"), "a"))
+        say_started.wait()
+        with Session(engine) as session:
+            session.execute(cancel_jobs(Job.id == id))
+            session.commit()
+        (run,) = services_of(worker).runs
+        wait_until(lambda: run.stop)
+        cancelled.set()
+        job = wait_for(engine, id)
+        assert (job.status, effects.notes()) == (JobStatus.CANCELLED, [])
+        assert not (effects.folder / "started-a").exists()
+        monkeypatch.undo()
+        wait_for(engine, add_one(engine, enqueue(heavy.effect.options(queue="other"), "next")))

@@ -93,8 +93,12 @@ class ChildRunner:
                 run.job.task, run.job.id, error, extra=run.job.fields,
             )  # fmt: skip
             return _Unended(Released(_AGAIN * random.uniform(0.5, 1.5)))
+        run.wake = child.wake  # before the second look: from here on it is told of a stop
+        if (outcome := unstarted(run)) is not None:  # a child may take seconds to start
+            run.wake = None
+            self._children.give_back(child)
+            return _Unended(outcome)
         try:
-            run.wake = child.wake
             ending = self._follow(run, child, new)
         except BaseException:
             self._children.drop(child)

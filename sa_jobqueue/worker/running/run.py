@@ -126,8 +126,8 @@ class Run:
             self.stop = why
             if self.runner is not None:
                 self.interrupted = self.runner.cancel()
-            if self.wake is not None:
-                self.wake()
+            if (wake := self.wake) is not None:  # the runner may clear it just now
+                wake()
 
     def settle(self) -> bool:
         """True for the first caller only: a run has one outcome, whatever a thread still does after its timeout.
