@@ -471,6 +471,60 @@ def test_what_a_handler_says_in_a_child_is_seen(engine: Engine, url: str, effect
     assert lines[1][1].endswith("ValueError: bad")
 
 
+# ---- what handlers leave behind
+
+
+@pytest.mark.parametrize("raised", [False, True], ids=["returned", "raised"])
+def test_a_handler_that_comes_back_twice_ends_its_job_once(
+    engine: Engine, url: str, effects: Effects, raised: bool
+) -> None:
+    """It has forked, and the forked process has come back too: that has no part in the job, nor in the next one."""
+    with working(url, REGISTRY, queues={"default": 1}):
+        ids = add(
+            engine, enqueue(heavy.fork_and_return, "a", raised), enqueue(heavy.effect, "b"), enqueue(heavy.effect, "c")
+        )
+        for id in ids:
+            assert wait_for(engine, id).status is JobStatus.COMPLETED
+        (pid,) = effects.wait_said("forked-a")
+        wait_until(lambda: is_gone(pid))
+    assert effects.notes() == ["a", "b", "c"]
+    assert [job_of(engine, id).errors for id in ids] == [[], [], []]
+
+
+@pytest.mark.parametrize(("how", "told"), [("fork", True), ("fork", False), ("shell", True)])
+def test_the_end_of_a_child_is_seen_though_a_process_that_it_left_lives_on(
+    engine: Engine, url: str, effects: Effects, monkeypatch: pytest.MonkeyPatch, how: str, told: bool
+) -> None:
+    """Which has all that the child had open, and has left its session. `told`: whether the system tells of an end."""
+    if not told:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    with working(url, REGISTRY, queues={"default": 1}):
+        id = add_one(engine, enqueue(heavy.daemonize, "a", how))
+        job = wait_for(engine, id)
+        effects.let_go("a")
+    assert (job.status, job.rescues) == (JobStatus.COMPLETED, 1)
+    assert effects.notes() == ["a"]
+
+
+def test_what_a_thread_says_that_a_handler_left_is_not_said_of_the_next_job(
+    engine: Engine, url: str, effects: Effects
+) -> None:
+    """The same process runs it."""
+    with working(url, REGISTRY, queues={"default": 1}):
+        wait_for(engine, add_one(engine, enqueue(heavy.leave_a_thread, "a")))
+        id = add_one(engine, enqueue(heavy.after_it, "b"))
+        effects.wait_said("started-b")
+        effects.let_go("a")
+        effects.wait_said("ended-a")
+        effects.let_go("after-b")
+        wait_for(engine, id)
+    with engine.connect() as connection:
+        said = connection.execute(select(Job.progress, Job.progress_message).where(Job.id == id)).one()
+        lines = [line.message for line in connection.execute(job_logs(id))]
+    assert tuple(said) == (0.1, "this job")
+    assert lines == ["this job"]
+
+
 def test_a_job_that_is_cancelled_while_its_child_starts_is_not_run(
     engine: Engine, url: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:

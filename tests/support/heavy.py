@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -214,3 +215,63 @@ def telling(ctx: JobContext) -> None:
         raise ValueError("bad")
     except ValueError:
         ctx.logger.exception("failed")
+
+
+@task(registry=registry, executor="process", retry=SOON)
+def fork_and_return(ctx: JobContext, name: str, raised: bool) -> None:
+    """Forks, and both processes come back from the handler."""
+    if os.fork() == 0:
+        say(f"forked-{name}")
+        if raised:
+            raise ValueError("in the fork")
+        return
+    while not (Path(os.environ["HEAVY_FOLDER"]) / f"forked-{name}").exists():
+        time.sleep(0.001)
+    write(ctx, name)
+
+
+@task(registry=registry, executor="process", retry=SOON)
+def daemonize(ctx: JobContext, name: str, how: str) -> None:
+    """Leaves a process that has all that this one has open, in a session of its own. Then its own ends, the first time."""
+    if (Path(os.environ["HEAVY_FOLDER"]) / f"daemon-{name}").exists():
+        write(ctx, name)
+        return
+    if how == "fork":
+        if os.fork() == 0:
+            os.setsid()
+            say(f"daemon-{name}")
+            while not is_let_go(name):
+                time.sleep(0.01)
+            os._exit(0)
+    else:
+        folder = os.environ["HEAVY_FOLDER"]
+        os.system(  # a shell inherits what a subprocess does not
+            f"setsid sh -c 'echo $$ >> {folder}/daemon-{name}; until test -e {folder}/go-{name}; do sleep 0.01; done' &"
+        )
+    while not (Path(os.environ["HEAVY_FOLDER"]) / f"daemon-{name}").exists():
+        time.sleep(0.001)
+    os._exit(3)
+
+
+@task(registry=registry, executor="process", keep_logs=True)
+def leave_a_thread(ctx: JobContext, name: str) -> None:
+    """A thread of its goes on after its end, and says how far it is."""
+
+    def go_on() -> None:
+        while not is_let_go(name):
+            ctx.progress(0.9, "the job before")
+            ctx.logger.info("the job before")
+            time.sleep(0.005)
+        say(f"ended-{name}")
+
+    threading.Thread(target=go_on, daemon=True).start()
+
+
+@task(registry=registry, executor="process", keep_logs=True)
+def after_it(ctx: JobContext, name: str) -> None:
+    """Says something, and ends when the other's thread has said more."""
+    ctx.progress(0.1, "this job")
+    ctx.logger.info("this job")
+    say(f"started-{name}")
+    while not is_let_go(f"after-{name}"):
+        time.sleep(0.005)

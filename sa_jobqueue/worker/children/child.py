@@ -33,6 +33,8 @@ _START, _SEND = 120.0, 30.0
 #: Seconds in which a child that cannot begin ends by itself; and in which one that was killed has ended, unless it hangs in the
 #: system.
 _LAST, _DEATH = 2.0, 5.0
+#: Seconds between two looks whether a process has ended, where the system does not tell.
+_LOOK = 1.0
 _CODE = """\
 import sys
 sys.path[:] = {path!r}
@@ -74,6 +76,8 @@ class Child:
         self._poll = select.poll()
         self._poll.register(self._channel, select.POLLIN)
         self._poll.register(self._woken, select.POLLIN)
+        self._end: int | None = None
+        """A descriptor that is ready once the process has ended; None where the system has none: it is Linux that does."""
         code = _CODE.format(path=sys.path, end=theirs.fileno(), life=life)
         command = [sys.executable, "-c", code, f"sa-jobqueue child of {os.getpid()}"]
         try:
@@ -87,6 +91,10 @@ class Child:
             theirs.close()
             os.close(life)
         _alive.add(self)
+        if hasattr(os, "pidfd_open"):
+            with suppress(OSError):  # no more descriptors; a sandbox does not know it
+                self._end = os.pidfd_open(self.pid)
+                self._poll.register(self._end, select.POLLIN)
 
     @property
     def pid(self) -> int:
@@ -117,12 +125,21 @@ class Child:
         self._channel.send(message)
 
     def receive(self, seconds: float | None) -> list[Message]:
-        """What comes within `seconds` (None: however long it takes), or until `wake`. Raises EOFError if it is gone."""
+        """What comes within `seconds` (None: however long it takes), or until `wake`. Raises EOFError if it is gone.
+
+        Its end of the socket may outlive it, in a process that a handler has forked. So it is its own end that counts.
+        """
+        if self._end is None:
+            seconds = _LOOK if seconds is None else min(seconds, _LOOK)
         ready = {number for number, _ in self._poll.poll(None if seconds is None else max(seconds, 0.0) * 1_000)}
         if self._woken in ready:
             with suppress(BlockingIOError):
                 os.read(self._woken, 1_024)
-        return self._channel.receive() if self._channel.fileno() in ready else []
+        if self._channel.fileno() in ready:
+            return self._channel.receive()
+        if self._end in ready or (self._end is None and not ready and self._process.poll() is not None):
+            raise EOFError
+        return []
 
     def wake(self) -> None:
         """Let `receive` return at once, now or the next time."""
@@ -173,9 +190,10 @@ class Child:
     def last_words(self) -> list[Message]:
         """After `kill`: what it had sent before."""
         found: list[Message] = []
+        until = monotonic() + _DEATH
         with suppress(OSError, EOFError):
-            while True:
-                found += self._channel.receive()
+            while (left := until - monotonic()) > 0:
+                found += self.receive(left)
         return found
 
     def end(self, patience: float = 0.0) -> str:
@@ -212,8 +230,9 @@ class Child:
                 return
             self._closed = True
         self._channel.close()
-        for number in (self._life, self._woken, self._waker):
-            os.close(number)
+        for number in (self._life, self._woken, self._waker, self._end):
+            if number is not None:
+                os.close(number)
 
 
 def say(message: Message) -> None:

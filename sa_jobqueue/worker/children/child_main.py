@@ -39,6 +39,8 @@ __all__ = ["main"]
 
 def main(end: int, life: int) -> None:
     """`end`: our end of the socket; `life`: that of a pipe whose other end the worker alone has. Both are descriptors."""
+    for number in (end, life):
+        os.set_inheritable(number, False)  # they are not for the programs that a handler starts
     _die_with_worker(life)
     for number in (signal.SIGINT, signal.SIGTERM):
         # The worker decides: a service manager may send SIGTERM to all processes. Not SIG_IGN, which the programs that a handler
@@ -134,6 +136,7 @@ class _Jobs:
 
     def __init__(self, channel: Channel, orders: _Orders, loaded: Loaded, setup: ChildSetup) -> None:
         self._channel, self._orders, self._loaded, self._setup = channel, orders, loaded, setup
+        self._pid = os.getpid()
         self._tasks: dict[tuple[str, ...], AnyTask] = {}
         self._executors: dict[int, Executor] = {}
         self._notes = _Notes(channel)
@@ -153,6 +156,10 @@ class _Jobs:
             self._channel.send({"unfound": f"{type(error).__name__}: {error}"})
             return True
         self._run(order, Run(job_of(order.message), task, monotonic(), monotonic(), set()))
+        if os.getpid() != self._pid:
+            os._exit(
+                1
+            )  # a process that the handler has forked has come back, too: the job, and the next one, are not its own
         self._channel.send(self._ended)
         return True
 
@@ -202,11 +209,11 @@ class _Notes:
 
     def report(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
         """How far the job is."""
-        self._send(message_of_progress(fraction, message))
+        self._send(message_of_progress(job, fraction, message))
 
     def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:
         """What takes the records that are to be kept."""
-        return lambda record: self._send(message_of_line(record))
+        return lambda record: self._send(message_of_line(job, record))
 
     def _send(self, message: Message) -> None:
         if os.getpid() == self._pid:  # two processes cannot share the socket

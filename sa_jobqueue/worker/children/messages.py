@@ -16,6 +16,7 @@ from .channel import Message
 
 __all__ = [
     "ending_of",
+    "is_said_of",
     "job_of",
     "line_of",
     "message_of_ending",
@@ -86,14 +87,23 @@ def _texts(error: ErrorEntry | None) -> list[str] | None:
 # ---- what a handler says
 
 
-def message_of_progress(fraction: float, message: str | None) -> Message:
+def message_of_progress(job: ClaimedJob, fraction: float, message: str | None) -> Message:
     """How far the job is."""
-    return {"progress": [fraction, message]}
+    return {"progress": [fraction, message], "claim": _claim_of(job)}
 
 
-def message_of_line(record: logging.LogRecord) -> Message:
+def message_of_line(job: ClaimedJob, record: logging.LogRecord) -> Message:
     """A line that is to be kept."""
-    return {"line": line_from(record)}
+    return {"line": line_from(record), "claim": _claim_of(job)}
+
+
+def is_said_of(message: Message, job: ClaimedJob) -> bool:
+    """Whether such a message is of this claim. A thread that another handler has left may still say something of its own."""
+    return bool(message["claim"] == _claim_of(job))
+
+
+def _claim_of(job: ClaimedJob) -> list[int]:
+    return [job.id, job.claim_token]
 
 
 def line_of(message: Message) -> Line:

@@ -22,7 +22,7 @@ from ..running.timeouts import timed_out, timeout_of
 from ..running.verdict import of_stop, unstarted
 from .channel import Message
 from .child import Child, ChildUnavailable, say
-from .messages import ending_of, line_of, message_of_job
+from .messages import ending_of, is_said_of, line_of, message_of_job
 from .pool import Children
 
 __all__ = ["ChildRunner"]
@@ -160,6 +160,8 @@ class ChildRunner:
 
     def _heed(self, run: Run, message: Message) -> None:
         """What a child says before the end of a job."""
+        if "claim" in message and not is_said_of(message, run.job):
+            return
         if "progress" in message:
             self._notes.report(run.job, *message["progress"])
         elif "line" in message:
