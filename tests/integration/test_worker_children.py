@@ -442,7 +442,7 @@ def test_a_worker_whose_grace_is_over_kills_its_children(engine: Engine, url: st
         id = add_one(engine, enqueue(heavy.held, "a"))
         (pid,) = effects.wait_said("started-a")
         worker.stop()
-    assert is_gone(pid)
+    wait_until(lambda: is_gone(pid))
     job = job_of(engine, id)
     assert (job.status, job.rescues, job.attempt) == (JobStatus.QUEUED, 1, 0)
     assert [error["type"] for error in job.errors] == ["Interrupted"]
