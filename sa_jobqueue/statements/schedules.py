@@ -27,7 +27,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from ..lifecycle import JobStatus
 from ..models import Job, Schedule, schema_function, status_literal
-from ._parts import array, epoch, epoch_of, in_seconds, members, rows, table_of
+from ._parts import array, epoch, epoch_of, in_seconds, lock_in_order, members, rows, table_of
 
 __all__ = [
     "DEFINED",
@@ -268,37 +268,33 @@ def change_declared(
 def say_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> Executable:
     """These schedules are declared by a living worker. A row that another transaction has locked is left."""
     table = table_of(schedule)
-    mine = (
-        select(table.c.id)
-        .where(table.c.name == func.any(array("schedule_names", names, Text())))
-        .order_by(table.c.id)
-        .with_for_update(key_share=True, skip_locked=True)
-        .cte("mine")
-        .prefix_with("MATERIALIZED")
-    )
+    mine = lock_in_order(table, table.c.name == func.any(array("schedule_names", names, Text())))
     return update(table).where(members(table.c.id, select(mine.c.id))).values(declared_at=func.now())
 
 
 def resume_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> Executable:
-    """Schedules that were paused because no code declared them go on. Returns their names."""
-    columns = table_of(schedule).c
-    return (
-        update(table_of(schedule))
-        .where(
-            columns.name == func.any(array("schedule_names", names, Text())),
-            columns.paused_by == literal_column("'undeclared'"),
-        )
-        .values(paused_at=null())
-        .returning(columns.name)
+    """Schedules that were paused because no code declared them go on. Returns their names; not of a row that another transaction has
+    locked.
+    """
+    table = table_of(schedule)
+    mine = lock_in_order(
+        table,
+        table.c.name == func.any(array("schedule_names", names, Text())),
+        table.c.paused_by == literal_column("'undeclared'"),
     )
+    return update(table).where(members(table.c.id, select(mine.c.id))).values(paused_at=null()).returning(table.c.name)
 
 
 def pause_undeclared(*, after: timedelta, schedule: type[Schedule] = Schedule) -> Executable:
-    """Pause the schedules that code had declared, and that none has for this long. Returns their names."""
-    columns = table_of(schedule).c
+    """Pause the schedules that code had declared, and that none has for this long. Returns their names; not of a row that another
+    transaction has locked.
+    """
+    table = table_of(schedule)
+    columns = table.c
+    mine = lock_in_order(table, columns.paused_at.is_(None), columns.declared_at < func.now() - after)
     return (
-        update(table_of(schedule))
-        .where(columns.paused_at.is_(None), columns.declared_at < func.now() - after)
+        update(table)
+        .where(members(columns.id, select(mine.c.id)))
         .values(
             paused_at=func.now(),
             paused_by=literal_column("'undeclared'"),

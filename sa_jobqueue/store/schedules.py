@@ -211,13 +211,14 @@ class Schedules(OfTables):
         """Write down what this worker's code declares.
 
         A definition that was replaced does not come back while a living worker declares the one that replaced it; `gone`: one that
-        was not declared for that long has none. Columns that were edited by hand stay.
+        was not declared for that long has none. Columns that were edited by hand stay. The rows are written in the order of their
+        names, so that two workers cannot deadlock.
         """
         schedule, result = self.tables.schedule, Declaring()
         there = {row.name: row for row in connection.execute(declared_schedules(list(definitions), schedule=schedule))}
         said: list[str] = []
         resumed: list[str] = []
-        for name, definition in definitions.items():
+        for name, definition in sorted(definitions.items()):
             row = there.get(name)
             if row is None:
                 made = declare_new(values=definition.values, digest=definition.digest, schedule=schedule)
@@ -254,7 +255,8 @@ class Schedules(OfTables):
         if definition.digest in known and not gone:
             result.superseded.append(name)
             return False
-        before, values = row.declared or {}, definition.values
+        before = row.declared if isinstance(row.declared, dict) else {}  # by hand it may be any JSON
+        values = definition.values
         changes = {
             column: values[column]
             for column in DEFINED

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from statistics import median
+from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Engine, NullPool, create_engine, select, text
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, Schedule, enqueue, every, task
+from sa_jobqueue.worker.connections.service import Connector
+from sa_jobqueue.worker.maintenance.chore import Turn
+from sa_jobqueue.worker.maintenance.schedules import EnqueueTicks
 from tests.support.waiting import wait_until
 from tests.support.working import services_of, working
 
@@ -157,3 +162,74 @@ def test_a_worker_without_schedules_asks_for_none(
         wait_until(lambda: looked)
         assert looked == [None] * len(looked)
         assert ticks.at == float("inf")
+
+
+def look(url: str, registry: Registry, *, seconds: float = 60.0) -> None:
+    """One look of a worker's at the schedules, which should take no longer than so many seconds."""
+    connector = Connector(create_engine(url, poolclass=NullPool), 60.0)
+    connection = connector.connect()
+    try:
+        EnqueueTicks(connector, registry).do(connection, Turn(monotonic() + seconds, threading.Event()))
+    finally:
+        connection.close()
+
+
+def test_a_declaration_that_is_refused_holds_up_no_tick(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by a role that may not write schedules, or by a trigger of the application's. It is said."""
+
+    @task(registry=registry, name="counted")
+    def counted(n: int) -> None: ...
+
+    add(engine, Schedule(every(1), counted, 1, name="at run time"))
+    look(url, registry)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE sa_jobqueue.schedule SET next_at = now(), due_at = now()"))
+        connection.execute(
+            text(
+                "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$BEGIN RAISE insufficient_privilege USING MESSAGE = 'not for you'; END$$"
+            )
+        )
+        connection.execute(
+            text(
+                "CREATE TRIGGER refuse BEFORE INSERT ON sa_jobqueue.schedule FOR EACH ROW EXECUTE FUNCTION public.refuse()"
+            )
+        )
+    try:
+        registry.schedule(every(60), counted, 2, name="in code")
+        look(url, registry)
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text("DROP TRIGGER refuse ON sa_jobqueue.schedule"))
+    assert [job.args for job in jobs(engine)] == [{"n": 1}]
+    assert next(line for line in caplog.messages if "not for you" in line).startswith(
+        "the schedules that this worker's code declares cannot be written down: not for you"
+    )
+
+
+def test_locked_jobs_of_many_schedules_do_not_use_up_the_turn_of_other_chores(
+    engine: Engine, url: str, registry: Registry
+) -> None:
+    """Leases are to be renewed meanwhile. The schedules that had no turn stay due, and come first the next time."""
+
+    @task(registry=registry, name="counted")
+    def counted(n: int) -> None: ...
+
+    add(engine, *(Schedule(every(1), counted, n, name=str(n), overlap="cancel_running") for n in range(3)))
+    due = text("UPDATE sa_jobqueue.schedule SET next_at = now(), due_at = now()")
+    look(url, registry)
+    with engine.begin() as connection:
+        connection.execute(due)
+    look(url, registry)
+    assert len(jobs(engine)) == 3
+    with engine.begin() as connection:
+        connection.execute(due)
+    with engine.begin() as connection:
+        connection.execute(select(Job.id).with_for_update())
+        for turn in range(3):
+            look(url, registry, seconds=0.0)
+            with Session(engine) as session:
+                tried = session.scalars(select(Schedule.error).where(Schedule.error.is_not(None))).all()
+            assert len(tried) == turn + 1

@@ -17,6 +17,7 @@ from sa_jobqueue.errors import OptionError, PayloadError
 from sa_jobqueue.store import Ticked, default_store, definition_of
 from sa_jobqueue.store.schedules import Declaring
 from tests.support.factory import TABLE
+from tests.support.waiting import wait_until
 
 SCHEDULE = Schedule.__table__
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -530,6 +531,56 @@ def test_a_definition_is_not_written_while_its_row_is_locked(engine: Engine) -> 
         connection.execute(select(SCHEDULE.c.id).with_for_update())
         assert deploy(engine, release(("0 8 * * *", 3))).locked == ["report"]
     assert deploy(engine, release(("0 8 * * *", 3))).changed == ["report"]
+
+
+def test_two_workers_that_declare_in_other_orders_do_not_deadlock(engine: Engine) -> None:
+    """Two releases begin at once. A third transaction holds the name in the middle until both of them wait."""
+    one = release(("0 7 * * *", 3, "a"), ("0 7 * * *", 3, "m"), ("0 7 * * *", 3, "z"))
+    other = release(("0 7 * * *", 3, "z"), ("0 7 * * *", 3, "m"), ("0 7 * * *", 3, "a"))
+    results: list[Declaring] = []
+    threads = [threading.Thread(target=lambda app=app: results.append(deploy(engine, app))) for app in (one, other)]
+    waiting = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    with Session(engine) as session:
+        session.add(Schedule("0 7 * * *", report, 3, name="m"))
+        session.flush()
+        for thread in threads:
+            thread.start()
+        with engine.connect() as watching:
+            autocommit = watching.execution_options(isolation_level="AUTOCOMMIT")
+            wait_until(lambda: autocommit.scalar(waiting) == 2)
+        session.rollback()
+    for thread in threads:
+        thread.join()
+    assert sorted(name for result in results for name in result.made) == ["a", "m", "z"]
+
+
+@pytest.mark.parametrize("declared", ["5", "[]", "null"])
+def test_a_row_whose_declaration_is_nonsense_holds_up_no_other(engine: Engine, declared: str) -> None:
+    """What it says counts as edited."""
+    deploy(engine, release(("0 7 * * *", 3)))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE sa_jobqueue.schedule SET declared = CAST(:said AS jsonb)"), {"said": declared})
+    result = deploy(engine, release(("0 8 * * *", 3), ("0 8 * * *", 3, "other")))
+    assert (result.changed, result.made) == (["report"], ["other"])
+    assert schedule_of(engine, "report").expression == "0 7 * * *"
+
+
+def test_schedules_are_paused_and_go_on_while_another_is_locked(engine: Engine) -> None:
+    """What code declares no more, and declares again. The one that is locked comes the next time."""
+    app = release(("* * * * *", 3, "locked"), ("* * * * *", 3, "free"))
+    deploy(engine, app)
+    leave_alone(engine, 2 * GONE)
+    lock = select(SCHEDULE.c.id).where(SCHEDULE.c.name == "locked").with_for_update()
+    with engine.begin() as connection:
+        connection.execute(lock)
+        assert undeclare(engine) == ["free"]
+    assert undeclare(engine) == ["locked"]
+    with engine.begin() as connection:
+        connection.execute(lock)
+        assert deploy(engine, app).resumed == ["free"]
+    assert deploy(engine, app).resumed == ["locked"]
 
 
 def test_a_task_that_a_reload_declares_again_may_declare_its_schedule_again() -> None:

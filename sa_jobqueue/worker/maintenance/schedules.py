@@ -82,7 +82,7 @@ class EnqueueTicks(Chore):
             self._declare(connection)
         if monotonic() >= self._check_at:
             self._check(connection)
-        while (found := self._page(connection)) == _PAGE:
+        while (found := self._page(connection, turn)) == _PAGE:
             if turn.is_over:
                 return True
         self._wait = _FIRST_WAIT if found else self._wait
@@ -95,7 +95,7 @@ class EnqueueTicks(Chore):
         self.hear(seconds)
         return False
 
-    def _page(self, connection: Connection) -> int:
+    def _page(self, connection: Connection, turn: Turn) -> int:
         """Enqueue the ticks of a page of schedules. Returns how many of them were due."""
         ticked = Ticked()
         try:
@@ -103,9 +103,12 @@ class EnqueueTicks(Chore):
         except DBAPIError as error:
             if not ticked.ids or fault_of(error) is Fault.AWAY:
                 raise
-            # One of them cannot be written: each by itself.
+            # One of them cannot be written: each by itself. Each may wait for a lock, and there are leases to renew meanwhile; those
+            # that are left stay due.
             for one in ticked.ids:
                 self._enqueue_alone(connection, one)
+                if turn.is_over:
+                    break
         return len(ticked.ids)
 
     def _enqueue_alone(self, connection: Connection, id: int) -> None:
@@ -130,9 +133,17 @@ class EnqueueTicks(Chore):
 
     def _declare(self, connection: Connection) -> None:
         """Write down what this worker's code declares, and say that it does."""
-        self._declare_at = monotonic() + _DECLARE_EVERY * random.uniform(0.9, 1.0)
-        with self._connector.begin(connection):
-            result = self._connector.store.declare(connection, self._declared, gone=_GONE)
+        self._declare_at = monotonic() + _AGAIN  # if it cannot be done now
+        try:
+            with self._connector.begin(connection):
+                result = self._connector.store.declare(connection, self._declared, gone=_GONE)
+        except DBAPIError as error:
+            if (fault := fault_of(error)) is Fault.AWAY:
+                raise
+            if fault is not Fault.LATE:
+                self._declare_at = monotonic() + _DECLARE_EVERY
+                logger.error("the schedules that this worker's code declares cannot be written down: %s", error.orig)
+            return  # the ticks of those that are there are not to wait for it
         for name in result.made:
             logger.info("schedule %r is new", name)
         for name in result.changed:
@@ -143,8 +154,8 @@ class EnqueueTicks(Chore):
             self._warn(name, "was made at run time; the code that declares it must give another name")
         for name in result.superseded:
             self._warn(name, "has a newer definition than this worker's code declares, which is left")
-        if result.locked:
-            self._declare_at = monotonic() + _AGAIN
+        if not result.locked:
+            self._declare_at = monotonic() + _DECLARE_EVERY * random.uniform(0.9, 1.0)
 
     def _warn(self, name: str, what: str) -> None:
         if name not in self._named:

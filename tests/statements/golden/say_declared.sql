@@ -1,14 +1,14 @@
-WITH mine AS MATERIALIZED (
+WITH locked AS MATERIALIZED (
     SELECT sa_jobqueue.schedule.id AS id
     FROM sa_jobqueue.schedule
     WHERE sa_jobqueue.schedule.name = any(CAST(%(schedule_names)s::VARCHAR AS TEXT[]))
     ORDER BY sa_jobqueue.schedule.id
-    FOR NO KEY UPDATE SKIP LOCKED
+    FOR NO KEY UPDATE OF schedule SKIP LOCKED
 )
 UPDATE sa_jobqueue.schedule
 SET declared_at=now()
 WHERE sa_jobqueue.schedule.id = any(array((
-        SELECT mine.id
-        FROM mine
+        SELECT locked.id
+        FROM locked
     )
 ))
