@@ -37,7 +37,7 @@ def main() -> None:
 def run() -> None:
     with context.begin_transaction():
         # Alembic makes its version table before it runs the first revision. Two that come at once are kept in line by
-        # this too, for the lock is held until the transaction ends.
+        # this too, because the lock is held until the transaction ends.
         migrations.create_schema(Operations(context.get_context()))
         context.run_migrations()
 

@@ -43,7 +43,7 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("name", ["held", "matching"])
 def test_the_children_of_a_worker_that_is_killed_die_with_it(heavy_shop: Shop, name: str) -> None:
-    """By kill -9, while a handler computes, also in C code that never lets another thread run. Another worker does the job."""
+    """By kill -9 while a handler computes, also in C code that lets no other thread run. Another worker does the job."""
     shop, handler = heavy_shop, {"held": heavy.held, "matching": heavy.match_for_ever}[name]
     (id,) = shop.add(enqueue(handler, "a"))
     with shop.work(app=HEAVY) as worker:
@@ -58,7 +58,7 @@ def test_the_children_of_a_worker_that_is_killed_die_with_it(heavy_shop: Shop, n
 
 
 def test_children_die_with_their_worker_although_a_fork_of_it_lives_on(heavy_shop: Shop) -> None:
-    """What a handler on a thread has forked keeps no end of their pipes."""
+    """A process that a handler on a thread has forked does not keep their pipes open."""
     shop = heavy_shop
     shop.add(enqueue(heavy.held, "a"))
     with shop.work(app=HEAVY) as worker:

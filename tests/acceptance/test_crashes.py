@@ -76,7 +76,7 @@ def test_a_handler_that_lost_its_claim_leaves_no_writes(shop: Shop, held: AnyTas
 
 
 def test_a_job_with_one_attempt_that_was_only_buffered_in_a_killed_worker_still_runs(shop: Shop) -> None:
-    """What a worker had claimed ahead is as good as new after its death."""
+    """A job that a dead worker had claimed ahead has lost no attempt."""
     shop.add(*(enqueue(app.nothing, n) for n in range(400)), enqueue(app.held, "a"))
     ids = shop.add(*(enqueue(app.once) for _ in range(300)))
     claimed_ahead = (Job.id.in_(ids), Job.status == JobStatus.RUNNING)
@@ -114,7 +114,7 @@ def test_a_job_that_kills_its_worker_each_time_ends_failed_and_takes_no_neighbou
 def test_a_job_that_makes_its_worker_leave_each_time_ends_failed_and_takes_no_neighbour_with_it(
     shop: Shop, task: AnyTask
 ) -> None:
-    """It counts like a crash: by cancelling all tasks of the loop, or by a SIGTERM that it outlasts itself."""
+    """It counts like a crash, whether it cancels all tasks of the loop or sends SIGTERM and does not end."""
     (killer,) = shop.add(enqueue(task.options(priority=5)))
     neighbours = shop.add(*(enqueue(app.nap_async, 2.0) for _ in range(4)))
     with shop.work("--processes=2", "--lease=1", "--grace=0.2", "--queue=default=5", "--max-rescues=3"):
@@ -129,7 +129,7 @@ def test_a_job_that_makes_its_worker_leave_each_time_ends_failed_and_takes_no_ne
 
 @pytest.mark.nightly
 def test_processes_that_are_killed_again_and_again_rescue_the_jobs_of_each_other(shop: Shop) -> None:
-    """No process lives for a lease and a quarter, for which the database has to be there before a rescue. It is."""
+    """The database must be there for a lease and a quarter before a rescue. It counts although no process lives for so long."""
     lease, lives = 6.0, 0
     options = (f"--lease={lease}", "--queue=default=8")
     (lost,) = shop.add(enqueue(app.held_without_session, "lost"))

@@ -28,7 +28,7 @@ def modules(root: Path, number_of_files: int) -> Path:
 
 @pytest.fixture
 def database_url(database_url: str) -> str:
-    """Past the pooler: behind it, they refuse to begin."""
+    """Past the pooler, behind which the demo refuses to begin."""
     return pooler.direct(database_url)
 
 
@@ -193,7 +193,7 @@ def test_a_folder_without_python_files_is_one_clear_line(database_url: str, tmp_
 
 
 def test_a_killed_demo_leaves_no_worker_behind(database_url: str, tmp_path: Path) -> None:
-    """Its workers drain when it is gone, however it went."""
+    """Its workers drain when it is gone, also after SIGKILL."""
     with start_command("demo", f"--path={modules(tmp_path, 12)}", url=database_url) as command:
         workers = wait_until(lambda: len(found := command.children()) >= 2 and found)
         command.kill()

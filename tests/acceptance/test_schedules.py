@@ -24,7 +24,7 @@ SCHEDULES = 5
 
 
 def add_schedules(shop: Shop) -> None:
-    """Several that tick each second, each of which is to have a job for each tick, however late."""
+    """Make several that tick each second, and of which each tick has a job, however late."""
     with Session(shop.engine) as session:
         session.add_all(
             Schedule(every(1), app.nothing, n, name=f"schedule {n}", missed="all") for n in range(SCHEDULES)
@@ -69,7 +69,7 @@ def away(databases: Databases, shop: Shop) -> Generator[None]:
 def test_each_tick_has_one_job_though_workers_are_killed_and_the_database_is_away(
     shop: Shop, databases: Databases
 ) -> None:
-    """Five processes. Again and again one of them is killed, and another comes; in between the database is away."""
+    """Five processes. Again and again one is killed and another one started; in between the database is away."""
     add_schedules(shop)
     chance = random.Random(7)
 

@@ -20,7 +20,7 @@ from tests.acceptance.conftest import Shop
 from tests.support.waiting import wait_until
 
 BUSY = 8.0
-"""Seconds that a machine with far more to do than processors may add; without the promise it would be a minute or ten."""
+"""Seconds that a busy machine may add. Without the promise it would be a minute or ten."""
 
 SLOW_COMMIT = text("""
     CREATE FUNCTION sleep_at_commit() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -115,7 +115,7 @@ def test_a_second_signal_reaches_the_workers(shop: Shop, frozen: bool) -> None:
 
 
 def test_workers_drain_when_their_supervisor_is_killed(shop: Shop) -> None:
-    """Nobody is left to signal them, but their stdin ends."""
+    """No process is left to signal them, but their stdin ends."""
     (job_id,) = shop.add(enqueue(app.held, "a"))
     with shop.work("--processes=2", "--lease=30") as supervisor:
         shop.wait_said("started-a")
@@ -185,7 +185,7 @@ def test_max_jobs_and_max_memory_restart_a_process(shop: Shop) -> None:
     ],
 )
 def test_what_cannot_work_ends_with_exit_code_2(shop: Shop, options: list[str], reason: str) -> None:
-    """The supervisor does not start a worker again and again that cannot begin."""
+    """The supervisor does not start again a worker that cannot begin."""
     result = run_command("work", "--processes=2", *options, url=shop.url)
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
@@ -328,7 +328,7 @@ def test_a_start_that_fails_harms_no_other_worker(tmp_path: Path) -> None:
 def test_a_worker_without_a_thread_to_await_its_end_is_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first of both runs when there can be no more threads."""
+    """The first of the two runs while no more threads can be started."""
     left, start = iter([True, False]), threading.Thread.start
     before = set(psutil.Process().children())
 

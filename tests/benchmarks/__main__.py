@@ -6,8 +6,8 @@
 
 Each prints a line: measure, ours, reference, ratio, target, met. Absolute figures drift with the machine, so a target is
 a ratio of two things measured in turn, several times, in one run. `counts` needs none: what it prints is exact, on every
-machine and small or not, and a test (tests/integration/test_round_trips.py) pins it. A database is made for all, named
-like the one that is given with `_measures` behind it, and dropped afterwards.
+machine and small or not, and a test (tests/integration/test_round_trips.py) pins it. All use one database, which is
+named like the given one with `_measures` behind it, and is dropped afterwards.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the queue asks of the server, counted: no clock, so the figures are the same on every machine, and a test pins them.
 
-The worker works in lockstep: how many outcomes a round finds would depend on time else, and with it the counts.
+The worker runs in lockstep. Else the number of outcomes that a round finds would depend on time, and so would the counts.
 """
 
 from __future__ import annotations

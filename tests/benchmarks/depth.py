@@ -1,4 +1,4 @@
-"""What lies in the table beside the jobs that are drained: many more, jobs of the future, other queues, dead entries."""
+"""Draining beside other rows: many more due jobs, jobs of the future, other queues, dead index entries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .workers import SLOTS, serve, work
 
 
 def depth(bench: Bench) -> Iterator[Figure]:
-    """The same number of jobs, drained with 1,000,000 queued and with as many as are drained."""
+    """The same number of jobs, drained from a queue of 1,000,000 and from one that holds no others."""
     few, many = (1_000, 10_000) if bench.small else (10_000, 1_000_000)
     pairs = interleaved(bench.repeat, partial(_first, bench, few, many), partial(_first, bench, few, few))
     yield compared(f"drain of {few:,} with {many:,} queued", pairs, "jobs/s", f"{few:,} queued", at_least=0.9)
@@ -61,7 +61,7 @@ def queues(bench: Bench) -> Iterator[Figure]:
 
 
 def dead_entries(bench: Bench) -> Iterator[Figure]:
-    """Behind index entries of jobs long done, which an old snapshot keeps; and who comes late is not forgotten there."""
+    """Behind index entries of finished jobs, which an old snapshot keeps; and how long jobs wait that are committed late there."""
     jobs, dead = (1_000, 5_000) if bench.small else (60_000, 200_000)
     pairs = interleaved(
         bench.repeat, partial(_behind, bench, jobs, dead, held=True), partial(_behind, bench, jobs, dead, held=False)
@@ -108,7 +108,7 @@ def _dead_entries(bench: Bench, jobs: int, dead: int, *, held: bool = True) -> I
 
 
 def _probed(bench: Bench, jobs: int, dead: int) -> dict[str, list[float]]:
-    """Seconds from the commit to the claim of jobs that come while a worker drains behind dead entries."""
+    """Seconds from the commit to the claim of jobs that are committed while a worker drains behind dead entries."""
     with (
         _dead_entries(bench, jobs, dead) as (before, last),
         processes(1, serve, bench.address, {"default": SLOTS}) as group,

@@ -22,7 +22,7 @@ from .workers import SLOTS, work
 
 
 def seconds_to_drain(bench: Bench, group: Processes, last: int | None = None) -> float:
-    """Let the processes begin, and time it as `sa-jobqueue bench drain` does. `last`: the id of the job that comes last."""
+    """Let the processes begin. Seconds, taken as `sa-jobqueue bench drain` does. `last`: the id of the last job."""
     with bench.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         # The planner's choice would be to scan the table, beside what is measured.
         for name in ("enable_seqscan", "enable_bitmapscan"):
@@ -62,7 +62,7 @@ def rate_of_raw(bench: Bench, jobs: int, *, size: int = 1, deleted: bool = False
 
 
 def _check(bench: Bench, jobs: int, *, deleted: bool) -> None:
-    """Whatever was timed was done."""
+    """All that was timed was done."""
     left, completed = bench.count(), bench.count("status = 'completed'")
     assert (left, completed) == ((0, 0) if deleted else (jobs, jobs)), f"{left} jobs are there, {completed} completed"
 

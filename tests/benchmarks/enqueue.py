@@ -129,7 +129,7 @@ def gated(bench: Bench) -> Iterator[Figure]:
 
 @contextmanager
 def saturated(bench: Bench) -> Iterator[None]:
-    """A worker of which every slot is taken, long enough for its last wish to be woken to have lapsed."""
+    """A worker whose slots have all been taken for so long that the gate it had opened is closed again."""
     bench.empty()
     bench.fill(HELD * 10, task="hold")
     with processes(1, serve, bench.address, {"default": HELD}) as worker:

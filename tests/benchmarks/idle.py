@@ -18,7 +18,7 @@ MIB = 1024 * 1024
 
 
 def idle(bench: Bench) -> Iterator[Figure]:
-    """Past the first looks, which come soon after each other. Elsewhere than here, its server processes do not count."""
+    """After the first looks, which come soon after each other. The server processes count only if the server is on this machine."""
     seconds = 2.0 if bench.small else 20.0
     bench.empty()
     bench.settle()

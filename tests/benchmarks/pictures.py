@@ -21,7 +21,7 @@ PAGE, FOLDER = DOCS / "measurements.md", DOCS / "pictures"
 BEGIN = "<!-- pictures: written by `python -m tests.benchmarks.pictures` -->"
 END = "<!-- end of the pictures -->"
 
-#: On no background of their own, these can be read on furo's white and on its near-black.
+#: The pictures have no background, so these colours must be readable on furo's white and on its near-black.
 _TEXT, _GRID, OURS, OTHER = "#767676", "#9a9a9a", "#2f7fd6", "#d9762b"
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "sa_jobqueue",
@@ -92,7 +92,7 @@ def claim(axes: Any, points: list[dict[str, Any]]) -> None:
 DRAWN: dict[str, Callable[[Any, list[dict[str, Any]]], None]] = {
     one.__name__: one for one in (throughput, latency, claim)
 }
-#: The title of each, which is also said to those who cannot see it, and what it shows.
+#: The title of each, which is also its alternative text, and what it shows.
 _TEXTS = {
     "throughput": (
         "Throughput against worker processes",
@@ -120,7 +120,7 @@ def _thousands(axis: Any) -> None:
 
 
 def draw(curves: dict[str, Any], folder: Path) -> list[Path]:
-    """One SVG file for each curve that was measured; which they are."""
+    """One SVG file for each curve that was measured. Returns their paths."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

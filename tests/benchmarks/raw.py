@@ -29,7 +29,7 @@ WHERE id = ANY (ARRAY (SELECT id FROM picked))
 RETURNING id::text, claims::text, task, args::text
 """
 
-# Without SKIP LOCKED, which the worker has for the sake of operators: another loop's claim, whose snapshot is a little
+# Without SKIP LOCKED, which the worker needs only where operators lock rows: another loop's claim, whose snapshot is a little
 # older, may have locked rows of ours that it then did not take, and this loop has no second try.
 _LOCKED = f"""
 WITH locked AS MATERIALIZED (
@@ -56,7 +56,7 @@ USING unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS {_FENCE}
 
 
 def drain(ready: Callable[[], Any], address: str, batch: int, deleted: bool) -> int:
-    """Until nothing is due; how many jobs it finished. `deleted`: they are deleted, not kept as completed."""
+    """Drain until nothing is due. Returns how many jobs it finished. `deleted`: they are deleted, not kept as completed."""
     sqlalchemy_connection, connection = service_connection(address)
     finish = DELETE if deleted else COMPLETE
     cursor = connection.cursor()

@@ -64,7 +64,7 @@ def compared(
 
 
 def interleaved(repeat: int, *runs: Callable[[], float]) -> list[tuple[float, ...]]:
-    """Measure in turn, A B, B A, A B …: what drifts, and what comes second, falls on all alike. A tuple per repetition."""
+    """Measure in turn, A B, B A, A B …, so that drift and the second place affect all equally. A tuple per repetition."""
     found = []
     for number in range(repeat):
         if number % 2 == 0:

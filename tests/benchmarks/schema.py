@@ -24,7 +24,7 @@ from sa_jobqueue.worker.connections.service import Connector
 
 SCHEMA = "sa_jobqueue"
 
-#: Bytes of the arguments of a job that `fill` makes are about those of a small call.
+#: The arguments of a job that `fill` makes: about as long as those of a small call.
 _ARGS = "jsonb_build_object('n', n)"
 
 
@@ -71,7 +71,7 @@ class Bench:
         )  # fmt: skip
 
     def settle(self) -> None:
-        """What autovacuum and the checkpointer would do some time, done now: else it falls on one side's time."""
+        """Do now what autovacuum and the checkpointer would do at some time, so that it does not count for one side."""
         self.execute(f"VACUUM ANALYZE {SCHEMA}.job, {SCHEMA}.unique_key")
         with suppress(ProgrammingError):  # the role may not
             self.execute("CHECKPOINT")

@@ -1,8 +1,8 @@
 """Handlers that write through `ctx.session`, against bare loops that do the same INSERT and status UPDATE.
 
 One loop does so with a connection alone. The other has a `Session` for each job, as handlers have: it shows how much of
-the difference is the session's. The clock is the same for all: what the rows say of when their jobs ended. It begins when
-a sixth of them has, so that all connections are open and all statements are prepared, the worker's as the loops'.
+the difference is the session's. All are timed by the rows' `finished_at`, from when a sixth of the jobs has ended: by then
+all connections are open and all statements are prepared.
 """
 
 from __future__ import annotations

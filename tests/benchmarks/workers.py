@@ -23,7 +23,7 @@ SLOTS = 100
 def work(
     ready: Callable[[], Any], address: str, queues: dict[str, int], max_jobs: int | None = None, pin: bool = False
 ) -> dict[str, int]:
-    """Until nothing is due, or `max_jobs` were claimed, as `sa-jobqueue work --drain` does; what came of the jobs."""
+    """Work until nothing is due, or `max_jobs` were claimed, as `sa-jobqueue work --drain` does. Returns what became of the jobs."""
     if pin:  # as `sa-jobqueue work --pin` does, before there are threads
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     worker = _connected(address, queues, max_jobs=max_jobs)
@@ -33,7 +33,7 @@ def work(
 
 
 def serve(ready: Callable[[], Any], address: str, queues: dict[str, int]) -> dict[int, float]:
-    """Until it is told to stop; when the jobs of the task `note_start` began, by `n`."""
+    """Work until told to stop. Returns when the jobs of the task `note_start` began, by `n`."""
     worker = _connected(address, queues)
     pipe = ready()
 
@@ -48,7 +48,7 @@ def serve(ready: Callable[[], Any], address: str, queues: dict[str, int]) -> dic
 
 
 def _connected(address: str, queues: dict[str, int], **options: Any) -> Worker:
-    logging.getLogger("sa_jobqueue").setLevel(logging.ERROR)  # that max_jobs were claimed is no news here
+    logging.getLogger("sa_jobqueue").setLevel(logging.ERROR)  # not even that max_jobs were claimed
     worker = Worker(address, queues, registry=REGISTRY, **options)
     with worker.engine.connect() as connection:
         connection.execute(text("SELECT 1"))

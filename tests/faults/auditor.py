@@ -1,7 +1,7 @@
 """The auditor: whether what is in the database and in the handlers' files agrees with what was promised.
 
 It is a function of rows and lines alone; `collect` fetches them. Jobs are told apart by the key that their producer gave
-them, for an id whose transaction was lost with a crash may be given out again.
+them, because an id whose transaction was lost in a crash may be given out again.
 
     findings = audit(collect(url, folder, producer.fates))
     assert findings == []
@@ -258,7 +258,7 @@ def handlers_end_before_completions(given: Evidence) -> Iterator[str]:
 
 
 TOLERANCE = 0.05
-"""Seconds: how far the files' times may be off the server's, for `read_words` looks at two clocks that an administrator may set."""
+"""Seconds by which the files' times may differ from the server's: `read_words` looks at two clocks that an administrator may set."""
 
 
 def effects_outside_follow_claims(given: Evidence) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The bad days: each a function of the scene, that makes a fault, lets it last, and ends it."""
+"""The bad days: each is a function of the scene that makes a fault, lets it last, and ends it."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Fault:
     short: float = 0.0
     long: float = 0.0
     alone: bool = False
-    """It needs the server for itself, and is no part of the random mix."""
+    """It needs the server to itself, and is no part of the random mix."""
     ci: bool = True
     """It is quick, and no other in CI is much like it."""
     needs: Callable[[], str] = field(default=lambda: "")
-    """What is missing here for it, if anything."""
+    """What it needs and is missing here, if anything."""
     back_within: float = PROMISE
     rescued_within: float | None = None
     """For jobs of the worker that dies of it, if one does for sure."""
@@ -206,7 +206,7 @@ def cancel_statements(scene: Scene, seconds: float) -> None:
 
 @fault("all connections are in use", short=2.0, long=15, alone=True)
 def fill_connections(scene: Scene, seconds: float) -> None:
-    """Somebody takes every connection that becomes free, and those of the workers are terminated."""
+    """Another client takes every connection that becomes free, and those of the workers are terminated."""
     with ExitStack() as stack:
         taken = [stack.enter_context(scene.server.connect(DATABASE))]  # one that was there before, to work with
         for _ in turns(seconds, 0.0):
@@ -220,7 +220,7 @@ def fill_connections(scene: Scene, seconds: float) -> None:
 
 @fault("no connection is free", short=3.0, long=15, alone=True)
 def leave_none_free(scene: Scene, seconds: float) -> float:
-    """Somebody takes every connection but those of the workers' services: jobs are claimed, and have no session.
+    """Another client takes every connection except those of the workers' services: jobs are claimed, and have no session.
 
     Jobs with one attempt that are enqueued then lose nothing: what the worker cannot give is no attempt.
     """
@@ -243,7 +243,7 @@ def leave_none_free(scene: Scene, seconds: float) -> float:
         time.sleep(seconds)
     over = time.time()
     engine.dispose()
-    wait_until(lambda: scene.settled(keys), 60, "jobs with one attempt")  # before what would end their transactions
+    wait_until(lambda: scene.settled(keys), 60, "jobs with one attempt")  # before their transactions are ended
     return over
 
 
@@ -297,7 +297,7 @@ def cut(scene: Scene, seconds: float) -> None:
 
 @fault("the network resets connections", short=1.0, long=10)
 def reset(scene: Scene, seconds: float) -> None:
-    """The same with RST, in the middle of whatever it is."""
+    """The same with RST, in the middle of a message too."""
     for _ in turns(seconds, 0.3):
         scene.proxy.cut(0.34, reset=True, chance=scene.random)
 
@@ -433,10 +433,10 @@ _WRITTEN = ("sa_jobqueue.job", "audit.effect")
 
 @fault("every write is refused as if the disk were full", short=2.0, long=15)
 def refuse_writes(scene: Scene, seconds: float) -> None:
-    """By a trigger that raises what a full disk does (SQLSTATE 53100): a stand-in, for no disk is full here."""
+    """By a trigger that raises what a full disk does (SQLSTATE 53100): in place of a full disk."""
     scene.ask(_FULL)
     try:
-        for table in _WRITTEN:  # one by one, for a transaction that locks both could deadlock with a handler's
+        for table in _WRITTEN:  # one by one, because a transaction that locks both could deadlock with a handler's
             scene.ask(
                 f"CREATE OR REPLACE TRIGGER audit_full BEFORE INSERT OR UPDATE ON {table} "
                 "FOR EACH STATEMENT EXECUTE FUNCTION audit.full()"

@@ -1,4 +1,4 @@
-"""Workers with a fault of their own making: to show that the auditor sees it.
+"""Workers whose code is broken on purpose, to show that the auditor sees it.
 
 The environment variable `SA_FAULTS_MUTANT` names the mutation, done when this module is imported:
 `sa-jobqueue work --app tests.faults.mutants:registry`.
@@ -44,7 +44,7 @@ _COMPLETED = text(
 
 
 def _complete_regardless(connection: Connection, changes: Any, **options: Any) -> dict[int, Answer]:
-    """Completions are written whatever became of the claim."""
+    """Completions are written although the claim is over."""
     done = [change for change in changes if change.event is Event.COMPLETE]
     others = [change for change in changes if change.event is not Event.COMPLETE]
     connection.execute(_COMPLETED, {"ids": [change.id for change in done]})
@@ -72,7 +72,7 @@ def remove_the_fence() -> None:
 
 
 def remove_the_fence_of_batches() -> None:
-    """The same, but where a handler used `ctx.session` its completion is fenced."""
+    """The same; only where a handler used `ctx.session` is its completion fenced."""
     default_store.apply, default_store.renew = _complete_regardless, _renew_regardless
 
 

@@ -224,7 +224,7 @@ class Proxy:
     def __init__(self, target: int | Path) -> None:
         self.target = target
         self.delay = 0.0
-        """Seconds that everything takes longer, each way."""
+        """Seconds by which each message is delayed, each way."""
         self.traps: list[Set] = []
         self.links: list[_Link] = []
         self._silent = self._refusing = False

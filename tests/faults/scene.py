@@ -43,7 +43,7 @@ DATABASE = "shop"
 
 _FINISHED = "('completed', 'failed', 'cancelled')"
 _WINDOW = 0.5
-"""Seconds in which half of the usual number of jobs has to end, for the throughput to be back."""
+"""The throughput is back when half of the usual number of jobs has ended within this number of seconds."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class Scene:
     @property
     def usual(self) -> float:
         """Jobs that end per second when all is well."""
-        duplicates = workload.SHARE / 2  # about, and no more
+        duplicates = workload.SHARE / 2  # an estimate
         return self.rate * (1 - self.producer.rolled_back) * (1 - duplicates)
 
     def calm(self) -> None:

@@ -6,7 +6,7 @@
         server.end(How.KILL)
         standby.promote()
 
-Only processes die here, never the machine, so `fsync` is off: what a server has committed is in the kernel's hands, and its
+Only processes die here, never the machine, so `fsync` is off: the kernel holds what a server has committed, and the
 recovery finds it there.
 """
 
@@ -36,7 +36,7 @@ from sa_jobqueue.embedded.wheel import programs_of
 from tests.support.waiting import wait_until
 
 CONNECTIONS = 60
-"""All that a server admits: few enough to be used up."""
+"""The most connections of a server: few enough for a test to use them up."""
 
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -81,7 +81,7 @@ for pid in pids:
 
 
 class Guard:
-    """Sees to it that nothing outlives the test's process, even one that was killed."""
+    """Ends what would outlive the test's process, even if that was killed."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(

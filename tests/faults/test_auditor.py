@@ -144,7 +144,7 @@ def test_a_job_that_went_well_gives_no_finding() -> None:
     ],
 )
 def test_each_rule_finds_what_breaks_it(rule: Callable[..., object], change: Callable[[Evidence], Evidence]) -> None:
-    """One thing is changed in the evidence of a job that went well, and the rule speaks up."""
+    """One thing is changed in the evidence of a job that went well, and the rule finds it."""
     assert rule.__name__ in {finding.rule for finding in audit(change(WELL))}
 
 
@@ -235,7 +235,7 @@ def test_a_worker_without_the_fence_is_caught(
 def test_a_worker_without_the_fence_is_caught_at_a_job_without_a_session(
     engine: Engine, database_url: str, tmp_path: Path, mutant: str | None, broken: set[str]
 ) -> None:
-    """It wakes and completes what another is in the midst of; nothing but the handlers' files can tell."""
+    """It wakes and completes a job that another worker is still running; only the handlers' files show it."""
     fates = enqueue(engine, [workload.held], 1, 0.0)
     with ExitStack() as stack:
         (zombie,) = work(stack, database_url, tmp_path, mutant, 1)

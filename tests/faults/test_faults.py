@@ -55,7 +55,7 @@ IN_CI = [fault for fault in FAULTS.values() if fault.ci]
 
 @pytest.mark.parametrize("fault", IN_CI, ids=[fault.name for fault in IN_CI])
 def test_nothing_is_lost_and_nothing_is_run_by_two_when(stage: Stage, fault: Fault) -> None:
-    """The auditor is content and every job ends; within 5 s jobs end at least half as fast as usual, and every worker claims, twice.
+    """The auditor finds nothing and every job ends. Within 5 s jobs end at least half as fast as usual, and every worker claims twice.
 
     A worker that had to be started again has 2 s more to claim; and memory is bounded.
     """

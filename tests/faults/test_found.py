@@ -105,7 +105,7 @@ def test_a_worker_whose_connection_was_silent_does_not_rescue_at_once(database_u
         wait_until(lambda: held.begun)
         other = stack.enter_context(working(far_url, Registry(), queues={"other": 1}, lease=LEASE))
         healthy = threading.Event()
-        healthy.wait(LEASE * 1.5)  # nothing can be seen of it: the other one may rescue from now on
+        healthy.wait(LEASE * 1.5)  # it leaves no trace: the other worker may rescue from now on
         near.go_silent()
         far.go_silent()
         wait_until(lambda: job(engine).lease < -0.2)
@@ -200,7 +200,7 @@ def test_a_claim_that_a_failover_has_lost_writes_nothing(database_url: str) -> N
 
 
 def test_a_job_on_a_connection_that_stays_half_open_ends_by_its_timeout(database_url: str) -> None:
-    """Nobody closes it and nothing comes: the handler's thread is stuck, and its job goes on elsewhere."""
+    """It is not closed and nothing arrives: the handler's thread is stuck, and its job goes on elsewhere."""
     engine, registry = create_engine(database_url), Registry()
     inside, silent = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""The scene sees what a fault does: to jobs that were there before it, and to each single worker."""
+"""The scene sees what a fault does to jobs that were there before it, and to each worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_happens_to_jobs_that_were_there_before_a_fault_is_seen(scene: Scen
 
 
 def vanish(scene: Scene) -> None:
-    """A loss that no queue could make good."""
+    """A loss that no queue can repair."""
     gone = scene.ask("DELETE FROM sa_jobqueue.job WHERE status IN ('queued', 'running') RETURNING id")
     # Their keys go with them: a key left behind is a finding only until another job takes it.
     scene.ask(
@@ -92,7 +92,7 @@ def test_what_went_well_breaks_no_promise() -> None:
     ],
 )
 def test_each_promise_can_be_broken(said: str, change: dict[str, Any]) -> None:
-    """One thing is other than when it went well, and it is said, and nothing else."""
+    """One thing differs from a good run; that promise is named, and no other."""
     (broken,) = promises_broken(replace(WELL, **change))
     assert said in broken
 

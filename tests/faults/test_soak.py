@@ -43,7 +43,7 @@ def broken(seen: Seen) -> list[str]:
 
 
 def test_a_steady_run_keeps_every_promise() -> None:
-    """Growth in the first third is how a table comes to its size."""
+    """In the first third a table grows to its size."""
     filling = thirty(heap=lambda minute: 1_000_000 * min(minute, 10))
     assert [broken(thirty()), broken(filling)] == [[], []]
 

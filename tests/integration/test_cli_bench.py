@@ -188,7 +188,7 @@ def test_it_cleans_up_when_it_is_interrupted(empty_database_url: str, number: si
 
 
 def test_what_a_killed_run_has_left_is_replaced(empty_database_url: str) -> None:
-    """SIGKILL cleans nothing up; the next run does, for it knows the schema as its own."""
+    """After SIGKILL the next run cleans up, because it knows that the schema is its own."""
     with start_command("bench", "steady", "--rate=20", "--seconds=120", url=empty_database_url) as bench:
         wait_until(lambda: workers_serve(empty_database_url))
         bench.kill_group()

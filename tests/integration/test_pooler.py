@@ -58,7 +58,7 @@ def test_what_needs_the_server_itself_says_so(url: str, command: tuple[str, ...]
 
 
 def test_a_worker_that_was_not_told_of_the_pooler_says_so(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It goes on, for the pooler may pool sessions."""
+    """It goes on, because the pooler may pool sessions."""
     for pooled in (False, True):
         engines = Engines(url, async_engine=None, listen=False, listen_url=None, schema=None, slots=1, pooled=pooled)
         engines.check()

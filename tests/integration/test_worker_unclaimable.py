@@ -309,7 +309,7 @@ def test_draining_ends_though_no_more_can_be_skipped(
 def test_a_job_whose_claim_takes_too_long_holds_up_no_other(
     engine: Engine, url: str, registry: Registry, ran: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A trigger waits, for one of them, until the claim times out."""
+    """For one of them a trigger waits until the claim times out."""
     bad = fill(engine, range(20))[5]
     before_update(engine, f"old.id = {bad}", "PERFORM pg_sleep(30); RETURN new")
 

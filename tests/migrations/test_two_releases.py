@@ -181,7 +181,7 @@ def test_no_version_shuts_out_the_release_before_it() -> None:
 
 
 def test_the_schema_says_which_releases_it_works_with(empty_engine: Engine, next_version: None) -> None:
-    """It is in the table, for a release that does not know the version to read."""
+    """It is in the table, where a release can read it that does not know the version."""
     upgrade_database(empty_engine, to=CURRENT + 1)
     with empty_engine.connect() as connection:
         found = connection.execute(text("SELECT version, compatible_with FROM sa_jobqueue.schema_version ORDER BY 1"))

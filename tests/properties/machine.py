@@ -411,7 +411,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(not job.due for job in self.jobs.values()))
     @rule()
     def time_passes(self) -> None:
-        """What was scheduled becomes due."""
+        """Scheduled jobs become due."""
         with self.transaction() as connection:
             connection.execute(update(TABLE).where(TABLE.c.run_at > func.now()).values(run_at=func.now()))
             for job in self.jobs.values():
@@ -433,7 +433,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(job.expired or job.overdue for job in self.jobs.values()))
     @rule(kept=kept)
     def end_late(self, kept: bool) -> None:
-        """Maintenance ends what waits though its time is over."""
+        """Maintenance ends jobs that still wait after their time."""
         with self.transaction(kept=kept) as connection:
             waiting = {id: job for id, job in self.jobs.items() if job.status is JobStatus.QUEUED}
             expired = [id for id, job in waiting.items() if job.expired and job.attempt == 0 and not job.rescues]

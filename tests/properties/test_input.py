@@ -182,7 +182,7 @@ def test_whatever_an_exception_says_is_kept(connection: Connection, said: str, k
 
 
 def exactly(text: str) -> Any:
-    """JSON with its numbers as they are written, however."""
+    """JSON with its numbers exactly as they are written."""
     return json.loads(text, parse_int=Decimal, parse_float=Decimal)
 
 

@@ -85,7 +85,7 @@ def schedule(**given: Any) -> Step:
 
 
 def tick(*hours: float) -> Step:
-    """So many hours pass, and a worker looks; again for each."""
+    """For each number: that many hours pass, and a worker looks."""
     return "tick", {"turns": [({0}, one) for one in hours], "limit": 9, "kept": True}
 
 

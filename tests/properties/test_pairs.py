@@ -224,7 +224,7 @@ def stage(database_url: str) -> Iterator[Stage]:
 
 
 def in_turn(stage: Stage, state: str, *operations: Operation) -> Any:
-    """What comes of one after the other: the answers, and the end."""
+    """What becomes of one after the other: the answers, and the end."""
     world = stage.world(state)
     answers = [stage.alone(world, stage.first, one) for one in operations]
     return answers, stage.outcome(world)
@@ -251,7 +251,7 @@ def second_has_its_snapshot_when_first_comes(stage: Stage, state: str, first: Op
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_two_at_once_are_one_after_the_other(stage: Stage, one: str, other: str) -> None:
-    """Whoever comes first, and wherever the second stands: no error, no deadlock, one of the two serial ends."""
+    """Whichever comes first, and wherever the second waits: no error, no deadlock, and one of the two serial ends."""
     first, second = OPERATIONS[one], OPERATIONS[other]
     for state in STATES:
         serial = in_turn(stage, state, first, second)

@@ -1,4 +1,4 @@
-"""Two connections, for what two transactions do to each other."""
+"""Two connections, to show what two transactions do to each other."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def other(engine: Engine) -> Iterator[Connection]:
 @contextmanager
 def connected(engine: Engine) -> Iterator[Connection]:
     with engine.connect() as connection:
-        connection.exec_driver_sql("SET lock_timeout = '5s'")  # a statement that waits where it must not, fails
+        connection.exec_driver_sql("SET lock_timeout = '5s'")  # so that a statement fails if it waits where it must not
         connection.commit()
         yield connection

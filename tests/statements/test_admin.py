@@ -1,4 +1,4 @@
-"""What operators do to jobs: which states it holds in, what it leaves behind, and what happens when others are there."""
+"""What operators do to jobs: in which states, with which effect, and beside other transactions."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_rows_of_other_tables_are_not_locked(connection: Connection, other: Conn
 
 @pytest.mark.parametrize("event", BUILDERS)
 def test_two_operators_lock_in_the_order_of_ids(connection: Connection, other: Connection, event: Event) -> None:
-    """The second waits for the first row, holding none that the first may still want."""
+    """The second waits for the first row, and meanwhile holds none that the first still needs."""
     ids = [1, 2, 3]
     for one in reversed(ids):  # in the table they lie the other way round
         make_job(connection, "running" if event is Event.RELEASE else "queued", id=one)
@@ -358,7 +358,7 @@ def test_a_discarded_job_says_why(connection: Connection) -> None:
 
 
 def test_a_reason_is_cleaned_and_cut_and_errors_stay_bounded(connection: Connection) -> None:
-    """Operators paste."""
+    """Operators paste long texts."""
     one = make_job(connection, errors=[{"n": n} for n in range(MAX_ERRORS)])
 
     run(connection, discard_jobs(Job.id == one, reason="\x00\ud800" + "x" * 1_000_000))
@@ -373,7 +373,7 @@ def test_a_reason_is_cleaned_and_cut_and_errors_stay_bounded(connection: Connect
 
 
 def test_a_released_job_goes_back_without_the_attempt(connection: Connection) -> None:
-    """Its worker, if it still runs it, has lost it once it is claimed again or not."""
+    """A worker that still runs it has lost it, whether it is claimed again or not."""
     one = make_job(connection, "running", attempt=3)
 
     assert run(connection, release_jobs(Job.id == one, delay=timedelta(minutes=1))) == [one]
@@ -401,7 +401,7 @@ def test_a_wrong_delay_is_refused(delay: Any) -> None:
 
 
 def test_a_worker_releases_what_it_does_not_know_of(connection: Connection) -> None:
-    """After a commit whose answer was lost, rows may bear its id that it never heard of."""
+    """After a commit whose answer was lost, rows may have its id of which it never heard."""
     known, unknown = make_jobs(connection, 2, "running", worker="me", claim_token=3)
     foreign = make_job(connection, "running", worker="you")
     unheld = make_job(connection, "running", worker=None)
@@ -447,7 +447,7 @@ def test_jobs_whose_time_is_over_are_deleted(connection: Connection) -> None:
 
 
 def test_with_criteria_finished_jobs_are_deleted_whatever_their_time(connection: Connection) -> None:
-    """An operator cleans up; jobs that live are never touched."""
+    """An operator cleans up. Jobs that have not finished are never touched."""
     gone = [make_job(connection, "failed", queue="old"), make_job(connection, "completed", queue="old", purge_at=None)]
     make_job(connection, "queued", queue="old")
     make_job(connection, "failed")
@@ -480,7 +480,7 @@ def test_a_reference_in_an_open_transaction_is_skipped(connection: Connection, o
 def test_a_page_with_a_row_that_the_application_needs_is_refused_as_a_whole(
     connection: Connection, limit: int, deferred: bool
 ) -> None:
-    """At once, also by a constraint that would speak at the commit only: a smaller page may do."""
+    """At once, also where the constraint is deferred to the commit: a smaller page may be deleted."""
     users_table(connection, deferred=deferred)
     ids = make_jobs(connection, 30, "completed", purge_at=OVER)
     refer(connection, ids[2])
@@ -498,7 +498,7 @@ def test_a_page_with_a_row_that_the_application_needs_is_refused_as_a_whole(
 def test_pruning_goes_on_past_rows_that_the_application_needs(
     connection: Connection, deferred: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They stay, are looked at again after a day, and are said."""
+    """They stay, are reported, and are looked at again after a day."""
     users_table(connection, deferred=deferred)
     ids = make_jobs(connection, 30, "completed", purge_at=OVER)
     needed = [ids[0], ids[1], ids[13], ids[29]]
@@ -521,7 +521,7 @@ def test_pruning_goes_on_past_rows_that_the_application_needs(
 def test_the_next_page_of_pruning_does_not_walk_over_what_was_deleted_before(
     engine: Engine, connection: Connection
 ) -> None:
-    """Somebody holds a snapshot for which all of it is still there."""
+    """Another session holds a snapshot that still sees the deleted rows."""
     fill = (
         "INSERT INTO sa_jobqueue.job (task, status, finished_at, purge_at)"
         " SELECT 'a', 'completed', now(), now() - n * interval '1 second' FROM generate_series(1, 20000) AS n"

@@ -87,7 +87,7 @@ def test_a_result_is_any_json(connection: Connection, text_: str | None, value: 
 
 
 def test_a_failure_goes_back_with_its_error(connection: Connection) -> None:
-    """Due again so long after it was written, by the database's clock; the attempt counts."""
+    """It is due after the delay, counted by the database's clock from the write; the attempt counts."""
     one, began = make_job(connection, "running", attempt=1, run_at=timedelta(days=-1)), clock(connection)
 
     apply(connection, change(connection, one, Failed(ValueError(), ERROR), RULES))
@@ -156,7 +156,7 @@ def test_cancel_and_discard_are_final_and_say_why(
 
 
 def test_a_batch_may_hold_every_kind(connection: Connection) -> None:
-    """One statement, each row its own fate."""
+    """One statement writes a different end to each row."""
     ids = make_jobs(connection, 5, "running")
     outcomes = [Completed(), Failed(ValueError(), ERROR), Snooze(5), Cancel(), Retry()]
     changes = [change(connection, one, outcome, RULES) for one, outcome in zip(ids, outcomes, strict=True)]
@@ -243,7 +243,7 @@ def test_a_completed_job_that_the_application_needs_is_not_deleted(connection: C
 def test_a_reference_in_an_open_transaction_does_not_hold_up_the_batch(
     connection: Connection, other: Connection
 ) -> None:
-    """A DELETE would wait for it; the neighbours must not."""
+    """A DELETE would wait for it; the other jobs of the batch must not."""
     users_table(connection)
     ids = make_jobs(connection, 3, "running")
     connection.commit()
@@ -412,7 +412,7 @@ def test_in_the_transaction_of_its_handler_a_change_does_what_it_does_in_a_batch
 
 
 def test_a_row_deleted_meanwhile_is_lost(connection: Connection, other: Connection) -> None:
-    """By whomever."""
+    """By an operator, say."""
     one = make_job(connection, "running")
     connection.commit()
     other.execute(TABLE.delete())

@@ -32,7 +32,7 @@ def ids(jobs: list[ClaimedJob]) -> list[int]:
 
 
 def test_a_claim_takes_a_due_job_and_says_all_about_it(connection: Connection) -> None:
-    """The row changes as the life cycle has it, and the worker gets what it needs to run it."""
+    """The row changes as the life cycle says, and the worker gets what it needs to run the job."""
     one = make_job(
         connection, queue="default", task="greet", args={"name": "Zoë"}, meta={"tags": [1]}, attempt=2, max_attempts=7,
         rescues=1, claims=5, priority=6,
@@ -220,7 +220,7 @@ def test_a_statement_that_is_executed_again_draws_another_token(connection: Conn
 
 
 def test_a_compiled_claim_wants_a_token_each_time(connection: Connection) -> None:
-    """It keeps the parameters that it was built with, but for this one."""
+    """It keeps the parameters that it was built with, except this one."""
     compiled = Compiled(claim_jobs(worker="me", queues={"default": 1}, lease=60))
 
     with pytest.raises(ProgrammingError, match="by_token"):
@@ -293,7 +293,7 @@ def test_a_job_is_not_behind_its_own_point(connection: Connection, at: str) -> N
 
 
 def test_jobs_that_are_left_out_are_not_taken_and_those_behind_them_are(connection: Connection) -> None:
-    """Wherever they lie; nor do they count against what is free."""
+    """In whichever slot they are. They take nothing from what is free."""
     first, second, third, other = [*make_jobs(connection, 3), make_job(connection, queue="other")]
     but = [first, third, other, -1]
 
@@ -387,7 +387,7 @@ def test_a_claim_that_takes_nothing_along_fails_by_no_row(connection: Connection
 
 
 def test_what_is_longer_than_the_most_is_not_fetched(connection: Connection) -> None:
-    """But how long it is."""
+    """Only its length is."""
     one = make_job(connection, args={"text": "äöü"}, meta={"n": 1})
 
     assert default_store.fetch_args(connection, one, most=18) == ('{"text": "äöü"}', '{"n": 1}', 18, 8)

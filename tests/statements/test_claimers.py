@@ -27,7 +27,7 @@ def claim(connection: Connection, size: int) -> list[int]:
 
 
 def select_then_update(claimers: int) -> Take:
-    """What one writes first: look, then take. All look at the first jobs before any of them takes one."""
+    """The obvious way: look, then take. All claimers look at the first jobs before one of them takes any."""
     everybody_has_looked = Barrier(claimers)
     columns = TABLE.c
 
@@ -43,7 +43,7 @@ def select_then_update(claimers: int) -> Take:
 
 
 def drain(url: str, take: Take, *, claimers: int, jobs: int) -> tuple[Counter[int], list[BaseException]]:
-    """Let claimers with connections of their own take everything; how often each job was taken, and what failed."""
+    """Let claimers with connections of their own take everything. Returns how often each job was taken, and what failed."""
     engine = create_engine(url, poolclass=NullPool)
     with engine.begin() as connection:
         connection.exec_driver_sql(

@@ -16,9 +16,9 @@ from sa_jobqueue.statements.complete import complete_job
 from tests.statements.golden_cases import compiled
 from tests.support.factory import make_job, row
 
-#: Of the builder's parameters, which of the function's each is.
+#: The function's parameter for each of the builder's.
 _NUMBERS = {"done_id": "$1", "done_token": "$2", "done_retain": "$3", "done_result": "$4"}
-#: What each end is timed by: the two write at different moments.
+#: The clock by which each end is timed: the two write at different moments.
 _TIMES = ("finished_at", "purge_at")
 
 
@@ -53,7 +53,7 @@ def test_the_schemas_function_says_the_same_as_the_builder(result: str | None) -
 
 
 def _end_of(found: Row[Any]) -> dict[str, Any]:
-    """A row, its times of the end as what they are apart."""
+    """A row. Of the times at its end only the differences are kept."""
     values = found._asdict()
     kept = None if values["purge_at"] is None else values["purge_at"] - values["finished_at"]
     return {name: value for name, value in values.items() if name not in {"id", *_TIMES}} | {"kept": kept}

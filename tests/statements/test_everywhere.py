@@ -109,7 +109,7 @@ def test_what_only_reads_goes_where_a_session_bound_by_class_sends_it(
 
 
 async def test_through_an_async_session(async_session: AsyncSession) -> None:
-    """The same statements; nothing has two colours."""
+    """The same statements do for both kinds of Session."""
     await live_async(async_session)
 
 
@@ -170,7 +170,7 @@ def test_the_operations_elsewhere(elsewhere_engine: Engine) -> None:
 
 
 def test_the_same_statement_runs_in_two_schemas(engine: Engine, elsewhere_engine: Engine) -> None:
-    """Turn by turn, as the cache keeps them."""
+    """In turn, from one cache."""
     statement = insert_jobs([CALL])
     for _ in range(3):
         for one in (engine, elsewhere_engine):

@@ -95,7 +95,7 @@ def test_neither_half_is_done_without_the_other(connection: Connection) -> None:
 
 @pytest.mark.parametrize("retain", [KEPT, DELETED])
 def test_what_has_ended_makes_room_for_what_is_claimed(connection: Connection, retain: float) -> None:
-    """Finished first: by an index of the application's, one job of a kind may run at a time."""
+    """Jobs are finished first: a unique index of the application's may allow one running job of a kind."""
     connection.execute(text("CREATE UNIQUE INDEX ON sa_jobqueue.job ((meta->>'kind')) WHERE status = 'running'"))
     done, due = make_job(connection, "running", meta={"kind": "a"}), make_job(connection, meta={"kind": "a"})
 

@@ -109,7 +109,7 @@ def test_a_time_that_is_set_on_a_loaded_job_stays_as_it_is(session: Session) -> 
 
 
 def test_a_time_is_reckoned_with_in_sql(session: Session) -> None:
-    """As any timestamptz: postponed for a whole queue, set from itself, compared, subtracted."""
+    """As any timestamptz: it can be compared and subtracted, and set from itself, as to postpone a whole queue."""
     moment = datetime(2030, 1, 1, tzinfo=UTC)
     job = enqueue(TaskName("mail").options(run_at=moment))
     session.add(job)
@@ -297,7 +297,7 @@ def test_a_new_job_can_be_merged(session: Session) -> None:
     ids=["completed", "put off"],
 )
 def test_an_older_state_is_not_merged_into_the_row(engine: Engine, session: Session, since: dict[str, Any]) -> None:
-    """It would run a job again that is done or was put off, or give a claim back its number; nothing of it is copied."""
+    """It would run a job again that is done or was put off, or restore the number of an earlier claim. Nothing is copied."""
     job = detached(engine)
     with engine.begin() as connection:
         connection.execute(update(TABLE).values(since))

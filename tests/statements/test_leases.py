@@ -95,7 +95,7 @@ def test_a_locked_row_is_answered_so(connection: Connection, other: Connection) 
 
 
 def test_a_renewal_tells_of_cancels(connection: Connection) -> None:
-    """So that a worker hears of it without asking."""
+    """So a worker hears of a cancel without asking."""
     asked, other = make_jobs(connection, 2, "running")
     connection.execute(cancel_jobs(TABLE.c.id == asked))
 
@@ -243,7 +243,7 @@ def test_applying_and_renewing_the_same_rows_never_deadlocks(engine: Engine) -> 
         return work
 
     def applying(stop: Event) -> None:
-        # The rescues are lost in the write, for their leases are renewed all the time; so the rows stay.
+        # The rescues are lost in the write, because their leases are renewed all the time. So the rows stay.
         changes = [completed(change.id) if change.id in shared else change for change in reversed(rescues)]
         with service_connection(engine) as connection:
             for _ in range(rounds):

@@ -23,7 +23,7 @@ OPERATORS: dict[str, Any] = {
     "retry": retry_jobs(true()),
 }
 
-#: Claims are the most frequent step, for everything else needs one.
+#: Claims are the most frequent step, because everything else needs one.
 steps = st.lists(
     st.one_of(
         st.just(("claim", None)),

@@ -99,7 +99,7 @@ def prepare(connection: Connection) -> Statements:
         expired=one(expired_leases()),
         prune=one(prune_jobs(limit=0)),
     )
-    driver_of(connection).commit()  # SQLAlchemy has not begun what psycopg has: its commit() would do nothing
+    driver_of(connection).commit()  # psycopg began the transaction, not SQLAlchemy, whose commit() would do nothing
     return prepared
 
 
@@ -110,7 +110,7 @@ def vacuum(engine: Engine) -> None:
 
 @pytest.fixture(scope="module", params=["planned on 200,000 rows", "planned on an empty table"])
 def statements(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Statements]:
-    """Nothing is committed by the tests, so they share the rows."""
+    """The tests commit nothing, so they share the rows."""
     name = databases.new_name()
     engine = create_engine(databases.create(name))
     with engine.begin() as connection:

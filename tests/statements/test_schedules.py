@@ -1,4 +1,4 @@
-"""Schedules in the database: each tick makes one job, by the database's clock, and a bad row is in no other's way."""
+"""Schedules in the database: each tick makes one job, by the database's clock, and a bad row does not hold up the others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tick(engine: Engine, **options: Any) -> Ticked:
 
 
 def turn_back(engine: Engine, by: timedelta) -> None:
-    """As if all schedules had been left alone for so long: what they have of times is that much earlier."""
+    """As if `by` had passed without a look at the schedules: all their times are that much earlier."""
     columns = SCHEDULE.c
     with engine.begin() as connection:
         connection.execute(
@@ -200,7 +200,7 @@ def test_a_unique_task_keeps_its_jobs_unique(engine: Engine) -> None:
 
 
 def test_a_tick_whose_unique_key_is_taken_and_raises_is_set_aside(engine: Engine) -> None:
-    """The error is for its row alone; see the worker's chore for the others."""
+    """The error concerns its row alone; the worker's chore goes on with the others."""
     add(engine, Schedule(every(MINUTE), report.options(unique=Unique("k", on_clash="raise")), 3))
     tick(engine)
     turn_back(engine, MINUTE)
@@ -424,7 +424,7 @@ def undeclare(engine: Engine) -> list[str]:
 
 
 def leave_alone(engine: Engine, by: timedelta) -> None:
-    """As if the workers that declare them had left so long ago."""
+    """As if the workers that declare them had left some time ago."""
     with engine.begin() as connection:
         connection.execute(update(SCHEDULE).values(declared_at=SCHEDULE.c.declared_at - by))
 
@@ -477,7 +477,7 @@ def test_a_deploy_leaves_an_operators_pause_and_edits(engine: Engine) -> None:
 
 
 def test_an_older_worker_does_not_bring_back_a_definition_that_was_replaced(engine: Engine) -> None:
-    """It starts once more while a deployment rolls. After a rollback, when no worker has the newer one any more, it does."""
+    """It starts again while a deployment rolls. After a rollback, when no worker has the newer definition any more, it does."""
     old, new = release(("0 7 * * *", 3)), release(("0 8 * * *", 3))
     deploy(engine, old)
     deploy(engine, new)

@@ -82,7 +82,7 @@ def by_sql(connection: Connection, wanted: Spans) -> list[int]:
 
 @pytest.mark.parametrize("enqueued", [by_session, by_many, by_many_unique, by_sql])
 def test_a_span_counts_from_the_databases_now(connection: Connection, enqueued: Callable[..., list[int]]) -> None:
-    """Beside jobs that wait for as long as it takes, in whichever way they come."""
+    """Beside jobs without a limit, in each way to enqueue them."""
     spans = [MINUTE, None, 2 * MINUTE]
     rows = [row(connection, id) for id in enqueued(connection, spans)]
     made = rows[0].created_at

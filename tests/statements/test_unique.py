@@ -1,4 +1,4 @@
-"""Unique jobs in the database: one job per key is kept, and no INSERT fails for the others, in whichever way they come."""
+"""Unique jobs in the database: one job per key is kept, and no INSERT fails because of the others, in each way to enqueue them."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_duplicate_of_a_job_that_is_not_committed_waits_and_ends_well(engine: 
 
 
 def test_a_key_whose_holder_rolls_back_goes_to_the_one_that_waited(engine: Engine) -> None:
-    """Nothing is lost because of a transaction that came to nothing."""
+    """A transaction that rolls back loses no job of another."""
     with engine.connect() as holder, engine.connect() as late:
         by_rows(holder, ["a"])
         ended = threading.Event()
@@ -306,7 +306,7 @@ ENDS = {
 @pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize("waiting", [False, True])
 def test_a_key_is_free_when_the_job_has_ended(connection: Connection, how: str, waiting: bool) -> None:
-    """In the statement that ends it, whichever that is; the key of a neighbour stays."""
+    """Whichever statement ends it; the key of another job stays."""
     by_rows(connection, ["mine", "its"])
     jobs = claim(connection)
     connection.execute(update(TABLE).values(claim_token=1))
@@ -588,7 +588,7 @@ def test_a_retry_in_vain_leaves_no_lock_on_the_key(connection: Connection, other
 
 
 def test_a_job_that_is_inserted_as_ended_takes_no_key(connection: Connection) -> None:
-    """A row that is brought back from an archive, say, by who may write it."""
+    """A row that its owner brings back from an archive, say."""
     connection.execute(insert(TABLE).values(task="a", uniqueness=of("k"), status="completed"))
     by_rows(connection, ["k"])
     assert states(connection) == [(JobStatus.COMPLETED, None), (QUEUED, None)]
@@ -640,7 +640,7 @@ def test_a_key_of_a_live_job_that_has_another_key_is_freed(connection: Connectio
     ],
 )  # fmt: skip
 def test_a_rule_that_cannot_be_is_refused_with_the_reason(connection: Connection, rule: dict[str, Any]) -> None:
-    """For those who insert by SQL."""
+    """For producers that insert by SQL."""
     with pytest.raises(Exception, match="must have a key of 1 to 500 characters"):
         connection.execute(insert(TABLE).values(task="a", uniqueness=rule))
 

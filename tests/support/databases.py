@@ -34,7 +34,7 @@ class Databases:
         return make_url(self.server).set(database=name).render_as_string(hide_password=False)
 
     def template(self) -> str:
-        """Return the name of the migrated template, made by whichever worker comes first."""
+        """Return the name of the migrated template, made by the first worker that needs it."""
         name = f"{self.run}_template"
         with connect(self.server) as connection:
             connection.execute("SELECT pg_advisory_lock(hashtext(%s))", [name])

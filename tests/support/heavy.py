@@ -75,7 +75,7 @@ def outcome(ctx: JobContext, kind: str, raised: bool, with_session: bool) -> Any
 
 
 class Unpicklable(Exception):
-    """Cannot be pickled, for what it holds and for its constructor."""
+    """Cannot be pickled, because of what it holds and of its constructor."""
 
     def __init__(self, what: object, *, needed: int) -> None:
         super().__init__(f"cannot go anywhere: {needed}")

@@ -118,7 +118,7 @@ def start(choice: Choice, folder: Path) -> Started:
     if choice.kind == "container":
         try:
             return _start_container(choice.detail)
-        except Exception as error:  # whatever the engine, the registry or the image has to say
+        except Exception as error:  # of the engine, the registry or the image
             fallback = _start_embedded(Choice("embedded", str(EMBEDDED_VERSIONS[0])), folder)
             reason = str(error).strip().splitlines()[0]
             return Started(fallback.url, fallback.stop, f"embedded PostgreSQL instead of {choice}: {reason}")
@@ -174,7 +174,7 @@ def launch(choice: Choice, run: str, *, pooled: bool = False) -> tuple[subproces
 
 
 def ask(folder: Path) -> str:
-    """Return the URL of the run's server, which is started for the first who asks."""
+    """Return the URL of the run's server, which is started when first asked for."""
     with Client(str(folder / SOCKET), family="AF_UNIX") as connection:
         answer: tuple[str, str] = connection.recv()
     if answer[0] != "running":

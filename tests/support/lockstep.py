@@ -1,4 +1,4 @@
-"""A worker without threads of its own: a round of its service is made when it is asked for, while no handler runs.
+"""A worker without threads of its own: the test makes each round of its service, while no handler runs.
 
 In a worker that runs by itself, how many outcomes a round finds depends on time. Here each finds all there are, so what
 it asks of the server is the same each time, and can be counted.
@@ -39,9 +39,9 @@ class Step:
         self._services.claimer.notify(None)
 
     def round(self) -> bool:
-        """Write what has ended and claim for what is free; whether there was something to do.
+        """Write what has ended and claim for the free slots. Returns whether there was something to do.
 
-        Handlers on the event loop do not run meanwhile, for it is not theirs. Those on threads may.
+        Handlers on the event loop do not run meanwhile, because this call blocks it. Those on threads may.
         """
         return self._services.claimer._timed_round()
 

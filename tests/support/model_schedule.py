@@ -87,7 +87,7 @@ class ModelSchedule:
         self.next_at = self.waiting_since = None
 
     def turn_back(self, by: timedelta) -> None:
-        """Time has passed: all its times are so much earlier."""
+        """Time has passed: all its times are that much earlier."""
         self.counts_from -= by
         self.due_at -= by
         for name in ("next_at", "last_tick_at", "waiting_since"):

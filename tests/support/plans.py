@@ -22,7 +22,7 @@ from sa_jobqueue.worker.connections.service import Connector
 
 @contextmanager
 def service_connection(engine: Engine) -> Generator[Connection]:
-    """A connection with the worker's own settings, but for its deadlines: a slow machine is no bad plan."""
+    """A connection with the worker's own settings, but without its deadlines: on a slow machine a good plan may take long."""
     connection = Connector(engine, lease=60.0).connect()
     with connection:
         driver_of(connection).autocommit = False

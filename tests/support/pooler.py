@@ -141,7 +141,7 @@ def command_environment(url: str | None) -> Mapping[str, str]:
 
 
 def engine_options(url: str) -> dict[str, Any]:
-    """What an application's engine on this URL is told: to prepare nothing that another transaction would look for."""
+    """The options of an application's engine on this URL: it prepares no statement for use in another transaction."""
     if not is_pooled(url):
         return {}
     arguments: Mapping[str, dict[str, Any]] = {

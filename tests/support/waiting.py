@@ -14,7 +14,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PATIENCE = 30.0
-"""Seconds: far more than any condition takes on a busy machine, for only a failing test waits so long."""
+"""Seconds: far more than any condition takes on a busy machine. Only a failing test waits for so long."""
 
 
 def wait_until(predicate: Callable[[], T], timeout: float = PATIENCE, message: str = "") -> T:

@@ -180,7 +180,7 @@ def chained(number: int) -> BaseException:
 
 
 def recursed(depth: int) -> BaseException:
-    """What two functions in turn raise; Python folds only the same line repeated. Joined by hand, for a stack has its limits."""
+    """What two functions in turn raise; Python folds only the same line repeated. Joined by hand, because a stack has its limits."""
     try:
         raise ValueError("deep")
     except ValueError as error:

@@ -534,7 +534,7 @@ def test_a_reloaded_function_replaces_the_old_one(
 
 
 def test_a_function_declared_twice_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Not refused, for a reload of an edited module looks the same."""
+    """Not refused, because a reload of an edited module looks the same."""
     own = Registry()
 
     def declare() -> list[AnyTask]:

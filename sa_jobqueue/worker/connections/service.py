@@ -31,10 +31,10 @@ __all__ = [
 logger = get_logger(__name__)
 
 #: The planner, left alone, picks a sequential scan or a bitmap for a plan made on an empty table, and keeps it while
-#: 200,000 jobs arrive (150 ms a claim instead of 0.3); it joins a batch's arrays to its rows by nested loops, for it
+#: 200,000 jobs arrive (150 ms a claim instead of 0.3); it joins a batch's arrays to its rows by nested loops, because it
 #: believes in one row (62 ms for 229 outcomes instead of 6; the claim's LATERAL joins are nested loops either way);
 #: JIT compiles a 0.6 ms claim for 10 ms; and it plans each claim again, 0.4 ms of the 2.1 from a commit to the start of
-#: the handler, for it believes that this pays. PostgreSQL 15 to 18, November 2026.
+#: the handler, because it believes that this pays. PostgreSQL 15 to 18, November 2026.
 _PLANNER = {
     **{f"enable_{node}": "off" for node in ("seqscan", "bitmapscan", "sort", "nestloop")},
     # What is to be planned instead, where a role or a database has it off.

@@ -46,7 +46,7 @@ def contestants(runners: list[Runner], *, small: bool, scale: float) -> list[Con
 
 
 def race(entered: list[Contestant], brokers: dict[str, Postgres | Redis], *, rounds: int, console: Console) -> None:
-    """Every contestant once in each round, every second round backwards: what drifts, drifts for all."""
+    """Every contestant once in each round, every second round backwards, so that drift affects all equally."""
     for number in range(rounds):
         for contestant in entered if number % 2 == 0 else reversed(entered):
             peer = contestant.runner.peer

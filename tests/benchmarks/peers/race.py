@@ -105,7 +105,7 @@ def _wait(done: Callable[[], bool], workers: Workers, problem: str, *, every: fl
 
 
 def _check(contestant: Contestant, marks: bytes, broker: Postgres | Redis) -> None:
-    """Each job ran exactly once, the workers' end included, and the peer has it on record."""
+    """Check, after the workers have ended, that each job ran exactly once and that the peer has recorded it."""
     name, peer = contestant.runner.peer.name, contestant.runner.peer
     if once := contestant.jobs - marks.count(b"\1"):
         raise Stuck(f"{name}: {once} of {contestant.jobs} jobs did not run exactly once")

@@ -1,4 +1,4 @@
-"""The brokers of a race: one PostgreSQL for all who use it, and a Redis of our own on a Unix socket."""
+"""The brokers of a race: one PostgreSQL for all peers that use it, and a Redis of our own on a Unix socket."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Postgres:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(name))
 
     def settle(self) -> None:
-        """After the enqueueing: what autovacuum and the checkpointer would do sooner or later, done before the drain."""
+        """Do after the enqueueing what autovacuum and the checkpointer would else do during the drain."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute("VACUUM ANALYZE")
             with suppress(psycopg.errors.InsufficientPrivilege):

@@ -19,7 +19,7 @@ from sa_jobqueue import enqueue_many
 from tests.faults.soak.tasks import Mix
 
 _MOST, _BEHIND = 40, 500
-"""Jobs in a transaction, and in one of a producer that is behind: the load is to be what was said, on a busy host too."""
+"""Jobs in a transaction, and in one of a producer that is behind: the load must be what was asked for, on a busy host too."""
 _PAUSE = 0.005
 """Seconds between two looks at the clock, when nothing is wanted yet."""
 

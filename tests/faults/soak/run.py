@@ -95,7 +95,7 @@ class Plan:
     every: float = 60.0
     """Between two samples."""
     measured: float = 75.0
-    """How long the capacity is measured, after a while to get warm."""
+    """How long the capacity is measured, after a warm-up."""
     warm_up: float = 150.0
     """Longer than `retain`: in the end as many jobs are deleted as are enqueued, as they are under the load."""
     backlog: int = 4_000
@@ -138,7 +138,7 @@ class Soak:
         """The number of the next job to be."""
 
     def run(self) -> dict[str, Any]:
-        """Everything, in its order; what was seen, as JSON has it."""
+        """Run all parts in order. Returns what was seen, as JSON has it."""
         plan = self.plan
         with self:
             capacity = self._measure_capacity()
@@ -191,7 +191,7 @@ class Soak:
         self._engine = create_engine(self.url)
         self._stack.callback(self._engine.dispose)
         self._monitor: psycopg.Connection = self._stack.enter_context(server.connect(DATABASE))
-        # The looks are to cost little, whatever the planner knows of the table.
+        # The looks must cost little, whatever the planner knows of the table.
         self._monitor.execute("SET enable_seqscan = off")
         self._supervisor = self._stack.enter_context(
             start_command(

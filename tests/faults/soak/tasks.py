@@ -72,7 +72,7 @@ def _file() -> int:
 
 
 def _ran(number: int) -> None:
-    """This job's handler has come to its end, in whichever way."""
+    """Note that this job's handler has come to its end, by an error too."""
     os.write(_file(), _NUMBER.pack(number))
 
 
@@ -233,7 +233,7 @@ class Mix:
 
     @cached_property
     def _deck(self) -> list[Kind]:
-        """Dealt again and again: any stretch of the numbers has the same mix."""
+        """It is dealt again and again, so that any stretch of the numbers has the same mix."""
         deck = [kind for kind in KINDS for _ in range(kind.weight)]
         random.Random(self.seed).shuffle(deck)
         return deck

@@ -21,7 +21,7 @@ host. A longer wait means a backlog, through the whole of which jobs of low prio
 SLOWEST = 5.0
 """Seconds that a claimed job may take beside its handler's own time: two until it goes back unstarted, and the rest as above."""
 BEHIND = 0.97
-"""The least share of the wanted load that has to have been enqueued, for the run to say something."""
+"""The least share of the wanted load that must have been enqueued; with less, the run shows nothing."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Sample:
     most_due: int
     """The most jobs that were due and not claimed, at any look since the sample before."""
     oldest_due: float
-    """The longest that one of them had waited, in seconds."""
+    """The longest wait of one of them, in seconds."""
     oldest_running: float
     """The same for the time since its claim of a running one."""
     rows: int
@@ -48,7 +48,7 @@ class Sample:
     """Processor time that a fixed computation took since the sample before, as a multiple of what it took while the capacity
     was measured; medians. Above 1 the machine has become slower, whatever the queue does."""
     flush: float
-    """The longest that a page which was written once a second took to be on the disk, in seconds."""
+    """The longest time until a page was on the disk, of one that is written each second; in seconds."""
     memory: dict[int, int]
     """What each worker process had resident, by its pid."""
     complaints: int

@@ -37,7 +37,7 @@ class Peer:
     unfinished: str
     """Counts the jobs without a durable completion: one SQL query, or Redis commands, one a line, that are added up."""
     jobs: int
-    """How many make a drain of some seconds."""
+    """How many jobs make a drain of some seconds."""
     bulk: str
     """How jobs are enqueued in bulk."""
     finished: str | None = None
@@ -52,7 +52,7 @@ class Board:
             self.bytes = mmap.mmap(file.fileno(), 0)
 
     def mark(self, job: int) -> None:
-        """Sign that `job` was executed, once more."""
+        """Count one more execution of `job`."""
         self.bytes[job] += 1
 
 
