@@ -51,9 +51,8 @@ pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="docs/ is not here")
         ("explanation/waking.md", "down to once a second", SETTINGS.poll, 1),
         ("explanation/decisions/006-gates-as-sequences.md", "Sixteen sequences", GATES, 16),
         ("explanation/decisions/007-sync-service-thread.md", "three connections per process", SERVICE_CONNECTIONS, 3),
-        ("explanation/performance.md", "at most 1,000 per queue", SETTINGS.buffer, 1_000),
-        ("explanation/performance.md", "not start within two seconds goes back", SETTINGS.hoard, 2),
-        ("explanation/performance.md", "down to once a second", SETTINGS.poll, 1),
+        ("explanation/measurements.md", "1,000 per queue", SETTINGS.buffer, 1_000),
+        ("explanation/measurements.md", "down to once a second", SETTINGS.poll, 1),
         ("explanation/measurements.md", "wait up to 5 milliseconds", claimer._GATHER, 0.005),
         ("explanation/measurements.md", "20 times what the last sweep took", resume._SHARE, 20),
         (
