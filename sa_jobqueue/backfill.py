@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from .errors import OptionError
-from .schedules import rule_of, ticks_between
+from .schedules import is_stopped, rule_of, ticks_between
 from .statements.schedule_admin import enqueued_ticks, lock_schedule
 from .statements.schedules import enqueue_ticks
 
@@ -63,8 +63,8 @@ def plan_backfill(
 ) -> Backfill | None:
     """What is to be done for the ticks from `start` on and before `end`, or by now; None if there is no such schedule.
 
-    `lock`: the plan holds until the transaction ends, because no worker moves the schedule on. Raises OptionError for a range that has
-    too many ticks, and for a rule that cannot be read.
+    `lock`: the plan holds until the transaction ends, because no worker moves the schedule on. Raises OptionError for a range
+    that has too many ticks, and for a rule that cannot be read.
     """
     row = connection.execute(lock_schedule(name, lock=lock)).one_or_none()
     if row is None:
@@ -88,7 +88,7 @@ def _open_from(row: Any) -> datetime:
     A schedule whose pause has ended begins to count again; but one that code declares again goes on where it was.
     """
     later: datetime = row.now + _INSTANT
-    if row.paused_at is not None and row.paused_by != "undeclared":
+    if is_stopped(row.paused_at, row.paused_by):
         return later
     undecided: datetime = row.counts_from + _INSTANT if row.next_at is None else row.next_at
     return min(undecided, later)

@@ -27,7 +27,7 @@ logger = logging.getLogger("sa_jobqueue.job")
 
 #: Characters kept of a message of `progress`.
 MAX_MESSAGE = 500
-#: By so much may a sum of fractions be beside 0 or 1.
+#: A sum of fractions may miss 0 or 1 by this much.
 _ROUNDING = 1e-9
 
 S = TypeVar("S", Session, AsyncSession)
@@ -96,7 +96,7 @@ class Notes(Protocol):
     """What takes what a handler says."""
 
     def report(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
-        """The job is so far."""
+        """Take how far the job is: `fraction` from 0 to 1, and perhaps a text."""
 
     def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:
         """What takes the log records of this claim, of which the last `limit` are kept."""
@@ -161,13 +161,15 @@ class _Context(Generic[S]):
 
     @property
     def tick_at(self) -> datetime | None:
-        """The time of its schedule that the job was made for, in UTC: the last one, if it stands for several. None: of no schedule."""
+        """The tick of its schedule for which the job was made, in UTC; the last one, if the job stands for several. None: the job
+        is of no schedule.
+        """
         tick = None if self._job.extra is None else extra(self._job).get("tick")
         return None if tick is None else _EPOCH + timedelta(seconds=min(max(tick[0], _FIRST), _LAST))
 
     @property
     def ticks(self) -> int | None:
-        """For how many times of its schedule the job stands. None: it is of no schedule."""
+        """For how many ticks of its schedule the job stands. None: it is of no schedule."""
         tick = None if self._job.extra is None else extra(self._job).get("tick")
         return None if tick is None else tick[1]
 

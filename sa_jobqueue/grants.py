@@ -31,11 +31,12 @@ class Can(StrEnum):
     ENQUEUE = "enqueue"
     """Insert jobs, queued and with the next id; not read their arguments, nor change or delete any."""
     WORK = "work"
-    """Run a worker: claim, finish, renew, rescue, prune, enqueue what schedules say; not enqueue else, nor change what a job is to do."""
+    """Run a worker: claim, finish, renew, rescue, prune, enqueue the ticks of schedules; not enqueue other jobs, nor change what a
+    job is to do."""
     READ = "read"
     """Look at jobs, schedules and workers."""
     SCHEDULE = "schedule"
-    """Make, change, pause and remove schedules, in code too; so also say what is enqueued by them."""
+    """Make, change, pause and remove schedules, also those that code declares; so the role decides which jobs they enqueue."""
     ADMIN = "admin"
     """Look, and cancel, retry, discard, release and delete jobs; pause schedules, and enqueue their jobs."""
 

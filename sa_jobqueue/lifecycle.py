@@ -122,10 +122,12 @@ def sources(event: Event) -> tuple[JobStatus, ...]:
 class Claimed(Protocol):
     """What `decide` and the fence need to know of a claimed job.
 
-    `claim_token` is the fence: a random number that no other claim has. `rescues` counts the claims whose worker died, or
-    left before the handler had ended; `attempt` already counts this claim. `extra`: what only few jobs have, a JSON object as text;
-    "unique" in it: the job has a unique key; its value is that key if the job gives it back when it is started, else true. "expires" and "deadline": in how many seconds
-    from the claim, the former only for the first attempt.
+    `claim_token` is the fence: a random number that no other claim has. `attempt` already counts this claim. `rescues` counts
+    the claims whose worker died, or left before the handler had ended.
+
+    `extra`: what only few jobs have, a JSON object as text; None for all others. Its keys: "unique", of a job with a unique
+    key: the key if the job gives it back when it is started, else true; "expires" (only for the first attempt) and "deadline":
+    seconds from the claim; "tick": the seconds since 1970 of its schedule's tick, and the number of ticks for which it stands.
     """
 
     @property

@@ -128,7 +128,7 @@ class Crashed:
 
 @dataclass(frozen=True, slots=True)
 class NotStarted:
-    """Its time was over before the handler was called; no attempt is spent. `failed`: that of its deadline, not of its expiry."""
+    """The job's time was over before its handler was called; no attempt is spent. `failed`: its deadline was, not its expiry."""
 
     failed: bool
 

@@ -129,7 +129,8 @@ class JobEnd:
     result: Any | None
     """What the handler returned, as plain JSON, if its task says `record=True`."""
     error: Mapping[str, Any] | None
-    """The last entry of `Job.errors`: at, attempt, type, message, traceback. A job that completed has one, too, if an earlier attempt failed."""
+    """The last entry of `Job.errors`: at, attempt, type, message, traceback. A job that completed has one, too, if an earlier
+    attempt failed."""
 
     @property
     def is_completed(self) -> bool:
@@ -138,8 +139,8 @@ class JobEnd:
 
     @property
     def is_gone(self) -> bool:
-        """Whether there is no such job: it was deleted (by `retain=0`, or by pruning), or was never committed, or is in a transaction
-        that has not committed yet.
+        """Whether there is no such job: it was deleted (by `retain=0`, or by pruning), or was never committed, or is in a
+        transaction that has not committed yet.
         """
         return self.status is None
 

@@ -62,8 +62,8 @@ def check(
     """Check that all is well: database, workers, waiting jobs.
 
     It looks at the server, its clock, the schema, LISTEN and NOTIFY, the workers and how many of them listen, queues with
-    due jobs that no worker serves, expired leases, and unique keys that no job needs any more. Exit code 0: all is well; 1: something is wrong; 2: the database does
-    not answer.
+    due jobs that no worker serves, expired leases, and unique keys that no job needs any more. Exit code 0: all is well; 1:
+    something is wrong; 2: the database does not answer.
 
     sa-jobqueue check --max-wait 10m --json
     """

@@ -39,7 +39,8 @@ def demo(
     says so. Without --path that fails, too.
 
     All tables are in the schema sa_jobqueue_demo, which every run drops and creates again; without --database-url that
-    is in a database of its own on the embedded PostgreSQL, whatever DATABASE_URL says. The tasks, to be read and copied, are in sa_jobqueue/demo/tasks.py.
+    is in a database of its own on the embedded PostgreSQL, whatever DATABASE_URL says. The tasks, to be read and copied, are in
+    sa_jobqueue/demo/tasks.py.
     """
     # Its tasks are in the default registry, which is the application's in every other command.
     from sa_jobqueue.demo.run import SCHEMA, Plan, run_demo, standard_library

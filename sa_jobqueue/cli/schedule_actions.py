@@ -192,8 +192,8 @@ def backfill(
 ) -> None:
     """Enqueue a job for each tick of a range of time that has none.
 
-    A tick whose job is still in the table is left out, so a second backfill enqueues nothing. The jobs are due at once, all of them,
-    whatever the schedule's overlap says. All are enqueued, or none. At most 100,000 ticks.
+    A tick whose job is still in the table is left out, so a second backfill enqueues nothing. All jobs are due at once, whatever
+    the schedule's overlap says. All are enqueued, or none. At most 100,000 ticks.
 
     sa-jobqueue schedule backfill daily_report --from 2030-01-01 --to 2030-02-01 --dry-run
     """

@@ -11,7 +11,7 @@ import typer
 from sa_jobqueue.errors import OptionError
 from sa_jobqueue.log import one_line
 from sa_jobqueue.models import Schedule
-from sa_jobqueue.schedules import Cron, Rule, rule_of
+from sa_jobqueue.schedules import Cron, Rule, is_stopped, rule_of
 from sa_jobqueue.statements import list_schedules
 from sa_jobqueue.urls import mask_passwords
 
@@ -114,7 +114,7 @@ def _times(rule: Rule, row: Any, number: int) -> list[datetime]:
 
 
 def _next_at(rule: Rule, row: Any) -> datetime | None:
-    if row["paused_at"] is not None and row["paused_by"] != "undeclared":
+    if is_stopped(row["paused_at"], row["paused_by"]):
         return _after(rule, row["now"])
     return row["next_at"] or _after(rule, row["counts_from"])
 

@@ -208,7 +208,10 @@ def _add_group(
     with_app: Sequence[Callable[..., None]] = (),
     **options: Any,
 ) -> None:
-    """Add a command that has commands of its own, each named as its handler, without a `_` at the end. `with_app`: those take `--app`."""
+    """Add a command that has commands of its own, each named as its handler, without a `_` at the end.
+
+    `with_app`: those that take `--app`.
+    """
     group = typer.Typer(cls=Commands, callback=_show_help, invoke_without_command=True, help=help_text(help))
     app.add_typer(group, name=name, rich_help_panel=panel)
     for handler in handlers:

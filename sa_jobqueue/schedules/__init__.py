@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from .due import MOST_COUNTED, ON_TIME, Due, Missed, due_ticks
+from .due import MOST_COUNTED, ON_TIME, Due, Missed, due_ticks, is_stopped
 from .ranges import ticks_between
 from .rules import Cron, Every, Rule, every, expression_of, rule_of
 
@@ -23,6 +23,7 @@ __all__ = [
     "due_ticks",
     "every",
     "expression_of",
+    "is_stopped",
     "rule_of",
     "ticks_between",
 ]

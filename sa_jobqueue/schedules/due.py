@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from .rules import Rule
 
-__all__ = ["MOST_COUNTED", "ON_TIME", "Due", "Missed", "due_ticks"]
+__all__ = ["MOST_COUNTED", "ON_TIME", "Due", "Missed", "due_ticks", "is_stopped"]
 
 Missed: TypeAlias = Literal["once", "skip", "all"]
 
@@ -71,6 +71,14 @@ def due_ticks(
     if now - last <= ON_TIME:
         return Due([(last, 1)], after, left_out + number - 1, False)
     return Due([], after, left_out + number, False)
+
+
+def is_stopped(paused_at: datetime | None, paused_by: str | None) -> bool:
+    """Whether a schedule is paused so that the ticks of the pause are left out: it begins to count again when the pause ends.
+
+    One that is paused because no code declares it goes on where it was: those ticks are missed ones.
+    """
+    return paused_at is not None and paused_by != "undeclared"
 
 
 def _each(rule: Rule, first: datetime, now: datetime, left_out: int, most: int) -> Due:

@@ -21,7 +21,10 @@ _INSTANT = timedelta(microseconds=1)
 
 
 def ticks_between(rule: Rule, start: datetime, end: datetime, *, anchor: datetime) -> Iterator[datetime]:
-    """The ticks from `start` on and before `end`, in UTC, ascending. `anchor`: a tick of an interval, or where it is counted from."""
+    """The ticks from `start` on and before `end`, in UTC, ascending. Raises OptionError for a time that is too early for any.
+
+    `anchor`: a tick of an interval, or where it is counted from.
+    """
     try:
         at = _first(rule, start, anchor)
         while at is not None and at < end:

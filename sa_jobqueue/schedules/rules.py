@@ -38,7 +38,7 @@ _NAMED = {
 _EXAMPLE = (
     'a cron expression such as "30 7 * * mon-fri" (minute, hour, day of month, month, day of week), or every(...)'
 )
-#: A day on which no zone's rules matter, to try an expression.
+#: To try an expression, any day will do.
 _SOME_DAY = datetime(2024, 1, 1, tzinfo=UTC)
 #: Back from a moment, the first of these that has a tick in it has the last tick before the moment.
 _WINDOWS = (timedelta(minutes=2), timedelta(days=1), timedelta(days=32), timedelta(days=367), timedelta(days=366 * 50))
@@ -143,7 +143,7 @@ Rule: TypeAlias = Every | Cron
 def every(interval: Duration) -> Every:
     """A rule for a tick each `interval`, in seconds or as a timedelta: at least a second, at most 100 years.
 
-    The first tick is one interval after the schedule is made. The ticks are so far apart also where clocks are changed.
+    The first tick is one interval after the schedule is made. They are one interval apart also where clocks are changed.
     """
     seconds = checked_duration(interval, "every")
     if seconds < _SHORTEST:

@@ -114,7 +114,9 @@ def rows(alias: str, /, **columns: ColumnElement[Any]) -> TableValuedAlias:
 
 
 def members(of: ColumnElement[Any], query: Any) -> ColumnElement[bool]:
-    """`of = ANY (ARRAY (SELECT ...))`: the query runs once, and its rows are looked up by index, however many rows the planner expects."""
+    """`of = ANY (ARRAY (SELECT ...))`: the query runs once, and its rows are looked up by index, however many rows the planner
+    expects.
+    """
     return of == func.any(func.array(query.scalar_subquery()), type_=of.type)
 
 

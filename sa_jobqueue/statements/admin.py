@@ -6,8 +6,9 @@
 The criteria are those of `select(Job).where(...)`. A statement touches only jobs in a state that the life cycle allows
 it for, and returns the ids it touched. Rows are locked in the order of their ids, so two operators cannot deadlock.
 
-`locked`: what to do about a row that another transaction has locked. "wait" for it; "nowait": fail at once with SQLSTATE 55P03, and
-change nothing; "skip": leave it. With "skip" a statement returns a row (id, changed) for each job that matched, so it says which it left.
+`locked`: what to do about a row that another transaction has locked. "wait" for it; "nowait": fail at once with SQLSTATE
+55P03, and change nothing; "skip": leave it. With "skip" a statement returns a row (id, changed) for each job that matched, so
+it says which it left.
 
 Job objects that are already loaded keep what they show until they are refreshed (`synchronize_session=False`).
 """

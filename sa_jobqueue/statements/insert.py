@@ -49,8 +49,8 @@ def insert_jobs(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
 
 
 def _insert_few(calls: Sequence[Call], job: type[Job]) -> Executable:
-    """The same where some of them have what only few have. Unique keys are taken in their order, as a flush takes them, whatever the order of
-    the calls: so two such statements cannot deadlock.
+    """The same if some calls have what only few have, as a unique key or a deadline. The keys are taken in their own order, not
+    in that of the calls, as a flush takes them. So two such statements cannot deadlock.
     """
     order = sorted(range(len(calls)), key=lambda place: key_in(calls[place].uniqueness))
     given = _parameters([calls[place] for place in order])

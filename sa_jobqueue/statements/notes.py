@@ -115,7 +115,8 @@ def write_logs(
     job: type[Job] = Job,
     log: type[LogPart] = LogPart,
 ) -> Executable:
-    """Log lines of these claims, each only if the claim is still valid. Returns the claims, as id and token, of which lines were written.
+    """Log lines of these claims, each only if the claim is still valid. Returns the claims, as id and token, of which lines were
+    written.
 
     `parts`: the number of this part among those of its claim; `first`: the first that is kept. `lines`: JSON text. `ended`: the
     claim is over, and its outcome was written: then it is enough that there still is such a job.

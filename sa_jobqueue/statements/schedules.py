@@ -213,8 +213,8 @@ def pause_failing(ids: Sequence[int], *, schedule: type[Schedule] = Schedule) ->
 
 
 def declared_schedules(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> Executable:
-    """What is there of these schedules: name; whether it was made by code; digest of the current definition; seconds since when that
-    was declared last; whether it is paused because no code declared it.
+    """Those of these schedules that are there. Columns: name; current, the digest of the definition that code declared last, and age,
+    the seconds since then, both NULL if it was made at run time; undeclared, true if it is paused because no code declares it.
     """
     columns = table_of(schedule).c
     current = columns.definitions[func.cardinality(columns.definitions)]

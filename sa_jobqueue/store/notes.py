@@ -46,7 +46,7 @@ class LogLines(NamedTuple):
 
 
 class JobNotes(OfTables):
-    """Writing what running jobs say, and deleting what is left of jobs that are gone."""
+    """Writing what running jobs say, and deleting what was kept of jobs that are gone."""
 
     def write_progress(self, connection: Connection, reports: Sequence[Report]) -> Claims:
         """Write how far jobs are. Returns the claims that are still valid."""

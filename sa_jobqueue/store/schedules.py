@@ -46,8 +46,9 @@ _LOOK_AGAIN = 1.0
 _SET_ASIDE = 60.0
 #: A worker says again what it declares when it was said this long ago.
 _SAY_AGAIN = 30.0
-#: Seconds for which the ticks of a page are worked out. After an outage of days that may take milliseconds for each schedule.
-_LONGEST_THOUGHT = 0.5
+#: Seconds after which no further ticks of a page are worked out. After an outage of days that may take milliseconds for each
+#: schedule.
+_MOST_WORK = 0.5
 #: Digests that are kept of a schedule's former definitions.
 _FORMER = 100
 
@@ -75,7 +76,7 @@ class Ticked:
     enqueued: int = 0
     """How many jobs were enqueued."""
     bad: list[tuple[str, str]] = field(default_factory=list)
-    """Schedules about which nothing could be done, with the reason; those that were named before left out."""
+    """Schedules about which nothing could be done, with the reason; without those that have the same reason since an earlier look."""
     paused: list[tuple[str, int]] = field(default_factory=list)
     """Schedules that were paused, each with the number of its jobs in a row that have failed."""
 
@@ -130,7 +131,7 @@ class _Step(NamedTuple):
 
 
 class Schedules(OfTables):
-    """What a worker does about schedules."""
+    """Enqueueing what is due, and writing down what code declares."""
 
     def next_look(self, connection: Connection) -> float | None:
         """Seconds until a worker has to look at a schedule next; None if there is none."""
@@ -148,12 +149,12 @@ class Schedules(OfTables):
     ) -> None:
         """Enqueue the ticks of at most `limit` schedules that are due, and move them on. `only`: of this one.
 
-        They are locked until the transaction ends. So each tick is enqueued once, whichever worker is first. `result` is filled as
-        far as it came.
+        They are locked until the transaction ends, so one worker alone enqueues a tick. `result` is filled also if an error is
+        raised: then with what was done until then.
         """
         tables = self.tables
         looks: list[_Look] = []
-        until = monotonic() + _LONGEST_THOUGHT
+        until = monotonic() + _MOST_WORK
         for row in connection.execute(due_schedules(limit=limit, only=only, schedule=tables.schedule)):
             result.ids.append(row.id)
             if looks and monotonic() > until:
@@ -183,7 +184,7 @@ class Schedules(OfTables):
             connection.execute(move_schedules(schedule=tables.schedule, **given))
 
     def set_aside(self, connection: Connection, id: int, error: str, *, briefly: bool = False) -> str | None:
-        """Write down why nothing could be done about a schedule. Returns its name, or None if that was known."""
+        """Write down why nothing could be done about a schedule. Returns its name, or None if that had been written down before."""
         seconds = _LOOK_AGAIN if briefly else _SET_ASIDE
         statement = set_aside(id, error=_clean(error), seconds=seconds, schedule=self.tables.schedule)
         row = connection.execute(statement).first()

@@ -21,7 +21,7 @@ _PAGE = 1_000
 
 
 class EndLate(Chore):
-    """Cancels what was not started by its expiry, and fails what is not done by its deadline, a page at a time."""
+    """Cancels jobs that were not started by their expiry, and fails those that still wait at their deadline, a page at a time."""
 
     def __init__(self, connector: Connector) -> None:
         super().__init__(_EVERY, at=monotonic() + random.uniform(0, _EVERY))

@@ -18,7 +18,7 @@ __all__ = ["DropStrayNotes", "WriteNotes"]
 
 logger = get_logger(__name__)
 
-#: Seconds between two writes: so often, at most, is a job's progress written.
+#: Seconds between two writes: a job's progress is not written more often.
 _EVERY = 0.25
 #: Seconds until the next try where the tables are locked, and between two lines of the log that say so.
 _LOCKED, _SAID_EVERY = 5.0, 60.0
@@ -27,7 +27,7 @@ _PAGE = 1_000
 
 
 class WriteNotes(Chore):
-    """Writes what all jobs of this worker have said. It is asked for only when there is something to write."""
+    """Writes what all jobs of this worker have said. It is due only when there is something to write."""
 
     def __init__(self, connector: Connector, notes: Notes) -> None:
         super().__init__(_EVERY)
@@ -36,7 +36,7 @@ class WriteNotes(Chore):
         """When it was last said that something could not be written."""
 
     def due_at(self) -> float:
-        """When there is something to write, and the last time is long enough ago."""
+        """When there is something to write, but `every` seconds after the last time at the earliest."""
         return max(self.at, self._notes.due_at())
 
     def do(self, connection: Connection, turn: Turn) -> bool:
@@ -77,7 +77,7 @@ class WriteNotes(Chore):
 
 
 class DropStrayNotes(Chore):
-    """Looks at a page of each table, and at the next page the next time. Where they are empty, that is two looks into an index.
+    """Looks at a page of each table, and at the next page the next time. If they are empty, that is two looks into an index.
 
     Pruning deletes them together with their jobs. What is left are those of jobs that were deleted otherwise: by hand, or at once
     (`retain=0`).

@@ -1,8 +1,8 @@
 """Enqueueing the jobs of schedules, each at its time.
 
-There is no leader: every worker comes at each tick, and whichever locks the schedule first enqueues its job. When to come is
-reckoned by the database's clock. A worker without schedules asks nothing: the statement that says that it is alive brings along
-when the next tick is, and a schedule that is made or changed is announced to the workers that listen.
+There is no leader: every worker looks at each tick, by the database's clock, and the first one that locks the schedule enqueues
+its job. A worker without schedules asks nothing: the statement that says that it is alive returns when the next tick is, and a
+schedule that is made or changed is announced to the workers that listen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = get_logger(__name__)
 
 #: Schedules in one transaction.
 _PAGE = 500
-#: Seconds until it is tried again after an error.
+#: Seconds until the next try after an error.
 _AGAIN = 1.0
 #: Seconds until the next look at schedules that another transaction has locked: the first time, and at most.
 _FIRST_WAIT, _LONGEST_WAIT = 0.02, 1.0
@@ -38,7 +38,7 @@ _GONE = timedelta(minutes=5)
 
 
 class EnqueueTicks(Chore):
-    """Enqueues what is due, and sleeps until the next tick."""
+    """Enqueues the jobs of due schedules, and is due again at the next tick."""
 
     def __init__(self, connector: Connector, registry: Registry) -> None:
         super().__init__(_AGAIN, at=math.inf)
@@ -90,7 +90,7 @@ class EnqueueTicks(Chore):
             seconds = self._connector.store.next_look(connection)
         self.at = math.inf
         if seconds is not None and seconds <= 0 and not found:
-            # Another worker is at it, or an operator has locked the row.
+            # Another worker enqueues it just now, or an operator has locked the row.
             seconds, self._wait = self._wait, min(2 * self._wait, _LONGEST_WAIT)
         self.hear(seconds)
         return False

@@ -1,8 +1,7 @@
 """What running jobs say, on its way to the database: how far they are, and the log lines of tasks that keep them.
 
 Handlers leave it here, which takes a microsecond, and the maintenance thread writes what all of them have left in one statement.
-It is lossy: of the reports of a job only the last is kept, and of its lines the last ones. So what waits is bounded, however long
-the database is away.
+Only the last report of a job and its last lines are kept. So what waits is bounded, however long the database is away.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Batch:
     reports: list[Report] = field(default_factory=list)
     logs: list[LogLines] = field(default_factory=list)
     more: bool = False
-    """There is more to write than fits into one."""
+    """There is more to write than fits into one transaction."""
 
 
 class Notes:
@@ -71,7 +70,7 @@ class Notes:
     def __init__(self) -> None:
         # Reentrant: a garbage collection may come while it is held, and run the application's code.
         self._lock = threading.RLock()
-        # All of these are written and read under the lock, but for the question whether they are empty.
+        # All of these are written and read under the lock, except to see whether they are empty.
         self._reports: dict[_Key, _Waiting] = {}
         self._sent: dict[_Key, _Waiting] = {}
         self._logs: dict[_Key, KeptLog] = {}
@@ -87,7 +86,7 @@ class Notes:
     # ---- told by handlers
 
     def report(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
-        """The job is so far."""
+        """Take how far the job is: `fraction` from 0 to 1, and perhaps a text."""
         key = (job.id, job.claim_token)
         with self._lock:
             waiting = self._reports.get(key)
@@ -131,7 +130,7 @@ class Notes:
         return bool(self._reports or self._sent or self._logs)
 
     def end(self, changes: Iterable[Change], *, applied: bool) -> None:
-        """These claims have ended. `applied`: so the database says; else what they had to say is dropped."""
+        """These claims have ended. `applied`: their outcomes are written; else what they have said is dropped."""
         with self._lock:
             for change in changes:
                 self._end((change.id, change.claim_token), applied=applied)
@@ -205,7 +204,7 @@ class Notes:
                 self._settle_lines(key, written=key in written or part.ended)
 
     def put_back(self, batch: Batch, *, drop: bool = False) -> None:
-        """The batch was not written. `drop`: nor will it be."""
+        """The batch was not written. `drop`: it is given up; else it is tried again."""
         with self._lock:
             for report in batch.reports:
                 one = self._sent.pop((report.id, report.token), None)
@@ -226,7 +225,7 @@ class Notes:
 
 
 class KeptLog:
-    """The last lines of one claim: those that are to be written, and where those are that were.
+    """The last lines of one claim: those that are to be written, and in which parts the others were.
 
     Any thread adds; the maintenance thread takes. All is written and read under the lock.
     """
