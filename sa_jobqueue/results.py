@@ -26,7 +26,7 @@ from typing_extensions import TypedDict  # pydantic wants this one before Python
 from .errors import ResultError
 from .lifecycle import JobStatus
 
-__all__ = ["STRICT", "TO_JSON", "JobEnd", "Typed", "result_as", "typed"]
+__all__ = ["NOT_CHECKABLE", "TO_JSON", "JobEnd", "Typed", "reason_of", "result_as", "strict_adapter", "typed"]
 
 T = TypeVar("T")
 
@@ -38,19 +38,32 @@ TO_JSON = CoreConfig(ser_json_inf_nan="constants", ser_json_bytes="base64")
 _BEFORE, _AFTER = b'{"value":', b"}"
 
 
+#: What pydantic raises for a type that it cannot check.
+NOT_CHECKABLE = (PydanticUserError, SchemaError, TypeError, NameError)
+
+
+def strict_adapter(fields: Mapping[str, Any], **config: Any) -> TypeAdapter[Any]:
+    """An adapter for a dict of these fields, name to type, that checks strictly. Raises one of `NOT_CHECKABLE`."""
+    make: Any = TypedDict  # type checkers want the fields written down
+    shape = make("fields", dict(fields))
+    shape.__pydantic_config__ = STRICT | config
+    return TypeAdapter(shape)
+
+
+def reason_of(error: Exception) -> str:
+    """What pydantic says of a type that it cannot check, without what to do about it in a model."""
+    return str(error).splitlines()[0].partition(". Set ")[0]
+
+
 class Typed(Generic[T]):
     """One value of an annotated type, to JSON and back, strictly. Raises TypeError for a type that pydantic cannot check."""
 
     def __init__(self, hint: Any) -> None:
-        # Inside of a TypedDict, because a type may have a configuration of its own, and then an adapter takes no other.
-        make: Any = TypedDict  # type checkers want the fields written down
-        shape = make("typed", {"value": hint})
-        shape.__pydantic_config__ = STRICT
         try:
-            adapter: TypeAdapter[Any] = TypeAdapter(shape)
-        except (PydanticUserError, SchemaError, TypeError, NameError) as error:
-            said = str(error).splitlines()[0].partition(". Set ")[0]  # the rest says what to do about it in a model
-            raise TypeError(said) from error
+            # Inside of a dict, because a type may have a configuration of its own, and then an adapter takes no other.
+            adapter = strict_adapter({"value": hint})
+        except NOT_CHECKABLE as error:
+            raise TypeError(reason_of(error)) from error
         self._validate_python = adapter.validator.validate_python
         self._validate_json = adapter.validator.validate_json
         self._serialize = SchemaSerializer(adapter.core_schema, TO_JSON).to_json

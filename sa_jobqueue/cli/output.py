@@ -161,7 +161,7 @@ def note(text: str) -> None:
 
 
 def cleaned(value: object, *, keep: str = "") -> str:
-    """`value` as text with control characters escaped, but for those in `keep`; None is nothing."""
+    """`value` as text with control characters escaped, except those in `keep`; None is nothing."""
     return escaped("" if value is None else str(value), keep=keep)
 
 

@@ -13,13 +13,12 @@ from types import GenericAlias, NoneType, SimpleNamespace, UnionType
 from typing import Any, NotRequired, Unpack
 from uuid import UUID
 
-from pydantic import PydanticUserError, TypeAdapter
-from pydantic_core import SchemaError, SchemaSerializer, to_json
-from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
+from pydantic import TypeAdapter
+from pydantic_core import SchemaSerializer, to_json
 
 from ..context import AsyncJobContext, JobContext
 from ..errors import TaskError
-from ..results import STRICT, TO_JSON
+from ..results import NOT_CHECKABLE, TO_JSON, reason_of, strict_adapter
 
 __all__ = ["Plan", "plan_of", "return_hint", "signature"]
 
@@ -184,12 +183,9 @@ def _hints(handler: Callable[..., Any], parameters: list[inspect.Parameter], wha
 def _adapter(
     what: str, fields: dict[str, Any], *, extra: typing.Literal["forbid", "allow"] = "forbid"
 ) -> TypeAdapter[Any]:
-    make: Any = TypedDict  # type checkers want the fields written down
-    shape = make("arguments", fields)
-    shape.__pydantic_config__ = STRICT | {"extra": extra}
     try:
-        return TypeAdapter(shape)
-    except (PydanticUserError, SchemaError, TypeError, NameError) as error:
+        return strict_adapter(fields, extra=extra)
+    except NOT_CHECKABLE as error:
         raise TaskError(f"{what}: {_culprit(fields) or error}") from error
 
 
@@ -201,7 +197,7 @@ def _culprit(fields: dict[str, Any]) -> str | None:
         except Exception as error:  # any error is reported
             if typing.get_args(hint) and not {JobContext, AsyncJobContext}.isdisjoint(typing.get_args(hint)):
                 return f"annotate {name!r} with the context's class alone: the worker always gives it"
-            said = str(error).splitlines()[0].partition(". Set ")[0]  # the rest says what to do about it in a model
+            said = reason_of(error)
             if "typing_extensions" in said:  # pydantic's word for a TypedDict before Python 3.12
                 return f"the annotation of {name!r} cannot be checked: {said}"
             return (

@@ -22,7 +22,7 @@ class Fault(Enum):
     """What an error says of the database."""
 
     AWAY = "there is no use in asking it for anything just now"
-    LATE = "a lock was not to be had in time, or what was asked took too long"
+    LATE = "a lock could not be had in time, or the statement took too long"
     REFUSED = "it answers, and refuses; the rows may be to blame, or who asks"
     ROW = "a row or its values are to blame: data, constraints, limits, and what the application's triggers raise"
 

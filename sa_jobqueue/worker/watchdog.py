@@ -32,7 +32,7 @@ class Watchdog:
     """Checks the deadlines of service connections, and `loop`.
 
     `hopeless()` is called at each check while a handler blocks the loop though its attempt was given up. All fields are the
-    watchdog thread's, but for `_answered_at`, which the loop writes, and `_silent`, which `blocked` reads.
+    watchdog thread's, except `_answered_at`, which the loop writes, and `_silent`, which `blocked` reads.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, runs: Runs, hopeless: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ _LIMIT = 1_000
 
 
 class ExpiredJobs:
-    """The jobs of `queues` whose leases have run out. Only for the claimer's thread, but for `begin`.
+    """The jobs of `queues` whose leases have run out. Only for the claimer's thread, except `begin`.
 
     In its first lease a worker rescues nothing, unless another worker was there before. Workers that cron starts, say, and that
     end sooner would never rescue anything.

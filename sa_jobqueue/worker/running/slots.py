@@ -27,7 +27,7 @@ _AHEAD = 0.2
 class Slots:
     """One queue's slots. `call(slots, kind)` brings one more runner, which begins with `next(kind)`.
 
-    `call` raises nothing: where no runner can be had, it says so by `not_coming`. All methods are for any thread, but for
+    `call` raises nothing: where no runner can be had, it says so by `not_coming`. All methods are for any thread, except
     `measure`, which is the service thread's. What changes is written under the lock. `free`, `hungry` and the counts for
     people read single fields without it: a value that is a moment old does no harm there.
     """

@@ -207,7 +207,7 @@ class HandlerTransaction:
             connection.execution_options(schema_translate_map=self._translated(options))
 
     def _translated(self, options: Mapping[str, Any]) -> Mapping[str | None, str | None]:
-        """The `schema_translate_map` for an engine or a connection with these options: its own, but for our tables."""
+        """The `schema_translate_map` for an engine or a connection with these options: its own, except for our tables."""
         own: Mapping[str | None, str | None] = options.get("schema_translate_map") or _NO_MAP
         schema = self._translate.get(SCHEMA, SCHEMA)
         if own.get(SCHEMA, SCHEMA) == schema and self._translate.keys() <= own.keys():
