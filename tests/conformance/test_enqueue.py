@@ -135,7 +135,7 @@ async def test_a_thousand_jobs_take_a_handful_of_inserts(client: Client, applica
 
     inserts = [one for one in sent if one.startswith("INSERT")]
     assert len(inserts) <= 5
-    # Nothing but what was said is sent: a column more is 5 µs of the client per row.
+    # Only what was said is sent: each further column takes the client 5 µs per row.
     assert not any(name in one for one in inserts for name in ("claimed_at", "finished_at", "worker"))
     found = jobs_in(application)
     assert [job.args["order_id"] for job in found] == list(range(1_000))

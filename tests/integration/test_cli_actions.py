@@ -60,7 +60,7 @@ def test_a_dry_run_counts_what_would_be_touched(
 
 
 def test_retry_runs_failed_jobs_again_and_leaves_completed_ones(engine: Engine, url: str) -> None:
-    """Filters mean the failed ones; who wants others again says so."""
+    """Filters choose among the failed jobs, unless --status names others."""
     with engine.begin() as connection:
         failed = make_job(connection, "failed", queue="mail", attempt=5)
         completed = make_job(connection, "completed", queue="mail")
@@ -84,7 +84,7 @@ def test_cancel_says_which_jobs_still_run(engine: Engine, url: str) -> None:
 
 
 def test_discard_writes_the_reason_into_the_errors(engine: Engine, url: str) -> None:
-    """It is what `show` says of the job later."""
+    """`show` says it of the job later."""
     with engine.begin() as connection:
         number = make_job(connection, task="gone")
     assert output("discard", "--task", "gone", "--reason", "the shop is closed", url=url) == "discarded 1 job\n"

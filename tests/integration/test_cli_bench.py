@@ -43,7 +43,7 @@ def workers_serve(url: str) -> bool:
 
 @pytest.fixture
 def database_url(database_url: str) -> str:
-    """Past the pooler: behind it, they refuse to begin."""
+    """Past the pooler, behind which the commands refuse to begin."""
     return pooler.direct(database_url)
 
 
@@ -140,7 +140,7 @@ def test_only_one_measurement_runs_in_a_database_at_a_time(empty_database_url: s
 
 
 def wait_for_the_end(ready: Ready) -> None:
-    """Let go or not, it waits."""
+    """Waits for the end, also when it is let go."""
     ready().recv()
 
 
@@ -194,7 +194,7 @@ def test_what_a_killed_run_has_left_is_replaced(empty_database_url: str) -> None
         bench.kill_group()
     assert exists(empty_database_url)
     with connect(empty_database_url) as connection:
-        # Its server processes notice by themselves, some time.
+        # Its server processes notice that after a while.
         wait_until(lambda: others(connection) == 0)
 
     assert as_json("bench", "drain", "--jobs=20", url=empty_database_url)["jobs"] == 20

@@ -33,7 +33,7 @@ sys.modules["psutil"] = None
 from sa_jobqueue.cli import main
 main()
 """
-#: The command, as where the wheel with PostgreSQL's programs is not installed.
+#: The command without the wheel that has PostgreSQL's programs.
 WITHOUT_EXTRA = (sys.executable, "-c", _HIDE_EXTRA)
 
 

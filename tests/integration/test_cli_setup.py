@@ -319,7 +319,7 @@ def test_check_finds_expired_leases_and_long_waits(engine: Engine, url: str) -> 
 
 
 def test_check_names_unique_keys_that_no_job_needs_any_more(engine: Engine, url: str) -> None:
-    """What SQL by hand leaves behind. A key that is kept for some time after an end is none of them, nor is that of a live job."""
+    """What SQL by hand leaves behind. It names neither a key that is kept for some time after a job's end, nor that of a live job."""
     rules = {f"k{n}": {"key": f"k{n}"} for n in range(6)} | {"kept": {"key": "kept", "scope": "window", "period": 60}}
     with engine.begin() as connection:
         ids = {
@@ -384,7 +384,7 @@ def test_check_says_in_json_that_the_database_is_away() -> None:
 
 
 def test_the_embedded_server_is_found_where_it_would_be(tmp_path: Path) -> None:
-    """To ask does not start it."""
+    """Asking does not start it."""
     option = ("--embedded-dir", str(tmp_path))
     assert invoke("embedded", "path", *option).stdout == f"{tmp_path}\n"
     status = invoke("embedded", "status", *option)

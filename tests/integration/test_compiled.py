@@ -27,7 +27,7 @@ KILL = Compiled(text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
 
 def test_it_belongs_to_the_connections_transaction(engine: Engine) -> None:
-    """Which it begins, if there is none; commit and rollback are the caller's."""
+    """It begins one if there is none; the caller commits or rolls back."""
     with engine.begin() as connection:
         id = make_job(connection)
     with engine.connect() as connection:
@@ -45,7 +45,7 @@ def claimed(connection: Connection) -> list[ClaimedJob]:
 
 
 def test_an_error_of_the_servers_is_sqlalchemys(engine: Engine) -> None:
-    """With the statement, its parameters and the driver's own error; the connection is as good as before."""
+    """With the statement, its parameters and the driver's own error; the connection can be used again."""
     with engine.connect() as connection:
         assert DIVIDE.rows(connection, {"n": 1}) == [(1,)]
         with pytest.raises(DataError) as caught:
@@ -102,16 +102,16 @@ def test_every_event_of_a_statement_comes(engine: Engine, name: str) -> None:
 
 
 @contextmanager
-def listening(target: Any, name: str, heed: Any, **options: Any) -> Iterator[None]:
-    event.listen(target, name, heed, **options)
+def listening(target: Any, name: str, listener: Any, **options: Any) -> Iterator[None]:
+    event.listen(target, name, listener, **options)
     try:
         yield
     finally:
-        event.remove(target, name, heed)
+        event.remove(target, name, listener)
 
 
 def test_an_error_hides_its_parameters_where_the_engine_says_so(url: str) -> None:
-    """They may be a customer's."""
+    """They may be a customer's data."""
     engine = create_engine(url, hide_parameters=True)
     with engine.connect() as connection, pytest.raises(DataError) as caught:
         DIVIDE.rows(connection, {"n": 0})

@@ -100,7 +100,7 @@ def name_in(url: str) -> str:
 
 
 def allowed(url: str, *statements: str) -> list[str]:
-    """Those of the statements that are not refused for want of a right."""
+    """Those of the statements that are not refused because a right is missing."""
     passed: list[str] = []
     with connect(url) as connection:
         for statement in statements:

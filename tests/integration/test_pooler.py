@@ -53,7 +53,7 @@ def test_check_says_that_listen_hears_nothing_through_it(url: str) -> None:
 
 @pytest.mark.parametrize("command", [("bench", "drain", "--jobs=10"), ("demo",)], ids=" ".join)
 def test_what_needs_the_server_itself_says_so(url: str, command: tuple[str, ...]) -> None:
-    """They keep others out by a lock of their session, and prepare statements."""
+    """Such commands keep others out by a lock of their session, and prepare statements."""
     assert "a pooler answers for the database" in refused(*command, url=url)
 
 

@@ -114,7 +114,8 @@ def wire(engine: Engine) -> Iterator[Wire]:
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a test takes, what goes by time does not come: whether claims have overlooked a job is asked once a second."""
+    """Statements that are sent by the clock do not come, however long a test takes: whether claims have overlooked a job is asked
+    once a second."""
     monkeypatch.setattr(overlooked, "_FIRST", 3_600.0)
 
 
@@ -344,7 +345,7 @@ def test_enqueueing_is_three_round_trips_and_one_commit(
 def test_the_benchmark_prints_the_counts(
     database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are exact: who lowers or raises one says so here."""
+    """They are exact: a change that lowers or raises one must say so here."""
     monkeypatch.setattr("sys.argv", ["benchmarks", "--small", "--database-url", database_url, "counts"])
 
     benchmarks.main()

@@ -328,7 +328,7 @@ def test_a_handler_that_computes_past_its_timeout_is_killed(engine: Engine, url:
 
 
 def test_what_a_handler_has_started_is_killed_with_it(engine: Engine, url: str, effects: Effects) -> None:
-    """Else a timeout would leave the program running that has taken so long."""
+    """Else the slow program would go on after the timeout."""
     id = add_one(engine, enqueue(heavy.parent, "a"))
     with working(url, REGISTRY):
         job = wait_for(engine, id)
@@ -509,7 +509,7 @@ def test_the_end_of_a_child_is_seen_though_a_process_that_it_left_lives_on(
 def test_what_a_thread_says_that_a_handler_left_is_not_said_of_the_next_job(
     engine: Engine, url: str, effects: Effects
 ) -> None:
-    """The same process runs it."""
+    """The same process runs the next job."""
     with working(url, REGISTRY, queues={"default": 1}):
         wait_for(engine, add_one(engine, enqueue(heavy.leave_a_thread, "a")))
         id = add_one(engine, enqueue(heavy.after_it, "b"))

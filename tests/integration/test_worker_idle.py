@@ -41,7 +41,7 @@ async def test_draining_ends_when_one_of_several_queues_was_busy_for_longer(
 
 
 def lose(engine: Engine, job: Job, *, lease: str = "1 hour") -> int:
-    """A job that a dead worker held; its lease ran out so long ago."""
+    """A job that a dead worker held, and whose lease ran out some time ago."""
     with Session(engine) as session:
         session.add(job)
         session.flush()
@@ -78,7 +78,7 @@ def test_draining_does_not_wait_for_what_is_not_rescued_soon(
     @task(registry=registry, name="runs")
     async def runs() -> None: ...
 
-    if lost == "and cannot be rescued":  # so long ago it began
+    if lost == "and cannot be rescued":  # it began that long ago
         monkeypatch.setattr("sa_jobqueue.worker.claiming.drain._RESCUED_BY", 0.0)
     queue = "other" if lost == "in another queue" else "default"
     id = lose(engine, enqueue(runs.options(queue=queue)), lease="-1 hour" if lost == "not yet" else "1 hour")
@@ -163,7 +163,7 @@ def test_what_a_handler_holds_when_its_worker_leaves_is_closed_when_it_ends(
 
 
 def test_a_worker_that_was_stopped_works_again(engine: Engine, url: str, registry: Registry) -> None:
-    """That it was told to end at once the last time does not end the next run."""
+    """`stop(now=True)` of the last run does not end the next one."""
 
     @task(registry=registry, name="counted")
     def counted() -> None: ...

@@ -79,7 +79,7 @@ def test_a_task_of_a_handlers_that_leaves_the_event_loop_fails_its_own_job_alone
 
 
 def test_cancels_that_come_after_a_handlers_end_cost_no_slot(engine: Engine, url: str, registry: Registry) -> None:
-    """A watchdog that was left behind cancels the task that its handler ran in, and other jobs run in by now."""
+    """A handler has left a watchdog behind. It cancels the task in which that handler ran, and in which other jobs run by now."""
 
     @task(registry=registry, name="watched", max_attempts=1)
     async def watched() -> None:
@@ -414,7 +414,7 @@ def test_a_worker_ends_with_an_error_if_one_of_its_threads_ends(
 def test_a_worker_that_cannot_start_a_thread_leaves_none_behind(
     database_url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    """In an application the ones that did start would go on claiming jobs, though `serve()` has raised."""
+    """Else those that did start would go on claiming jobs in the application, although `serve()` has raised."""
     start = threading.Thread.start
 
     def refuse(self: threading.Thread) -> None:

@@ -153,7 +153,7 @@ class Unprintable:
 
 
 def test_no_line_makes_a_handler_fail(engine: Engine, url: str, registry: Registry) -> None:
-    """NUL, lone surrogates, arguments that do not fit, objects without a text, exceptions."""
+    """Not one with NUL, lone surrogates, arguments that do not fit, objects without a text, or exceptions."""
 
     @task(registry=registry, keep_logs=True)
     def work(ctx: JobContext) -> None:

@@ -29,7 +29,7 @@ def registry() -> Registry:
 def test_a_job_that_is_deleted_before_its_large_arguments_came_is_not_run(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its neighbours are."""
+    """Its neighbours run."""
     ran: list[str] = []
 
     @task(registry=registry, name="large")

@@ -140,7 +140,7 @@ def executed_by_the_driver(session: Session, statement: str) -> None:
 
 
 class Handlers:
-    """Tasks of each kind that say which server process they had, and do then what their argument says."""
+    """Tasks of each kind that note which server process they had, and then do what their argument says."""
 
     def __init__(self, act: Callable[[Session, str], object]) -> None:
         self.pids: list[int] = []
@@ -160,7 +160,7 @@ class Handlers:
         self._act(session, statement)
 
     def run(self, engine: Engine, url: str, kind: str, *statements: str, own: Engine | None = None) -> list[str]:
-        """One after the other, by a pool of one connection; what became of the jobs."""
+        """Run jobs one after the other, by a pool of one connection. Returns what became of them."""
         ids = add(engine, *(enqueue(kind, statement=statement) for statement in statements))
         pool: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, **pooler.engine_options(url)}
         own, own_async = own or create_engine(url, **pool), create_async_engine(url, **pool)

@@ -316,7 +316,7 @@ def test_a_worker_is_named_by_its_host_and_process_and_says_when_it_did_nothing(
 def test_a_filter_of_logs_that_raises_does_not_change_what_comes_of_a_job(
     engine: Engine, url: str, registry: Registry
 ) -> None:
-    """Not even one that leaves the process."""
+    """Not even one that raises SystemExit."""
 
     def wrong(record: logging.LogRecord) -> bool:
         raise SystemExit("a filter that is wrong")

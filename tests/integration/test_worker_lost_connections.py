@@ -72,8 +72,8 @@ class Lost:
 def test_a_statement_that_outlives_its_connection_does_not_take_effect_unnoticed(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, busy_with: str
 ) -> None:
-    """The connection breaks while the server writes an outcome, or claims beside it. What it did would be its last word
-    after the worker has looked what became of it: a claimed job that no worker knows of, an outcome that comes too late.
+    """The connection breaks while the server writes an outcome, or claims beside it. It could take effect after
+    the worker has looked what became of it: a claimed job that no worker knows of, an outcome that comes too late.
     """
     if pooler.is_pooled(url):
         pytest.skip("behind a pooler the connection that breaks is not the server's")

@@ -167,7 +167,8 @@ def test_what_a_handler_makes_of_it_by_itself_counts(engine: Engine, url: str, r
 def test_what_a_listener_refuses_on_a_connection_that_is_there_is_an_attempt(
     engine: Engine, url: str, registry: Registry, kind: str
 ) -> None:
-    """Else a job whose tenant is unknown to a `begin` listener, say, would go back for ever, and its queue wait each time."""
+    """It fails the attempt. Else a job whose tenant a `begin` listener does not know, say, would go back for ever, and its queue would
+    wait each time."""
 
     @task(registry=registry, name="sync")
     def sync_handler(ctx: JobContext) -> None:

@@ -249,7 +249,7 @@ def rollback(session: Session) -> None:
 
 
 def block(session: Session) -> None:
-    """A transaction of the handler's own saying."""
+    """A transaction that the handler begins by itself."""
     session.commit()
     with session.begin():
         session.execute(note("in a block"))
@@ -547,7 +547,7 @@ def test_an_unknown_task_goes_back_and_no_attempt_is_spent(
 def test_jobs_of_an_unknown_task_are_sent_away_for_ever_longer(
     notes: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They would keep the worker busy for ever. It is said once, and who knows the task takes them when they are due."""
+    """Else they would keep the worker busy for ever. The log says it once, and a worker that knows the task takes them when they are due."""
     add(notes, *(enqueue("of.the.next.release", n=n) for n in range(30)))
     away = select(func.count()).where(Job.run_at > func.now() + timedelta(seconds=0.5))
     with (

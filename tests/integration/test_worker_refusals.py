@@ -194,7 +194,7 @@ def test_a_job_that_a_trigger_moves_as_it_is_claimed_goes_to_its_new_queue(
 def test_a_job_of_long_ago_that_cannot_be_claimed_is_stepped_over(
     engine: Engine, url: str, registry: Registry, due: str
 ) -> None:
-    """However little exact so old a time is as a number of seconds."""
+    """Although so old a time is not exact as a number of seconds."""
     runs = recorded(registry)
     with engine.begin() as connection:
         bad = make_job(connection, task="runs", args={"n": -1}, run_at=due)

@@ -35,7 +35,7 @@ def lost_job(engine: Engine, **columns: Any) -> int:
 
 
 class Held:
-    """A handler that goes on until it is let go; how often it was started, and how often it came to its end."""
+    """A handler that goes on until the test lets it go. Counts its starts and its ends."""
 
     def __init__(self, registry: Registry) -> None:
         self.starts, self.go = 0, threading.Event()
@@ -51,7 +51,7 @@ class Held:
 
 
 def looks(worker: Any) -> Callable[[int], bool]:
-    """Whether maintenance has looked for lost jobs so often since."""
+    """Whether maintenance has looked for lost jobs this often since."""
     chore = next(chore for chore in services_of(worker).maintenance.chores if isinstance(chore, Rescue))
     done, real = [0], chore.do
 
@@ -145,7 +145,7 @@ def test_after_an_outage_longer_than_a_lease_nothing_that_lives_is_rescued(
 
 
 def step_clock(engine: Engine, seconds: float) -> None:
-    """What the rows tell after the server's clock was set forward by so much: all that they remember is as much older."""
+    """What the rows tell after the server's clock was set forward: all their times are that much older."""
     columns = {
         "job": ["run_at", "created_at", "claimed_at", "lease_expires_at", "finished_at", "purge_at"],
         "worker": ["started_at", "seen_at"],

@@ -205,7 +205,7 @@ def test_a_running_job_is_cancelled(engine: Engine, url: str, registry: Registry
 def test_a_cancel_is_told_to_the_worker_or_asked_for(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, listen: bool
 ) -> None:
-    """At its commit, where the worker listens: it does not ask by itself here. Where it cannot listen, it asks every second."""
+    """If the worker listens, it is told at the commit; here it does not ask by itself. If it cannot listen, it asks every second."""
     monkeypatch.setattr("sa_jobqueue.worker.maintenance.cancels._SELDOM", 1_000.0)
     if listen:
         pooler.skip_where_deaf(url)
@@ -626,7 +626,7 @@ def test_a_worker_that_is_cancelled_again_and_again_still_leaves(
 
 @pytest.mark.parametrize("now", [False, True])
 async def test_a_stop_before_it_has_begun_is_heeded(database_url: str, registry: Registry, now: bool) -> None:
-    """A start-up that fails just then is not left waiting. The next `serve()` works as ever."""
+    """So an application whose start fails just then need not wait. The next `serve()` works as usual."""
     worker = worker_for(database_url, registry)
     serving = asyncio.create_task(worker.serve())
     worker.stop(now=now)

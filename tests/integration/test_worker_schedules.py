@@ -112,7 +112,7 @@ def test_what_code_declares_is_there_when_a_worker_has_begun(engine: Engine, url
     assert daily.declared_at is not None
 
 
-def test_a_row_that_cannot_be_written_is_in_no_others_way(
+def test_a_row_that_cannot_be_written_holds_up_no_other(
     engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A trigger of the application's refuses its job: the batch fails, and then each schedule is ticked by itself."""
@@ -151,7 +151,7 @@ def test_a_row_that_cannot_be_written_is_in_no_others_way(
 def test_a_worker_without_schedules_asks_for_none(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its chore is not due at all: the statement that says that it is alive brings along that there is none."""
+    """Its chore is not due at all: the statement that says that it is alive returns that there is none."""
     with working(url, registry, lease=3.0) as worker:
         ticks = services_of(worker).ticks
         looked = []
@@ -165,7 +165,7 @@ def test_a_worker_without_schedules_asks_for_none(
 
 
 def look(url: str, registry: Registry, *, seconds: float = 60.0) -> None:
-    """One look of a worker's at the schedules, which should take no longer than so many seconds."""
+    """One look of a worker at the schedules, which should take this number of seconds at most."""
     connector = Connector(create_engine(url, poolclass=NullPool), 60.0)
     connection = connector.connect()
     try:

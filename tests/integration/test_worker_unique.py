@@ -104,7 +104,7 @@ def test_a_job_that_is_not_kept_frees_its_key(engine: Engine, url: str, registry
 def test_a_job_that_was_enqueued_while_the_other_ran_is_not_lost(
     engine: Engine, url: str, registry: Registry, level: str, size: int
 ) -> None:
-    """With the scope "queued": the one that runs may have looked before what the new one is about was there."""
+    """With the scope "queued": the running one may have looked before the data of the new one was there."""
     producer = engine.execution_options(isolation_level=level)
     started, end = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Databases without our schema, and roles with hardly a right."""
+"""Databases without our schema, and roles without rights."""
 
 from __future__ import annotations
 

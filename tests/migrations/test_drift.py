@@ -74,7 +74,7 @@ def test_a_change_on_one_side_alone_is_seen(connection: Connection, change: str,
 def test_alembic_sees_no_difference_either(connection: Connection) -> None:
     """Its comparison misses CHECKs, predicates and options, but reads types and defaults in its own way.
 
-    But for two defaults, which the models leave to the DDL: an INSERT would return them.
+    Except for two defaults, which the models leave to the DDL: an INSERT would return them.
     """
     connection.execute(text("DROP SCHEMA by_models CASCADE"))
     context = MigrationContext.configure(

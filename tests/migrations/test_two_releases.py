@@ -26,7 +26,7 @@ from tests.support.commands import PACKAGE, ROOT, Command, start_command
 from tests.support.factory import TABLE
 from tests.support.waiting import wait_until
 
-#: What a next version may do without a word: add what no writer has to fill in.
+#: What a next version may always do: add what no writer has to fill in.
 NEXT = SimpleNamespace(
     COMPATIBLE_WITH=VERSIONS[CURRENT].COMPATIBLE_WITH,
     UP=(
@@ -155,7 +155,7 @@ def test_a_worker_goes_on_when_the_next_versions_schema_comes(
 def test_a_worker_ends_when_the_schema_can_no_longer_be_worked_with(
     empty_engine: Engine, empty_database_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two versions later things may be taken away; who starts then is told what to do, in one line."""
+    """Two versions later things may be taken away. A worker that starts then says what to do, in one line."""
     upgrade_database(empty_engine)
     with empty_engine.begin() as connection:
         connection.execute(

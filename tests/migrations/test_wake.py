@@ -146,7 +146,7 @@ def test_a_gate_closes_by_itself(waiter: Waiter, producer: psycopg.Connection) -
 
 
 def test_no_gate_can_be_set_so_that_an_insert_fails(waiter: Waiter, producer: psycopg.Connection) -> None:
-    """Who may open gates opens them until a time at most; there is none that a timestamp could not be."""
+    """A role that may open gates can set no time that is not a timestamp."""
     for gate in (*range(GATES), "any"):
         with pytest.raises(psycopg.errors.NumericValueOutOfRange):
             producer.execute(f"SELECT setval('sa_jobqueue.gate_{gate}', 100000000000)")

@@ -1,4 +1,4 @@
-"""What the service thread sleeps by."""
+"""The event on which the service thread sleeps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_was_rung_can_be_forgotten() -> None:
 
 
 def test_many_may_ring_at_once() -> None:
-    """None of them fails, and no ring is lost: who waits sees all that was there before it."""
+    """None of them fails, and no ring is lost: the waiting thread sees all that was done before it."""
     bell, given, errors = AutoResetEvent(), [0] * 4, []
     taken = 0
 

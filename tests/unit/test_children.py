@@ -136,7 +136,7 @@ def test_a_record_comes_back_with_its_text_and_fields(msg: Any, args: Any, templ
 
 
 def test_the_setup_comes_back_as_it_was_and_hides_the_password() -> None:
-    """It is sent over the socket, because others may read a command line; nor is the URL in its repr."""
+    """It is sent over the socket, because other users may read a command line. The URL is not in its repr either."""
     setup = ChildSetup(
         url="postgresql://me:secret@localhost/shop", maker=Maker.REGISTRY, translate=((None, "a"), ("b", None)), pooled=True,
         idle=1.5, max_rescues=5, log_jobs=False, job=("sa_jobqueue.models.job", "Job"), app=("shop",),

@@ -79,7 +79,7 @@ def test_the_plain_loop_counts_what_parses_and_keeps_the_reasons_of_the_rest(mod
     assert len(seen) == 3
 
 
-def test_the_broken_file_is_no_module_to_anybody() -> None:
+def test_no_tool_takes_the_broken_file_for_a_module() -> None:
     """It ships in the package, where compilers, linters and formatters look for `.py`."""
     assert BROKEN.exists()
     assert BROKEN.suffix == ".txt"

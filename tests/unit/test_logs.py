@@ -168,7 +168,7 @@ def test_at_debug_a_traceback_follows_in_lines_that_no_record_has(capsys: pytest
 
 
 def test_our_own_messages_are_one_line_whatever_handlers_there_are(caplog: pytest.LogCaptureFixture) -> None:
-    """An application's own set-up of logging has no formatter of ours. The template stays, for trackers group by it."""
+    """An application's own set-up of logging has no formatter of ours. The template stays, because error trackers group by it."""
     ours = get_logger("sa_jobqueue.of_a_test")
     ours.warning("job %d: %s, %r", 7, LookupError(HOSTILE), LookupError(HOSTILE))
     ours.warning("job %d: %s", 7, "plain")

@@ -15,7 +15,7 @@ ONCE = b"\1\1\1"
 
 
 def check(marks: bytes, **counts: int) -> None:
-    """What the driver does after a drain of three jobs, with a broker that counts so many."""
+    """What the driver does after a drain of three jobs, with these counts of the broker."""
     broker: Any = SimpleNamespace(count=({"unfinished": 0, "finished": 3} | counts).__getitem__)
     _check(Contestant(Runner("on_some", "python", PEER, {}), "way", 1, 3), marks, broker)
 

@@ -64,7 +64,7 @@ def test_many_come_in_parts() -> None:
 @pytest.mark.parametrize("rule", [every(1), rule_of("* * * * * *")], ids=["every", "cron"])
 @pytest.mark.parametrize("missed", ["once", "skip"])
 def test_after_years_nothing_counts_seconds(rule: object, missed: Missed) -> None:
-    """A number that large is told to no one, and would take long."""
+    """Nothing reports so large a number, and counting it would take long."""
     due = due_ticks(rule, SEVEN, SEVEN + timedelta(days=2_000), missed=missed)  # type: ignore[arg-type]
     last = SEVEN + timedelta(days=2_000)
     assert due.ticks == [(last, MOST_COUNTED if missed == "once" else 1)]

@@ -93,7 +93,7 @@ def test_a_cron_expression_is_read_in_its_zone(case: str) -> None:
     st.integers(0, 400),
 )
 def test_no_tick_is_lost_or_repeated_wherever_one_begins(of: tuple[str, str], start: int, hours: int) -> None:
-    """Ticks ascend; who begins later meets the same ones; counting them and looking for the last agree with them."""
+    """Ticks ascend, and are the same from a later start; counting them and looking for the last one agree with that."""
     zone, expression = of
     rule, begin = rule_of(expression, zone), datetime.fromtimestamp(start, UTC)
     ticks = following(rule, begin, 12)

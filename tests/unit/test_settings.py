@@ -1,4 +1,4 @@
-"""What a worker is told: refused at the door if it cannot be meant."""
+"""The settings of a worker: values that make no sense are refused."""
 
 from __future__ import annotations
 

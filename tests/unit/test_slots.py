@@ -132,7 +132,7 @@ def test_jobs_are_wanted_when_those_that_wait_may_soon_not_be_enough(monkeypatch
 def test_a_thread_that_cannot_be_started_lets_another_be_called(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    """The host allows no more threads just now; the slot is not lost, nor is the job."""
+    """The host allows no more threads just now. Neither the slot nor the job is lost."""
     ran: SimpleQueue[Run] = SimpleQueue()
     runners = Runners(Mock(), executor=Mock(run=ran.put), ended=Mock(), in_child=Mock())
     runners._loop.is_closed.return_value = False  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Tasks: what a decorated function is, what is refused at once, and who is found under which name."""
+"""Tasks: what a decorated function is, what is refused at once, and which task is found under which name."""
 
 from __future__ import annotations
 
@@ -432,7 +432,7 @@ def test_tags_are_kept_in_meta() -> None:
     ids=lambda one: "" if isinstance(one, dict) else None,
 )
 def test_bad_options_are_refused_before_any_sql(options: dict[str, Any], said: str) -> None:
-    """Of tasks and of names alike."""
+    """Of tasks and of names."""
     for one in (add, TaskName("by.name")):
         with pytest.raises(OptionError, match=said):
             one.options(**options)

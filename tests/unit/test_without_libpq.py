@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-#: What psycopg has no such implementation of, it cannot import.
+#: psycopg cannot import an implementation that is not there.
 WITHOUT = os.environ | {"PSYCOPG_IMPL": "none"}
 
 PRODUCER = """
