@@ -233,17 +233,23 @@ def test_a_running_job_is_asked_to_stop(connection: Connection) -> None:
     assert row(connection, one) == before
 
 
+def cancelled_behind(other: Connection, connection: Connection, id: int) -> list[int]:
+    """The ids that a cancel returns which waits for the row until `other` commits."""
+    found: list[int] = []
+    thread = Thread(target=lambda: found.extend(run(connection, cancel_jobs(Job.id == id))))
+    thread.start()
+    wait_until_blocked_by(other)
+    other.commit()
+    thread.join()
+    return found
+
+
 def test_a_cancel_holds_against_a_claim_at_the_same_moment(connection: Connection, other: Connection) -> None:
     """The claim has the row and has not committed: the cancel waits, and then asks the running job to stop."""
     one = make_job(connection)
     connection.commit()
     assert claim(other) == [one]
-    found: list[int] = []
-    thread = Thread(target=lambda: found.extend(run(connection, cancel_jobs(Job.id == one))))
-    thread.start()
-    wait_until_blocked_by(other)
-    other.commit()
-    thread.join()
+    found = cancelled_behind(other, connection, one)
     connection.commit()
 
     job = row(connection, one)
@@ -273,12 +279,7 @@ def test_a_completion_at_the_same_moment_as_a_cancel_wins(
     one = make_job(connection, "running")
     connection.commit()
     default_store.apply(other, [completed(one, retain=retain)])
-    found: list[int] = []
-    thread = Thread(target=lambda: found.extend(run(connection, cancel_jobs(Job.id == one))))
-    thread.start()
-    wait_until_blocked_by(other)
-    other.commit()
-    thread.join()
+    found = cancelled_behind(other, connection, one)
 
     assert found == []
     assert statuses(connection) == ({one: "completed"} if retain else {})
@@ -289,12 +290,7 @@ def test_a_cancel_at_the_same_moment_as_a_snooze_is_not_lost(connection: Connect
     one = make_job(connection, "running")
     connection.commit()
     default_store.apply(other, [change(other, one, Snooze(0))])
-    found: list[int] = []
-    thread = Thread(target=lambda: found.extend(run(connection, cancel_jobs(Job.id == one))))
-    thread.start()
-    wait_until_blocked_by(other)
-    other.commit()
-    thread.join()
+    found = cancelled_behind(other, connection, one)
 
     assert found == [one]
     assert row(connection, one).status is JobStatus.CANCELLED

@@ -6,7 +6,8 @@ import json
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -118,6 +119,23 @@ def test_a_duplicate_is_written_as_cancelled_and_names_the_holder(
         assert third
 
 
+@contextmanager
+def enqueued_late(late: Connection) -> Iterator[None]:
+    """While this lasts, a thread enqueues a job with the key "a", and commits; it has done so at the end."""
+    ended = threading.Event()
+
+    def enqueue_late() -> None:
+        by_rows(late, ["a"])
+        late.commit()
+        ended.set()
+
+    thread = threading.Thread(target=enqueue_late, daemon=True)
+    thread.start()
+    yield
+    assert ended.wait(10)
+    thread.join()
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_duplicate_of_a_job_that_is_not_committed_waits_and_ends_well(engine: Engine, level: str) -> None:
     """At a level that may not see the holder, too: the caller's transaction is not aborted, and its other rows are kept."""
@@ -125,18 +143,8 @@ def test_a_duplicate_of_a_job_that_is_not_committed_waits_and_ends_well(engine: 
         late.execute(text("SELECT count(*) FROM sa_jobqueue.job"))  # takes its snapshot before the holder commits
         late.execute(insert(TABLE).values(task="beside"))
         by_rows(holder, ["a"])
-        ended = threading.Event()
-
-        def enqueue_late() -> None:
-            by_rows(late, ["a"])
-            late.commit()
-            ended.set()
-
-        thread = threading.Thread(target=enqueue_late, daemon=True)
-        thread.start()
-        holder.commit()
-        assert ended.wait(10)
-        thread.join()
+        with enqueued_late(late):
+            holder.commit()
         found = Counter(one.status for one in late.execute(select(TABLE.c.status)))
         assert found == {QUEUED: 2, CANCELLED: 1}
 
@@ -145,18 +153,8 @@ def test_a_key_whose_holder_rolls_back_goes_to_the_one_that_waited(engine: Engin
     """A transaction that rolls back loses no job of another."""
     with engine.connect() as holder, engine.connect() as late:
         by_rows(holder, ["a"])
-        ended = threading.Event()
-
-        def enqueue_late() -> None:
-            by_rows(late, ["a"])
-            late.commit()
-            ended.set()
-
-        thread = threading.Thread(target=enqueue_late, daemon=True)
-        thread.start()
-        holder.rollback()
-        assert ended.wait(10)
-        thread.join()
+        with enqueued_late(late):
+            holder.rollback()
         assert states(late) == [(QUEUED, None)]
 
 
