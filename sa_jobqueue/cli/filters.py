@@ -15,7 +15,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job, status_literal
 
-from .options import Options, parse_duration
+from .options import Options, parse_duration, parse_moment
 
 __all__ = ["ERROR_TYPE", "PANEL", "READING", "Filters", "Queues", "Status"]
 
@@ -69,16 +69,8 @@ Queues = Annotated[
 
 def _parse_since(text: str) -> ColumnElement[datetime]:
     """`text` as a time, of this machine where it has no zone, or as a duration before the server's now."""
-    try:
-        return literal(datetime.fromisoformat(text).astimezone())
-    except (ValueError, OverflowError):
-        pass
-    try:
-        return func.now() - parse_duration(text)
-    except typer.BadParameter:
-        raise typer.BadParameter(
-            f"{text!r} is neither a time, as in 2030-01-31 or 2030-01-31T09:00+01:00, nor a duration, as in 45s, 10m, 2h, 3d"
-        ) from None
+    moment = parse_moment(text)
+    return literal(moment) if isinstance(moment, datetime) else func.now() - moment
 
 
 _filter = partial(typer.Option, rich_help_panel=PANEL)

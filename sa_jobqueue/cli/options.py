@@ -14,13 +14,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import partial
 from typing import Annotated, Any, Self, get_args, get_type_hints
 
 import typer
 
-__all__ = ["PREFIX", "Json", "Options", "parse_duration", "parse_id", "setting"]
+__all__ = ["PREFIX", "Json", "Options", "parse_duration", "parse_id", "parse_moment", "setting"]
 
 #: What the names of our environment variables begin with.
 PREFIX = "SA_JOBQUEUE_"
@@ -78,6 +78,21 @@ def parse_duration(text: str | timedelta) -> timedelta:
     except OverflowError:
         pass
     raise typer.BadParameter(f"{text!r} is not a duration; expected 45s, 10m, 2h, 3d, 1w or 1h30m")
+
+
+def parse_moment(text: str, zone: tzinfo | None = None) -> datetime | timedelta:
+    """`text` as a time, which is in `zone` (None: this machine's) if it names none; or as a duration, as `parse_duration` reads it."""
+    try:
+        time = datetime.fromisoformat(text)
+        return (time.replace(tzinfo=zone) if time.tzinfo is None and zone is not None else time).astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return parse_duration(text)
+    except typer.BadParameter:
+        raise typer.BadParameter(
+            f"{text!r} is neither a time, as in 2030-01-31 or 2030-01-31T09:00+01:00, nor a duration, as in 45s, 10m, 2h, 3d"
+        ) from None
 
 
 def parse_id(text: str | int) -> int:

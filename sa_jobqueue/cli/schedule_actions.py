@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from typing import Annotated, Any, get_args
 
@@ -21,7 +21,7 @@ from sa_jobqueue.statements import pause_schedules, remove_schedules, resume_sch
 from .config import Config
 from .enqueue import call_of
 from .messages import fail
-from .options import Json, parse_duration
+from .options import Json, parse_duration, parse_moment
 from .output import cleaned, jobs_of, moment, note, print_json, say
 from .place import transaction
 from .schedules import Name, no_schedule, zone_of
@@ -280,12 +280,8 @@ def _rule(text: str) -> str | Every:
 def _time(text: str, option: str, zone: tzinfo, now: datetime) -> datetime:
     """A time, of `zone` if it names none; or a duration before now."""
     try:
-        time = datetime.fromisoformat(text)
-        return (time if time.tzinfo is not None else time.replace(tzinfo=zone)).astimezone(UTC)
-    except (ValueError, OverflowError):
-        pass
-    try:
-        return now - parse_duration(text)
+        moment = parse_moment(text, zone)
+        return moment if isinstance(moment, datetime) else now - moment
     except (typer.BadParameter, OverflowError):
         raise OptionError(
             f"{option} must be a time, as 2030-01-31 or 2030-01-31T09:00+01:00, or a duration before now, as 2d, not {text!r}"

@@ -45,7 +45,7 @@ UP = (
     $body$
     """,
     "REVOKE ALL ON FUNCTION {schema}.hold_queued(bigint, boolean) FROM PUBLIC",
-    # SECURITY DEFINER: who may insert a job need not be able to read or take keys by hand.
+    # SECURITY DEFINER: a role that may insert jobs need not be able to read or take keys by hand.
     #
     # It waits only for a transaction that is taking the same key, or giving it back, and is not committed. At SERIALIZABLE the
     # holder is not read: that read would abort one transaction in five. The lock on a key that was not taken is given back with

@@ -15,11 +15,11 @@ UP = (
     # to be woken. A row would collect dead versions under a held snapshot and slow every enqueue.
     *(_GATE.format(gate=gate) for gate in range(GATES)),
     # The latest of them all: while every worker is busy, it spares each enqueue the call of the trigger's function.
-    # It is for all to read, because a WHEN is evaluated with the rights of who inserts.
+    # It is for all to read, because a WHEN is evaluated with the rights of the role that inserts.
     _GATE.format(gate="any"),
     "GRANT SELECT ON SEQUENCE {schema}.gate_any TO PUBLIC",
     # Silent unless a worker waits: a NOTIFY makes the commit take a lock that all notifying commits share.
-    # SECURITY DEFINER: who may insert a job need not be able to read the gates. A gate that is missing is closed: the
+    # SECURITY DEFINER: a role that may insert jobs need not be able to read the gates. A gate that is missing is closed: the
     # trigger never raises inside a caller's INSERT.
     """
     CREATE FUNCTION {schema}.job_wake() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
