@@ -1,9 +1,8 @@
-"""Schedules: which are due, the jobs of their ticks, and what code declares."""
+"""Schedules: which are due, and the jobs of their ticks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import (
@@ -23,38 +22,22 @@ from sqlalchemy import (
     type_coerce,
     update,
 )
-from sqlalchemy.dialects.postgresql import insert
 
 from ..lifecycle import JobStatus
 from ..models import Job, Schedule, schema_function, status_literal
-from ._parts import array, epoch, epoch_of, in_seconds, lock_in_order, members, rows, table_of
+from ._parts import array, epoch, epoch_of, in_seconds, members, rows, table_of
 
 __all__ = [
-    "DEFINED",
     "MOVE",
-    "change_declared",
-    "declare_new",
-    "declared_schedules",
     "due_schedules",
     "enqueue_ticks",
     "failing_schedules",
     "live_jobs",
-    "lock_declared",
     "move_schedules",
     "next_look",
     "pause_failing",
-    "pause_undeclared",
-    "resume_declared",
-    "say_declared",
     "set_aside",
 ]
-
-
-#: What a definition says, beside the name.
-DEFINED = (
-    "expression", "timezone", "missed", "catch_up", "overlap", "jitter", "pause_after", "task", "args", "queue", "priority",
-    "max_attempts", "meta", "uniqueness",
-)  # fmt: skip
 
 
 def next_look(*, schedule: type[Schedule] = Schedule) -> Select[Any]:
@@ -209,96 +192,4 @@ def pause_failing(ids: Sequence[int], *, schedule: type[Schedule] = Schedule) ->
             ),
         )
         .returning(columns.name, columns.pause_after)
-    )
-
-
-def declared_schedules(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> Executable:
-    """Those of these schedules that are there. Columns: name; current, the digest of the definition that code declared last, and age,
-    the seconds since then, both NULL if it was made at run time; undeclared, true if it is paused because no code declares it.
-    """
-    columns = table_of(schedule).c
-    current = columns.definitions[func.cardinality(columns.definitions)]
-    return select(
-        columns.name,
-        current.label("current"),
-        (epoch(func.now()) - epoch(columns.declared_at)).label("age"),
-        (columns.paused_by == literal_column("'undeclared'")).label("undeclared"),
-    ).where(columns.name == func.any(array("schedule_names", names, Text())))
-
-
-def declare_new(*, values: Mapping[str, Any], digest: str, schedule: type[Schedule] = Schedule) -> Executable:
-    """Insert a schedule that code declares. Nothing happens if its name is there."""
-    made = insert(table_of(schedule)).values(
-        **values, declared=dict(values), definitions=[digest], declared_at=func.now()
-    )
-    return made.on_conflict_do_nothing(index_elements=["name"]).returning(literal_column("1"))
-
-
-def lock_declared(name: str, *, schedule: type[Schedule] = Schedule) -> Executable:
-    """One schedule that code has declared, locked: its definition in the row, what code had declared, and the digests so far.
-
-    Nothing if another transaction has locked it just now.
-    """
-    columns = table_of(schedule).c
-    own = [columns[key] for key in DEFINED]
-    return (
-        select(*own, columns.declared, columns.definitions)
-        .where(columns.name == name, columns.declared_at.is_not(None))
-        .with_for_update(key_share=True, skip_locked=True)
-    )
-
-
-def change_declared(
-    name: str,
-    *,
-    changes: Mapping[str, Any],
-    declared: Mapping[str, Any],
-    definitions: Sequence[str],
-    schedule: type[Schedule] = Schedule,
-) -> Executable:
-    """Write a new definition: the columns that are to change, and what code says of all of them."""
-    table = table_of(schedule)
-    return (
-        update(table)
-        .where(table.c.name == name)
-        .values(**changes, declared=dict(declared), definitions=list(definitions), declared_at=func.now())
-    )
-
-
-def say_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> Executable:
-    """These schedules are declared by a living worker. A row that another transaction has locked is left."""
-    table = table_of(schedule)
-    mine = lock_in_order(table, table.c.name == func.any(array("schedule_names", names, Text())))
-    return update(table).where(members(table.c.id, select(mine.c.id))).values(declared_at=func.now())
-
-
-def resume_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> Executable:
-    """Schedules that were paused because no code declared them go on. Returns their names; not of a row that another transaction has
-    locked.
-    """
-    table = table_of(schedule)
-    mine = lock_in_order(
-        table,
-        table.c.name == func.any(array("schedule_names", names, Text())),
-        table.c.paused_by == literal_column("'undeclared'"),
-    )
-    return update(table).where(members(table.c.id, select(mine.c.id))).values(paused_at=null()).returning(table.c.name)
-
-
-def pause_undeclared(*, after: timedelta, schedule: type[Schedule] = Schedule) -> Executable:
-    """Pause the schedules that code had declared, and that none has for this long. Returns their names; not of a row that another
-    transaction has locked.
-    """
-    table = table_of(schedule)
-    columns = table.c
-    mine = lock_in_order(table, columns.paused_at.is_(None), columns.declared_at < func.now() - after)
-    return (
-        update(table)
-        .where(members(columns.id, select(mine.c.id)))
-        .values(
-            paused_at=func.now(),
-            paused_by=literal_column("'undeclared'"),
-            pause_reason=literal_column("'no worker''s code declares it any more'"),
-        )
-        .returning(columns.name)
     )

@@ -14,12 +14,13 @@ transaction the connection is in, and never commit.
 from ..statements._parts import FIRST_ID, FIRST_TIME
 from ..statements.claim import ClaimRequest
 from .claims import MOST_TEXT, Texts
+from .declared import Definition, definition_of
 from .faults import Fault, fault_of, is_data_fault, is_too_much
 from .leases import Expired, Renewal
 from .notes import LogLines, Report
 from .outcomes import Answer, alike, kept_for_now
 from .pruning import Pruned
-from .schedules import Definition, Ticked, definition_of
+from .schedules import Ticked
 from .store import Store, default_store, store_of
 from .tables import Tables
 from .unique import started_keys, without_key

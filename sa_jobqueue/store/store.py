@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..models import Job
+from .declared import DeclaredSchedules
 from .expiry import Expiry
 from .leases import Leases
 from .notes import JobNotes
@@ -17,7 +18,7 @@ from .workers import Workers
 __all__ = ["Store", "default_store", "store_of"]
 
 
-class Store(Outcomes, Expiry, Leases, JobNotes, Pruning, UniqueKeys, Schedules, Waking, Workers):
+class Store(Outcomes, Expiry, Leases, JobNotes, Pruning, UniqueKeys, Schedules, DeclaredSchedules, Waking, Workers):
     """What a worker does to one bundle of tables.
 
     It holds its statements, and nothing of any connection: threads and workers may share it.

@@ -42,6 +42,13 @@ from sa_jobqueue.statements import (
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
+from sa_jobqueue.statements.declared import (
+    declared_schedules,
+    lock_declared,
+    pause_undeclared,
+    resume_declared,
+    say_declared,
+)
 from sa_jobqueue.statements.expiry import end_expired, end_overdue
 from sa_jobqueue.statements.fetch import fetch_args
 from sa_jobqueue.statements.leases import attest_uptime, cancel_requests
@@ -57,18 +64,13 @@ from sa_jobqueue.statements.prune import first_over, postpone_purge, prune_page
 from sa_jobqueue.statements.schedule_admin import enqueued_ticks, lock_schedule
 from sa_jobqueue.statements.schedules import (
     MOVE,
-    declared_schedules,
     due_schedules,
     enqueue_ticks,
     failing_schedules,
     live_jobs,
-    lock_declared,
     move_schedules,
     next_look,
     pause_failing,
-    pause_undeclared,
-    resume_declared,
-    say_declared,
     set_aside,
 )
 from sa_jobqueue.statements.waking import channel_of, open_gates

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Registry, Schedule, Unique, every, task
 from sa_jobqueue.errors import OptionError, PayloadError
 from sa_jobqueue.store import Ticked, default_store, definition_of
-from sa_jobqueue.store.schedules import Declaring
+from sa_jobqueue.store.declared import Declaring
 from tests.support.factory import TABLE
 from tests.support.waiting import wait_until
 
