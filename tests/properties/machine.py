@@ -158,15 +158,15 @@ class QueueMachine(RuleBasedStateMachine):
         """It takes its key, or is a duplicate."""
         if unique is not None:
             job.key, job.until_start = unique.key, unique.scope == "queued"
-            self._leave_started_keys()
+            self._leave_started_key(job.key)
             self._take_key(job)
             if not job.holds:
                 job.status, job.errors, job.purge_at = JobStatus.CANCELLED, 1, LATER
 
-    def _leave_started_keys(self) -> None:
+    def _leave_started_key(self, key: str) -> None:
         """A new job gets the key of one that was started, also where its worker did not free that key."""
         for one in self.jobs.values():
-            if one.until_start and one.status == JobStatus.RUNNING:
+            if one.key == key and one.until_start and one.status == JobStatus.RUNNING:
                 one.holds = False
 
     def _take_key(self, job: Tracked) -> None:
