@@ -106,6 +106,8 @@ def promises_broken(seen: Observed) -> list[str]:
         broken.append(f"{seen.committed - seen.finished} of {seen.committed} jobs came to no end")
     if seen.back is None or seen.back > back_within:
         broken.append(f"the throughput was back after {seen.back} s, not {back_within} s")
+    if seen.ticking is None or seen.ticking > back_within:
+        broken.append(f"ticks of schedules were late for {seen.ticking} s, not {back_within} s")
     if len(seen.workers) != PROCESSES:
         broken.append(f"not whole: {len(seen.workers)} of {PROCESSES} workers were there")
     for worker in seen.workers:

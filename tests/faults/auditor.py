@@ -44,6 +44,11 @@ class Row(NamedTuple):
     duplicate_of: int | None = None
     created_at: float = 0.0
     finished_at: float | None = None
+    expires_at: float | None = None
+    deadline_at: float | None = None
+    error: str | None = None
+    overlap: str | None = None
+    """Of the schedule that made it."""
 
 
 class Step(NamedTuple):
@@ -92,6 +97,40 @@ class Held(NamedTuple):
     until: bool
 
 
+class Tick(NamedTuple):
+    """A job of a schedule: for which tick it is, for how many it stands; when it was made. Times are seconds of the epoch."""
+
+    schedule: str
+    key: str
+    at: float
+    number: int
+    made_at: float
+
+
+class Ticking(NamedTuple):
+    """A schedule as it is at the end. `first`: its first tick; `next_at`: the first about which nothing is done yet."""
+
+    name: str
+    interval: float
+    first: float
+    next_at: float
+    overlap: str
+    catch_up: float | None
+    left_out: int
+
+    def place(self, at: float) -> int:
+        """The number of the tick at this time, from 0 on. Fails for a time that is no tick."""
+        place = round((at - self.first) / self.interval)
+        assert abs(self.at(place) - at) < _MILLISECOND, f"{at} is no tick of {self}"
+        return place
+
+    def at(self, place: int) -> float:
+        return self.first + place * self.interval
+
+
+_MILLISECOND = 0.001
+
+
 class Finding(NamedTuple):
     """A promise that was broken, and by what."""
 
@@ -114,9 +153,11 @@ class Evidence:
     said: list[Said] = field(default_factory=list)
     forgotten: Sequence[tuple[float, float]] = ()
     held: list[Held] = field(default_factory=list)
+    schedules: list[Ticking] = field(default_factory=list)
+    ticks: list[Tick] = field(default_factory=list)
 
     def of(self, keys: Collection[str]) -> Evidence:
-        """The part that is about these keys."""
+        """The part that is about these keys; of the schedules it is all."""
         chosen = set(keys)
         others = {row.id for row in self.rows if row.key not in chosen}
         return replace(
@@ -189,8 +230,18 @@ def committed_jobs_end(given: Evidence) -> Iterator[str]:
             expected = JobStatus.FAILED if row.task == DOOMED else JobStatus.COMPLETED
             if row.duplicate_of is not None:
                 expected = JobStatus.CANCELLED
-            if row.status != expected:
+            if row.status != expected and not _may_end_otherwise(row):
                 yield f"{row} should be {expected}"
+
+
+def _may_end_otherwise(row: Row) -> bool:
+    """Whether that was an expiry, a deadline, or the next tick of a schedule that cancels."""
+    if row.status == JobStatus.CANCELLED and row.error == "Expired":
+        return row.expires_at is not None and (row.finished_at or 0.0) >= row.expires_at
+    if row.status == JobStatus.CANCELLED:
+        return row.overlap == "cancel_running"
+    # Before the deadline a job fails whose next attempt would be after it.
+    return row.status == JobStatus.FAILED and row.deadline_at is not None
 
 
 def rolled_back_jobs_never_run(given: Evidence) -> Iterator[str]:
@@ -349,6 +400,99 @@ def changes_are_seen_by_a_later_run(given: Evidence) -> Iterator[str]:
                 yield f"{holder} began before its duplicate {row} was made, and not again"
 
 
+LATE = 1.0
+"""Seconds from a look at the clock to the handler's first line on the disk of a busy machine, at most."""
+
+
+def jobs_are_not_started_after_their_expiry(given: Evidence) -> Iterator[str]:
+    """The first attempt of a job begins before its expiry, and no job ends as expired before that."""
+    first = {
+        (step.key, step.token) for step in given.steps
+        if step.now == JobStatus.RUNNING and (step.attempt, step.rescues) == (1, 0)
+    }  # fmt: skip
+    until = {row.key: row.expires_at for row in given.rows if row.expires_at is not None}
+    for line in given.said:
+        if (
+            line.what == Word.BEGAN
+            and (line.key, line.token) in first
+            and line.at > until.get(line.key, math.inf) + LATE
+        ):
+            yield f"it expired at {until[line.key]}, and yet: {line}"
+    for row in given.rows:
+        if row.error == "Expired" and (row.expires_at is None or (row.finished_at or 0.0) < row.expires_at):
+            yield f"too early: {row}"
+
+
+def no_attempt_begins_after_its_deadline(given: Evidence) -> Iterator[str]:
+    """Nor does the first."""
+    until = {row.key: row.deadline_at for row in given.rows if row.deadline_at is not None}
+    for line in given.said:
+        if line.what == Word.BEGAN and line.at > until.get(line.key, math.inf) + LATE:
+            yield f"its deadline was {until[line.key]}, and yet: {line}"
+
+
+def each_tick_has_one_job(given: Evidence) -> Iterator[str]:
+    """No tick has two jobs, or is counted by two; and none has one that is still to come."""
+    for schedule, ticks in _by_schedule(given):
+        counted = Counter(place for tick in ticks for place in _places(schedule, tick))
+        for place, times in counted.items():
+            if times > 1:
+                yield f"{times} jobs for the tick {schedule.at(place)} of {schedule.name!r}"
+            if not 0 <= place < schedule.place(schedule.next_at):
+                yield f"a job for the tick {schedule.at(place)} of {schedule}"
+
+
+def no_tick_is_lost(given: Evidence) -> Iterator[str]:
+    """Each tick has a job, unless `catch_up` or `overlap` leave it out; and those that they leave out are counted."""
+    for schedule, ticks in _by_schedule(given):
+        counted = {place for tick in ticks for place in _places(schedule, tick)}
+        missing = [place for place in range(schedule.place(schedule.next_at)) if place not in counted]
+        for place in missing:
+            if not _may_be_left_out(given, schedule, ticks, schedule.at(place)):
+                yield f"no job for the tick {schedule.at(place)} of {schedule.name!r}"
+        if len(missing) != schedule.left_out:
+            yield f"{len(missing)} ticks have no job, and {schedule} says otherwise"
+
+
+def _may_be_left_out(given: Evidence, schedule: Ticking, ticks: Sequence[Tick], at: float) -> bool:
+    if schedule.catch_up is not None:
+        # What passed it over made the next job, too, if it made any.
+        later = [tick.made_at for tick in ticks if tick.at > at]
+        return not later or min(later) - at > schedule.catch_up
+    if schedule.overlap == "skip":
+        ends = [given.ends[tick.key].at if tick.key in given.ends else math.inf for tick in ticks if tick.at < at]
+        return any(end > at - UNCOMMITTED for end in ends)
+    return False
+
+
+UNCOMMITTED = 5.0
+"""Seconds for which the end of a job may have been written, and not be committed: a network that is silent just then."""
+
+
+def jobs_of_a_schedule_do_not_overlap(given: Evidence) -> Iterator[str]:
+    """Where it says so, a job is made when the one before has ended."""
+    for schedule, ticks in _by_schedule(given):
+        if schedule.overlap not in ("skip", "queue_one"):
+            continue
+        for before, after in pairwise(ticks):
+            made, end = given.by_key.get(after.key, [])[:1], given.ends.get(before.key)
+            if made and (end is None or end.n > made[0].n):
+                yield f"{after} was made when {before} had not ended"
+
+
+def _by_schedule(given: Evidence) -> Iterator[tuple[Ticking, list[Tick]]]:
+    """Each schedule with its jobs, in the order of their ticks."""
+    for schedule in given.schedules:
+        ticks = [tick for tick in given.ticks if tick.schedule == schedule.name]
+        yield schedule, sorted(ticks, key=lambda tick: tick.at)
+
+
+def _places(schedule: Ticking, tick: Tick) -> range:
+    """The ticks for which a job stands."""
+    last = schedule.place(tick.at)
+    return range(last - tick.number + 1, last + 1)
+
+
 RULES: dict[str, Callable[[Evidence], Iterator[str]]] = {
     rule.__name__: rule
     for rule in (
@@ -365,6 +509,11 @@ RULES: dict[str, Callable[[Evidence], Iterator[str]]] = {
         keys_are_held_by_jobs,
         duplicates_name_their_holder,
         changes_are_seen_by_a_later_run,
+        jobs_are_not_started_after_their_expiry,
+        no_attempt_begins_after_its_deadline,
+        each_tick_has_one_job,
+        no_tick_is_lost,
+        jobs_of_a_schedule_do_not_overlap,
     )
 }
 
@@ -377,12 +526,13 @@ def audit(given: Evidence) -> list[Finding]:
 # ---- where it comes from
 
 _ROWS = """
-    SELECT meta->>'key', id, task, status, claims, attempt, max_attempts, rescues,
+    SELECT audit.key(job), job.id, job.task, status, claims, attempt, job.max_attempts, rescues,
            coalesce(lease_expires_at > clock_timestamp(), false),
-           uniqueness->>'key', CASE WHEN uniqueness IS NOT NULL THEN coalesce(uniqueness->>'scope', 'started') END,
-           (uniqueness->>'period')::float8, duplicate_of,
-           extract(epoch FROM created_at)::float8, extract(epoch FROM finished_at)::float8
-    FROM sa_jobqueue.job WHERE meta ? 'key'
+           job.uniqueness->>'key', CASE WHEN job.uniqueness IS NOT NULL THEN coalesce(job.uniqueness->>'scope', 'started') END,
+           (job.uniqueness->>'period')::float8, duplicate_of,
+           extract(epoch FROM job.created_at)::float8, extract(epoch FROM finished_at)::float8,
+           extract(epoch FROM expires_at)::float8, extract(epoch FROM deadline_at)::float8, errors->-1->>'type', overlap
+    FROM sa_jobqueue.job LEFT JOIN sa_jobqueue.schedule ON schedule.id = schedule_id WHERE audit.key(job) IS NOT NULL
 """
 _STEPS = """
     SELECT key, n, extract(epoch FROM at)::float8, xid, was, claims_was, rescues_was,
@@ -390,6 +540,15 @@ _STEPS = """
     FROM audit.history WHERE key IS NOT NULL
 """
 _EFFECTS = "SELECT key, token, xid FROM audit.effect"
+_TICKING = """
+    SELECT name, split_part(expression, ' ', 2)::float8, split_part(expression, ' ', 2)::float8 + extract(epoch FROM counts_from)::float8,
+           extract(epoch FROM next_at)::float8, overlap, catch_up, left_out
+    FROM sa_jobqueue.schedule WHERE next_at IS NOT NULL
+"""
+_TICKS = """
+    SELECT meta->>'schedule', audit.key(job), extract(epoch FROM tick_at)::float8, ticks, extract(epoch FROM created_at)::float8
+    FROM sa_jobqueue.job WHERE schedule_id IS NOT NULL
+"""
 _HELD = "SELECT key, job_id, expires_at IS NOT NULL FROM sa_jobqueue.unique_key"
 
 
@@ -403,8 +562,32 @@ def collect(
         steps = [Step._make(row) for row in connection.execute(text(_STEPS))]
         effects = [Written._make(row) for row in connection.execute(text(_EFFECTS))]
         held = [Held._make(row) for row in connection.execute(text(_HELD))]
+        schedules = [Ticking._make(row) for row in connection.execute(text(_TICKING))]
+        ticks = [Tick._make(row) for row in connection.execute(text(_TICKS))]
     engine.dispose()
-    return Evidence(dict(fates), rows, steps, effects, read_words(folder), forgotten, held)
+    said = read_words(folder)
+    fates = {**_fates_of_ticks(said, ticks, forgotten), **fates}
+    return Evidence(fates, rows, steps, effects, said, forgotten, held, schedules, ticks)
+
+
+def _fates_of_ticks(
+    said: Sequence[Said], ticks: Sequence[Tick], forgotten: Sequence[tuple[float, float]]
+) -> dict[str, Fate]:
+    """The jobs of schedules are committed, unless a failover may have lost them, and what came of them."""
+    fates = {tick.key: Fate.COMMITTED for tick in ticks}
+    times = {tick.key: tick.at for tick in ticks}
+    for line in said:
+        if "@" in line.key:
+            times.setdefault(line.key, int(line.key.rpartition("@")[2]) / 1e6)
+            fates.setdefault(line.key, Fate.COMMITTED)
+    for key, at in times.items():
+        if any(begun - CAUGHT_UP <= at <= over for begun, over in forgotten):
+            fates[key] = Fate.UNKNOWN
+    return fates
+
+
+CAUGHT_UP = 60.0
+"""Seconds by which a tick may be late, where the faults before were long."""
 
 
 def read_words(folder: Path) -> list[Said]:

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Connection, Text, cast, func, select, text, update
@@ -18,10 +19,11 @@ from sa_jobqueue import lifecycle
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.lifecycle import Change, Event
 from sa_jobqueue.models import Job
+from sa_jobqueue.schedules import due_ticks
 from sa_jobqueue.statements.claim import ClaimRequest, new_token
-from sa_jobqueue.store import Answer, Renewal, default_store
+from sa_jobqueue.store import Answer, Renewal, default_store, schedules
 from sa_jobqueue.worker.claiming import fetch
-from sa_jobqueue.worker.running import libpq
+from sa_jobqueue.worker.running import libpq, verdict
 from sa_jobqueue.worker.running.ending import LOST, Written
 from sa_jobqueue.worker.running.transaction import HandlerTransaction
 from tests.faults.workload import registry
@@ -161,6 +163,45 @@ def free_keys_at_the_start() -> None:
     default_store.free_started_keys = free  # type: ignore[method-assign]
 
 
+def look_without_a_lock() -> None:
+    """Due schedules are read, and not locked."""
+    due_schedules = schedules.due_schedules
+
+    def look(**options: Any) -> Any:
+        return due_schedules(**options).with_for_update(read=True, key_share=True)
+
+    def live(self: Any, connection: Connection, looks: Any) -> set[int]:
+        time.sleep(0.05)  # others may look at the same moment
+        return set()
+
+    schedules.due_schedules = look
+    schedules.Schedules._live = live  # type: ignore[method-assign]
+
+
+def forget_missed_ticks() -> None:
+    """Only the last tick has a job, whatever was missed."""
+    schedules.due_ticks = lambda *given, **_: due_ticks(*given, missed="once")._replace(
+        ticks=[(at, 1) for at, _ in due_ticks(*given, missed="once").ticks]
+    )
+
+
+def catch_up_nothing() -> None:
+    """What is late by half a second is left out, where a schedule has any limit."""
+    schedules.due_ticks = lambda *given, catch_up=None, **options: due_ticks(
+        *given, catch_up=None if catch_up is None else timedelta(seconds=0.5), **options
+    )
+
+
+def tick_past_live_jobs() -> None:
+    """No job is in the way of the next tick."""
+    schedules.Schedules._live = lambda *_: set()  # type: ignore[method-assign]
+
+
+def start_what_is_late() -> None:
+    """Nobody looks at expiries and deadlines before a handler is called."""
+    verdict.not_started = lambda *_: None
+
+
 MUTATIONS: dict[str, Callable[[], None]] = {
     mutate.__name__: mutate
     for mutate in (
@@ -171,6 +212,11 @@ MUTATIONS: dict[str, Callable[[], None]] = {
         complete_and_die,
         keep_the_keys,
         free_keys_at_the_start,
+        look_without_a_lock,
+        forget_missed_ticks,
+        catch_up_nothing,
+        tick_past_live_jobs,
+        start_what_is_late,
     )
 }
 

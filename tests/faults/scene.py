@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Self
 
@@ -69,6 +69,8 @@ class Observed:
     """How many of them came to a final state."""
     back: float | None
     """From the fault's end until jobs that were claimed since then ended at least half as fast as usual; None: they did not."""
+    ticking: float | None
+    """From the fault's end until no tick of a schedule was late by more than a second; None: some were."""
     gap: float
     """The longest time in which no job ended."""
     rescued: int
@@ -127,6 +129,7 @@ class Scene:
         self.server.execute(f"CREATE DATABASE {DATABASE}")
         upgrade_database(self.server.url(DATABASE), schema="sa_jobqueue")
         workload.prepare(self.server.url(DATABASE))
+        workload.add_schedules(self.server.url(DATABASE))
         self.proxy = self._stack.enter_context(Proxy(self.server.port))
         self.door = self._stack.enter_context(Proxy(self.server.port))
         self.start_supervisor()
@@ -247,7 +250,7 @@ class Scene:
     def usual(self) -> float:
         """Jobs that end per second when all is well."""
         duplicates = workload.SHARE / 2  # an estimate
-        return self.rate * (1 - self.producer.rolled_back) * (1 - duplicates)
+        return self.rate * (1 - self.producer.rolled_back) * (1 - duplicates) + workload.TICKS
 
     def calm(self) -> None:
         """Wait until all workers are there, each has claimed, and jobs end as fast as usual."""
@@ -257,8 +260,23 @@ class Scene:
 
     def live(self, keys: Collection[str]) -> set[str]:
         """Those of these keys whose jobs have not ended."""
-        live = f"SELECT meta->>'key' FROM sa_jobqueue.job WHERE status NOT IN {_FINISHED}"
+        live = f"SELECT audit.key(job) FROM sa_jobqueue.job WHERE status NOT IN {_FINISHED}"
         return {str(key) for (key,) in self.ask(live)} & set(keys)
+
+    def ticks(self) -> set[str]:
+        """The keys of the jobs of schedules, so far."""
+        return {
+            str(key) for (key,) in self.ask("SELECT audit.key(job) FROM sa_jobqueue.job WHERE schedule_id IS NOT NULL")
+        }
+
+    def late(self) -> list[str]:
+        """The schedules of which a tick is to be enqueued for more than a second; all, if the server is away."""
+        late = "next_at IS NULL OR (waiting_since IS NULL AND next_at < clock_timestamp() - interval '1 s')"
+        with suppress(psycopg.Error):
+            return [
+                str(name) for (name,) in self.ask(f"SELECT name FROM sa_jobqueue.schedule WHERE {late} ORDER BY id")
+            ]
+        return list(workload.SCHEDULES)
 
     def settled(self, keys: Collection[str]) -> bool:
         """Whether the jobs with these keys have all ended."""
@@ -272,28 +290,35 @@ class Scene:
         `act` returns when the fault ended (`time.time()`), if that was not just now.
         """
         self.calm()
-        before = set(self.producer.fates.copy())
+        before = self.ticks() | set(self.producer.fates.copy())
         met = self.live(before)
         there = {worker.pid for worker in self.workers()}
         self._memory = 0
         begun = time.time()
         over = act() or time.time()
-        with suppress(AssertionError):
+        ticking: float | None = None
+
+        def well() -> bool:
+            nonlocal ticking
+            if ticking is None and not self.late():
+                ticking = time.time() - over
             # A second at least, to have seen something.
-            wait_until(
-                lambda: time.time() > over + 1 and self.ended_lately() > self.usual / 2 and self.all_claim(over),
-                patience,
-            )
+            busy = time.time() > over + 1 and self.ended_lately() > self.usual / 2
+            return busy and self.all_claim(over) and ticking is not None
+
+        with suppress(AssertionError):
+            wait_until(well, patience)
         claimed = self.claimants(over)
         workers = [
             Resumed(pid, claimed[pid] - over if pid in claimed else None, new=pid not in there)
             for pid in sorted(worker.pid for worker in self.workers())
         ]
-        after = set(self.producer.fates.copy())
+        after = self.ticks() | set(self.producer.fates.copy())
         hit = met | (after - before)
         with suppress(AssertionError):
             wait_until(lambda: self.settled(hit), timeout=patience)
-        return self._observe(name, begun, over, hit=hit, known=after, workers=workers)
+        seen = self._observe(name, begun, over, hit=hit, known=after, workers=workers)
+        return replace(seen, ticking=ticking)
 
     def fail_over(self, standby: Server) -> None:
         """From now on all clients talk to this server; the one before is gone without a word."""
@@ -304,7 +329,8 @@ class Scene:
     def finish(self) -> list[str]:
         """End the producer, let the workers end everything and leave, and audit all that was ever done."""
         self.producer.stop()
-        keys = list(self.producer.fates.copy())
+        self.ask("UPDATE sa_jobqueue.schedule SET paused_at = now() RETURNING id")
+        keys = {*self.ticks(), *self.producer.fates.copy()}
         with suppress(AssertionError):
             wait_until(lambda: self.settled(keys), timeout=60)
         self.supervisor.send(signal.SIGTERM)
@@ -322,7 +348,9 @@ class Scene:
         """`hit`: the keys that the fault could do something to; `known`: these, and all whose jobs had ended before."""
         everything = self.evidence()
         given = everything.of(known)
-        committed = {key for key in hit if given.fates[key] is Fate.COMMITTED}
+        committed = {
+            key for key in hit if given.fates.get(key) is Fate.COMMITTED
+        }  # of a tick that was lost there is none
         steps = [step for step in everything.steps if step.at >= begun]
         ends = sorted(step.at for step in everything.ends.values() if step.was is not None and step.at >= begun)
         rescues = [
@@ -336,6 +364,7 @@ class Scene:
             committed=len(committed),
             finished=len(given.ends.keys() & committed),
             back=_back(everything.ends_of_claims(since=over), over, max(int(self.usual * _WINDOW / 2), 2)),
+            ticking=None,
             gap=max((later - earlier for earlier, later in pairwise([begun, *ends])), default=0.0),
             rescued=len(rescues),
             rescued_in=max(buried) - over if buried else None,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine
@@ -15,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Unique
 from tests.faults import auditor, mutants, workload
-from tests.faults.auditor import Evidence, Finding, Held, Row, Said, Step, Written, audit, collect
+from tests.faults.auditor import Evidence, Finding, Held, Row, Said, Step, Tick, Ticking, Written, audit, collect
 from tests.faults.workload import Fate
 from tests.support.commands import Command, start_command
 from tests.support.waiting import wait_until
@@ -50,6 +51,58 @@ KEYED = replace(
     said=[BEGAN._replace(at=101.6), DID],
 )
 HELD = Held("u", 3, False)
+
+
+# A schedule with a tick a second, from 100 on, and the jobs of the first three.
+TICKING = Ticking("s", 1.0, 100.0, 103.0, "allow", None, 0)
+TICKS = [Tick("s", f"s@{n}", 100.0 + n, 1, 100.0 + n) for n in range(3)]
+TICKED = Evidence({}, schedules=[TICKING], ticks=TICKS)
+
+
+def ticked(ticks: list[Tick], **changes: Any) -> Evidence:
+    """These jobs, of a schedule that is as above but for some things."""
+    return replace(TICKED, schedules=[TICKING._replace(**changes)], ticks=ticks)
+
+
+def lived(given: Evidence, *until: float) -> Evidence:
+    """The jobs of the ticks were made in time, and ended at these times."""
+    keys = [tick.key for tick in given.ticks]
+    order = sorted(
+        [(at, 1, key) for key, at in zip(keys, until, strict=True)]
+        + [(tick.made_at, 0, tick.key) for tick in given.ticks]
+    )
+    steps = [
+        (ENDED if ended else MADE)._replace(key=key, n=n, at=at) for n, (at, ended, key) in enumerate(order)
+    ]  # fmt: skip
+    return replace(given, steps=steps)
+
+
+SKIPPED = lived(ticked([TICKS[0], TICKS[2]], overlap="skip", left_out=1), 101.5, 102.5)
+
+
+def test_ticks_that_went_well_give_no_finding() -> None:
+    """Each has a job; or one stands for several; or they are left out for a reason."""
+    rules = {rule.__name__ for rule in TICK_RULES}
+    for given in (
+        TICKED,
+        ticked([TICKS[2]._replace(number=3)]),
+        ticked([TICKS[0], TICKS[2]._replace(made_at=104.5)], catch_up=3.0, left_out=1),
+        SKIPPED,
+        lived(ticked(TICKS, overlap="queue_one"), 100.5, 101.5, 102.5),
+    ):
+        assert [finding for finding in audit(given) if finding.rule in rules] == []
+
+
+TICK_RULES = (auditor.each_tick_has_one_job, auditor.no_tick_is_lost, auditor.jobs_of_a_schedule_do_not_overlap)
+
+
+def test_late_jobs_that_went_well_give_no_finding() -> None:
+    """They began in time, or were begun once; or were not begun, and ended as they should."""
+    assert audit(replace(WELL, rows=[ROW._replace(expires_at=101.2, deadline_at=101.2)])) == []
+    expired = ROW._replace(status="cancelled", error="Expired", expires_at=101.0, finished_at=102.0, attempt=0)
+    assert audit(Evidence(WELL.fates, [expired], [MADE])) == []
+    overdue = expired._replace(status="failed", error="DeadlineOver", expires_at=None, deadline_at=101.0)
+    assert audit(Evidence(WELL.fates, [overdue], [MADE])) == []
 
 
 def rescoped(given: Evidence, scope: str, period: float | None = None) -> Evidence:
@@ -141,6 +194,40 @@ def test_a_job_that_went_well_gives_no_finding() -> None:
         ),
         (auditor.duplicates_name_their_holder, lambda _: replace(KEYED, rows=[HOLDER._replace(unique="v"), DUPLICATE])),
         (auditor.changes_are_seen_by_a_later_run, lambda _: rescoped(replace(KEYED, said=[BEGAN, DID]), "queued")),
+        (auditor.committed_jobs_end, lambda w: replace(w, rows=[ROW._replace(status="cancelled", error="Expired")])),
+        (auditor.committed_jobs_end, lambda w: replace(w, rows=[ROW._replace(status="cancelled", overlap="skip")])),
+        (auditor.jobs_are_not_started_after_their_expiry, lambda w: replace(w, rows=[ROW._replace(expires_at=100.05)])),
+        (
+            auditor.jobs_are_not_started_after_their_expiry,
+            lambda w: replace(
+                w, rows=[ROW._replace(status="cancelled", error="Expired", expires_at=101.0, finished_at=100.9)]
+            ),
+        ),
+        (auditor.no_attempt_begins_after_its_deadline, lambda w: replace(w, rows=[ROW._replace(deadline_at=100.05)])),
+        (auditor.each_tick_has_one_job, lambda _: ticked([*TICKS, TICKS[1]])),
+        (auditor.each_tick_has_one_job, lambda _: ticked([*TICKS[:2], TICKS[2]._replace(number=2)])),
+        (auditor.each_tick_has_one_job, lambda _: ticked(TICKS, next_at=102.0)),
+        (auditor.no_tick_is_lost, lambda _: ticked([TICKS[0], TICKS[2]], left_out=1)),
+        (auditor.no_tick_is_lost, lambda _: ticked(TICKS[:2], left_out=1)),
+        (auditor.no_tick_is_lost, lambda _: ticked(TICKS, left_out=1)),
+        (auditor.no_tick_is_lost, lambda _: ticked([TICKS[0], TICKS[2]], catch_up=3.0, left_out=1)),
+        (auditor.no_tick_is_lost, lambda _: replace(SKIPPED, schedules=[TICKING._replace(overlap="skip")])),
+        (
+            auditor.no_tick_is_lost,
+            lambda _: lived(
+                ticked([TICKS[0], Tick("s", "s@9", 109.0, 1, 109.0)], overlap="skip", next_at=110.0, left_out=8),
+                100.5,
+                109.5,
+            ),
+        ),
+        (
+            auditor.jobs_of_a_schedule_do_not_overlap,
+            lambda _: lived(ticked(TICKS, overlap="skip"), 100.5, 102.5, 102.7),
+        ),
+        (
+            auditor.jobs_of_a_schedule_do_not_overlap,
+            lambda _: lived(ticked(TICKS, overlap="queue_one"), 101.5, 101.7, 102.7),
+        ),
     ],
 )
 def test_each_rule_finds_what_breaks_it(rule: Callable[..., object], change: Callable[[Evidence], Evidence]) -> None:
@@ -337,3 +424,98 @@ def test_a_key_that_is_given_back_too_early_or_not_at_all_is_caught(
         fates |= enqueue_once(engine, "second")
         workload.let_go(tmp_path, 1)
         assert rules_broken(engine, tmp_path, fates) == broken
+
+
+def execute(engine: Engine, statement: str) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+
+
+def scalar(engine: Engine, statement: str) -> Any:
+    with engine.connect() as connection:
+        return connection.exec_driver_sql(statement).scalar()
+
+
+#: The ticks of some seconds are late when the workers come.
+LATE = "UPDATE sa_jobqueue.schedule SET counts_from = counts_from - interval '3.7 s'"
+PAUSE = "UPDATE sa_jobqueue.schedule SET paused_at = now()"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mutant", "names", "broken"),
+    [
+        (None, list(workload.SCHEDULES), set()),
+        (mutants.look_without_a_lock.__name__, ["each", "once"], {"each_tick_has_one_job"}),
+        (mutants.forget_missed_ticks.__name__, ["each"], {"no_tick_is_lost"}),
+        (mutants.catch_up_nothing.__name__, ["fresh"], {"no_tick_is_lost"}),
+    ],
+)
+def test_ticks_that_have_no_job_or_two_are_caught(
+    engine: Engine, database_url: str, tmp_path: Path, mutant: str | None, names: list[str], broken: set[str]
+) -> None:
+    """Several workers look at schedules some of whose ticks nobody has seen to."""
+    workload.add_schedules(database_url, {name: workload.SCHEDULES[name] for name in names})
+    execute(engine, LATE)
+    with ExitStack() as stack:
+        work(stack, database_url, tmp_path, mutant, 3)
+        ticks = "SELECT bool_and(last_tick_at > created_at) FROM sa_jobqueue.schedule"
+        wait_until(lambda: scalar(engine, ticks), message="a tick of each that came since")
+        execute(engine, PAUSE)
+        assert broken <= (found := rules_broken(engine, tmp_path, {}))
+        assert bool(found) == bool(broken)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mutant", "broken"),
+    [(None, set()), (mutants.tick_past_live_jobs.__name__, {"jobs_of_a_schedule_do_not_overlap"})],
+)
+def test_a_tick_that_does_not_look_at_the_job_before_is_caught(
+    engine: Engine, database_url: str, tmp_path: Path, mutant: str | None, broken: set[str]
+) -> None:
+    """A job takes longer than until the next tick."""
+    workload.add_schedules(database_url, {"held": (1.0, workload.held, {"overlap": "skip"})})
+    with ExitStack() as stack:
+        work(stack, database_url, tmp_path, mutant, 1)
+        wait_until(lambda: ("began", 1) in said(tmp_path))
+        before = scalar(engine, "SELECT next_at FROM sa_jobqueue.schedule")
+        wait_until(lambda: scalar(engine, "SELECT next_at FROM sa_jobqueue.schedule") > before, message="the next tick")
+        execute(engine, PAUSE)
+        workload.let_go(tmp_path, 1)
+        assert rules_broken(engine, tmp_path, {}) == broken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mutant", "broken"),
+    [
+        (None, set()),
+        (
+            mutants.start_what_is_late.__name__,
+            {"jobs_are_not_started_after_their_expiry", "no_attempt_begins_after_its_deadline"},
+        ),
+    ],
+)
+def test_a_job_that_is_started_too_late_is_caught(
+    engine: Engine, database_url: str, tmp_path: Path, mutant: str | None, broken: set[str]
+) -> None:
+    """Its expiry, or its deadline, is over when a worker comes."""
+    with Session(engine) as session:
+        session.add_all(
+            [
+                workload.job(workload.plain, "expires", expires=60.0),
+                workload.job(workload.plain, "deadline", deadline=60.0),
+            ]
+        )
+        session.commit()
+    execute(
+        engine,
+        "UPDATE sa_jobqueue.job SET expires_at = expires_at - interval '90 s', deadline_at = deadline_at - interval '90 s'",
+    )
+    with ExitStack() as stack:
+        work(stack, database_url, tmp_path, mutant, 1)
+        fates = dict.fromkeys(("expires", "deadline"), Fate.COMMITTED)
+        found = rules_broken(engine, tmp_path, fates)
+    assert broken <= found
+    assert bool(found) == bool(broken)

@@ -65,7 +65,7 @@ def test_workers_that_do_not_come_back_break_a_promise(scene: Scene) -> None:
 
 
 WELL = Observed(
-    fault="a worker is killed", lasted=0.1, committed=20, finished=20, back=0.5, gap=0.3, rescued=2, rescued_in=2.4, overdue=0.4, duplicates=1,
+    fault="a worker is killed", lasted=0.1, committed=20, finished=20, back=0.5, ticking=1.1, gap=0.3, rescued=2, rescued_in=2.4, overdue=0.4, duplicates=1,
     memory=80 * 2**20, workers=[Resumed(1, 0.2, new=False), Resumed(2, 4.9, new=False), Resumed(3, 6.9, new=True)], findings=[],
 )  # fmt: skip
 
@@ -81,6 +81,8 @@ def test_what_went_well_breaks_no_promise() -> None:
         ("came to no end", {"finished": 19}),
         ("the throughput was back after None s", {"back": None}),
         ("the throughput was back after 5.1 s", {"back": 5.1}),
+        ("ticks of schedules were late for 5.1 s", {"ticking": 5.1}),
+        ("ticks of schedules were late for None s", {"ticking": None}),
         ("not whole", {"workers": WELL.workers[:2]}),
         ("silent worker 3", {"workers": [*WELL.workers[:2], Resumed(3, None, new=True)]}),
         ("silent worker 3", {"workers": [*WELL.workers[:2], Resumed(3, 7.1, new=True)]}),

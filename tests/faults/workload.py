@@ -18,7 +18,8 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import count, product
 from pathlib import Path
@@ -28,7 +29,19 @@ from sqlalchemy import BigInteger, MetaData, create_engine, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, RetryPolicy, Snooze, Unique, enqueue, task
+from sa_jobqueue import (
+    AsyncJobContext,
+    Job,
+    JobContext,
+    Registry,
+    RetryPolicy,
+    Schedule,
+    Snooze,
+    Unique,
+    enqueue,
+    every,
+    task,
+)
 from sa_jobqueue.tasks import AnyTask
 from sa_jobqueue.unique import Scope
 
@@ -71,12 +84,19 @@ _OBSERVER = (
         was text, claims_was integer, rescues_was integer, lease_was timestamptz,
         now text, claims integer, rescues integer, attempt integer, error text, token bigint)
     """,
+    # What tells a job from all others: its producer's key, or of which tick it is.
+    """
+    CREATE FUNCTION audit.key(job sa_jobqueue.job) RETURNS text LANGUAGE sql STABLE AS $body$
+        SELECT coalesce(job.meta->>'key',
+                        (job.meta->>'schedule') || '@' || (extract(epoch FROM job.tick_at) * 1000000)::bigint)
+    $body$
+    """,
     """
     CREATE FUNCTION audit.observe() RETURNS trigger LANGUAGE plpgsql AS $body$
     BEGIN
         INSERT INTO audit.history (job_id, key, worker, was, claims_was, rescues_was, lease_was, now, claims, rescues, attempt,
                                    error, token)
-        VALUES (coalesce(NEW.id, OLD.id), coalesce(NEW.meta, OLD.meta)->>'key', coalesce(NEW.worker, OLD.worker),
+        VALUES (coalesce(NEW.id, OLD.id), coalesce(audit.key(NEW), audit.key(OLD)), coalesce(NEW.worker, OLD.worker),
                 OLD.status, OLD.claims, OLD.rescues, OLD.lease_expires_at, NEW.status, NEW.claims, NEW.rescues, NEW.attempt,
                 NEW.errors->-1->>'type', NEW.claim_token);
         RETURN NULL;
@@ -113,6 +133,16 @@ class Word(StrEnum):
     FAILED = "failed"  # on purpose
 
 
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def key_of(ctx: JobContext | AsyncJobContext) -> str:
+    """The job's key, as `audit.key` says it."""
+    if ctx.tick_at is None:
+        return str(ctx.meta["key"])
+    return f"{ctx.meta['schedule']}@{(ctx.tick_at - datetime(1970, 1, 1, tzinfo=UTC)) // _MICROSECOND}"
+
+
 def token_of(ctx: JobContext | AsyncJobContext) -> int:
     """Of which claim of the job this is the run."""
     return ctx._job.claim_token
@@ -122,7 +152,7 @@ def say(ctx: JobContext | AsyncJobContext, word: Word) -> None:
     """Append a line to this process's file, and return when it is on the disk."""
     # CLOCK_MONOTONIC is the host's: the same in all its processes, and none of their clocks can be wrong.
     line = {
-        "what": word, "job": ctx.job_id, "key": ctx.meta["key"], "token": token_of(ctx), "attempt": ctx.attempt,
+        "what": word, "job": ctx.job_id, "key": key_of(ctx), "token": token_of(ctx), "attempt": ctx.attempt,
         "pid": os.getpid(), "at": time.monotonic(),
     }  # fmt: skip
     file = os.open(Path(os.environ[FOLDER]) / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -134,7 +164,7 @@ def say(ctx: JobContext | AsyncJobContext, word: Word) -> None:
 
 
 def _effect(ctx: JobContext | AsyncJobContext) -> Effect:
-    return Effect(job_id=ctx.job_id, token=token_of(ctx), key=ctx.meta["key"], pid=os.getpid())
+    return Effect(job_id=ctx.job_id, token=token_of(ctx), key=key_of(ctx), pid=os.getpid())
 
 
 def _task(function: Any) -> Any:
@@ -290,6 +320,32 @@ UNIQUE = [
 ]
 SHARE = 0.25
 
+#: So many have an expiry, and so many a deadline; up to this many seconds from their enqueueing.
+LIMITED, _LATEST = 0.1, 4.0
+
+#: The schedules, by name: seconds between their ticks, their task, and the other options.
+SCHEDULES: dict[str, tuple[float, AnyTask, dict[str, Any]]] = {
+    "each": (1.0, plain, {"missed": "all"}),
+    "fresh": (2.0, plain_async, {"missed": "all", "catch_up": 3.0}),
+    "once": (2.0, write, {"missed": "once"}),
+    "skip": (2.0, write_async, {"overlap": "skip"}),
+    "queue one": (2.0, plain, {"overlap": "queue_one"}),
+    "cancel": (2.0, plain_async, {"overlap": "cancel_running"}),
+}
+TICKS = sum(1 / seconds for seconds, _, _ in SCHEDULES.values())
+"""Ticks a second."""
+
+
+def add_schedules(url: str, schedules: Mapping[str, tuple[float, AnyTask, dict[str, Any]]] = SCHEDULES) -> None:
+    """Make schedules."""
+    engine = create_engine(url)
+    with Session(engine) as session:
+        for name, (seconds, kind, options) in schedules.items():
+            task = kind.options(meta={"schedule": name})
+            session.add(Schedule(every(seconds), task, _LONGEST, name=name, **options))
+        session.commit()
+    engine.dispose()
+
 
 # ---- the producer
 
@@ -307,6 +363,8 @@ class _Wanted(NamedTuple):
     kind: AnyTask
     argument: float | str
     unique: Unique | None = None
+    expires: float | None = None
+    deadline: float | None = None
 
 
 class Producer:
@@ -362,6 +420,8 @@ class Producer:
                     kind,
                     self._random.uniform(0.0, _LONGEST),
                     self._random.choice(UNIQUE) if self._random.random() < SHARE else None,
+                    self._limit(),
+                    self._limit(),
                 )
                 for kind in kinds
             ]
@@ -372,12 +432,17 @@ class Producer:
             self._end.wait(number / self._rate)
         engine.dispose()
 
+    def _limit(self) -> float | None:
+        return self._random.uniform(0.05, _LATEST) if self._random.random() < LIMITED else None
+
     def _enqueue(self, session: Session, jobs: Sequence[_Wanted], *, rolls_back: bool = False) -> None:
         """One transaction."""
         fate = Fate.ROLLED_BACK
         try:
             with session:
-                session.add_all(job(one.kind, one.key, one.argument, one.unique) for one in jobs)
+                session.add_all(
+                    job(one.kind, one.key, one.argument, one.unique, one.expires, one.deadline) for one in jobs
+                )
                 session.flush()
                 if rolls_back:
                     session.rollback()
@@ -389,6 +454,16 @@ class Producer:
             self.fates |= {one.key: fate for one in jobs}
 
 
-def job(kind: AnyTask, key: str, argument: float | str = 0.0, unique: Unique | None = None) -> Job:
-    """A job that the audit can follow."""
-    return enqueue(kind.options(meta={"key": key}, unique=unique or False), argument)
+def job(
+    kind: AnyTask,
+    key: str,
+    argument: float | str = 0.0,
+    unique: Unique | None = None,
+    expires: float | None = None,
+    deadline: float | None = None,
+) -> Job:
+    """A job that the audit can follow. `expires`, `deadline`: seconds from now."""
+    options = kind.options(
+        meta={"key": key}, unique=unique or False, expires_in=expires or False, deadline=deadline or False
+    )
+    return enqueue(options, argument)
