@@ -37,6 +37,8 @@ class Can(StrEnum):
     """Look at jobs, schedules and workers."""
     SCHEDULE = "schedule"
     """Make, change, pause and remove schedules, also those that code declares; so the role decides which jobs they enqueue."""
+    WAIT = "wait"
+    """Wait for the end of jobs, and read their results and errors."""
     ADMIN = "admin"
     """Look, and cancel, retry, discard, release and delete jobs; pause schedules, and enqueue their jobs."""
 
@@ -54,6 +56,12 @@ _LOOK = (
     "SELECT ON TABLE {schema}.job_progress",
     "SELECT ON TABLE {schema}.job_log",
     "SELECT ON TABLE {schema}.schedule",
+)
+
+# What ends a job tells the programs that wait for it.
+_TELL = (
+    "SELECT ON SEQUENCE {schema}.gate_end",
+    "EXECUTE ON FUNCTION {schema}.any_awaited(), {schema}.tell_ended(bigint[])",
 )
 
 # What a job is to do, and when. The table decides all else: an id of a later job would make the INSERT of that job fail, and a
@@ -94,9 +102,16 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "EXECUTE ON FUNCTION {schema}.tell_workers(oid)",
             "EXECUTE ON FUNCTION {schema}.complete_job(bigint, bigint, double precision)",
             "EXECUTE ON FUNCTION {schema}.complete_job(bigint, bigint, double precision, jsonb)",
+            *_TELL,
         ),
         Can.READ: (*_ALL, *_LOOK),
         Can.SCHEDULE: (*_ALL, "SELECT, INSERT, UPDATE, DELETE ON TABLE {schema}.schedule"),
+        Can.WAIT: (
+            *_ALL,
+            "SELECT (id, task, status, result, errors) ON TABLE {schema}.job",
+            "SELECT, INSERT, DELETE, UPDATE (expires_at) ON TABLE {schema}.awaited",
+            "SELECT, UPDATE ON SEQUENCE {schema}.gate_end",
+        ),
         Can.ADMIN: (
             *_ALL,
             *_LOOK,
@@ -108,6 +123,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "EXECUTE ON FUNCTION {schema}.tell_workers(oid)",
             f"DELETE, UPDATE ({_PAUSED_BY_OPERATORS}) ON TABLE {{schema}}.schedule",
             f"EXECUTE ON FUNCTION {_ENQUEUE_TICKS}",
+            *_TELL,
         ),
     }
 )

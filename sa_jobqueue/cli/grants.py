@@ -30,7 +30,10 @@ def grants(
     *,
     role: Annotated[str, typer.Option(metavar="NAME", help="The database role; it must exist.")],
     can: Annotated[
-        list[Can], typer.Option(metavar="WHAT", help="What it may do: enqueue, work, read or admin. May be repeated.")
+        list[Can],
+        typer.Option(
+            metavar="WHAT", help="What it may do: enqueue, work, read, schedule, wait or admin. May be repeated."
+        ),
     ],
     apply: Annotated[
         bool, typer.Option("--apply", help="Execute them, all or none, as the role in the database URL.")

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from .base import Base, vacuum_by_traffic
 
-__all__ = ["SchemaVersion", "UniqueKey", "Uptime", "WorkerRow"]
+__all__ = ["Awaited", "SchemaVersion", "UniqueKey", "Uptime", "WorkerRow"]
 
 
 class WorkerRow(Base):
@@ -71,3 +71,20 @@ class UniqueKey(Base):
 
 
 vacuum_by_traffic(UniqueKey)
+
+
+class Awaited(Base):
+    """A job whose end a process waits for."""
+
+    __tablename__ = "awaited"
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    waiter: Mapped[uuid.UUID] = mapped_column(UUID(as_uuid=True), primary_key=True)
+    """The listener of a process."""
+    expires_at: Mapped[datetime]
+    """Until when it waits, unless it says so again."""
+
+    __table_args__ = ({"prefixes": ["UNLOGGED"]},)
+
+
+vacuum_by_traffic(Awaited)

@@ -46,7 +46,7 @@ from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
 from ..models import Job, StatusText, UniqueKey, schema_function, status_in, status_literal
 from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .apply import append_error
-from .ends import at_end, ended, is_held
+from .ends import at_end, ended, is_held, told_one
 from .unique import given_back, key_of, takes_key
 
 __all__ = ["Locked", "cancel_jobs", "discard_jobs", "held_by", "release_jobs", "retry_jobs"]
@@ -188,7 +188,7 @@ def _act(
 ) -> Executable:
     """The statement of `name`: jobs that match and are in a state `event` is allowed in; looked at again under the lock.
 
-    `ends`: which of them end by it, and give their unique keys back.
+    `ends`: which of them end by it, give their unique keys back, and are told to those who wait.
     """
     if not where:
         raise ValueError(f"say which jobs: {name}(Job.queue == 'mail'), or {name}(true()) for all of them")
@@ -209,7 +209,8 @@ def _act(
             .prefix_with("MATERIALIZED")
         )
         chosen = select(may.c.id).where(may.c.may)
-    statement: Any = update(job).where(members(table.c.id, chosen), allowed).values(**values).returning(table.c.id)
+    changed_id = table.c.id if ends is None else told_one(table)
+    statement: Any = update(job).where(members(table.c.id, chosen), allowed).values(**values).returning(changed_id)
     if locked == "skip":
         matched = select(table.c.id).where(allowed, *where).cte("matched")
         changed = statement.cte("changed")

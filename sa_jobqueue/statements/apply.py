@@ -39,7 +39,7 @@ from ..failures import MAX_ERRORS
 from ..lifecycle import FINISHED, Change, JobStatus
 from ..models import Job, StatusText, UniqueKey, status_in, status_literal
 from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
-from .ends import answered, at_end, ended, fence, has_run_out, is_held
+from .ends import answered, at_end, ended, fence, has_run_out, is_held, told_one
 from .unique import ended_key, given_back, key_of
 
 __all__ = ["append_error", "apply_changes", "apply_parameters"]
@@ -150,7 +150,9 @@ def _deleted(
     return (
         delete(table)
         .where(members(columns.id, select(leaving.c.id)), mine, _deletes(change))
-        .returning(columns.id, columns.claim_token, *([key_of(table).label("key")] if unique else []))
+        .returning(
+            told_one(table, deleted=True), columns.claim_token, *([key_of(table).label("key")] if unique else [])
+        )
         .cte("deleted")
     )
 
@@ -184,7 +186,9 @@ def _updated(table: Table, change: TableValuedAlias, mine: ColumnElement[bool], 
             ),
         )
         .returning(
-            columns.id, columns.claim_token, *([ended_key(table, columns.status).label("key")] if unique else [])
+            told_one(table),
+            columns.claim_token,
+            *([ended_key(table, columns.status).label("key")] if unique else []),
         )
         .cte("updated")
     )

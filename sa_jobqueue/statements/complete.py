@@ -37,7 +37,7 @@ from ..context import ClaimedJob
 from ..lifecycle import TRANSITIONS, Change, Event, JobStatus
 from ..models import Job, status_literal
 from ._parts import array, lock_in_order, members, packed, packed_texts, rows, table_of
-from .ends import ended, fence, is_held
+from .ends import ended, fence, is_held, told, told_one
 
 __all__ = [
     "complete_job",
@@ -96,7 +96,7 @@ def complete_jobs(
     done, locked, valid = _batch(table, ids, tokens, more={"retain": array("done_retain", retain, Float(53)), **more})
     result = None if results is None else cast(done.c.result, JSONB)
     written = update(table).where(valid).values(_completed(done.c.retain, result)).returning(table.c.id).cte("written")
-    return _answered(locked, written, claim)
+    return _answered(table, locked, written, claim)
 
 
 def own_parameters(change: Change) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def complete_job(
         update(table)
         .where(fence(table, id=bindparam("done_id", id, BigInteger), token=bindparam("done_token", token, BigInteger)))
         .values(_completed(bindparam("done_retain", retain, Float), recorded))
-        .returning(table.c.id)
+        .returning(told_one(table))
     )
 
 
@@ -154,7 +154,7 @@ def delete_completed(
     table = table_of(job)
     _, locked, valid = _batch(table, ids, tokens, to_delete=True)
     written = delete(table).where(valid).returning(table.c.id).cte("written")
-    return _answered(locked, written, claim)
+    return _answered(table, locked, written, claim)
 
 
 #: The column in which the ids come that were written, where a claim comes with them.
@@ -168,8 +168,8 @@ def written_ids(row: Sequence[Any]) -> list[int]:
     return [int(one) for one in written[1:-1].split(",")] if written else []
 
 
-def _answered(locked: CTE, written: CTE, claim: Update | None) -> Executable:
-    ids = func.array_agg(written.c.id, type_=ARRAY(BigInteger))
+def _answered(table: Table, locked: CTE, written: CTE, claim: Update | None) -> Executable:
+    ids = told(func.array_agg(written.c.id, type_=ARRAY(BigInteger)), of=table)
     if claim is None:
         return select(ids).select_from(written).add_cte(locked)
     claimed = claim.cte("claimed")

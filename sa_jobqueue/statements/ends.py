@@ -2,8 +2,8 @@
 
 All else that has to happen when a job ends belongs in `apply_changes`, the general statement, and nowhere else. The
 faster completions (`complete_jobs`, `complete_job`, `delete_completed`, and the SQL function `complete_job` of the
-schema) write `ended()` and no more. So `Change.plain` must be false for a job that needs more than that, and the claim
-must already return what tells such a job apart: all other jobs pay nothing for it.
+schema) write `ended()`, say so by `told()`, and no more. So `Change.plain` must be false for a job that needs more than that, and
+the claim must already return what tells such a job apart: all other jobs pay nothing for it.
 
 >>> from sa_jobqueue.lifecycle import JobStatus
 >>> from sa_jobqueue.models import status_literal
@@ -16,10 +16,13 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import (
+    ARRAY,
+    BigInteger,
     Boolean,
     ColumnElement,
     DateTime,
     FromClause,
+    Table,
     and_,
     case,
     func,
@@ -27,13 +30,15 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    type_coerce,
 )
+from sqlalchemy.dialects.postgresql import array as pg_array
 
 from ..lifecycle import HELD
-from ..models import status_in
+from ..models import schema_function, status_in
 from ._parts import in_seconds
 
-__all__ = ["answered", "at_end", "ended", "fence", "has_run_out", "is_held"]
+__all__ = ["answered", "at_end", "ended", "fence", "has_run_out", "is_held", "told", "told_one"]
 
 
 def at_end() -> ColumnElement[Any]:
@@ -65,6 +70,24 @@ def ended(
         "lease_expires_at": null(),
         "result": null() if result is None else result,
     }
+
+
+def told(ids: ColumnElement[Any], *, of: FromClause) -> ColumnElement[Any]:
+    """These ids (an array) of jobs `of` this table that have ended; what waits for one of them is told at the commit.
+
+    A gate is read once, and says whether any job is awaited at all.
+    """
+    schema = of.schema if isinstance(of, Table) else None
+    awaited = schema_function("any_awaited", schema, of=Boolean())
+    return case((awaited, schema_function("tell_ended", schema, ids, of=ids.type)), else_=ids)
+
+
+def told_one(table: Table, *, deleted: bool = False) -> ColumnElement[int]:
+    """The same for each row of a RETURNING: the id of a job, which has ended if it has a time of its end, or if it is `deleted`."""
+    awaited = select(schema_function("any_awaited", table.schema, of=Boolean())).scalar_subquery()  # asked once, too
+    ids = schema_function("tell_ended", table.schema, pg_array([table.c.id]), of=ARRAY(BigInteger))
+    condition = awaited if deleted else and_(awaited, table.c.finished_at.is_not(None))
+    return case((condition, type_coerce(ids[literal_column("1")], BigInteger)), else_=table.c.id).label("id")
 
 
 def is_held(table: FromClause) -> ColumnElement[bool]:

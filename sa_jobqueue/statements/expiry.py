@@ -9,7 +9,7 @@ from ..lifecycle import DEADLINE_OVER, EXPIRED, TRANSITIONS, Event, JobStatus, R
 from ..models import Job, UniqueKey, status_literal
 from ._parts import members, table_of
 from .apply import append_error
-from .ends import ended
+from .ends import ended, told_one
 from .unique import given_back, key_of
 
 __all__ = ["end_expired", "end_overdue"]
@@ -63,6 +63,6 @@ def _end(event: Event, job: type[Job], keys: type[UniqueKey], limit: int, *, exp
             ),
             errors=append_error(table, note),
         )
-        .returning(table.c.id)
+        .returning(told_one(table))
         .add_cte(*given_back([over], keys))
     )

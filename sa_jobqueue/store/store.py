@@ -12,13 +12,16 @@ from .pruning import Pruning
 from .schedules import Schedules
 from .tables import Tables
 from .unique import UniqueKeys
+from .waiting import Waiting
 from .waking import Waking
 from .workers import Workers
 
 __all__ = ["Store", "default_store", "store_of"]
 
 
-class Store(Outcomes, Expiry, Leases, JobNotes, Pruning, UniqueKeys, Schedules, DeclaredSchedules, Waking, Workers):
+class Store(
+    Outcomes, Expiry, Leases, JobNotes, Pruning, UniqueKeys, Schedules, DeclaredSchedules, Waiting, Waking, Workers
+):
     """What a worker does to one bundle of tables.
 
     It holds its statements, and nothing of any connection: threads and workers may share it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
-from ..models import Job, LogPart, Progress, Schedule, UniqueKey, Uptime, WorkerRow
+from ..models import Awaited, Job, LogPart, Progress, Schedule, UniqueKey, Uptime, WorkerRow
 
 __all__ = ["OfTables", "Tables"]
 
@@ -25,9 +25,19 @@ class Tables:
     progress: type[Progress] = Progress
     log: type[LogPart] = LogPart
     schedule: type[Schedule] = Schedule
+    awaited: type[Awaited] = Awaited
 
     def __post_init__(self) -> None:
-        classes = (self.job, self.worker, self.uptime, self.unique_key, self.progress, self.log, self.schedule)
+        classes = (
+            self.job,
+            self.worker,
+            self.uptime,
+            self.unique_key,
+            self.progress,
+            self.log,
+            self.schedule,
+            self.awaited,
+        )
         schemas = {str(one.__table__.schema): one.__name__ for one in classes}
         if len(schemas) > 1:
             found = ", ".join(f"{name} in {schema}" for schema, name in schemas.items())

@@ -483,7 +483,7 @@ def test_repeated_grants_change_nothing(make_role: MakeRole, database_url: str) 
     before = privileges(database_url)
     every = [part for one in Can for part in ("--can", one)]
     said = output("grants", "--role", name_in(url), *every, *every, "--apply", url=database_url)
-    assert said == f"role {name_in(url)} can enqueue, work, read, schedule, admin in schema sa_jobqueue\n"
+    assert said == f"role {name_in(url)} can enqueue, work, read, schedule, wait, admin in schema sa_jobqueue\n"
     assert privileges(database_url) == before
 
 

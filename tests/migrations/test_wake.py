@@ -353,6 +353,7 @@ class TestLeastPrivilege:
             "FROM pg_proc WHERE pronamespace = 'sa_jobqueue'::regnamespace ORDER BY proname"
         ).fetchall()
         assert found == [
+            ("any_awaited", False, None, True),
             ("complete_job", False, ["enable_seqscan=off"], True),
             ("complete_job", False, ["enable_seqscan=off"], True),
             ("due_at", False, None, True),
@@ -362,6 +363,7 @@ class TestLeastPrivilege:
             ("job_wake", True, ["search_path=pg_catalog, pg_temp"], False),
             ("schedule_changed", False, ["search_path=pg_catalog, pg_temp"], False),
             ("take_key", False, ["search_path=pg_catalog, pg_temp", "lock_timeout=10ms"], True),
+            ("tell_ended", True, ["search_path=pg_catalog, pg_temp", "enable_seqscan=off"], True),
             ("tell_workers", False, None, True),
         ]
 

@@ -73,6 +73,7 @@ from sa_jobqueue.statements.schedules import (
     pause_failing,
     set_aside,
 )
+from sa_jobqueue.statements.waiting import drop_expired_waits, end_waits, ends_of, open_end_gate, wait_for_jobs
 from sa_jobqueue.statements.waking import channel_of, open_gates
 from sa_jobqueue.statements.workers import end_backend, enrol_worker, forget_workers, places_of, remove_worker
 
@@ -143,6 +144,9 @@ BATCHES: dict[str, Callable[[int], object]] = {
     ),
     "drop_old_logs": lambda n: drop_old_logs(range(n)),
     "places_of": lambda n: places_of([_WORKER] * n),
+    "ends_of": lambda n: ends_of(range(n)),
+    "wait_for_jobs": lambda n: wait_for_jobs(range(n), waiter=_WORKER, seconds=60.0),
+    "end_waits": lambda n: end_waits(range(n), waiter=_WORKER),
     "open_gates": lambda n: open_gates(queues=[f"q{i}" for i in range(n)], seconds=5.0),
 }
 
@@ -193,6 +197,8 @@ SINGLE: dict[str, Callable[[], object]] = {
     "job_logs": lambda: job_logs(7),
     "job_logs_of_an_attempt": lambda: job_logs(7, attempt=2),
     "channel_of": lambda: channel_of(table="job", schema="a"),
+    "open_end_gate": lambda: open_end_gate(seconds=60.0),
+    "drop_expired_waits": drop_expired_waits,
 }
 
 

@@ -15,7 +15,7 @@ from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.lifecycle import Change, Rules, decide
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.models import Job, LogPart, Progress, Schedule, UniqueKey, Uptime, WorkerRow
+from sa_jobqueue.models import Awaited, Job, LogPart, Progress, Schedule, UniqueKey, Uptime, WorkerRow
 from sa_jobqueue.outcomes import Completed
 from sa_jobqueue.statements import insert_jobs
 from sa_jobqueue.store import FIRST_ID, Answer, ClaimRequest, LogLines, Report, Store, Tables, default_store
@@ -56,6 +56,10 @@ class OtherUniqueKey(OtherBase):
     __table__ = UniqueKey.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
 
 
+class OtherAwaited(OtherBase):
+    __table__ = Awaited.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
 class OtherSchedule(OtherBase):
     __table__ = Schedule.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
 
@@ -67,8 +71,8 @@ JOB, WORKER, UPTIME, KEY, SCHEDULE = (
     cast("type[UniqueKey]", OtherUniqueKey),
     cast("type[Schedule]", OtherSchedule),
 )
-NOTES: dict[str, Any] = {"progress": OtherProgress, "log": OtherLogPart}
-OTHER = Store(Tables(job=JOB, worker=WORKER, uptime=UPTIME, unique_key=KEY, schedule=SCHEDULE, **NOTES))
+REST: dict[str, Any] = {"progress": OtherProgress, "log": OtherLogPart, "awaited": OtherAwaited}
+OTHER = Store(Tables(job=JOB, worker=WORKER, uptime=UPTIME, unique_key=KEY, schedule=SCHEDULE, **REST))
 BOTH = [default_store, OTHER]
 ME = {"worker": "me", "queues": {"default": 5}}
 
@@ -195,7 +199,7 @@ def test_each_store_has_a_channel_and_gates_of_its_own(both: Connection) -> None
 
 def test_the_tables_of_a_store_are_of_one_schema() -> None:
     """Else its jobs would wake, or count, the workers of another's."""
-    with pytest.raises(ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, Schedule in sa_jobqueue"):
+    with pytest.raises(ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, Awaited in sa_jobqueue"):
         store_of(JOB)
 
 

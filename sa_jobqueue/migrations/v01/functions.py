@@ -21,6 +21,9 @@ _COMPLETE = """
         IF NOT FOUND THEN
             RAISE EXCEPTION 'job %: its claim was lost', $1 USING ERRCODE = 'SJQ01';
         END IF;
+        IF {{schema}}.any_awaited() THEN
+            PERFORM {{schema}}.tell_ended(ARRAY[$1]);
+        END IF;
     END
     $body$
     """

@@ -41,7 +41,9 @@ WITH locked AS MATERIALIZED (
     AND (NOT change.expired OR sa_jobqueue.job.lease_expires_at IS NULL OR sa_jobqueue.job.lease_expires_at <= now())
     AND change.status = 'completed'
     AND change.retain = 0
-    RETURNING sa_jobqueue.job.id,
+    RETURNING CASE WHEN (
+        SELECT sa_jobqueue.any_awaited() AS any_awaited_1
+    ) THEN (sa_jobqueue.tell_ended(ARRAY[sa_jobqueue.job.id]))[1] ELSE sa_jobqueue.job.id END AS id,
         sa_jobqueue.job.claim_token
 ),
     updated AS (
@@ -67,7 +69,10 @@ WITH locked AS MATERIALIZED (
     AND sa_jobqueue.job.status = 'running'
     AND (NOT change.expired OR sa_jobqueue.job.lease_expires_at IS NULL OR sa_jobqueue.job.lease_expires_at <= now())
     AND NOT coalesce(change.status = 'completed' AND change.retain = 0, false)
-    RETURNING sa_jobqueue.job.id,
+    RETURNING CASE WHEN ((
+            SELECT sa_jobqueue.any_awaited() AS any_awaited_2
+        ) AND sa_jobqueue.job.finished_at IS NOT NULL
+    ) THEN (sa_jobqueue.tell_ended(ARRAY[sa_jobqueue.job.id]))[1] ELSE sa_jobqueue.job.id END AS id,
         sa_jobqueue.job.claim_token
 )
 SELECT change.id,

@@ -7,4 +7,7 @@ SET status='completed',
 WHERE sa_jobqueue.job.id = %(done_id)s::BIGINT
 AND sa_jobqueue.job.claim_token = %(done_token)s::BIGINT
 AND sa_jobqueue.job.status = 'running'
-RETURNING sa_jobqueue.job.id
+RETURNING CASE WHEN ((
+        SELECT sa_jobqueue.any_awaited() AS any_awaited_1
+    ) AND sa_jobqueue.job.finished_at IS NOT NULL
+) THEN (sa_jobqueue.tell_ended(ARRAY[sa_jobqueue.job.id]))[1] ELSE sa_jobqueue.job.id END AS id

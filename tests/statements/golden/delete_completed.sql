@@ -20,5 +20,5 @@ WITH locked AS MATERIALIZED (
     AND sa_jobqueue.job.status = 'running'
     RETURNING sa_jobqueue.job.id
 )
-SELECT array_agg(written.id) AS array_agg_1
+SELECT CASE WHEN sa_jobqueue.any_awaited() THEN sa_jobqueue.tell_ended(array_agg(written.id)) ELSE array_agg(written.id) END AS anon_1
 FROM written

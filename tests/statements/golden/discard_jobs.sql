@@ -58,4 +58,7 @@ WHERE sa_jobqueue.job.id = any(array((
     )
 ))
 AND sa_jobqueue.job.status IN ('queued', 'blocked')
-RETURNING sa_jobqueue.job.id
+RETURNING CASE WHEN ((
+        SELECT sa_jobqueue.any_awaited() AS any_awaited_1
+    ) AND sa_jobqueue.job.finished_at IS NOT NULL
+) THEN (sa_jobqueue.tell_ended(ARRAY[sa_jobqueue.job.id]))[1] ELSE sa_jobqueue.job.id END AS id

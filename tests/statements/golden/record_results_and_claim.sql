@@ -71,14 +71,14 @@ WITH locked AS MATERIALIZED (
         sa_jobqueue.job.max_attempts,
         sa_jobqueue.job.rescues,
         CASE WHEN (pg_column_size(sa_jobqueue.job.args) <= 8) THEN CAST(sa_jobqueue.job.args AS TEXT) WHEN (pg_column_size(sa_jobqueue.job.args) <= %(inline_limit)s::INTEGER) THEN (
-        SELECT CASE WHEN (octet_length(made.text) <= %(inline_limit)s::INTEGER) THEN made.text END AS anon_2
+        SELECT CASE WHEN (octet_length(made.text) <= %(inline_limit)s::INTEGER) THEN made.text END AS anon_3
         FROM (
             SELECT CAST(sa_jobqueue.job.args AS TEXT) AS text
             LIMIT ALL OFFSET 0
         ) AS made
     ) END AS args,
         CASE WHEN (pg_column_size(sa_jobqueue.job.meta) <= 8) THEN CAST(sa_jobqueue.job.meta AS TEXT) WHEN (pg_column_size(sa_jobqueue.job.meta) <= %(inline_limit)s::INTEGER) THEN (
-        SELECT CASE WHEN (octet_length(made.text) <= %(inline_limit)s::INTEGER) THEN made.text END AS anon_3
+        SELECT CASE WHEN (octet_length(made.text) <= %(inline_limit)s::INTEGER) THEN made.text END AS anon_4
         FROM (
             SELECT CAST(sa_jobqueue.job.meta AS TEXT) AS text
             LIMIT ALL OFFSET 0
@@ -96,7 +96,7 @@ SELECT NULL AS anon_1,
     NULL AS anon__6,
     NULL AS anon__7,
     NULL AS anon__8,
-    CAST(array_agg(written.id) AS TEXT) AS array_agg_1,
+    CAST(CASE WHEN sa_jobqueue.any_awaited() THEN sa_jobqueue.tell_ended(array_agg(written.id)) ELSE array_agg(written.id) END AS TEXT) AS anon_2,
     NULL AS anon__9,
     NULL AS anon__10,
     NULL AS anon__11

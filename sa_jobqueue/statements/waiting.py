@@ -1,0 +1,66 @@
+"""Waiting for the end of jobs: saying which are awaited, and looking at what became of them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import BigInteger, Executable, Float, Text, bindparam, case, cast, delete, func, literal_column, select
+from sqlalchemy.dialects.postgresql import JSONB, REGCLASS, UUID, insert
+
+from ..lifecycle import FINISHED
+from ..models import SCHEMA, Awaited, Job, status_in
+from ._parts import array, in_seconds, rows, table_of
+
+__all__ = ["drop_expired_waits", "end_waits", "ends_of", "open_end_gate", "wait_for_jobs"]
+
+
+def ends_of(ids: Sequence[int], *, job: type[Job] = Job) -> Executable:
+    """Of these jobs, those that are there: id, task, status, and of one that has ended its result and its last error."""
+    columns = table_of(job).c
+    ended = status_in(columns.status, FINISHED)
+    last = columns.errors.op("->", return_type=JSONB())(literal_column("-1"))
+    return select(
+        columns.id,
+        columns.task,
+        columns.status,
+        case((ended, columns.result)).label("result"),
+        case((ended, last)).label("error"),
+    ).where(columns.id == func.any(array("ended_ids", ids, BigInteger())))
+
+
+def wait_for_jobs(
+    ids: Sequence[int], *, waiter: uuid.UUID, seconds: float, awaited: type[Awaited] = Awaited
+) -> Executable:
+    """Say that `waiter` waits for these jobs during the next `seconds`. Said again, it is for longer."""
+    wanted = rows("wanted", id=array("awaited_ids", ids, BigInteger()))
+    source = select(
+        wanted.c.id, bindparam("of_waiter", waiter, UUID(as_uuid=True)), in_seconds(seconds, name="wait_seconds")
+    ).order_by(wanted.c.id)
+    statement = insert(awaited).from_select(["job_id", "waiter", "expires_at"], source)
+    return statement.on_conflict_do_update(
+        index_elements=["job_id", "waiter"], set_={"expires_at": statement.excluded.expires_at}
+    )
+
+
+def end_waits(ids: Sequence[int], *, waiter: uuid.UUID, awaited: type[Awaited] = Awaited) -> Executable:
+    """Say that `waiter` does not wait for these jobs any more."""
+    return delete(awaited).where(
+        awaited.job_id == func.any(array("awaited_ids", ids, BigInteger())),
+        awaited.waiter == bindparam("of_waiter", waiter, UUID(as_uuid=True)),
+    )
+
+
+def drop_expired_waits(*, awaited: type[Awaited] = Awaited) -> Executable:
+    """Delete what processes left behind that were killed while they waited."""
+    return delete(awaited).where(awaited.expires_at <= func.now())
+
+
+def open_end_gate(*, seconds: float, schema: str = SCHEMA) -> Executable:
+    """Have what ends jobs look at `awaited` during the next `seconds`. Never shortens what another process asked for."""
+    name: Any = func.concat(func.quote_ident(bindparam("in_schema", schema, Text)), literal_column("'.gate_end'"))
+    gate = cast(name, REGCLASS)
+    clock = func.extract("epoch", func.clock_timestamp()) + bindparam("open_seconds", seconds, Float)
+    until = cast(func.ceil(clock), BigInteger)
+    return select(func.setval(gate, func.greatest(until, func.pg_sequence_last_value(gate))))

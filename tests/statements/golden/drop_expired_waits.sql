@@ -1,0 +1,3 @@
+DELETE
+FROM sa_jobqueue.awaited
+WHERE sa_jobqueue.awaited.expires_at <= now()

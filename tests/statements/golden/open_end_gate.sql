@@ -1,0 +1,1 @@
+SELECT setval(CAST(concat(quote_ident(%(in_schema)s::VARCHAR), '.gate_end') AS REGCLASS), greatest(CAST(ceil(EXTRACT(epoch FROM clock_timestamp()) + %(open_seconds)s) AS BIGINT), pg_sequence_last_value(CAST(concat(quote_ident(%(in_schema)s::VARCHAR), '.gate_end') AS REGCLASS)))) AS setval_1
