@@ -25,6 +25,7 @@ from .settings import WorkerSettings
 from .tasks import Registry, Task, TaskName, default_registry, task
 from .unique import Unique
 from .version import __version__
+from .waiting import wait_for
 from .worker import QueueState, Worker, WorkerState
 
 __all__ = [
@@ -58,4 +59,5 @@ __all__ = [
     "every",
     "statements",
     "task",
+    "wait_for",
 ]

@@ -11,6 +11,8 @@ sa_jobqueue.errors.SchemaError: the job queue's schema 'sa_jobqueue' is missing;
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from typing import Any
 
 __all__ = [
     "AutocommitError",
@@ -28,6 +30,7 @@ __all__ = [
     "StatusError",
     "TaskError",
     "TaskWarning",
+    "WaitTimeout",
     "WorkerBroken",
 ]
 
@@ -110,6 +113,18 @@ class StatusError(JobQueueError):
 
 class SessionUnavailable(JobQueueError):
     """`ctx.session` cannot be opened."""
+
+
+class WaitTimeout(JobQueueError, TimeoutError):
+    """A job has not ended in the time that was given to wait for it.
+
+    `ids`: the jobs that have not ended; `ended`: a `JobEnd` for each of the others that were awaited with them.
+    """
+
+    def __init__(self, ids: Sequence[int], seconds: float | None, *, ended: Sequence[Any] = ()) -> None:
+        self.ids, self.seconds, self.ended = tuple(ids), seconds, tuple(ended)
+        jobs = f"job {ids[0]} has" if len(ids) == 1 else f"{len(ids)} jobs, {ids[0]} for one, have"
+        super().__init__(f"{jobs} not ended within {seconds:g} s")
 
 
 class WorkerBroken(JobQueueError):

@@ -20,6 +20,7 @@ PLAIN = {
     "error",
     "every",
     "expired",
+    "for",
     "insert",
     "list",
     "many",

@@ -9,8 +9,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import assert_type
 
-from sqlalchemy import Executable
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy import Engine, Executable
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 
 from sa_jobqueue.context import AsyncJobContext, JobContext
@@ -21,6 +21,7 @@ from sa_jobqueue.outcomes import Retry, Snooze
 from sa_jobqueue.results import JobEnd
 from sa_jobqueue.statements import cancel_jobs, count_jobs, discard_jobs, prune_jobs, release_jobs, retry_jobs
 from sa_jobqueue.tasks import AnyTask, Registry, TaskName, task
+from sa_jobqueue.waiting import wait_for
 from sa_jobqueue.worker import Worker
 
 
@@ -93,6 +94,16 @@ def results_are_typed(job: Job, end: JobEnd) -> None:
     assert_type(end.result_as(list[str]), list[str])
 
     plain.result(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def waits_are_typed(engine: Engine, async_engine: AsyncEngine) -> None:
+    """One id gives one end; an AsyncEngine gives an awaitable."""
+    assert_type(wait_for(engine, 1, timeout=10), JobEnd)
+    assert_type(wait_for(engine, [1, 2], timeout=timedelta(seconds=10)), list[JobEnd])
+    assert_type(await wait_for(async_engine, 1, timeout=None), JobEnd)
+    assert_type(await wait_for(async_engine, {1, 2}, timeout=10), list[JobEnd])
+
+    wait_for(engine, 1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 
 
 def options_keep_the_types() -> None:

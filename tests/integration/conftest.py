@@ -1,0 +1,33 @@
+"""Fixtures for the tests of `wait_for`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from sa_jobqueue.waiting import listener
+from tests.support import pooler
+
+
+@pytest.fixture
+def told_only(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Listeners look when they are told, and not by themselves."""
+    if pooler.is_pooled(url):
+        pytest.skip("behind a pooler nothing is told")
+    monkeypatch.setattr(listener, "_FIRST_LOOK", 3_600.0)
+    monkeypatch.setattr(listener, "_LAST_LOOK", 3_600.0)
+
+
+@pytest.fixture
+def soon_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection of a listener does not stay open for long after the last wait."""
+    monkeypatch.setattr(listener, "_LINGER", 0.2)
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """Threads that wait."""
+    with ThreadPoolExecutor(64) as made:
+        yield made
