@@ -31,6 +31,7 @@ from .memory import memory
 from .report import Figure, line, print_figures, write_json
 from .schema import Bench, benchmark_database
 from .session import record_session, session
+from .waiting import wait_for
 from .wal import wal
 
 MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
@@ -43,6 +44,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         session,
         record_session,
         latency,
+        wait_for,
         one_by_one,
         bulk,
         unique_enqueue,

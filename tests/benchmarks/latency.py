@@ -63,7 +63,7 @@ def of_ours(bench: Bench, jobs: int) -> list[float]:
             producer.go()
         bench.wait_for(f"SELECT NOT EXISTS (SELECT FROM {SCHEMA}.job WHERE status IN ('queued', 'running'))")
         worker.stop()
-    return _waits(producer.results[0], worker.results[0])
+    return waits_in_ms(producer.results[0], worker.results[0])
 
 
 def of_bare(bench: Bench, worker: Callable[..., dict[int, float]], jobs: int, claiming: bool = False) -> list[float]:
@@ -74,10 +74,11 @@ def of_bare(bench: Bench, worker: Callable[..., dict[int, float]], jobs: int, cl
         listener.go()
         with processes(1, notify, bench.address, jobs, claiming) as producer:
             producer.go()
-    return _waits(producer.results[0], listener.results[0])
+    return waits_in_ms(producer.results[0], listener.results[0])
 
 
-def _waits(sent: dict[int, float], started: dict[int, float]) -> list[float]:
+def waits_in_ms(sent: dict[int, float], started: dict[int, float]) -> list[float]:
+    """From one time to the other, by number, without the first ones."""
     assert set(sent) == set(started), "not each job that was sent has started"
     return [max(started[n] - at, _SOONEST) * 1000 for n, at in sent.items() if n >= WARM_UP]
 
@@ -103,7 +104,7 @@ def notify(ready: Callable[[], Any], address: str, jobs: int, claiming: bool) ->
     """INSERT a row and NOTIFY; when each commit returned. `claiming`: the row is a job."""
     sent: dict[int, float] = {}
     insert = f"INSERT INTO {SCHEMA}.plain (task) VALUES ('nothing')"
-    with psycopg.connect(_conninfo(address)) as connection:
+    with psycopg.connect(conninfo(address)) as connection:
         ready()
         for n in range(jobs + WARM_UP):
             time.sleep(0.02)
@@ -119,7 +120,7 @@ def notify(ready: Callable[[], Any], address: str, jobs: int, claiming: bool) ->
 def listens(ready: Callable[[], Any], address: str, jobs: int) -> dict[int, float]:
     """When each NOTIFY came."""
     came: dict[int, float] = {}
-    with psycopg.connect(_conninfo(address), autocommit=True) as connection:
+    with psycopg.connect(conninfo(address), autocommit=True) as connection:
         connection.execute("LISTEN sa_jobqueue_bench")
         ready()
         for one in connection.notifies(timeout=60, stop_after=jobs + WARM_UP):
@@ -131,7 +132,7 @@ def claims(ready: Callable[[], Any], address: str, jobs: int) -> dict[int, float
     """When the claim of each was committed: one job per NOTIFY, on a connection with the worker's settings."""
     came: dict[int, float] = {}
     sqlalchemy_connection, service = service_connection(address)
-    with psycopg.connect(_conninfo(address), autocommit=True) as connection:
+    with psycopg.connect(conninfo(address), autocommit=True) as connection:
         connection.execute("LISTEN sa_jobqueue_bench")
         ready()
         for _ in connection.notifies(timeout=60, stop_after=jobs + WARM_UP):
@@ -142,5 +143,6 @@ def claims(ready: Callable[[], Any], address: str, jobs: int) -> dict[int, float
     return came
 
 
-def _conninfo(address: str) -> str:
+def conninfo(address: str) -> str:
+    """The URL as psycopg takes it."""
     return address.replace("postgresql+psycopg://", "postgresql://", 1)
