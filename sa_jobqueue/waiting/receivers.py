@@ -23,7 +23,6 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.util import await_only
 
-from ..worker.connections.driver import psycopg_of
 from ..worker.process import forks
 
 __all__ = ["ConnectionLost", "LoopReceiver", "Receiver", "ThreadReceiver"]
@@ -82,11 +81,10 @@ class _Notifications:
         return ids
 
     def listen(self, connection: Connection, channel: str) -> bool:
-        raw: Any = psycopg_of(connection)
-        if raw is not None:
+        raw: Any = connection.connection.driver_connection
+        if hasattr(raw, "pgconn"):
             backend = raw.info.backend_pid
         elif connection.dialect.driver == "psycopg2":
-            raw = connection.connection.driver_connection
             backend = raw.get_backend_pid()
         else:
             return False
