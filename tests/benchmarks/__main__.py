@@ -23,12 +23,13 @@ from sa_jobqueue.embedded import embedded_url
 
 from .counts import counts
 from .depth import dead_entries, depth, future, queues
-from .drain import drain, record, retain, unique_drain
+from .drain import drain, notes_drain, record, retain, unique_drain
 from .enqueue import bulk, gated, one_by_one, unique_enqueue
 from .idle import idle
 from .latency import latency
 from .memory import memory
 from .report import Figure, line, print_figures, write_json
+from .schedules import schedules
 from .schema import Bench, benchmark_database
 from .session import record_session, session
 from .waiting import wait_for
@@ -41,6 +42,8 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         retain,
         record,
         unique_drain,
+        notes_drain,
+        schedules,
         session,
         record_session,
         latency,

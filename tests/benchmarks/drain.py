@@ -17,7 +17,7 @@ from sa_jobqueue.bench.processes import Processes, processes
 
 from . import raw
 from .report import Figure, compared, interleaved
-from .schema import Bench
+from .schema import SCHEMA, Bench
 from .workers import SLOTS, work
 
 
@@ -117,3 +117,30 @@ def unique_drain(bench: Bench) -> Iterator[Figure]:
             partial(rate_of_ours, bench, jobs, "nothing"),
         )
         yield compared(f"drain, unique jobs{title} : others", pairs, "jobs/s", "others", at_least=0.4)
+
+
+def notes_drain(bench: Bench) -> Iterator[Figure]:
+    """Jobs that say how far they are, or keep log lines, against jobs that say nothing, both ours."""
+    jobs = 2_000 if bench.small else 60_000
+    for task, title in (
+        ("progress", "one report of progress"),
+        ("line", "one kept log line"),
+        ("ten_lines", "ten kept log lines"),
+    ):
+        pairs = interleaved(
+            bench.repeat, partial(_rate_of_notes, bench, jobs, task), partial(rate_of_ours, bench, jobs, "nothing")
+        )
+        yield compared(f"drain, {title} : nothing said", pairs, "jobs/s", "nothing said")
+
+
+def _rate_of_notes(bench: Bench, jobs: int, task: str) -> float:
+    """Jobs per second until all have ended, and what they have said is written."""
+    rate_of_ours(bench, jobs, task)
+    notes = f"{SCHEMA}.job_progress" if task == "progress" else f"{SCHEMA}.job_log"
+    said = bench.execute(f"SELECT count(DISTINCT job_id) FROM {notes}")
+    assert said == jobs, f"{said} of {jobs} jobs have said something"
+    seconds = bench.execute(
+        f"SELECT extract(epoch FROM greatest(max(finished_at), (SELECT max(written_at) FROM {notes})) - min(claimed_at))::float8 "
+        f"FROM {SCHEMA}.job"
+    )
+    return jobs / float(seconds)

@@ -23,6 +23,8 @@ from sa_jobqueue.urls import database_url
 from sa_jobqueue.worker.connections.service import Connector
 
 SCHEMA = "sa_jobqueue"
+#: The tables that are emptied for each run.
+_TABLES = ", ".join(f"{SCHEMA}.{name}" for name in ("job", "unique_key", "job_progress", "job_log", "schedule"))
 
 #: The arguments of a job that `fill` makes: about as long as those of a small call.
 _ARGS = "jsonb_build_object('n', n)"
@@ -55,7 +57,7 @@ class Bench:
 
     def empty(self) -> None:
         """No jobs, no files of the old ones."""
-        self.execute(f"TRUNCATE {SCHEMA}.job, {SCHEMA}.unique_key")
+        self.execute(f"TRUNCATE {_TABLES}")
 
     def fill(
         self, jobs: int, *, task: str = "nothing", queues: Sequence[str] = ("default",), priority: int = 4,
@@ -72,7 +74,7 @@ class Bench:
 
     def settle(self) -> None:
         """Do now what autovacuum and the checkpointer would do at some time, so that it does not count for one side."""
-        self.execute(f"VACUUM ANALYZE {SCHEMA}.job, {SCHEMA}.unique_key")
+        self.execute(f"VACUUM ANALYZE {_TABLES}")
         with suppress(ProgrammingError):  # the role may not
             self.execute("CHECKPOINT")
 

@@ -38,6 +38,25 @@ async def result(n: int) -> dict[str, int]:
     return {"number": n, "lines": 3}
 
 
+@task(registry=REGISTRY, name="progress")
+async def progress(ctx: AsyncJobContext, n: int) -> None:
+    """Say how far it is."""
+    ctx.progress(0.5, "half of it")
+
+
+@task(registry=REGISTRY, name="line", keep_logs=True)
+async def line(ctx: AsyncJobContext, n: int) -> None:
+    """Keep a line."""
+    ctx.logger.info("job %d has a line", n)
+
+
+@task(registry=REGISTRY, name="ten_lines", keep_logs=True)
+async def ten_lines(ctx: AsyncJobContext, n: int) -> None:
+    """Keep ten."""
+    for number in range(10):
+        ctx.logger.info("job %d, line %d", n, number)
+
+
 @task(registry=REGISTRY, name="note_start")
 async def note_start(n: int) -> None:
     """Note when it started."""
