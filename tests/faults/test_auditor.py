@@ -447,8 +447,8 @@ PAUSE = "UPDATE sa_jobqueue.schedule SET paused_at = now()"
     [
         (None, list(workload.SCHEDULES), set()),
         (mutants.look_without_a_lock.__name__, ["each", "once"], {"each_tick_has_one_job"}),
-        (mutants.forget_missed_ticks.__name__, ["each"], {"no_tick_is_lost"}),
-        (mutants.catch_up_nothing.__name__, ["fresh"], {"no_tick_is_lost"}),
+        pytest.param(mutants.forget_missed_ticks.__name__, ["each"], {"no_tick_is_lost"}, marks=pytest.mark.nightly),
+        pytest.param(mutants.catch_up_nothing.__name__, ["fresh"], {"no_tick_is_lost"}, marks=pytest.mark.nightly),
     ],
 )
 def test_ticks_that_have_no_job_or_two_are_caught(
