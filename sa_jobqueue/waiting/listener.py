@@ -4,8 +4,8 @@ It looks at a job when a call begins to wait for it, says in the table `awaited`
 then on it sleeps until a NOTIFY says that a job has ended. What ends a job may have looked at `awaited` just before, and commit just
 afterwards. So the listener also looks by itself, soon and then ever more rarely.
 
-The connection comes from a pool of its own, which is made as the engine's is: that one may be empty just because its connections'
-users wait. For an `AsyncEngine` the thread runs an event loop of its own, so the connection belongs to none of the application's
+The connection comes from a pool of its own, made as the engine's is. The engine's pool may be used up by the very threads that
+wait. For an `AsyncEngine` the thread runs an event loop of its own, so the connection belongs to none of the application's
 loops, and outlives each of them. `Listener` is the same code for both; only its receiver differs.
 """
 
@@ -19,6 +19,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -40,7 +41,7 @@ logger = get_logger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Seconds after which a job is looked at without a notification, for the first time; each time so many times as long; and at most.
+#: When a job is looked at without a notification: after how many seconds first, how many times as long each next time, and at most.
 _FIRST_LOOK, _GROWTH, _LAST_LOOK = 0.02, 3.0, 5.0
 #: The same where nothing is told.
 _GROWTH_OF_POLLING, _LAST_LOOK_OF_POLLING = 1.5, 1.0
@@ -64,7 +65,7 @@ _DENIED = "42501"
 
 
 class Waiter:
-    """One call that waits. `wake()` is called once, on the listener's thread: all its jobs have ended, or there is an `error`."""
+    """One call that waits. The listener's thread calls `wake()` once, when all its jobs have ended or there is an `error`."""
 
     def __init__(self, ids: Iterable[int], wake: Callable[[], object]) -> None:
         self.left = set(ids)
@@ -92,7 +93,8 @@ class Listener:
     """Tells the waiters of one engine. Any thread may call `add`, `drop` and `check`."""
 
     def __init__(self, engine: Engine, store: Store) -> None:
-        self._engine, self._store = engine, store
+        self._engine = weakref.ref(engine)  # only the thread keeps it from being collected
+        self._store = store
         self._lock = threading.Lock()  # of all below
         self._waiters: dict[int, list[Waiter]] = {}
         """By the job."""
@@ -143,39 +145,41 @@ class Listener:
             thread.join(_AT_EXIT)
 
     def _start(self) -> tuple[Receiver, threading.Thread]:
+        engine = self._engine()
+        assert engine is not None, "who waits has it"
         receiver: Receiver
-        if self._engine.dialect.is_async:
+        if engine.dialect.is_async:
             loop = asyncio.SelectorEventLoop()  # all drivers work with it, on all systems
-            receiver = of_loop = LoopReceiver(loop)
-            run: Callable[[], object] = lambda: self._run_loop(loop, of_loop)  # noqa: E731
+            receiver = LoopReceiver(loop)
+            run = partial(self._run_loop, loop, engine, receiver)
         else:
-            receiver = of_thread = ThreadReceiver()
-            run = lambda: self._run(of_thread)  # noqa: E731
+            receiver = ThreadReceiver()
+            run = partial(self._run, engine, receiver)
         thread = threading.Thread(target=run, name="sa-jobqueue waiting", daemon=True)
         thread.start()
         return receiver, thread
 
     # ---- on its own thread
 
-    def _run_loop(self, loop: asyncio.AbstractEventLoop, receiver: Receiver) -> None:
+    def _run_loop(self, loop: asyncio.AbstractEventLoop, engine: Engine, receiver: Receiver) -> None:
         try:
-            loop.run_until_complete(greenlet_spawn(self._run, receiver))
+            loop.run_until_complete(greenlet_spawn(self._run, engine, receiver))
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
 
-    def _run(self, receiver: Receiver) -> None:
-        """Serve until nobody has waited for a while."""
+    def _run(self, engine: Engine, receiver: Receiver) -> None:
+        """Serve until no one has waited for a while."""
         failures = 0
         try:
             while True:
-                session = _Session(self, self._engine, self._store, receiver)
+                subscription = _Subscription(self, engine, self._store, receiver)
                 try:
-                    session.serve()
+                    subscription.serve()
                     return
                 except (SQLAlchemyError, OSError) as error:  # asyncpg's are OSErrors where it cannot connect
-                    failures = 1 if session.has_served else failures + 1
-                    left = self._went_wrong(error, served=session.has_served)
+                    failures = 1 if subscription.has_served else failures + 1
+                    left = self._went_wrong(error, served=subscription.has_served)
                     if left and (failures == 1 or failures % 20 == 0):
                         reason = " ".join(str(getattr(error, "orig", None) or error).split())
                         logger.warning(
@@ -185,9 +189,7 @@ class Listener:
                     if self.ends_here():
                         return
         except BaseException as error:
-            self._fail(error, lambda _: True)
-            with self._lock:
-                self._receiver = None
+            self._fail(error, lambda _: True, ending=True)
             if not isinstance(error, Exception):
                 raise
             logger.exception("the listener for ends of jobs has ended")
@@ -200,12 +202,14 @@ class Listener:
             return self._fail(error, lambda one: not served and not one.was_served)
         return self._fail(error, lambda _: True)
 
-    def _fail(self, error: BaseException, which: Callable[[Waiter], bool]) -> bool:
-        """Give the error to the waiters for which this says so. Returns whether others are left."""
+    def _fail(self, error: BaseException, which: Callable[[Waiter], bool], *, ending: bool = False) -> bool:
+        """Give the error to the waiters for which this says so. Returns whether others are left. `ending`: the thread ends."""
         with self._lock:
             waiters = {waiter for waiters in self._waiters.values() for waiter in waiters}
             failed = {one for one in waiters if which(one)}
             self._remove(failed)
+            if ending:
+                self._receiver = self._thread = None
         for one in failed:
             one.fail(error)
         return len(failed) < len(waiters)
@@ -216,7 +220,7 @@ class Listener:
             return set(self._waiters)
 
     def ends_here(self) -> bool:
-        """Whether to end because nobody waits, or because the process ends."""
+        """Whether to end, because no one waits or the process ends."""
         with self._lock:
             if self._waiters and not self._is_ending:
                 return False
@@ -251,7 +255,7 @@ class _Look:
         self.at = monotonic() + self.pause
 
 
-class _Session:
+class _Subscription:
     """What a listener does with one connection."""
 
     def __init__(self, listener: Listener, engine: Engine, store: Store, receiver: Receiver) -> None:
@@ -268,7 +272,7 @@ class _Session:
         self._said_until = 0.0
 
     def serve(self) -> None:
-        """Connect, and return when nobody has waited for a while."""
+        """Connect, and return when no one has waited for a while."""
         pool, dialect = self._engine.pool.recreate(), self._engine.dialect
         try:
             connection = Connection(self._engine, pool.connect())

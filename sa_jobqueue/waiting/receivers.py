@@ -195,8 +195,10 @@ class LoopReceiver:
         self._loop = loop
         self._notifications = _Notifications()
         self._woken = asyncio.Event()
+        self._listens_on: Any = None
+        """asyncpg's connection."""
         self._is_lost = False
-        """Whether asyncpg has said that its connection was closed."""
+        """Whether asyncpg has said that this one was closed."""
 
     def wake(self) -> None:
         with suppress(RuntimeError):  # the loop has ended just now
@@ -208,7 +210,7 @@ class LoopReceiver:
         raw: Any = connection.connection.driver_connection
         if _is_elsewhere(connection, raw.get_server_pid()):
             return False
-        self._is_lost = False
+        self._listens_on = raw
         await_only(raw.add_listener(channel, self._note))
         raw.add_termination_listener(self._note_lost)
         return True
@@ -217,9 +219,10 @@ class LoopReceiver:
         self._notifications.note(str(payload))
         self._woken.set()
 
-    def _note_lost(self, _connection: object) -> None:
-        self._is_lost = True
-        self._woken.set()
+    def _note_lost(self, connection: object) -> None:
+        if connection is self._listens_on:
+            self._is_lost = True
+            self._woken.set()
 
     @contextmanager
     def within(self, seconds: float, connection: Connection) -> Generator[None]:
@@ -256,7 +259,7 @@ class LoopReceiver:
         return self._notifications.take()
 
     def forget(self) -> None:
-        self._is_lost = False
+        self._listens_on, self._is_lost = None, False
         self._notifications.forget()
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
@@ -417,6 +418,30 @@ def test_one_event_loop_after_another_can_wait(engine: Engine, url: str, driver:
 
     for _ in range(3):
         assert asyncio.run(scenario(running(engine))).result == {"a": 1}
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_an_engine_that_was_waited_by_can_be_collected(engine: Engine, url: str, driver: str) -> None:
+    """An application that makes an engine for each tenant, say, does not keep them all."""
+    with engine.begin() as connection:
+        id = make_job(connection, "completed")
+
+    def wait() -> weakref.ref[Engine]:
+        if driver == "psycopg":
+            own = create_engine(url, **pooler.engine_options(url))
+            assert wait_for(own, id, timeout=PATIENCE).is_completed
+            return weakref.ref(own)
+        own_async = create_async_engine(driver_url(url, driver), **pooler.engine_options(driver_url(url, driver)))
+        assert asyncio.run(_waited(own_async, [id], PATIENCE))[0].is_completed
+        return weakref.ref(own_async.sync_engine)
+
+    reference = wait()
+
+    def is_collected() -> bool:
+        gc.collect()
+        return reference() is None
+
+    wait_until(is_collected)
 
 
 def test_an_engine_that_is_disposed_of_leaves_no_connection(
