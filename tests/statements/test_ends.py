@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue.migrations import v01
 from sa_jobqueue.statements.complete import complete_job
-from tests.statements.golden_cases import compiled
+from tests.statements.golden_cases import all_cases, compiled
 from tests.support.factory import make_job, row
 
 #: The function's parameter for each of the builder's.
@@ -34,6 +34,11 @@ def _parts(sql: str) -> tuple[dict[str, str], set[str]]:
     return wanted, set(map(_bare, found[2].split(" AND ")))
 
 
+def _set_clauses(sql: str) -> str:
+    """What the UPDATEs of a statement set."""
+    return " ".join(re.findall(r"\bSET (.*?) WHERE ", " ".join(sql.split())))
+
+
 def _bare(expression: str) -> str:
     expression = expression.strip().removesuffix(")") if expression.strip().startswith("(") else expression.strip()
     return expression.removeprefix("(").replace(" = ", "=")
@@ -50,6 +55,24 @@ def test_the_schemas_function_says_the_same_as_the_builder(result: str | None) -
     assert (columns, conditions) == _parts(compiled(complete_job(id=1, token=1, retain=60.0, result=result)))
     assert set(columns) == {"status", "lease_expires_at", "finished_at", "purge_at", "result"}
     assert conditions == {"id=$1", "claim_token=$2", "status='running'"}
+
+
+#: The statements by which jobs end.
+ENDING = sorted(
+    name
+    for name, statement in all_cases()
+    if re.search(r"\bfinished_at ?= ?(?!NULL)", _set_clauses(compiled(statement)))
+)
+
+
+def test_each_statement_that_ends_jobs_tells_what_waits_for_them() -> None:
+    """It reads the gate. The functions of the schema do so, too."""
+    texts = {name: compiled(statement) for name, statement in all_cases() if name in ENDING}
+    assert {"complete_jobs", "complete_job", "apply_changes", "cancel_jobs", "end_expired"} <= set(texts)
+    assert [name for name, sql in texts.items() if "any_awaited()" not in sql] == []
+    functions = [one for one in v01.UP if "finished_at = statement_timestamp()" in one]
+    assert len(functions) == 2
+    assert all("any_awaited()" in one for one in functions)
 
 
 def _end_of(found: Row[Any]) -> dict[str, Any]:
