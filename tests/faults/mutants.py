@@ -171,7 +171,7 @@ def look_without_a_lock() -> None:
         return due_schedules(**options).with_for_update(read=True, key_share=True)
 
     def live(self: Any, connection: Connection, looks: Any) -> set[int]:
-        time.sleep(0.05)  # others may look at the same moment
+        time.sleep(0.3)  # others look at the same tick meanwhile
         return set()
 
     schedules.due_schedules = look

@@ -459,8 +459,9 @@ def test_ticks_that_have_no_job_or_two_are_caught(
     execute(engine, LATE)
     with ExitStack() as stack:
         work(stack, database_url, tmp_path, mutant, 3)
-        ticks = "SELECT bool_and(last_tick_at > created_at) FROM sa_jobqueue.schedule"
-        wait_until(lambda: scalar(engine, ticks), message="a tick of each that came since")
+        later = scalar(engine, "SELECT now() + interval '1 s'")
+        came = f"SELECT bool_and(coalesce(last_tick_at > '{later}', false)) FROM sa_jobqueue.schedule"
+        wait_until(lambda: scalar(engine, came), message="a tick of each that all workers were there for")
         execute(engine, PAUSE)
         assert broken <= (found := rules_broken(engine, tmp_path, {}))
         assert bool(found) == bool(broken)
