@@ -68,7 +68,7 @@ _TELL = (
 # job inserted as running or done was never claimed.
 _WRITTEN_BY_PRODUCERS = "task, args, queue, meta, priority, max_attempts, run_at, uniqueness, expires_at, deadline_at"
 # Not what a job is to do.
-_WRITTEN_BY_WORKERS = "status, claim_token, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, errors, result"
+_WRITTEN_BY_WORKERS = "status, claim_token, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, expires_at, errors, result"
 _PAUSED_BY_OPERATORS = "paused_at, paused_by, pause_reason"
 _MOVED_BY_WORKERS = f"next_at, due_at, last_tick_at, waiting_since, left_out, error, {_PAUSED_BY_OPERATORS}"
 _ENQUEUE_TICKS = "{schema}.enqueue_ticks(bigint[], double precision[], integer[], double precision[])"

@@ -262,7 +262,7 @@ class Job(Base):
 
     __table_args__ = (
         CheckConstraint(
-            "status IN ('queued', 'blocked', 'running', 'completed', 'failed', 'cancelled')", name="job_status_check"
+            "status = ANY ('{queued,blocked,running,completed,failed,cancelled}'::text[])", name="job_status_check"
         ),
         CheckConstraint("priority BETWEEN 0 AND 9", name="job_priority_check"),
         CheckConstraint("max_attempts >= 1", name="job_max_attempts_check"),
@@ -273,12 +273,9 @@ class Job(Base):
         Index("job_failed_idx", "id", postgresql_where=text("status = 'failed'")),
         Index("job_schedule_idx", "schedule_id", "finished_at", postgresql_where=text("schedule_id IS NOT NULL")),
         Index(
-            "job_expires_idx",
-            "expires_at",
-            postgresql_where=text("expires_at IS NOT NULL AND status = 'queued' AND attempt = 0 AND rescues = 0"),
-        ),
-        Index(
-            "job_deadline_idx", "deadline_at", postgresql_where=text("deadline_at IS NOT NULL AND status = 'queued'")
+            "job_limit_idx",
+            text("LEAST(expires_at, deadline_at)"),
+            postgresql_where=text("LEAST(expires_at, deadline_at) IS NOT NULL AND status = 'queued'"),
         ),
         Index("job_purge_idx", "purge_at", postgresql_where=text("purge_at IS NOT NULL")),
     )

@@ -2,51 +2,88 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Executable, Text, and_, bindparam, func, literal_column, select, true, update
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Executable,
+    Table,
+    Text,
+    bindparam,
+    func,
+    literal_column,
+    not_,
+    null,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..lifecycle import DEADLINE_OVER, EXPIRED, TRANSITIONS, Event, JobStatus, Rules
 from ..models import Job, UniqueKey, status_literal
+from ..outcomes import ErrorEntry
 from ._parts import members, table_of
 from .apply import append_error
 from .ends import ended, told_one
 from .unique import given_back, key_of
 
-__all__ = ["end_expired", "end_overdue"]
+__all__ = ["end_expired", "end_overdue", "forget_expiry"]
 
 
 def end_expired(*, limit: int, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
     """Cancel at most `limit` jobs that were not started by their expiry, except those that are locked. Returns their ids."""
     table = table_of(job)
-    return _end(
-        Event.CANCEL,
-        job,
-        keys,
-        limit,
-        expiry=True,
-        which=and_(table.c.attempt == literal_column("0"), table.c.rescues == literal_column("0")),
-    )
+    over = _over(table, table.c.expires_at <= func.now(), not_(_was_started(table)), limit=limit)
+    return _end(table, over, Event.CANCEL, EXPIRED, retain=Rules().retain, keys=keys)
 
 
 def end_overdue(*, limit: int, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
     """The same for jobs whose deadline is over: they fail."""
-    return _end(Event.DISCARD, job, keys, limit, expiry=False, which=true())
-
-
-def _end(event: Event, job: type[Job], keys: type[UniqueKey], limit: int, *, expiry: bool, which: object) -> Executable:
     table = table_of(job)
-    time = table.c.expires_at if expiry else table.c.deadline_at
-    waits = table.c.status == status_literal(JobStatus.QUEUED)
-    over = (
+    over = _over(table, table.c.deadline_at <= func.now(), limit=limit)
+    return _end(table, over, Event.DISCARD, DEADLINE_OVER, retain=Rules().retain_failed, keys=keys)
+
+
+def forget_expiry(*, limit: int, job: type[Job] = Job) -> Executable:
+    """Take the expiry from at most `limit` jobs that were started in time and wait for another attempt. Returns their ids.
+
+    It says nothing any more, and would be found by each later look.
+    """
+    table = table_of(job)
+    over = _over(table, table.c.expires_at <= func.now(), _was_started(table), limit=limit)
+    return (
+        update(table)
+        .where(members(table.c.id, select(over.c.id)), _waits(table))
+        .values(expires_at=null())
+        .returning(table.c.id)
+    )
+
+
+def _waits(table: Table) -> ColumnElement[bool]:
+    return table.c.status == status_literal(JobStatus.QUEUED)
+
+
+def _was_started(table: Table) -> ColumnElement[bool]:
+    return or_(table.c.attempt > literal_column("0"), table.c.rescues > literal_column("0"))
+
+
+def _over(table: Table, *which: ColumnElement[bool], limit: int) -> CTE:
+    """The jobs that wait, whose first limit is over and of which this is true, locked. One index has the first limit of each."""
+    first = func.least(table.c.expires_at, table.c.deadline_at)
+    return (
         select(table.c.id, key_of(table).label("key"))
-        .where(waits, time <= func.now(), which)  # type: ignore[arg-type]
-        .order_by(time)
+        .where(_waits(table), first <= func.now(), *which)
+        .order_by(first)
         .limit(bindparam("page", limit))
         .with_for_update(key_share=True, skip_locked=True)
         .cte("over")
         .prefix_with("MATERIALIZED")
     )
-    error, rules = (EXPIRED if expiry else DEADLINE_OVER), Rules()
+
+
+def _end(
+    table: Table, over: CTE, event: Event, error: ErrorEntry, *, retain: float | None, keys: type[UniqueKey]
+) -> Executable:
     note = func.jsonb_build_object(
         literal_column("'type'"), bindparam("error_type", error.type, Text),
         literal_column("'message'"), bindparam("error_message", error.message, Text),
@@ -55,12 +92,9 @@ def _end(event: Event, job: type[Job], keys: type[UniqueKey], limit: int, *, exp
     )  # fmt: skip
     return (
         update(table)
-        .where(members(table.c.id, select(over.c.id)), waits)
+        .where(members(table.c.id, select(over.c.id)), _waits(table))
         .values(
-            **ended(
-                status_literal(TRANSITIONS[JobStatus.QUEUED, event]),
-                retain=rules.retain if expiry else rules.retain_failed,
-            ),
+            **ended(status_literal(TRANSITIONS[JobStatus.QUEUED, event]), retain=retain),
             errors=append_error(table, note),
         )
         .returning(told_one(table))

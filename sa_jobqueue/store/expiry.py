@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from ..statements.expiry import end_expired, end_overdue
+from ..statements.expiry import end_expired, end_overdue, forget_expiry
 from .tables import OfTables
 
 __all__ = ["Expiry"]
@@ -22,3 +22,7 @@ class Expiry(OfTables):
         """Fail jobs that wait although their deadline is over, and return their ids."""
         statement = end_overdue(limit=limit, job=self.tables.job, keys=self.tables.unique_key)
         return list(connection.execute(statement).scalars())
+
+    def forget_expiry(self, connection: Connection, *, limit: int = 1_000) -> list[int]:
+        """Take the expiry from jobs that were started in time and wait for another attempt, and return their ids."""
+        return list(connection.execute(forget_expiry(limit=limit, job=self.tables.job)).scalars())

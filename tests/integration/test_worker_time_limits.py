@@ -168,7 +168,7 @@ def test_a_running_attempt_is_stopped_at_the_deadline(
 
 
 def test_maintenance_ends_what_waits_too_long(engine: Engine, registry: Registry) -> None:
-    """Without a worker that could claim it; its unique key is free again. Other jobs stay."""
+    """Without a worker that could claim it; its unique key is free again. Other jobs stay, and one that was started in time has no expiry any more."""
     one = declare(registry)
     expiring = one.options(expires_in=3600, unique=Unique("k"))
     expired, overdue, waiting, plain, retrying = add(
@@ -180,10 +180,13 @@ def test_maintenance_ends_what_waits_too_long(engine: Engine, registry: Registry
         connection.execute(update(Job).where(Job.id == retrying).values(attempt=1))
         connection.execute(update(Job).where(Job.id == overdue).values(deadline_at=func.now()))
     with engine.begin() as connection:
+        assert default_store.forget_expiry(connection) == [retrying]
         assert default_store.end_expired(connection) == [expired]
         assert default_store.end_overdue(connection) == [overdue]
         assert connection.execute(select(UniqueKey.key)).all() == []
         statuses = {row.id: row.status for row in connection.execute(select(Job.id, Job.status))}
+        assert set(connection.scalars(select(Job.id).where(Job.expires_at.is_not(None)))) == {expired, waiting}
+        assert default_store.forget_expiry(connection) == []
     assert statuses == {
         expired: JobStatus.CANCELLED, overdue: JobStatus.FAILED, waiting: JobStatus.QUEUED, plain: JobStatus.QUEUED,
         retrying: JobStatus.QUEUED,

@@ -439,6 +439,10 @@ class QueueMachine(RuleBasedStateMachine):
             expired = [id for id, job in waiting.items() if job.expired and job.attempt == 0 and not job.rescues]
             overdue = [id for id, job in waiting.items() if job.overdue and id not in expired]
             assert sorted(default_store.end_expired(connection)) == sorted(expired)
+            started = [id for id, job in waiting.items() if job.expired and id not in expired]
+            assert sorted(default_store.forget_expiry(connection)) == sorted(started)
+            for id in started:
+                self.jobs[id].expired = False
             assert sorted(default_store.end_overdue(connection)) == sorted(overdue)
             for id in [*expired, *overdue]:
                 job = self.jobs[id]

@@ -163,7 +163,7 @@ MUTATIONS = {
         "rescues=0", r"[\w.\"]*take_key\(locked\.id, locked\.uniqueness\)", "true", (UNIQUE, operate("cancel"), operate("retry"))
     ),
     "an expiry cancels what has been tried": Mutation(
-        "error_type", r"[\w.]+\.attempt = 0", "true",
+        "error_type", r"[\w.]+\.attempt > 0", "false",
         (JOB, CLAIM, finish(Retry(0)), ("limits_run_out", {"chosen": {0}, "deadline": False}), ("end_late", {"kept": True})),
     ),
     "a claim does not say that a deadline is over": Mutation(

@@ -10,8 +10,7 @@ UP = (
     "CREATE INDEX job_purge_idx ON {schema}.job (purge_at) WHERE purge_at IS NOT NULL",
     # The dead letters, which are few: they are listed and retried without a look at the jobs that completed.
     "CREATE INDEX job_failed_idx ON {schema}.job (id) WHERE status = 'failed'",
-    # Jobs that are not to be started any more from some time on: maintenance ends them. What most jobs lack comes first in the
-    # condition, which each write of a job evaluates.
-    "CREATE INDEX job_expires_idx ON {schema}.job (expires_at) WHERE expires_at IS NOT NULL AND status = 'queued' AND attempt = 0 AND rescues = 0",
-    "CREATE INDEX job_deadline_idx ON {schema}.job (deadline_at) WHERE deadline_at IS NOT NULL AND status = 'queued'",
+    # Jobs that are not to be started any more from some time on: maintenance ends them. One index for both limits, and what most
+    # jobs lack comes first in its condition: each write of a job evaluates the condition of each index.
+    "CREATE INDEX job_limit_idx ON {schema}.job (LEAST(expires_at, deadline_at)) WHERE LEAST(expires_at, deadline_at) IS NOT NULL AND status = 'queued'",
 )

@@ -67,6 +67,10 @@ UP = (
         holder bigint;
         queued boolean;
     BEGIN
+        -- Not in the trigger's condition, which each INSERT of a plain job reads.
+        IF NEW.status IN ('completed', 'failed', 'cancelled') THEN
+            RETURN NEW;
+        END IF;
         IF jsonb_typeof(rule -> 'period') = 'number' THEN
             IF (rule -> 'period')::numeric BETWEEN 0 AND 3155760000 THEN
                 period := (rule -> 'period')::double precision;
@@ -189,7 +193,7 @@ UP = (
     "REVOKE ALL ON FUNCTION {schema}.job_unique() FROM PUBLIC",
     """
     CREATE TRIGGER job_unique BEFORE INSERT ON {schema}.job
-    FOR EACH ROW WHEN (NEW.uniqueness IS NOT NULL AND NEW.status NOT IN ('completed', 'failed', 'cancelled'))
+    FOR EACH ROW WHEN (NEW.uniqueness IS NOT NULL)
     EXECUTE FUNCTION {schema}.job_unique()
     """,
     # For an operator who brings a finished job back. It does not wait for long: keys are taken in the order of job ids here, and

@@ -15,7 +15,7 @@ __all__ = ["EndLate"]
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks, each into two indexes that are mostly empty.
+#: Seconds between two looks, into an index that is mostly empty.
 _EVERY = 10.0
 _PAGE = 1_000
 
@@ -31,13 +31,15 @@ class EndLate(Chore):
         """End some pages of jobs."""
         while True:
             with self._connector.begin(connection):
+                # First: they are in the way of the others.
+                forgotten = self._connector.store.forget_expiry(connection, limit=_PAGE)
                 expired = self._connector.store.end_expired(connection, limit=_PAGE)
                 overdue = self._connector.store.end_overdue(connection, limit=_PAGE)
             if expired:
                 logger.info("%d jobs were not started by their expiry, and are cancelled", len(expired))
             if overdue:
                 logger.warning("%d jobs still waited at their deadline, and have failed", len(overdue))
-            if max(len(expired), len(overdue)) < _PAGE:
+            if max(len(forgotten), len(expired), len(overdue)) < _PAGE:
                 return False
             if turn.is_over:
                 return True
