@@ -49,7 +49,7 @@ from sa_jobqueue.statements.declared import (
     resume_declared,
     say_declared,
 )
-from sa_jobqueue.statements.expiry import end_expired, end_overdue
+from sa_jobqueue.statements.expiry import end_expired, end_overdue, forget_expiry
 from sa_jobqueue.statements.fetch import fetch_args
 from sa_jobqueue.statements.leases import attest_uptime, cancel_requests
 from sa_jobqueue.statements.notes import (
@@ -174,6 +174,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "fetch_args": lambda: fetch_args(1, most=100),
     "end_expired": lambda: end_expired(limit=1_000),
     "end_overdue": lambda: end_overdue(limit=1_000),
+    "forget_expiry": lambda: forget_expiry(limit=1_000),
     "enrol_worker": lambda: enrol_worker(id=_WORKER, host="a", pid=1, queues=["q"], concurrency=1, version="1"),
     "remove_worker": lambda: remove_worker(_WORKER),
     "forget_workers": lambda: forget_workers(unseen_for=timedelta(days=1)),

@@ -17,7 +17,7 @@ from sa_jobqueue.lifecycle import Rules, decide, extra, not_started
 from sa_jobqueue.models import UniqueKey
 from sa_jobqueue.outcomes import NotStarted, Outcome, Released, Rescued, Retry, Snooze
 from sa_jobqueue.statements import retry_jobs
-from sa_jobqueue.statements.expiry import end_expired, end_overdue
+from sa_jobqueue.statements.expiry import end_expired, end_overdue, forget_expiry
 from sa_jobqueue.store import ClaimRequest, default_store
 from tests.support.factory import TABLE, make_job, refer, row, users_table
 from tests.support.outcomes import ENTRY
@@ -310,19 +310,42 @@ def test_a_row_of_the_applications_that_references_the_job_does_not_hold_it_up(
             assert end(connection, limit) == [made]
 
 
-@pytest.mark.parametrize(("limit", "index"), [("expires_at", "job_expires_idx"), ("deadline_at", "job_deadline_idx")])
-def test_an_index_finds_them(engine: Any, limit: str, index: str) -> None:
+@pytest.mark.parametrize(
+    ("limit", "statement"), [("expires_at", end_expired), ("deadline_at", end_overdue), ("expires_at", forget_expiry)]
+)
+def test_an_index_finds_them(engine: Any, limit: str, statement: Callable[..., Any]) -> None:
     """So a look costs nothing where no job has a limit, and does not walk over a backlog of others."""
-    statement: Any = (end_expired if limit == "expires_at" else end_overdue)(limit=10)
     with service_connection(engine) as connection:
         connection.execute(text("INSERT INTO sa_jobqueue.job (task) SELECT 'a' FROM generate_series(1, 2000)"))
         make_job(connection, **{limit: AGO})
         connection.execute(text("ANALYZE sa_jobqueue.job"))
         connection.commit()
-        plan = Prepared(connection, statement, {}).explain({})
-    assert index in plan.indexes, str(plan)
+        if statement is forget_expiry:
+            connection.execute(update(TABLE).where(TABLE.c.expires_at.is_not(None)).values(attempt=1))
+        plan = Prepared(connection, statement(limit=10), {}).explain({})
+    assert "job_limit_idx" in plan.indexes, str(plan)
     assert "Seq Scan" not in {node["Node Type"] for node in plan.on("job")}, str(plan)
     assert plan.largest_discard == 0, str(plan)
+
+
+def test_the_expiry_of_a_job_that_was_started_is_forgotten(connection: Connection) -> None:
+    """Only once it is over, and only of what waits for another attempt: each later look would find it again."""
+    with connection.begin():
+        tried, rescued = (
+            make_job(connection, expires_at=AGO, attempt=1),
+            make_job(connection, expires_at=AGO, rescues=1),
+        )
+        kept = {
+            make_job(connection, expires_at=AGO),
+            make_job(connection, expires_at=MINUTE, attempt=1),
+            make_job(connection, expires_at=AGO, status=JobStatus.RUNNING, attempt=1),
+        }
+    with connection.begin():
+        first = default_store.forget_expiry(connection, limit=1)
+        assert {*first, *default_store.forget_expiry(connection)} == {tried, rescued}
+        assert len(first) == 1
+        assert default_store.forget_expiry(connection) == []
+        assert set(connection.scalars(select(Job.id).where(Job.expires_at.is_not(None)))) == kept
 
 
 # ---- an operator's retry

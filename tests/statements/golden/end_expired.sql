@@ -3,10 +3,10 @@ WITH "over" AS MATERIALIZED (
         sa_jobqueue.job.uniqueness ->> 'key' AS key
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.status = 'queued'
+    AND now() >= least(sa_jobqueue.job.expires_at, sa_jobqueue.job.deadline_at)
     AND sa_jobqueue.job.expires_at <= now()
-    AND sa_jobqueue.job.attempt = 0
-    AND sa_jobqueue.job.rescues = 0
-    ORDER BY sa_jobqueue.job.expires_at
+    AND NOT (sa_jobqueue.job.attempt > 0 OR sa_jobqueue.job.rescues > 0)
+    ORDER BY least(sa_jobqueue.job.expires_at, sa_jobqueue.job.deadline_at)
     LIMIT %(page)s::INTEGER
     FOR NO KEY UPDATE SKIP LOCKED
 ),

@@ -3,8 +3,9 @@ WITH "over" AS MATERIALIZED (
         sa_jobqueue.job.uniqueness ->> 'key' AS key
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.status = 'queued'
+    AND now() >= least(sa_jobqueue.job.expires_at, sa_jobqueue.job.deadline_at)
     AND sa_jobqueue.job.deadline_at <= now()
-    ORDER BY sa_jobqueue.job.deadline_at
+    ORDER BY least(sa_jobqueue.job.expires_at, sa_jobqueue.job.deadline_at)
     LIMIT %(page)s::INTEGER
     FOR NO KEY UPDATE SKIP LOCKED
 ),
