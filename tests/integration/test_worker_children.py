@@ -77,7 +77,15 @@ def wait_rescued(engine: Engine, id: int, times: int = 1) -> None:
 
 
 def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "sa-jobqueue child" in " ".join(child.cmdline())]
+    return [child for child in psutil.Process().children() if "sa-jobqueue child" in command_of(child)]
+
+
+def command_of(process: psutil.Process) -> str:
+    """Its command line; empty if it has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # a zombie, too
+        return ""
 
 
 def is_gone(pid: int) -> bool:
