@@ -198,7 +198,7 @@ def tick_past_live_jobs() -> None:
 
 
 def start_what_is_late() -> None:
-    """Nobody looks at expiries and deadlines before a handler is called."""
+    """The worker does not look at expiries and deadlines before it calls a handler."""
     verdict.not_started = lambda *_: None
 
 

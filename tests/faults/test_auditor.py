@@ -454,7 +454,7 @@ PAUSE = "UPDATE sa_jobqueue.schedule SET paused_at = now()"
 def test_ticks_that_have_no_job_or_two_are_caught(
     engine: Engine, database_url: str, tmp_path: Path, mutant: str | None, names: list[str], broken: set[str]
 ) -> None:
-    """Several workers look at schedules some of whose ticks nobody has seen to."""
+    """Several workers look at schedules. No worker has dealt with some of their ticks yet."""
     workload.add_schedules(database_url, {name: workload.SCHEDULES[name] for name in names})
     execute(engine, LATE)
     with ExitStack() as stack:

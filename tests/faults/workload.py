@@ -320,7 +320,7 @@ UNIQUE = [
 ]
 SHARE = 0.25
 
-#: So many have an expiry, and so many a deadline; up to this many seconds from their enqueueing.
+#: The share of jobs with an expiry, the share with a deadline, and at most how many seconds after the enqueueing these are.
 LIMITED, _LATEST = 0.1, 4.0
 
 #: The schedules, by name: seconds between their ticks, their task, and the other options.

@@ -93,7 +93,7 @@ def test_a_server_that_does_not_answer_is_given_up(
 def test_a_database_that_cannot_be_reached_is_an_error_and_not_a_hang(driver: str) -> None:
     """For the caller, at once, also if it would wait for ever."""
     with pytest.raises((DBAPIError, OSError), match=r"refused|failed"):
-        waiting_over(driver)("postgresql+psycopg://nobody@127.0.0.1:1/nowhere", 1)
+        waiting_over(driver)("postgresql+psycopg://unused@127.0.0.1:1/nowhere", 1)
 
 
 def test_a_database_without_the_tables_is_an_error(empty_database_url: str) -> None:
