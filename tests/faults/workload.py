@@ -320,7 +320,7 @@ UNIQUE = [
 ]
 SHARE = 0.25
 
-#: The share of jobs with an expiry, the share with a deadline, and at most how many seconds after the enqueueing these are.
+#: One job in ten has an expiry, and one in ten a deadline: at most this many seconds after it was enqueued.
 LIMITED, _LATEST = 0.1, 4.0
 
 #: The schedules, by name: seconds between their ticks, their task, and the other options.
