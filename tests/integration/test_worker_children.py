@@ -561,3 +561,23 @@ def test_a_job_that_is_cancelled_while_its_child_starts_is_not_run(
         assert not (effects.folder / "started-a").exists()
         monkeypatch.undo()
         wait_for(engine, add_one(engine, enqueue(heavy.effect.options(queue="other"), "next")))
+
+
+def test_the_deadline_of_a_job_counts_from_its_claim_in_a_child_too(
+    engine: Engine, url: str, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not from when the child gets the job: a retry in an hour would be after the deadline."""
+    start = Children._start
+
+    def start_slowly(self: Children, tasks: Any) -> Any:
+        child = start(self, tasks)
+        (run,) = services_of(worker).runs
+        wait_until(lambda: run.elapsed > 1)
+        return child
+
+    with working(url, REGISTRY, queues={"other": 1}) as worker:
+        monkeypatch.setattr(Children, "_start", start_slowly)
+        late = heavy.outcome.options(queue="other", deadline=3_601)
+        job = wait_for(engine, add_one(engine, enqueue(late, "retry", False, False)))
+    assert job.status is JobStatus.FAILED
+    assert "its deadline is over before it could be tried again" in job.errors[0]["message"]

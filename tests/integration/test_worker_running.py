@@ -31,13 +31,14 @@ from sa_jobqueue import (
 from sa_jobqueue.errors import AutocommitError, ConfigurationError, DatabaseUnavailable, SchemaError
 from sa_jobqueue.models import WorkerRow
 from sa_jobqueue.statements import cancel_jobs, release_jobs
+from sa_jobqueue.store import Store
 from sa_jobqueue.worker.running.run import Run, Stop
 from sa_jobqueue.worker.running.slots import Slots
 from sa_jobqueue.worker.worker import Ending
 from tests.support import pooler
 from tests.support.databases import connect, driver_url, terminate_others
 from tests.support.waiting import wait_until, wait_until_async
-from tests.support.working import add, drain, finished, gate_is_open, job_of, services_of, worker_for, working
+from tests.support.working import add, add_one, drain, finished, gate_is_open, job_of, services_of, worker_for, working
 
 
 @pytest.fixture
@@ -227,6 +228,40 @@ def test_a_cancel_is_told_to_the_worker_or_asked_for(
             session.execute(cancel_jobs(Job.id == id))
             session.commit()
         wait_until(told.is_set)
+        wait_until(lambda: finished(engine, id))
+    assert job_of(engine, id).status == JobStatus.CANCELLED
+
+
+def test_a_cancel_that_is_told_while_long_arguments_are_fetched_reaches_the_handler(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job is claimed, but is not here yet when the cancel is told; and the worker does not ask by itself here."""
+    monkeypatch.setattr("sa_jobqueue.worker.maintenance.cancels._SELDOM", 1_000.0)
+    pooler.skip_where_deaf(url)
+    fetch, begun, go_on = Store.fetch_args, threading.Event(), threading.Event()
+
+    def fetch_slowly(self: Store, *args: Any, **options: Any) -> Any:
+        begun.set()
+        assert go_on.wait(30)
+        return fetch(self, *args, **options)
+
+    monkeypatch.setattr(Store, "fetch_args", fetch_slowly)
+
+    @task(registry=registry)
+    def handler(ctx: JobContext, long: str) -> None:
+        wait_until(lambda: ctx.cancelled)
+
+    with working(url, registry, lease=600) as worker:
+        wait_until(lambda: worker.state().listening)
+        cancels = services_of(worker).cancels
+        id = add_one(engine, enqueue(handler, "x" * 100_000))
+        assert begun.wait(30)
+        cancels._looked, cancels._told = monotonic(), 0.0
+        with Session(engine) as session:
+            session.execute(cancel_jobs(Job.id == id))
+            session.commit()
+        wait_until(lambda: cancels._told)
+        go_on.set()
         wait_until(lambda: finished(engine, id))
     assert job_of(engine, id).status == JobStatus.CANCELLED
 

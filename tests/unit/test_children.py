@@ -104,9 +104,10 @@ def test_a_lost_claim_comes_back_as_one() -> None:
 def test_a_job_comes_back_as_it_was() -> None:
     """With the place of its task: the module and name of the handler."""
     job = ClaimedJob(1, 2, "default", "t", 4, 1.5, 1, 10, 0, '{"a": "é"}', None, 0.25, None)
-    message = sent(message_of_job(job, heavy.add))
+    message = sent(message_of_job(job, heavy.add, 1.25))
     assert job_of(message) == job
     assert message["task"] == ["tests.support.heavy.add", "tests.support.heavy", "add"]
+    assert message["elapsed"] == 1.25
 
 
 class Odd:

@@ -19,6 +19,7 @@ from sa_jobqueue import AsyncJobContext, JobContext, Registry, task
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.errors import SessionUnavailable
 from sa_jobqueue.lifecycle import Change, Event
+from sa_jobqueue.outcomes import NotStarted
 from sa_jobqueue.store import default_store
 from sa_jobqueue.tasks import AnyTask
 from sa_jobqueue.worker.observer import Observer
@@ -30,6 +31,8 @@ from sa_jobqueue.worker.running.run import Run, Runs, Stop
 from sa_jobqueue.worker.running.runners import Runners
 from sa_jobqueue.worker.running.sessions import Sessions
 from sa_jobqueue.worker.running.slots import Slots
+from sa_jobqueue.worker.running.timeouts import timeout_of
+from sa_jobqueue.worker.running.verdict import unstarted
 from sa_jobqueue.worker.running.writer import OutcomeWriter
 from tests.support.waiting import wait_until_async
 
@@ -259,3 +262,13 @@ def test_a_session_that_is_opened_just_when_its_job_ends_is_closed_again(handler
     (session,) = opened
     with pytest.raises(SessionUnavailable):
         (session if isinstance(session, Session) else session.sync_session).connection()
+
+
+def test_the_limits_of_a_job_count_from_its_claim() -> None:
+    """Which may be older than its coming here: its long arguments were fetched."""
+    job = run(nothing).job._replace(extra='{"expires": 5, "deadline": 9}')
+    now = monotonic()
+    late, in_time = Run(job, nothing, now, now - 6, set()), Run(job, nothing, now, now - 4, set())
+    assert unstarted(late) == NotStarted(failed=False)
+    assert unstarted(in_time) is None
+    assert timeout_of(late, now) == now + 3

@@ -155,7 +155,8 @@ class _Jobs:
         except BaseException as error:  # of a module that is imported only now
             self._channel.send({"unfound": f"{type(error).__name__}: {error}"})
             return True
-        self._run(order, Run(job_of(order.message), task, monotonic(), monotonic(), set()))
+        now = monotonic()
+        self._run(order, Run(job_of(order.message), task, now, now - order.message["elapsed"], set()))
         if os.getpid() != self._pid:
             os._exit(
                 1

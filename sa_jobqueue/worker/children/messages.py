@@ -42,9 +42,9 @@ def place_of_task(task: AnyTask) -> list[str]:
     return [task.name, task.handler.__module__, task.handler.__qualname__]
 
 
-def message_of_job(job: ClaimedJob, task: AnyTask) -> Message:
-    """A job to run."""
-    return {"job": list(job), "task": place_of_task(task)}
+def message_of_job(job: ClaimedJob, task: AnyTask, elapsed: float) -> Message:
+    """A job to run. `elapsed`: seconds since its claim, from which its limits are counted."""
+    return {"job": list(job), "task": place_of_task(task), "elapsed": elapsed}
 
 
 def job_of(message: Message) -> ClaimedJob:

@@ -128,7 +128,7 @@ class ChildRunner:
         begun = new
         try:
             child.jobs += 1
-            child.send(message_of_job(run.job, run.task))
+            child.send(message_of_job(run.job, run.task, run.elapsed))
             while True:
                 for message in child.receive(watch.pause()):
                     if _is_last(message):

@@ -28,6 +28,9 @@ class Cancels(Chore):
         self._announced = False
         """Whether a cancel was announced. Set by any thread, reset by the maintenance thread."""
         self._looked = 0.0
+        """When all runs were last asked about that are here for a while."""
+        self._told = self._seen = 0.0
+        """When a cancel was last announced, and when the runs that were here were last seen."""
 
     def announce(self) -> None:
         """A cancel was announced, perhaps of a job that runs here. For any thread; maintenance is to be woken after it."""
@@ -38,12 +41,18 @@ class Cancels(Chore):
         """Ask about what has been here for a while, or about all if a cancel was announced."""
         announced, self._announced = self._announced, False
         now = monotonic()
-        if not announced and self._listening() and now < self._looked + _SELDOM:
-            return False
-        running = [run for run in self._runs if run.stop is None and (announced or run.arrived <= now - _EVERY)]
+        running = [run for run in self._runs if run.stop is None]
+        if announced:
+            self._told = self._looked = now
+        elif self._listening() and now < self._looked + _SELDOM:
+            # Of those that have come since the last look, as after a fetch of long arguments, the announcement may be of one.
+            running = [run for run in running if run.claimed < self._told and run.arrived > self._seen - _EVERY]
+        else:
+            running = [run for run in running if run.arrived <= now - _EVERY]
+            self._looked = now if running else self._looked
+        self._seen = now
         if not running:
             return False
-        self._looked = now
         with self._connector.begin(connection):
             held = {run.job.id: run.job.claim_token for run in running}
             asked = self._connector.store.cancelled_among(connection, held)

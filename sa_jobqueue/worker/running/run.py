@@ -51,6 +51,7 @@ class Run:
         "_unsettled",
         "abandoned",
         "arrived",
+        "claimed",
         "interrupted",
         "job",
         "kind",
@@ -74,7 +75,9 @@ class Run:
         self.task = task
         self.kind = Kind.ASYNC if task.is_async else Kind.THREAD if task.executor is None else Kind.PROCESS
         self.arrived = arrived
-        # Maintenance writes and reads it. Fetching long arguments may have taken long: their claim is older.
+        # Fetching long arguments may have taken long, and a child process gets a job later: the claim is older.
+        self.claimed = claimed_at
+        # Maintenance writes and reads it.
         self.renewed = claimed_at
         # When the handler was called. The runner writes it, and again if a child process died before it began; anyone reads it.
         self.started: float | None = None
@@ -110,8 +113,8 @@ class Run:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the job came here with its claim."""
-        return monotonic() - self.arrived
+        """Seconds since the claim."""
+        return monotonic() - self.claimed
 
     def notice_stop(self) -> bool:
         """Whether the handler should come to an end; remembers that it was told so."""

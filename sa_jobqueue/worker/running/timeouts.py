@@ -41,13 +41,13 @@ def timeout_of(run: Run, started: float) -> float | None:
     left = seconds_left(run.job, "deadline", 0.0)
     if isinf(left):
         return timeout
-    return min(run.arrived + left, inf if timeout is None else timeout)
+    return min(run.claimed + left, inf if timeout is None else timeout)
 
 
 def timed_out(run: Run) -> HandlerTimeout:
     """The exception that stands for a timeout."""
     allowed, left = run.task.timeout, seconds_left(run.job, "deadline", 0.0)
-    if run.started is not None and (allowed is None or run.arrived + left < run.started + allowed):
+    if run.started is not None and (allowed is None or run.claimed + left < run.started + allowed):
         return HandlerTimeout(f"{run.task.name} was still running at the deadline of its job")
     return HandlerTimeout(f"{run.task.name} took longer than its timeout of {run.task.timeout:g} s")
 
