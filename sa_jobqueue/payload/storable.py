@@ -30,6 +30,8 @@ _TOO_LONG = 10**MAX_DIGITS
 
 #: Levels of nesting that are searched for what cannot be stored. The JSON reader itself stops at 200.
 MAX_DEPTH = 100
+#: Characters shown of the path to what is nested too deep.
+_SHOWN_PATH = 40
 
 
 def unstorable_text(text: str) -> str | None:
@@ -56,7 +58,8 @@ def unstorable(value: Any, path: str = "", depth: int = 0) -> Iterator[str]:
         if abs(value) >= _TOO_LONG:
             yield f"{at}an integer of more than {MAX_DIGITS:,} digits cannot be read back from JSON"
     elif depth > MAX_DEPTH:
-        yield f"{at}nested more than {MAX_DEPTH} levels deep"
+        start = path if len(path) <= _SHOWN_PATH else f"{path[:_SHOWN_PATH]}…"
+        yield f"{start}: nested more than {MAX_DEPTH} levels deep, or part of itself"
     else:
         yield from _unstorable_keys(value, at)
         for step, one in _parts(value):

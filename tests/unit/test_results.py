@@ -102,6 +102,15 @@ def test_without_an_annotation_that_says_something_anything_goes(annotation: Any
     assert Results(returning(annotation), task="x").encode(Line("pen", Decimal(1))) == '{"item":"pen","price":"1"}'
 
 
+def test_a_result_that_is_part_of_itself_is_said_so_in_a_line() -> None:
+    """And not by a path of a hundred steps."""
+    value: list[object] = []
+    value.append(value)
+    with pytest.raises(PayloadError, match=r"…: nested more than 100 levels deep, or part of itself$") as raised:
+        Results(lambda: None, task="a_task").encode(value)
+    assert len(str(raised.value)) < 150
+
+
 def test_outcomes_are_no_results() -> None:
     """A handler may return one all the same."""
     results = Results(returning(int | Snooze | None), task="x")
