@@ -104,7 +104,7 @@ class PayloadError(JobQueueError, ValueError):
 
 
 class ResultError(JobQueueError, ValueError):
-    """A job has no result, because it did not complete, or its result is not of the type that was asked for."""
+    """A job has no result, because it did not complete; or its result is not of the type that was asked for, or cannot be read."""
 
 
 class StatusError(JobQueueError):

@@ -27,6 +27,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.util import greenlet_spawn
 
+from ..errors import ResultError
 from ..log import get_logger
 from ..models import Job
 from ..results import JobEnd
@@ -60,8 +61,10 @@ CHECK = 5.0
 _LONGEST_PAUSE = 2.0
 #: Seconds that the end of the process waits for a connection to be closed.
 _AT_EXIT = 1.0
-#: The SQLSTATE of a statement for which the role lacks the right.
-_DENIED = "42501"
+#: The SQLSTATEs of a statement for which the role lacks the right, and of one that would write in a read-only transaction.
+_MAY_NOT = frozenset({"42501", "25006"})
+#: The class of the SQLSTATEs that say that a statement, or the role, is wrong, whatever the rows are.
+_WRONG = "42"
 
 
 class Waiter:
@@ -231,6 +234,13 @@ class Listener:
     def is_ending(self) -> bool:
         return self._is_ending
 
+    def cannot_tell(self, job_id: int, error: Exception) -> None:
+        """A job has ended, and its row cannot be read."""
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())
+        unread = ResultError(f"job {job_id} has ended, but its result or its last error cannot be read: {reason}")
+        unread.__cause__ = error
+        self._fail(unread, lambda one: job_id in one.left)
+
     def tell(self, found: dict[int, JobEnd | None]) -> None:
         """What a look has found: of each job its end, or None if it has not ended."""
         with self._lock:
@@ -330,7 +340,7 @@ class _Subscription:
         for job_id in self._looks.keys() - wanted:
             del self._looks[job_id]
         if over := self._said - wanted:
-            self._ask(self._store.end_waits, sorted(over), waiter=self._waiter)
+            self._write(self._store.end_waits, sorted(over), waiter=self._waiter)
             self._said -= over
         if new := wanted - self._looks.keys():
             self._look(new)
@@ -345,7 +355,7 @@ class _Subscription:
             self._say_again()
 
     def _look(self, ids: set[int]) -> None:
-        found = self._ask(self._store.ends, sorted(ids))
+        found = self._read(sorted(ids))
         times = (_GROWTH, _LAST_LOOK) if self._listens else (_GROWTH_OF_POLLING, _LAST_LOOK_OF_POLLING)
         for job_id, end in found.items():
             if end is None:
@@ -354,43 +364,67 @@ class _Subscription:
                 self._looks.pop(job_id, None)
         self._listener.tell(found)
 
+    def _read(self, ids: list[int]) -> dict[int, JobEnd | None]:
+        """What became of these jobs. One whose row cannot be read is an error for those who wait for it, and for no others."""
+        try:
+            return self._ask(self._store.ends, ids)
+        except Exception as error:  # of what reads JSON, too
+            if _is_away(error) or _sqlstate(error)[:2] == _WRONG:
+                raise
+            if len(ids) > 1:
+                half = len(ids) // 2
+                return self._read(ids[:half]) | self._read(ids[half:])
+            self._looks.pop(ids[0], None)
+            self._listener.cannot_tell(ids[0], error)
+            return {}
+
     def _say(self, ids: set[int]) -> None:
         """Have the ends of these told, of those that have not ended; then look at them once more."""
         ids = ids & self._looks.keys()
         if not ids or not self._listens:
             return
+        if not self._said:
+            self._say_again()
+        if self._say_so(ids):
+            self._said |= ids
+            self._look(ids)
+
+    def _say_again(self) -> None:
+        self._write(self._store.drop_expired_waits)
+        self._said_until = monotonic() + _HOLD
+        if self._said:
+            self._say_so(self._said)
+
+    def _say_so(self, ids: set[int]) -> bool:
+        wait_for = self._store.wait_for
+        return self._write(wait_for, sorted(ids), waiter=self._waiter, seconds=_HOLD, schema=self._schema)
+
+    def _write(self, what: Callable[Concatenate[Connection, P], None], *arguments: P.args, **options: P.kwargs) -> bool:
+        """Change the table `awaited`. False: this connection may not; from now on it looks by itself."""
+        if not self._listens:
+            return False
         try:
-            if not self._said:
-                self._ask(self._store.drop_expired_waits)
-                self._said_until = monotonic() + _HOLD
-            self._say_so(ids)
+            self._ask(what, *arguments, **options)
         except DBAPIError as error:
-            if _sqlstate(error) != _DENIED:
+            if _sqlstate(error) not in _MAY_NOT:
                 raise
             logger.warning(
                 "the ends of jobs are not told, because this role may not say that it waits (%s)", error.orig
             )
             self._listens = False
-            return
-        self._said |= ids
-        self._look(ids)
-
-    def _say_again(self) -> None:
-        self._ask(self._store.drop_expired_waits)
-        self._said_until = monotonic() + _HOLD
-        self._say_so(self._said)
-
-    def _say_so(self, ids: set[int]) -> None:
-        self._ask(self._store.wait_for, sorted(ids), waiter=self._waiter, seconds=_HOLD, schema=self._schema)
+            self._said = set()
+            return False
+        return True
 
     def _ask(self, question: Callable[Concatenate[Connection, P], T], *arguments: P.args, **options: P.kwargs) -> T:
         with self._connection.begin():
             return question(self._connection, *arguments, **options)
 
 
-def _sqlstate(error: DBAPIError) -> str | None:
-    found = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)  # pgcode: psycopg2's
-    return None if found is None else str(found)
+def _sqlstate(error: Exception) -> str:
+    """Empty if it has none."""
+    raised = getattr(error, "orig", None)
+    return str(getattr(raised, "sqlstate", None) or getattr(raised, "pgcode", None) or "")  # pgcode: psycopg2's
 
 
 def _is_away(error: Exception) -> bool:
@@ -398,7 +432,7 @@ def _is_away(error: Exception) -> bool:
     if not isinstance(error, DBAPIError):
         return isinstance(error, (ConnectionLost, OSError))
     state = _sqlstate(error)
-    return error.connection_invalidated or state is None or state[:2] in {"08", "53", "57"}
+    return error.connection_invalidated or not state or state[:2] in {"08", "53", "57"}
 
 
 _listeners: weakref.WeakKeyDictionary[Engine, dict[type[Job], Listener]] = weakref.WeakKeyDictionary()

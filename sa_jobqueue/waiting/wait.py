@@ -47,7 +47,8 @@ def wait_for(
     `JobEnd.is_gone`. So commit the job before you wait for it.
 
     Raises WaitTimeout, which is a TimeoutError, if a job has not ended by then. The jobs go on. Raises what SQLAlchemy does if the
-    database cannot be reached when the wait begins, or refuses to answer.
+    database cannot be reached when the wait begins, or refuses to answer; and ResultError if what is stored of a job's end cannot be
+    read.
     """
     one = not isinstance(ids, Collection)
     wanted = _checked([ids] if not isinstance(ids, Collection) else ids)
@@ -67,6 +68,8 @@ def _checked(ids: Collection[Any]) -> list[int]:
     for job_id in ids:
         if not isinstance(job_id, int) or isinstance(job_id, bool):
             raise TypeError(f"wait_for takes the id of a job, or several, not {job_id!r}: after a flush it is job.id")
+        if not -(2**63) <= job_id < 2**63:
+            raise ValueError(f"{job_id} cannot be the id of a job: ids have 64 bits")
     return list(ids)
 
 

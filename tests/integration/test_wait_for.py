@@ -267,6 +267,7 @@ async def _waited(engine: AsyncEngine, ids: list[int], seconds: float) -> list[J
         ((None, "7"), TypeError, "the id of a job, or several, not '7'"),
         ((None, [True]), TypeError, "not True"),
         ((None, None), TypeError, "not None: after a flush it is job.id"),
+        ((None, [1, 2**63]), ValueError, f"{2**63} cannot be the id of a job"),
     ],
 )
 def test_what_cannot_be_waited_for_is_refused(engine: Engine, arguments: Any, error: Any, said: str) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue import Registry, enqueue, task, wait_for
+from sa_jobqueue.errors import ResultError
 from sa_jobqueue.grants import Can, grant_statements
 from sa_jobqueue.store import default_store
 from sa_jobqueue.waiting import listener, wait
@@ -251,3 +252,42 @@ def test_a_role_that_may_wait_is_told_and_one_that_may_read_looks(
         with engine.begin() as connection:
             connection.execute(text(f"DROP OWNED BY {role}"))
             connection.execute(text(f"DROP ROLE {role}"))
+
+
+@pytest.mark.parametrize("column", ["result", "errors"])
+def test_a_row_that_cannot_be_read_is_an_error_for_those_alone_who_wait_for_it(
+    engine: Engine, threads: ThreadPoolExecutor, column: str
+) -> None:
+    """Whatever plain SQL has written there: a number with more digits than Python reads."""
+    good, bad = running(engine), running(engine)
+    waits = {id: threads.submit(wait_for, engine, id, timeout=PATIENCE) for id in (good, bad)}
+    wait_until(lambda: awaited(engine) == {good, bad})
+    with engine.begin() as connection:
+        default_store.apply(connection, [completed(bad)])
+        value = "jsonb_build_array(jsonb_build_object('n', repeat('9', 6000)::numeric))"
+        connection.execute(text(f"UPDATE sa_jobqueue.job SET {column} = {value} WHERE id = {bad}"))
+
+    with pytest.raises(ResultError, match=f"job {bad} has ended, but .* cannot be read: .*digits"):
+        waits[bad].result()
+    with pytest.raises(ResultError, match=f"job {bad} has ended"):
+        wait_for(engine, [good, bad], timeout=PATIENCE)
+    assert not waits[good].done()
+    end(engine, good)
+    assert waits[good].result().is_completed
+
+
+def test_a_connection_that_may_not_write_looks(
+    engine: Engine, url: str, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where an operator has made all transactions of a role or a database read-only. Who waits gets the answer all the same."""
+    if pooler.is_pooled(url):
+        pytest.skip("it is set for a session")
+    id = running(engine)
+    reading = create_engine(url, connect_args={"options": "-c default_transaction_read_only=on"})
+    waits = threads.submit(wait_for, reading, id, timeout=PATIENCE)
+    wait_until(lambda: "the ends of jobs are not told" in caplog.text)
+    end(engine, id)
+
+    assert waits.result().is_completed
+    assert awaited(engine) == set()
+    reading.dispose()
