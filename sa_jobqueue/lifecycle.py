@@ -49,6 +49,7 @@ __all__ = [
     "Event",
     "JobStatus",
     "Rules",
+    "completed",
     "decide",
     "extra",
     "not_started",
@@ -231,15 +232,20 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float, ela
 
     A job that would be queued again for a time after its deadline fails instead.
     """
-    if isinstance(outcome, Completed):  # nearly all outcomes: by the shortest way
-        return Change(
-            claim.id, claim.claim_token, _COMPLETE, _COMPLETED, _COMPLETED,
-            0.0, 0, 0, outcome.error, outcome.result, rules.retain, False, claim.extra is not None and _is_unique(claim),
-        )  # fmt: skip
+    if isinstance(outcome, Completed):
+        return completed(claim, outcome, rules)
     change = _decide(claim, outcome, rules, random)
     if claim.extra is None or change.status is not _S.QUEUED:
         return change
     return _in_time(claim, change, rules, elapsed)
+
+
+def completed(claim: Claimed, outcome: Completed, rules: Rules) -> Change:
+    """What `decide` says of `outcome`, as of nearly all outcomes: by the shortest way, without chance and time."""
+    return Change(
+        claim.id, claim.claim_token, _COMPLETE, _COMPLETED, _COMPLETED,
+        0.0, 0, 0, outcome.error, outcome.result, rules.retain, False, claim.extra is not None and _is_unique(claim),
+    )  # fmt: skip
 
 
 def _decide(claim: Claimed, outcome: Outcome, rules: Rules, random: float) -> Change:

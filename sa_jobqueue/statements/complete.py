@@ -36,7 +36,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from ..context import ClaimedJob
 from ..lifecycle import TRANSITIONS, Change, Event, JobStatus
 from ..models import Job, status_literal
-from ._parts import array, lock_in_order, members, packed, packed_texts, rows, table_of
+from ._parts import array, lock_in_order, members, packed, packed_alike, packed_texts, rows, table_of
 from .ends import ended, fence, is_held, told, told_one
 
 __all__ = [
@@ -54,10 +54,10 @@ def completion_parameters(changes: Sequence[Change], *, kept: bool = True) -> di
     """The parameters of `complete_jobs` or, if not `kept`, `delete_completed`, by name."""
     parameters = {
         "done_ids": packed([change.id for change in changes]),
-        "done_tokens": packed([change.claim_token for change in changes]),
+        "done_tokens": packed_alike([change.claim_token for change in changes]),
     }
     if kept:
-        parameters["done_retain"] = packed([change.retain for change in changes])
+        parameters["done_retain"] = packed_alike([change.retain for change in changes])
         results = [change.result for change in changes]
         if results.count(None) < len(results):
             parameters[_RESULTS] = packed_texts(results)

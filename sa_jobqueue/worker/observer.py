@@ -65,12 +65,13 @@ class Observer:
             with self._lock:
                 self._counts[changes[0].event.value] += 1
             return
-        completed = sum(change.event is Event.COMPLETE for change in changes)
+        events = [change.event for change in changes]
+        completed = events.count(Event.COMPLETE)
         with self._lock:
             if completed:
                 self._counts[Event.COMPLETE.value] += completed
-            if completed < len(changes):
-                self._counts.update(change.event.value for change in changes if change.event is not Event.COMPLETE)
+            if completed < len(events):
+                self._counts.update(event.value for event in events if event is not Event.COMPLETE)
 
     def lost(self, jobs: int) -> None:
         """The outcomes of `jobs` came too late: their claims were over."""

@@ -17,9 +17,9 @@ from typing import Any
 from sqlalchemy import Engine
 
 from ...context import Notes
-from ...lifecycle import Change, Event, decide
+from ...lifecycle import Change, Event, completed, decide
 from ...log import get_logger
-from ...outcomes import Crashed, Failed, Outcome, Released
+from ...outcomes import Completed, Crashed, Failed, Outcome, Released
 from .call import Call
 from .cancels import is_foreign, take_back
 from .ending import LOST, Lost, RunEnding, ToWrite
@@ -155,6 +155,8 @@ class Executor:
         if outcome is LOST:
             return LOST
         rules = run.task.rules
+        if isinstance(outcome, Completed):
+            return ToWrite(completed(run.job, outcome, rules))
         if isinstance(outcome, (Released, Crashed)):  # how often that may happen is the worker's to say, not the task's
             rules = replace(rules, max_rescues=self._max_rescues)
         elapsed = 0.0 if run.job.extra is None else run.elapsed  # only a deadline asks for it

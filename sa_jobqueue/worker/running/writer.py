@@ -48,6 +48,8 @@ class OutcomeWriter:
     def __init__(self, done: Callable[[list[Change], Answer], None], *, store: Store) -> None:
         self.pending: deque[Change] = deque()
         """Changes for the next batch. Any thread may ask for its length, which is quicker than that of all."""
+        self.add = self.pending.append
+        """Takes a change that is to be written."""
         self._locked: list[_Later] = []
         self._waits: dict[int, float] = {}
         self._refused: list[_Later] = []
@@ -62,10 +64,6 @@ class OutcomeWriter:
     def refused(self) -> int:
         """Outcomes kept that the database has refused."""
         return len(self._refused)
-
-    def add(self, change: Change) -> None:
-        """A change to be written."""
-        self.pending.append(change)
 
     def take(self, most: int) -> list[Change]:
         """The next batch. It has at most one change of each job, because the answers go by id. A refused one comes alone."""
@@ -104,8 +102,11 @@ class OutcomeWriter:
 
     def settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:
         """Take in what each row answered, after the commit."""
-        left = [change for change in changes if answers.get(change.id) is not Answer.APPLIED]
-        applied = [change for change in changes if answers.get(change.id) is Answer.APPLIED] if left else changes
+        if list(answers.values()).count(Answer.APPLIED) == len(changes):  # nearly always
+            applied, left = changes, []
+        else:
+            applied = [change for change in changes if answers.get(change.id) is Answer.APPLIED]
+            left = [change for change in changes if answers.get(change.id) is not Answer.APPLIED]
         locked = [change for change in left if answers.get(change.id) is Answer.LOCKED]
         lost = [change for change in left if answers.get(change.id) is not Answer.LOCKED]
         if self._waits:
