@@ -57,6 +57,16 @@ def add(
     max_attempts: Annotated[
         int | None, typer.Option(metavar="N", help="Fail after N attempts. Default: the task's, or 10.")
     ] = None,
+    expires_in: Annotated[
+        timedelta | None,
+        typer.Option(
+            metavar="TIME", parser=parse_duration, help="Cancel a job if no attempt was made after this time."
+        ),
+    ] = None,
+    deadline: Annotated[
+        timedelta | None,
+        typer.Option(metavar="TIME", parser=parse_duration, help="Time for all attempts of a job together."),
+    ] = None,
     missed: Annotated[
         str, typer.Option(metavar="CHOICE", help=f"What becomes of ticks at which no worker was there: {_MISSED}.")
     ] = "once",
@@ -83,7 +93,10 @@ def add(
     sa-jobqueue schedule add "0 7 * * mon-fri" shop.report '{"region": "EU"}' --timezone Europe/Vienna
     sa-jobqueue schedule add "every 5m" shop.clean_up --overlap skip
     """
-    call = call_of(config, task, arguments, queue=queue, priority=priority, max_attempts=max_attempts)
+    call = call_of(
+        config, task, arguments, queue=queue, priority=priority, max_attempts=max_attempts, expires_in=expires_in,
+        deadline=deadline,
+    )  # fmt: skip
     options: dict[str, Any] = {
         "name": name, "timezone": timezone, "missed": missed, "catch_up": catch_up, "overlap": overlap,
         "jitter": jitter or 0.0, "pause_after": pause_after,

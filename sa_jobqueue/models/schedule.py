@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
 
 from sqlalchemy import (
@@ -51,6 +51,10 @@ class _Call(Protocol):
     def meta(self) -> str: ...
     @property
     def uniqueness(self) -> str | None: ...
+    @property
+    def expires(self) -> datetime | timedelta | None: ...
+    @property
+    def deadline(self) -> datetime | timedelta | None: ...
 
 
 class _Task(Protocol):
@@ -72,6 +76,8 @@ class Schedule(Base):
 
     `jitter`: each job is due up to this much later than its tick, by chance; in seconds or as a timedelta. `pause_after`: pause
     when this many jobs in a row have failed.
+
+    The jobs have the options of the task, also `expires_in` and `deadline`, which count from when a job is enqueued.
 
     Raises OptionError for a value that cannot be used, PayloadError for arguments that do not fit the task.
     """
@@ -98,6 +104,10 @@ class Schedule(Base):
     max_attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("10"))
     meta: Mapped[dict[str, Any]] = mapped_column(JsonObject(), server_default=text("'{}'::jsonb"))
     uniqueness: Mapped[dict[str, Any] | None] = mapped_column(JsonObject(none_as_null=True))
+    expires_in: Mapped[float | None]
+    """Seconds after a job was enqueued by which it must have been started; None: however late."""
+    deadline: Mapped[float | None]
+    """Seconds after a job was enqueued in which all its attempts must be made; None: however long."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     counts_from: Mapped[datetime] = mapped_column(server_default=func.now())
     """From when the first tick is counted: since the schedule was made, or its rule changed, or its pause ended."""
@@ -173,9 +183,18 @@ class Schedule(Base):
             max_attempts=call.max_attempts,
             meta=JsonText(call.meta),
             uniqueness=None if call.uniqueness is None else JsonText(call.uniqueness),
+            expires_in=call.expires,
+            deadline=call.deadline,
         )
         if missed == "all" and overlap != "allow":
             raise OptionError(f'missed="all" makes several jobs at once, which overlap={overlap!r} does not allow')
+        for key in ("expires_in", "deadline"):
+            seconds = getattr(self, key)
+            if seconds is not None and seconds <= self.jitter:
+                raise OptionError(
+                    f"a schedule's {key} must be longer than its jitter, {self.jitter:g} s, and not {seconds:g} s: "
+                    "some of its jobs would be due too late"
+                )
         rule_of(self.expression, self.timezone)
 
     @validates("name", "timezone")
@@ -205,6 +224,20 @@ class Schedule(Base):
             return None
         return checked_duration(cast(Duration, value), f"a schedule's {key}")
 
+    @validates("expires_in", "deadline")
+    def _check_limit(self, key: str, value: Duration | None) -> float | None:
+        if value is None:
+            return None
+        if isinstance(value, datetime):
+            raise OptionError(
+                f"the jobs of a schedule cannot all have the same {'expiry' if key == 'expires_in' else key}, {value}: "
+                f"give the task a duration, as in .options({key}=3600)"
+            )
+        seconds = checked_duration(value, f"a schedule's {key}")
+        if seconds == 0:
+            raise OptionError(f"a schedule's {key} must be more than 0 seconds, or None")
+        return seconds
+
     @validates("pause_after")
     def _check_number(self, key: str, value: object) -> object:
         if value is not None and (type(value) is not int or not 1 <= value <= _MOST_FAILURES):
@@ -228,6 +261,8 @@ class Schedule(Base):
         CheckConstraint("overlap IN ('allow', 'skip', 'queue_one', 'cancel_running')", name="schedule_overlap_check"),
         CheckConstraint("jitter BETWEEN 0 AND 3155760000", name="schedule_jitter_check"),
         CheckConstraint("pause_after BETWEEN 1 AND 1000", name="schedule_pause_after_check"),
+        CheckConstraint("expires_in > 0 AND expires_in <= 3155760000", name="schedule_expires_in_check"),
+        CheckConstraint("deadline > 0 AND deadline <= 3155760000", name="schedule_deadline_check"),
         CheckConstraint("paused_by IN ('operator', 'failures', 'undeclared')", name="schedule_paused_by_check"),
         CheckConstraint("char_length(task) BETWEEN 1 AND 200", name="schedule_task_check"),
         CheckConstraint("char_length(queue) BETWEEN 1 AND 200", name="schedule_queue_check"),

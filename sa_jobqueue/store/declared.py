@@ -42,7 +42,9 @@ class Definition(NamedTuple):
 def definition_of(schedule: Schedule) -> Definition:
     """What a schedule that was made by code says."""
     values = {name: getattr(schedule, name) for name in ("name", *DEFINED)}
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    # Not what it leaves open: so the digests that rows have do not change when a later release adds a column.
+    said = {name: value for name, value in values.items() if value is not None}
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"))
     return Definition(values, hashlib.sha256(text.encode()).hexdigest()[:24])
 
 
@@ -115,9 +117,7 @@ class DeclaredSchedules(OfTables):
         before = row.declared if isinstance(row.declared, dict) else {}  # by hand it may be any JSON
         values = definition.values
         changes = {
-            column: values[column]
-            for column in DEFINED
-            if column in before and getattr(row, column) == before[column] != values[column]
+            column: values[column] for column in DEFINED if getattr(row, column) == before.get(column) != values[column]
         }
         digests = [one for one in known if one != definition.digest][-_FORMER:]
         connection.execute(

@@ -42,7 +42,7 @@ async def test_a_schedule_commits_with_the_business_row_and_says_all_that_it_was
 ) -> None:
     """Numbers, JSON and NULL in its columns arrive, and its job is made of them."""
     full = Schedule(
-        "*/5 7 * * mon-fri", report.options(meta={"a": None}, unique=Unique("k")).call(2**40, note='it\'s "{NULL,\\}"'),
+        "*/5 7 * * mon-fri", report.options(meta={"a": None}, unique=Unique("k"), expires_in=90, deadline=timedelta(hours=1)).call(2**40, note='it\'s "{NULL,\\}"'),
         name="näme", timezone="Europe/Vienna", missed="skip", catch_up=timedelta(hours=1.5), overlap="queue_one",
         jitter=0.25, pause_after=3,
     )  # fmt: skip
@@ -57,8 +57,10 @@ async def test_a_schedule_commits_with_the_business_row_and_says_all_that_it_was
             "näme", "Europe/Vienna", "skip", "queue_one",
         )  # fmt: skip
         assert (loaded.catch_up, loaded.jitter, loaded.pause_after) == (5400.0, 0.25, 3)
+        assert (loaded.expires_in, loaded.deadline) == (90.0, 3_600.0)
         assert (loaded.args, loaded.meta) == ({"tenant": 2**40, "note": 'it\'s "{NULL,\\}"'}, {"a": None})
         assert loaded.uniqueness == {"key": "k"}
+        assert (other.expires_in, other.deadline) == (None, None)
         assert (other.name, other.catch_up, other.uniqueness, other.next_at) == ("report", None, None, None)
         assert other.created_at == loaded.counts_from
 
@@ -69,6 +71,9 @@ async def test_a_schedule_commits_with_the_business_row_and_says_all_that_it_was
             (1, "reports", 7, 3), (2**40, "reports", 7, 3),
         ]  # fmt: skip
         assert [job.unique_key for job in jobs] == [None, "k"]
+        assert [(job.expires_at, job.deadline_at) for job in jobs] == [
+            (None, None), (jobs[1].created_at + timedelta(seconds=90), jobs[1].created_at + timedelta(hours=1)),
+        ]  # fmt: skip
 
 
 @sessions

@@ -144,7 +144,8 @@ def test_add_makes_a_schedule_and_says_when_it_is_first_due(engine: Engine, url:
     """With the options of `Schedule`."""
     result = invoke(
         "schedule", "add", "0 7 * * mon-fri", "shop.report", '{"region": "EU"}', "--timezone", "Europe/Vienna", "--name",
-        "EU", "--queue", "slow", "--missed", "all", "--catch-up", "6h", "--jitter", "90s", "--pause-after", "3", url=url,
+        "EU", "--queue", "slow", "--missed", "all", "--catch-up", "6h", "--jitter", "90s", "--pause-after", "3", "--expires-in", "10m",
+        "--deadline", "2h", url=url,
     )  # fmt: skip
     assert (result.exit_code, result.stdout) == (0, "EU\n"), result.stderr
     assert notes(result).startswith("shop.report · queue slow · 0 7 * * mon-fri · first at ")
@@ -153,6 +154,8 @@ def test_add_makes_a_schedule_and_says_when_it_is_first_due(engine: Engine, url:
         "0 7 * * mon-fri", "Europe/Vienna", {"region": "EU"}, "slow"
     )  # fmt: skip
     assert (row.missed, row.catch_up, row.jitter, row.pause_after) == ("all", 21_600.0, 90.0, 3)
+    (listed,) = as_json("schedule", "list", url=url)
+    assert (listed["expires_in"], listed["deadline"]) == (600.0, 7_200.0)
 
 
 @pytest.mark.parametrize(("said", "stored"), [("every 5m", "every 300 s"), ("every 1h30m", "every 5400 s"), ("every 300 s", "every 300 s")])  # fmt: skip
@@ -171,6 +174,8 @@ def test_add_takes_intervals(engine: Engine, url: str, said: str, stored: str) -
         (["0 7 * * *", "shop.report", "[1]"], "the arguments must be a JSON object"),
         (["0 7 * * *", "shop.report", "--timezone", "Mars"], "there is no time zone 'Mars'"),
         (["0 7 * * *", "shop.report", "--overlap", "never"], "must be one of allow, skip, queue_one, cancel_running"),
+        (["0 7 * * *", "shop.report", "--expires-in", "0s"], "expires_in must be more than 0 seconds"),
+        (["0 7 * * *", "shop.report", "--deadline", "1m", "--jitter", "5m"], "deadline must be longer than its jitter, 300 s"),
         (["0 7 * * *", "shop.report", "--name", "taken"], "there is a schedule 'taken' already"),
     ],
 )  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Registry, Schedule, Unique, every, task
 from sa_jobqueue.errors import OptionError, PayloadError
+from sa_jobqueue.statements import run_schedules
 from sa_jobqueue.store import Ticked, default_store, definition_of
 from sa_jobqueue.store.declared import Declaring
 from tests.support.factory import TABLE
@@ -156,11 +159,20 @@ def test_a_bad_rule_a_bad_job_and_bad_arguments_are_refused_where_they_are_writt
             make("0 7 * * *", report.call(3), 4)
         with pytest.raises(OptionError, match="says when its jobs are due"):
             make("0 7 * * *", report.options(delay=3), 3)
+        with pytest.raises(OptionError, match=r"cannot all have the same expiry, 2030.*as in \.options\(expires_in=3600\)"):
+            make("0 7 * * *", report.options(expires_at=datetime(2030, 1, 1, tzinfo=UTC)), 3)
+        with pytest.raises(OptionError, match="cannot all have the same deadline"):
+            make("0 7 * * *", report.options(deadline=datetime(2030, 1, 1, tzinfo=UTC)), 3)
+        with pytest.raises(OptionError, match="deadline must be longer than its jitter, 60 s, and not 60 s"):
+            make("0 7 * * *", report.options(deadline=MINUTE), 3, jitter=MINUTE)
     made = Schedule("0 7 * * *", report, 3)
     with pytest.raises(OptionError):
         made.expression = "every now and then"
     with pytest.raises(OptionError):
         made.timezone = "Europe/Graz"
+    for value, said in ((0, "more than 0 seconds"), (-1, "between 0 seconds"), ("1h", "seconds or a timedelta")):
+        with pytest.raises(OptionError, match=f"expires_in must be {said}"):
+            made.expires_in = value  # type: ignore[assignment]
     assert (made.expression, made.timezone) == ("0 7 * * *", "UTC")
 
 
@@ -187,6 +199,21 @@ def test_jitter_makes_the_job_due_later_than_its_tick(engine: Engine) -> None:
     tick(engine)
     (job,) = jobs(engine)
     assert job.run_at == job.tick_at + timedelta(seconds=30)
+
+
+def test_the_limits_of_a_task_are_those_of_its_jobs(engine: Engine) -> None:
+    """Counted from the enqueueing, however late the tick is; by a worker, and by an operator's `run`."""
+    limited = report.options(expires_in=MINUTE, deadline=HOUR)
+    add(engine, Schedule(every(3600), limited, 3, name="limited"), Schedule(every(3600), report, 4, name="other"))
+    tick(engine)
+    turn_back(engine, 3 * HOUR)
+    assert tick(engine).enqueued == 2
+    with engine.begin() as connection:
+        connection.execute(run_schedules(Schedule.name == "limited"))
+    late, other, by_hand = jobs(engine)
+    for job in (late, by_hand):
+        assert (job.expires_at, job.deadline_at) == (job.created_at + MINUTE, job.created_at + HOUR)
+    assert (other.expires_at, other.deadline_at) == (None, None)
 
 
 def test_a_unique_task_keeps_its_jobs_unique(engine: Engine) -> None:
@@ -450,6 +477,34 @@ def test_a_deploy_of_other_arguments_leaves_the_next_tick(engine: Engine) -> Non
     deploy(engine, release(("0 7 * * *", 4)))
     after = schedule_of(engine, "report")
     assert (after.next_at, after.args) == (before, {"tenant": 4})
+
+
+def test_a_deploy_adds_changes_and_takes_away_the_limits_of_jobs(engine: Engine) -> None:
+    """Also of a schedule that was declared by a release which knew no such limits; the others of that release stay as they are."""
+    plain, limited = release(("0 7 * * *", 3)), Registry()
+    limited.schedule("0 7 * * *", report.options(expires_in=MINUTE, deadline=HOUR), 3)
+    deploy(engine, plain)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE sa_jobqueue.schedule SET declared = declared - 'expires_in' - 'deadline'"))
+    assert deploy(engine, plain) == Declaring()
+    assert deploy(engine, limited).changed == ["report"]
+    row = schedule_of(engine, "report")
+    assert (row.expires_in, row.deadline) == (60.0, 3_600.0)
+    leave_alone(engine, GONE)
+    assert deploy(engine, plain).changed == ["report"]
+    row = schedule_of(engine, "report")
+    assert (row.expires_in, row.deadline) == (None, None)
+
+
+def test_what_a_definition_leaves_open_is_not_in_its_digest() -> None:
+    """So rows keep their digests when a release brings a column that they do not use."""
+    values, digest = definition_of(Schedule("0 7 * * *", report, 3))
+    assert {name for name, value in values.items() if value is None} >= {"catch_up", "expires_in", "deadline"}
+    said = json.dumps(
+        {name: value for name, value in values.items() if value is not None}, sort_keys=True, separators=(",", ":")
+    )
+    assert digest == hashlib.sha256(said.encode()).hexdigest()[:24]
+    assert definition_of(Schedule("0 7 * * *", report.options(deadline=60), 3)).digest != digest
 
 
 def test_a_deploy_leaves_an_operators_pause_and_edits(engine: Engine) -> None:

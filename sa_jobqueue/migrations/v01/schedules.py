@@ -25,6 +25,8 @@ UP = (
         max_attempts smallint NOT NULL DEFAULT 10,
         meta jsonb NOT NULL DEFAULT '{{}}'::jsonb,
         uniqueness jsonb,
+        expires_in double precision,
+        deadline double precision,
         created_at timestamptz NOT NULL DEFAULT now(),
         counts_from timestamptz NOT NULL DEFAULT now(),
         next_at timestamptz,
@@ -49,6 +51,8 @@ UP = (
         CONSTRAINT schedule_overlap_check CHECK (overlap IN ('allow', 'skip', 'queue_one', 'cancel_running')),
         CONSTRAINT schedule_jitter_check CHECK (jitter BETWEEN 0 AND 3155760000),
         CONSTRAINT schedule_pause_after_check CHECK (pause_after BETWEEN 1 AND 1000),
+        CONSTRAINT schedule_expires_in_check CHECK (expires_in > 0 AND expires_in <= 3155760000),
+        CONSTRAINT schedule_deadline_check CHECK (deadline > 0 AND deadline <= 3155760000),
         CONSTRAINT schedule_paused_by_check CHECK (paused_by IN ('operator', 'failures', 'undeclared')),
         CONSTRAINT schedule_task_check CHECK (char_length(task) BETWEEN 1 AND 200),
         CONSTRAINT schedule_queue_check CHECK (char_length(queue) BETWEEN 1 AND 200),
@@ -100,10 +104,12 @@ UP = (
     CREATE FUNCTION {schema}.enqueue_ticks(schedules bigint[], tick_times double precision[], numbers integer[], delays double precision[])
     RETURNS SETOF bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
         INSERT INTO {schema}.job (
-            task, args, queue, priority, max_attempts, meta, uniqueness, run_at, schedule_id, tick_at, ticks
+            task, args, queue, priority, max_attempts, meta, uniqueness, expires_at, deadline_at, run_at, schedule_id,
+            tick_at, ticks
         )
         SELECT planned.task, planned.args, planned.queue, planned.priority, planned.max_attempts, planned.meta,
-            planned.uniqueness, greatest(to_timestamp(tick.at + tick.delay), now()), planned.id, to_timestamp(tick.at), tick.number
+            planned.uniqueness, now() + planned.expires_in * interval '1 second', now() + planned.deadline * interval '1 second',
+            greatest(to_timestamp(tick.at + tick.delay), now()), planned.id, to_timestamp(tick.at), tick.number
         FROM (SELECT * FROM {schema}.schedule WHERE schedule.id = ANY ($1)) AS planned
         JOIN unnest($1, $2, $3, $4) WITH ORDINALITY AS tick (schedule, at, number, delay, place) ON tick.schedule = planned.id
         ORDER BY planned.uniqueness ->> 'key', tick.place

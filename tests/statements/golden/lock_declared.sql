@@ -12,6 +12,8 @@ SELECT sa_jobqueue.schedule.expression,
     sa_jobqueue.schedule.max_attempts,
     sa_jobqueue.schedule.meta,
     sa_jobqueue.schedule.uniqueness,
+    sa_jobqueue.schedule.expires_in,
+    sa_jobqueue.schedule.deadline,
     sa_jobqueue.schedule.declared,
     sa_jobqueue.schedule.definitions
 FROM sa_jobqueue.schedule
