@@ -29,6 +29,10 @@ CHOICE = pytest.StashKey[keeper.Choice]()
 KEEPER = pytest.StashKey[subprocess.Popen[str]]()
 FOLDER = pytest.StashKey[Path]()
 RUN = pytest.StashKey[str]()
+MEASURE = pytest.StashKey[str]()
+
+# The tests start hundreds of processes, each of which would compile the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A shell lets what it starts in the background ignore Ctrl-C, and so would all that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -57,6 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start the keeper in the controller; a worker is told where it is."""
+    measure_no_process(config)
     if (given := getattr(config, "workerinput", None)) is not None:
         config.stash[FOLDER], config.stash[RUN] = Path(given["keeper_folder"]), given["keeper_run"]
         return
@@ -83,6 +88,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         process.communicate(timeout=120)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    measure_no_process(session.config)  # in a worker pytest-cov begins only now
+
+
+def measure_no_process(config: pytest.Config) -> None:
+    """No process that a test starts counts for the coverage, unless the test asks for it with `measured`.
+
+    A process that is measured takes a half longer to start, there are hundreds, and one that is killed tells nothing.
+    """
+    if (setting := os.environ.pop("COVERAGE_PROCESS_CONFIG", None)) is not None:
+        config.stash[MEASURE] = setting
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node) -> None:  # type: ignore[no-untyped-def]  # pytest-xdist's
     node.workerinput["keeper_folder"] = str(node.config.stash[FOLDER])
@@ -105,6 +124,13 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if said := keeper.notice(config.stash[FOLDER]):
         terminalreporter.line(f"database server: {said}", yellow=True)
+
+
+@pytest.fixture
+def measured(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that this test starts count for the coverage, where one is asked for."""
+    if (setting := pytestconfig.stash.get(MEASURE, None)) is not None:
+        monkeypatch.setenv("COVERAGE_PROCESS_CONFIG", setting)
 
 
 @pytest.fixture(scope="session")
