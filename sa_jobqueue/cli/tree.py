@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import sys
@@ -244,6 +245,9 @@ _add_group(
 
 def main() -> None:
     """Run the command line."""
+    # What is imported stays to the end. To search it for garbage, above all at the exit, took a quarter of the time of a short
+    # command (0.76 s of CPU instead of 0.58 s, November 2026).
+    gc.freeze()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed, as by `>&-`

@@ -276,6 +276,13 @@ def test_without_a_url_the_embedded_server_is_started_and_can_be_stopped() -> No
             run_command("embedded", "stop", env=settings)
 
 
+def test_what_a_command_has_imported_is_not_searched_for_garbage() -> None:
+    """It is frozen, and what the command makes is searched as ever."""
+    told = "import atexit, gc; atexit.register(lambda: print('frozen', gc.get_freeze_count() > 10_000, gc.isenabled())); "
+    result = run_command("--version", command=[sys.executable, "-c", told + "from sa_jobqueue.cli import main; main()"])
+    assert result.stdout.endswith("frozen True True\n"), result
+
+
 @pytest.mark.parametrize(
     ("own", "threshold"), [("", 5_000), ("gc.set_threshold(0)", 0), ("gc.set_threshold(20_000)", 20_000)]
 )
