@@ -57,6 +57,7 @@ def row(output: str, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("options", [[], ["--async"]], ids=["def", "async def"])
+@pytest.mark.usefixtures("measured")
 def test_the_demo_kills_a_worker_and_proves_that_nothing_is_lost(
     database_url: str, tree: Path, options: list[str]
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_task_is_renamed_while_both_releases_run(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("task", [app.write, app.write_async])
+@pytest.mark.usefixtures("measured")
 def test_everything_works_in_another_schema_and_the_applications_tables_stay(shop: Shop, task: AnyTask) -> None:
     """Enqueued, claimed, completed and listed in `jobs`; the handler's writes are where they always are."""
     upgrade_database(shop.url, schema="jobs")
@@ -93,6 +94,7 @@ def test_everything_works_in_another_schema_and_the_applications_tables_stay(sho
     engine.dispose()
 
 
+@pytest.mark.usefixtures("measured")
 def test_drain_ends_when_nothing_is_due(shop: Shop) -> None:
     """`--drain` runs what is due and leaves the rest for later."""
     due = shop.add(*(enqueue(app.write, str(n)) for n in range(50)))

@@ -54,6 +54,7 @@ def test_a_killed_worker_process_is_started_again(shop: Shop) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system keeps no process on a core")
+@pytest.mark.usefixtures("measured")
 def test_pinned_processes_stay_on_a_core_each(shop: Shop) -> None:
     """With all their threads; one that is started again is where the one before it was. One alone has the first core."""
     cores = sorted(os.sched_getaffinity(0))
@@ -79,6 +80,7 @@ def places(process: psutil.Process) -> list[int]:
     return sorted(cores)
 
 
+@pytest.mark.usefixtures("measured")
 def test_ctrl_c_reaches_the_supervisor_alone_which_lets_all_drain(shop: Shop) -> None:
     """A terminal signals its whole foreground group; a worker that heard it twice would not wait for its jobs."""
     ids = shop.add(enqueue(app.held, "a"), enqueue(app.held_async, "b"))
@@ -114,6 +116,7 @@ def test_a_second_signal_reaches_the_workers(shop: Shop, frozen: bool) -> None:
     assert (shop.job(job_id).status, shop.job(job_id).attempt) == (JobStatus.QUEUED, 0)
 
 
+@pytest.mark.usefixtures("measured")
 def test_workers_drain_when_their_supervisor_is_killed(shop: Shop) -> None:
     """No process is left to signal them, but their stdin ends."""
     (job_id,) = shop.add(enqueue(app.held, "a"))
@@ -161,6 +164,7 @@ def test_workers_drain_when_their_supervisor_is_killed_with_the_reader_of_their_
     assert shop.job(job_id).status == JobStatus.COMPLETED
 
 
+@pytest.mark.usefixtures("measured")
 def test_max_jobs_and_max_memory_restart_a_process(shop: Shop) -> None:
     """Each process drains before it ends: no job is lost, none runs twice."""
     shop.add(*(enqueue(app.write, str(n)) for n in range(60)))
@@ -184,6 +188,7 @@ def test_max_jobs_and_max_memory_restart_a_process(shop: Shop) -> None:
         (["--lease=0.1"], "lease must be a number from 0.5 to 86400, not 0.1"),
     ],
 )
+@pytest.mark.usefixtures("measured")
 def test_what_cannot_work_ends_with_exit_code_2(shop: Shop, options: list[str], reason: str) -> None:
     """The supervisor does not start again a worker that cannot begin."""
     result = run_command("work", "--processes=2", *options, url=shop.url)
@@ -232,6 +237,7 @@ def supervise(tmp_path: Path, child: str, *, python: str = sys.executable, **opt
     return sys.executable, "-c", textwrap.dedent(program)
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_worker_that_dies_at_once_is_started_again_ever_more_slowly(tmp_path: Path) -> None:
     """The log says each exit code and each pause."""
     with start_command(command=supervise(tmp_path, "import sys; sys.exit(3)")) as supervisor:
@@ -243,6 +249,7 @@ def test_a_worker_that_dies_at_once_is_started_again_ever_more_slowly(tmp_path: 
         assert supervisor.wait() == 0
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path) -> None:
     """After the grace time and a few seconds; the exit code says that not all went well."""
     child = """
@@ -258,6 +265,7 @@ def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path) -> None:
         assert supervisor.output.count("did not drain and is killed") == 2
 
 
+@pytest.mark.usefixtures("measured")
 def test_workers_that_have_done_their_work_are_not_started_again(tmp_path: Path) -> None:
     """With `--drain`, the supervisor ends when its workers have ended."""
     with start_command(command=supervise(tmp_path, "", until_idle=True)) as supervisor:
@@ -265,6 +273,7 @@ def test_workers_that_have_done_their_work_are_not_started_again(tmp_path: Path)
         assert supervisor.output.count("started (pid") == 2
 
 
+@pytest.mark.usefixtures("measured")
 def test_where_no_worker_can_begin_the_supervisor_ends_too(tmp_path: Path) -> None:
     """It ends with the workers' exit code for what cannot work."""
     with start_command(command=supervise(tmp_path, "import sys; sys.exit(2)")) as supervisor:
@@ -272,6 +281,7 @@ def test_where_no_worker_can_begin_the_supervisor_ends_too(tmp_path: Path) -> No
         assert "no worker process can work; ending" in supervisor.output
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_worker_that_cannot_begin_while_another_works_is_tried_again(tmp_path: Path) -> None:
     """The database was away just then: neither has to end for that."""
     child = f"""
@@ -291,6 +301,7 @@ def test_a_worker_that_cannot_begin_while_another_works_is_tried_again(tmp_path:
         assert supervisor.wait() == 0
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_start_that_fails_harms_no_other_worker(tmp_path: Path) -> None:
     """A deploy takes the interpreter away for a while: it is tried again, and the others go on and drain in the end."""
     python = tmp_path / "python"
@@ -325,6 +336,7 @@ def test_a_start_that_fails_harms_no_other_worker(tmp_path: Path) -> None:
         assert supervisor.output.count("drained") == 2
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_worker_without_a_thread_to_await_its_end_is_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -344,6 +356,7 @@ def test_a_worker_without_a_thread_to_await_its_end_is_started_again(
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system keeps no process on a core")
+@pytest.mark.usefixtures("measured")
 def test_a_worker_whose_core_is_gone_runs_on_any(tmp_path: Path) -> None:
     """A container may be given other cores while the supervisor runs."""
     seen = tmp_path / "seen"
@@ -359,6 +372,7 @@ def test_a_worker_whose_core_is_gone_runs_on_any(tmp_path: Path) -> None:
         assert supervisor.wait() == 0
 
 
+@pytest.mark.usefixtures("measured")
 def test_where_nothing_can_be_started_the_command_ends(tmp_path: Path) -> None:
     """An error of the operating system is not tried again."""
     with pytest.raises(FileNotFoundError):

@@ -54,6 +54,7 @@ def empty_database_url(empty_database_url: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["--async", "--sync"])
+@pytest.mark.usefixtures("measured")
 def test_drain_says_how_fast_the_workers_were(empty_database_url: str, kind: str) -> None:
     """Every job counts, with either kind of handler and several processes; a database without our tables will do."""
     said = as_json("bench", "drain", "--jobs=300", "--processes=2", "--concurrency=5", kind, url=empty_database_url)
@@ -64,6 +65,7 @@ def test_drain_says_how_fast_the_workers_were(empty_database_url: str, kind: str
     assert not exists(empty_database_url)
 
 
+@pytest.mark.usefixtures("measured")
 def test_steady_says_how_long_jobs_took(empty_database_url: str) -> None:
     """From the enqueue to the start of the handler, to the completion, and both together."""
     said = as_json("bench", "steady", "--rate=50", "--seconds=1", "--payload-bytes=100", url=empty_database_url)
@@ -77,6 +79,7 @@ def test_steady_says_how_long_jobs_took(empty_database_url: str) -> None:
     assert not exists(empty_database_url)
 
 
+@pytest.mark.usefixtures("measured")
 def test_enqueue_says_how_fast_jobs_are_made(empty_database_url: str) -> None:
     """By one client, by several, and in bulk."""
     said = as_json("bench", "enqueue", "--jobs=200", "--seconds=0.3", "--concurrency=3", url=empty_database_url)
@@ -174,6 +177,7 @@ def test_a_process_whose_start_is_interrupted_is_ended(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.usefixtures("measured")
 def test_it_cleans_up_when_it_is_interrupted(empty_database_url: str, number: signal.Signals, code: int) -> None:
     """Ctrl-C reaches the whole group, as from a terminal, and SIGTERM the command: no schema, no process, no traceback."""
     with start_command("bench", "steady", "--rate=20", "--seconds=120", url=empty_database_url) as bench:
@@ -210,6 +214,7 @@ def others(connection: psycopg.Connection[Any]) -> int:
     return int(row[0])
 
 
+@pytest.mark.usefixtures("measured")
 def test_an_error_in_another_process_is_one_line_and_leaves_nothing(empty_database_url: str) -> None:
     """More clients than the role may have connections."""
     whole = make_url(empty_database_url)

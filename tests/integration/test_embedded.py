@@ -78,6 +78,7 @@ def ask(url: str, query: str) -> object:
     return row and row[0]
 
 
+@pytest.mark.usefixtures("measured")
 def test_commands_that_start_at_once_share_one_server(server: EmbeddedServer) -> None:
     """Four processes race to start it; all get the same server, and the same database in it."""
     with ExitStack() as stack:

@@ -184,6 +184,7 @@ def test_a_wait_is_said_again_before_it_expires(
     assert waits.result().is_completed
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_process_that_ends_says_no_more_that_it_waits(engine: Engine, url: str) -> None:
     """Also while the connection is open for the next wait, and nothing is printed at the end."""
     id = running(engine)

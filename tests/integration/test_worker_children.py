@@ -122,8 +122,6 @@ def test_a_session_in_a_child_commits_with_the_completion(engine: Engine, url: s
     assert worker.counts == {"complete": 20}
 
 
-@pytest.mark.parametrize("with_session", [False, True], ids=["plain", "session"])
-@pytest.mark.parametrize("raised", [False, True], ids=["returned", "raised"])
 @pytest.mark.parametrize(
     ("kind", "status", "entries"),
     [
@@ -134,21 +132,17 @@ def test_a_session_in_a_child_commits_with_the_completion(engine: Engine, url: s
     ],
 )
 def test_an_outcome_of_the_handlers_is_the_jobs(
-    engine: Engine,
-    url: str,
-    effects: Effects,
-    kind: str,
-    status: JobStatus,
-    entries: list[str],
-    raised: bool,
-    with_session: bool,
+    engine: Engine, url: str, effects: Effects, kind: str, status: JobStatus, entries: list[str]
 ) -> None:
-    """Returned it keeps what the handler wrote; raised it does not."""
-    id = add_one(engine, enqueue(heavy.outcome, kind, raised, with_session))
-    drain(url, REGISTRY)
-    job = job_of(engine, id)
-    assert (job.status, [error["type"] for error in job.errors]) == (status, entries)
-    assert effects.notes() == ([kind] if with_session and not raised else [])
+    """With and without a session. Returned it keeps what the handler wrote; raised it does not."""
+    ways = [(raised, with_session) for raised in (False, True) for with_session in (False, True)]
+    ids = add(engine, *(enqueue(heavy.outcome, kind, *way) for way in ways))
+    drain(url, REGISTRY, queues={"default": 1})
+    jobs = [job_of(engine, id) for id in ids]
+    assert [(job.status, [error["type"] for error in job.errors]) for job in jobs] == [(status, entries)] * 4
+    with engine.connect() as connection:
+        wrote = list(connection.scalars(text("SELECT job_id FROM effect")))
+    assert wrote == [ids[ways.index((False, True))]]
 
 
 def test_an_exception_that_cannot_be_pickled_is_recorded(
@@ -430,6 +424,32 @@ def test_a_child_is_replaced_after_as_many_jobs_as_it_may_run(engine: Engine, ur
     drain(url, REGISTRY, queues={"default": 1}, max_child_jobs=3)
     pids = [job_of(engine, id).result["pid"] for id in ids]  # type: ignore[index]
     assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [3, 3, 1]
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_child_that_is_replaced_ends_by_itself(engine: Engine, url: str, effects: Effects) -> None:
+    """Whatever its jobs were: with and without a session, logging, failing, forking, and stopped."""
+    jobs = [
+        enqueue(heavy.effect, "a"),
+        enqueue(heavy.outcome, "discard", True, True),
+        enqueue(heavy.outcome, "cancel", False, False),
+        enqueue(heavy.add, 1, 2),
+        enqueue(heavy.chat),
+        enqueue(heavy.telling),
+        enqueue(heavy.fail),
+        enqueue(heavy.fork_and_return, "b", False),
+        enqueue(heavy.polite, "c"),
+    ]
+    with working(url, REGISTRY, queues={"default": 1}, max_child_jobs=len(jobs), child_grace=600) as worker:
+        (child,) = services_of(worker).children._all
+        *_, last = add(engine, *jobs)
+        assert effects.wait_said("started-c") == [child.pid]
+        with Session(engine) as session:
+            session.execute(cancel_jobs(Job.id == last))
+            session.commit()
+        wait_for(engine, last)
+        wait_until(child.has_ended)
+    assert (child.jobs, child._process.returncode) == (len(jobs), 0)
 
 
 def test_a_worker_that_is_stopped_lets_children_finish(engine: Engine, url: str, effects: Effects) -> None:

@@ -36,6 +36,7 @@ def everything(engine: Engine) -> catalog.Definitions:
         return catalog.everything(connection)
 
 
+@pytest.mark.usefixtures("measured")
 def test_up_and_down_from_a_clone(empty_database_url: str, empty_engine: Engine) -> None:
     """What it makes is what `upgrade_database` makes; going down leaves Alembic's own table, empty, and no more."""
     alembic("upgrade", "head", url=empty_database_url)

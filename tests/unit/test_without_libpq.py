@@ -6,8 +6,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.usefixtures("measured")
+
 #: psycopg cannot import an implementation that is not there.
-WITHOUT = os.environ | {"PSYCOPG_IMPL": "none"}
+WITHOUT = {"PSYCOPG_IMPL": "none"}
 
 PRODUCER = """
 import sys
@@ -38,7 +42,9 @@ for use in (lambda url: Worker(url, {"default": 1}), upgrade_database):
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], env=WITHOUT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, *arguments], env=os.environ | WITHOUT, capture_output=True, text=True, check=False
+    )
 
 
 def test_a_producer_over_another_driver_does_not_need_it() -> None:
