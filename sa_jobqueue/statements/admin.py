@@ -44,9 +44,9 @@ from ..durations import Duration, seconds_of
 from ..failures import entry
 from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
 from ..models import Job, StatusText, UniqueKey, schema_function, status_in, status_literal
-from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .apply import append_error
 from .ends import at_end, ended, is_held, told_one
+from .parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .unique import given_back, key_of, takes_key
 
 __all__ = ["Locked", "cancel_jobs", "discard_jobs", "held_by", "release_jobs", "retry_jobs"]

@@ -38,8 +38,8 @@ from sqlalchemy.types import TypeEngine
 from ..failures import MAX_ERRORS
 from ..lifecycle import FINISHED, Change, JobStatus
 from ..models import Job, StatusText, UniqueKey, status_in, status_literal
-from ._parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .ends import answered, at_end, ended, fence, has_run_out, is_held, told_one
+from .parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .unique import ended_key, given_back, key_of
 
 __all__ = ["append_error", "apply_changes", "apply_parameters"]

@@ -39,7 +39,8 @@ from sqlalchemy import (
 from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
 from ..models import Job, status_in, status_literal
 from ..options import MAX_PRIORITY
-from ._parts import (
+from .extra import extra_of
+from .parts import (
     FIRST_ID,
     FIRST_TIME,
     array,
@@ -52,7 +53,6 @@ from ._parts import (
     rows,
     table_of,
 )
-from .extra import extra_of
 
 __all__ = [
     "INLINE_LIMIT",

@@ -36,8 +36,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from ..context import ClaimedJob
 from ..lifecycle import TRANSITIONS, Change, Event, JobStatus
 from ..models import Job, status_literal
-from ._parts import array, lock_in_order, members, packed, packed_alike, packed_texts, rows, table_of
 from .ends import ended, fence, is_held, told, told_one
+from .parts import array, lock_in_order, members, packed, packed_alike, packed_texts, rows, table_of
 
 __all__ = [
     "complete_job",

@@ -16,7 +16,7 @@ from sqlalchemy import (
 
 from ..lifecycle import JobStatus
 from ..models import Job, status_literal
-from ._parts import in_seconds, table_of
+from .parts import in_seconds, table_of
 
 __all__ = ["count_jobs"]
 

@@ -18,7 +18,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 
 from ..models import Schedule
-from ._parts import array, epoch, lock_in_order, members, table_of
+from .parts import array, epoch, lock_in_order, members, table_of
 
 __all__ = [
     "DEFINED",

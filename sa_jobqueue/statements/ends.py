@@ -36,7 +36,7 @@ from sqlalchemy.dialects.postgresql import array as pg_array
 
 from ..lifecycle import HELD
 from ..models import schema_function, status_in
-from ._parts import in_seconds
+from .parts import in_seconds
 
 __all__ = ["answered", "at_end", "ended", "fence", "has_run_out", "is_held", "told", "told_one"]
 

@@ -22,9 +22,9 @@ from sqlalchemy.dialects.postgresql import JSONB
 from ..lifecycle import DEADLINE_OVER, EXPIRED, TRANSITIONS, Event, JobStatus, Rules
 from ..models import Job, UniqueKey, status_literal
 from ..outcomes import ErrorEntry
-from ._parts import members, table_of
 from .apply import append_error
 from .ends import ended, told_one
+from .parts import members, table_of
 from .unique import given_back, key_of
 
 __all__ = ["end_expired", "end_overdue", "forget_expiry"]

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, FromClause, Text, and_, case, cast, func, literal_column, null
 from sqlalchemy.dialects.postgresql import JSONB
 
-from ._parts import epoch
+from .parts import epoch
 from .unique import started_key
 
 __all__ = ["extra_of"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Executable, Text, case, cast, func, literal_column, select
 
 from ..models import Job
-from ._parts import table_of
+from .parts import table_of
 
 __all__ = ["fetch_args"]
 

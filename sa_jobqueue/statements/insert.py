@@ -32,7 +32,7 @@ from sqlalchemy.types import TypeEngine
 from ..models import Job, due_text, schema_function
 from ..options import Call
 from ..unique import key_in
-from ._parts import array, in_seconds, rows, table_of
+from .parts import array, in_seconds, rows, table_of
 
 __all__ = ["insert_jobs"]
 

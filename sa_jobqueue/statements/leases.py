@@ -28,9 +28,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 
 from ..models import Job, Uptime
-from ._parts import FIRST_ID, array, epoch, epoch_of, in_seconds, lock_in_order, members, rows, table_of
 from .ends import answered, fence, has_run_out, is_held
 from .extra import extra_of
+from .parts import FIRST_ID, array, epoch, epoch_of, in_seconds, lock_in_order, members, rows, table_of
 
 __all__ = [
     "attest_uptime",

@@ -37,8 +37,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, insert
 
 from ..models import Job, LogPart, Progress
-from ._parts import array, members, rows, table_of
 from .ends import fence
+from .parts import array, members, rows, table_of
 
 __all__ = [
     "MAX_RUNS",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import Executable, Float, Text, cast, column, func, or_, select, table
 
 from ..models import Job, WorkerRow
-from ._parts import table_of
 from .ends import has_run_out, is_held
+from .parts import table_of
 
 __all__ = ["LISTENS_FOR", "STALE", "count_expired", "list_workers"]
 

@@ -9,9 +9,9 @@ from sqlalchemy import Delete, Executable, Float, Integer, Select, bindparam, de
 
 from ..lifecycle import FINISHED
 from ..models import Job, LogPart, Progress, status_in
-from ._parts import FIRST_TIME, epoch_of, in_seconds, members, table_of
 from .admin import UNSYNCHRONIZED, Criterion, check_criteria
 from .notes import delete_notes
+from .parts import FIRST_TIME, epoch_of, in_seconds, members, table_of
 
 __all__ = [
     "first_over",

@@ -36,8 +36,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
 from ..models import Job, Schedule, schema_function
-from ._parts import epoch, lock_in_order, members, table_of
 from .admin import UNSYNCHRONIZED, check_criteria
+from .parts import epoch, lock_in_order, members, table_of
 
 __all__ = [
     "enqueued_ticks",

@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from ..lifecycle import JobStatus
 from ..models import Job, Schedule, schema_function, status_literal
-from ._parts import array, epoch, epoch_of, in_seconds, members, rows, table_of
+from .parts import array, epoch, epoch_of, in_seconds, members, rows, table_of
 
 __all__ = [
     "MOVE",

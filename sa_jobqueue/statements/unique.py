@@ -29,8 +29,8 @@ from sqlalchemy import (
 
 from ..lifecycle import FINISHED
 from ..models import Job, UniqueKey, schema_function, status_in
-from ._parts import array, in_seconds, lock_in_order, members, packed, packed_texts, table_of
 from .ends import is_held
+from .parts import array, in_seconds, lock_in_order, members, packed, packed_texts, table_of
 
 __all__ = [
     "drop_expired_keys",

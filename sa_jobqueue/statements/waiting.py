@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import JSONB, REGCLASS, UUID, insert
 
 from ..lifecycle import FINISHED
 from ..models import SCHEMA, Awaited, Job, status_in
-from ._parts import array, in_seconds, rows, table_of
+from .parts import array, in_seconds, rows, table_of
 
 __all__ = ["drop_expired_waits", "end_waits", "ends_of", "open_end_gate", "wait_for_jobs"]
 

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import REGCLASS
 
 from ..migrations.v01 import GATES
 from ..models import SCHEMA
-from ._parts import array, rows
+from .parts import array, rows
 
 __all__ = ["channel_of", "open_gates"]
 

@@ -10,7 +10,7 @@ from sqlalchemy import BigInteger, Executable, cast, column, delete, func, selec
 from sqlalchemy.dialects.postgresql import UUID, insert
 
 from ..models import Schedule, WorkerRow
-from ._parts import array
+from .parts import array
 from .schedules import next_look
 
 __all__ = ["end_backend", "enrol_worker", "forget_workers", "places_of", "remove_worker"]

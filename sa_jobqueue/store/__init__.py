@@ -11,8 +11,8 @@ transaction the connection is in, and never commit.
 `default_store` is the one of the package's own tables. All SQL is in `sa_jobqueue.statements`.
 """
 
-from ..statements._parts import FIRST_ID, FIRST_TIME
 from ..statements.claim import ClaimRequest
+from ..statements.parts import FIRST_ID, FIRST_TIME
 from .claims import MOST_TEXT, Texts
 from .declared import Definition, definition_of
 from .faults import Fault, fault_of, is_data_fault, is_too_much

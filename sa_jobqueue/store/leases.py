@@ -12,7 +12,6 @@ from typing import Any
 from sqlalchemy import Connection
 
 from ..lifecycle import Claim
-from ..statements._parts import FIRST_ID
 from ..statements.admin import held_by, release_jobs
 from ..statements.leases import (
     attest_uptime,
@@ -24,6 +23,7 @@ from ..statements.leases import (
     renewal_parameters,
     uptime_parameters,
 )
+from ..statements.parts import FIRST_ID
 from ..statements.prune import limit_statements
 from ..statements.workers import places_of
 from .outcomes import Answer

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Connection
 
-from ..statements._parts import FIRST_ID
 from ..statements.notes import drop_old_logs, drop_stray_logs, drop_stray_progress, write_logs, write_progress
+from ..statements.parts import FIRST_ID
 from .tables import OfTables
 
 __all__ = ["JobNotes", "LogLines", "Report"]

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from ..log import get_logger
-from ..statements._parts import FIRST_TIME
+from ..statements.parts import FIRST_TIME
 from ..statements.prune import (
     first_over,
     limit_statements,

@@ -15,11 +15,11 @@ from sqlalchemy import ClauseElement, Connection, Engine, create_engine, select,
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
 from sa_jobqueue.models import Job, status_in
 from sa_jobqueue.statements import apply_changes, claim_jobs, count_jobs, expired_leases, prune_jobs, renew_leases
-from sa_jobqueue.statements._parts import packed
 from sa_jobqueue.statements.apply import apply_parameters
 from sa_jobqueue.statements.claim import ClaimRequest, claim_listed, claim_parameters
 from sa_jobqueue.statements.complete import complete_jobs, completion_parameters, delete_completed
 from sa_jobqueue.statements.leases import cancel_requests
+from sa_jobqueue.statements.parts import packed
 from tests.support.databases import Databases
 from tests.support.factory import completed
 from tests.support.plans import Plan, Prepared, driver_of, service_connection
