@@ -50,6 +50,10 @@ def enqueue(
         timedelta | None,
         typer.Option(metavar="TIME", parser=parse_duration, help="Cancel it if no attempt was made after this time."),
     ] = None,
+    expires_at: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Cancel it if no attempt was made by this time, with its zone."),
+    ] = None,
     deadline: Annotated[
         timedelta | None,
         typer.Option(metavar="TIME", parser=parse_duration, help="Time for all its attempts together, from now."),
@@ -71,10 +75,12 @@ def enqueue(
     sa-jobqueue enqueue shop.send_receipt '{"order_id": 7}' --app shop.tasks
     sa-jobqueue enqueue shop.report '{}' --queue slow --delay 1h
     """
+    if expires_at is not None and expires_in is not None:
+        raise OptionError("--expires-at and --expires-in exclude each other: give one of them")
     call = call_of(
-        config, task, arguments, queue=queue, priority=priority, delay=delay, run_at=_time(run_at),
-        max_attempts=max_attempts, expires_in=expires_in, deadline=deadline, tags=tag or None,
-        meta=None if meta is None else _object(meta, "--meta"),
+        config, task, arguments, queue=queue, priority=priority, delay=delay, run_at=_time(run_at, "--run-at"),
+        max_attempts=max_attempts, expires_in=expires_in, expires_at=_time(expires_at, "--expires-at"),
+        deadline=deadline, tags=tag or None, meta=None if meta is None else _object(meta, "--meta"),
     )  # fmt: skip
     with transaction(config, make=True) as connection:
         made = connection.execute(insert_jobs([call])).scalar_one()
@@ -136,13 +142,13 @@ def _object(text: str, what: str) -> dict[str, Any]:
     return cast(dict[str, Any], value)
 
 
-def _time(text: str | None) -> datetime | None:
+def _time(text: str | None, option: str) -> datetime | None:
     if text is None:
         return None
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise OptionError(f"--run-at must be a time as 2030-01-31T09:00+01:00, not {text!r}") from None
+        raise OptionError(f"{option} must be a time as 2030-01-31T09:00+01:00, not {text!r}") from None
     if time.utcoffset() is None:
-        raise OptionError(f"--run-at must have a time zone, as in 2030-01-31T09:00+01:00, not {text!r}")
+        raise OptionError(f"{option} must have a time zone, as in 2030-01-31T09:00+01:00, not {text!r}")
     return time

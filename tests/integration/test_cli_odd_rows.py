@@ -132,6 +132,8 @@ def test_what_no_worker_could_make_sense_of_is_refused(engine: Engine, neighbour
         ("enqueue", "a", '{"x": "' + "x" * 1_100_000 + '"}'),
         ("enqueue", "a", "{}", "--run-at", "0001-01-01T00:00+14:00"),
         ("enqueue", "a", "{}", "--run-at", "2030-01-01"),
+        ("enqueue", "a", "{}", "--expires-at", "0001-01-01T00:00+14:00"),
+        ("enqueue", "a", "{}", "--expires-at", "2030-01-01"),
         ("enqueue", "a", "{}", "--delay", "999999w"),
         ("enqueue", "a", "{}", "--max-attempts", "40000"),
         ("enqueue", "a", "{}", "--priority", "10"),

@@ -165,6 +165,26 @@ def test_run_at_needs_a_time_zone(engine: Engine, url: str) -> None:
     assert "--run-at must be a time" in refused("enqueue", "a", "--run-at", "tomorrow", url=url)
 
 
+def test_a_job_expires_at_a_time_or_after_a_while(engine: Engine, url: str) -> None:
+    """A time needs its zone, as that of `--run-at`; and only one of the two can be given."""
+    at = as_json("enqueue", "a", "--expires-at", "2130-01-31T09:00+01:00", url=url)["id"]
+    after = as_json("enqueue", "a", "--expires-in", "10m", "--deadline", "2h", url=url)["id"]
+    with engine.begin() as connection:
+        found = row(connection, at)
+        assert (found.expires_at.isoformat(), found.deadline_at) == ("2130-01-31T08:00:00+00:00", None)
+        found = row(connection, after)
+        assert (found.expires_at - found.created_at, found.deadline_at - found.created_at) == (
+            timedelta(minutes=10),
+            timedelta(hours=2),
+        )
+    assert refused("enqueue", "a", "--expires-at", "2130-01-31", url=url) == (
+        "error: --expires-at must have a time zone, as in 2030-01-31T09:00+01:00, not '2130-01-31'\n"
+    )
+    assert "--expires-at must be a time" in refused("enqueue", "a", "--expires-at", "10m", url=url)
+    both = refused("enqueue", "a", "--expires-at", "2130-01-31T09:00Z", "--expires-in", "10m", url=url)
+    assert both == "error: --expires-at and --expires-in exclude each other: give one of them\n"
+
+
 def test_enqueue_reads_arguments_from_stdin(engine: Engine, url: str) -> None:
     """By `-`, for those that are too long for a command line."""
     number = output("enqueue", "a", "-", url=url, stdin='{"text": "long"}')

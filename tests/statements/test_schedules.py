@@ -159,7 +159,9 @@ def test_a_bad_rule_a_bad_job_and_bad_arguments_are_refused_where_they_are_writt
             make("0 7 * * *", report.call(3), 4)
         with pytest.raises(OptionError, match="says when its jobs are due"):
             make("0 7 * * *", report.options(delay=3), 3)
-        with pytest.raises(OptionError, match=r"cannot all have the same expiry, 2030.*as in \.options\(expires_in=3600\)"):
+        with pytest.raises(
+            OptionError, match=r"cannot all have the same expiry, 2030.*as in \.options\(expires_in=3600\)"
+        ):
             make("0 7 * * *", report.options(expires_at=datetime(2030, 1, 1, tzinfo=UTC)), 3)
         with pytest.raises(OptionError, match="cannot all have the same deadline"):
             make("0 7 * * *", report.options(deadline=datetime(2030, 1, 1, tzinfo=UTC)), 3)
