@@ -30,6 +30,8 @@ __all__ = ["Overlap", "Schedule"]
 
 Overlap: TypeAlias = Literal["allow", "skip", "queue_one", "cancel_running"]
 
+#: The smallest `catch_up`, in seconds. With less, each tick would be too old when a worker looks.
+_LEAST_CATCH_UP = 1.0
 #: The largest `pause_after`.
 _MOST_FAILURES = 1_000
 
@@ -69,7 +71,7 @@ class Schedule(Base):
     characters, of one schedule in the database; the task's name if it is not given.
 
     `missed`, what to do about ticks at which no worker was there: "once", one job for all of them; "skip", none; "all", a job for
-    each. `catch_up`: how late a tick may be enqueued, in seconds or as a timedelta; None: however late.
+    each. `catch_up`: how late a tick may be enqueued, at least 1, in seconds or as a timedelta; None: however late.
 
     `overlap`, if a job of this schedule is not finished when the next tick comes: "allow", enqueue another; "skip", leave the tick
     out; "queue_one", enqueue one job when the other has ended, for all ticks meanwhile; "cancel_running", cancel the other.
@@ -222,7 +224,13 @@ class Schedule(Base):
     def _check_duration(self, key: str, value: Duration | None) -> float | None:
         if value is None and key == "catch_up":
             return None
-        return checked_duration(cast(Duration, value), f"a schedule's {key}")
+        seconds = checked_duration(cast(Duration, value), f"a schedule's {key}")
+        if key == "catch_up" and seconds < _LEAST_CATCH_UP:
+            raise OptionError(
+                f"a schedule's {key} must be at least {_LEAST_CATCH_UP:g} second, not {seconds:g}: a worker comes to each tick some "
+                'milliseconds late; to leave out missed ticks there is missed="skip"'
+            )
+        return seconds
 
     @validates("expires_in", "deadline")
     def _check_limit(self, key: str, value: Duration | None) -> float | None:
@@ -257,7 +265,7 @@ class Schedule(Base):
         CheckConstraint("char_length(expression) BETWEEN 1 AND 500", name="schedule_expression_check"),
         CheckConstraint("char_length(timezone) BETWEEN 1 AND 100", name="schedule_timezone_check"),
         CheckConstraint("missed IN ('once', 'skip', 'all')", name="schedule_missed_check"),
-        CheckConstraint("catch_up BETWEEN 0 AND 3155760000", name="schedule_catch_up_check"),
+        CheckConstraint("catch_up BETWEEN 1 AND 3155760000", name="schedule_catch_up_check"),
         CheckConstraint("overlap IN ('allow', 'skip', 'queue_one', 'cancel_running')", name="schedule_overlap_check"),
         CheckConstraint("jitter BETWEEN 0 AND 3155760000", name="schedule_jitter_check"),
         CheckConstraint("pause_after BETWEEN 1 AND 1000", name="schedule_pause_after_check"),

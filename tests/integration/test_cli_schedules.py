@@ -174,6 +174,7 @@ def test_add_takes_intervals(engine: Engine, url: str, said: str, stored: str) -
         (["0 7 * * *", "shop.report", "[1]"], "the arguments must be a JSON object"),
         (["0 7 * * *", "shop.report", "--timezone", "Mars"], "there is no time zone 'Mars'"),
         (["0 7 * * *", "shop.report", "--overlap", "never"], "must be one of allow, skip, queue_one, cancel_running"),
+        (["0 7 * * *", "shop.report", "--catch-up", "500ms"], "catch_up must be at least 1 second, not 0.5"),
         (["0 7 * * *", "shop.report", "--expires-in", "0s"], "expires_in must be more than 0 seconds"),
         (["0 7 * * *", "shop.report", "--deadline", "1m", "--jitter", "5m"], "deadline must be longer than its jitter, 300 s"),
         (["0 7 * * *", "shop.report", "--name", "taken"], "there is a schedule 'taken' already"),

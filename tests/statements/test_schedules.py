@@ -130,6 +130,8 @@ def test_a_call_gives_the_arguments_by_keyword() -> None:
         ({"missed": "never"}, "missed must be one of once, skip, all, not 'never'"),
         ({"overlap": "wait"}, "overlap must be one of allow, skip, queue_one, cancel_running, not 'wait'"),
         ({"jitter": -1}, "jitter must be between 0 seconds and 100 years, not -1"),
+        ({"catch_up": 0.02}, "catch_up must be at least 1 second, not 0.02: .*there is missed=.skip."),
+        ({"catch_up": timedelta(0)}, "catch_up must be at least 1 second, not 0"),
         ({"catch_up": "1h"}, "catch_up must be seconds or a timedelta, not '1h'"),
         ({"pause_after": 0}, "pause_after must be an integer from 1 to 1,000, or None, not 0"),
         ({"pause_after": True}, "pause_after must be an integer from 1 to 1,000, or None, not True"),

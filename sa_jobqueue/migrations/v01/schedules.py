@@ -47,7 +47,7 @@ UP = (
         CONSTRAINT schedule_expression_check CHECK (char_length(expression) BETWEEN 1 AND 500),
         CONSTRAINT schedule_timezone_check CHECK (char_length(timezone) BETWEEN 1 AND 100),
         CONSTRAINT schedule_missed_check CHECK (missed IN ('once', 'skip', 'all')),
-        CONSTRAINT schedule_catch_up_check CHECK (catch_up BETWEEN 0 AND 3155760000),
+        CONSTRAINT schedule_catch_up_check CHECK (catch_up BETWEEN 1 AND 3155760000),
         CONSTRAINT schedule_overlap_check CHECK (overlap IN ('allow', 'skip', 'queue_one', 'cancel_running')),
         CONSTRAINT schedule_jitter_check CHECK (jitter BETWEEN 0 AND 3155760000),
         CONSTRAINT schedule_pause_after_check CHECK (pause_after BETWEEN 1 AND 1000),
