@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sa_jobqueue.waiting import listener
+from sa_jobqueue.waiting import subscription
 from tests.support import pooler
 
 
@@ -16,14 +16,14 @@ def told_only(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     """Listeners look when they are told, and not by themselves."""
     if pooler.is_pooled(url):
         pytest.skip("behind a pooler nothing is told")
-    monkeypatch.setattr(listener, "_FIRST_LOOK", 3_600.0)
-    monkeypatch.setattr(listener, "_LAST_LOOK", 3_600.0)
+    monkeypatch.setattr(subscription, "_FIRST_LOOK", 3_600.0)
+    monkeypatch.setattr(subscription, "_LAST_LOOK", 3_600.0)
 
 
 @pytest.fixture
 def soon_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection of a listener does not stay open for long after the last wait."""
-    monkeypatch.setattr(listener, "_LINGER", 0.2)
+    monkeypatch.setattr(subscription, "_LINGER", 0.2)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.outcomes import Discard, ErrorEntry, Snooze
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, release_jobs
 from sa_jobqueue.store import ClaimRequest, default_store
-from sa_jobqueue.waiting import listener
+from sa_jobqueue.waiting import subscription
 from tests.support import pooler
 from tests.support.awaiting import PATIENCE, TOLD, awaited, backends, running, waiting_over
 from tests.support.databases import connect, driver_url
@@ -451,7 +451,7 @@ def test_an_engine_that_is_disposed_of_leaves_no_connection(
     """Else a database could not be dropped for a few seconds after the last wait."""
     if pooler.is_pooled(database_url):
         pytest.skip("its connections are the pooler's")
-    monkeypatch.setattr(listener, "_LINGER", 3_600.0)
+    monkeypatch.setattr(subscription, "_LINGER", 3_600.0)
     id = running(engine)
 
     async def scenario() -> None:

@@ -17,7 +17,7 @@ from sa_jobqueue import Registry, enqueue, task, wait_for
 from sa_jobqueue.errors import ResultError
 from sa_jobqueue.grants import Can, grant_statements
 from sa_jobqueue.store import default_store
-from sa_jobqueue.waiting import listener, wait
+from sa_jobqueue.waiting import subscription, wait
 from tests.support import pooler
 from tests.support.awaiting import PATIENCE, TOLD, awaited, running, waiting_over
 from tests.support.commands import CLI, environment
@@ -68,8 +68,8 @@ def test_a_server_that_does_not_answer_is_given_up(
     """The connection is made again as often as needed, and who waits goes on."""
     if pooler.is_pooled(database_url):
         pytest.skip("its connections are the pooler's")
-    monkeypatch.setattr(listener, "_SILENCE", 0.3)
-    monkeypatch.setattr(listener, "_LAST_LOOK", 0.1)
+    monkeypatch.setattr(subscription, "_SILENCE", 0.3)
+    monkeypatch.setattr(subscription, "_LAST_LOOK", 0.1)
     monkeypatch.setattr(wait, "CHECK", 0.1)
     id = running(engine)
     waits = threads.submit(waiting_over(driver), database_url, id)
@@ -155,7 +155,7 @@ def test_a_process_that_is_killed_while_it_waits_leaves_nothing_for_long(
             text("SELECT last_value - extract(epoch FROM now()) FROM sa_jobqueue.gate_end"),
         )
         assert until is not None
-        assert 0 < until <= listener._HOLD + 1
+        assert 0 < until <= subscription._HOLD + 1
         connection.execute(text("UPDATE sa_jobqueue.awaited SET expires_at = now()"))
     waits = threads.submit(wait_for, engine, other, timeout=PATIENCE)
     wait_until(lambda: awaited(engine) == {other})
@@ -169,7 +169,7 @@ def test_a_wait_is_said_again_before_it_expires(
     """However long it takes, the gate stays open and the row valid."""
     if pooler.is_pooled(url):
         pytest.skip("behind a pooler nothing is said")
-    monkeypatch.setattr(listener, "_HOLD", 0.4)
+    monkeypatch.setattr(subscription, "_HOLD", 0.4)
     id = running(engine)
     waits = threads.submit(wait_for, engine, id, timeout=PATIENCE)
     times: set[object] = set()

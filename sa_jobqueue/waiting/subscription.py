@@ -1,0 +1,254 @@
+"""What a listener does with one connection: it looks at jobs, has their ends told, and sleeps until it hears of one.
+
+It looks at a job when a call begins to wait for it, says in the table `awaited` that its end is to be told, and looks once more. From
+then on it sleeps until a NOTIFY says that a job has ended. What ends a job may have looked at `awaited` just before, and commit just
+afterwards. So a job is also looked at without a notification, soon and then ever more rarely.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from ..log import get_logger
+from ..results import JobEnd
+from ..store import Store
+from .receivers import ConnectionLost, Receiver
+
+__all__ = ["Subscription", "Waiters", "is_away"]
+
+logger = get_logger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: When a job is looked at without a notification: after how many seconds first, how many times as long each next time, and at most.
+_FIRST_LOOK, _GROWTH, _LAST_LOOK = 0.02, 3.0, 5.0
+#: The same where nothing is told.
+_GROWTH_OF_POLLING, _LAST_LOOK_OF_POLLING = 1.5, 1.0
+#: Seconds between two looks without a notification, at least, however many jobs are awaited.
+_BETWEEN_LOOKS = 0.01
+#: Seconds for which a job is said to be awaited. It is said again after half of them.
+_HOLD = 60.0
+#: Seconds for which the connection stays open after the last wait, in case there is another.
+_LINGER = 5.0
+#: Seconds after which it looks whether the engine was disposed of meanwhile.
+_LINGER_STEP = 0.25
+#: Seconds in which the server has to answer.
+_SILENCE = 10.0
+#: The SQLSTATEs of a statement for which the role lacks the right, and of one that would write in a read-only transaction.
+_MAY_NOT = frozenset({"42501", "25006"})
+#: The class of the SQLSTATEs that say that a statement, or the role, is wrong, whatever the rows are.
+_WRONG = "42"
+
+
+class Waiters(Protocol):
+    """Those for which a subscription looks at jobs."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the process ends."""
+        ...
+
+    def wanted(self) -> set[int]:
+        """The jobs that are awaited."""
+        ...
+
+    def ends_here(self) -> bool:
+        """Whether to end, because no one waits or the process ends."""
+        ...
+
+    def tell(self, found: dict[int, JobEnd | None]) -> None:
+        """What a look has found: of each job its end, or None if it has not ended."""
+
+    def cannot_tell(self, job_id: int, error: Exception) -> None:
+        """A job has ended, and its row cannot be read."""
+
+
+class _Look:
+    """When to look at a job again, without a notification."""
+
+    __slots__ = ("at", "pause")
+
+    def __init__(self) -> None:
+        self.at = self.pause = 0.0
+
+    def later(self, growth: float, most: float) -> None:
+        self.pause = min(self.pause * growth or _FIRST_LOOK, most)
+        self.at = monotonic() + self.pause
+
+
+class Subscription:
+    """What a listener does with one connection."""
+
+    def __init__(self, waiters: Waiters, engine: Engine, store: Store, receiver: Receiver) -> None:
+        self._waiters, self._engine, self._store, self._receiver = waiters, engine, store, receiver
+        self.has_served = False
+        """Whether the connection has been of use."""
+        self._listens = False
+        self._waiter = uuid.uuid4()
+        self._looks: dict[int, _Look] = {}
+        self._looked_at = 0.0
+        """When it last looked without a notification."""
+        self._said: set[int] = set()
+        """The jobs that the table `awaited` has from it."""
+        self._said_until = 0.0
+
+    def serve(self) -> None:
+        """Connect, and return when no one has waited for a while."""
+        pool, dialect = self._engine.pool.recreate(), self._engine.dialect
+        try:
+            connection = Connection(self._engine, pool.connect())
+        except dialect.loaded_dbapi.Error as error:
+            raise DBAPIError.instance(None, None, error, dialect.loaded_dbapi.Error, dialect=dialect) from error
+        try:
+            self._connection = connection
+            with self._receiver.within(_SILENCE, connection):
+                self._schema = self._store.schema_on(connection)
+                with connection.begin():
+                    channel = self._store.channel_of_ends(connection, schema=self._schema)
+                    self._listens = self._receiver.listen(connection, channel)
+                if self._listens:  # behind a pooler what is prepared lasts no longer than its transaction
+                    connection.execution_options(isolation_level="AUTOCOMMIT")
+            self._loop()
+        finally:
+            with suppress(Exception):
+                self._receiver.forget()
+            with suppress(Exception):
+                connection.invalidate()  # closes it, also where the server is silent
+            with suppress(Exception):
+                connection.close()
+            with suppress(Exception):
+                pool.dispose()
+
+    def _loop(self) -> None:
+        idle_since: float | None = None
+        # The engine gets another pool when it is disposed of. Then no connection is expected to stay open.
+        pool = self._engine.pool
+        ended: set[int] = set()
+        while True:
+            wanted = self._waiters.wanted()
+            with self._receiver.within(_SILENCE, self._connection):
+                self._step(wanted, ended)
+            self.has_served = True
+            if wanted and not self._waiters.is_ending:
+                idle_since = None
+            else:
+                idle_since = idle_since or monotonic()
+                is_over = monotonic() >= idle_since + _LINGER or pool is not self._engine.pool
+                if (is_over or self._waiters.is_ending) and self._waiters.ends_here():
+                    return
+            ended = self._receiver.sleep(max(self._next_at(idle_since) - monotonic(), 0.0))
+
+    def _next_at(self, idle_since: float | None) -> float:
+        if self._said - self._looks.keys():
+            return 0.0  # some have ended just now, of which the table is to be told
+        if not self._looks:
+            return 0.0 if idle_since is None else min(idle_since + _LINGER, monotonic() + _LINGER_STEP)
+        look = max(min(look.at for look in self._looks.values()), self._looked_at + _BETWEEN_LOOKS)
+        return min(look, self._said_until - _HOLD / 2) if self._said else look
+
+    def _step(self, wanted: set[int], ended: set[int]) -> None:
+        """Say what is awaited, and look at what may have ended."""
+        for job_id in self._looks.keys() - wanted:
+            del self._looks[job_id]
+        if over := self._said - wanted:
+            self._write(self._store.end_waits, sorted(over), waiter=self._waiter)
+            self._said -= over
+        if new := wanted - self._looks.keys():
+            self._look(new)
+            self._say(new)
+        told = ended & self._looks.keys()
+        due = {job_id for job_id, look in self._looks.items() if look.at <= monotonic()}
+        if told or due:
+            self._look(told | due)
+        if due:
+            self._looked_at = monotonic()
+        if self._said and monotonic() >= self._said_until - _HOLD / 2:
+            self._say_again()
+
+    def _look(self, ids: set[int]) -> None:
+        found = self._read(sorted(ids))
+        times = (_GROWTH, _LAST_LOOK) if self._listens else (_GROWTH_OF_POLLING, _LAST_LOOK_OF_POLLING)
+        for job_id, end in found.items():
+            if end is None:
+                self._looks.setdefault(job_id, _Look()).later(*times)
+            else:
+                self._looks.pop(job_id, None)
+        self._waiters.tell(found)
+
+    def _read(self, ids: list[int]) -> dict[int, JobEnd | None]:
+        """What became of these jobs. One whose row cannot be read is an error for those who wait for it, and for no others."""
+        try:
+            return self._ask(self._store.ends, ids)
+        except Exception as error:  # of what reads JSON, too
+            if is_away(error) or _sqlstate(error)[:2] == _WRONG:
+                raise
+            if len(ids) > 1:
+                half = len(ids) // 2
+                return self._read(ids[:half]) | self._read(ids[half:])
+            self._looks.pop(ids[0], None)
+            self._waiters.cannot_tell(ids[0], error)
+            return {}
+
+    def _say(self, ids: set[int]) -> None:
+        """Have the ends of these told, of those that have not ended; then look at them once more."""
+        ids = ids & self._looks.keys()
+        if not ids or not self._listens:
+            return
+        if not self._said:
+            self._say_again()
+        if self._say_so(ids):
+            self._said |= ids
+            self._look(ids)
+
+    def _say_again(self) -> None:
+        self._write(self._store.drop_expired_waits)
+        self._said_until = monotonic() + _HOLD
+        if self._said:
+            self._say_so(self._said)
+
+    def _say_so(self, ids: set[int]) -> bool:
+        wait_for = self._store.wait_for
+        return self._write(wait_for, sorted(ids), waiter=self._waiter, seconds=_HOLD, schema=self._schema)
+
+    def _write(self, what: Callable[Concatenate[Connection, P], None], *arguments: P.args, **options: P.kwargs) -> bool:
+        """Change the table `awaited`. False: this connection may not; from now on it looks by itself."""
+        if not self._listens:
+            return False
+        try:
+            self._ask(what, *arguments, **options)
+        except DBAPIError as error:
+            if _sqlstate(error) not in _MAY_NOT:
+                raise
+            logger.warning(
+                "the ends of jobs are not told, because this role may not say that it waits (%s)", error.orig
+            )
+            self._listens = False
+            self._said = set()
+            return False
+        return True
+
+    def _ask(self, question: Callable[Concatenate[Connection, P], T], *arguments: P.args, **options: P.kwargs) -> T:
+        with self._connection.begin():
+            return question(self._connection, *arguments, **options)
+
+
+def _sqlstate(error: Exception) -> str:
+    """Empty if it has none."""
+    raised = getattr(error, "orig", None)
+    return str(getattr(raised, "sqlstate", None) or getattr(raised, "pgcode", None) or "")  # pgcode: psycopg2's
+
+
+def is_away(error: Exception) -> bool:
+    """Whether the database cannot be reached just now, rather than that it refuses."""
+    if not isinstance(error, DBAPIError):
+        return isinstance(error, (ConnectionLost, OSError))
+    state = _sqlstate(error)
+    return error.connection_invalidated or not state or state[:2] in {"08", "53", "57"}
