@@ -81,7 +81,7 @@ def test_a_line_says_the_same_whether_the_log_shows_it_or_not(
     monkeypatch.setattr(
         logging, "raiseExceptions", False
     )  # a line that cannot be formatted is shown by the log's handlers
-    job, before = claimed(), notes.monotonic()
+    job, before = claimed(), time.monotonic()
     logger = context(collected, job).logger
     for given, _ in LINES:
         logger.warning(*given) if level == logging.ERROR else logger.info(*given)

@@ -11,7 +11,7 @@ from ...lifecycle import Change, Event, JobStatus
 from ...outcomes import ErrorEntry
 from ...tasks import AnyTask
 from ..running.ending import LOST, RunEnding, ToWrite, Written
-from ..running.notes import Line, line_from
+from ..running.kept_log import Line, line_from
 from .channel import Message
 
 __all__ = [
