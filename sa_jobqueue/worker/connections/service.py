@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy import Connection, Dialect, Engine
 
 from ...errors import AutocommitError, ConfigurationError
-from ...log import get_logger
 from ...store import Store, default_store
 from ..process import forks
 from . import driver
@@ -27,8 +26,6 @@ __all__ = [
     "service_settings",
     "setting",
 ]
-
-logger = get_logger(__name__)
 
 #: The planner, left alone, picks a sequential scan or a bitmap for a plan made on an empty table, and keeps it while
 #: 200,000 jobs arrive (150 ms a claim instead of 0.3); it joins a batch's arrays to its rows by nested loops, because it
