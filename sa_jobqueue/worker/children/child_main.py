@@ -158,9 +158,8 @@ class _Jobs:
         now = monotonic()
         self._run(order, Run(job_of(order.message), task, now, now - order.message["elapsed"], set()))
         if os.getpid() != self._pid:
-            os._exit(
-                1
-            )  # a process that the handler has forked has come back, too: the job, and the next one, are not its own
+            # A process that the handler has forked has come back, too: the job, and the next one, are not its own.
+            os._exit(1)
         self._channel.send(self._ended)
         return True
 

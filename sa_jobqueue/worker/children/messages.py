@@ -121,11 +121,9 @@ def message_of_record(record: logging.LogRecord) -> Message:
         name: value for name, value in vars(record).items() if name in _STANDARD and isinstance(value, _SCALARS)
     }
     args = record.args
-    if isinstance(args, tuple) and args and all(type(arg) in _SCALARS for arg in args):
+    if isinstance(record.msg, str) and isinstance(args, tuple) and args and all(type(arg) in _SCALARS for arg in args):
         said["args"] = args  # error trackers group by the template
     else:
-        said["msg"], said["args"] = record.getMessage(), None
-    if not isinstance(record.msg, str):
         said["msg"], said["args"] = record.getMessage(), None
     if record.exc_info and not record.exc_text:
         said["exc_text"] = _FORMATTER.formatException(record.exc_info)
