@@ -222,6 +222,27 @@ def test_what_a_child_said_before_it_died_decides_about_its_job(
     assert (given_up, adopted) == (([], [LOST]) if outcome is None else ([outcome], []))
 
 
+class Talking(Gone):
+    """A child whose job has ended. It says all at once, and then something more."""
+
+    def send(self, message: Message) -> None:
+        """It takes the job."""
+
+    def receive(self, seconds: float | None) -> list[Message]:
+        return self.words
+
+
+def test_what_a_child_says_at_the_end_of_its_job_is_heard_to_the_last_word(caplog: pytest.LogCaptureFixture) -> None:
+    """A thread that a handler has left logs in the same moment."""
+    record = logging.makeLogRecord({"name": "heavy", "levelno": logging.WARNING, "levelname": "WARNING", "msg": "late"})
+    children, executor = Mock(**{"take.return_value": Talking([ENDED, message_of_record(record)])}), Mock()
+    runner = ChildRunner(children, executor, grace=1, engine=Mock(), pause=Mock(), notes=Mock())
+    job = ClaimedJob(1, 2, "default", "t", 4, 1.5, 1, 10, 0, "{}", None, 0.25, None)
+    runner.run(Run(job, heavy.add, 0.0, 0.0, set()))
+    assert [call.args[1] for call in executor.adopt.call_args_list] == [LOST]
+    assert caplog.messages == ["late"]
+
+
 # ---- tasks
 
 

@@ -130,11 +130,10 @@ class ChildRunner:
             child.jobs += 1
             child.send(message_of_job(run.job, run.task, run.elapsed))
             while True:
-                for message in child.receive(watch.pause()):
-                    if _is_last(message):
-                        return message
-                    begun = begun or "begun" in message
-                    self._heed(run, message)
+                messages = child.receive(watch.pause())
+                begun = begun or _has_begun(messages)
+                if (ending := self._ended_in(run, messages)) is not None:
+                    return ending
                 if (killed := watch.check()) is not None:
                     child.kill()
                     return self._ended_in(run, child.last_words()) or killed
@@ -144,12 +143,14 @@ class ChildRunner:
             how = self._children.drop(child)
             if (ending := self._ended_in(run, words)) is not None:
                 return ending
-            if not begun and not any("begun" in message for message in words):
+            if not begun and not _has_begun(words):
                 raise _Unbegun(f"the child process {child.pid} {how}") from None
             return _crashed(run, f"its child process {how}")
 
     def _ended_in(self, run: Run, messages: list[Message]) -> Message | None:
-        """What came of a job whose child was killed, or died, just after it had said so."""
+        """What came of the job, if these messages say so. The others are heeded, also those that came behind the last of the job:
+        another thread of the child may have logged.
+        """
         found: Message | None = None
         for message in messages:
             if _is_last(message):
@@ -159,7 +160,7 @@ class ChildRunner:
         return found
 
     def _heed(self, run: Run, message: Message) -> None:
-        """What a child says before the end of a job."""
+        """What a child says beside the end of a job."""
         if "claim" in message and not is_said_of(message, run.job):
             return
         if "progress" in message:
@@ -216,6 +217,10 @@ def _crashed(run: Run, how: str, kind: str = "ChildDied") -> _Unended:
     reason: ErrorEntry = entry(kind, how)
     # A handler that was asked to stop has had its time, whatever ended its process.
     return _Unended(of_stop(run) if run.stop is not None else Crashed(reason))
+
+
+def _has_begun(messages: list[Message]) -> bool:
+    return any("begun" in message for message in messages)
 
 
 def _is_last(message: Message) -> bool:
