@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from time import monotonic, sleep
 from typing import Any
 from weakref import WeakSet
@@ -62,39 +62,48 @@ class Child:
         """Start the process; `begin` comes next. Raises ChildUnavailable."""
         self.jobs = 0
         """Jobs that it was given so far."""
+        self.memory_unused = 0
+        """Bytes of memory that were resident before its first job, as far as the system says."""
         self._lock = threading.Lock()
         self.killed = False
         """Whether it was killed from here. Any thread writes it; the one that has the child reads it."""
         self._gone = self._closed = False  # under the lock: its id may be another's; its descriptors may be
-        ours, theirs = socket.socketpair()
-        life, self._life = os.pipe()
-        self._woken, self._waker = os.pipe()
-        os.set_blocking(self._woken, False)
-        os.set_blocking(self._waker, False)
-        ours.settimeout(_SEND)
-        self._channel = Channel(ours)
+        self._open = ExitStack()
+        """Closes what this process has open for it."""
         self._poll = select.poll()
-        self._poll.register(self._channel, select.POLLIN)
-        self._poll.register(self._woken, select.POLLIN)
         self._end: int | None = None
         """A descriptor that is ready once the process has ended; None where the system has none: it is Linux that does."""
-        code = _CODE.format(path=sys.path, end=theirs.fileno(), life=life)
-        command = [sys.executable, "-c", code, f"sa-jobqueue child of {os.getpid()}"]
         try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), life), start_new_session=True
-            )
-        except OSError as error:  # no memory, or no more processes
+            with ExitStack() as theirs:
+                self._process = self._start(theirs)
+        except OSError as error:  # no more descriptors, no memory, or no more processes
             self._close()
             raise ChildUnavailable(f"it could not be started: {error}") from error
-        finally:
-            theirs.close()
-            os.close(life)
         _alive.add(self)
         if hasattr(os, "pidfd_open"):
             with suppress(OSError):  # no more descriptors; a sandbox does not know it
                 self._end = os.pidfd_open(self.pid)
+                self._open.callback(os.close, self._end)
                 self._poll.register(self._end, select.POLLIN)
+
+    def _start(self, theirs: ExitStack) -> subprocess.Popen[bytes]:
+        """Start the process. `theirs` closes here what only the child is to have. Raises OSError."""
+        our_end, its_end = socket.socketpair()
+        self._open.callback(our_end.close)
+        theirs.callback(its_end.close)
+        our_end.settimeout(_SEND)
+        self._channel = Channel(our_end)
+        life, self._life = _pipe(theirs, self._open)
+        self._woken, self._waker = _pipe(self._open, self._open)
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._waker, False)
+        self._poll.register(self._channel, select.POLLIN)
+        self._poll.register(self._woken, select.POLLIN)
+        code = _CODE.format(path=sys.path, end=its_end.fileno(), life=life)
+        command = [sys.executable, "-c", code, f"sa-jobqueue child of {os.getpid()}"]
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, pass_fds=(its_end.fileno(), life), start_new_session=True
+        )
 
     @property
     def pid(self) -> int:
@@ -107,12 +116,14 @@ class Child:
         try:
             self.send({"setup": setup})
             while monotonic() < until:
-                for message in self.receive(until - monotonic()):
+                messages = self.receive(until - monotonic())
+                for message in messages:
                     if "broken" in message:
                         raise ChildUnavailable(message["broken"], said=True)
-                    if "ready" in message:
-                        return
                     say(message)
+                if any("ready" in message for message in messages):
+                    self.memory_unused = self.resident() or 0
+                    return
             raise ChildUnavailable(f"it was not ready within {_START:g} s")
         except (OSError, EOFError):
             raise ChildUnavailable(f"it {self.end(_LAST)} before it was ready") from None
@@ -220,6 +231,7 @@ class Child:
     def let_go(self) -> None:
         """In a process that a handler on a thread has forked: it is not the one whose end the child waits for."""
         if not self._closed:
+            self._closed = True  # its numbers are those of other files soon, also in a process that this one forks
             os.close(self._life)
             self._channel.close()
 
@@ -229,10 +241,15 @@ class Child:
             if self._closed:
                 return
             self._closed = True
-        self._channel.close()
-        for number in (self._life, self._woken, self._waker, self._end):
-            if number is not None:
-                os.close(number)
+        self._open.close()
+
+
+def _pipe(reading: ExitStack, writing: ExitStack) -> tuple[int, int]:
+    """Both ends of a pipe, and what closes each."""
+    read, write = os.pipe()
+    reading.callback(os.close, read)
+    writing.callback(os.close, write)
+    return read, write
 
 
 def say(message: Message) -> None:

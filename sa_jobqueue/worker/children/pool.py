@@ -18,9 +18,9 @@ logger = get_logger(__name__)
 
 #: Seconds that a child which was asked to end may take for it.
 _LEAVE = 10.0
-#: The share of a memory limit up to which a child that has run other jobs may run one with that limit. It may keep what the others
-#: needed, and the job would be killed for it.
-_USED = 0.5
+#: A child may keep what its jobs needed, and the next job would be killed for it. So another child runs a job with a memory limit if
+#: this one keeps more than this share of what the limit leaves a new child.
+_KEPT = 0.5
 
 
 class Children:
@@ -60,7 +60,7 @@ class Children:
                 logger.warning(
                     "the child process %d %s while it had no job; another takes its place", child.pid, self.drop(child)
                 )
-            elif memory_limit is not None and (child.resident() or 0) > memory_limit * _USED:
+            elif memory_limit is not None and _keeps_much(child, memory_limit):
                 self._retire(child)
             else:
                 return child
@@ -120,9 +120,16 @@ class Children:
     def _retire(self, child: Child) -> None:
         """Let it end by itself; nothing waits for that."""
         child.leave()
-        with self._lock:
-            self._leaving.append((monotonic() + _LEAVE, child))
+        self._wait_for(monotonic() + _LEAVE, child)
         self._see_off()
+
+    def _wait_for(self, until: float, child: Child) -> None:
+        """It was asked to end. If the worker leaves, it is killed."""
+        with self._lock:
+            if not self._closed:
+                self._leaving.append((until, child))
+                return
+        self.drop(child)
 
     def _see_off(self) -> None:
         """Forget the children that have ended, as they were asked to, and kill those that do not."""
@@ -134,5 +141,9 @@ class Children:
             if child.has_ended() or monotonic() >= until:
                 self.drop(child)
             else:
-                with self._lock:
-                    self._leaving.append((until, child))
+                self._wait_for(until, child)
+
+
+def _keeps_much(child: Child, memory_limit: int) -> bool:
+    kept = (child.resident() or 0) - child.memory_unused
+    return kept > (memory_limit - child.memory_unused) * _KEPT
