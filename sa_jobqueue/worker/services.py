@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from ..log import get_logger
 from ..outcomes import Released
 from ..settings import WorkerSettings
+from ..statements.waking import SCHEDULES_CHANGED
 from ..store import MOST_TEXT, Store
 from ..tasks import Registry
 from .children.pool import Children
@@ -266,15 +267,15 @@ class Services:
         self.claimer.wake()
 
     def _heard(self, payload: str | None) -> None:
-        """A NOTIFY has come: the name of a queue, or "" where something else changed. None: some may have been missed."""
-        if payload:
-            self.claimer.notify(payload)
-            return
-        if payload is None:
-            self.claimer.notify(None)
-        else:
+        """A NOTIFY has come: the name of a queue, "" for a cancel, or `SCHEDULES_CHANGED`. None: some may have been missed."""
+        if payload != "":
+            self.claimer.notify(payload)  # a queue may have any name, also that
+        if payload == SCHEDULES_CHANGED:
             self.ticks.announce()
-        self.cancels.announce()
+        elif not payload:
+            self.cancels.announce()
+        else:
+            return
         self.maintenance.wake()
 
     def _is_listening(self) -> bool:

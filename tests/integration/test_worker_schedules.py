@@ -14,9 +14,12 @@ from sqlalchemy import Engine, NullPool, create_engine, select, text
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, Schedule, enqueue, every, task
+from sa_jobqueue.statements import cancel_jobs
+from sa_jobqueue.statements.waking import SCHEDULES_CHANGED
 from sa_jobqueue.worker.connections.service import Connector
 from sa_jobqueue.worker.maintenance.chore import Turn
 from sa_jobqueue.worker.maintenance.schedules import EnqueueTicks
+from tests.support import pooler
 from tests.support.waiting import wait_until
 from tests.support.working import services_of, working
 
@@ -162,6 +165,38 @@ def test_a_worker_without_schedules_asks_for_none(
         wait_until(lambda: looked)
         assert looked == [None] * len(looked)
         assert ticks.at == float("inf")
+
+
+def test_a_cancel_makes_no_worker_look_at_the_schedules_nor_a_schedule_at_cancels(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are told on one channel. A queue may have the name by which a change of a schedule is told."""
+    pooler.skip_where_deaf(url)
+
+    @task(registry=registry, name="plain", queue=SCHEDULES_CHANGED)
+    def plain(ctx: JobContext) -> None:
+        wait_until(lambda: ctx.cancelled)
+
+    with working(url, registry, queues={SCHEDULES_CHANGED: 1}) as worker:
+        wait_until(lambda: worker.state().listening)
+        services = services_of(worker)
+        told: list[str] = []
+        for chore, name in ((services.ticks, "schedule"), (services.cancels, "cancel")):
+            monkeypatch.setattr(
+                chore, "announce", lambda of=name, announce=chore.announce: (told.append(of), announce())
+            )
+        with Session(engine) as session:
+            session.add(job := enqueue(plain))
+            session.commit()
+            wait_until(lambda: worker.state().started)
+            told.clear()  # of the enqueueing in a queue of that name
+            session.execute(cancel_jobs(Job.id == job.id))
+            session.commit()
+        wait_until(lambda: worker.state().ended)
+        assert told == ["cancel"]
+        add(engine, Schedule(every(3600), plain))
+        wait_until(lambda: len(told) > 1)
+        assert told == ["cancel", "schedule"]
 
 
 def look(url: str, registry: Registry, *, seconds: float = 60.0) -> None:

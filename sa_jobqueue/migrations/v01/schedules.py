@@ -87,7 +87,7 @@ UP = (
             NEW.due_at := now();
         END IF;
         IF NEW.paused_at IS NULL THEN
-            PERFORM pg_notify('sa_jobqueue_' || ({name} || '.job')::regclass::oid, '');
+            PERFORM pg_notify('sa_jobqueue_' || ({name} || '.job')::regclass::oid, '(schedules)');
         END IF;
         RETURN NEW;
     END
