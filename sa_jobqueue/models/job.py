@@ -308,12 +308,28 @@ def _know_what_came_of_it(mapper: Mapper[Job], connection: Connection, job: Job)
     """After the INSERT the job is queued, or is a duplicate. A delay has become a time; both are counted from the transaction's now()."""
     known = vars(job)
     # As `set_committed_value` would, which looks for an older value.
-    known["status"] = JobStatus.QUEUED if known.get("_duplicate_of") is None else JobStatus.CANCELLED
-    known.setdefault("errors", [])
+    if known.get("_duplicate_of") is None:
+        known["status"] = JobStatus.QUEUED
+        known.setdefault("errors", [])
+    else:
+        known.update(_end_of_duplicate(job))
     for name in ("run_at", "expires_at", "deadline_at"):
         due = known.get(name)
         if isinstance(due, timedelta):
             set_committed_value(job, name, job.created_at + due)
+
+
+def _end_of_duplicate(job: Job) -> dict[str, Any]:
+    """What the trigger `job_unique` has written. A role that only enqueues may not read it."""
+    at, holder = job.created_at, "another job" if job.duplicate_of is None else f"job {job.duplicate_of}"
+    error = {
+        "at": at.isoformat(),
+        "attempt": 0,
+        "type": "Duplicate",
+        "message": f"the unique key '{job.unique_key}' was held by {holder}",
+        "traceback": "",
+    }
+    return {"status": JobStatus.CANCELLED, "finished_at": at, "purge_at": at + timedelta(days=1), "errors": [error]}
 
 
 @event.listens_for(Job, "after_update", propagate=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Any
+
 import pytest
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import IntegrityError
@@ -43,6 +46,47 @@ async def test_of_jobs_with_one_key_one_is_kept(client: Client, application: Eng
     kept = sorted(job.args["order_id"] for job in jobs_in(application) if not job.is_duplicate)
     assert kept == [1, 1, 2]
     assert len(jobs_in(application)) == 4
+
+
+@sessions
+@pytest.mark.parametrize("level", ISOLATION)
+async def test_a_session_shows_of_a_duplicate_after_the_flush_what_its_row_says(client: Client, level: str) -> None:
+    """All of it, and without another statement: the role may have no right to read it."""
+    again = send.options(unique=Unique("it's %s \\ „two“", on_clash="replace"))
+    async with client.open(isolation_level=level) as unit:
+        unit.add(enqueue(again, 1))
+        await settle(unit.flush())
+        jobs = [enqueue(again, 2), enqueue(send, 3)]
+        unit.add_all(jobs)
+        with client.watched() as sent:
+            await settle(unit.flush())
+            shown = [_shown(job) for job in jobs]
+        for job in jobs:
+            await settle(unit.refresh(job))
+        assert shown == [_shown(job) for job in jobs]
+        assert len([one for one in sent if one.startswith(("SELECT", "INSERT"))]) == 1
+        await settle(unit.rollback())
+    assert [one["status"] for one in shown] == [JobStatus.CANCELLED, JobStatus.QUEUED]
+
+
+def _shown(job: Job) -> dict[str, Any]:
+    names = (
+        "status",
+        "duplicate_of",
+        "is_finished",
+        "run_at",
+        "created_at",
+        "finished_at",
+        "purge_at",
+        "attempt",
+        "result",
+        "claimed_at",
+    )
+    errors = [{**error, "at": datetime.fromisoformat(error["at"])} for error in job.errors]
+    return {name: getattr(job, name) for name in names} | {
+        "errors": errors,
+        "reason": (job.end.error or {}).get("message"),
+    }
 
 
 @sessions

@@ -170,6 +170,9 @@ def test_a_session_knows_after_the_flush_what_is_a_duplicate(engine: Engine, lev
         holder, duplicate = sorted((first, again), key=lambda one: one.id)
         assert (holder.status, holder.duplicate_of, holder.is_duplicate) == (QUEUED, None, False)
         assert (duplicate.status, duplicate.is_duplicate) == (CANCELLED, True)
+        assert (holder.errors, holder.finished_at, holder.purge_at) == ([], None, None)
+        assert duplicate.end.error is not None
+        assert duplicate.end.error["type"] == "Duplicate"
         assert duplicate.duplicate_of == (None if level == "SERIALIZABLE" else holder.id)
         assert (other.status, other.is_duplicate) == (QUEUED, False)
         session.commit()

@@ -181,10 +181,11 @@ UP = (
         END IF;
         NEW.duplicate_of := coalesce(holder, 0);
         NEW.status := 'cancelled';
-        NEW.finished_at := statement_timestamp();
-        NEW.purge_at := statement_timestamp() + interval '1 day';
-        NEW.errors := jsonb_build_array(jsonb_build_object('at', statement_timestamp(), 'attempt', 0, 'type', 'Duplicate',
-            'message', format('the unique key %L was held by %s', wanted, coalesce('job ' || holder, 'another job')),
+        -- All that the mapped class knows of a duplicate after the flush, without reading the row: as its `created_at`, by now().
+        NEW.finished_at := now();
+        NEW.purge_at := now() + interval '1 day';
+        NEW.errors := jsonb_build_array(jsonb_build_object('at', now(), 'attempt', 0, 'type', 'Duplicate',
+            'message', format('the unique key ''%s'' was held by %s', wanted, coalesce('job ' || holder, 'another job')),
             'traceback', ''));
         RETURN NEW;
     END
