@@ -167,14 +167,18 @@ async def test_a_flushed_job_is_readable_without_a_query(client: Client, applica
 
 
 async def test_many_are_one_statement(client: Client, application: Engine) -> None:
-    """100,000 calls: one statement, no ORM objects, the ids in the order of the calls."""
+    """100,000 calls: one statement, no ORM objects, the ids in the order of the calls.
+
+    Two clients show that as many as that work. The others take 10,000 of them, more than fit if each had its parameters.
+    """
     made = 0
 
     def note(*_: Any) -> None:
         nonlocal made
         made += 1
 
-    size = 100_000
+    full = {("psycopg", "Session"), ("asyncpg", "AsyncSession")}
+    size = 100_000 if (client.engine.driver, client.kind) in full else 10_000
     delayed = send.options(delay=HOUR, queue="later", priority=7)
     calls = ((delayed if number % 2 else send).call(number) for number in range(size))
     event.listen(Job, "init", note)
