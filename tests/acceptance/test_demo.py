@@ -100,25 +100,21 @@ def test_the_demo_can_be_repeated_and_leaves_alone_what_is_not_its_own(database_
         assert connection.execute("SELECT count(*) FROM module").fetchone() == (0,)
 
 
-@pytest.mark.parametrize(
-    ("tamper", "wrong"),
-    [
-        ("UPDATE {}.module SET lines = lines + 1 WHERE id = (SELECT min(id) FROM {}.module)", "lines"),
-        (
-            "INSERT INTO {}.module (file_id, lines) SELECT file_id, 0 FROM {}.module ORDER BY id LIMIT 1",
-            "files with exactly one result",
-        ),
-    ],
-    ids=["a wrong result", "a second result"],
-)
-def test_the_proof_fails_when_a_result_is_changed(database_url: str, tmp_path: Path, tamper: str, wrong: str) -> None:
+#: A wrong result, and a second one.
+TAMPERING = [
+    f"UPDATE {SCHEMA}.module SET lines = lines + 1 WHERE id = (SELECT min(id) FROM {SCHEMA}.module)",
+    f"INSERT INTO {SCHEMA}.module (file_id, lines) SELECT file_id, 0 FROM {SCHEMA}.module ORDER BY id LIMIT 1",
+]
+
+
+def test_the_proof_fails_when_a_result_is_changed(database_url: str, tmp_path: Path) -> None:
     """What is compared is what the database says, not what the demo remembers; the exit code is 1."""
     with connect(database_url) as connection:
         connection.autocommit = True
 
         def meddled() -> bool:
             try:
-                return connection.execute(tamper.replace("{}", SCHEMA)).rowcount == 1  # type: ignore[arg-type]
+                return all(connection.execute(one).rowcount == 1 for one in TAMPERING)  # type: ignore[arg-type]
             except psycopg.errors.UndefinedTable:
                 return False
 
@@ -128,7 +124,8 @@ def test_the_proof_fails_when_a_result_is_changed(database_url: str, tmp_path: P
             assert command.wait(60) == 1, command.output
             said = command.output
 
-    assert row(said, wrong)[-1] == "DIFFERENT"
+    assert row(said, "lines")[-1] == "DIFFERENT"
+    assert row(said, "files with exactly one result")[-1] == "DIFFERENT"
     assert "The proof fails" in said
     assert re.search(r"module\d\d\.py: ", said)
 

@@ -182,8 +182,6 @@ def test_max_jobs_and_max_memory_restart_a_process(shop: Shop) -> None:
     ("options", "reason"),
     [
         ([f"--app={APP}x"], "the module 'tests.acceptance.app' has no name 'registryx'"),
-        (["--app=tests.acceptance.nowhere"], "there is no module 'tests.acceptance.nowhere'"),
-        (["--queue=mail=many"], "expected NAME or NAME=SLOTS"),
         (["--max-memory=lots"], "expected a size, as in 500M or 2G"),
         (["--lease=0.1"], "lease must be a number from 0.5 to 86400, not 0.1"),
     ],

@@ -71,11 +71,12 @@ def shell(script: str, code: int) -> str:
     return result.stderr
 
 
-@pytest.mark.parametrize("several", [(), ("--processes=2",), ("--max-jobs=5",)], ids="".join)
+@pytest.mark.parametrize("several", [(), ("--processes=2",)], ids="".join)
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
         (["--app=nosuch"], "--app nosuch: there is no module 'nosuch'"),
+        (["--app=nosuch", "--max-jobs=5"], "--app nosuch: there is no module 'nosuch'"),  # this has a supervisor, too
         (["--app=unresolved"], "task 'unresolved.send': "),
         (["--app="], "there are no tasks to run: name the module that declares them, as in --app shop.tasks"),
         (["--app=json"], "--app json: no task is declared there"),
@@ -91,11 +92,17 @@ def shell(script: str, code: int) -> str:
     ],
     ids=lambda one: ascii("".join(one)) if isinstance(one, list) else "",
 )
-@pytest.mark.usefixtures("measured")
 def test_a_worker_that_cannot_begin_is_one_line(
-    database_url: str, tmp_path: Path, several: tuple[str, ...], options: list[str], reason: str
+    database_url: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    several: tuple[str, ...],
+    options: list[str],
+    reason: str,
 ) -> None:
     """Neither it nor its supervisor logs anything before."""
+    if not several:
+        request.getfixturevalue("measured")
     (tmp_path / "unresolved.py").write_text(
         "import sa_jobqueue\n@sa_jobqueue.task\ndef send(order: 'NoSuchType') -> None: ...\n"
     )

@@ -64,11 +64,16 @@ HEROES = "from shop import *; print(Session(engine).exec(select(Hero)).one().nam
 
 @pytest.fixture
 def shop(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The application, in a folder; its table has one hero."""
+    """The application, in a folder."""
     (tmp_path / "shop.py").write_text(SHOP)
     monkeypatch.setenv("SHOP_URL", driver_url(database_url, "psycopg"))
-    python(tmp_path, TABLES)
     return tmp_path
+
+
+@pytest.fixture
+def hero(shop: Path) -> None:
+    """Its table, with one hero."""
+    python(shop, TABLES)
 
 
 def python(shop: Path, code: str) -> str:
@@ -85,6 +90,7 @@ def add(engine: Engine, name: str) -> int:
         return job.id
 
 
+@pytest.mark.usefixtures("hero")
 def test_sqlmodels_exec_works_by_the_sessionmaker_of_the_registry(
     engine: Engine, database_url: str, shop: Path
 ) -> None:
@@ -105,6 +111,7 @@ def test_work_names_the_queues_of_its_tasks_that_it_does_not_serve(shop: Path, d
     assert "does not serve" not in right.stderr
 
 
+@pytest.mark.usefixtures("hero")
 def test_the_applications_worker_is_made_in_each_process(engine: Engine, database_url: str, shop: Path) -> None:
     """By a function; its engine, queues and settings are its own, the processes and signals the command's.
 
