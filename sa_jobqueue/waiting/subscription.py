@@ -206,6 +206,7 @@ class Subscription:
             self._say_again()
         if self._say_so(ids):
             self._said |= ids
+            self._looks |= {job_id: _Look() for job_id in ids}  # from here on it is told, or finds out soon
             self._look(ids)
 
     def _say_again(self) -> None:
