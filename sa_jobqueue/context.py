@@ -184,7 +184,7 @@ class _Context(Generic[S]):
         is of no schedule.
         """
         tick = None if self._job.extra is None else extra(self._job).get("tick")
-        return None if tick is None else _EPOCH + timedelta(seconds=min(max(tick[0], _FIRST), _LAST))
+        return None if tick is None else _EPOCH + timedelta(seconds=min(max(float(tick[0]), _FIRST), _LAST))
 
     @property
     def ticks(self) -> int | None:

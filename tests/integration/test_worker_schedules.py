@@ -21,7 +21,7 @@ from sa_jobqueue.worker.maintenance.chore import Turn
 from sa_jobqueue.worker.maintenance.schedules import EnqueueTicks
 from tests.support import pooler
 from tests.support.waiting import wait_until
-from tests.support.working import services_of, working
+from tests.support.working import drain, services_of, working
 
 SCHEDULE = Schedule.__table__
 
@@ -45,6 +45,26 @@ def schedule_of(engine: Engine, name: str) -> Schedule | None:
 def jobs(engine: Engine, *where: Any) -> Sequence[Job]:
     with Session(engine) as session:
         return session.scalars(select(Job).where(*where).order_by(Job.tick_at)).all()
+
+
+@pytest.mark.parametrize(("said", "year"), [("infinity", 9999), ("-infinity", 2)])
+def test_a_tick_at_no_time_is_shown_as_the_nearest(
+    engine: Engine, url: str, registry: Registry, said: str, year: int
+) -> None:
+    """Plain SQL can write it. As `ctx.enqueued_at` does with such a time."""
+    seen: list[datetime | None] = []
+
+    @task(registry=registry, name="looks")
+    def looks(ctx: JobContext) -> None:
+        seen.append(ctx.tick_at)
+
+    with engine.begin() as connection:
+        connection.execute(
+            text("INSERT INTO sa_jobqueue.job (task, tick_at, ticks) VALUES ('looks', CAST(:said AS timestamptz), 1)"),
+            {"said": said},
+        )
+    drain(url, registry)
+    assert seen == [datetime(year, 1, 1, tzinfo=UTC)]
 
 
 @pytest.mark.parametrize("listen", [True, False])
