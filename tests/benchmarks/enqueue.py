@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Task, Unique, enqueue, enqueue_many
 from sa_jobqueue.bench.processes import processes
 
+from .latency import conninfo
 from .plain import make_tables, plain_row
 from .report import Figure, compared, interleaved
 from .schema import SCHEMA, Bench
@@ -98,7 +99,7 @@ def unnested(bench: Bench, jobs: int) -> float:
     """The same rows from arrays; the arguments are encoded by an f-string."""
     bench.empty()
     bench.settle()
-    with psycopg.connect(_conninfo(bench.address)) as connection:
+    with psycopg.connect(conninfo(bench.address)) as connection:
         begun = time.perf_counter()
         connection.execute(
             f"INSERT INTO {SCHEMA}.job (task, args, queue, priority, max_attempts, meta) "
@@ -164,7 +165,7 @@ def commit_singly(ready: Callable[[], Any], address: str, threads: int, seconds:
     connected = threading.Barrier(threads + 1)
 
     def run(number: int) -> None:
-        with psycopg.connect(_conninfo(address), autocommit=True) as connection:
+        with psycopg.connect(conninfo(address), autocommit=True) as connection:
             connected.wait()
             while time.monotonic() < until[0]:
                 connection.execute(statement, prepare=True)
@@ -179,7 +180,3 @@ def commit_singly(ready: Callable[[], Any], address: str, threads: int, seconds:
     for client in clients:
         client.join()
     return sum(counts)
-
-
-def _conninfo(address: str) -> str:
-    return address.replace("postgresql+psycopg://", "postgresql://", 1)
