@@ -331,7 +331,7 @@ def counters_stay_in_bounds(given: Evidence) -> Iterator[str]:
             yield f"{row}"
 
 
-def nobody_holds_what_is_over(given: Evidence) -> Iterator[str]:
+def no_job_runs_without_a_lease(given: Evidence) -> Iterator[str]:
     """At the end no job is `running` without a live lease."""
     for row in given.rows:
         if row.status == JobStatus.RUNNING and not row.lease:
@@ -504,7 +504,7 @@ RULES: dict[str, Callable[[Evidence], Iterator[str]]] = {
         handlers_end_before_completions,
         effects_outside_follow_claims,
         counters_stay_in_bounds,
-        nobody_holds_what_is_over,
+        no_job_runs_without_a_lease,
         one_job_has_a_key,
         keys_are_held_by_jobs,
         duplicates_name_their_holder,

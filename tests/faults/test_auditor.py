@@ -178,7 +178,7 @@ def test_a_job_that_went_well_gives_no_finding() -> None:
         (auditor.counters_stay_in_bounds, lambda w: replace(w, rows=[ROW._replace(attempt=21, claims=21)])),
         (auditor.counters_stay_in_bounds, lambda w: replace(w, rows=[ROW._replace(rescues=13, claims=14)])),
         (auditor.counters_stay_in_bounds, lambda w: replace(w, rows=[ROW._replace(attempt=2)])),
-        (auditor.nobody_holds_what_is_over, lambda w: replace(w, rows=[ROW._replace(status="running")])),
+        (auditor.no_job_runs_without_a_lease, lambda w: replace(w, rows=[ROW._replace(status="running")])),
         (auditor.one_job_has_a_key, lambda _: followed(KEYED, MADE_NEXT._replace(n=29))),
         (auditor.one_job_has_a_key, lambda _: rescoped(followed(KEYED, MADE_NEXT._replace(n=19)), "queued")),
         (auditor.one_job_has_a_key, lambda _: rescoped(followed(KEYED, MADE_NEXT._replace(n=31)), "finished", 5.0)),
