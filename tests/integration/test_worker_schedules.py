@@ -10,13 +10,14 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine, select, text
+from sqlalchemy import Engine, NullPool, create_engine, func, select, text, update
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, Schedule, enqueue, every, task
 from sa_jobqueue.statements import cancel_jobs
 from sa_jobqueue.statements.waking import SCHEDULES_CHANGED
 from sa_jobqueue.worker.connections.service import Connector
+from sa_jobqueue.worker.maintenance import schedules
 from sa_jobqueue.worker.maintenance.chore import Turn
 from sa_jobqueue.worker.maintenance.schedules import EnqueueTicks
 from tests.support import pooler
@@ -24,6 +25,8 @@ from tests.support.waiting import wait_until
 from tests.support.working import drain, services_of, working
 
 SCHEDULE = Schedule.__table__
+#: The logger of the worker's part that looks after schedules.
+SAYS = schedules.__name__
 
 
 @pytest.fixture
@@ -221,12 +224,118 @@ def test_a_cancel_makes_no_worker_look_at_the_schedules_nor_a_schedule_at_cancel
 
 def look(url: str, registry: Registry, *, seconds: float = 60.0) -> None:
     """One look of a worker at the schedules, which should take this number of seconds at most."""
-    connector = Connector(create_engine(url, poolclass=NullPool), 60.0)
+    connector = connector_of(url)
+    look_again(EnqueueTicks(connector, registry), connector, seconds=seconds)
+
+
+def connector_of(url: str) -> Connector:
+    return Connector(create_engine(url, poolclass=NullPool), 60.0)
+
+
+def look_again(ticks: EnqueueTicks, connector: Connector, *, seconds: float = 60.0) -> None:
     connection = connector.connect()
     try:
-        EnqueueTicks(connector, registry).do(connection, Turn(monotonic() + seconds, threading.Event()))
+        ticks.do(connection, Turn(monotonic() + seconds, threading.Event()))
     finally:
         connection.close()
+
+
+def declaring(seconds: int, *names: str) -> Registry:
+    """Code that declares schedules of these names, with this interval."""
+    registry = Registry()
+
+    @task(registry=registry, name="counted")
+    def counted(n: int) -> None: ...
+
+    for name in names:
+        registry.schedule(every(seconds), counted, 1, name=name)
+    return registry
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log says, since the last call, of schedules."""
+    found = [record.getMessage() for record in caplog.records if record.name == SAYS]
+    caplog.clear()
+    return found
+
+
+def test_the_log_says_what_becomes_of_what_code_declares(
+    engine: Engine, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When it is new, changed, or not in use: because a newer release has replaced it, or the name is taken."""
+    caplog.set_level("INFO", SAYS)
+    look(url, declaring(60, "a"))
+    assert said(caplog) == ["schedule 'a' is new"]
+    look(url, declaring(90, "a"))
+    assert said(caplog) == ["schedule 'a' is changed to what the code declares"]
+    look(url, declaring(90, "a"))
+    assert said(caplog) == []
+    look(url, declaring(60, "a"))
+    assert said(caplog) == ["schedule 'a' has a newer definition than this worker's code declares, which is left"]
+
+    later = declaring(60, "b")
+    add(engine, Schedule(every(60), later.get("counted"), 1, name="b"))
+    look(url, later)
+    (line,) = said(caplog)
+    assert line == "schedule 'b' was made at run time; the code that declares it must give another name"
+
+
+def test_a_schedule_is_paused_when_workers_had_the_time_to_declare_it_and_none_did(
+    engine: Engine, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five minutes in which they could write. It goes on when code declares it again."""
+    look(url, declaring(60, "a"))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE sa_jobqueue.schedule SET declared_at = now() - interval '6 minutes'"))
+    now = monotonic()
+    monkeypatch.setattr(schedules, "monotonic", lambda: now)
+    connector = connector_of(url)
+    other = EnqueueTicks(connector, Registry())
+    look_again(other, connector)
+    for seconds in (61, 61, 61, 61, 600, 61, 61, 61, 61):  # an outage of ten minutes, in which no worker could
+        now += seconds
+        look_again(other, connector)
+        assert (row := schedule_of(engine, "a")) is not None
+        assert row.paused_at is None
+    caplog.clear()
+    now += 61
+    look_again(other, connector)
+    assert said(caplog) == ["schedule 'a' is paused: no code declares it any more"]
+
+    caplog.set_level("INFO", SAYS)
+    look(url, declaring(60, "a"))
+    assert said(caplog) == ["schedule 'a' goes on: code declares it again"]
+
+
+def test_schedules_that_cannot_be_used_or_whose_jobs_fail_are_named(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, and with the reason; others are ticked."""
+
+    @task(registry=registry, name="counted")
+    def counted(n: int) -> None: ...
+
+    due = text("UPDATE sa_jobqueue.schedule SET next_at = now(), due_at = now()")
+    add(engine, *(Schedule(every(60), counted, n, name=str(n), pause_after=1) for n in range(3)))
+    look(url, registry)
+    with engine.begin() as connection:
+        connection.execute(due)
+    look(url, registry)
+    assert len(jobs(engine)) == 3
+    with engine.begin() as connection:
+        connection.execute(
+            update(Job).where(Job.args["n"].as_integer() == 1).values(status="failed", finished_at=func.now())
+        )
+        connection.execute(update(SCHEDULE).where(SCHEDULE.c.name == "2").values(expression="every now and then"))
+        connection.execute(due)
+    for _ in range(2):
+        look(url, registry)
+    found = said(caplog)
+    assert len(found) == 2
+    assert found[0].startswith("schedule '2' cannot be used, and is skipped until it is mended: ")
+    assert "every now and then" in found[0]
+    assert found[1] == "schedule '1' is paused: its last 1 jobs have failed"
+    assert sorted(job.args["n"] for job in jobs(engine)) == [0, 0, 1, 2]
 
 
 def test_a_declaration_that_is_refused_holds_up_no_tick(
