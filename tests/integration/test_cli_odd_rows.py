@@ -33,7 +33,7 @@ ODD = {
     "a worker named at length": "status = 'running', worker = repeat('😀', 5000)",
     "running, and nothing else": "status = 'running'",
     "counters at their edges": "claims = -2147483648, attempt = -32768, rescues = 32767, max_attempts = 32767",
-    "arguments of 20 MB": "args = jsonb_build_object('x', repeat('x', 20000000))",
+    "arguments of 5 MB": "args = jsonb_build_object('x', repeat('x', 5000000))",
     "the largest id": "id = 9223372036854775807",
     "the smallest id": "id = -9223372036854775808",
 }

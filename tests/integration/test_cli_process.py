@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
+from tests.support.cli import invoke
 from tests.support.commands import CLI, environment, run_command
+from tests.support.databases import connect
 from tests.support.folders import server_folder
 
 NOWHERE = "postgresql://me:secret@127.0.0.1:1/nowhere"
@@ -202,37 +204,36 @@ def test_the_first_screen_teaches_and_needs_nothing(tmp_path: Path) -> None:
     assert run_command("--version").stdout.startswith("sa-jobqueue ")
 
 
-def completed(folder: Path, words: str) -> list[str]:
-    """What a real bash offers for the last of these words, by the script that `--show-completion` prints to it."""
+def completed(folder: Path, *lines: str) -> list[list[str]]:
+    """What a real bash offers for the last word of each line, by the script that `--show-completion` prints to it."""
     program = folder / "sa-jobqueue"
     program.write_text(f'#!/bin/sh\nexec {shlex.join(CLI)} "$@"\n')
     program.chmod(0o755)
-    script = (
-        'eval "$(sa-jobqueue --show-completion)"; complete -p sa-jobqueue > /dev/null || exit 3; '
-        f"COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
-        '_sa_jobqueue_completion sa-jobqueue; printf "%s\\n" "${COMPREPLY[@]}"'
-    )
+    script = 'eval "$(sa-jobqueue --show-completion)"; complete -p sa-jobqueue > /dev/null || exit 3\n'
+    for line in lines:
+        script += (
+            f"COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
+            '_sa_jobqueue_completion sa-jobqueue; echo "${COMPREPLY[*]}"\n'
+        )
     path = {"PATH": os.pathsep.join([str(folder), os.environ["PATH"]])}
     result = subprocess.run(
         ["bash", "-c", script], env=environment(None, path), cwd=folder, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
-    return result.stdout.split()
+    return [offered.split() for offered in result.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ("sa-jobqueue li", ["list"]),
-        ("sa-jobqueue bench dr", ["drain"]),
-        ("sa-jobqueue list --wa", ["--watch"]),
-        ("sa-jobqueue list --status fai", ["failed"]),
-    ],
-)
 @pytest.mark.usefixtures("measured")
-def test_bash_completes_commands_options_and_values(tmp_path: Path, words: str, offered: list[str]) -> None:
+def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
     """By the script that --show-completion prints."""
-    assert completed(tmp_path, words) == offered
+    offered = completed(
+        tmp_path,
+        "sa-jobqueue li",
+        "sa-jobqueue bench dr",
+        "sa-jobqueue list --wa",
+        "sa-jobqueue list --status fai",
+    )
+    assert offered == [["list"], ["drain"], ["--watch"], ["failed"]]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
@@ -247,7 +248,7 @@ def test_other_shells_complete_too(tmp_path: Path, shell: str) -> None:
 @pytest.mark.parametrize("arguments", [(), ("list",), ("work",), ("embedded",), ("embedded", "status")], ids=" ".join)
 def test_help_shows_no_value_for_a_flag(arguments: tuple[str, ...]) -> None:
     """`--json <bool>` would read as if it took one."""
-    assert not re.search("<bool>|BOOLEAN", run_command(*arguments, "--help").stdout)
+    assert not re.search("<bool>|BOOLEAN", invoke(*arguments, "--help").stdout)
 
 
 @pytest.mark.usefixtures("measured")
@@ -315,6 +316,7 @@ def test_work_tunes_gc_unless_the_application_does(database_url: str, tmp_path: 
         "def say() -> None:\n"
         "    print('threshold', gc.get_threshold()[0], 'frozen', gc.get_freeze_count() > 10_000)\n"
     )
-    run_command("enqueue", "say", "--app", "shop", url=database_url, cwd=tmp_path)
+    with connect(database_url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.job (task) VALUES ('say')")
     result = run_command("work", "--drain", "--app", "shop", url=database_url, cwd=tmp_path)
     assert f"threshold {threshold} frozen True" in result.stdout, result
