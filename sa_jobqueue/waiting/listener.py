@@ -14,8 +14,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TypeAlias
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, Pool
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.util import greenlet_spawn
 
@@ -66,10 +67,12 @@ class Waiter:
 
 
 class Listener:
-    """Tells the waiters of one engine. Any thread may call `add`, `drop` and `check`."""
+    """Tells the waiters of one engine. Any thread may call `add`, `drop` and `check`.
 
-    def __init__(self, engine: Engine, store: Store) -> None:
-        self._engine = weakref.ref(engine)  # only the thread keeps it from being collected
+    Only its thread keeps an engine from being collected.
+    """
+
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()  # of all below
         self._waiters: dict[int, list[Waiter]] = {}
@@ -80,11 +83,11 @@ class Listener:
         self._is_ending = False
         """Whether the process ends."""
 
-    def add(self, waiter: Waiter) -> None:
+    def add(self, waiter: Waiter, engine: Engine) -> None:
         """Begin to wait."""
         with self._lock:
             if self._receiver is None:
-                self._receiver, self._thread = self._start()
+                self._receiver, self._thread = self._start(engine)
             for job_id in waiter.left:
                 self._waiters.setdefault(job_id, []).append(waiter)
             receiver = self._receiver
@@ -120,9 +123,7 @@ class Listener:
             receiver.wake()
             thread.join(_AT_EXIT)
 
-    def _start(self) -> tuple[Receiver, threading.Thread]:
-        engine = self._engine()
-        assert engine is not None, "who waits has it"
+    def _start(self, engine: Engine) -> tuple[Receiver, threading.Thread]:
         receiver: Receiver
         if engine.dialect.is_async:
             loop = asyncio.SelectorEventLoop()  # all drivers work with it, on all systems
@@ -230,21 +231,30 @@ def _in_a_line(error: Exception) -> str:
     return " ".join(str(getattr(error, "orig", None) or error).split())
 
 
-_listeners: weakref.WeakKeyDictionary[Engine, dict[type[Job], Listener]] = weakref.WeakKeyDictionary()
+_Key: TypeAlias = tuple[type[Job], frozenset[tuple[str | None, str | None]]]
+"""The class of the jobs, and the engine's `schema_translate_map`."""
+
+_listeners: weakref.WeakKeyDictionary[Pool, dict[_Key, Listener]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 def listener_of(engine: Engine, job: type[Job]) -> Listener:
-    """The one of this engine in this process; of an AsyncEngine give its `sync_engine`."""
+    """The one of this engine in this process; of an AsyncEngine give its `sync_engine`.
+
+    What `engine.execution_options()` returns has the engine's pool, and so its listener, unless its tables are elsewhere: an
+    application may ask for one at each call.
+    """
+    translate = engine.get_execution_options().get("schema_translate_map") or {}
+    key: _Key = (job, frozenset(translate.items()))
     with _lock:
-        of_engine = _listeners.setdefault(engine, {})
-        if job not in of_engine:
-            of_engine[job] = Listener(engine, store_of(job))
-        return of_engine[job]
+        of_pool = _listeners.setdefault(engine.pool, {})
+        if key not in of_pool:
+            of_pool[key] = Listener(store_of(job))
+        return of_pool[key]
 
 
 def _all() -> list[Listener]:
-    return [one for of_engine in list(_listeners.values()) for one in of_engine.values()]
+    return [one for of_pool in list(_listeners.values()) for one in of_pool.values()]
 
 
 @atexit.register

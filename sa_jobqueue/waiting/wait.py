@@ -79,7 +79,7 @@ def _wait(engine: Engine, ids: list[int], seconds: float | None, job: type[Job],
     if ids:
         until = None if seconds is None else monotonic() + seconds
         listener = listener_of(engine, job)
-        listener.add(waiter)
+        listener.add(waiter, engine)
         try:
             while not ended.wait(CHECK if until is None else max(min(until - monotonic(), CHECK), 0.0)):
                 listener.check()
@@ -100,7 +100,7 @@ async def _wait_async(engine: AsyncEngine, ids: list[int], seconds: float | None
     waiter = Waiter(ids, wake)
     if ids:
         listener = listener_of(engine.sync_engine, job)
-        listener.add(waiter)
+        listener.add(waiter, engine.sync_engine)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

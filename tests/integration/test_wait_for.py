@@ -344,6 +344,31 @@ def test_many_waiters_share_one_connection_and_one_look(
         wait_until(lambda: backends(watching) <= before)
 
 
+@pytest.mark.usefixtures("told_only")
+def test_an_engine_with_other_options_at_each_call_shares_the_connection(
+    engine: Engine, database_url: str, threads: ThreadPoolExecutor
+) -> None:
+    """One with the tables in another schema has a connection of its own."""
+    if pooler.is_pooled(database_url):
+        pytest.skip("its connections are the pooler's")
+    options: list[dict[str, Any]] = [{"isolation_level": "SERIALIZABLE"}, {"schema_translate_map": {"other": "x"}}] * 4
+    ids = [running(engine) for _ in options]
+    with connect(database_url) as watching:
+        engine.dispose()
+        before = backends(watching)
+        waits = [
+            threads.submit(wait_for, engine.execution_options(**one), id, timeout=PATIENCE)
+            for one, id in zip(options, ids, strict=True)
+        ]
+        said = "SELECT array_agg(DISTINCT job_id) FROM sa_jobqueue.awaited"
+        wait_until(lambda: watching.execute(said).fetchone() == (ids,))
+        assert len(backends(watching) - before) == 2
+    with engine.begin() as connection:
+        default_store.apply(connection, [completed(id) for id in ids])
+
+    assert all(wait.result().is_completed for wait in waits)
+
+
 def test_a_pool_of_which_nothing_is_left_does_not_matter(url: str, engine: Engine) -> None:
     """The connection is not the pool's: who waits may have the last one in its session."""
     own = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=0.1, **pooler.engine_options(url))
