@@ -238,8 +238,9 @@ class Job(Base):
     @property
     def end(self) -> JobEnd:
         """What became of it so far, as `wait_for` would return it."""
-        errors = self.errors or []
-        return JobEnd(self.id, self.task, self.status, self.result, errors[-1] if errors else None)
+        errors: object = self.errors  # whatever plain SQL has written
+        last = errors[-1] if isinstance(errors, list) and errors else None
+        return JobEnd(self.id, self.task, self.status, self.result, last if isinstance(last, dict) else None)
 
     def result_as(self, type: type[T]) -> T:
         """The result as a value of this type, checked as strictly as arguments are.

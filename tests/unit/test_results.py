@@ -189,3 +189,13 @@ def test_a_job_says_the_same_of_itself() -> None:
     assert not job.end.is_completed
     with pytest.raises(ResultError, match="job 7 has no result: it is queued"):
         job.result_as(dict)
+
+
+@pytest.mark.parametrize("errors", [["said by hand"], [None], {"type": "by hand"}, "by hand", 3])
+def test_errors_that_plain_sql_has_written_are_no_entries(errors: Any) -> None:
+    """As `wait_for` has it: the job has ended, and of its error nothing is known."""
+    job = Job(id=7, task="shop.count", errors=errors)
+    vars(job)["status"] = JobStatus.FAILED
+    assert job.end.error is None
+    with pytest.raises(ResultError, match=r"^job 7 has no result: it is failed$"):
+        job.result_as(int)
