@@ -37,14 +37,14 @@ from sqlalchemy import (
     type_coerce,
     update,
 )
-from sqlalchemy.dialects.postgresql import JSONB, OID
+from sqlalchemy.dialects.postgresql import OID
 from sqlalchemy.exc import ArgumentError
 
 from ..durations import Duration, seconds_of
 from ..failures import entry
 from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
 from ..models import Job, StatusText, UniqueKey, schema_function, status_in, status_literal
-from .apply import append_error
+from .apply import append_error, as_entry
 from .ends import at_end, ended, is_held, told_one
 from .parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .unique import given_back, key_of, takes_key
@@ -122,14 +122,8 @@ def discard_jobs(
     if not isinstance(reason, str):
         raise TypeError(f"the reason must be a string, not {reason!r}")
     table = table_of(job)
-    note = func.jsonb_build_object(
-        literal_column("'type'"), literal_column("'Discard'"),
-        literal_column("'message'"), bindparam("reason", entry("Discard", reason).message, Text),
-        literal_column("'traceback'"), literal_column("''"),
-        type_=JSONB,
-    )  # fmt: skip
     end = ended(status_literal(TRANSITIONS[JobStatus.QUEUED, Event.DISCARD]), retain=Rules().retain_failed)
-    values = {**end, "errors": append_error(table, note)}
+    values = {**end, "errors": append_error(table, as_entry(entry("Discard", reason)))}
     return _act("discard_jobs", job, Event.DISCARD, where, values=values, locked=locked, ends=true(), keys=keys)
 
 

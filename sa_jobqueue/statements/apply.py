@@ -20,6 +20,7 @@ from sqlalchemy import (
     TableValuedAlias,
     Text,
     and_,
+    bindparam,
     case,
     cast,
     delete,
@@ -38,11 +39,12 @@ from sqlalchemy.types import TypeEngine
 from ..failures import MAX_ERRORS
 from ..lifecycle import FINISHED, Change, JobStatus
 from ..models import Job, StatusText, UniqueKey, status_in, status_literal
+from ..outcomes import ErrorEntry
 from .ends import answered, at_end, ended, fence, has_run_out, is_held, told_one
 from .parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .unique import ended_key, given_back, key_of
 
-__all__ = ["append_error", "apply_changes", "apply_parameters"]
+__all__ = ["append_error", "apply_changes", "apply_parameters", "as_entry"]
 
 
 def _error_json(change: Change) -> str | None:
@@ -208,3 +210,13 @@ def append_error(table: Any, entry: Any) -> Any:
         else_=errors,
     )
     return kept.op("||", return_type=JSONB())(func.jsonb_build_array(entry.op("||", return_type=JSONB())(stamp)))
+
+
+def as_entry(error: ErrorEntry) -> ColumnElement[Any]:
+    """An error as jsonb, for `append_error`; it has no traceback."""
+    return func.jsonb_build_object(
+        literal_column("'type'"), bindparam("error_type", error.type, Text),
+        literal_column("'message'"), bindparam("error_message", error.message, Text),
+        literal_column("'traceback'"), literal_column("''"),
+        type_=JSONB,
+    )  # fmt: skip

@@ -7,7 +7,6 @@ from sqlalchemy import (
     ColumnElement,
     Executable,
     Table,
-    Text,
     bindparam,
     func,
     literal_column,
@@ -17,12 +16,11 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql import JSONB
 
 from ..lifecycle import DEADLINE_OVER, EXPIRED, TRANSITIONS, Event, JobStatus, Rules
 from ..models import Job, UniqueKey, status_literal
 from ..outcomes import ErrorEntry
-from .apply import append_error
+from .apply import append_error, as_entry
 from .ends import ended, told_one
 from .parts import members, table_of
 from .unique import given_back, key_of
@@ -84,18 +82,12 @@ def _over(table: Table, *which: ColumnElement[bool], limit: int) -> CTE:
 def _end(
     table: Table, over: CTE, event: Event, error: ErrorEntry, *, retain: float | None, keys: type[UniqueKey]
 ) -> Executable:
-    note = func.jsonb_build_object(
-        literal_column("'type'"), bindparam("error_type", error.type, Text),
-        literal_column("'message'"), bindparam("error_message", error.message, Text),
-        literal_column("'traceback'"), literal_column("''"),
-        type_=JSONB,
-    )  # fmt: skip
     return (
         update(table)
         .where(members(table.c.id, select(over.c.id)), _waits(table))
         .values(
             **ended(status_literal(TRANSITIONS[JobStatus.QUEUED, event]), retain=retain),
-            errors=append_error(table, note),
+            errors=append_error(table, as_entry(error)),
         )
         .returning(told_one(table))
         .add_cte(*given_back([over], keys))
