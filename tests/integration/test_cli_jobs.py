@@ -237,6 +237,14 @@ def test_list_in_80_columns_shows_how_an_error_begins(engine: Engine, url: str) 
     assert "shop.tasks.send_receipt" in in_terminal("list", url=url, columns=160)
 
 
+@pytest.mark.usefixtures("measured")
+def test_check_in_80_columns_wraps_a_sentence_below_itself(url: str) -> None:
+    """So the words before it stay a column of their own."""
+    lines = [line for line in in_terminal("check", url=url, columns=60).splitlines() if line.strip()]
+    assert any(re.match(r"ok +database +\S", line) for line in lines), lines
+    assert any(re.match(r" {8,}\S", line) for line in lines), lines
+
+
 def in_terminal(*arguments: str, url: str, columns: int) -> str:
     """What a command shows in a terminal of this width; it must fit into the terminal's buffer."""
     screen, terminal = pty.openpty()
@@ -251,8 +259,10 @@ def in_terminal(*arguments: str, url: str, columns: int) -> str:
 
 def test_an_empty_list_is_no_error(url: str) -> None:
     """Exit code 0, a note on stderr, and an empty list as JSON."""
-    result = invoke("list", url=url)
-    assert (result.exit_code, result.stdout, notes(result)) == (0, "", "no such jobs\n")
+    hints = {"list": "no such jobs", "stats": "no jobs", "workers": "no workers; start one with `sa-jobqueue work`"}
+    for command, hint in hints.items():
+        result = invoke(command, url=url)
+        assert (result.exit_code, result.stdout, notes(result)) == (0, "", f"{hint}\n")
     assert as_json("list", url=url) == []
     assert as_json("workers", url=url) == []
     assert as_json("stats", url=url)["queues"] == []

@@ -97,6 +97,19 @@ def test_list_fits_into_80_columns(engine: Engine, url: str) -> None:
     assert "the provider is" in shown
 
 
+def test_list_says_what_a_schedule_waits_for_and_which_has_no_tick_left(engine: Engine, url: str) -> None:
+    """A rule that cannot be read has no time at all."""
+    make(engine, "last", next_at=datetime(9999, 12, 31, tzinfo=UTC))
+    make(engine, "unreadable", expression="every now and then")
+    id = make(engine, "waiting", next_at=datetime(2096, 1, 1, tzinfo=UTC), waiting_since=datetime.now(UTC))
+    with engine.begin() as connection:
+        job = make_job(connection, "running", schedule_id=id)
+    last, unreadable, waiting = output("schedule", "list", url=url).splitlines()[1:]
+    assert last.split()[-1] == "never"
+    assert not re.search(r" (in|due|never)\b", unreadable)
+    assert f"waits for the end of job {job}" in waiting
+
+
 def test_without_schedules_list_says_how_to_make_one(url: str) -> None:
     """Exit code 0, and an empty list as JSON."""
     result = invoke("schedule", "list", url=url)
@@ -135,6 +148,11 @@ def test_a_name_that_is_not_there_is_said(url: str, command: tuple[str, ...]) ->
     result = invoke("schedule", command[0], "gone", *command[1:], url=url)
     assert result.exit_code == 1
     assert "there is no schedule 'gone'" in result.stderr
+
+
+def test_a_name_that_no_schedule_can_have_is_refused(url: str) -> None:
+    """With its length."""
+    assert "a schedule's name has 1 to 200 characters, not 201" in refused("schedule", "next", "n" * 201, url=url)
 
 
 # ---- making

@@ -237,12 +237,39 @@ def test_app_may_name_several_registries(url: str, folder: Path) -> None:
     assert "'shop_tasks' has no name 'nope'" in refused("enqueue", "a", "--app", "shop_tasks:nope", url=url)
 
 
+SEVERAL = """
+from sqlalchemy.orm import sessionmaker
+from sa_jobqueue import Registry, Worker
+
+mine, other = Registry(sessionmaker=sessionmaker()), Registry(sessionmaker=sessionmaker())
+worker = Worker("postgresql+psycopg://localhost/shop", {"default": 1}, registry=mine)
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ("mine, other", "--app names registries that differ in their sessionmaker; a worker has one"),
+        ("worker, other", "--app names a Worker and a Registry that is not the Worker's: Worker(registry=...)"),
+        ("worker, worker", "--app names several Workers; a process has one"),
+    ],
+)
+def test_registries_and_workers_that_do_not_go_together_are_refused(
+    url: str, folder: Path, names: str, reason: str
+) -> None:
+    """Which of them should count is not guessed."""
+    (folder / "shop_several.py").write_text(SEVERAL)
+    app = ", ".join(f"shop_several:{name}" for name in names.split(", "))
+    assert refused("enqueue", "a", "--app", app, url=url) == f"error: {reason}\n"
+
+
 @pytest.mark.parametrize(
     ("source", "name", "reason"),
     [
         (None, "shop_gone", "there is no module 'shop_gone'"),
         (None, "shop_gone.tasks", "there is no module 'shop_gone'"),
         (None, "shop/tasks.py", "expected a module, not its file: --app shop.tasks"),
+        (None, "shop-tasks", "not the name of a module; expected dots, as in shop.tasks"),
         ("import not_installed", "shop_broken", "ModuleNotFoundError: No module named 'not_installed'"),
         ("from os import nothing_like_it", "shop_broken", "ImportError: cannot import name 'nothing_like_it'"),
         ("\ndef (", "shop_broken", "({folder}/shop_broken.py, line 2; --debug shows the traceback)\n"),

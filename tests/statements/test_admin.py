@@ -15,7 +15,7 @@ from sa_jobqueue.failures import MAX_ERRORS, MAX_MESSAGE
 from sa_jobqueue.lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules
 from sa_jobqueue.models import Job
 from sa_jobqueue.outcomes import Completed, Snooze
-from sa_jobqueue.statements import cancel_jobs, discard_jobs, prune_jobs, release_jobs, retry_jobs
+from sa_jobqueue.statements import cancel_jobs, discard_jobs, pause_schedules, prune_jobs, release_jobs, retry_jobs
 from sa_jobqueue.statements.prune import prune_page
 from sa_jobqueue.store import Answer, ClaimRequest, default_store
 from tests.support.factory import (
@@ -104,6 +104,10 @@ def test_what_only_the_server_would_refuse_is_refused_before() -> None:
         prune_jobs(limit="x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="the reason must be a string, not None"):
         discard_jobs(true(), reason=None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="the reason must be a string, not 7"):
+        pause_schedules(true(), reason=7)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"say which schedules: pause_schedules\(Schedule.name == 'report'\), or "):
+        pause_schedules()
 
 
 @pytest.mark.parametrize("event", BUILDERS)
