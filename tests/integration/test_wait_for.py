@@ -244,10 +244,10 @@ def test_who_waits_too_long_gets_a_timeout_error(engine: Engine, async_engine: A
         done = make_job(connection, "completed")
 
     for wait in (
-        lambda: wait_for(engine, [one, done, two], timeout=timedelta(milliseconds=200)),
-        lambda: asyncio.run(_waited(async_engine, [one, done, two], 0.2)),
+        lambda: wait_for(engine, [one, done, two], timeout=timedelta(seconds=1)),
+        lambda: asyncio.run(_waited(async_engine, [one, done, two], 1.0)),
     ):
-        with pytest.raises(TimeoutError, match=f"2 jobs, {one} for one, have not ended within 0.2 s") as caught:
+        with pytest.raises(TimeoutError, match=f"2 jobs, {one} for one, have not ended within 1 s") as caught:
             wait()
         assert isinstance(caught.value, WaitTimeout)
         assert (caught.value.ids, [end.id for end in caught.value.ended]) == ((one, two), [done])

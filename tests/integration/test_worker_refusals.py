@@ -308,7 +308,7 @@ def test_many_jobs_that_cannot_be_deleted_do_not_keep_others_from_being_rescued(
 
     with engine.begin() as connection:
         over = timedelta(hours=-1)
-        needed = make_jobs(connection, 120, JobStatus.COMPLETED, task="needed", finished_at=over, purge_at=2 * over)
+        needed = make_jobs(connection, 60, JobStatus.COMPLETED, task="needed", finished_at=over, purge_at=2 * over)
         make_jobs(connection, 30, JobStatus.COMPLETED, task="kept", finished_at=over, purge_at=over)
         make_job(connection, JobStatus.RUNNING, task="runs", worker="gone", claims=1, attempt=1, lease_expires_at=over)
         connection.exec_driver_sql(
