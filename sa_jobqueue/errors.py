@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .results import JobEnd
 
 __all__ = [
     "AutocommitError",
@@ -121,8 +124,10 @@ class WaitTimeout(JobQueueError, TimeoutError):
     `ids`: the jobs that have not ended; `ended`: a `JobEnd` for each of the others that were awaited with them.
     """
 
-    def __init__(self, ids: Sequence[int], seconds: float | None, *, ended: Sequence[Any] = ()) -> None:
-        self.ids, self.seconds, self.ended = tuple(ids), seconds, tuple(ended)
+    def __init__(self, ids: Sequence[int], seconds: float | None, *, ended: Sequence[JobEnd] = ()) -> None:
+        self.ids: tuple[int, ...] = tuple(ids)
+        self.seconds = seconds
+        self.ended: tuple[JobEnd, ...] = tuple(ended)
         jobs = f"job {ids[0]} has" if len(ids) == 1 else f"{len(ids)} jobs, {ids[0]} for one, have"
         super().__init__(f"{jobs} not ended within {seconds:g} s")
 

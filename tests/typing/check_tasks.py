@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sa_jobqueue.context import AsyncJobContext, JobContext
 from sa_jobqueue.enqueue import enqueue, enqueue_many
+from sa_jobqueue.errors import WaitTimeout
 from sa_jobqueue.models import Job
 from sa_jobqueue.options import Call
 from sa_jobqueue.outcomes import Retry, Snooze
@@ -102,6 +103,8 @@ async def waits_are_typed(engine: Engine, async_engine: AsyncEngine) -> None:
     assert_type(wait_for(engine, [1, 2], timeout=timedelta(seconds=10)), list[JobEnd])
     assert_type(await wait_for(async_engine, 1, timeout=None), JobEnd)
     assert_type(await wait_for(async_engine, {1, 2}, timeout=10), list[JobEnd])
+
+    assert_type(WaitTimeout([1], 1.0).ended, tuple[JobEnd, ...])
 
     wait_for(engine, 1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 
