@@ -23,7 +23,8 @@ from pydantic_core import SchemaError, SchemaSerializer, to_json
 from pydantic_core.core_schema import CoreConfig
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
-from .errors import ResultError
+from .errors import PayloadError, ResultError
+from .failures import name_of
 from .lifecycle import JobStatus
 
 __all__ = ["NOT_CHECKABLE", "TO_JSON", "JobEnd", "Typed", "reason_of", "result_as", "strict_adapter", "typed"]
@@ -120,7 +121,7 @@ def _state(of: JobEnd) -> str:
 def _why_none(of: JobEnd) -> str:
     if of.result is not None:
         return ""
-    if of.error is not None and of.error.get("type") == "PayloadError":
+    if of.error is not None and of.error.get("type") == name_of(PayloadError):
         return f"; it was not stored: {of.error.get('message')}"
     return "; a result is stored only if the task says record=True"
 

@@ -28,6 +28,9 @@ MAX_PAYLOAD = 1_048_576
 MAX_DIGITS = 4_300
 _TOO_LONG = 10**MAX_DIGITS
 
+#: How pydantic begins to say that bytes are no text.
+_NOT_TEXT = "invalid utf-8 sequence"
+
 #: Levels of nesting that are searched for what cannot be stored. The JSON reader itself stops at 200.
 MAX_DEPTH = 100
 #: Characters shown of the path to what is nested too deep.
@@ -180,6 +183,11 @@ def refusal(
     said = str(error).removeprefix("Error serializing to JSON: ")
     if isinstance(error, PydanticSerializationError):
         said = said[:1].lower() + said[1:]
+        if said.startswith(_NOT_TEXT):
+            said += (
+                ": the bytes of a dataclass or a model must be UTF-8, unless its pydantic configuration says "
+                'ser_json_bytes="base64" and val_json_bytes="base64"'
+            )
     else:
         said = f"{type(error).__name__}: {said}"
     path = _culprit(value, write or _as_json)
@@ -190,16 +198,27 @@ def refusal(
 def _culprit(value: object, write: Callable[[Mapping[Any, Any]], object]) -> str:
     """The path to the part of `value` that cannot be made into JSON; "" if it is no single part."""
     if _is_mapping(value):
-        return next((f"{name}{_way(one)}" for name, one in value.items() if _fails(write, {name: one})), "")
+        for name, one in value.items():
+            if _fails(write, {name: one}):
+                return f"{name}{_way(one)}"
     return _way(value).removeprefix(".")
 
 
 def _way(value: object) -> str:
-    return next((f"{step}{_way(one)}" for step, one in _parts(value) if _fails(_as_json, one)), "")
+    for write in (_as_json, _as_text):
+        for step, one in _parts(value):
+            if _fails(write, one):
+                return f"{step}{_way(one)}"
+    return ""
 
 
 def _as_json(value: object) -> bytes:
     return to_json(value, inf_nan_mode="constants", bytes_mode="base64")
+
+
+def _as_text(value: object) -> bytes:
+    # As the bytes of a dataclass or a model are written that does not say otherwise.
+    return to_json(value, inf_nan_mode="constants", bytes_mode="utf8")
 
 
 def _fails(write: Callable[[Any], object], value: object) -> bool:

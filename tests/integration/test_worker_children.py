@@ -17,6 +17,7 @@ from sqlalchemy import Engine, select, text, update
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobStatus, enqueue
+from sa_jobqueue.errors import ResultError
 from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.statements import cancel_jobs, job_logs
 from sa_jobqueue.worker.children import child as child_module
@@ -143,6 +144,25 @@ def test_an_outcome_of_the_handlers_is_the_jobs(
     with engine.connect() as connection:
         wrote = list(connection.scalars(text("SELECT job_id FROM effect")))
     assert wrote == [ids[ways.index((False, True))]]
+
+
+@pytest.mark.parametrize("scan", [heavy.scan, heavy.scan_on_loop, heavy.scan_in_child], ids=lambda one: one.name)
+def test_a_result_that_cannot_be_recorded_ends_the_job_all_the_same(
+    engine: Engine, url: str, effects: Effects, caplog: pytest.LogCaptureFixture, scan: Any
+) -> None:
+    """At once, in a child as in a thread and on the loop: what it wrote is kept, and the error names the task and the field."""
+    id = add_one(engine, enqueue(scan))
+    drain(url, REGISTRY)
+    job = job_of(engine, id)
+    (error,) = job.errors
+    assert (job.status, job.result, job.claims) == (JobStatus.COMPLETED, None, 1)
+    assert error["type"] == "sa_jobqueue.errors.PayloadError"
+    with pytest.raises(ResultError, match=r"it was not stored: task '.*': its result: raw: cannot be stored as JSON"):
+        scan.result(job)
+    assert error["message"].startswith(f"task '{scan.name}': its result: raw: cannot be stored as JSON: invalid utf-8")
+    assert caplog.text.count(error["message"]) == 1
+    with engine.connect() as connection:
+        assert list(connection.scalars(text("SELECT note FROM effect"))) == ["scanned"] * (not scan.is_async)
 
 
 def test_an_exception_that_cannot_be_pickled_is_recorded(

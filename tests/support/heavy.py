@@ -14,12 +14,13 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import text
 
-from sa_jobqueue import Cancel, Discard, JobContext, Registry, Retry, RetryPolicy, Snooze, task
+from sa_jobqueue import AsyncJobContext, Cancel, Discard, JobContext, Registry, Retry, RetryPolicy, Snooze, task
 
 registry = Registry()
 SOON = RetryPolicy(base=0.05, jitter=0)
@@ -50,6 +51,29 @@ def write(ctx: JobContext, note: str) -> None:
 def add(a: int, b: int) -> dict[str, int]:
     """Returns a value, and the process that made it."""
     return {"sum": a + b, "pid": os.getpid()}
+
+
+@dataclass
+class Scan:
+    raw: bytes
+
+
+@task(registry=registry, executor="process", retry=SOON, record=True)
+def scan_in_child(ctx: JobContext) -> Scan:
+    """Returns what cannot be recorded."""
+    write(ctx, "scanned")
+    return Scan(b"\xff")
+
+
+@task(registry=registry, retry=SOON, record=True)
+def scan(ctx: JobContext) -> Scan:
+    write(ctx, "scanned")
+    return Scan(b"\xff")
+
+
+@task(registry=registry, retry=SOON, record=True)
+async def scan_on_loop(ctx: AsyncJobContext) -> Scan:
+    return Scan(b"\xff")
 
 
 @task(registry=registry, executor="process", retry=SOON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from sa_jobqueue import Job, JobEnd, JobStatus, Registry, Retry, Snooze, task
 from sa_jobqueue.errors import PayloadError, ResultError, TaskError
+from sa_jobqueue.failures import describe
 from sa_jobqueue.payload import Results, load
 
 if TYPE_CHECKING:
@@ -102,6 +104,52 @@ def test_without_an_annotation_that_says_something_anything_goes(annotation: Any
     assert Results(returning(annotation), task="x").encode(Line("pen", Decimal(1))) == '{"item":"pen","price":"1"}'
 
 
+@dataclass
+class Scan:
+    name: str
+    pages: list[bytes]
+
+
+class Photo(BaseModel):
+    raw: bytes
+
+
+class Kept(BaseModel):
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+    raw: bytes
+
+
+@dataclass
+class KeptScan:
+    __pydantic_config__ = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+    raw: bytes
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "path"),
+    [
+        (Scan, Scan("a", [b"text", b"\xff"]), "pages[1]"),
+        (dict[str, Scan], {"first": Scan("a", []), "second": Scan("b", [b"\xff"])}, "second.pages[0]"),
+        (Photo, Photo(raw=b"\xff"), "raw"),
+        (Any, Photo(raw=b"\xff"), "raw"),
+    ],
+)
+def test_bytes_that_are_no_text_are_named_with_their_field(annotation: Any, value: object, path: str) -> None:
+    """And what to do: a dataclass or a model decides itself how its bytes are written."""
+    with pytest.raises(PayloadError) as caught:
+        Results(returning(annotation), task="x").encode(value)
+    said = f"task 'x': its result: {path}: cannot be stored as JSON: invalid utf-8 sequence of 1 bytes from index 0: "
+    assert str(caught.value).startswith(said)
+    assert 'ser_json_bytes="base64"' in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [Kept(raw=b"\x00\xff"), KeptScan(b"\x00\xff")])
+def test_bytes_that_are_no_text_come_back_where_the_configuration_says_so(value: Any) -> None:
+    """As the error says."""
+    stored = Results(returning(type(value)), task="x").encode(value)
+    assert JobEnd(7, "x", JobStatus.COMPLETED, json.loads(stored), None).result_as(type(value)) == value
+
+
 def test_a_result_that_is_part_of_itself_is_said_so_in_a_line() -> None:
     """And not by a path of a hundred steps."""
     value: list[object] = []
@@ -164,7 +212,7 @@ def test_a_task_reads_the_results_of_its_jobs() -> None:
         (end("x"), "job 7: its result is no int: Input should be a valid integer"),
         (end(None), "record=True"),
         (
-            end(None, error={"type": "PayloadError", "message": "its result: 9 bytes"}),
+            end(None, error={"type": describe(PayloadError()).type, "message": "its result: 9 bytes"}),
             "it was not stored: its result: 9 bytes",
         ),
         (end(None, status=JobStatus.QUEUED), "job 7 has no result: it is queued$"),
