@@ -218,8 +218,8 @@ class Change(NamedTuple):
         return self._replace(retain=seconds)
 
 
-#: What the errors say of a job that was not started in time, and of one whose deadline was over.
-EXPIRED = ErrorEntry("Expired", "it was not started before its expiry")
+#: What the errors say of a job that was not started in time, or only to be snoozed, and of one whose deadline was over.
+EXPIRED = ErrorEntry("Expired", "no attempt was made before its expiry")
 DEADLINE_OVER = ErrorEntry("DeadlineOver", "its deadline was over before it could be started")
 _COMPLETED = TRANSITIONS[_S.RUNNING, Event.COMPLETE]
 _UNWRITABLE = "OutcomeNotWritten"

@@ -112,8 +112,8 @@ class Enqueueable:
         `meta`: plain JSON that is stored with the job; it replaces an earlier `meta`. `tags`: kept as `meta["tags"]`.
         `unique`: see `Unique`; False: as many jobs as there are calls.
         `expires_in`: seconds or a timedelta from the enqueueing, or `expires_at`, a datetime with a time zone: if no attempt has
-        been made by then, the job is cancelled. `deadline`: the same, as a duration or a datetime, for all attempts together: none
-        begins after it, and one that runs is stopped at it. False: no such limit.
+        been made by then, the job is cancelled; a snooze gives its attempt back. `deadline`: the same, as a duration or a datetime,
+        for all attempts together: none begins after it, and one that runs is stopped at it. False: no such limit.
 
         Raises OptionError for any other value.
         """

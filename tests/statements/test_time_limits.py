@@ -190,6 +190,8 @@ def test_only_what_was_not_started_expires(connection: Connection, outcome: Outc
     connection.execute(update(TABLE).values(expires_at=func.now() + AGO))
     with connection.begin_nested() as savepoint:
         assert end(connection, "expires_at") == [made] * waits
+        if waits:
+            assert row(connection, made).errors[-1]["message"] == "no attempt was made before its expiry"
         savepoint.rollback()
     assert extra(claim(connection)[0]).keys() == ({"expires"} if waits else set())
 
