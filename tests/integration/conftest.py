@@ -1,4 +1,4 @@
-"""Fixtures for the tests of `wait_for`."""
+"""Fixtures that several files of tests share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from sa_jobqueue import Registry
 from sa_jobqueue.waiting import subscription
 from tests.support import pooler
+
+
+@pytest.fixture
+def registry() -> Registry:
+    """Without tasks: each test declares its own."""
+    return Registry()
+
+
+# ---- for the tests of `wait_for`
 
 
 @pytest.fixture

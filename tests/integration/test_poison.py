@@ -16,11 +16,6 @@ from tests.support.working import add_one, drain, job_of, working
 BATCH = 1_000
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 def fill(engine: Engine) -> int:
     """1,000 jobs; the id of the one in the middle."""
     with engine.begin() as connection:

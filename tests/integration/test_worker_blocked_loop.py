@@ -24,11 +24,6 @@ NEVER = RetryPolicy(no_retry=(BaseException,))
 WATCH = "sa-jobqueue watchdog"
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What takes seconds elsewhere takes tenths of them here."""

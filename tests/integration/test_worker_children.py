@@ -14,17 +14,16 @@ from typing import Any
 import psutil
 import pytest
 from sqlalchemy import Engine, select, text, update
-from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobStatus, enqueue
 from sa_jobqueue.errors import ResultError
 from sa_jobqueue.lifecycle import FINISHED
-from sa_jobqueue.statements import cancel_jobs, job_logs
+from sa_jobqueue.statements import job_logs
 from sa_jobqueue.worker.children import child as child_module
 from sa_jobqueue.worker.children.pool import Children
 from tests.support import heavy
 from tests.support.waiting import wait_until
-from tests.support.working import add, add_one, drain, job_of, services_of, working
+from tests.support.working import add, add_one, cancel, drain, job_of, services_of, working
 
 REGISTRY = heavy.registry
 
@@ -364,9 +363,7 @@ def test_a_cancelled_handler_is_asked_first(engine: Engine, url: str, effects: E
     with working(url, REGISTRY, queues={"default": 1}, child_grace=600) as worker:
         id = add_one(engine, enqueue(heavy.polite, "a"))
         (pid,) = effects.wait_said("started-a")
-        with Session(engine) as session:
-            session.execute(cancel_jobs(Job.id == id))
-            session.commit()
+        cancel(engine, id)
         job = wait_for(engine, id)
         wait_for(engine, add_one(engine, enqueue(heavy.effect, "next")))
         assert worker.counts["cancel"] == 1
@@ -380,9 +377,7 @@ def test_a_cancelled_handler_that_does_not_listen_is_killed(engine: Engine, url:
     with working(url, REGISTRY, queues={"default": 1}, child_grace=0.1):
         id = add_one(engine, enqueue(heavy.held, "a"))
         (pid,) = effects.wait_said("started-a")
-        with Session(engine) as session:
-            session.execute(cancel_jobs(Job.id == id))
-            session.commit()
+        cancel(engine, id)
         job = wait_for(engine, id)
         assert is_gone(pid)
     assert (job.status, [error["type"] for error in job.errors]) == (JobStatus.CANCELLED, ["Cancelled"])
@@ -464,9 +459,7 @@ def test_a_child_that_is_replaced_ends_by_itself(engine: Engine, url: str, effec
         (child,) = services_of(worker).children._all
         *_, last = add(engine, *jobs)
         assert effects.wait_said("started-c") == [child.pid]
-        with Session(engine) as session:
-            session.execute(cancel_jobs(Job.id == last))
-            session.commit()
+        cancel(engine, last)
         wait_for(engine, last)
         wait_until(child.has_ended)
     assert (child.jobs, child._process.returncode) == (len(jobs), 0)
@@ -590,9 +583,7 @@ def test_a_job_that_is_cancelled_while_its_child_starts_is_not_run(
         monkeypatch.setattr(Children, "_start", start_slowly)
         id = add_one(engine, enqueue(heavy.held.options(queue="other"), "a"))
         say_started.wait()
-        with Session(engine) as session:
-            session.execute(cancel_jobs(Job.id == id))
-            session.commit()
+        cancel(engine, id)
         (run,) = services_of(worker).runs
         wait_until(lambda: run.stop)
         cancelled.set()

@@ -16,11 +16,6 @@ from tests.support.waiting import wait_until
 from tests.support.working import drain, job_of, services_of, worker_for, working
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 async def test_draining_ends_when_one_of_several_queues_was_busy_for_longer(
     engine: Engine, url: str, registry: Registry
 ) -> None:

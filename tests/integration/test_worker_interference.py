@@ -35,12 +35,6 @@ from tests.support.factory import make_job
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, job_of, services_of, statuses, worker_for, working
 
-
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 # ---- the event loop
 
 

@@ -22,11 +22,6 @@ from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, drain, job_of, services_of, working
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 def lines(engine: Engine, id: int, attempt: int | None = None) -> list[tuple[int, str, str]]:
     with engine.connect() as connection:
         found = connection.execute(job_logs(id, attempt=attempt)).all()

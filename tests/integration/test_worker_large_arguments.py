@@ -21,11 +21,6 @@ from tests.support.waiting import wait_until
 from tests.support.working import add, assert_nothing_leaked, drain, finished, job_of, working
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 def test_a_job_that_is_deleted_before_its_large_arguments_came_is_not_run(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

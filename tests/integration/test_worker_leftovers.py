@@ -21,11 +21,6 @@ from tests.support.working import add, add_one, job_of, worker_for, working
 NEVER = RetryPolicy(no_retry=(BaseException,))
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 # ---- a command that was left open
 
 #: What is left open is kept here: else it would end with its last reference.

@@ -48,11 +48,6 @@ class Tracker(logging.Handler):
 
 
 @pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
-@pytest.fixture
 def tracker() -> Iterator[Tracker]:
     handler, root = Tracker(), logging.getLogger()
     root.addHandler(handler)

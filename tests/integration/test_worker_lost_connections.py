@@ -30,11 +30,6 @@ from tests.support.working import add, assert_nothing_leaked, finished, job_of, 
 NEVER = RetryPolicy(no_retry=(BaseException,))
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 def sleeping(engine: Engine) -> bool:
     with engine.connect() as connection:
         return bool(connection.scalar(text("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'")))

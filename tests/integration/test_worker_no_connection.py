@@ -25,11 +25,6 @@ LIMIT = 6
 
 
 @pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
-@pytest.fixture
 def few(database_url: str, engine: Engine) -> Iterator[str]:
     """A URL of a role that may have few connections at a time."""
     if pooler.is_pooled(database_url):

@@ -40,11 +40,6 @@ OUTCOMES: dict[str, tuple[Any, JobStatus]] = {
 
 
 @pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
-@pytest.fixture
 def notes(engine: Engine) -> Engine:
     """The application's own table."""
     with engine.begin() as connection:

@@ -19,11 +19,6 @@ from tests.support.waiting import wait_until, wait_until_async
 from tests.support.working import add, add_one, drain, job_of, services_of, working
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 def said(engine: Engine, id: int) -> tuple[float | None, str | None]:
     with engine.connect() as connection:
         found = connection.execute(select(Job.progress, Job.progress_message).where(Job.id == id)).one()

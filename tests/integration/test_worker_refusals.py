@@ -22,11 +22,6 @@ from tests.support.waiting import PATIENCE, wait_until
 from tests.support.working import services_of, working
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 def count(engine: Engine, status: JobStatus, task: str) -> int:
     with engine.connect() as connection:
         found = select(func.count()).where(TABLE.c.status == status, TABLE.c.task == task)

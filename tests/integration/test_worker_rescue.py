@@ -23,11 +23,6 @@ from tests.support.waiting import wait_until
 from tests.support.working import add_one, job_of, services_of, working
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 def lost_job(engine: Engine, **columns: Any) -> int:
     """A job whose worker died, and whose lease has run out."""
     with engine.begin() as connection:

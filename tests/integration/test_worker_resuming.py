@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import threading
 
-import pytest
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobStatus, Registry, enqueue, enqueue_many, task
 from tests.support.waiting import wait_until
 from tests.support.working import working
-
-
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
 
 
 def test_a_job_that_was_committed_late_starts_while_the_worker_is_busy(

@@ -36,11 +36,6 @@ from tests.support.working import add, assert_nothing_leaked, finished, job_of, 
 NEVER = RetryPolicy(no_retry=(BaseException,))
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 # ---- handlers
 
 

@@ -38,12 +38,18 @@ from sa_jobqueue.worker.worker import Ending
 from tests.support import pooler
 from tests.support.databases import connect, driver_url, terminate_others
 from tests.support.waiting import wait_until, wait_until_async
-from tests.support.working import add, add_one, drain, finished, gate_is_open, job_of, services_of, worker_for, working
-
-
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
+from tests.support.working import (
+    add,
+    add_one,
+    cancel,
+    drain,
+    finished,
+    gate_is_open,
+    job_of,
+    services_of,
+    worker_for,
+    working,
+)
 
 
 def take_away(engine: Engine, id: int) -> None:
@@ -192,9 +198,7 @@ def test_a_running_job_is_cancelled(engine: Engine, url: str, registry: Registry
     (id,) = add(engine, enqueue(sync_handler if kind == "sync" else async_handler))
     with working(url, registry):
         wait_until(started.is_set)
-        with Session(engine) as session:
-            session.execute(cancel_jobs(Job.id == id))
-            session.commit()
+        cancel(engine, id)
         wait_until(lambda: finished(engine, id))
     job = job_of(engine, id)
     assert job.status == JobStatus.CANCELLED
@@ -224,9 +228,7 @@ def test_a_cancel_is_told_to_the_worker_or_asked_for(
         cancels = services_of(worker).cancels
         wait_until(lambda: not cancels._announced)  # as the worker began to listen
         cancels._looked = monotonic()
-        with Session(engine) as session:
-            session.execute(cancel_jobs(Job.id == id))
-            session.commit()
+        cancel(engine, id)
         wait_until(told.is_set)
         wait_until(lambda: finished(engine, id))
     assert job_of(engine, id).status == JobStatus.CANCELLED
@@ -257,9 +259,7 @@ def test_a_cancel_that_is_told_while_long_arguments_are_fetched_reaches_the_hand
         id = add_one(engine, enqueue(handler, "x" * 100_000))
         assert begun.wait(30)
         cancels._looked, cancels._told = monotonic(), 0.0
-        with Session(engine) as session:
-            session.execute(cancel_jobs(Job.id == id))
-            session.commit()
+        cancel(engine, id)
         wait_until(lambda: cancels._told)
         go_on.set()
         wait_until(lambda: finished(engine, id))
@@ -299,9 +299,7 @@ def test_a_handler_that_catches_every_exception_is_stopped_all_the_same(
     (id,) = add(engine, enqueue(sync_handler if kind == "sync" else async_handler))
     with working(url, registry):
         wait_until(started.is_set)
-        with Session(engine) as session:
-            session.execute(cancel_jobs(Job.id == id))
-            session.commit()
+        cancel(engine, id)
         wait_until(lambda: finished(engine, id))
     job = job_of(engine, id)
     assert (job.status, job.errors[-1]["type"]) == (JobStatus.CANCELLED, "Cancelled")
@@ -335,9 +333,7 @@ def test_a_job_that_is_cancelled_while_it_waits_for_its_slot_does_not_begin(
         wait_until(lambda: ran)
         (ahead,) = add(engine, enqueue(handler, False))
         wait_until(lambda: worker.state().queues["default"].waiting == 1)
-        with Session(engine) as session:
-            session.execute(cancel_jobs(Job.id == ahead))
-            session.commit()
+        cancel(engine, ahead)
         wait_until(lambda: any(run.job.id == ahead and run.stop for run in services.runs))
         gate.set()
         wait_until(lambda: finished(engine, first, ahead))

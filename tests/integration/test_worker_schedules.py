@@ -29,11 +29,6 @@ SCHEDULE = Schedule.__table__
 SAYS = schedules.__name__
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 def add(engine: Engine, *schedules: Schedule) -> None:
     with Session(engine) as session:
         session.add_all(schedules)

@@ -37,11 +37,6 @@ from tests.support.databases import connect, cut_line, driver_url
 from tests.support.working import add, add_one, drain, job_of, worker_for
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 class Base(DeclarativeBase):
     pass
 

@@ -21,11 +21,6 @@ from tests.support.waiting import wait_until
 from tests.support.working import add, finished, job_of, working
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 def declare(registry: Registry, **options: Any) -> Any:
     @task(registry=registry, name="a_task", **options)
     def a_task() -> None: ...

@@ -26,11 +26,6 @@ from tests.support.working import add, job_of, services_of, worker_for, working
 NEVER = RetryPolicy(no_retry=(BaseException,))
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What takes seconds elsewhere takes tenths of them here."""

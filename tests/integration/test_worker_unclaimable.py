@@ -19,11 +19,6 @@ from tests.support.working import drain, services_of, working
 
 
 @pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
-@pytest.fixture
 def ran(registry: Registry) -> list[int]:
     """The `n` of each run of the task "runs", as it comes."""
     ran: list[int] = []

@@ -30,11 +30,6 @@ from tests.support.working import add, add_one, drain, job_of, working
 HOUR = 3600.0
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
 def keys(engine: Engine) -> set[str]:
     with engine.connect() as connection:
         return set(connection.scalars(select(UniqueKey.key)))

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobStatus, Registry, Worker, WorkerSettings
 from sa_jobqueue.lifecycle import FINISHED
+from sa_jobqueue.statements import cancel_jobs
 from sa_jobqueue.worker.services import Services
 from tests.support import pooler
 from tests.support.databases import connect
@@ -79,6 +80,13 @@ def add_one(engine: Engine, job: Job) -> int:
     """The same of one job."""
     (id,) = add(engine, job)
     return id
+
+
+def cancel(engine: Engine, *ids: int) -> None:
+    """Ask for these jobs to be cancelled, in one transaction."""
+    with Session(engine) as session:
+        session.execute(cancel_jobs(Job.id.in_(ids)))
+        session.commit()
 
 
 def services_of(worker: Worker) -> Services:
