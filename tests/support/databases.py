@@ -74,9 +74,9 @@ class Databases:
 
     @staticmethod
     def _create(connection: psycopg.Connection, name: str, template: str) -> None:
-        connection.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
-        )
+        # On a server without fsync, to copy the files takes half the time of writing them to the log.
+        command = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
+        connection.execute(command.format(sql.Identifier(name), sql.Identifier(template)))
 
 
 def connect(url: str, kind: type[psycopg.Connection[Any]] = psycopg.Connection) -> psycopg.Connection[Any]:
@@ -119,7 +119,8 @@ def empty(connection: psycopg.Connection) -> None:
         )
     tables = connection.execute(
         "SELECT relname FROM pg_class "
-        "WHERE relnamespace = to_regnamespace(%s) AND relkind IN ('r', 'p') AND relname <> 'schema_version'",
+        "WHERE relnamespace = to_regnamespace(%s) AND relkind IN ('r', 'p') AND relname <> 'schema_version'"
+        " AND pg_relation_size(oid) > 0",  # most tests use one table or two
         [SCHEMA],
     ).fetchall()
     if tables:
