@@ -29,7 +29,15 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.hybrid import hybrid_property
-from sqlalchemy.orm import Mapped, Mapper, column_property, mapped_column, validates
+from sqlalchemy.orm import (
+    InstrumentedAttribute,
+    Mapped,
+    MappedSQLExpression,
+    Mapper,
+    column_property,
+    mapped_column,
+    validates,
+)
 from sqlalchemy.orm.attributes import set_committed_value
 
 from ..errors import StatusError
@@ -55,6 +63,14 @@ _LIMIT = DueTime(SCHEMA).evaluates_none()
 
 #: The first values of the attributes that only the queue's statements change.
 _AT_FIRST: Final[dict[str, object]] = {"status": JobStatus.QUEUED, "claims": 0, "claim_token": None}
+
+
+def _reported(
+    what: InstrumentedAttribute[Any], id: Mapped[int], claim_token: Mapped[int | None], *, name: str
+) -> MappedSQLExpression[Any]:
+    """What the handler has reported since the last claim. Deferred: it is in a table of its own, and few ask for it."""
+    found = select(what).where(Progress.job_id == id, Progress.claim_token == claim_token)
+    return column_property(found.correlate_except(Progress).scalar_subquery().label(name), deferred=True)
 
 
 class Job(Base):
@@ -112,26 +128,11 @@ class Job(Base):
     """The time of the schedule that it was made for: the last one, if it stands for several."""
     ticks: Mapped[int | None] = mapped_column(Integer().evaluates_none())
     """For how many times of the schedule it stands."""
-    # Deferred: they are in a table of their own, and few ask for them.
-    progress: Mapped[float | None] = column_property(
-        select(Progress.fraction)
-        .where(Progress.job_id == id, Progress.claim_token == claim_token)  # noqa: A003
-        .correlate_except(Progress)
-        .scalar_subquery()
-        .label("progress"),
-        deferred=True,
-    )
+    progress: Mapped[float | None] = _reported(Progress.fraction, id, claim_token, name="progress")  # noqa: A003
     """How far the handler said that it is, 0 to 1; None if it has not said anything since the last claim.
     `select(Job.id, Job.progress)` reads it in any session; of a loaded job it is read when it is asked for, or with `undefer(Job.progress)`.
     """
-    progress_message: Mapped[str | None] = column_property(
-        select(Progress.message)
-        .where(Progress.job_id == id, Progress.claim_token == claim_token)  # noqa: A003
-        .correlate_except(Progress)
-        .scalar_subquery()
-        .label("progress_message"),
-        deferred=True,
-    )
+    progress_message: Mapped[str | None] = _reported(Progress.message, id, claim_token, name="progress_message")  # noqa: A003
     """What the handler said with it, or None. It is read as `progress` is."""
 
     @validates("status", "claims", "claim_token")
