@@ -201,7 +201,7 @@ def _step(look: _Look, *, live: bool, random: Callable[[], float]) -> _Step:
         ticks = [(ticks[-1][0], sum(number for _, number in ticks))]
     clashes = live and bool(ticks)
     if clashes and row.overlap == "queue_one":
-        since = row.waiting_since or look.first
+        since = look.first if row.waiting_since is None else row.waiting_since
         return _Step((), _Move(row.id, look.first, due_at=row.now + _LOOK_AGAIN, waiting_since=since))
     if clashes and row.overlap == "skip":
         left_out, ticks = left_out + ticks[0][1], []
