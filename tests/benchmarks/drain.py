@@ -87,24 +87,21 @@ def drain(bench: Bench) -> Iterator[Figure]:
 
 def retain(bench: Bench) -> Iterator[Figure]:
     """Deleted on completion against kept, both ours."""
-    jobs = 2_000 if bench.small else 60_000
-    pairs = interleaved(
-        bench.repeat,
-        partial(rate_of_ours, bench, jobs, "nothing_deleted"),
-        partial(rate_of_ours, bench, jobs, "nothing"),
-    )
-    yield compared("drain with retain=0 : kept", pairs, "jobs/s", "kept", at_least=1.0)
+    yield _against_nothing(bench, "nothing_deleted", "drain with retain=0 : kept", "kept", at_least=1.0)
 
 
 def record(bench: Bench) -> Iterator[Figure]:
     """Results that are recorded against none, both ours."""
+    yield _against_nothing(bench, "result", "drain with record=True : without a result", "without", at_least=0.8)
+
+
+def _against_nothing(bench: Bench, task: str, measure: str, against: str, *, at_least: float) -> Figure:
+    """Jobs of this task against jobs that do nothing and are kept."""
     jobs = 2_000 if bench.small else 60_000
     pairs = interleaved(
-        bench.repeat,
-        partial(rate_of_ours, bench, jobs, "result"),
-        partial(rate_of_ours, bench, jobs, "nothing"),
+        bench.repeat, partial(rate_of_ours, bench, jobs, task), partial(rate_of_ours, bench, jobs, "nothing")
     )
-    yield compared("drain with record=True : without a result", pairs, "jobs/s", "without", at_least=0.8)
+    return compared(measure, pairs, "jobs/s", against, at_least=at_least)
 
 
 def unique_drain(bench: Bench) -> Iterator[Figure]:
