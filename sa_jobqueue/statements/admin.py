@@ -32,6 +32,7 @@ from sqlalchemy import (
     literal_column,
     not_,
     null,
+    or_,
     select,
     true,
     type_coerce,
@@ -46,6 +47,7 @@ from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
 from ..models import Job, StatusText, UniqueKey, schema_function, status_in, status_literal
 from .apply import append_error, as_entry
 from .ends import at_end, ended, is_held, told_one
+from .expiry import is_late
 from .parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .unique import given_back, key_of, takes_key
 
@@ -193,12 +195,14 @@ def _act(
     allowed = status_in(table.c.status, sources(event))
     also: list[ColumnElement[Any]] = [] if ends is None else [case((ends, key_of(table))).label("key")]
     if event is Event.REQUEUE:
-        also = [table.c.uniqueness, status_in(table.c.status, FINISHED).label("finished")]
+        # One that waits and whose time is over may have lost its key, too.
+        keyless = or_(status_in(table.c.status, FINISHED), is_late(table))
+        also = [table.c.uniqueness, keyless.label("keyless")]
     mine = lock_in_order(table, allowed, *where, skip_locked=locked == "skip", nowait=locked == "nowait", also=also)
     chosen: Any = select(mine.c.id)
     if event is Event.REQUEUE:
         may = (
-            select(mine.c.id, takes_key(table, mine.c.id, mine.c.uniqueness, mine.c.finished).label("may"))
+            select(mine.c.id, takes_key(table, mine.c.id, mine.c.uniqueness, mine.c.keyless).label("may"))
             .cte("may_be_queued")
             .prefix_with("MATERIALIZED")
         )

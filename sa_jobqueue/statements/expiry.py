@@ -7,6 +7,7 @@ from sqlalchemy import (
     ColumnElement,
     Executable,
     Table,
+    and_,
     bindparam,
     func,
     literal_column,
@@ -25,7 +26,7 @@ from .ends import ended, told_one
 from .parts import members, table_of
 from .unique import given_back, key_of
 
-__all__ = ["end_expired", "end_overdue", "forget_expiry"]
+__all__ = ["end_expired", "end_overdue", "forget_expiry", "is_late"]
 
 
 def end_expired(*, limit: int, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
@@ -59,6 +60,12 @@ def forget_expiry(*, limit: int, job: type[Job] = Job) -> Executable:
 
 def _waits(table: Table) -> ColumnElement[bool]:
     return table.c.status == status_literal(JobStatus.QUEUED)
+
+
+def is_late(table: Table) -> ColumnElement[bool]:
+    """Whether a job that waits will not be run, because its expiry or deadline is over. Never NULL."""
+    expired = and_(table.c.expires_at <= func.now(), not_(_was_started(table)))
+    return and_(_waits(table), func.coalesce(or_(expired, table.c.deadline_at <= func.now()), literal_column("false")))
 
 
 def _was_started(table: Table) -> ColumnElement[bool]:

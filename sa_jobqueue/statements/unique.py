@@ -208,11 +208,11 @@ def ended_key(table: FromClause, status: ColumnElement[Any]) -> ColumnElement[An
 
 
 def takes_key(
-    table: FromClause, id: ColumnElement[Any], uniqueness: ColumnElement[Any], finished: ColumnElement[bool]
+    table: FromClause, id: ColumnElement[Any], uniqueness: ColumnElement[Any], keyless: ColumnElement[bool]
 ) -> ColumnElement[bool]:
-    """Whether a job may be queued again. One that has finished takes its key once more, if it is not held by another."""
+    """Whether a job may be queued again. One that is `keyless` takes its key once more, if it is not held by another."""
     needs = and_(
-        finished, uniqueness.is_not(None), _text(uniqueness, "scope").is_distinct_from(literal_column("'window'"))
+        keyless, uniqueness.is_not(None), _text(uniqueness, "scope").is_distinct_from(literal_column("'window'"))
     )
     return case(
         (needs, schema_function("take_key", table.schema, id, uniqueness, of=Boolean())), else_=literal_column("true")

@@ -349,6 +349,9 @@ def one_job_has_a_key(given: Evidence) -> Iterator[str]:
 def _has_let_go(given: Evidence, holder: Row, made: Step) -> bool:
     """Whether the key of `holder` was free when another job was made."""
     steps, period = given.by_key[holder.key], holder.period or 0.0
+    was_started = any(step.now == JobStatus.RUNNING and step.n < made.n for step in steps)
+    if not was_started and not period and made.at >= min(holder.expires_at or math.inf, holder.deadline_at or math.inf):
+        return True  # it will not be run
     if holder.scope == "window":
         return made.at >= holder.created_at + period
     if holder.scope == "queued":

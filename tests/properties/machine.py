@@ -70,6 +70,12 @@ class Tracked(ModelJob):
     by_hand: bool = False
     """It is of a schedule, but was made beside its ticks."""
 
+    @property
+    def is_late(self) -> bool:
+        """It waits, and will not be run."""
+        expired = self.expired and self.attempt == 0 and self.rescues == 0
+        return self.status in (JobStatus.QUEUED, JobStatus.BLOCKED) and (expired or self.overdue)
+
     def comes(self, at: int) -> None:
         """It is due at this moment."""
         self.run_at, self.due = at, at != LATER
@@ -158,15 +164,15 @@ class QueueMachine(RuleBasedStateMachine):
         """It takes its key, or is a duplicate."""
         if unique is not None:
             job.key, job.until_start = unique.key, unique.scope == "queued"
-            self._leave_started_key(job.key)
+            self._leave_key(job.key)
             self._take_key(job)
             if not job.holds:
                 job.status, job.errors, job.purge_at = JobStatus.CANCELLED, 1, LATER
 
-    def _leave_started_key(self, key: str) -> None:
-        """A new job gets the key of one that was started, also where its worker did not free that key."""
+    def _leave_key(self, key: str) -> None:
+        """A new job gets the key of one that was started, also where its worker did not free that key; and of one that is late."""
         for one in self.jobs.values():
-            if one.key == key and one.until_start and one.status == JobStatus.RUNNING:
+            if one.key == key and ((one.until_start and one.status == JobStatus.RUNNING) or one.is_late):
                 one.holds = False
 
     def _take_key(self, job: Tracked) -> None:
@@ -364,7 +370,7 @@ class QueueMachine(RuleBasedStateMachine):
             self._operated(name, [id for id in sorted(ids) if self._operate(name, self.jobs[id])], found)
 
     def _operate(self, name: str, job: Tracked) -> bool:
-        if name == "retry" and job.status in FINISHED and job.key is not None:
+        if name == "retry" and (job.status in FINISHED or job.is_late) and job.key is not None and not job.holds:
             self._take_key(job)
             if not job.holds:
                 return False

@@ -536,6 +536,45 @@ def test_a_key_that_a_change_by_hand_has_left_is_free_for_the_next_job(engine: E
         assert keys(connection) == {"a": id}
 
 
+@pytest.mark.parametrize("limit", ["expires_at", "deadline_at"])
+@pytest.mark.parametrize("rule", [{}, {"on_clash": "replace"}, {"scope": "queued"}], ids=str)
+@pytest.mark.parametrize("level", SEEING)
+def test_a_job_that_waits_past_its_time_loses_its_key_to_the_next_one(
+    engine: Engine, level: str, rule: dict[str, Any], limit: str
+) -> None:
+    """Else that one were lost as a duplicate of a job that is not run: no worker may have been there to end it."""
+    over = {limit: text("now() - interval '1 second'")}
+    with engine.connect().execution_options(isolation_level=level) as connection:
+        late = connection.scalar(insert(TABLE).values(task="a", uniqueness=of("a"), **over).returning(TABLE.c.id))
+        connection.commit()
+        next_one = insert(TABLE).values(task="a", uniqueness=of("a", **rule)).returning(TABLE.c.id)
+        id = connection.scalar(next_one)
+        connection.commit()
+        assert (row(connection, id).status, keys(connection)) == (QUEUED, {"a": id})
+        assert connection.scalars(retry_jobs(Job.id == late)).all() == []
+        default_store.end_expired(connection, limit=10)
+        default_store.end_overdue(connection, limit=10)
+        assert (row(connection, late).finished_at is not None, keys(connection)) == (True, {"a": id})
+        connection.commit()
+
+
+@pytest.mark.parametrize("level", SEEING)
+@pytest.mark.parametrize("how", ["claimed just now", "an earlier attempt"])
+def test_a_job_that_was_started_keeps_its_key(engine: Engine, connection: Connection, level: str, how: str) -> None:
+    """Its expiry says nothing any more. That one being claimed is not started, its worker will say."""
+    over = text("now() - interval '1 second'")
+    attempt = 0 if how == "claimed just now" else 1
+    connection.execute(insert(TABLE).values(task="a", uniqueness=of("a"), expires_at=over, attempt=attempt))
+    connection.commit()
+    if attempt == 0:
+        assert len(claim(connection)) == 1
+    with engine.connect().execution_options(isolation_level=level) as producer:
+        by_rows(producer, ["a"])
+        producer.commit()
+    connection.commit()
+    assert [status for status, _ in states(connection)][1] == CANCELLED
+
+
 def test_a_key_left_behind_is_not_taken_from_a_job_that_is_brought_back(
     connection: Connection, other: Connection
 ) -> None:

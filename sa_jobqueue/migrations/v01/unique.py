@@ -65,6 +65,7 @@ UP = (
         level text := current_setting('transaction_isolation');
         held record;
         holder bigint;
+        late bigint;
         queued boolean;
     BEGIN
         -- Not in the trigger's condition, which each INSERT of a plain job reads.
@@ -126,13 +127,25 @@ UP = (
                     CASE WHEN key.expires_at IS NOT NULL THEN key.expires_at <= clock_timestamp()
                         -- Ended or deleted by hand, or started, and its key is not free yet.
                         ELSE key.keep IS NULL AND (job.id IS NULL OR job.status IN ('completed', 'failed', 'cancelled')
-                            OR (job.status = 'running' AND job.uniqueness ->> 'scope' = 'queued')) END AS is_over
+                            OR (job.status = 'running' AND job.uniqueness ->> 'scope' = 'queued')) END AS is_over,
+                    -- It still waits, and its time is over: it will not be run.
+                    key.expires_at IS NULL AND key.keep IS NULL AND job.status IN ('queued', 'blocked')
+                        AND (job.deadline_at <= clock_timestamp()
+                            OR (job.expires_at <= clock_timestamp() AND job.attempt = 0 AND job.rescues = 0)) AS is_late
                 INTO held
                 FROM {schema}.unique_key AS key LEFT JOIN {schema}.job AS job ON job.id = key.job_id
                 WHERE key.key = wanted;
                 CONTINUE WHEN NOT FOUND;  -- it was given back just now
                 holder := held.job_id;
-                IF held.is_over THEN
+                IF held.is_late AND late IS DISTINCT FROM holder THEN
+                    -- Looked at once more when it is locked: it may have been started just now.
+                    queued := {schema}.hold_queued(holder, true);
+                    IF queued THEN
+                        late := holder;
+                    END IF;
+                    CONTINUE WHEN queued IS NOT NULL;
+                END IF;
+                IF held.is_over OR (held.is_late AND late = holder) THEN
                     UPDATE {schema}.unique_key AS key SET job_id = NEW.id, keep = kept, expires_at = until
                     WHERE key.key = wanted AND key.xmin = held.version;
                     IF FOUND THEN

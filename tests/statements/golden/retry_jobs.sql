@@ -1,7 +1,9 @@
 WITH locked AS MATERIALIZED (
     SELECT sa_jobqueue.job.id AS id,
         sa_jobqueue.job.uniqueness AS uniqueness,
-        sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled') AS finished
+        sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')
+    OR sa_jobqueue.job.status = 'queued'
+    AND coalesce(sa_jobqueue.job.expires_at <= now() AND NOT (sa_jobqueue.job.attempt > 0 OR sa_jobqueue.job.rescues > 0) OR sa_jobqueue.job.deadline_at <= now(), false) AS keyless
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.status IN ('queued', 'completed', 'failed', 'cancelled')
     AND sa_jobqueue.job.id = %(id_1)s::BIGINT
@@ -10,7 +12,7 @@ WITH locked AS MATERIALIZED (
 ),
     may_be_queued AS MATERIALIZED (
     SELECT locked.id AS id,
-        CASE WHEN (locked.finished AND locked.uniqueness IS NOT NULL AND (locked.uniqueness ->> 'scope') IS DISTINCT FROM 'window') THEN sa_jobqueue.take_key(locked.id, locked.uniqueness) ELSE true END AS may
+        CASE WHEN (locked.keyless AND locked.uniqueness IS NOT NULL AND (locked.uniqueness ->> 'scope') IS DISTINCT FROM 'window') THEN sa_jobqueue.take_key(locked.id, locked.uniqueness) ELSE true END AS may
     FROM locked
 )
 UPDATE sa_jobqueue.job
