@@ -6,6 +6,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
@@ -22,6 +23,7 @@ from ..options import (
     checked_name,
     checked_unique,
 )
+from ..payload import shown
 from ..retry import RetryPolicy
 from ..unique import Unique
 from .functions import default_name, function_of
@@ -146,8 +148,8 @@ def task(
         priority=checked_int(priority, "priority", 0, MAX_PRIORITY, TaskError),
         max_attempts=checked_int(max_attempts, "max_attempts", 1, MAX_ATTEMPTS, TaskError),
         unique=None if unique is None else checked_unique(unique, TaskError),
-        expires=None if expires_in is None else checked_limit(expires_in, "expires_in", TaskError),
-        deadline=None if deadline is None else checked_limit(deadline, "deadline", TaskError),
+        expires=_limit_of_all(expires_in, "expires_in"),
+        deadline=_limit_of_all(deadline, "deadline"),
     )
     _check_executor(executor, memory_limit)
     lines = _LINES if keep_logs is True else keep_logs
@@ -195,7 +197,22 @@ def _check_executor(executor: object, memory_limit: int | None) -> None:
     if memory_limit is not None:
         if executor is None:
             raise TaskError('memory_limit is the limit of a child process: give executor="process" with it')
-        checked_int(memory_limit, "memory_limit", _LEAST_MEMORY, sys.maxsize, TaskError)
+        if type(memory_limit) is not int or not _LEAST_MEMORY <= memory_limit <= sys.maxsize:
+            raise TaskError(
+                f"memory_limit must be a number of bytes, at least {_LEAST_MEMORY:,} (16 MiB), not {shown(memory_limit)}: "
+                "2 GiB are 2 * 2**30"
+            )
+
+
+def _limit_of_all(value: Duration | None, what: str) -> timedelta | None:
+    """A limit that all jobs of a task have: no datetime, which would be the same for each."""
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        raise TaskError(
+            f"{what} of a task must be seconds or a timedelta, not {shown(value)}; one job can have a time, by task.options()"
+        )
+    return cast(timedelta | None, checked_limit(value, what, TaskError))
 
 
 def _check_handler(handler: object, name: str | None, executor: str | None) -> None:

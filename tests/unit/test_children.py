@@ -251,8 +251,12 @@ def test_what_a_child_says_at_the_end_of_its_job_is_heard_to_the_last_word(caplo
     [
         ({"executor": "thread"}, "executor must be \"process\", or None for a thread or the event loop, not 'thread'"),
         ({"memory_limit": 2**30}, 'give executor="process" with it'),
-        ({"executor": "process", "memory_limit": 512}, "memory_limit must be an integer from 16777216"),
-        ({"executor": "process", "memory_limit": True}, "memory_limit must be an integer"),
+        (
+            {"executor": "process", "memory_limit": 512},
+            "memory_limit must be a number of bytes, at least 16,777,216 (16 MiB), not 512: 2 GiB are 2 * 2**30",
+        ),
+        ({"executor": "process", "memory_limit": "2G"}, "memory_limit must be a number of bytes, at least 16,777,216"),
+        ({"executor": "process", "memory_limit": True}, "memory_limit must be a number of bytes"),
     ],
 )
 def test_a_declaration_that_cannot_work_is_refused(options: dict[str, Any], said: str) -> None:

@@ -356,6 +356,16 @@ def test_a_context_in_the_wrong_place_is_refused() -> None:
 # ---- options
 
 
+@pytest.mark.parametrize("limit", ["expires_in", "deadline"])
+def test_a_task_has_no_limit_that_is_a_time(limit: str) -> None:
+    """It would be the same for each of its jobs, and over for all of them one day."""
+    limits: dict[str, Any] = {limit: datetime(2030, 1, 1, tzinfo=UTC)}
+    with pytest.raises(
+        TaskError, match=rf"{limit} of a task must be seconds or a timedelta, not .*2030.*by task.options\(\)"
+    ):
+        task(registry=Registry(), **limits)(lambda: None)
+
+
 def test_a_name_may_be_a_member_of_an_enum_of_texts() -> None:
     """Its value is the name, on every Python: `str()` of it would be "Name.MAIL"."""
 
