@@ -33,6 +33,9 @@ Replaceable: TypeAlias = Literal["args", "run_at", "priority"]
 
 _KEEPS = ("finished", "window")
 
+#: What "replace" replaces unless the caller says.
+_REPLACED: tuple[Replaceable, ...] = ("args", "run_at", "priority")
+
 #: Up to here a float and an integer are the same number in every language.
 _EXACT = 2.0**53
 
@@ -59,7 +62,7 @@ class Unique:
     scope: Scope = "started"
     period: Duration | None = None
     on_clash: Clash = "skip"
-    replace: tuple[Replaceable, ...] = ("args", "run_at", "priority")
+    replace: tuple[Replaceable, ...] = _REPLACED
 
     def __post_init__(self) -> None:
         if self.key is not None:
@@ -74,6 +77,8 @@ class Unique:
         ):  # fmt: skip
             if value not in allowed:
                 raise OptionError(f"unique: {name} must be one of {', '.join(allowed)}, not {shown(value)}")
+        if self.on_clash != "replace" and self.replace != _REPLACED:
+            raise OptionError(f'unique: replace is for on_clash="replace" only, not for {self.on_clash!r}')
         if (self.period is not None) != (self.scope in _KEEPS):
             needs = "needs a period" if self.scope in _KEEPS else "takes no period"
             raise OptionError(f"unique: the scope {self.scope!r} {needs}, in seconds or as a timedelta")

@@ -94,6 +94,7 @@ def test_a_task_says_it_for_all_of_its_jobs_and_an_option_for_one() -> None:
         (lambda: Unique(by="order_id"), "by must be a list of names, not 'order_id'"),  # type: ignore[arg-type]
         (lambda: Unique(by=(7,)), "by must be names of arguments, not 7"),  # type: ignore[arg-type]
         (lambda: Unique(scope="ever"), "scope must be one of queued, started, finished, window, not 'ever'"),  # type: ignore[arg-type]
+        (lambda: Unique(replace=("args",)), "replace is for on_clash=\"replace\" only, not for 'skip'"),
         (lambda: Unique(on_clash="drop"), "on_clash must be one of skip, replace, raise, not 'drop'"),  # type: ignore[arg-type]
         (lambda: Unique(scope="window"), "the scope 'window' needs a period"),
         (lambda: Unique(period=3), "the scope 'started' takes no period"),
