@@ -162,9 +162,8 @@ class Schedule(Base):
         elif callable(getattr(given, "call", None)):
             call = given.call(*args)
         else:
-            raise OptionError(
-                f"a schedule takes a task or a call, task.call(...), not {job!r}: decorate the function with @task"
-            )
+            mend = f"by name it is TaskName({job!r})" if isinstance(job, str) else "decorate the function with @task"
+            raise OptionError(f"a schedule takes a task or a call, task.call(...), not {job!r}: {mend}")
         if getattr(call, "run_at", None):  # a delay of 0 is none
             raise OptionError(
                 "a schedule says when its jobs are due: give the task no run_at and no delay, but perhaps jitter="

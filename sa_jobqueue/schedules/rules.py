@@ -195,7 +195,9 @@ def _parsed_interval(text: str, words: list[str]) -> Every:
     except ValueError:
         seconds = math.nan
     if math.isnan(seconds):
-        raise OptionError(f'an interval is written as "every 300 s", not {text!r}')
+        raise OptionError(
+            f'an interval is given as every(300) or every(timedelta(minutes=5)), and stored as "every 300 s", not {text!r}'
+        )
     return every(seconds)
 
 

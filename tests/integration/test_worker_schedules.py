@@ -363,9 +363,9 @@ def test_a_declaration_that_is_refused_holds_up_no_tick(
         with engine.begin() as connection:
             connection.execute(text("DROP TRIGGER refuse ON sa_jobqueue.schedule"))
     assert [job.args for job in jobs(engine)] == [{"n": 1}]
-    assert next(line for line in caplog.messages if "not for you" in line).startswith(
-        "the schedules that this worker's code declares cannot be written down: not for you"
-    )
+    refusal = next(line for line in caplog.messages if "not for you" in line)
+    assert refusal.startswith("the schedules that this worker's code declares cannot be written down: not for you")
+    assert "`sa-jobqueue grants --role ROLE --can schedule`" in refusal
 
 
 def test_locked_jobs_of_many_schedules_do_not_use_up_the_turn_of_other_chores(

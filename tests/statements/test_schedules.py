@@ -157,6 +157,8 @@ def test_a_bad_rule_a_bad_job_and_bad_arguments_are_refused_where_they_are_writt
             make("0 7 * * *", report, "three")
         with pytest.raises(OptionError, match="takes a task or a call"):
             make("0 7 * * *", print)  # type: ignore[arg-type]
+        with pytest.raises(OptionError, match=r"not 'shop.report': by name it is TaskName\('shop.report'\)"):
+            make("0 7 * * *", "shop.report")  # type: ignore[arg-type]
         with pytest.raises(OptionError, match="has its arguments already"):
             make("0 7 * * *", report.call(3), 4)
         with pytest.raises(OptionError, match="says when its jobs are due"):

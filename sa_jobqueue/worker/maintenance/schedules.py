@@ -142,7 +142,11 @@ class EnqueueTicks(Chore):
                 raise
             if fault is not Fault.LATE:
                 self._declare_at = monotonic() + _DECLARE_EVERY
-                logger.error("the schedules that this worker's code declares cannot be written down: %s", error.orig)
+                logger.error(
+                    "the schedules that this worker's code declares cannot be written down: %s%s",
+                    error.orig,
+                    _mend(error),
+                )
             return  # the ticks of those that are there are not to wait for it
         for name in result.made:
             logger.info("schedule %r is new", name)
@@ -175,3 +179,10 @@ class EnqueueTicks(Chore):
             paused = self._connector.store.pause_undeclared(connection, after=_GONE)
         for name in paused:
             logger.warning("schedule %r is paused: no code declares it any more", name)
+
+
+def _mend(error: DBAPIError) -> str:
+    """What to do where the worker's role may not write schedules."""
+    if getattr(error.orig, "sqlstate", None) != "42501":
+        return ""
+    return "; `sa-jobqueue grants --role ROLE --can schedule` prints the right that this worker's role lacks"
