@@ -39,7 +39,7 @@ def grants(
         bool, typer.Option("--apply", help="Execute them, all or none, as the role in the database URL.")
     ] = False,
 ) -> None:
-    """Print the GRANTs that a role needs to enqueue, to work, to read or to administer.
+    """Print the GRANTs that a role needs: to enqueue, work, wait for jobs, make schedules, read or administer.
 
     The owner of the tables executes them, and again after each upgrade. Repeated, they change nothing.
 

@@ -112,7 +112,7 @@ def add(
     except IntegrityError as error:
         if getattr(error.orig, "sqlstate", None) != "23505":
             raise
-        fail(f"there is a schedule {made!r} already: remove it first, or give this one a --name")
+        fail(f"there is a schedule {made!r} already: remove it first, or give this one another name by --name")
     if json:
         print_json({"name": made, "next_at": first})
         return
@@ -132,7 +132,7 @@ def pause(
 
     Jobs that are enqueued already are not touched.
 
-    sa-jobqueue schedule pause daily_report --reason "the provider is down"
+    sa-jobqueue schedule pause shop.daily_report --reason "the provider is down"
     """
     _act(config, names, partial(pause_schedules, reason=reason), done="paused", all=all, json=json)
 
@@ -148,7 +148,7 @@ def resume(
 
     `backfill` enqueues them if you want them after all.
 
-    sa-jobqueue schedule resume daily_report
+    sa-jobqueue schedule resume shop.daily_report
     """
     _act(config, names, resume_schedules, done="resumed", all=all, json=json, left="is not paused")
 
@@ -171,7 +171,7 @@ def remove(
 def run(config: Config, name: Name, *, json: Json = False) -> None:
     """Enqueue a job of a schedule now, beside its ticks, also if it is paused. Print the job's id.
 
-    sa-jobqueue schedule run daily_report
+    sa-jobqueue schedule run shop.daily_report
     """
     with transaction(config) as connection:
         ids = list(connection.scalars(run_schedules(Schedule.name == name)))
@@ -208,7 +208,7 @@ def backfill(
     A tick whose job is still in the table is left out, so a second backfill enqueues nothing. All jobs are due at once, whatever
     the schedule's overlap says. All are enqueued, or none. At most 100,000 ticks.
 
-    sa-jobqueue schedule backfill daily_report --from 2030-01-01 --to 2030-02-01 --dry-run
+    sa-jobqueue schedule backfill shop.daily_report --from 2030-01-01 --to 2030-02-01 --dry-run
     """
     with transaction(config) as connection:
         row = connection.execute(

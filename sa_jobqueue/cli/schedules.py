@@ -72,7 +72,7 @@ def next_(
 ) -> None:
     """Show the next times of a schedule, in its own zone and in UTC.
 
-    sa-jobqueue schedule next daily_report -n 10
+    sa-jobqueue schedule next shop.daily_report -n 10
     """
     with transaction(config) as connection:
         row = connection.execute(list_schedules().where(Schedule.name == name)).mappings().one_or_none()

@@ -36,9 +36,9 @@ class EndLate(Chore):
                 expired = self._connector.store.end_expired(connection, limit=_PAGE)
                 overdue = self._connector.store.end_overdue(connection, limit=_PAGE)
             if expired:
-                logger.info("%d jobs were not started by their expiry, and are cancelled", len(expired))
+                logger.info("jobs that were not started by their expiry are cancelled: %d", len(expired))
             if overdue:
-                logger.warning("%d jobs still waited at their deadline, and have failed", len(overdue))
+                logger.warning("jobs that still waited at their deadline have failed: %d", len(overdue))
             if max(len(forgotten), len(expired), len(overdue)) < _PAGE:
                 return False
             if turn.is_over:
