@@ -70,8 +70,8 @@ class DeclaredSchedules(OfTables):
         """Write down what this worker's code declares.
 
         A definition that was replaced does not come back while a living worker declares the one that replaced it. `gone`: what no
-        worker has declared for this long, none declares any more. Columns that were edited by hand stay. The rows are written in the order of their
-        names, so that two workers cannot deadlock.
+        worker has declared for this long, none declares any more. Columns that were edited by hand stay. The rows are written in
+        the order of their names, so that two workers cannot deadlock.
         """
         schedule, result = self.tables.schedule, Declaring()
         there = {row.name: row for row in connection.execute(declared_schedules(list(definitions), schedule=schedule))}

@@ -153,7 +153,7 @@ class _Jobs:
         try:
             task = self._find(order.message["task"])
         except BaseException as error:  # of a module that is imported only now
-            self._channel.send({"unfound": f"{type(error).__name__}: {error}"})
+            self._channel.send({"not found": f"{type(error).__name__}: {error}"})
             return True
         now = monotonic()
         self._run(order, Run(job_of(order.message), task, now, now - order.message["elapsed"], set()))
@@ -186,7 +186,7 @@ class _Jobs:
                 sessions,
                 report=self._report,
                 pause=self._pause,
-                leaving=bool,
+                leaving=lambda: False,
                 max_rescues=self._setup.max_rescues,
                 log_jobs=self._setup.log_jobs,
                 notes=self._notes,

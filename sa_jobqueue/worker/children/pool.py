@@ -97,7 +97,7 @@ class Children:
             self.drop(child)
 
     def _pop(self) -> Child | None:
-        self._see_off()
+        self._end_leaving()
         with self._lock:
             return self._idle.pop() if self._idle else None
 
@@ -121,7 +121,7 @@ class Children:
         """Let it end by itself; nothing waits for that."""
         child.leave()
         self._wait_for(monotonic() + _LEAVE, child)
-        self._see_off()
+        self._end_leaving()
 
     def _wait_for(self, until: float, child: Child) -> None:
         """It was asked to end. If the worker leaves, it is killed."""
@@ -131,7 +131,7 @@ class Children:
                 return
         self.drop(child)
 
-    def _see_off(self) -> None:
+    def _end_leaving(self) -> None:
         """Forget the children that have ended, as they were asked to, and kill those that do not."""
         with self._lock:
             if not self._leaving:

@@ -36,15 +36,15 @@ _AGAIN = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Unended:
-    """No child has ended the job: none was to be had, or it was killed, or has died. `outcome`: what came of the job."""
+class _DecidedHere:
+    """The outcome of a job that no child has ended: none was to be had, or it was killed, or has died. `note`: what the log adds."""
 
     outcome: Outcome | Lost
     note: str = ""
 
 
-class _Unbegun(Exception):
-    """The child has died before it began the job."""
+class _DiedIdle(Exception):
+    """The child has died while it had no job, and so has not begun this one."""
 
 
 class ChildRunner:
@@ -71,20 +71,20 @@ class ChildRunner:
         """Run a job, on the thread that calls. When this returns, its child is free, or dead."""
         try:
             ending = self._run_in_child(run)
-        except _Unbegun as died:
+        except _DiedIdle as died:
             # It was killed while it had no job. One that dies of the job's message takes the new child along, and that counts.
             logger.warning("%s before it began a job; another takes its place", died)
             run.started = None
             ending = self._run_in_child(run, new=True)
-        if isinstance(ending, _Unended):
+        if isinstance(ending, _DecidedHere):
             self._executor.give_up(run, ending.outcome, ending.note)
         else:
             self._adopt(run, ending)
 
-    def _run_in_child(self, run: Run, *, new: bool = False) -> Message | _Unended:
-        """Run a job in a free child, or in a `new` one. Raises _Unbegun if a free one has died meanwhile."""
+    def _run_in_child(self, run: Run, *, new: bool = False) -> Message | _DecidedHere:
+        """Run a job in a free child, or in a `new` one. Raises _DiedIdle if a free one has died meanwhile."""
         if (outcome := unstarted(run)) is not None:
-            return _Unended(outcome)
+            return _DecidedHere(outcome)
         try:
             child = self._children.take(run.task.memory_limit, new=new)
         except ChildUnavailable as error:
@@ -92,12 +92,12 @@ class ChildRunner:
                 "%s[%d] goes back, no attempt spent, because there is no child process for it: %s",
                 run.job.task, run.job.id, error, extra=run.job.fields,
             )  # fmt: skip
-            return _Unended(Released(_AGAIN * random.uniform(0.5, 1.5)))
+            return _DecidedHere(Released(_AGAIN * random.uniform(0.5, 1.5)))
         run.wake = child.wake  # before the second look: from here on it is told of a stop
         if (outcome := unstarted(run)) is not None:  # a child may take seconds to start
             run.wake = None
             self._children.give_back(child)
-            return _Unended(outcome)
+            return _DecidedHere(outcome)
         try:
             ending = self._follow(run, child, new)
         except BaseException:
@@ -105,15 +105,15 @@ class ChildRunner:
             raise
         finally:
             run.wake = None
-        if child.killed or isinstance(ending, _Unended):
+        if child.killed or isinstance(ending, _DecidedHere):
             self._children.drop(child)
         else:
             self._children.give_back(child)
         return ending
 
     def _adopt(self, run: Run, message: Message) -> None:
-        if "unfound" in message:
-            error = TaskError(message["unfound"])
+        if "not found" in message:
+            error = TaskError(message["not found"])
             self._executor.give_up(run, Failed(error, describe(error)))
             return
         if (why := message.get("unopened")) is not None:
@@ -121,7 +121,7 @@ class ChildRunner:
         ending: RunEnding = ending_of(message)
         self._executor.adopt(run, ending)
 
-    def _follow(self, run: Run, child: Child, new: bool) -> Message | _Unended:
+    def _follow(self, run: Run, child: Child, new: bool) -> Message | _DecidedHere:
         """Give the child its job, and wait for its end or that of the child."""
         run.started = monotonic()
         watch = _Watch(run, child, self._grace)
@@ -144,7 +144,7 @@ class ChildRunner:
             if (ending := self._ended_in(run, words)) is not None:
                 return ending
             if not begun and not _has_begun(words):
-                raise _Unbegun(f"the child process {child.pid} {how}") from None
+                raise _DiedIdle(f"the child process {child.pid} {how}") from None
             return _crashed(run, f"its child process {how}")
 
     def _ended_in(self, run: Run, messages: list[Message]) -> Message | None:
@@ -189,7 +189,7 @@ class _Watch:
             times.append(monotonic() + _LOOK)
         return min(times) - monotonic() if times else None
 
-    def check(self) -> _Unended | None:
+    def check(self) -> _DecidedHere | None:
         """Tell the child what it was not told yet. Returns why it is to be killed now, if it is."""
         run, now = self._run, monotonic()
         if run.stop is not None and self._kill_at is None:
@@ -197,13 +197,13 @@ class _Watch:
             self._child.send({"stop": run.stop.value})
         if self._timeout_at is not None and self._timeout_at <= now:
             error = timed_out(run)
-            return _Unended(Failed(error, describe(error)), "; its child process was killed")
+            return _DecidedHere(Failed(error, describe(error)), "; its child process was killed")
         if self._kill_at is not None and self._kill_at <= now:
             logger.warning(
                 "%s[%d] did not stop within %s; its child process is killed",
                 run.job.task, run.job.id, lasting(self._grace), extra=run.job.fields,
             )  # fmt: skip
-            return _Unended(of_stop(run))
+            return _DecidedHere(of_stop(run))
         if self._limit is not None and (used := self._child.resident() or 0) > self._limit:
             return _crashed(
                 run,
@@ -213,10 +213,10 @@ class _Watch:
         return None
 
 
-def _crashed(run: Run, how: str, kind: str = "ChildDied") -> _Unended:
+def _crashed(run: Run, how: str, kind: str = "ChildDied") -> _DecidedHere:
     reason: ErrorEntry = entry(kind, how)
     # A handler that was asked to stop has had its time, whatever ended its process.
-    return _Unended(of_stop(run) if run.stop is not None else Crashed(reason))
+    return _DecidedHere(of_stop(run) if run.stop is not None else Crashed(reason))
 
 
 def _has_begun(messages: list[Message]) -> bool:
@@ -225,4 +225,4 @@ def _has_begun(messages: list[Message]) -> bool:
 
 def _is_last(message: Message) -> bool:
     """Whether it is the last that a child says of a job."""
-    return "ended" in message or "unfound" in message
+    return "ended" in message or "not found" in message
