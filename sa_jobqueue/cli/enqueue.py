@@ -9,12 +9,14 @@ from difflib import get_close_matches
 from typing import Annotated, Any, cast
 
 import typer
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
 from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError
+from sa_jobqueue.models import Job
 from sa_jobqueue.options import Call
 from sa_jobqueue.statements import insert_jobs
 from sa_jobqueue.tasks import Registry, Task, TaskName
+from sa_jobqueue.unique import Unique
 
 from .application import load_registry
 from .config import Config
@@ -61,6 +63,12 @@ def enqueue(
     max_attempts: Annotated[
         int | None, typer.Option(metavar="N", help="Fail after N attempts. Default: the task's, or 10.")
     ] = None,
+    unique: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help="Keep one unfinished job with this key. Default: the task's rule, with --app."
+        ),
+    ] = None,
     tag: Annotated[list[str], typer.Option(metavar="TEXT", help="A tag, kept in meta. May be repeated.")] = [],  # noqa: B006  # Typer's
     meta: Annotated[
         str | None,
@@ -70,7 +78,8 @@ def enqueue(
 ) -> None:
     """Enqueue one job and print its id, and on stderr what it is.
 
-    With --app the task must be there, and the arguments are checked against its handler; without, the worker does that.
+    With --app the task must be there, its own options count, and the arguments are checked against its handler; without, the
+    worker does that, and the job is of the queue default and not unique unless you say.
 
     sa-jobqueue enqueue shop.send_receipt '{"order_id": 7}' --app shop.tasks
     sa-jobqueue enqueue shop.report '{}' --queue slow --delay 1h
@@ -80,21 +89,29 @@ def enqueue(
     call = call_of(
         config, task, arguments, queue=queue, priority=priority, delay=delay, run_at=_time(run_at, "--run-at"),
         max_attempts=max_attempts, expires_in=expires_in, expires_at=_time(expires_at, "--expires-at"),
-        deadline=deadline, tags=tag or None, meta=None if meta is None else _object(meta, "--meta"),
+        deadline=deadline, unique=None if unique is None else Unique(unique), tags=tag or None, meta=None if meta is None else _object(meta, "--meta"),
     )  # fmt: skip
     with transaction(config, make=True) as connection:
         made = connection.execute(insert_jobs([call])).scalar_one()
+        of = None if call.uniqueness is None else _duplicate_of(connection, made)
         now = connection.execute(select(func.now())).scalar_one()
     due = now + call.run_at if isinstance(call.run_at, timedelta) else call.run_at
     tags = jsonlib.loads(call.meta).get("tags", [])
     if json:
         said = {"id": made, "task": call.task, "queue": call.queue, "priority": call.priority, "run_at": due}
-        print_json(said | {"max_attempts": call.max_attempts, "tags": tags})
+        print_json(said | {"max_attempts": call.max_attempts, "tags": tags, "duplicate_of": of})
         return
     typer.echo(made)
     when = f"due {moment(due)} (in {age((due - now).total_seconds())})" if due > now else "due now"
+    if of is not None:
+        when = f"cancelled, as a duplicate of job {of}"
     labels = f" · {'tag' if len(tags) == 1 else 'tags'} {', '.join(tags)}" if tags else ""
     note(cleaned(f"{call.task} · queue {call.queue} · priority {call.priority} · {when}{labels}"))
+
+
+def _duplicate_of(connection: Connection, id: int) -> int | None:
+    """The job that has the unique key of job `id`, if that is a duplicate. An enqueuer may read no more of it."""
+    return connection.execute(select(Job.duplicate_of).where(Job.id == id)).scalar_one()
 
 
 def call_of(config: Config, task: str, arguments: str, **options: Any) -> Call:

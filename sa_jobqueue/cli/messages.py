@@ -45,6 +45,8 @@ def _explained(error: Exception) -> str:
             return f"the database refused: {reason}: sa-jobqueue grants --help says how a role gets the rights it needs"
         case DBAPIError(orig=psycopg.errors.UndefinedTable() | psycopg.errors.InvalidSchemaName() as reason):
             return f"the database refused: {reason.diag.message_primary}: `sa-jobqueue migrate` makes the job tables"
+        case DBAPIError(orig=psycopg.errors.UniqueViolation(diag=said)) if said.message_detail is None:
+            return f"the database refused: {said.message_primary}"  # of a unique job: without the trigger's context
         case DBAPIError(orig=reason):
             return f"the database refused: {reason}"
         case UnicodeEncodeError(object=given):  # an argument in another encoding than the locale's

@@ -185,6 +185,33 @@ def test_a_job_expires_at_a_time_or_after_a_while(engine: Engine, url: str) -> N
     assert both == "error: --expires-at and --expires-in exclude each other: give one of them\n"
 
 
+def test_enqueue_says_that_a_job_is_a_duplicate(engine: Engine, url: str, folder: Path) -> None:
+    """It will not run, so it is not due; and the job that has the key is named."""
+    first = as_json("enqueue", "a", "--unique", "the key", url=url)
+    assert first["duplicate_of"] is None
+    again = invoke("enqueue", "b", "--unique", "the key", url=url)
+    cancelled = f"cancelled, as a duplicate of job {first['id']}"
+    assert notes(again) == f"b · queue default · priority 4 · {cancelled}\n"
+    assert as_json("enqueue", "a", "--unique", "the key", url=url)["duplicate_of"] == first["id"]
+    with engine.begin() as connection:
+        assert row(connection, int(again.stdout)).status == "cancelled"
+    assert "unique: key must have 1 to 500 characters" in refused("enqueue", "a", "--unique", "", url=url)
+
+
+def test_enqueue_with_app_takes_the_tasks_unique_rule(url: str, folder: Path) -> None:
+    """`--unique` goes before it, and a clash that raises is told in a line."""
+    (folder / "once_tasks.py").write_text(
+        "from sa_jobqueue import Unique, task\n\n"
+        '@task(name="once", unique=Unique(by=(), on_clash="raise"))\n'
+        "def once() -> None: ...\n"
+    )
+    first = as_json("enqueue", "once", "--app", "once_tasks", url=url)
+    assert as_json("enqueue", "once", "--app", "once_tasks", "--unique", "other", url=url)["duplicate_of"] is None
+    assert refused("enqueue", "once", "--app", "once_tasks", url=url) == (
+        f"error: the database refused: the unique key 'once' is held by job {first['id']}\n"
+    )
+
+
 def test_enqueue_reads_arguments_from_stdin(engine: Engine, url: str) -> None:
     """By `-`, for those that are too long for a command line."""
     number = output("enqueue", "a", "-", url=url, stdin='{"text": "long"}')
