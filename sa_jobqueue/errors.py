@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .results import JobEnd
@@ -85,6 +86,11 @@ class SchemaError(JobQueueError):
             )
         super().__init__(f"the job queue's schema {schema!r}{place} {state}{rest}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickled by what it was made of: its message alone would not do.
+        make = partial(type(self), found=self.found, needed=self.needed, schema=self.schema, database=self.database)
+        return make, (), vars(self)
+
 
 class AutocommitError(ConfigurationError):
     """The engine is in AUTOCOMMIT mode; the worker needs transactions. Give it an engine without that setting."""
@@ -124,12 +130,15 @@ class WaitTimeout(JobQueueError, TimeoutError):
     `ids`: the jobs that have not ended; `ended`: a `JobEnd` for each of the others that were awaited with them.
     """
 
-    def __init__(self, ids: Sequence[int], seconds: float | None, *, ended: Sequence[JobEnd] = ()) -> None:
+    def __init__(self, ids: Sequence[int], seconds: float, *, ended: Sequence[JobEnd] = ()) -> None:
         self.ids: tuple[int, ...] = tuple(ids)
         self.seconds = seconds
         self.ended: tuple[JobEnd, ...] = tuple(ended)
         jobs = f"job {ids[0]} has" if len(ids) == 1 else f"{len(ids)} jobs, {ids[0]} for one, have"
         super().__init__(f"{jobs} not ended within {seconds:g} s")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), self.ids, self.seconds, ended=self.ended), (), vars(self)  # as SchemaError is
 
 
 class WorkerBroken(JobQueueError):

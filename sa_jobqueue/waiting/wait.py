@@ -114,6 +114,7 @@ def _answer(waiter: Waiter, ids: list[int], seconds: float | None, *, one: bool)
     if waiter.error is not None:
         raise waiter.error
     if left := sorted(waiter.left):
+        assert seconds is not None, "without a timeout it waits for all of them"
         raise WaitTimeout(left, seconds, ended=[waiter.ends[job_id] for job_id in ids if job_id in waiter.ends])
     ends = [waiter.ends[job_id] for job_id in ids]
     return ends[0] if one else ends
