@@ -85,7 +85,7 @@ def types(session: nox.Session) -> None:
     checked = ["sa_jobqueue", *(["tests/typing"] if Path("tests/typing").exists() else [])]
     session.run("mypy", *checked)
     session.run("pyright", *checked)
-    session.run("pytest", "tests/typing")
+    session.run("pytest", "--numprocesses=2", "tests/typing")
 
 
 @nox.session
