@@ -62,6 +62,9 @@ class Tracked(ModelJob):
     expired: bool = False
     overdue: bool = False
     """Its expiry, or its deadline, is over."""
+    expires: bool = False
+    has_deadline: bool = False
+    """It has one that is still far off."""
     result: str | None = None
     """JSON text."""
     schedule: int | None = None
@@ -210,7 +213,12 @@ class QueueMachine(RuleBasedStateMachine):
                 said = None if model.tick_at is None else [model.tick_at.timestamp(), model.ticks]
                 assert extra(job).get("tick") == said
                 assert (job.extra is not None) == (
-                    model.key is not None or model.expired or model.overdue or said is not None
+                    model.key is not None
+                    or model.expired
+                    or model.overdue
+                    or model.expires
+                    or model.has_deadline
+                    or said is not None
                 )
                 late = (
                     NotStarted(model.overdue)
@@ -384,6 +392,7 @@ class QueueMachine(RuleBasedStateMachine):
         for id in wanted:
             job = self.jobs[id]
             if name == "retry":
+                job.expires, job.has_deadline = job.expires and not job.expired, job.has_deadline and not job.overdue
                 job.expired = job.overdue = False
                 job.result = None
                 job.comes(min(job.run_at, self.now))
@@ -448,7 +457,7 @@ class QueueMachine(RuleBasedStateMachine):
             started = [id for id, job in waiting.items() if job.expired and id not in expired]
             assert sorted(default_store.forget_expiry(connection)) == sorted(started)
             for id in started:
-                self.jobs[id].expired = False
+                self.jobs[id].expired = self.jobs[id].expires = False
             assert sorted(default_store.end_overdue(connection)) == sorted(overdue)
             for id in [*expired, *overdue]:
                 job = self.jobs[id]
@@ -509,7 +518,8 @@ class QueueMachine(RuleBasedStateMachine):
             assert (row.run_at <= row.now) == job.due
             assert (row.purge_at is not None) == (job.purge_at is not None)
             assert (row.purge_at is not None and row.purge_at <= row.now) == (job.purge_at not in {None, LATER})
-            assert ((row.expires_at is not None), (row.deadline_at is not None)) == (job.expired, job.overdue)
+            assert (row.expires_at is not None) == (job.expired or job.expires)
+            assert (row.deadline_at is not None) == (job.overdue or job.has_deadline)
             assert effects.get(id, 0) == job.effects
         due = [id for id, row in found.items() if row.run_at <= row.now]
         assert due == sorted(due, key=lambda one: (self.jobs[one].run_at, one))

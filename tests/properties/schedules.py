@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
@@ -30,12 +30,23 @@ from tests.support.outcomes import all_rules, run_outcomes
 SCHEDULE = Schedule.__table__
 HOUR = timedelta(hours=1)
 MOST = 4
+#: Later than any time for which a job is queued again.
+FAR_OFF = timedelta(days=3_650)
 
 missed = st.sampled_from(["once", "skip", "all"])
 overlaps = st.sampled_from(["allow", "skip", "queue_one", "cancel_running"])
 catch_ups = st.none() | st.just(1.5 * HOUR)
 #: For which of the schedules how many hours pass.
 turns = st.tuples(st.just({0, 1, 2, 3}) | st.sets(which), st.sampled_from([0.5, 1, 2, 3]))
+
+
+class Made(NamedTuple):
+    """How the jobs of a schedule are made: by their rules, and whether they have an expiry and a deadline."""
+
+    rules: Rules
+    unique: Unique | None
+    expires: bool
+    has_deadline: bool
 
 
 class ScheduleMachine(QueueMachine):
@@ -47,7 +58,7 @@ class ScheduleMachine(QueueMachine):
             self.connection.execute(delete(SCHEDULE))
         self.schedules: dict[int, ModelSchedule] = {}
         #: By schedule: how its jobs are made. It outlives the schedule, as its jobs do.
-        self.made_as: dict[int, tuple[Rules, Unique | None]] = {}
+        self.made_as: dict[int, Made] = {}
 
     @contextmanager
     def transaction(self, *, kept: bool = True) -> Iterator[Connection]:
@@ -61,23 +72,32 @@ class ScheduleMachine(QueueMachine):
         newest = sorted(self.schedules, reverse=True)
         return sorted(newest[back] for back in chosen if back < len(newest))
 
-    @initialize(kinds=st.lists(st.tuples(missed, overlaps, catch_ups, st.none() | st.integers(1, 2)), max_size=2))
-    def begin(self, kinds: list[tuple[Any, Any, timedelta | None, int | None]]) -> None:
-        for kind in kinds:
-            self.add_schedule(1, *kind, timedelta(0), "mail", Rules(), None, kept=True)
+    @initialize(
+        kinds=st.lists(
+            st.tuples(missed, overlaps, catch_ups, st.none() | st.integers(1, 2), st.booleans(), st.booleans()),
+            max_size=2,
+        )
+    )
+    def begin(self, kinds: list[tuple[Any, Any, timedelta | None, int | None, bool, bool]]) -> None:
+        for *kind, expires, has_deadline in kinds:
+            self.add_schedule(1, *kind, timedelta(0), "mail", Rules(), None, expires, has_deadline, kept=True)
 
     @precondition(lambda self: len(self.schedules) < MOST)
     @rule(
         hours=st.sampled_from([1, 2]), missed=missed, overlap=overlaps, catch_up=catch_ups, pause_after=st.none() | st.integers(1, 2),
-        jitter=st.sampled_from([timedelta(0), 2 * HOUR]), queue=queues, rules=all_rules, unique=uniques, kept=kept,
+        jitter=st.sampled_from([timedelta(0), 2 * HOUR]),
+        queue=queues, rules=all_rules, unique=uniques, expires=st.booleans(), has_deadline=st.booleans(), kept=kept,
     )  # fmt: skip
     def add_schedule(
         self, hours: int, missed: Any, overlap: Any, catch_up: timedelta | None, pause_after: int | None, jitter: timedelta,
-        queue: str, rules: Rules, unique: Unique | None, kept: bool,
+        queue: str, rules: Rules, unique: Unique | None, expires: bool, has_deadline: bool, kept: bool,
     ) -> None:  # fmt: skip
         if missed == "all":
             overlap = "allow"  # others are refused
-        task = TaskName("a_task").options(queue=queue, max_attempts=2, unique=unique or False)
+        task = TaskName("a_task").options(
+            queue=queue, max_attempts=2, unique=unique or False, expires_in=FAR_OFF if expires else False,
+            deadline=FAR_OFF if has_deadline else False,
+        )  # fmt: skip
         with (
             self.transaction(kept=kept) as connection,
             Session(connection) as session,
@@ -92,7 +112,7 @@ class ScheduleMachine(QueueMachine):
             self.schedules[made.id] = ModelSchedule(
                 hours * HOUR, now, now, missed, catch_up, overlap, jitter, pause_after
             )
-            self.made_as[made.id] = rules, unique
+            self.made_as[made.id] = Made(rules, unique, expires, has_deadline)
 
     def _now(self) -> datetime:
         return self.connection.execute(select(func.now())).scalar_one()
@@ -180,15 +200,16 @@ class ScheduleMachine(QueueMachine):
         ).all()
         assert sorted(tuple(row)[1:] for row in found) == sorted(wanted)
         for id, of, tick_at, ticks in found:
-            rules, unique = self.made_as[of]
+            made_as = self.made_as[of]
             schedule = self.schedules[of]
             row = self.connection.execute(select(SCHEDULE.c.queue).where(SCHEDULE.c.id == of)).one()
             job = self.jobs[id] = Tracked(
-                2, rules, queue=row.queue, schedule=of, tick_at=tick_at, ticks=ticks, by_hand=by_hand
-            )
+                2, made_as.rules, queue=row.queue, schedule=of, tick_at=tick_at, ticks=ticks, by_hand=by_hand,
+                expires=made_as.expires, has_deadline=made_as.has_deadline,
+            )  # fmt: skip
             later = not by_hand and tick_at + schedule.jitter / 2 > now
             job.comes(LATER if later else self.now)
-            self._made(job, unique)
+            self._made(job, made_as.unique)
         return [row.id for row in found]
 
     @precondition(lambda self: self.schedules)

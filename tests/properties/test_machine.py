@@ -73,7 +73,7 @@ CLAIM: Step = ("claim", {"worker": "ada", "free": {"mail": 1}, "end": "known"})
 
 def schedule(**given: Any) -> Step:
     """One each hour."""
-    usual = {
+    usual: dict[str, Any] = {
         "hours": 1,
         "missed": "once",
         "overlap": "allow",
@@ -81,7 +81,8 @@ def schedule(**given: Any) -> Step:
         "pause_after": None,
         "jitter": timedelta(0),
     }
-    return "add_schedule", {**usual, "queue": "mail", "rules": Rules(), "unique": None, "kept": True, **given}
+    usual |= {"queue": "mail", "rules": Rules(), "unique": None, "expires": False, "has_deadline": False, "kept": True}
+    return "add_schedule", {**usual, **given}
 
 
 def tick(*hours: float) -> Step:
