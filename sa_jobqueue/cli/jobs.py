@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.log import one_line
-from sa_jobqueue.models import Job, Progress
+from sa_jobqueue.models import Job, Progress, Schedule
 from sa_jobqueue.statements import job_logs
 from sa_jobqueue.statements.overview import list_workers
 from sa_jobqueue.urls import mask_passwords
@@ -156,6 +156,7 @@ def show(
     with transaction(config) as connection, Session(connection, expire_on_commit=False) as session:
         found = session.execute(select(Job, READING, func.now()).where(Job.id == id)).one_or_none()
         worker = "" if found is None else _name_of_worker(session, found[0].worker)
+        schedule = "" if found is None else _name_of_schedule(session, found[0].schedule_id)
         progress = session.scalars(_PROGRESS.where(Job.id == id)).one_or_none()
         lines = session.execute(job_logs(id)).all()
     if found is None:
@@ -175,7 +176,7 @@ def show(
         }
         print_json(columns | far | {"reading": reading} | seconds | {"errors": masked(job.errors)})
         return
-    _print_head(job, reading, worker)
+    _print_head(job, reading, worker, schedule)
     _print_times(job, now)
     for name, time in durations.items():
         say(f"{name:<13} {duration(time.total_seconds())}")
@@ -241,7 +242,15 @@ def _name_of_worker(session: Session, id: str | None) -> str:
     return f"{cleaned(row.host)}:{row.pid} ({cleaned(id)})"
 
 
-def _print_head(job: Job, reading: str, worker: str) -> None:
+def _name_of_schedule(session: Session, id: int | None) -> str:
+    """The name of the one that made the job; its id, if it was removed."""
+    if id is None:
+        return ""
+    name = session.scalars(select(Schedule.name).where(Schedule.id == id)).one_or_none()
+    return f"number {id}, which was removed" if name is None else cleaned(name)
+
+
+def _print_head(job: Job, reading: str, worker: str, schedule: str) -> None:
     say(f"job {job.id}  {cleaned(job.task)}  {reading}", f"bold {_STYLES.get(reading, '')}".strip())
     say(
         f"queue {cleaned(job.queue)} · priority {job.priority} · attempt {job.attempt} of {job.max_attempts} · "
@@ -249,11 +258,16 @@ def _print_head(job: Job, reading: str, worker: str) -> None:
     )
     if worker:
         say(f"worker {worker}")
+    if schedule:
+        say(f"schedule {schedule}" + (f" · stands for {job.ticks} ticks" if (job.ticks or 1) > 1 else ""))
+    if job.unique_key is not None:
+        say(f"unique key {cleaned(job.unique_key)}")
 
 
 def _print_times(job: Job, now: datetime) -> None:
     times = {
         "enqueued": job.created_at,
+        "tick": job.tick_at,
         "due": job.run_at,
         "expires": job.expires_at,
         "deadline": job.deadline_at,

@@ -16,10 +16,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rich.console import Console
 from sqlalchemy import Engine, func, insert
+from sqlalchemy.orm import Session
 
 from sa_jobqueue.cli import output as printing
 from sa_jobqueue.cli.filters import Filters
-from sa_jobqueue.models import LogPart, Progress, WorkerRow
+from sa_jobqueue.models import LogPart, Progress, Schedule, WorkerRow
+from sa_jobqueue.tasks import TaskName
 from tests.support.cli import as_json, invoke, notes, output, refused
 from tests.support.commands import CLI, environment
 from tests.support.factory import make_job, row
@@ -299,6 +301,30 @@ def test_show_names_the_worker_by_host_and_process_until_it_has_left(engine: Eng
         running, left = (make_job(connection, "running", worker=str(one)) for one in (there, gone))
     assert f"\nworker web-1:7 ({there})\n" in output("show", str(running), url=url)
     assert f"\nworker {gone}, which has left\n" in output("show", str(left), url=url)
+
+
+def test_show_names_the_schedule_and_the_tick_that_a_job_was_made_for(engine: Engine, url: str) -> None:
+    """Also of a schedule that was removed: its jobs stay."""
+    with Session(engine) as session:
+        session.add(made := Schedule("@daily", TaskName("shop.report"), name="the report"))
+        session.flush()
+        ago = timedelta(hours=-3)
+        with_it = make_job(session.connection(), schedule_id=made.id, ticks=3, tick_at=ago)
+        without = make_job(session.connection(), schedule_id=made.id + 1, ticks=1, tick_at=ago)
+        removed = made.id + 1
+        session.commit()
+    shown = output("show", str(with_it), url=url)
+    assert "\nschedule the report · stands for 3 ticks\n" in shown
+    assert re.search(r"^tick +20.* \(3h ago\)$", shown, re.MULTILINE)
+    assert f"\nschedule number {removed}, which was removed\n" in output("show", str(without), url=url)
+
+
+def test_show_names_the_unique_key(engine: Engine, url: str) -> None:
+    """The job and its duplicates have the same."""
+    with engine.begin() as connection:
+        first, second = (make_job(connection, uniqueness={"key": "order 7\x1b"}) for _ in range(2))
+    for job in (first, second):
+        assert "\nunique key order 7\\x1b\n" in output("show", str(job), url=url)
 
 
 def test_no_password_of_an_error_is_shown_in_any_form(engine: Engine, url: str) -> None:
