@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, func, insert, select
 
-from sa_jobqueue import AsyncJobContext, JobContext, JobStatus, Registry, RetryPolicy, enqueue, task
+from sa_jobqueue import AsyncJobContext, Job, JobContext, JobStatus, Registry, RetryPolicy, enqueue, task
+from sa_jobqueue.statements import job_logs
 from tests.support.factory import TABLE, row, unfolding
 from tests.support.waiting import wait_until
-from tests.support.working import add_one, drain, job_of, working
+from tests.support.working import add, add_one, drain, job_of, services_of, working
 
 BATCH = 1_000
 
@@ -145,6 +147,42 @@ def test_an_error_in_letters_that_the_database_lacks_costs_no_other_attempt(
     job = job_of(engine, id)
     assert (job.status, attempts) == (JobStatus.COMPLETED, [1, 2, 3])
     assert [error["message"] for error in job.errors] == ["5 ? zu wenig"] * 2
+
+
+def test_what_a_job_says_in_letters_that_the_database_lacks_takes_no_other_along(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are written together. The text is kept without these letters; one that cannot be kept at all is left out."""
+    contexts: dict[int, JobContext] = {}
+    go_on = threading.Event()
+
+    @task(registry=registry, name="says", keep_logs=True)
+    def says(ctx: JobContext) -> None:
+        contexts[ctx.job_id] = ctx
+        assert go_on.wait(30)
+
+    with engine.begin() as connection:
+        for table, column in (("job_progress", "message"), ("job_log", "lines::text")):
+            connection.exec_driver_sql(
+                f"ALTER TABLE sa_jobqueue.{table} ADD CHECK ({column} !~ '€'), ADD CHECK ({column} !~ 'never')"
+            )
+    ids = add(engine, *(enqueue(says) for _ in range(4)))
+    said = dict(zip(ids, ["für", "5 €", "never", "naïve"], strict=True))
+    with working(url, registry) as worker:
+        wait_until(lambda: len(contexts) == len(ids))
+        with services_of(worker).runs.notes._lock:  # until all have spoken, none is written
+            for id, ctx in contexts.items():
+                ctx.progress(0.5, said[id])
+                ctx.logger.info(said[id])
+        wait_until(lambda: "cannot be written" in caplog.text)
+        go_on.set()
+    kept = {**said, ids[1]: "5 ?"}
+    del kept[ids[2]]
+    with engine.connect() as connection:
+        seen = connection.execute(select(Job.id, Job.progress_message).where(Job.progress.is_not(None))).all()
+        logged = {id: [line.message for line in connection.execute(job_logs(id))] for id in ids}
+    assert {row.id: row.progress_message for row in seen} == kept
+    assert logged == {id: [kept[id]] if id in kept else [] for id in ids}
 
 
 def test_a_row_that_takes_no_outcome_at_all(

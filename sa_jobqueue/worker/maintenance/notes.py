@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from ...log import get_logger
 from ...store import FIRST_ID, Fault, fault_of
 from ..connections.service import Connector
-from ..running.notes import Notes
+from ..running.notes import Batch, Notes
 from .chore import Chore, Turn
 
 __all__ = ["DropStrayNotes", "WriteNotes"]
@@ -44,31 +44,49 @@ class WriteNotes(Chore):
         return self.write(connection)
 
     def write(self, connection: Connection, *, all: bool = False) -> bool:
-        """Write a batch; `all`: also lines that could wait. Whether there is more."""
+        """Write a batch; `all`: also lines that could wait. Whether there is more.
+
+        A text that the database cannot hold takes no other along: the batch is then halved until that text is alone.
+        """
         batch = self._notes.take(all=all)
         if not batch.reports and not batch.logs:
             return False
-        reported = written = frozenset[tuple[int, int]]()
-        try:
-            with self._connector.begin(connection):
-                if batch.reports:
-                    reported = self._connector.store.write_progress(connection, batch.reports)
-                if batch.logs:
-                    written = self._connector.store.write_logs(connection, batch.logs)
-        except DBAPIError as error:
-            fault = fault_of(error)
-            self._notes.put_back(batch, drop=fault not in {Fault.AWAY, Fault.LATE})
-            if fault is Fault.AWAY:
+        todo = [batch]
+        while todo:
+            part = todo.pop()
+            try:
+                self._write(connection, part)
+            except DBAPIError as error:
+                fault = fault_of(error)
+                if fault in {Fault.AWAY, Fault.LATE}:
+                    self._put_back([part, *todo])
+                    if fault is Fault.AWAY:
+                        raise
+                    self.at = monotonic() + _LOCKED
+                    self._say(error)
+                    return False
+                parts = part.parts() if fault is Fault.ROW else []
+                if not parts:
+                    self._put_back([part], drop=True)
+                    self._say(error)
+                todo += parts
+            except BaseException:
+                self._put_back([part, *todo], drop=True)
                 raise
-            if fault is Fault.LATE:
-                self.at = monotonic() + _LOCKED
-            self._say(error)
-            return False
-        except BaseException:
-            self._notes.put_back(batch, drop=True)
-            raise
-        self._notes.settle(batch, reported, written)
         return batch.more
+
+    def _write(self, connection: Connection, batch: Batch) -> None:
+        reported = written = frozenset[tuple[int, int]]()
+        with self._connector.begin(connection):
+            if batch.reports:
+                reported = self._connector.store.write_progress(connection, batch.reports)
+            if batch.logs:
+                written = self._connector.store.write_logs(connection, batch.logs)
+        self._notes.settle(batch, reported, written)
+
+    def _put_back(self, batches: list[Batch], *, drop: bool = False) -> None:
+        for batch in batches:
+            self._notes.put_back(batch, drop=drop)
 
     def _say(self, error: DBAPIError) -> None:
         if monotonic() >= self._said + _SAID_EVERY or not self._said:

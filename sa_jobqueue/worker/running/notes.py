@@ -53,6 +53,36 @@ class Batch:
     more: bool = False
     """There is more to write than fits into one transaction."""
 
+    def parts(self) -> list[Batch]:
+        """What to write in its place where a text of it is to blame: its halves; or the one that it has, in ASCII. Else nothing."""
+        notes: list[Report | LogLines] = [*self.reports, *self.logs]
+        if len(notes) > 1:
+            half = len(notes) // 2
+            return [_batch_of(notes[:half]), _batch_of(notes[half:])]
+        plain = [_in_ascii(one) for one in notes]
+        return [] if plain == notes else [_batch_of(plain)]
+
+
+def _batch_of(notes: Iterable[Report | LogLines]) -> Batch:
+    batch = Batch()
+    for one in notes:
+        if isinstance(one, Report):
+            batch.reports.append(one)
+        else:
+            batch.logs.append(one)
+    return batch
+
+
+def _in_ascii(note: Report | LogLines) -> Report | LogLines:
+    """The same with a "?" for each other character, for a database whose encoding lacks some."""
+    if isinstance(note, LogLines):
+        return note._replace(lines=_plain(note.lines))
+    return note._replace(message=None if note.message is None else _plain(note.message))
+
+
+def _plain(text: str) -> str:
+    return text.encode("ascii", "replace").decode("ascii")
+
 
 class Notes:
     """Collects what handlers say. Any thread may tell; the maintenance thread alone takes, and says what became of it."""
