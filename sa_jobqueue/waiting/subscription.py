@@ -111,9 +111,7 @@ class Subscription:
             self._connection = connection
             with self._receiver.within(_SILENCE, connection):
                 self._schema = self._store.schema_on(connection)
-                with connection.begin():
-                    channel = self._store.channel_of_ends(connection, schema=self._schema)
-                    self._listens = self._receiver.listen(connection, channel)
+                self._listens = self._listen()
                 if self._listens:  # behind a pooler what is prepared lasts no longer than its transaction
                     connection.execution_options(isolation_level="AUTOCOMMIT")
             self._loop()
@@ -126,6 +124,17 @@ class Subscription:
                 connection.close()
             with suppress(Exception):
                 pool.dispose()
+
+    def _listen(self) -> bool:
+        try:
+            with self._connection.begin():
+                channel = self._store.channel_of_ends(self._connection, schema=self._schema)
+                return self._receiver.listen(self._connection, channel)
+        except Exception as error:  # asyncpg's own, too
+            if _sqlstate(error) not in _MAY_NOT:
+                raise
+            self._say_that_it_looks(error)  # a standby, for one
+            return False
 
     def _loop(self) -> None:
         idle_since: float | None = None
@@ -228,13 +237,15 @@ class Subscription:
         except DBAPIError as error:
             if _sqlstate(error) not in _MAY_NOT:
                 raise
-            logger.warning(
-                "the ends of jobs are not told, because this role may not say that it waits (%s)", error.orig
-            )
+            self._say_that_it_looks(error)
             self._listens = False
             self._said = set()
             return False
         return True
+
+    def _say_that_it_looks(self, error: Exception) -> None:
+        reason = getattr(error, "orig", None) or error
+        logger.warning("the ends of jobs are not told, because this connection may not say that it waits (%s)", reason)
 
     def _ask(self, question: Callable[Concatenate[Connection, P], T], *arguments: P.args, **options: P.kwargs) -> T:
         with self._connection.begin():
@@ -243,13 +254,13 @@ class Subscription:
 
 def _sqlstate(error: Exception) -> str:
     """Empty if it has none."""
-    raised = getattr(error, "orig", None)
+    raised = getattr(error, "orig", None) or error
     return str(getattr(raised, "sqlstate", None) or getattr(raised, "pgcode", None) or "")  # pgcode: psycopg2's
 
 
 def is_away(error: Exception) -> bool:
-    """Whether the database cannot be reached just now, rather than that it refuses."""
+    """Whether the database cannot be reached or cannot answer just now, rather than that it refuses."""
     if not isinstance(error, DBAPIError):
         return isinstance(error, (ConnectionLost, OSError))
     state = _sqlstate(error)
-    return error.connection_invalidated or not state or state[:2] in {"08", "53", "57"}
+    return error.connection_invalidated or not state or state[:2] in {"08", "40", "53", "57"}

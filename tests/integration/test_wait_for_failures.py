@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue import Registry, enqueue, task, wait_for
@@ -294,3 +294,25 @@ def test_a_connection_that_may_not_write_looks(
     assert waits.result().is_completed
     assert awaited(engine) == set()
     reading.dispose()
+
+
+def test_a_standby_is_looked_at(
+    engine: Engine, url: str, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It refuses LISTEN, and so does a server that was not promoted yet."""
+    id = running(engine)
+    refusal = "DO $$ BEGIN RAISE read_only_sql_transaction USING MESSAGE = 'during recovery'; END $$"
+    standby = create_engine(url, **pooler.engine_options(url))
+
+    @event.listens_for(standby, "before_cursor_execute", retval=True)
+    def refuse(_c: object, _cursor: object, statement: str, parameters: object, *_: object) -> tuple[str, object]:
+        return (refusal if statement.startswith("LISTEN") else statement), parameters
+
+    waits = threads.submit(wait_for, standby, id, timeout=PATIENCE)
+    if not pooler.is_pooled(url):
+        wait_until(lambda: "the ends of jobs are not told" in caplog.text)
+        assert "during recovery" in caplog.text
+    end(engine, id)
+
+    assert waits.result().is_completed
+    standby.dispose()
