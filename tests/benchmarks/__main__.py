@@ -27,6 +27,7 @@ from .drain import drain, notes_drain, record, retain, unique_drain
 from .enqueue import bulk, gated, one_by_one, unique_enqueue
 from .idle import idle
 from .latency import latency
+from .limits import cancel, child_drain, limits_drain
 from .memory import memory
 from .report import Figure, line, print_figures, write_json
 from .schedules import schedules
@@ -43,6 +44,9 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         record,
         unique_drain,
         notes_drain,
+        limits_drain,
+        child_drain,
+        cancel,
         schedules,
         session,
         record_session,

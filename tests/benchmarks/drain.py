@@ -41,10 +41,11 @@ def rate_of_ours(
     size: int = 1,
     queues: dict[str, int] | None = None,
     scope: str | None = None,
+    limits: bool = False,
 ) -> float:
-    """Jobs per second of `size` worker processes. `scope`: of the jobs' unique keys."""
+    """Jobs per second of `size` worker processes. `scope`, `limits`: see `Bench.fill`."""
     wanted = queues or {"default": SLOTS}
-    bench.prepare(jobs, task=task, queues=list(wanted), scope=scope)
+    bench.prepare(jobs, task=task, queues=list(wanted), scope=scope, limits=limits)
     with processes(size, work, bench.address, wanted) as group:
         seconds = seconds_to_drain(bench, group)
     _check(bench, jobs, deleted=task.endswith("_deleted"))

@@ -61,13 +61,16 @@ class Bench:
 
     def fill(
         self, jobs: int, *, task: str = "nothing", queues: Sequence[str] = ("default",), priority: int = 4,
-        due: str = "now()", scope: str | None = None,
+        due: str = "now()", scope: str | None = None, limits: bool = False,
     ) -> None:  # fmt: skip
-        """Queue this number of jobs, shared out among `queues`; each has one argument, `n`. `scope`: of their unique keys."""
+        """Queue this number of jobs, shared out among `queues`; each has one argument, `n`. `scope`: of their unique keys.
+        `limits`: they expire, and have a deadline, in an hour.
+        """
+        limit = "now() + interval '1 hour'" if limits else "NULL"
         rule = "NULL" if scope is None else f"jsonb_build_object('key', 'nothing:' || md5(n::text), 'scope', '{scope}')"
         self.execute(
-            f"INSERT INTO {SCHEMA}.job (task, args, queue, priority, run_at, uniqueness) "
-            f"SELECT :task, {_ARGS}, (:queues)[1 + n % cardinality(:queues)], :priority, {due}, {rule} "
+            f"INSERT INTO {SCHEMA}.job (task, args, queue, priority, run_at, uniqueness, expires_at, deadline_at) "
+            f"SELECT :task, {_ARGS}, (:queues)[1 + n % cardinality(:queues)], :priority, {due}, {rule}, {limit}, {limit} "
             "FROM generate_series(1, :jobs) AS n".replace(":queues", "CAST(:queues AS text[])"),
             task=task, queues=list(queues), priority=priority, jobs=jobs,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from .plain import notes
 
 REGISTRY = Registry()
 
-#: When the jobs of `note_start` began, in the worker's process.
+#: When the jobs of `note_start` began, or those of `until_cancelled` heard of their cancels, in the worker's process.
 STARTED: dict[int, float] = {}
 
 
@@ -25,6 +25,11 @@ async def nothing(n: int) -> None:
 @task(registry=REGISTRY, name="nothing_sync")
 def nothing_sync(n: int) -> None:
     """Do nothing, on a thread."""
+
+
+@task(registry=REGISTRY, name="nothing_in_child", executor="process")
+def nothing_in_child(n: int) -> None:
+    """Do nothing, in a child process."""
 
 
 @task(registry=REGISTRY, name="nothing_deleted", retain=0)
@@ -67,6 +72,25 @@ async def note_start(n: int) -> None:
 async def hold(n: int) -> None:
     """Keep a slot."""
     await asyncio.sleep(3_600)
+
+
+@task(registry=REGISTRY, name="until_cancelled")
+async def until_cancelled(n: int) -> None:
+    """Keep a slot until a cancel is heard, and note when."""
+    try:
+        await asyncio.sleep(60)
+    finally:
+        STARTED[n] = time.perf_counter()
+
+
+@task(registry=REGISTRY, name="until_cancelled_sync")
+def until_cancelled_sync(ctx: JobContext, n: int) -> None:
+    """The same, by a look at `ctx.cancelled` each millisecond."""
+    until = time.perf_counter() + 60
+    while not ctx.cancelled and time.perf_counter() < until:
+        time.sleep(0.001)
+    STARTED[n] = time.perf_counter()
+    ctx.raise_if_cancelled()
 
 
 @task(registry=REGISTRY, name="write")

@@ -33,7 +33,7 @@ def work(
 
 
 def serve(ready: Callable[[], Any], address: str, queues: dict[str, int]) -> dict[int, float]:
-    """Work until told to stop. Returns when the jobs of the task `note_start` began, by `n`."""
+    """Work until told to stop. Returns what the handlers noted in `STARTED`."""
     worker = _connected(address, queues)
     pipe = ready()
 
