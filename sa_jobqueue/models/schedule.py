@@ -22,6 +22,7 @@ from sqlalchemy.orm import Mapped, mapped_column, validates
 
 from ..durations import Duration, checked_duration
 from ..errors import OptionError
+from ..failures import clean
 from ..schedules import Every, Missed, expression_of, rule_of
 from .base import Base, vacuum_by_traffic
 from .json_text import JsonObject, JsonText
@@ -201,8 +202,10 @@ class Schedule(Base):
     @validates("name", "timezone")
     def _check_text(self, key: str, value: object) -> str:
         longest = 200 if key == "name" else 100
-        if not isinstance(value, str) or not 1 <= len(value) <= longest or "\0" in value:
-            raise OptionError(f"a schedule's {key} must be a text of 1 to {longest} characters, not {value!r}")
+        if not isinstance(value, str) or not 1 <= len(value) <= longest or clean(value) != value:
+            raise OptionError(
+                f"a schedule's {key} must be a text of 1 to {longest} characters, without NUL and lone surrogates, not {value!r}"
+            )
         if key == "timezone" and "expression" in vars(self):
             rule_of(self.expression, value)
         return value

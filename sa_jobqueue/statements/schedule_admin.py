@@ -35,6 +35,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
+from ..failures import clean
 from ..models import Job, Schedule, schema_function
 from .admin import UNSYNCHRONIZED, check_criteria
 from .parts import epoch, lock_in_order, members, table_of
@@ -68,7 +69,7 @@ def pause_schedules(
         .values(
             paused_at=func.coalesce(columns.paused_at, func.now()),
             paused_by=literal_column("'operator'"),
-            pause_reason=bindparam("reason", reason.replace("\0", ""), Text),
+            pause_reason=bindparam("reason", clean(reason), Text),
         )
         .returning(columns.name)
         .execution_options(**UNSYNCHRONIZED)

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Registry, Schedule, Unique, every, task
 from sa_jobqueue.errors import OptionError, PayloadError
-from sa_jobqueue.statements import run_schedules
+from sa_jobqueue.statements import pause_schedules, run_schedules
 from sa_jobqueue.store import Ticked, default_store, definition_of
 from sa_jobqueue.store.declared import Declaring
 from tests.support.factory import TABLE
@@ -135,7 +135,7 @@ def test_a_call_gives_the_arguments_by_keyword() -> None:
         ({"catch_up": "1h"}, "catch_up must be seconds or a timedelta, not '1h'"),
         ({"pause_after": 0}, "pause_after must be an integer from 1 to 1,000, or None, not 0"),
         ({"pause_after": True}, "pause_after must be an integer from 1 to 1,000, or None, not True"),
-        ({"name": ""}, "name must be a text of 1 to 200 characters, not ''"),
+        ({"name": ""}, "name must be a text of 1 to 200 characters, without NUL and lone surrogates, not ''"),
         ({"timezone": "Europe/Graz"}, "Europe/Graz"),
         ({"missed": "all", "overlap": "skip"}, "makes several jobs at once"),
     ],
@@ -196,6 +196,22 @@ def test_two_schedules_of_one_name_are_refused(engine: Engine) -> None:
 
 
 # ---- ticks
+
+
+@pytest.mark.parametrize("key", ["name", "timezone"])
+@pytest.mark.parametrize("text", ["\0", "report \ud800"], ids=["NUL", "surrogate"])
+def test_a_text_that_the_database_cannot_hold_is_refused_where_it_is_written(key: str, text: str) -> None:
+    """In the flush it would fail with all that the flush holds."""
+    with pytest.raises(OptionError, match=f"a schedule's {key} must be a text of .* without NUL and lone surrogates"):
+        Schedule(every(60), report, 1, **{key: text})  # type: ignore[arg-type]
+
+
+def test_the_reason_of_a_pause_may_be_any_text(engine: Engine) -> None:
+    """As that of a discard: what the database cannot hold is replaced."""
+    add(engine, Schedule(every(60), report, 1, name="paused"))
+    with engine.begin() as connection:
+        connection.execute(pause_schedules(Schedule.name == "paused", reason="\0no\ud800 provider"))
+    assert schedule_of(engine, "paused").pause_reason == "\ufffdno\ufffd provider"
 
 
 def test_jitter_makes_the_job_due_later_than_its_tick(engine: Engine) -> None:
