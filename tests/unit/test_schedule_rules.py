@@ -159,6 +159,7 @@ def test_spaces_do_not_matter() -> None:
             r"an interval is given as every\(300\) or every\(timedelta\(minutes=5\)\), .*, not 'every 5 minutes'",
         ),
         ("every nan s", "an interval is given as"),
+        ("every x s", "an interval is given as"),
         ("every 0.5 s", "at least 1 second, not 0.5"),
         (300, r"or every\(...\), not 300"),
         (timedelta(minutes=5), r"or every\(...\), not datetime.timedelta"),
