@@ -165,6 +165,7 @@ def test_a_worker_is_killed_only_when_it_is_known_which_process_that_is(database
     assert re.search(r"worker \d+ is killed with SIGKILL", said)
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_second_demo_in_the_same_database_is_refused_while_the_first_one_runs(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -181,6 +182,7 @@ def test_a_second_demo_in_the_same_database_is_refused_while_the_first_one_runs(
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "."])
+@pytest.mark.usefixtures("measured")
 def test_a_folder_without_python_files_is_one_clear_line(database_url: str, tmp_path: Path, folder: str) -> None:
     """Exit code 2, and no traceback."""
     result = demo(database_url, tmp_path / folder)

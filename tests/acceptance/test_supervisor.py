@@ -97,6 +97,7 @@ def test_ctrl_c_reaches_the_supervisor_alone_which_lets_all_drain(shop: Shop) ->
 
 
 @pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.usefixtures("measured")
 def test_a_second_signal_reaches_the_workers(shop: Shop, frozen: bool) -> None:
     """They leave at once, and what they ran goes back; also where the first has not been heard yet (`frozen`)."""
     (job_id,) = shop.add(enqueue(app.never_ends, "a"))

@@ -63,10 +63,10 @@ OUTSIDE = {"apt", "apt-get", "docker", "git", "nox", "pip", "sudo", "systemctl",
 EXPORT = "export SA_JOBQUEUE_DATABASE_URL="
 #: What only looks, so that it may be asked again until a job has run.
 LOOKING = re.compile(r"^(sa-jobqueue (list|show|stats|workers|check)\b|curl )")
-#: What imports no application and starts no process does the same in the test's process, and takes a tenth of the time.
+#: What imports no application does the same in the test's process, and takes a tenth of the time.
 ALONE = re.compile(
     r"^sa-jobqueue (migrate|list|show|workers|check|grants|retry|cancel|discard|prune"
-    r"|schedule (list|next|pause|resume|run|backfill|remove))\b(?!.*--watch)[^|&;<>$`\\~*?]*$"
+    r"|bench (drain|steady|enqueue)|schedule (list|next|pause|resume|run|backfill|remove))\b(?!.*--watch)[^|&;<>$`\\~*?]*$"
 )
 #: What stays in the background, and what it says when it is ready.
 SERVERS = {"sa-jobqueue work": "serves", "uvicorn": "Uvicorn running on"}

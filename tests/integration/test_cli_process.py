@@ -180,6 +180,7 @@ def schema_found(folder: Path) -> str:
     return one_line("list", cwd=folder)
 
 
+@pytest.mark.usefixtures("measured")
 def test_the_first_screen_teaches_and_needs_nothing(tmp_path: Path) -> None:
     """Each command is there, in its group, and fits into 80 columns."""
     result = run_command(cwd=tmp_path, env={"COLUMNS": "80"})
