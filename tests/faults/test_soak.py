@@ -162,7 +162,7 @@ def test_a_small_soak_loses_nothing_and_does_nothing_twice(small: dict[str, Any]
 def test_a_small_soak_says_what_it_sees(small: dict[str, Any]) -> None:
     """A line for each sample, sizes and the memory of each worker in it."""
     samples = small["samples"]
-    assert len(samples) == 3
+    assert 2 <= len(samples) <= 3  # one each second, in three seconds
     assert all(min(sample["heap"], sample["toast"], sample["indexes"]) > 0 for sample in samples)
     assert all(len(sample["memory"]) == 2 for sample in samples)
     assert all(sample["slowness"] > 0 and sample["flush"] > 0 for sample in samples)
