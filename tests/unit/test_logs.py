@@ -17,6 +17,7 @@ from sa_jobqueue.cli.config import LogLevel
 from sa_jobqueue.cli.logs import LogFormat, set_log_format
 from sa_jobqueue.cli.messages import set_up_logging
 from sa_jobqueue.log import get_logger
+from sa_jobqueue.worker.running.joblog import lasting
 
 DSN = "postgresql://bob:hunter2@db/x"
 MASKED = "postgresql://bob:***@db/x"
@@ -218,3 +219,24 @@ def test_every_module_of_ours_logs_on_one_line() -> None:
     modules = list(Path(sa_jobqueue.__file__).parent.rglob("*.py"))
     assert len(modules) > 50
     assert [one.name for one in modules if "logging.getLogger(__name__)" in one.read_text("utf-8")] == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (None, "some time"),
+        (0.000_02, "0.02 ms"),
+        (0.004_2, "4.2 ms"),
+        (0.099_4, "99 ms"),
+        (0.099_6, "0.1 s"),
+        (0.12, "0.12 s"),
+        (9.96, "10 s"),
+        (15.4, "15 s"),
+        (119.0, "119 s"),
+        (120.0, "2 min"),
+        (5_400.0, "90 min"),
+        (200_000.0, "2.3 d"),
+    ],
+)
+def test_a_duration_is_shown_as_people_write_it(seconds: float | None, shown: str) -> None:
+    assert lasting(seconds) == shown

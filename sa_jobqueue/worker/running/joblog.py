@@ -117,7 +117,7 @@ def lasting(seconds: float | None) -> str:
     """A duration for people: 4 ms, 0.12 s, 15 s, 2 min."""
     if seconds is None:
         return "some time"
-    if seconds < 0.1:
+    if seconds < 0.0995:  # above it two digits of milliseconds would be 1e+02
         return f"{seconds * 1_000:.2g} ms"
     size, unit = next((one for one in _UNITS if seconds >= 2 * one[0]), _UNITS[-1])
     return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"
