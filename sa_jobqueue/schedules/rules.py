@@ -90,7 +90,10 @@ class Cron:
     timezone: str = "UTC"
 
     def after(self, moment: datetime) -> datetime:
-        """The first tick later than `moment`, in UTC. Raises OptionError if there is none in the next 50 years."""
+        """The first tick later than `moment`, in UTC.
+
+        Raises OptionError if there is none in the next 50 years, and OverflowError if it would be later than the year 9999.
+        """
         for at in self._ticks(moment):
             return at
         raise OptionError(
@@ -176,11 +179,9 @@ def _parsed(text: str, timezone: str) -> Rule:
     zone = _zone(timezone)
     expression = " ".join(words)
     try:
-        ticks = CronSim(_NAMED.get(expression.lower(), expression), _SOME_DAY.astimezone(zone))
+        CronSim(_NAMED.get(expression.lower(), expression), _SOME_DAY.astimezone(zone))
     except CronSimError as error:
         raise OptionError(f"a schedule's rule must be {_EXAMPLE}, not {text!r}: {_reason(error)}") from None
-    if next(ticks, None) is None:
-        raise OptionError(f"the cron expression {text!r} names no time: there is no such day")
     return Cron(expression.lower() if expression.startswith("@") else expression, timezone)
 
 
