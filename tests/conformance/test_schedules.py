@@ -122,7 +122,7 @@ async def test_what_an_operator_does_to_schedules_is_a_statement(client: Client,
         assert await returned(unit, remove_schedules(Schedule.name == "c")) == ["c"]
         listed = (await settle(unit.execute(list_schedules()))).all()
         assert [(row.name, row.paused_by, row.pause_reason) for row in listed] == [
-            ("a", "operator", 'it\'s "late"'), ("b", None, None),
+            ("a", "operator", 'it\'s\N{REPLACEMENT CHARACTER} "late"'), ("b", None, None),
         ]  # fmt: skip
         assert [row.job_id for row in listed] == made
         assert {row.job_status for row in listed} == {"queued"}

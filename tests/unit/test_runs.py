@@ -19,7 +19,7 @@ from sa_jobqueue import AsyncJobContext, JobContext, Registry, task
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.errors import SessionUnavailable
 from sa_jobqueue.lifecycle import Change, Event
-from sa_jobqueue.outcomes import NotStarted
+from sa_jobqueue.outcomes import NotStarted, Released
 from sa_jobqueue.store import default_store
 from sa_jobqueue.tasks import AnyTask
 from sa_jobqueue.worker.observer import Observer
@@ -265,10 +265,14 @@ def test_a_session_that_is_opened_just_when_its_job_ends_is_closed_again(handler
 
 
 def test_the_limits_of_a_job_count_from_its_claim() -> None:
-    """Which may be older than its coming here: its long arguments were fetched."""
+    """Which may be older than its coming here: its answer was on its way for long, or its long arguments were fetched."""
     job = run(nothing).job._replace(extra='{"expires": 5, "deadline": 9}')
     now = monotonic()
-    late, in_time = Run(job, nothing, now, now - 6, set()), Run(job, nothing, now, now - 4, set())
+    late, in_time, perhaps = (
+        Run(job, nothing, arrived, claimed, set())
+        for arrived, claimed in ((now - 6, now - 6), (now - 4, now - 4), (now, now - 6))
+    )
     assert unstarted(late) == NotStarted(failed=False)
     assert unstarted(in_time) is None
+    assert unstarted(perhaps) == Released()  # only the database knows
     assert timeout_of(late, now) == now + 3

@@ -117,8 +117,13 @@ class Run:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the claim."""
+        """Seconds since the claim was asked for: as many as since it was made, or some more."""
         return monotonic() - self.claimed
+
+    @property
+    def elapsed_here(self) -> float:
+        """Seconds since the job came here: as many as since its claim was made, or some less."""
+        return monotonic() - self.arrived
 
     def notice_stop(self) -> bool:
         """Whether the handler should come to an end; remembers that it was told so."""

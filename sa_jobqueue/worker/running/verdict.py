@@ -116,7 +116,11 @@ def unstarted(run: Run) -> Outcome | Lost | None:
     """What came of the run if its handler is not to be called: it was told to stop, or its time was over, as it waited for its slot."""
     if run.stop is not None:  # it would not be told again
         return of_stop(run)
-    return None if run.job.extra is None else not_started(run.job, run.elapsed)
+    if run.job.extra is None or not_started(run.job, run.elapsed) is None:
+        return None
+    # If the claim or long arguments were on their way for long, its time may not be over yet by the clock that counts, which is the
+    # database's. Then it goes back, and is claimed again or ended there.
+    return not_started(run.job, run.elapsed_here) or Released()
 
 
 def left_early(run: Run, value: Any) -> bool:
