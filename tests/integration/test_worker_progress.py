@@ -225,7 +225,8 @@ def test_an_outage_keeps_the_last_word_only(engine: Engine, url: str, registry: 
         with engine.begin() as connection:
             connection.execute(
                 text(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'sa-jobqueue worker' AND datname = current_database()"
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE application_name = 'sa-jobqueue worker' AND datname = current_database()"
                 )
             )
         wait_until(lambda: said(engine, id) == (0.999, "page 999"))
