@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
+    ARRAY,
     CTE,
     BigInteger,
     Boolean,
@@ -17,6 +18,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    cast,
     delete,
     func,
     literal_column,
@@ -109,11 +111,13 @@ def free_started_keys(started: Mapping[int, str], *, keys: type[UniqueKey] = Uni
             literal_column("'synchronous_commit'"), literal_column("'off'"), literal_column("true"), type_=Text()
         )
     ).scalar_subquery()
+    # By a subquery, which is executed once. In the condition itself the array's text would be read for each row.
+    ids = cast(select(array("started_ids", given["started_ids"], BigInteger())).scalar_subquery(), ARRAY(BigInteger))
     mine = (
         select(key.c.key)
         .where(
             key.c.key == func.any(array("started_keys", given["started_keys"], Text())),
-            key.c.job_id == func.any(array("started_ids", given["started_ids"], BigInteger())),
+            key.c.job_id == func.any(ids),
             at_leisure == literal_column("'off'"),
         )
         .order_by(key.c.key)
