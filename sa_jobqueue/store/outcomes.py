@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
-from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection
@@ -29,8 +28,6 @@ from .faults import Fault
 
 __all__ = ["Answer", "Outcomes", "alike", "kept_for_now"]
 
-#: What `Change.plain` and `Change.deletes` are made of. To ask each change for both takes three times as long.
-_WAY = attrgetter("event", "error", "unique", "retain")
 #: A completed job that a foreign key keeps from being deleted at once stays this long before pruning tries; the second
 #: where it only could not be deleted in time.
 _UNDELETABLE_RETAIN, _UNDELETED_RETAIN = 86_400.0, 60.0
@@ -46,12 +43,7 @@ class Answer(StrEnum):
 
 def alike(changes: Sequence[Change]) -> bool:
     """Whether one of the faster statements can write them all."""
-    if not changes:
-        return True
-    ways = list(map(_WAY, changes))
-    if ways.count(ways[0]) == len(ways):  # nearly always: they came of the same task, and ended well
-        return changes[0].plain
-    deletes = changes[0].deletes
+    deletes = bool(changes) and changes[0].deletes
     return all(change.plain and change.deletes is deletes for change in changes)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,7 +80,7 @@ async def write_async(ctx: AsyncJobContext, note: str) -> None:
 
 
 # No test waits by the sleeps below. They are what handlers do: pause between two looks at the test's gate (`hold`) or at
-# `ctx.cancelled`, block an event loop, or not end at all, until the process is killed.
+# `ctx.cancelled`, or block an event loop.
 
 
 @task(registry=registry, retry=SOON)
@@ -96,8 +97,7 @@ def fork(name: str) -> None:
     """A child that stays, whatever becomes of this process."""
     if os.fork() == 0:
         say(f"child-{name}")
-        while True:
-            time.sleep(1)
+        threading.Event().wait()
 
 
 @task(registry=registry, retry=SOON)
@@ -107,7 +107,7 @@ def forks(ctx: JobContext, name: str) -> None:
     ctx.session.execute(text("UPDATE locked SET n = n + 1"))
     if next(hold(name), None) is not None:
         fork(name)
-        time.sleep(3_600)
+        threading.Event().wait()
 
 
 @task(registry=registry, retry=SOON)
@@ -117,7 +117,7 @@ async def forks_async(ctx: AsyncJobContext, name: str) -> None:
     await ctx.session.execute(text("UPDATE locked SET n = n + 1"))
     if next(hold(name), None) is not None:
         fork(name)
-        await asyncio.sleep(3_600)
+        await asyncio.Event().wait()
 
 
 @task(registry=registry, retry=SOON)
@@ -195,7 +195,7 @@ async def cancel_all_tasks() -> None:
     say("killed")
     for each in asyncio.all_tasks():
         each.cancel()
-    await asyncio.sleep(600)
+    await asyncio.Event().wait()
 
 
 @task(registry=registry, retry=SOON)
@@ -203,7 +203,7 @@ def stop_worker() -> None:
     """Tells its process to end, and does not come to an end itself."""
     say("killed")
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(600)
+    threading.Event().wait()
 
 
 @task(registry=registry, retry=SOON, max_attempts=1)

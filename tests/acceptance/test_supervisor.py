@@ -53,7 +53,7 @@ def test_a_killed_worker_process_is_started_again(shop: Shop) -> None:
     assert len(shop.effects()) == 1
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system keeps no process on a core")
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot keep a process on one core")
 @pytest.mark.usefixtures("measured")
 def test_pinned_processes_stay_on_a_core_each(shop: Shop) -> None:
     """With all their threads; one that is started again is where the one before it was. One alone has the first core."""
@@ -354,7 +354,7 @@ def test_a_worker_without_a_thread_to_await_its_end_is_started_again(
     assert set(psutil.Process().children()) <= before
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system keeps no process on a core")
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot keep a process on one core")
 @pytest.mark.usefixtures("measured")
 def test_a_worker_whose_core_is_gone_runs_on_any(tmp_path: Path) -> None:
     """A container may be given other cores while the supervisor runs."""

@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 
 EXAMPLES = ROOT / "docs" / "examples"
 
-pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="docs/ is not here")
+pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="the wheel is tested without docs/")
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ DOCS = ROOT / "docs"
 SETTINGS, RULES, POLICY = WorkerSettings(), Rules(), RetryPolicy()
 DAY = 86_400
 
-pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="docs/ is not here")
+pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the wheel is tested without docs/")
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ PLAIN = {
 #: What the events are called in the glossary, where that is another word.
 SAME = {"complete": "outcome", "fail": "outcome", "unblock": "event"}
 
-pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="docs/ is not here")
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the wheel is tested without docs/")
 
 
 def entries() -> list[str]:

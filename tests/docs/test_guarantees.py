@@ -10,7 +10,7 @@ from tests.support.commands import ROOT
 
 PAGE = ROOT / "docs/explanation/faults.md"
 
-pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="docs/ is not here")
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the wheel is tested without docs/")
 
 
 def test_each_test_that_is_named_exists() -> None:

@@ -79,7 +79,7 @@ def test_only_what_is_between_the_markers_is_written(tmp_path: Path) -> None:
         write(page, CURVES)
 
 
-@pytest.mark.skipif(not PAGE.exists(), reason="docs/ is not here")
+@pytest.mark.skipif(not PAGE.exists(), reason="the wheel is tested without docs/")
 def test_the_page_has_the_markers() -> None:
     """Each once, so that the pictures have their place."""
     assert [PAGE.read_text().count(marker) for marker in (BEGIN, END)] == [1, 1]

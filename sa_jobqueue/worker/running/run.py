@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, StrEnum
 from time import monotonic
 from typing import Any
@@ -30,7 +30,7 @@ class Kind(Enum):
     PROCESS = 2  # a thread that waits for a child process
 
 
-#: For each run: to look a member up on its enum takes Python 3.11 a tenth of a microsecond.
+#: For each run: to look a member up on its enum takes Python 3.11 0.06 µs.
 _ASYNC, _THREAD, _PROCESS = Kind
 
 
@@ -214,14 +214,7 @@ class Runs:
 
         The writer calls it for a batch, the executor for a change that was committed with its handler's writes.
         """
-        held = self._held
-        with self._lock:
-            for change in changes:
-                run = held.get(change.id)
-                if run is not None and run.job.claim_token == change.claim_token:
-                    del held[change.id]
-                else:
-                    self._drop(change.id, change.claim_token)
+        self._drop(changes)
         if self.notes.any:
             self.notes.end(changes, applied=answer is Answer.APPLIED)
         if answer is Answer.APPLIED:
@@ -233,17 +226,19 @@ class Runs:
 
     def drop(self, run: Run) -> None:
         """The claim of this run has ended, and there is no outcome."""
-        with self._lock:
-            self._drop(run.job.id, run.job.claim_token)
+        self._drop([run.job])
         if self.notes.any:
             self.notes.drop(run.job)
 
-    def _drop(self, id: int, token: int | None) -> None:
-        run = self._held.get(id)  # perhaps that of a later claim
-        if run is not None and run.job.claim_token == token:
-            del self._held[id]
-        elif self._lost:
-            self._lost.pop((id, token), None)
+    def _drop(self, claims: Sequence[Change] | Sequence[ClaimedJob]) -> None:
+        held = self._held
+        with self._lock:
+            for claim in claims:
+                run = held.get(claim.id)  # perhaps that of a later claim
+                if run is not None and run.job.claim_token == claim.claim_token:
+                    del held[claim.id]
+                elif self._lost:
+                    self._lost.pop((claim.id, claim.claim_token), None)
 
     def unrenewed(self, seconds: float) -> list[Run]:
         """The runs whose claim was made or renewed more than `seconds` ago."""
