@@ -42,6 +42,7 @@ __all__ = [
     "FINISHED",
     "HELD",
     "LIVE",
+    "OUTCOMES",
     "TRANSITIONS",
     "Change",
     "Claim",
@@ -107,6 +108,17 @@ TRANSITIONS: dict[tuple[JobStatus, Event], JobStatus] = {
     (_S.COMPLETED, Event.REQUEUE): _S.QUEUED,
     (_S.FAILED, Event.REQUEUE): _S.QUEUED,
     (_S.CANCELLED, Event.REQUEUE): _S.QUEUED,
+}
+
+#: What an event that ends a claim makes of the job, in one word: how jobs are counted everywhere.
+OUTCOMES: Mapping[Event, str] = {
+    Event.COMPLETE: "completed",
+    Event.RETRY: "retried",
+    Event.FAIL: "failed",
+    Event.CANCEL: "cancelled",
+    Event.SNOOZE: "snoozed",
+    Event.RELEASE: "released",
+    Event.RESCUE: "rescued",
 }
 
 LIVE = frozenset({_S.QUEUED, _S.BLOCKED, _S.RUNNING})
