@@ -22,6 +22,7 @@ from .results import JobEnd
 from .retry import RetryPolicy
 from .schedules import every
 from .settings import WorkerSettings
+from .tally import TaskTally
 from .tasks import Registry, Task, TaskName, default_registry, task
 from .unique import Unique
 from .version import __version__
@@ -47,6 +48,7 @@ __all__ = [
     "Snooze",
     "Task",
     "TaskName",
+    "TaskTally",
     "Unique",
     "Worker",
     "WorkerSettings",

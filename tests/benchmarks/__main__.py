@@ -33,6 +33,7 @@ from .report import Figure, line, print_figures, write_json
 from .schedules import schedules
 from .schema import Bench, benchmark_database
 from .session import record_session, session
+from .tally import tally
 from .waiting import wait_for
 from .wal import wal
 
@@ -47,6 +48,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         limits_drain,
         child_drain,
         cancel,
+        tally,
         schedules,
         session,
         record_session,
