@@ -19,6 +19,7 @@ from .faults import Fault, fault_of, is_data_fault, is_too_much
 from .leases import Expired, Renewal
 from .notes import LogLines, Report
 from .outcomes import Answer, alike, kept_for_now
+from .pressure import Pressure, read_pressure
 from .pruning import Pruned
 from .schedules import Ticked
 from .store import Store, default_store, store_of
@@ -36,6 +37,7 @@ __all__ = [
     "Expired",
     "Fault",
     "LogLines",
+    "Pressure",
     "Pruned",
     "Renewal",
     "Report",
@@ -51,6 +53,7 @@ __all__ = [
     "is_data_fault",
     "is_too_much",
     "kept_for_now",
+    "read_pressure",
     "started_keys",
     "store_of",
     "without_key",
