@@ -42,7 +42,7 @@ _ACTIVITY = _view(
 _VACUUMS = _view("pg_stat_progress_vacuum", "pid")
 _PREPARED = _view("pg_prepared_xacts", "transaction", "prepared", "database")
 _SLOTS = _view("pg_replication_slots", "xmin")
-_STANDBYS = _view("pg_stat_replication", "replay_lsn", "replay_lag")
+_STANDBYS = _view("pg_stat_replication", "state", "replay_lsn", "replay_lag")
 
 
 def database_pressure() -> Executable:
@@ -60,7 +60,7 @@ def database_pressure() -> Executable:
         standbys.c.bytes.label("replication_bytes"),
         sessions.c.active,
         sessions.c.connections,
-        sessions.c.hidden,
+        (sessions.c.hidden + standbys.c.hidden).label("hidden"),
     ).select_from(sessions.join(prepared, true()).join(slots, true()).join(standbys, true()))
 
 
@@ -133,6 +133,7 @@ def _standbys() -> Subquery:
     return select(
         epoch(func.max(of.replay_lag)).label("seconds"),
         cast(behind, BigInteger).label("bytes"),
+        _number(of.state.is_(None)).label("hidden"),
     ).subquery("standbys")
 
 

@@ -33,7 +33,7 @@ class Pressure:
     connections: int
     """Sessions of clients on the whole server, busy or not."""
     hidden: int
-    """Sessions in this database of which this role may not know what they do. `GRANT pg_read_all_stats` shows them, and standbys."""
+    """Sessions in this database, and standbys, of which this role may not know what they do. `GRANT pg_read_all_stats` shows them."""
 
 
 def read_pressure(connection: Connection) -> Pressure:

@@ -5,7 +5,7 @@ SELECT greatest(sessions.seconds, prepared.seconds) AS snapshot_seconds,
     standbys.bytes AS replication_bytes,
     sessions.active,
     sessions.connections,
-    sessions.hidden
+    sessions.hidden + standbys.hidden AS hidden
 FROM (
     SELECT greatest(date_part('epoch', clock_timestamp() - (min(session.xact_start) FILTER (WHERE session.holds))), %(greatest_1)s) AS seconds,
         max(session.xids) FILTER (WHERE session.holds) AS xids,
@@ -51,6 +51,7 @@ JOIN (
 ) AS slots ON true
 JOIN (
     SELECT date_part('epoch', max(stat_replication.replay_lag)) AS seconds,
-        CAST(max(pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END, stat_replication.replay_lsn)) AS BIGINT) AS bytes
+        CAST(max(pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END, stat_replication.replay_lsn)) AS BIGINT) AS bytes,
+        count(*) FILTER (WHERE stat_replication.state IS NULL) AS hidden
     FROM pg_catalog.pg_stat_replication AS stat_replication
 ) AS standbys ON true

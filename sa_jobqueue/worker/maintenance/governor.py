@@ -1,0 +1,85 @@
+"""Decides how much of its slots a worker claims for, from what presses on the database. Pure: it reads nothing and acts on nothing.
+
+>>> governor = Governor({"max_lock_waits": 10})
+>>> pressure = Pressure(0.0, 0, 40, None, None, 0, 0, 0)
+>>> governor.hear(pressure), governor.hear(pressure), governor.share
+(<Turned.BEGUN: 'begun'>, None, 0.25)
+>>> governor.reason
+'40 sessions wait for locks (max_lock_waits is 10)'
+
+The share is halved by each reading above a threshold, and grows by steps while all are below theirs. So workers that press on the
+database themselves, each without knowing of the others, come to share what the thresholds leave to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+
+from ...store import Pressure
+from ..running.joblog import lasting
+
+__all__ = ["Governor", "Turned"]
+
+#: The least share. Of each queue one slot is left, whatever the share; a queue has at most 10,000.
+_LEAST = 1e-4
+#: What the share grows by at a reading that is well below all thresholds, and by one that is only just below one of them.
+_STEP, _SMALL_STEP = 0.1, 0.02
+#: Up to this part of a threshold a value is well below it.
+_WELL_BELOW = 0.8
+
+_Number = float | None
+
+#: By the name of the threshold: what is measured, and how it is said.
+_MEASURES: Mapping[str, tuple[Callable[[Pressure], _Number], Callable[[float], str]]] = {
+    "max_snapshot_age": (lambda found: found.snapshot_seconds, lambda value: f"a transaction has been open for {lasting(value)}"),
+    "max_lock_waits": (lambda found: found.lock_waits, lambda value: f"{value:,.0f} sessions wait for locks"),
+    "max_replication_lag": (lambda found: found.replication_seconds, lambda value: f"a standby is {lasting(value)} behind"),
+    "max_active_connections": (lambda found: found.active, lambda value: f"{value:,.0f} sessions are active"),
+}  # fmt: skip
+
+
+class Turned(Enum):
+    """What a reading has changed."""
+
+    BEGUN = "begun"
+    RECOVERED = "recovered"
+
+
+class Governor:
+    """Hears of the pressure, and says for which share of its slots the worker may claim. `thresholds`: the values, by setting."""
+
+    def __init__(self, thresholds: Mapping[str, float]) -> None:
+        self._thresholds = thresholds
+        self.share = 1.0
+        """From just above 0 to 1, where nothing is held back."""
+        self.reason: str | None = None
+        """Which threshold was passed last, and by what. None: nothing is held back."""
+
+    def hear(self, pressure: Pressure) -> Turned | None:
+        """Decide by this reading."""
+        ratios = {name: self._ratio(name, pressure) for name in self._thresholds}
+        worst = max(ratios, key=ratios.__getitem__)
+        if ratios[worst] > 1:
+            turned = Turned.BEGUN if self.reason is None else None
+            self.share, self.reason = max(self.share / 2, _LEAST), self._said(worst, pressure)
+            return turned
+        if self.reason is None:
+            return None
+        self.share += _STEP if ratios[worst] <= _WELL_BELOW else _SMALL_STEP
+        return Turned.RECOVERED if self.share >= 1.0 and self.let_go() else None
+
+    def let_go(self) -> bool:
+        """Hold back nothing from now on. Returns whether something was held back."""
+        held, self.share, self.reason = self.reason is not None, 1.0, None
+        return held
+
+    def _ratio(self, name: str, pressure: Pressure) -> float:
+        value, threshold = _MEASURES[name][0](pressure) or 0, self._thresholds[name]
+        if threshold == 0:
+            return 2.0 if value else 0.0
+        return value / threshold
+
+    def _said(self, name: str, pressure: Pressure) -> str:
+        measure, say = _MEASURES[name]
+        return f"{say(measure(pressure) or 0)} ({name} is {self._thresholds[name]:g})"
