@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import Enum
+from operator import attrgetter
+from typing import NamedTuple
 
 from ...store import Pressure
 from ..running.joblog import lasting
@@ -28,15 +30,30 @@ _STEP, _SMALL_STEP = 0.1, 0.02
 #: Up to this part of a threshold a value is well below it.
 _WELL_BELOW = 0.8
 
-_Number = float | None
 
-#: By the name of the threshold: what is measured, and how it is said.
-_MEASURES: Mapping[str, tuple[Callable[[Pressure], _Number], Callable[[float], str]]] = {
-    "max_snapshot_age": (lambda found: found.snapshot_seconds, lambda value: f"a transaction has been open for {lasting(value)}"),
-    "max_lock_waits": (lambda found: found.lock_waits, lambda value: f"{value:,.0f} sessions wait for locks"),
-    "max_replication_lag": (lambda found: found.replication_seconds, lambda value: f"a standby is {lasting(value)} behind"),
-    "max_active_connections": (lambda found: found.active, lambda value: f"{value:,.0f} sessions are active"),
-}  # fmt: skip
+class _Measure(NamedTuple):
+    """What a threshold is of, and how a value of it is said."""
+
+    of: Callable[[Pressure], float | None]
+    say: Callable[[float], str]
+
+
+def _counted(one: str, several: str) -> Callable[[float], str]:
+    return lambda number: f"1 {one}" if number == 1 else f"{number:,.0f} {several}"
+
+
+_MEASURES: Mapping[str, _Measure] = {
+    "max_snapshot_age": _Measure(
+        attrgetter("snapshot_seconds"), lambda seconds: f"a transaction has been open for {lasting(seconds)}"
+    ),
+    "max_lock_waits": _Measure(
+        attrgetter("lock_waits"), _counted("session waits for a lock", "sessions wait for locks")
+    ),
+    "max_replication_lag": _Measure(
+        attrgetter("replication_seconds"), lambda seconds: f"a standby is {lasting(seconds)} behind"
+    ),
+    "max_active_connections": _Measure(attrgetter("active"), _counted("session is active", "sessions are active")),
+}
 
 
 class Turned(Enum):
@@ -75,11 +92,11 @@ class Governor:
         return held
 
     def _ratio(self, name: str, pressure: Pressure) -> float:
-        value, threshold = _MEASURES[name][0](pressure) or 0, self._thresholds[name]
+        value, threshold = _MEASURES[name].of(pressure) or 0, self._thresholds[name]
         if threshold == 0:
             return 2.0 if value else 0.0
         return value / threshold
 
     def _said(self, name: str, pressure: Pressure) -> str:
-        measure, say = _MEASURES[name]
-        return f"{say(measure(pressure) or 0)} ({name} is {self._thresholds[name]:g})"
+        measure = _MEASURES[name]
+        return f"{measure.say(measure.of(pressure) or 0)} ({name} is {self._thresholds[name]:g})"
