@@ -17,7 +17,7 @@ from sa_jobqueue.worker.running.slots import Slots
 CALM = Pressure(0.0, 0, 0, None, None, 0, 0, 0)
 THRESHOLDS = {"max_snapshot_age": 60.0, "max_lock_waits": 10, "max_replication_lag": 5.0, "max_active_connections": 50}
 #: Settings and what passes them.
-OVER = {
+OVER: dict[str, tuple[dict[str, Any], str]] = {
     "max_snapshot_age": ({"snapshot_seconds": 720.0}, "a transaction has been open for 12 min (max_snapshot_age is 60)"),
     "max_lock_waits": ({"lock_waits": 11}, "11 sessions wait for locks (max_lock_waits is 10)"),
     "max_replication_lag": ({"replication_seconds": 5.5}, "a standby is 5.5 s behind (max_replication_lag is 5)"),

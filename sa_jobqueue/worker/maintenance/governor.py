@@ -42,16 +42,16 @@ def _counted(one: str, several: str) -> Callable[[float], str]:
     return lambda number: f"1 {one}" if number == 1 else f"{number:,.0f} {several}"
 
 
+def _lasted(text: str) -> Callable[[float], str]:
+    return lambda seconds: text.format(lasting(seconds))
+
+
 _MEASURES: Mapping[str, _Measure] = {
-    "max_snapshot_age": _Measure(
-        attrgetter("snapshot_seconds"), lambda seconds: f"a transaction has been open for {lasting(seconds)}"
-    ),
+    "max_snapshot_age": _Measure(attrgetter("snapshot_seconds"), _lasted("a transaction has been open for {}")),
     "max_lock_waits": _Measure(
         attrgetter("lock_waits"), _counted("session waits for a lock", "sessions wait for locks")
     ),
-    "max_replication_lag": _Measure(
-        attrgetter("replication_seconds"), lambda seconds: f"a standby is {lasting(seconds)} behind"
-    ),
+    "max_replication_lag": _Measure(attrgetter("replication_seconds"), _lasted("a standby is {} behind")),
     "max_active_connections": _Measure(attrgetter("active"), _counted("session is active", "sessions are active")),
 }
 
