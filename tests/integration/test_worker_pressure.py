@@ -50,7 +50,7 @@ class Load:
         add(engine, *(enqueue(load) for _ in range(6_000)))
 
     def most_of_next(self, jobs: int) -> int:
-        """The most handlers that run at a time, while so many start."""
+        """The most handlers that run at a time, while this number of jobs start."""
         self.most, until = self.running, self.started + jobs
         wait_until(lambda: self.started >= until)
         return self.most
@@ -63,7 +63,7 @@ def load(engine: Engine, registry: Registry) -> Load:
 
 @contextmanager
 def snapshot(url: str) -> Iterator[None]:
-    """A transaction that somebody has forgotten."""
+    """A transaction that was forgotten."""
     with connect(url) as session:
         session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         session.execute("SELECT count(*) FROM sa_jobqueue.job")
