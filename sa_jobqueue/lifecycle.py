@@ -42,6 +42,7 @@ __all__ = [
     "FINISHED",
     "HELD",
     "LIVE",
+    "OUTCOMES",
     "TRANSITIONS",
     "Change",
     "Claim",
@@ -107,6 +108,18 @@ TRANSITIONS: dict[tuple[JobStatus, Event], JobStatus] = {
     (_S.COMPLETED, Event.REQUEUE): _S.QUEUED,
     (_S.FAILED, Event.REQUEUE): _S.QUEUED,
     (_S.CANCELLED, Event.REQUEUE): _S.QUEUED,
+}
+
+#: What came of an attempt, as it is told to middleware and counted. Only what can happen to a running job; an outcome that came too
+#: late for its claim is "lost".
+OUTCOMES: Mapping[Event, str] = {
+    Event.COMPLETE: "completed",
+    Event.RETRY: "retried",
+    Event.FAIL: "failed",
+    Event.CANCEL: "cancelled",
+    Event.SNOOZE: "snoozed",
+    Event.RELEASE: "released",
+    Event.RESCUE: "rescued",
 }
 
 LIVE = frozenset({_S.QUEUED, _S.BLOCKED, _S.RUNNING})

@@ -15,6 +15,7 @@ from ...log import get_logger
 from ...store import Answer
 from ...tasks import Task
 from ..observer import Observer
+from .attempt_end import AttemptEnd
 from .notes import Notes
 
 __all__ = ["Kind", "Run", "Runs", "Stop"]
@@ -55,6 +56,7 @@ class Run:
         "_unsettled",
         "abandoned",
         "arrived",
+        "attempt_end",
         "claimed",
         "interrupted",
         "job",
@@ -104,6 +106,8 @@ class Run:
         # The attempt was given up while the handler still runs. Maintenance and runner write it, holding the lock of the
         # slots; the watchdog reads it.
         self.abandoned = False
+        # What is to be told of the attempt's end, where there is middleware. The runner writes it; the one that settles it reads it.
+        self.attempt_end: AttemptEnd | None = None
         # Nothing of the run goes on here: the writer has its outcome, or it is written. The one that settled it writes it;
         # the loop reads it.
         self.reported = False
