@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -57,7 +57,7 @@ class Recorder(Middleware):
     attempts: list[Attempt] = field(default_factory=list)
 
     @contextmanager
-    def around(self, attempt: Attempt) -> Iterator[None]:
+    def around(self, attempt: Attempt) -> Generator[None]:
         self.attempts.append(attempt)
         attempt.at_end(self.end)
         self.seen.append(f"{self.name} in")
@@ -108,7 +108,7 @@ def declare(registry: Registry, kind: str, work: Callable[[Any], object], **opti
 class Around(Middleware):
     """With this function, which yields, as its `around`."""
 
-    def __init__(self, function: Callable[[Attempt], Iterator[None]]) -> None:
+    def __init__(self, function: Callable[[Attempt], Generator[None]]) -> None:
         self._function = contextmanager(function)
 
     def around(self, attempt: Attempt) -> Any:
@@ -123,8 +123,8 @@ def test_each_middleware_is_entered_before_the_handler_and_left_after_it(
     seen: list[str] = []
     threads: set[int] = set()
 
-    def layer(name: str) -> Callable[[Attempt], Iterator[None]]:
-        def around(attempt: Attempt) -> Iterator[None]:
+    def layer(name: str) -> Callable[[Attempt], Generator[None]]:
+        def around(attempt: Attempt) -> Generator[None]:
             attempt.at_end(lambda outcome, error: seen.append(f"{name} {outcome} {error}"))
             seen.append(f"{name} in, {attempt.task} {attempt.attempt} of {attempt.max_attempts}")
             threads.add(threading.get_ident())
@@ -208,7 +208,7 @@ def test_the_end_is_told_after_the_commit(engine: Engine, url: str, registry: Re
     """A callback sees what the handler wrote, and its job completed."""
     found: list[tuple[str, str]] = []
 
-    def around(attempt: Attempt) -> Iterator[None]:
+    def around(attempt: Attempt) -> Generator[None]:
         def end(outcome: str, error: BaseException | None) -> None:
             with engine.connect() as connection:
                 note = connection.scalar(text("SELECT said FROM note"))
@@ -243,7 +243,7 @@ def test_a_middleware_may_raise_an_outcome_in_place_of_the_handlers_exception(
     """Also one that means to try again later, or not at all."""
     expected = {Snooze: "snoozed", Retry: "retried", Cancel: "cancelled", Discard: "failed", ValueError: "retried"}
 
-    def around(attempt: Attempt) -> Iterator[None]:
+    def around(attempt: Attempt) -> Generator[None]:
         try:
             yield
         except ZeroDivisionError:
@@ -260,7 +260,7 @@ def test_a_middleware_may_raise_an_outcome_in_place_of_the_handlers_exception(
 def test_a_middleware_may_keep_an_exception_to_itself(engine: Engine, url: str, registry: Registry, kind: str) -> None:
     """Then the job is completed, as if the handler had returned None."""
 
-    def around(attempt: Attempt) -> Iterator[None]:
+    def around(attempt: Attempt) -> Generator[None]:
         try:
             yield
         except ZeroDivisionError:
@@ -308,16 +308,16 @@ def test_a_middleware_that_raises_on_entry_keeps_the_handler_from_being_called(
     assert {job_of(engine, id).status for id in ids} == {JobStatus.QUEUED}
 
 
-def never(attempt: Attempt) -> Iterator[None]:
+def never(attempt: Attempt) -> Generator[None]:
     yield from ()
 
 
-def twice(attempt: Attempt) -> Iterator[None]:
+def twice(attempt: Attempt) -> Generator[None]:
     yield
     yield
 
 
-def goes_on(attempt: Attempt) -> Iterator[None]:
+def goes_on(attempt: Attempt) -> Generator[None]:
     try:
         yield
     except BaseException:
@@ -368,7 +368,7 @@ def test_a_callback_that_fails_is_logged_and_changes_nothing(
     """The others are called all the same."""
     outside = recorder()
 
-    def around(attempt: Attempt) -> Iterator[None]:
+    def around(attempt: Attempt) -> Generator[None]:
         def fail(outcome: str, error: BaseException | None) -> None:
             raise SystemExit(3)
 
@@ -390,7 +390,7 @@ def test_a_context_variable_that_a_middleware_sets_is_the_handlers_alone(
     """It is reset by the same context, so the runner goes on with the next job."""
     found: list[str] = []
 
-    def around(attempt: Attempt) -> Iterator[None]:
+    def around(attempt: Attempt) -> Generator[None]:
         token = tenant.set(attempt.meta.get("tenant", "none"))
         try:
             yield
@@ -464,7 +464,7 @@ def test_an_attempt_that_is_given_up_is_told_while_its_handler_still_runs(
     release, told = threading.Event(), threading.Event()
     threads: list[str] = []
 
-    def around(attempt: Attempt) -> Iterator[None]:
+    def around(attempt: Attempt) -> Generator[None]:
         def hang(outcome: str, error: BaseException | None) -> None:
             threads.append(threading.current_thread().name)
             told.set()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class Says(Middleware):
     """Writes down each beginning and each end."""
 
     @contextmanager
-    def around(self, attempt: Attempt) -> Iterator[None]:
+    def around(self, attempt: Attempt) -> Generator[None]:
         attempt.at_end(lambda outcome, error: say(f"{attempt.job_id} {outcome} {type(error).__name__}"))
         say(
             f"{attempt.job_id} begins, {attempt.meta.get('tenant')}, in the worker: {os.getpid() == int(os.environ['WORKER'])}"
