@@ -10,7 +10,6 @@ import asyncio
 import os
 import socket
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -50,6 +49,7 @@ from .running.sessions import Sessions
 from .running.slots import Slots
 from .running.writer import OutcomeWriter
 from .state import QueueState, WorkerState
+from .tally import Tally
 from .unknown import UnknownTasks
 from .watchdog import Watchdog
 
@@ -87,14 +87,14 @@ class WorkerSpec:
 class Services:
     """The parts for one `serve()`; made on the event loop that runs async handlers.
 
-    `counts`: where to count. `leaving()`: whether all tasks of the loop are being cancelled. `idle()` is called when nothing is
+    `tally`: where to count. `leaving()`: whether all tasks of the loop are being cancelled. `idle()` is called when nothing is
     due any more; `hopeless()`, on the watchdog's thread, while the event loop stays blocked past a timeout.
     """
 
     def __init__(
         self,
         spec: WorkerSpec,
-        counts: Counter[str],
+        tally: Tally,
         *,
         leaving: Callable[[], bool],
         idle: Callable[[], None] | None,
@@ -108,7 +108,7 @@ class Services:
         self.all_slots = {
             name: Slots(name, limit, buffer=settings.buffer, call=self._call) for name, limit in spec.queues.items()
         }
-        self.observer = Observer(counts, self.all_slots.values())
+        self.observer = Observer(tally, self.all_slots.values())
         self.runs = Runs(loop, self.observer)
         self.writer = OutcomeWriter(self.runs.end, store=store)
         self.reopening = Reopening(loop, self.all_slots, self._wake)
@@ -210,7 +210,7 @@ class Services:
 
     def running(self) -> list[Run]:
         """The runs whose outcomes are not known yet."""
-        return [run for run in self.runs.all() if not run.reported]
+        return [run for run in self.runs.all() if run.ended is None]
 
     def give_back(self, runs: Iterable[Run]) -> None:
         """Give these jobs back to their queues, and wait for their handlers no longer."""

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -20,6 +19,7 @@ from .running.run import Stop
 from .running.timeouts import StuckQueues
 from .services import Services, WorkerSpec
 from .state import WorkerState
+from .tally import Tally, outcomes_of
 
 __all__ = ["LAST_CALL", "Serving"]
 
@@ -34,15 +34,10 @@ _BEAT = 0.5
 #: Seconds between two checks whether to end by itself; the second where `max_jobs` is set.
 _CHECK, _CHECK_JOBS = 1.0, 0.1
 
-#: What was counted, as the last line of the log says it; "lost" and "unknown" are said as they are.
+#: What was counted, as the last line of the log says it, where it is not the word of the tally.
 _PAST = {
-    "cancel": "cancelled",
-    "complete": "completed",
-    "fail": "failed",
-    "release": "given back",
-    "rescue": "rescued",
-    "retry": "to be retried",
-    "snooze": "snoozed",
+    "released": "given back",
+    "retried": "to be retried",
 }
 
 
@@ -54,8 +49,8 @@ class Serving:
     blocks; `_threads_until` belongs to the watchdog's thread; `under_way` is written by the loop and read by any thread.
     """
 
-    def __init__(self, spec: WorkerSpec, counts: Counter[str], *, until_idle: bool, own_process: bool = False) -> None:
-        self._spec, self._counts, self._own_process = spec, counts, own_process
+    def __init__(self, spec: WorkerSpec, tally: Tally, *, until_idle: bool, own_process: bool = False) -> None:
+        self._spec, self._tally, self._own_process = spec, tally, own_process
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
         self._ending = Ending.STOPPED
@@ -67,7 +62,7 @@ class Serving:
         """Whether it has begun, and not yet ended."""
         self._services = Services(
             spec,
-            counts,
+            tally,
             leaving=self._leaving,
             idle=self.stop if until_idle else None,
             hopeless=self._end_hopeless,
@@ -95,7 +90,7 @@ class Serving:
 
     def state(self) -> WorkerState:
         """What goes on just now. For any thread."""
-        return self._services.state(dict(self._counts), serving=self.under_way)
+        return self._services.state(outcomes_of(self._tally.snapshot()), serving=self.under_way)
 
     def stop(self, *, now: bool = False) -> None:
         """Claim no more and let running jobs finish; `now`: do not wait for them."""
@@ -205,7 +200,9 @@ class Serving:
             services.give_back(left)
         await _apart(services.finish)
         await self._spec.engines.dispose()
-        counted = ", ".join(f"{number} {_PAST.get(what, what)}" for what, number in sorted(self._counts.items()))
+        counted = ", ".join(
+            f"{number} {_PAST.get(what, what)}" for what, number in sorted(outcomes_of(self._tally.snapshot()).items())
+        )
         self._say("worker %s has left: %s", counted or "no jobs")
 
     def _say(self, message: str, said: str) -> None:
