@@ -1,10 +1,11 @@
-"""Tasks that run in child processes, with middleware there: a child imports this module, with SURROUNDED in its environment.
+"""Tasks for workers and their child processes, which import this module.
 
-The middleware writes what it sees into the file that SURROUNDED names.
+With SURROUNDED in the environment there is a middleware, which writes what it sees into the file that it names.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Generator
@@ -43,12 +44,29 @@ if "SURROUNDED" in os.environ:
 
 @task(registry=registry, executor="process")
 def writes(ctx: JobContext) -> None:
-    """Writes a row, and a line by a logger of its own."""
+    """Writes a row."""
     ctx.session.execute(text("INSERT INTO note VALUES ('written')"))
-    logging.getLogger("shop").warning("the handler's line")
 
 
 @task(registry=registry, executor="process", retry=RetryPolicy(no_retry=(ValueError,)))
 def fails() -> None:
     """Fails for good."""
     raise ValueError("no")
+
+
+@task(registry=registry, name="logs")
+def logs() -> None:
+    """Says something by a logger of the application's."""
+    logging.getLogger("shop").warning("a line", extra={"queue": "its own"})
+
+
+@task(registry=registry, name="logs_async")
+async def logs_async() -> None:
+    """The same, also on a thread."""
+    await asyncio.to_thread(logging.getLogger("shop").warning, "a line")
+
+
+@task(registry=registry, name="logs_in_child", executor="process")
+def logs_in_child() -> None:
+    """The same in a child process."""
+    logging.getLogger("shop").warning("a line")
