@@ -69,7 +69,9 @@ class ClaimedJob(NamedTuple):
 
 def meta_of(job: ClaimedJob) -> Mapping[str, Any]:
     """What the producer of the job sent along."""
-    found = json.loads(job.meta or "{}")
+    if job.meta is None or job.meta == "{}":
+        return {}
+    found = json.loads(job.meta)
     return found if isinstance(found, dict) else {}
 
 

@@ -35,13 +35,11 @@ Callback: TypeAlias = Callable[[str, BaseException | None], object]
 class Attempt:
     """What a middleware is told of the attempt that it is around. The worker makes it."""
 
-    __slots__ = ("_job", "_listen", "_meta", "waited")
+    __slots__ = ("_began", "_job", "_listen", "_meta")
 
     def __init__(self, job: ClaimedJob, listen: Callable[[Callback], None]) -> None:
-        self._job, self._listen = job, listen
+        self._job, self._listen, self._began = job, listen, time.time()
         self._meta: Mapping[str, Any] | None = None
-        self.waited: float = _waited(job, time.time())
-        """Seconds from when the job was due, or enqueued if that was later, until now. Never below 0, also where clocks differ."""
 
     @property
     def job_id(self) -> int:
@@ -79,6 +77,15 @@ class Attempt:
         if self._meta is None:
             self._meta = meta_of(self._job)
         return self._meta
+
+    @property
+    def waited(self) -> float:
+        """Seconds from when the job was due, or enqueued if that was later, until the attempt began. Never below 0, also where clocks
+        differ.
+        """
+        # `run_at` may be infinite, and neither time is this machine's.
+        waited = self._began - max(self._job.run_at, self._job.created_at)
+        return waited if 0.0 < waited < float("inf") else 0.0
 
     @property
     def enqueued_at(self) -> datetime:
@@ -186,9 +193,3 @@ def before_enqueue(call: Call) -> Call:
 def _overrides(middleware: Middleware, method: str) -> bool:
     found = getattr(middleware, method)
     return getattr(found, "__func__", None) is not getattr(Middleware, method)
-
-
-def _waited(job: ClaimedJob, now: float) -> float:
-    """`run_at` may be infinite, and none of these times is this machine's."""
-    waited = now - max(job.run_at, job.created_at)
-    return waited if 0.0 < waited < float("inf") else 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -60,22 +59,23 @@ async def _await(
 class _Layer:
     """One middleware's context manager. What it does wrong is said with its name."""
 
-    __slots__ = ("_attempt", "_manager", "_middleware")
+    __slots__ = ("_attempt", "_exit", "_middleware")
 
     def __init__(self, middleware: Middleware, attempt: Attempt) -> None:
         self._middleware, self._attempt = middleware, attempt
-        self._manager: AbstractContextManager[object]
+        self._exit: Callable[..., object]
 
     def __enter__(self) -> None:
         manager: Any = self._middleware.around(self._attempt)
-        if not isinstance(manager, AbstractContextManager):
+        try:
+            enter, self._exit = manager.__enter__, manager.__exit__
+        except AttributeError:
             raise MiddlewareError(
                 f"{type(self._middleware).__qualname__}.around() returned {manager!r}; it must return a context manager, with "
                 "__enter__ and __exit__: is @contextmanager missing, or is it an async one?"
-            )
-        self._manager = manager
+            ) from None
         try:
-            manager.__enter__()
+            enter()
         except RuntimeError as error:
             self._refuse(error)
             raise
@@ -84,7 +84,7 @@ class _Layer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         try:
-            return bool(self._manager.__exit__(kind, error, trace))
+            return bool(self._exit(kind, error, trace))
         except RuntimeError as failure:
             if failure is not error:
                 self._refuse(failure)

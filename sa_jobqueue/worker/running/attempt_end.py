@@ -18,6 +18,9 @@ __all__ = ["AttemptEnd", "Telling", "outcome_of"]
 
 logger = get_logger(__name__)
 
+#: Of all attempts: it is held for some instructions, and a lock for each would cost more.
+_lock = threading.Lock()
+
 
 def outcome_of(ending: RunEnding) -> str:
     """What callbacks are told that came of an attempt."""
@@ -27,31 +30,32 @@ def outcome_of(ending: RunEnding) -> str:
 class AttemptEnd:
     """The callbacks of one attempt, each called once. For any thread: a run may be given up while its handler still runs."""
 
-    __slots__ = ("_callbacks", "_end", "_job", "_lock")
+    __slots__ = ("_callbacks", "_end", "_job")
 
     def __init__(self, job: ClaimedJob) -> None:
-        self._job, self._lock = job, threading.Lock()
-        self._callbacks: list[Callback] = []  # under the lock
+        self._job = job
+        self._callbacks: list[Callback] | None = None  # under the lock
         self._end: tuple[str, BaseException | None] | None = None  # under the lock
 
     def add(self, callback: Callback) -> None:
         """Call it at the end, or now if that has come already."""
-        with self._lock:
+        with _lock:
             if (end := self._end) is None:
-                self._callbacks.append(callback)
+                self._callbacks = [*(self._callbacks or ()), callback]
                 return
         self._call(callback, *end)
 
     def tell(self, outcome: str, error: BaseException | None) -> None:
         """The attempt has ended so. Nothing if it was told before."""
-        with self._lock:
+        with _lock:
             if self._end is not None:
                 return
             # A traceback refers to the run, and so to this: a cycle that only the garbage collector would free.
             self._end = outcome, None if error is None or error.__traceback__ is not None else error
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in reversed(callbacks):
-            self._call(callback, outcome, error)
+            callbacks, self._callbacks = self._callbacks, None
+        if callbacks is not None:
+            for callback in reversed(callbacks):
+                self._call(callback, outcome, error)
 
     def _call(self, callback: Callback, outcome: str, error: BaseException | None) -> None:
         try:
