@@ -16,7 +16,6 @@ from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from ..calls import Call
-from ..errors import OptionError
 from ..failures import message_of, name_of
 from ..log import get_logger
 from ..middleware import Attempt, Middleware
@@ -55,19 +54,26 @@ class Tracing(Middleware):
 
     def before_enqueue(self, call: Call) -> Call:
         """Put the context of this enqueueing into the call's meta, if its trace is recorded."""
+        outer = trace.get_current_span()
+        context = outer.get_span_context()
+        if context.is_valid and not context.is_remote and not outer.is_recording():
+            return call  # within what is not recorded: not to ask again for each job saves most of what one costs
         if not is_instrumentation_enabled():
             return call
-        outer = trace.get_current_span()
-        current = outer.get_span_context()
+        try:
+            return self._traced(call, is_recorded=outer.is_recording() or context.is_valid)
+        except Exception as error:  # of a sampler, a propagator; or what it wrote cannot be stored
+            logger.warning("task %s: its enqueueing is not traced: %r", call.task, error)
+            return call
+
+    def _traced(self, call: Call, *, is_recorded: bool) -> Call:
+        """`is_recorded`: whether the current span is, here or where the request came from."""
         if not self._enqueue_spans:
-            is_recorded = outer.is_recording() or (current.is_remote and current.is_valid)
             return _with_context(call, None) if is_recorded else call
-        if current.is_valid and not outer.is_recording() and not current.is_remote:
-            return call  # within what is not recorded: not to ask again for each job saves most of what one costs
         name, attributes = _producer(call.queue)
         span = self._tracer.start_span(name, None, SpanKind.PRODUCER, attributes)
         if not span.is_recording():
-            return _with_context(call, None) if current.is_remote else call
+            return _with_context(call, None) if is_recorded else call
         try:
             span.set_attribute(semconv.TASK, call.task)
             return _with_context(call, trace.set_span_in_context(span))
@@ -83,7 +89,7 @@ class Tracing(Middleware):
         carrier = attempt.meta.get(_META)
         context, links = _EMPTY, None
         if isinstance(carrier, dict):
-            context = propagate.extract(carrier, _EMPTY)
+            context = propagate.extract({key: one for key, one in carrier.items() if isinstance(one, str)}, _EMPTY)
             enqueued = trace.get_current_span(context).get_span_context()
             if enqueued.is_valid:
                 links = [Link(enqueued)]
@@ -121,7 +127,12 @@ class _Processing:
         self._token: Token[Context]
 
     def __enter__(self) -> None:
-        self._token = attach(self._tracing.start(self._attempt))
+        try:
+            context = self._tracing.start(self._attempt)
+        except Exception as error:  # as above: the job matters more than its trace
+            logger.warning("job %d is not traced: %r", self._attempt.job_id, error)
+            context = _EMPTY
+        self._token = attach(context)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -164,8 +175,4 @@ def _end(span: Span, outcome: str, error: BaseException | None) -> None:
 def _with_context(call: Call, context: Context | None) -> Call:
     carrier: dict[str, str] = {}
     propagate.inject(carrier, context)
-    try:
-        return call.with_meta(**{_META: carrier}) if carrier else call
-    except OptionError as error:  # of a propagator's own; the job matters more than its trace
-        logger.warning("task %s: the context of its trace cannot be stored: %s", call.task, error)
-        return call
+    return call.with_meta(**{_META: carrier}) if carrier else call

@@ -33,6 +33,7 @@ from .report import Figure, line, print_figures, write_json
 from .schedules import schedules
 from .schema import Bench, benchmark_database
 from .session import record_session, session
+from .tracing import middleware, tracing
 from .waiting import wait_for
 from .wal import wal
 
@@ -62,6 +63,8 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         dead_entries,
         idle,
         memory,
+        middleware,
+        tracing,
         wal,
         counts,
     )
