@@ -251,6 +251,7 @@ class Services:
         written = self.claimer.finish(_FLUSH)
         self.reopening.finish()
         self.runners.finish()
+        self.executor.telling.finish(_LAST_CHORE)
         self.maintenance.finish(_LAST_CHORE)
         if self.listener is not None:
             self.listener.finish(_LAST_CHORE)

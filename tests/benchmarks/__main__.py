@@ -35,6 +35,7 @@ from .schedules import schedules
 from .schema import Bench, benchmark_database
 from .session import record_session, session
 from .tally import tally
+from .tracing import middleware, tracing
 from .waiting import wait_for
 from .wal import wal
 
@@ -66,6 +67,8 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         dead_entries,
         idle,
         memory,
+        middleware,
+        tracing,
         wal,
         counts,
     )
