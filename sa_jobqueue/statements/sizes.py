@@ -30,13 +30,18 @@ from ..models import Job, status_literal
 from .claim import PRIORITIES
 from .parts import array, rows, table_of
 
-__all__ = ["CAP", "index_sizes", "purge_overdue", "queue_depths", "table_sizes"]
+__all__ = ["CAP", "capped", "index_sizes", "purge_overdue", "queue_depths", "table_sizes"]
 
 #: Where counting stops: a number of this size means "more than 10,000".
 CAP = 10_001
 
 #: A time before which no job is due, for PostgreSQL has no difference to -infinity before version 17.
 _EARLIEST: ColumnElement[Any] = literal_column("timestamptz '0002-01-01 00:00:00+00'")
+
+
+def capped(number: int) -> str:
+    """A count as people read it: 9,999 or 10,000+."""
+    return f"{CAP - 1:,}+" if number >= CAP else f"{number:,}"
 
 
 def table_sizes(*, schema: str, tables: Sequence[str]) -> Executable:
