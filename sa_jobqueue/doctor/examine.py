@@ -22,7 +22,7 @@ __all__ = ["examine", "look_at"]
 
 #: A check that takes longer is given up: what is wrong with a busy server must not become worse by it.
 _PATIENCE = timedelta(seconds=5)
-_LOCK_PATIENCE = timedelta(seconds=1)
+_LOCK_PATIENCE = timedelta(milliseconds=250)
 
 
 def examine(

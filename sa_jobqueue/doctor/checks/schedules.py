@@ -18,7 +18,7 @@ _MOST = 100
 def check_schedules(examination: Examination) -> Finding:
     """Those whose time has passed, that have an error, or that were paused because their jobs failed."""
     schedule = examination.store.tables.schedule
-    late = schedule.due_at < in_seconds(-examination.thresholds.seen)
+    late = schedule.due_at < in_seconds(-examination.thresholds.seen, name="seen_seconds")
     active = schedule.paused_at.is_(None)
     rows = examination.connection.execute(
         select(schedule.name, schedule.error, schedule.paused_by, schedule.pause_reason, (active & late).label("late"))
