@@ -42,6 +42,7 @@ __all__ = [
     "FINISHED",
     "HELD",
     "LIVE",
+    "OUTCOMES",
     "TRANSITIONS",
     "Change",
     "Claim",
@@ -107,6 +108,17 @@ TRANSITIONS: dict[tuple[JobStatus, Event], JobStatus] = {
     (_S.COMPLETED, Event.REQUEUE): _S.QUEUED,
     (_S.FAILED, Event.REQUEUE): _S.QUEUED,
     (_S.CANCELLED, Event.REQUEUE): _S.QUEUED,
+}
+
+#: What an event that ends a claim makes of the job, in one word: how jobs are counted everywhere.
+OUTCOMES: Mapping[Event, str] = {
+    Event.COMPLETE: "completed",
+    Event.RETRY: "retried",
+    Event.FAIL: "failed",
+    Event.CANCEL: "cancelled",
+    Event.SNOOZE: "snoozed",
+    Event.RELEASE: "released",
+    Event.RESCUE: "rescued",
 }
 
 LIVE = frozenset({_S.QUEUED, _S.BLOCKED, _S.RUNNING})
@@ -212,6 +224,11 @@ class Change(NamedTuple):
     def deletes(self) -> bool:
         """Whether the row is deleted at once."""
         return self.retain == 0 and self.event is _COMPLETE
+
+    @property
+    def cancelled(self) -> Change:
+        """What was written in its place where a cancel had been asked for."""
+        return self._replace(event=Event.CANCEL, status=self.if_cancelled)
 
     def kept(self, seconds: float) -> Change:
         """The same, for a row that cannot be deleted now: it is kept for `seconds`, and pruning tries again."""

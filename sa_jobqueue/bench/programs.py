@@ -29,7 +29,7 @@ def work(ready: Ready, url: str, slots: int) -> int:
     worker = _connected(url, slots)
     ready()
     worker.run(until_idle=True)
-    return worker.counts["complete"]
+    return worker.counts["completed"]
 
 
 def serve(ready: Ready, url: str, slots: int) -> dict[int, float]:

@@ -89,8 +89,8 @@ def apply_changes(
     statement, by the database's clock. `unique`: also for jobs with unique keys, which those that end give back; None: if there
     are such among the `changes`.
 
-    Returns a row per change: id, claim_token, answer. The answer is "applied"; "lost": the claim is no longer valid, or,
-    for a rescue, the lease was renewed; or "locked": try again.
+    Returns a row per change: id, claim_token, answer. The answer is "applied"; "cancelled": applied, but as `if_cancelled`, because a
+    cancel was asked for meanwhile; "lost": the claim is no longer valid, or, for a rescue, the lease was renewed; or "locked": try again.
     """
     table = table_of(job)
     given = apply_parameters(changes)
@@ -103,10 +103,15 @@ def apply_changes(
     mine = and_(members(table.c.id, select(locked.c.id)), valid)
     deleted = _deleted(table, change, mine, skip_locked=skip_locked, unique=unique)
     updated = _updated(table, change, mine, unique=unique)
-    written = [select(one.c.id, one.c.claim_token) for one in (deleted, updated)]
+    written = [select(one.c.id, one.c.claim_token, one.c.status) for one in (deleted, updated)]
     done = union_all(*written).subquery("done")
+    cancelled = and_(
+        done.c.status == status_literal(JobStatus.CANCELLED), change.c.status != status_literal(JobStatus.CANCELLED)
+    )
     return (
-        select(change.c.id, change.c.claim_token, answered(done.c.id.is_not(None), valid, of=change))
+        select(
+            change.c.id, change.c.claim_token, answered(done.c.id.is_not(None), valid, of=change, cancelled=cancelled)
+        )
         .select_from(
             change.outerjoin(
                 done, and_(done.c.id == change.c.id, done.c.claim_token.is_not_distinct_from(change.c.claim_token))
@@ -153,7 +158,10 @@ def _deleted(
         delete(table)
         .where(members(columns.id, select(leaving.c.id)), mine, _deletes(change))
         .returning(
-            told_one(table, deleted=True), columns.claim_token, *([key_of(table).label("key")] if unique else [])
+            told_one(table, deleted=True),
+            columns.claim_token,
+            columns.status,
+            *([key_of(table).label("key")] if unique else []),
         )
         .cte("deleted")
     )
@@ -190,6 +198,7 @@ def _updated(table: Table, change: TableValuedAlias, mine: ColumnElement[bool], 
         .returning(
             told_one(table),
             columns.claim_token,
+            columns.status,
             *([ended_key(table, columns.status).label("key")] if unique else []),
         )
         .cte("updated")

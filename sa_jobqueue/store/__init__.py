@@ -15,6 +15,7 @@ from ..statements.claim import ClaimRequest
 from ..statements.parts import FIRST_ID, FIRST_TIME
 from .claims import MOST_TEXT, Texts
 from .declared import Definition, definition_of
+from .expiry import Late
 from .faults import Fault, fault_of, is_data_fault, is_too_much
 from .leases import Expired, Renewal
 from .notes import LogLines, Report
@@ -35,6 +36,7 @@ __all__ = [
     "Definition",
     "Expired",
     "Fault",
+    "Late",
     "LogLines",
     "Pruned",
     "Renewal",

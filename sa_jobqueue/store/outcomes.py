@@ -37,6 +37,8 @@ class Answer(StrEnum):
     """What a fenced write says of each row."""
 
     APPLIED = "applied"
+    CANCELLED = "cancelled"
+    """Applied as a cancel, which was asked for meanwhile."""
     LOST = "lost"
     LOCKED = "locked"
 
@@ -86,7 +88,8 @@ class Outcomes(Claims):
             written = bool(self._complete_one[change.result is not None].rows(connection, own_parameters(change)))
         else:
             (row,) = connection.execute(self._apply_to([change], waiting=True), apply_parameters([change]))
-            written = row.answer == Answer.APPLIED
+            answer = Answer(row.answer)
+            return Answer.LOST if answer is Answer.LOCKED else answer  # as the statement first saw it, before it waited
         return Answer.APPLIED if written else Answer.LOST
 
     def exchange(

@@ -9,7 +9,7 @@ from ..context import ClaimedJob
 from ..lifecycle import Rules, decide
 from ..log import get_logger
 from ..outcomes import Outcome, Released
-from ..tasks import Registry
+from ..tasks import AnyTask, Registry
 from .observer import Observer
 from .running.executor import Executor
 from .running.run import Run, Runs, Stop
@@ -51,7 +51,7 @@ class Dispatch:
                 self._return_unknown(job)
                 continue
             if job.queue not in by_queue:  # a trigger of the application's has moved it, just as it was claimed
-                self._writer.add(decide(job, Released(), task.rules, random=0.5))
+                self._end(job, task, Released())
                 continue
             run = Run(job, task, now, claimed_at, unsettled)
             runs.append(run)
@@ -70,7 +70,7 @@ class Dispatch:
         if task is None:
             self._return_unknown(job)
         else:
-            self._writer.add(decide(job, outcome, task.rules, random=0.5))
+            self._end(job, task, outcome)
         self._observer.claim(1)
 
     def _lose(self, run: Run) -> None:
@@ -85,5 +85,9 @@ class Dispatch:
 
     def _return_unknown(self, job: ClaimedJob) -> None:
         """Another release may know the task: back to the queue with a delay, and no attempt spent."""
-        self._observer.unknown()
-        self._writer.add(decide(job, Released(self._unknown.seconds(job)), Rules(), random=0.5))
+        self._end(job, None, Released(self._unknown.seconds(job)))
+
+    def _end(self, job: ClaimedJob, task: AnyTask | None, outcome: Outcome) -> None:
+        """Without a run."""
+        self._observer.set_aside(job, None if task is None else task.name)
+        self._writer.add(decide(job, outcome, Rules() if task is None else task.rules, random=0.5))

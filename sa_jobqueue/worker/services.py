@@ -10,9 +10,9 @@ import asyncio
 import os
 import socket
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..log import get_logger
 from ..outcomes import Released
@@ -32,14 +32,16 @@ from .maintenance.cancels import Cancels
 from .maintenance.expiry import EndLate
 from .maintenance.loop import Maintenance
 from .maintenance.notes import DropStrayNotes, WriteNotes
-from .maintenance.presence import Presence
+from .maintenance.presence import Presence, Vitals
 from .maintenance.prune import Prune
 from .maintenance.renew import Renewal
 from .maintenance.rescue import Rescue
 from .maintenance.schedules import EnqueueTicks
+from .maintenance.stats import KeepStats, WriteStats
 from .maintenance.timeouts import Timeouts
 from .maintenance.unique import FreeKeys
 from .observer import Observer
+from .process.memory import resident
 from .process.threads import ServiceThread
 from .running.executor import Executor
 from .running.reopening import Reopening
@@ -50,6 +52,7 @@ from .running.sessions import Sessions
 from .running.slots import Slots
 from .running.writer import OutcomeWriter
 from .state import QueueState, WorkerState
+from .tally import Tally
 from .unknown import UnknownTasks
 from .watchdog import Watchdog
 
@@ -87,14 +90,14 @@ class WorkerSpec:
 class Services:
     """The parts for one `serve()`; made on the event loop that runs async handlers.
 
-    `counts`: where to count. `leaving()`: whether all tasks of the loop are being cancelled. `idle()` is called when nothing is
+    `tally`: where to count. `leaving()`: whether all tasks of the loop are being cancelled. `idle()` is called when nothing is
     due any more; `hopeless()`, on the watchdog's thread, while the event loop stays blocked past a timeout.
     """
 
     def __init__(
         self,
         spec: WorkerSpec,
-        counts: Counter[str],
+        tally: Tally,
         *,
         leaving: Callable[[], bool],
         idle: Callable[[], None] | None,
@@ -108,7 +111,7 @@ class Services:
         self.all_slots = {
             name: Slots(name, limit, buffer=settings.buffer, call=self._call) for name, limit in spec.queues.items()
         }
-        self.observer = Observer(counts, self.all_slots.values())
+        self.observer = Observer(tally, self.all_slots.values())
         self.runs = Runs(loop, self.observer)
         self.writer = OutcomeWriter(self.runs.end, store=store)
         self.reopening = Reopening(loop, self.all_slots, self._wake)
@@ -149,6 +152,7 @@ class Services:
             settings=settings,
             listening=self._is_listening,
             idle=idle,
+            observer=self.observer,
             max_jobs=spec.max_jobs,
             most_text=_most_text(spec.registry),
         )
@@ -171,7 +175,16 @@ class Services:
                 hoard=settings.hoard,
             ),
             renewal=Renewal(connector, self.runs),
-            presence=Presence(connector, spec.id, spec.queues, next_look=self.ticks.hear),
+            presence=Presence(
+                connector,
+                spec.id,
+                spec.queues,
+                tasks=_known(spec.registry),
+                vitals=self._vitals,
+                tally=tally,
+                next_look=self.ticks.hear,
+            ),
+            stats=WriteStats(connector, tally, spec.id),
             notes=WriteNotes(connector, self.runs.notes),
             others=[
                 self.cancels,
@@ -179,8 +192,9 @@ class Services:
                 Rescue(connector, registry=spec.registry, observer=self.observer, max_rescues=settings.max_rescues),
                 Prune(connector, every=settings.prune_every),
                 FreeKeys(connector, every=settings.prune_every),
-                EndLate(connector),
+                EndLate(connector, registry=spec.registry, observer=self.observer),
                 DropStrayNotes(connector, every=settings.prune_every),
+                KeepStats(connector),
             ],
         )
         self.runs.notes.wake = self.maintenance.wake
@@ -210,7 +224,7 @@ class Services:
 
     def running(self) -> list[Run]:
         """The runs whose outcomes are not known yet."""
-        return [run for run in self.runs.all() if not run.reported]
+        return [run for run in self.runs.all() if run.ended is None]
 
     def give_back(self, runs: Iterable[Run]) -> None:
         """Give these jobs back to their queues, and wait for their handlers no longer."""
@@ -256,9 +270,16 @@ class Services:
             unfinished=len(self.running()),
             unwritten=len(self.writer),
             refused=self.writer.refused,
+            claims=tuple(self.observer.claims),
+            claim_seconds=self.observer.claim_seconds,
+            memory=resident(),
+            loop_lag=self.watchdog.lag,
         )
 
     # ---- calls of parts that are made after those that call them
+
+    def _vitals(self) -> Vitals:
+        return {"memory": resident(), "loop_lag": self.watchdog.lag, "pressure": None}
 
     def _call(self, slots: Slots, kind: Kind) -> None:
         self.runners.call(slots, kind)
@@ -280,6 +301,13 @@ class Services:
 
     def _is_listening(self) -> bool:
         return self.listener is not None and self.listener.listening
+
+
+def _known(registry: Registry) -> dict[str, dict[str, Any]]:
+    """The tasks of a registry, as `WorkerRow.tasks` has them."""
+    return {
+        task.name: {"queue": task.queue, "timeout": task.timeout, "aliases": list(task.aliases)} for task in registry
+    }
 
 
 def _most_text(registry: Registry) -> int:

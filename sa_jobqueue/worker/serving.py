@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -16,10 +15,12 @@ from typing import TypeVar
 from ..errors import WorkerBroken
 from ..log import get_logger
 from .process.exit_codes import Ending
+from .process.memory import resident
 from .running.run import Stop
 from .running.timeouts import StuckQueues
 from .services import Services, WorkerSpec
 from .state import WorkerState
+from .tally import Tally, outcomes_of
 
 __all__ = ["LAST_CALL", "Serving"]
 
@@ -34,15 +35,10 @@ _BEAT = 0.5
 #: Seconds between two checks whether to end by itself; the second where `max_jobs` is set.
 _CHECK, _CHECK_JOBS = 1.0, 0.1
 
-#: What was counted, as the last line of the log says it; "lost" and "unknown" are said as they are.
+#: What was counted, as the last line of the log says it, where it is not the word of the tally.
 _PAST = {
-    "cancel": "cancelled",
-    "complete": "completed",
-    "fail": "failed",
-    "release": "given back",
-    "rescue": "rescued",
-    "retry": "to be retried",
-    "snooze": "snoozed",
+    "released": "given back",
+    "retried": "to be retried",
 }
 
 
@@ -54,8 +50,8 @@ class Serving:
     blocks; `_threads_until` belongs to the watchdog's thread; `under_way` is written by the loop and read by any thread.
     """
 
-    def __init__(self, spec: WorkerSpec, counts: Counter[str], *, until_idle: bool, own_process: bool = False) -> None:
-        self._spec, self._counts, self._own_process = spec, counts, own_process
+    def __init__(self, spec: WorkerSpec, tally: Tally, *, until_idle: bool, own_process: bool = False) -> None:
+        self._spec, self._tally, self._own_process = spec, tally, own_process
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
         self._ending = Ending.STOPPED
@@ -67,7 +63,7 @@ class Serving:
         """Whether it has begun, and not yet ended."""
         self._services = Services(
             spec,
-            counts,
+            tally,
             leaving=self._leaving,
             idle=self.stop if until_idle else None,
             hopeless=self._end_hopeless,
@@ -95,7 +91,7 @@ class Serving:
 
     def state(self) -> WorkerState:
         """What goes on just now. For any thread."""
-        return self._services.state(dict(self._counts), serving=self.under_way)
+        return self._services.state(outcomes_of(self._tally.snapshot()), serving=self.under_way)
 
     def stop(self, *, now: bool = False) -> None:
         """Claim no more and let running jobs finish; `now`: do not wait for them."""
@@ -170,8 +166,8 @@ class Serving:
         max_jobs, max_memory = self._spec.max_jobs, self._spec.max_memory
         if max_jobs is not None and claimed >= max_jobs and not any(slots.waiting for slots in all_slots):
             return f"{claimed} jobs were claimed (max_jobs {max_jobs})"
-        if max_memory is not None and (resident := _resident()) > max_memory:
-            return f"{resident:,} bytes are resident (max_memory {max_memory:,})"
+        if max_memory is not None and (bytes_now := resident()) > max_memory:
+            return f"{bytes_now:,} bytes are resident (max_memory {max_memory:,})"
         if (stuck := self._stuck.check(all_slots)) is not None:
             return f"all {stuck.limit} slots of queue {stuck.name!r} are held by handlers that timed out"
         return None
@@ -205,7 +201,9 @@ class Serving:
             services.give_back(left)
         await _apart(services.finish)
         await self._spec.engines.dispose()
-        counted = ", ".join(f"{number} {_PAST.get(what, what)}" for what, number in sorted(self._counts.items()))
+        counted = ", ".join(
+            f"{number} {_PAST.get(what, what)}" for what, number in sorted(outcomes_of(self._tally.snapshot()).items())
+        )
         self._say("worker %s has left: %s", counted or "no jobs")
 
     def _say(self, message: str, said: str) -> None:
@@ -239,14 +237,3 @@ async def _apart(work: Callable[[], T]) -> T:
     except RuntimeError:  # the host allows no more threads
         run()
     return await asyncio.wrap_future(done)
-
-
-def _resident() -> int:
-    """Bytes of memory resident now."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -30,6 +30,7 @@ from ..models import SCHEMA, Job
 from ..options import checked_int, checked_name
 from ..settings import WorkerSettings
 from ..store import store_of
+from ..tally import TaskTally
 from ..tasks import Registry, default_registry
 from .children.setup import ChildSetup, Maker
 from .connections.engines import Engines
@@ -40,6 +41,7 @@ from .running.sessions import Sessions
 from .services import WorkerSpec
 from .serving import LAST_CALL, Serving
 from .state import QueueState, WorkerState
+from .tally import Tally, outcomes_of
 
 __all__ = ["Ending", "Worker"]
 
@@ -132,8 +134,7 @@ class Worker:
                 job=ChildSetup.job_class(job),
             ),
         )
-        self.counts: Counter[str] = Counter()
-        """What came of the jobs so far: by event, and "lost" and "unknown"."""
+        self._tally = Tally()
         self._serving: Serving | None = None
         self._begun = False
         """Whether it serves: two that bore one id would give back each other's jobs. Written by the loop."""
@@ -195,7 +196,7 @@ class Worker:
         if self._begun:
             raise ConfigurationError("this worker serves already; make another Worker to serve beside it")
         self.registry.resolve()
-        self._serving = serving = Serving(self._spec, self.counts, until_idle=until_idle, own_process=own_process)
+        self._serving = serving = Serving(self._spec, self._tally, until_idle=until_idle, own_process=own_process)
         if self._signals:
             serving.stop(now=self._signals > 1)  # a signal, or stop(), came before there was anything to stop
         self._begun = True
@@ -218,6 +219,17 @@ class Worker:
     def serving(self) -> bool:
         """Whether it has begun, and not yet ended."""
         return self._serving is not None and self._serving.under_way
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What came of the jobs so far, by outcome: "completed", "retried", "failed", "cancelled", "snoozed", "released", "rescued",
+        "lost"; and "unknown", those released because their tasks are not registered. For any thread.
+        """
+        return outcomes_of(self._tally.snapshot())
+
+    def tally(self) -> list[TaskTally]:
+        """What came of the jobs so far by queue and task, and how long they ran and waited. For any thread."""
+        return self._tally.snapshot()
 
     def state(self) -> WorkerState:
         """What the worker does just now: slots and jobs by queue, and counts. For any thread."""

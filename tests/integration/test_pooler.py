@@ -126,7 +126,7 @@ def test_the_worker_prepares_nothing_whatever_the_engine_would(engine: Engine, u
                 session.add(enqueue(handler))
                 session.commit()
             wait_until(lambda turn=turn: finished(engine) == turn)
-        assert worker.counts["complete"] == 15
+        assert worker.counts["completed"] == 15
     careless.dispose()
     assert prepared == []
 

@@ -108,7 +108,7 @@ def test_a_job_runs_in_another_process_and_its_result_comes_back(engine: Engine,
     assert [result["sum"] for result in results] == [1, 2, 3, 4, 5]
     (pid,) = {result["pid"] for result in results}
     assert pid != os.getpid()
-    assert worker.counts == {"complete": 5}
+    assert worker.counts == {"completed": 5}
     assert is_gone(pid)
 
 
@@ -119,7 +119,7 @@ def test_a_session_in_a_child_commits_with_the_completion(engine: Engine, url: s
     assert {job_of(engine, id).status for id in ids} == {JobStatus.COMPLETED}
     assert sorted(map(int, effects.notes())) == list(range(20))
     assert os.getpid() not in effects.pids()
-    assert worker.counts == {"complete": 20}
+    assert worker.counts == {"completed": 20}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_child_that_dies_costs_its_job_a_rescue_and_no_other_job_anything(
         effects.let_go("neighbour")
         beside = wait_for(engine, neighbour)
         wait_until(lambda: sum(worker.counts.values()) == 3)
-        assert worker.counts == {"rescue": 1, "complete": 2}
+        assert worker.counts == {"rescued": 1, "completed": 2}
     assert (job.status, job.attempt, job.rescues) == (JobStatus.COMPLETED, 1, 1)
     (error,) = job.errors
     assert (error["type"], message in error["message"]) == ("ChildDied", True)
@@ -252,7 +252,7 @@ def test_a_child_that_is_killed_from_outside_is_replaced(engine: Engine, url: st
         os.kill(idle, signal.SIGKILL)
         wait_until(lambda: is_gone(idle))
         last = wait_for(engine, add_one(engine, enqueue(heavy.effect, "last")))
-        wait_until(lambda: worker.counts["complete"] == 2)
+        wait_until(lambda: worker.counts["completed"] == 2)
     assert (job.status, job.rescues) == (JobStatus.COMPLETED, 1)
     assert "SIGKILL" in job.errors[0]["message"]
     assert (last.status, last.rescues) == (JobStatus.COMPLETED, 0)
@@ -366,7 +366,7 @@ def test_a_cancelled_handler_is_asked_first(engine: Engine, url: str, effects: E
         cancel(engine, id)
         job = wait_for(engine, id)
         wait_for(engine, add_one(engine, enqueue(heavy.effect, "next")))
-        assert worker.counts["cancel"] == 1
+        assert worker.counts["cancelled"] == 1
     assert (job.status, [error["type"] for error in job.errors]) == (JobStatus.CANCELLED, ["Cancelled"])
     assert effects.pids() == {pid}
     assert effects.notes() == ["next"]
@@ -411,7 +411,7 @@ def test_a_handler_whose_lease_is_lost_is_stopped(engine: Engine, url: str, effe
             )
         wait_until(lambda: is_gone(pid))
         wait_until(lambda: not worker.state().queues["default"].running)
-        assert not worker.counts
+        assert worker.counts == {"lost": 1}
     assert job_of(engine, id).status is JobStatus.RUNNING
     assert effects.notes() == []
 

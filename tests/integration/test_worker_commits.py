@@ -75,7 +75,7 @@ def test_a_job_and_its_writes_are_one_transaction(
     ids = add(notes, *[enqueue("writes") for _ in range(20)])
     worker = drain(url, made(NOTE), queues={"default": 1})
     assert {job_of(notes, id).status for id in ids} == {JobStatus.COMPLETED}
-    assert (counted(notes), worker.counts["complete"], len(said)) == (20, 20, 20)
+    assert (counted(notes), worker.counts["completed"], len(said)) == (20, 20, 20)
     with notes.connect() as connection:
         together = connection.scalar(text("SELECT count(*) FROM note, sa_jobqueue.job WHERE note.xmin = job.xmin"))
         kept = text("SELECT DISTINCT extract(epoch FROM purge_at - finished_at) FROM sa_jobqueue.job")
@@ -178,7 +178,7 @@ def test_a_lost_claim_commits_nothing(
 
     id = add_one(notes, enqueue("writes"))
     worker = drain(url, made(NOTE, then=lose), queues={"default": 1}, max_jobs=1)
-    assert (counted(notes), worker.counts["complete"], len(said)) == (0, 0, 1)
+    assert (counted(notes), worker.counts["completed"], len(said)) == (0, 0, 1)
     assert job_of(notes, id).status != "completed" or "completed" in lost
     assert caplog.text.count("its claim was lost; nothing it wrote was kept") == 1
 
@@ -197,7 +197,7 @@ def test_after_a_lost_claim_the_connection_serves_the_next_job(
     ids = add(notes, *[enqueue("writes") for _ in range(6)])
     worker = drain(url, made(NOTE, then=lose, retry=NEVER), queues={"default": 1})
     assert {job_of(notes, id).status for id in ids} == {JobStatus.COMPLETED}
-    assert (counted(notes), worker.counts["complete"], len(said)) == (6, 6, 7)
+    assert (counted(notes), worker.counts["completed"], len(said)) == (6, 6, 7)
 
 
 @pytest.mark.parametrize("name", ["after_commit", "before_commit", "from before_commit"])
@@ -524,7 +524,7 @@ def test_after_the_commit_the_attempt_has_not_failed_whatever_the_driver_says(
     worker = drain(url, made(NOTE, then=leave_open, retry=NEVER), queues={"default": 1})
     jobs = [job_of(notes, id) for id in ids]
     assert {(job.status, len(job.errors)) for job in jobs} == {(JobStatus.COMPLETED, 0)}
-    assert (counted(notes), worker.counts["complete"], len(said)) == (4, 4, 4)
+    assert (counted(notes), worker.counts["completed"], len(said)) == (4, 4, 4)
     assert caplog.text.count("after the commit: ") == 4
 
 

@@ -32,7 +32,7 @@ async def test_draining_ends_when_one_of_several_queues_was_busy_for_longer(
 
     await asyncio.wait_for(worker.serve(until_idle=True), timeout=10)
 
-    assert worker.counts["complete"] == 1
+    assert worker.counts["completed"] == 1
 
 
 def lose(engine: Engine, job: Job, *, lease: str = "1 hour") -> int:
@@ -129,7 +129,7 @@ def test_a_worker_that_has_left_leaves_no_thread_behind(engine: Engine, url: str
 
     worker = drain(url, registry, queues={"default": 4})
 
-    assert worker.counts["complete"] == 20
+    assert worker.counts["completed"] == 20
     wait_until(lambda: not {t for t in threading.enumerate() if t.name.startswith("sa-jobqueue")} - before)
 
 
@@ -170,4 +170,4 @@ def test_a_worker_that_was_stopped_works_again(engine: Engine, url: str, registr
         session.add(enqueue(counted))
         session.commit()
     asyncio.run(worker.serve(until_idle=True))
-    assert worker.counts["complete"] == 1
+    assert worker.counts["completed"] == 1

@@ -227,7 +227,7 @@ def test_a_filter_of_logs_that_raises_ends_no_thread_of_the_worker(
         with working(url, registry, lease=1.0) as worker:
             services = services_of(worker)
             add_one(engine, enqueue(handler))
-            wait_until(lambda: worker.counts["complete"] == 1)
+            wait_until(lambda: worker.counts["completed"] == 1)
             engine.dispose()
             wait_until(lambda: terminate_others(url) or raised)
             id = add_one(engine, enqueue(handler))
@@ -301,7 +301,7 @@ def test_a_filter_of_logs_that_raises_keeps_no_claimed_job_from_running(
             wait_until(lambda: len(raised) == 1)
             add(engine, enqueue("nowhere"), enqueue(waits))
             go.set()
-            wait_until(lambda: worker.counts["complete"] == 4 and not services_of(worker).runs.all())
+            wait_until(lambda: worker.counts["completed"] == 4 and not services_of(worker).runs.all())
             assert len(raised) == 2
     finally:
         go.set()
@@ -339,7 +339,7 @@ def test_an_exception_that_comes_to_a_thread_too_late_keeps_no_job_from_running(
         runners._tickets = cast("Any", tickets)
         for number in range(1, 4):
             add(engine, enqueue(runs))
-            wait_until(lambda number=number: worker.counts["complete"] == number)  # type: ignore[misc]
+            wait_until(lambda number=number: worker.counts["completed"] == number)  # type: ignore[misc]
             wait_until(lambda: not worker.state().running)
     assert tickets.interruptions >= 2
 
@@ -362,7 +362,7 @@ def test_a_thread_that_is_interrupted_between_two_jobs_gives_its_slot_back(
     monkeypatch.setattr(Runners, "_following", interrupt)
     with working(url, registry, queues={"default": 1}) as worker:
         ids = add(engine, enqueue(runs), enqueue(runs))
-        wait_until(lambda: worker.counts["complete"] == 2)
+        wait_until(lambda: worker.counts["completed"] == 2)
         wait_until(lambda: not worker.state().running)
     assert statuses(engine, Job.id.in_(ids)) == [JobStatus.COMPLETED] * 2
 

@@ -127,7 +127,7 @@ def test_what_cannot_be_fetched_in_time_goes_back(
     jobs = [job_of(engine, id) for id in ids]
     assert [(job.status, job.attempt, job.rescues) for job in jobs] == [("completed", 1, 0)] * 4
     assert [job.claims for job in jobs] == [1, 2, 3, 1]
-    assert worker.counts["release"] == 3
+    assert worker.counts["released"] == 3
 
 
 @pytest.mark.parametrize("state", ["57014", "53200"])

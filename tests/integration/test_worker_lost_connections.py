@@ -110,7 +110,7 @@ def test_a_statement_that_outlives_its_connection_does_not_take_effect_unnoticed
     with engine.connect() as connection:
         rows = connection.execute(select(Job.status, Job.claims, Job.rescues).order_by(Job.id)).all()
     assert rows == [("completed", 1, 0)] * 2
-    assert (worker.counts["complete"], worker.counts["lost"]) == (2, 0)
+    assert (worker.counts["completed"], worker.counts["lost"]) == (2, 0)
 
 
 def test_a_job_given_back_and_claimed_again_in_a_lost_commit_is_not_forgotten(

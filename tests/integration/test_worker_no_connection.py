@@ -207,7 +207,7 @@ def test_a_connection_that_broke_in_the_pool_is_no_attempt(
 
     with working(url, registry) as worker:
         add(engine, enqueue(handler))
-        wait_until(lambda: worker.counts["complete"] == 1)
+        wait_until(lambda: worker.counts["completed"] == 1)
         with engine.begin() as connection:
             connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": backends[0]})
         wait_until(lambda: is_gone(backends[0]))

@@ -247,7 +247,7 @@ def test_no_setting_of_the_database_keeps_jobs_from_being_rescued_and_run(
     with settings(url, HOSTILE if setting == "all of them" else {setting: HOSTILE[setting]}):
         with working(url, registry, lease=2.0) as worker:
             seen = looks(worker)
-            wait_until(lambda: worker.counts["complete"] == 2)
+            wait_until(lambda: worker.counts["completed"] == 2)
             wait_until(lambda: seen(6))
         assert "not listening" not in caplog.text
         assert "waits for the database" not in caplog.text

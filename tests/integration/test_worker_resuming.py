@@ -54,9 +54,9 @@ def test_an_idle_worker_has_looked_behind_its_points(engine: Engine, url: str, r
         session.execute(enqueue_many([one.call() for _ in range(500)]))
         session.commit()
         with working(url, registry, queues={"default": 2}) as worker:
-            wait_until(lambda: worker.counts["complete"] == 500)
+            wait_until(lambda: worker.counts["completed"] == 500)
             for _ in range(20):  # a due time in the past: behind the point
                 session.add(job := enqueue(one))
                 job.run_at = func.now() - func.make_interval(0, 0, 0, 1)
             session.commit()
-            wait_until(lambda: worker.counts["complete"] == 520)
+            wait_until(lambda: worker.counts["completed"] == 520)

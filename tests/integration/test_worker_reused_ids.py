@@ -85,7 +85,7 @@ def test_a_stale_run_never_completes_another_job_that_has_its_jobs_number(
         runs.gates[2].set()
         wait_until(lambda: job_of(engine, gone).status == JobStatus.COMPLETED)
     assert notes(engine) == (["run 2"] if writes else [])
-    assert worker.counts == {"complete": 1}
+    assert worker.counts == {"completed": 1, "lost": 1}
 
 
 @pytest.mark.parametrize("raised", [None, ValueError("no")], ids=["returns", "raises"])
@@ -118,4 +118,4 @@ def test_a_run_that_was_told_that_its_claim_is_lost_writes_nothing(
         restored.set()
         wait_until(lambda: not services.runs.all())
         assert job_of(engine, id).status == JobStatus.RUNNING
-    assert worker.counts == {}
+    assert worker.counts == {"lost": 1}

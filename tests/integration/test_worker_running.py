@@ -140,7 +140,7 @@ def test_every_job_of_a_large_batch_runs_once(engine: Engine, url: str, registry
         session.commit()
     worker = drain(url, registry, queues={"default": 20})
     assert sorted(ran) == list(range(5_000))
-    assert worker.counts == {"complete": 5_000}
+    assert worker.counts == {"completed": 5_000}
 
 
 def test_what_cannot_start_soon_goes_back(engine: Engine, url: str, registry: Registry) -> None:
@@ -172,7 +172,7 @@ def test_what_cannot_start_soon_goes_back(engine: Engine, url: str, registry: Re
                 assert {job.attempt for job in waiting} <= {0}
         finally:
             gate.set()
-        wait_until(lambda: worker.counts["complete"] == 3_502)
+        wait_until(lambda: worker.counts["completed"] == 3_502)
 
 
 # ---- stopping a run
@@ -359,14 +359,14 @@ def test_the_state_of_a_worker_says_what_runs_waits_and_came_of_it(
     monkeypatch.setattr(Slots, "measure", lambda slots: setattr(slots, "_buffer", 1.0))
     with working(url, registry, queues={"default": 1, "mail": 2}, hoard=60) as worker:
         add(engine, enqueue(fails))
-        wait_until(lambda: worker.counts == {"fail": 1})
+        wait_until(lambda: worker.counts == {"failed": 1})
         add(engine, enqueue(waits), enqueue(waits))
         wait_until(lambda: worker.state().waiting == 1)
         wait_until(lambda: worker.state().listening)
         wait_until(lambda: worker.state().claimed == 3)  # counted after the jobs were handed on
         before = worker.state()
         gate.set()
-        wait_until(lambda: worker.counts == {"fail": 1, "complete": 2})
+        wait_until(lambda: worker.counts == {"failed": 1, "completed": 2})
         wait_until(lambda: worker.state().running == worker.state().unfinished == 0)
         after = worker.state()
     assert before.queues == {
@@ -376,7 +376,7 @@ def test_the_state_of_a_worker_says_what_runs_waits_and_came_of_it(
     assert (before.serving, before.slots, before.running, before.waiting) == (True, 3, 1, 1)
     assert (before.claimed, before.started, before.ended, before.unfinished) == (3, 2, 1, 2)
     assert (after.claimed, after.started, after.ended, after.unfinished, after.unwritten) == (3, 3, 3, 0, 0)
-    assert (before.counts, after.counts) == ({"fail": 1}, {"fail": 1, "complete": 2})
+    assert (before.counts, after.counts) == ({"failed": 1}, {"failed": 1, "completed": 2})
     assert not worker.state().serving
 
 
@@ -439,7 +439,7 @@ def test_a_run_whose_job_was_taken_away_and_claimed_here_again_is_stopped(
         wait_until(told.is_set)
         wait_until(lambda: finished(engine, id))
         wait_until(lambda: not worker.state().queues["default"].running and not services.runs.all())
-        assert worker.counts == {"complete": 1}
+        assert worker.counts == {"completed": 1, "lost": 1}
     job = job_of(engine, id)
     assert (job.status, job.attempt, job.claims, job.errors) == (JobStatus.COMPLETED, 1, 2, [])
     with engine.connect() as connection:
@@ -521,7 +521,7 @@ def test_a_lost_run_keeps_its_slot_and_is_waited_for(
         wait_until(lambda: slots._closed)
         leaving.set()
     assert waited == [False, True]
-    assert set(worker.counts) <= {"complete", "lost"}
+    assert set(worker.counts) <= {"completed", "lost"}
     assert [job_of(engine, id).errors for id in ids] == [[], []]
 
 
@@ -861,7 +861,7 @@ def test_a_worker_outlives_its_connections(engine: Engine, database_url: str, ur
             terminate_others(url)
         wait_until(lambda: finished(engine, *ids))
         assert set(ran) == set(range(500))
-        assert worker.counts["complete"] <= 500
+        assert worker.counts["completed"] <= 500
     with Session(engine) as session:
         assert {job.status for job in session.scalars(select(Job))} == {JobStatus.COMPLETED}
 

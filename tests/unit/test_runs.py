@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from time import monotonic
@@ -34,6 +33,7 @@ from sa_jobqueue.worker.running.slots import Slots
 from sa_jobqueue.worker.running.timeouts import timeout_of
 from sa_jobqueue.worker.running.verdict import unstarted
 from sa_jobqueue.worker.running.writer import OutcomeWriter
+from sa_jobqueue.worker.tally import Tally
 from tests.support.waiting import wait_until_async
 
 registry = Registry()
@@ -72,7 +72,7 @@ def run(task: AnyTask, number: int = 1) -> Run:
 
 def make_executor() -> tuple[Executor, OutcomeWriter]:
     """An executor, and the writer that gets its changes."""
-    runs = Runs(Mock(), Observer(Counter(), ()))
+    runs = Runs(Mock(), Observer(Tally(), ()))
     writer = OutcomeWriter(runs.end, store=default_store)
     executor = Executor(
         Sessions(),
@@ -134,7 +134,7 @@ async def test_a_run_that_was_stopped_before_it_began_does_not_begin(
         executor.run(early)
     assert early.started is None
     assert early.settled
-    assert early.reported
+    assert early.ended is not None
     assert [change.event for change in written(writer)] == ([] if event is None else [event])
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...payload import shown
+from ...statements.depths import CAP
 from ...statements.overview import count_expired
-from ...statements.sizes import CAP
 from ...statements.unique import find_stray_keys
 from ...words import age, jobs_of
 from ..examination import Examination

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from ...log import escaped
-from ...statements.sizes import capped
+from ...statements.depths import capped
 from ...words import listed
 from ..examination import Examination
 from ..finding import Finding, Level, found

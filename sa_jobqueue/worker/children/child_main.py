@@ -194,7 +194,7 @@ class _Jobs:
         return self._executors[id(sessions)]
 
     def _report(self, run: Run, ending: RunEnding) -> None:
-        run.reported = True
+        run.ended = monotonic()
         self._ended |= message_of_ending(ending)
 
     def _pause(self, queue: str, engine: Engine, why: str) -> None:

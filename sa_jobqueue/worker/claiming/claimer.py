@@ -24,6 +24,7 @@ from ...store import MOST_TEXT, Answer, ClaimRequest, alike, fault_of, is_too_mu
 from ..connections.deadline import CLIENT_MARGIN, Deadline
 from ..connections.service import Connector
 from ..dispatch import Dispatch
+from ..observer import Observer
 from ..process.backoff import backoff
 from ..process.events import AutoResetEvent
 from ..process.threads import ServiceThread
@@ -74,12 +75,13 @@ class Claimer:
         runs: Runs,
         settings: WorkerSettings,
         listening: Callable[[], bool],
+        observer: Observer,
         idle: Callable[[], None] | None = None,
         max_jobs: int | None = None,
         most_text: int = MOST_TEXT,
     ) -> None:
         self._connector, self._worker, self._all_slots, self._writer = connector, worker, all_slots, writer
-        self._runs = runs
+        self._runs, self._observer = runs, observer
 
         # Other threads touch these:
         self.thread = ServiceThread("claimer", self._loop)
@@ -295,7 +297,9 @@ class Claimer:
             inline=self._mode is not Mode.WITHOUT_PAYLOAD,
         )
         answers, jobs = self._connector.store.exchange(connection, changes, request)
-        self._resume.end(jobs, monotonic() - self._began)
+        took = monotonic() - self._began
+        self._observer.claim_took(took)
+        self._resume.end(jobs, took)
         return answers, jobs
 
     def _settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:

@@ -70,9 +70,11 @@ class Rescue(Chore):
 
         def done(ended: list[Change], answer: Answer) -> None:
             if answer is Answer.APPLIED:
-                self._observer.rescue(len(ended))
                 for change in ended:
-                    say_rescue(by_id[change.id], change)
+                    found = by_id[change.id]
+                    task = self._registry.get(found.task)
+                    self._observer.rescue(found.queue, None if task is None else task.name, change.event)
+                    say_rescue(found, change)
 
         writer = OutcomeWriter(done, store=self._connector.store)
         writer.write_apart(lambda: self._connector.begin(connection), connection, changes)

@@ -143,7 +143,7 @@ class Executor:
     def broke(self, run: Run, error: BaseException) -> None:
         """The code around the handler has failed: so has the job, and its runner goes on."""
         run.settle()
-        if not run.reported:
+        if run.ended is None:
             change = unruly(run, error)
             self._say_end(run, change, error)
             self._report(run, ToWrite(change))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
 from ...store import Answer
 from .ending import RunEnding, ToWrite, Written
 from .run import Run, Runs
@@ -18,7 +20,7 @@ class Reports:
 
     def report(self, run: Run, ending: RunEnding) -> None:
         """A run has ended."""
-        run.reported = True
+        run.ended = monotonic()
         if isinstance(ending, ToWrite):
             self._writer.add(ending.change)
         elif isinstance(ending, Written):

@@ -56,12 +56,12 @@ class Run:
         "abandoned",
         "arrived",
         "claimed",
+        "ended",
         "interrupted",
         "job",
         "kind",
         "noticed",
         "renewed",
-        "reported",
         "runner",
         "settled",
         "started",
@@ -104,9 +104,9 @@ class Run:
         # The attempt was given up while the handler still runs. Maintenance and runner write it, holding the lock of the
         # slots; the watchdog reads it.
         self.abandoned = False
-        # Nothing of the run goes on here: the writer has its outcome, or it is written. The one that settled it writes it;
-        # the loop reads it.
-        self.reported = False
+        # When its outcome was reported: the writer has it, or it is written, and nothing of the run goes on here. The one that
+        # settled it writes it; the loop and the tally read it.
+        self.ended: float | None = None
         # There is an outcome. Any thread sets it, by `settle`; any thread reads it.
         self.settled = False
         # Runs without an outcome, shared with other runs: the thread that takes this run out has the right to make its outcome.
@@ -214,31 +214,36 @@ class Runs:
 
         The writer calls it for a batch, the executor for a change that was committed with its handler's writes.
         """
-        self._drop(changes)
+        runs = self._drop(changes)
         if self.notes.any:
             self.notes.end(changes, applied=answer is Answer.APPLIED)
         if answer is Answer.APPLIED:
-            self._observer.written(changes)
+            self._observer.written(changes, runs)
             return
-        self._observer.lost(len(changes))
+        self._observer.lost(changes, runs)
         for change in changes:
             logger.info("job %d: the outcome (%s) came too late; its claim was over", change.id, change.event.value)
 
     def drop(self, run: Run) -> None:
         """The claim of this run has ended, and there is no outcome."""
         self._drop([run.job])
+        self._observer.lost([run.job], [run])
         if self.notes.any:
             self.notes.drop(run.job)
 
-    def _drop(self, claims: Sequence[Change] | Sequence[ClaimedJob]) -> None:
+    def _drop(self, claims: Sequence[Change] | Sequence[ClaimedJob]) -> list[Run | None]:
+        """The run of each, if it had one."""
         held = self._held
+        runs: list[Run | None] = []
         with self._lock:
             for claim in claims:
                 run = held.get(claim.id)  # perhaps that of a later claim
                 if run is not None and run.job.claim_token == claim.claim_token:
                     del held[claim.id]
-                elif self._lost:
-                    self._lost.pop((claim.id, claim.claim_token), None)
+                else:
+                    run = self._lost.pop((claim.id, claim.claim_token), None) if self._lost else None
+                runs.append(run)
+        return runs
 
     def unrenewed(self, seconds: float) -> list[Run]:
         """The runs whose claim was made or renewed more than `seconds` ago."""

@@ -246,8 +246,11 @@ class HandlerTransaction:
             translate = self._options.get("schema_translate_map")
             connection.execution_options(schema_translate_map=translate, stream_results=False, yield_per=None)
         command = self._command(connection, change)
-        if command is None and self._write(connection, change) is not Answer.APPLIED:
-            return LOST
+        if command is None:
+            answer = self._write(connection, change)
+            if answer is Answer.LOST:
+                return LOST
+            change = change.cancelled if answer is Answer.CANCELLED else change
         if given is not self._options:  # listeners are the handler's
             connection.execution_options(schema_translate_map=given.get("schema_translate_map"))
         if session.in_transaction():

@@ -30,6 +30,8 @@ _REFUSED_FIRST, _REFUSED_LATER = 1.0, 30.0
 _MOST_REFUSED = 3
 
 
+_WRITTEN = frozenset({Answer.APPLIED, Answer.CANCELLED})
+
 _Begin: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 
@@ -106,7 +108,8 @@ class OutcomeWriter:
             applied, left = changes, []
         else:
             applied = [change for change in changes if answers.get(change.id) is Answer.APPLIED]
-            left = [change for change in changes if answers.get(change.id) is not Answer.APPLIED]
+            applied += [change.cancelled for change in changes if answers.get(change.id) is Answer.CANCELLED]
+            left = [change for change in changes if answers.get(change.id) not in _WRITTEN]
         locked = [change for change in left if answers.get(change.id) is Answer.LOCKED]
         lost = [change for change in left if answers.get(change.id) is not Answer.LOCKED]
         if self._waits:
