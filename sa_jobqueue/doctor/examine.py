@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -31,16 +31,19 @@ def examine(
     thresholds: Thresholds | None = None,
     checks: Sequence[Check] = CHECKS,
     probe: bool = True,
+    tasks: Collection[str] | None = None,
     store: Store = default_store,
 ) -> list[Finding]:
     """Make the checks on a connection of this engine, and return what each found.
 
-    `probe`: try LISTEN and NOTIFY, too, which takes two more connections and up to 5 seconds.
+    `tasks`: the names that an application knows, to find queued jobs that it does not. `probe`: try LISTEN and NOTIFY, too, which takes two more connections and up to 5 seconds.
 
     Raises DBAPIError where the database does not answer, JobQueueError where the role may not see the schema.
     """
     with _reading(engine) as connection:
-        examination = Examination(connection, engine=engine if probe else None, thresholds=thresholds, store=store)
+        examination = Examination(
+            connection, engine=engine if probe else None, thresholds=thresholds, tasks=tasks, store=store
+        )
         return list(look_at(examination, checks=checks))
 
 

@@ -57,15 +57,17 @@ class Thresholds:
     """Jobs whose time to be kept is over and that are still there. Workers delete thousands a second."""
     overdue: tuple[float, float] = (600.0, 7_200.0)
     """How long the first of these has been due for deletion. Workers look every 30 s."""
-    failures: tuple[float, int] = (0.1, 10)
-    """The part of a task's jobs that failed for good within the last hour, and how many at least."""
+    failures: tuple[float, float] = (0.1, 0.5)
+    """The part of a task's jobs that failed for good within the last hour."""
+    failed_jobs: int = 10
+    """Failed jobs without which that part says little."""
     timeout_near: float = 0.8
     """A task whose p99 is above this part of its timeout will soon be stopped by it."""
     timeout_far: float = 100.0
     """A timeout of more than this many times the p99 finds a hanging handler only long after it hung."""
     lease_far: float = 10.0
-    """A task with a p99 of more than this many leases: see the check "timeouts"."""
+    """A task without a timeout whose p99 is more than this many leases: a run that hangs is not told from one that works."""
     runs: int = 20
     """Runs without which a p99 says little."""
-    unknown_sample: int = 1_000
-    """How many queued jobs of each queue and priority are looked at for tasks that no worker knows."""
+    unknown_sample: int = 200
+    """How many queued jobs of each queue and priority are looked at for tasks that no worker knows, due and later ones each."""

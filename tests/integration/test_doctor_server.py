@@ -96,6 +96,8 @@ def test_a_standby_is_looked_at_for_what_it_can_know(server: Server, folder: Pat
         assert "the claim reads job_claim_idx" in findings["plans"].detail
 
         limits = Thresholds(replication_lag=(0.001, 0.001))
+        server.execute("CREATE TABLE something AS SELECT 1")
+        wait_until(lambda: standby.execute("SELECT pg_last_xact_replay_timestamp() IS NOT NULL") == [(True,)])
         standby.execute("SELECT pg_wal_replay_pause()")
         wait_until(lambda: standby.execute("SELECT pg_get_wal_replay_pause_state()") == [("paused",)])
         server.execute("CREATE TABLE more AS SELECT 1")
