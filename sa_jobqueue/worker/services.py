@@ -30,9 +30,11 @@ from .connections.service import Connector
 from .dispatch import Dispatch
 from .maintenance.cancels import Cancels
 from .maintenance.expiry import EndLate
+from .maintenance.governor import Governor
 from .maintenance.loop import Maintenance
 from .maintenance.notes import DropStrayNotes, WriteNotes
 from .maintenance.presence import Presence, Vitals
+from .maintenance.pressure import WatchPressure
 from .maintenance.prune import Prune
 from .maintenance.renew import Renewal
 from .maintenance.rescue import Rescue
@@ -164,6 +166,17 @@ class Services:
         self.watchdog = Watchdog(loop, self.runs, hopeless)
         self.cancels = Cancels(connector, self.runs, self._is_listening)
         self.ticks = EnqueueTicks(connector, spec.registry)
+        self.governor = Governor(settings.thresholds)
+        presence = Presence(
+            connector,
+            spec.id,
+            spec.queues,
+            tasks=_known(spec.registry),
+            vitals=self._vitals,
+            tally=tally,
+            next_look=self.ticks.hear,
+        )
+        pressure = WatchPressure(connector, self.governor, hold_back=self.claimer.hold_back, tell=presence.hasten)
         self.maintenance = Maintenance(
             connector,
             timeouts=Timeouts(
@@ -175,15 +188,7 @@ class Services:
                 hoard=settings.hoard,
             ),
             renewal=Renewal(connector, self.runs),
-            presence=Presence(
-                connector,
-                spec.id,
-                spec.queues,
-                tasks=_known(spec.registry),
-                vitals=self._vitals,
-                tally=tally,
-                next_look=self.ticks.hear,
-            ),
+            presence=presence,
             stats=WriteStats(connector, tally, spec.id),
             notes=WriteNotes(connector, self.runs.notes),
             others=[
@@ -195,6 +200,7 @@ class Services:
                 EndLate(connector, registry=spec.registry, observer=self.observer),
                 DropStrayNotes(connector, every=settings.prune_every),
                 KeepStats(connector),
+                *([pressure] if settings.thresholds else []),
             ],
         )
         self.runs.notes.wake = self.maintenance.wake
@@ -245,6 +251,7 @@ class Services:
         written = self.claimer.finish(_FLUSH)
         self.reopening.finish()
         self.runners.finish()
+        self.executor.telling.finish(_LAST_CHORE)
         self.maintenance.finish(_LAST_CHORE)
         if self.listener is not None:
             self.listener.finish(_LAST_CHORE)
@@ -263,6 +270,8 @@ class Services:
             counts=counts,
             listening=self._is_listening(),
             blocked=self.watchdog.blocked,
+            pressure=self.governor.reason,
+            share=self.governor.share,
             claimed=self.observer.claimed,
             started=self.observer.started,
             ended=self.observer.ended,
@@ -279,7 +288,7 @@ class Services:
     # ---- calls of parts that are made after those that call them
 
     def _vitals(self) -> Vitals:
-        return {"memory": resident(), "loop_lag": self.watchdog.lag, "pressure": None}
+        return {"memory": resident(), "loop_lag": self.watchdog.lag, "pressure": self.governor.reason}
 
     def _call(self, slots: Slots, kind: Kind) -> None:
         self.runners.call(slots, kind)

@@ -157,6 +157,11 @@ class Claimer:
         self._demand.notify(queue)
         self._wake.set()
 
+    def hold_back(self, share: float) -> None:
+        """Claim for this share of the slots: one of each queue at least. 1: for all, and ahead."""
+        self._demand.throttle.share = share
+        self._wake.set()
+
     def stop_claiming(self) -> None:
         """Claim no more; go on writing."""
         self._demand.stop()
@@ -239,7 +244,7 @@ class Claimer:
         if not changes and not wanted:
             return again
         quiet = not len(self._runs)  # asked before the claim: a handler that ends during it may have enqueued
-        if self._mode is not Mode.TOGETHER:  # no outcome waits for a claim that fails
+        if self._mode is not Mode.TOGETHER or self._writer.in_doubt:  # no outcome waits for a claim that fails
             self._write_apart(connection, changes)
             changes = []
             if not wanted:
@@ -272,6 +277,7 @@ class Claimer:
         except BaseException as error:
             mode = self._mode_after(error, wrote=bool(changes))
             if mode is None:
+                self._writer.doubt(changes)
                 self._writer.put_back(changes)
                 raise
             self._mode, self._connection.in_doubt = mode, False  # the server has answered: the claim was rolled back
