@@ -23,7 +23,7 @@ from sa_jobqueue.urls import mask_passwords
 from .application import load_registry
 from .config import Config
 from .options import Json, parse_duration
-from .output import cleaned, print_json, say
+from .output import cleaned, note, print_json, say
 from .place import name_database, open_engine
 
 __all__ = ["doctor"]
@@ -115,6 +115,7 @@ def _summary(number: dict[Level, int]) -> str:
 
 
 def _print_checklist(findings: Sequence[Finding]) -> None:
+    note('the page "Before you trust it in production" of the documentation explains each item')
     _print_lines(
         [
             (state, "", item.title, [f"{one.name}: {one.detail}. To do: {one.advice}" for one in ill])

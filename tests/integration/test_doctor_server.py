@@ -35,7 +35,12 @@ def folder() -> Iterator[Path]:
 def server(folder: Path) -> Iterator[Server]:
     """A small server with the job tables."""
     guard = Guard()
-    settings = {"max_connections": "20", "track_io_timing": "on", "autovacuum": "off"}
+    settings = {
+        "max_connections": "20",
+        "track_io_timing": "on",
+        "autovacuum": "off",
+        "autovacuum_freeze_max_age": "100000",
+    }
     server = Server.make(folder / "primary", guard, settings)
     server.start()
     upgrade_database(server.url())
@@ -65,6 +70,33 @@ def test_a_server_without_autovacuum_is_a_problem(server: Server) -> None:
     server.execute("ALTER SYSTEM SET autovacuum = on")
     server.execute("SELECT pg_reload_conf()")
     wait_until(lambda: look(server.url())["vacuum"].level == "ok")
+
+
+#: Each subtransaction that writes takes a number.
+MANY_TRANSACTIONS = """
+DO $$ BEGIN
+    CREATE TEMP TABLE numbers (n int);
+    FOR n IN 1..130000 LOOP
+        BEGIN INSERT INTO numbers VALUES (n); EXCEPTION WHEN division_by_zero THEN NULL; END;
+    END LOOP;
+END $$
+"""
+
+
+def test_rows_that_nobody_freezes_are_found(server: Server) -> None:
+    """An old snapshot keeps even the vacuum that freezes from its work, on the way to the end of transaction ids."""
+    assert look(server.url())["frozen-age"].level == "ok"
+    with server.connect() as report:
+        report.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        report.execute("SELECT 1 FROM sa_jobqueue.job")
+        server.execute(MANY_TRANSACTIONS)
+        server.execute("VACUUM (FREEZE)")
+        finding = look(server.url())["frozen-age"]
+        assert finding.level == "notice"
+        assert "transactions old, and autovacuum has not frozen it" in finding.detail
+        assert look(server.url(), Thresholds(frozen_age=(0.5, 1.25)))["frozen-age"].level == "problem"
+    server.execute("VACUUM (FREEZE)")
+    assert look(server.url())["frozen-age"].level == "ok"
 
 
 def test_a_slot_that_nothing_reads_is_found(server: Server) -> None:
