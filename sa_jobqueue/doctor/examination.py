@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
@@ -29,6 +30,7 @@ from ..health import (
     read_standbys,
     read_tables,
 )
+from ..migrations.steps import quote
 from ..statements.overview import list_workers
 from ..statements.stats import By, sum_stats
 from ..store import Store, default_store
@@ -36,6 +38,8 @@ from .thresholds import Thresholds
 
 __all__ = ["Examination"]
 
+#: A name that SQL takes without quotes.
+_PLAIN = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 _BY_TASK: tuple[By, ...] = ("task",)
 
 
@@ -68,8 +72,8 @@ class Examination:
         return self.store.schema_on(self.connection)
 
     def table(self, name: str) -> str:
-        """A table's name as an operator would type it."""
-        return f"{self.schema}.{name}"
+        """A table's or an index's name as an operator would type it."""
+        return ".".join(one if _PLAIN.fullmatch(one) else quote(one) for one in (self.schema, name))
 
     @cached_property
     def server(self) -> Server:

@@ -17,10 +17,10 @@ from sa_jobqueue import Job, Registry, enqueue, task
 from sa_jobqueue.doctor import CHECKS, Examination, Finding, Thresholds, examine, look_at
 from sa_jobqueue.doctor.checks import connection as checking
 from sa_jobqueue.doctor.finding import found, worst
-from sa_jobqueue.migrations import runner
+from sa_jobqueue.migrations import runner, upgrade_database
 from sa_jobqueue.tasks import TaskName
 from tests.support import ills, pooler
-from tests.support.databases import connect
+from tests.support.databases import connect, driver_url
 from tests.support.ills import look
 from tests.support.waiting import wait_until
 from tests.support.working import working
@@ -142,6 +142,27 @@ def test_the_doctor_writes_nothing(database_url: str) -> None:
         assert connection.scalar(text("SHOW transaction_read_only")) == "off"
         assert connection.scalar(text("SHOW enable_seqscan")) == "on"
     engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["psycopg2", "pg8000"])
+def test_an_engine_of_another_driver_will_do(database_url: str, driver: str) -> None:
+    """For an application that runs the checks itself; only LISTEN needs psycopg 3."""
+    engine = create_engine(driver_url(database_url, driver), poolclass=NullPool)
+    findings = {one.name: one for one in examine(engine, probe=False)}
+    assert "the claim reads job_claim_idx" in findings["plans"].detail
+    assert {one.level for name, one in findings.items() if name not in {"slots", "connections"}} == {"ok"}
+
+
+def test_names_are_quoted_where_sql_wants_that(empty_database_url: str) -> None:
+    """In the commands that are shown, for another schema."""
+    upgrade_database(empty_database_url, schema='My "Jobs"')
+    with connect(empty_database_url) as connection:
+        connection.execute('ALTER TABLE "My ""Jobs""".job SET (autovacuum_enabled = off)')
+    engine = create_engine(empty_database_url, poolclass=NullPool)
+    engine = engine.execution_options(schema_translate_map={"sa_jobqueue": 'My "Jobs"'})
+    findings = {one.name: one for one in examine(engine, probe=False)}
+    assert findings["vacuum"].advice == '`ALTER TABLE "My ""Jobs""".job RESET (autovacuum_enabled)`'
+    assert "the claim reads job_claim_idx" in findings["plans"].detail
 
 
 def test_a_missing_schema_ends_the_checks(empty_database_url: str) -> None:
