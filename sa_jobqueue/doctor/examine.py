@@ -59,7 +59,9 @@ def look_at(examination: Examination, *, checks: Sequence[Check] = CHECKS) -> It
 @contextmanager
 def _reading(engine: Engine) -> Generator[Connection]:
     """A READ ONLY transaction, rolled back at the end, whose statements are given up after some seconds."""
-    with engine.connect() as connection, connection.begin() as transaction:
+    # Also where the engine is in AUTOCOMMIT mode.
+    level = {"isolation_level": "READ COMMITTED"}
+    with engine.connect().execution_options(**level) as connection, connection.begin() as transaction:
         connection.exec_driver_sql("SET TRANSACTION READ ONLY")
         limits = {
             "statement_timeout": _PATIENCE,

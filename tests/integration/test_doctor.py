@@ -144,10 +144,10 @@ def test_the_doctor_writes_nothing(database_url: str) -> None:
     engine.dispose()
 
 
-@pytest.mark.parametrize("driver", ["psycopg2", "pg8000"])
-def test_an_engine_of_another_driver_will_do(database_url: str, driver: str) -> None:
-    """For an application that runs the checks itself; only LISTEN needs psycopg 3."""
-    engine = create_engine(driver_url(database_url, driver), poolclass=NullPool)
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
+def test_an_engine_of_any_driver_will_do(database_url: str, driver: str) -> None:
+    """For an application that runs the checks itself, also in AUTOCOMMIT mode; only LISTEN needs psycopg 3."""
+    engine = create_engine(driver_url(database_url, driver), poolclass=NullPool, isolation_level="AUTOCOMMIT")
     findings = {one.name: one for one in examine(engine, probe=False)}
     assert "the claim reads job_claim_idx" in findings["plans"].detail
     assert {one.level for name, one in findings.items() if name not in {"slots", "connections"}} == {"ok"}
@@ -245,6 +245,14 @@ def test_a_check_that_the_server_refuses_is_said_and_the_others_go_on(database_u
     assert findings["plans"].level == "ok"
 
 
+def test_an_old_snapshot_is_worse_where_rows_are_dead_already(database_url: str) -> None:
+    """A report of some minutes is a notice as long as it costs nothing."""
+    with ills.old_snapshot(database_url):
+        limits = {"snapshot": (0.0, 1e9)}
+        assert look(database_url, Thresholds(**limits))["snapshot"].level == "notice"
+        assert look(database_url, Thresholds(**limits, dead_rows=(0, 10**9)))["snapshot"].level == "problem"
+
+
 def test_workers_of_several_releases_are_a_notice(database_url: str) -> None:
     """During a deployment it is right; afterwards it is not."""
     with connect(database_url) as connection:
@@ -278,7 +286,7 @@ def test_time_limits_that_fit_badly_are_notices(
         ills.ran(connection, "shop.post", completed=100, seconds=seconds)
     finding = look(database_url)["timeouts"]
     assert (finding.level, finding.detail) == (
-        ("notice", f"shop.post: {said}") if said else ("ok", "the timeouts of 1 tasks fit their runs")
+        ("notice", f"shop.post: {said}") if said else ("ok", "timeouts and leases fit the runs of 1 task")
     )
 
 

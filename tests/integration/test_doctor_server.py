@@ -39,6 +39,7 @@ def server(folder: Path) -> Iterator[Server]:
         "max_connections": "20",
         "track_io_timing": "on",
         "autovacuum": "off",
+        "autovacuum_naptime": "1s",
         "autovacuum_freeze_max_age": "100000",
     }
     server = Server.make(folder / "primary", guard, settings)
@@ -64,12 +65,21 @@ def test_a_server_that_is_nearly_full_is_a_problem(server: Server) -> None:
     wait_until(lambda: look(server.url())["connections"].level == "ok")
 
 
-def test_a_server_without_autovacuum_is_a_problem(server: Server) -> None:
-    """Until it is on again."""
-    assert "autovacuum is off on this server" in look(server.url())["vacuum"].detail
+def test_a_table_that_no_vacuum_comes_to_is_a_problem(server: Server) -> None:
+    """On this server, because autovacuum is off. It comes by itself when that is on again, and then all is well."""
+    server.execute(
+        "INSERT INTO sa_jobqueue.unique_key (key, job_id) SELECT n::text, n FROM generate_series(1, 12000) AS n"
+    )
+    server.execute("DELETE FROM sa_jobqueue.unique_key")
+    wait_until(lambda: look(server.url())["dead-rows"].numbers["rows"] >= 12_000)
+    finding = look(server.url())["vacuum"]
+    assert finding.level == "problem"
+    assert "autovacuum is off on this server" in finding.detail
+    assert "unique_key was never vacuumed, and has 12,000 dead rows" in finding.detail
     server.execute("ALTER SYSTEM SET autovacuum = on")
     server.execute("SELECT pg_reload_conf()")
     wait_until(lambda: look(server.url())["vacuum"].level == "ok")
+    assert look(server.url())["dead-rows"].numbers["rows"] < 12_000
 
 
 #: Each subtransaction that writes takes a number.

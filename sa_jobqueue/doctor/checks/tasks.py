@@ -87,7 +87,8 @@ def check_timeouts(examination: Examination) -> Finding:
         looked += 1
         timeout, lease = about
         ill += _judged(row, timeout, lease, limits)
-    well = f"the timeouts of {looked} tasks fit their runs" if looked else "too few runs were counted yet"
+    tasks = f"{looked} task{'' if looked == 1 else 's'}"
+    well = f"timeouts and leases fit the runs of {tasks}" if looked else "too few runs were counted yet"
     return found("timeouts", well, *ill, tasks=looked)
 
 
