@@ -23,6 +23,7 @@ from .results import JobEnd
 from .retry import RetryPolicy
 from .schedules import every
 from .settings import WorkerSettings
+from .tally import TaskTally
 from .tasks import Registry, Task, TaskName, default_registry, task
 from .unique import Unique
 from .version import __version__
@@ -50,6 +51,7 @@ __all__ = [
     "Snooze",
     "Task",
     "TaskName",
+    "TaskTally",
     "Unique",
     "Worker",
     "WorkerSettings",

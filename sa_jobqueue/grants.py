@@ -56,6 +56,7 @@ _LOOK = (
     "SELECT ON TABLE {schema}.job_progress",
     "SELECT ON TABLE {schema}.job_log",
     "SELECT ON TABLE {schema}.schedule",
+    "SELECT ON TABLE {schema}.stat",
 )
 
 # What ends a job tells the programs that wait for it.
@@ -91,7 +92,8 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
         Can.WORK: (
             *_ALL,
             f"SELECT, DELETE, UPDATE ({_WRITTEN_BY_WORKERS}) ON TABLE {{schema}}.job",
-            "SELECT, INSERT, DELETE, UPDATE (seen_at) ON TABLE {schema}.worker",
+            "SELECT, INSERT, DELETE, UPDATE (seen_at, stats_written, memory, loop_lag, pressure) ON TABLE {schema}.worker",
+            "SELECT, INSERT, UPDATE, DELETE ON TABLE {schema}.stat",
             "SELECT, INSERT, UPDATE (since, until) ON TABLE {schema}.uptime",
             "SELECT, DELETE, UPDATE (expires_at) ON TABLE {schema}.unique_key",
             "SELECT, INSERT, DELETE, UPDATE (claim_token, claims, fraction, message, written_at) ON TABLE {schema}.job_progress",

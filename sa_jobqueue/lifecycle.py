@@ -226,6 +226,11 @@ class Change(NamedTuple):
         """Whether the row is deleted at once."""
         return self.retain == 0 and self.event is _COMPLETE
 
+    @property
+    def cancelled(self) -> Change:
+        """What was written in its place where a cancel had been asked for."""
+        return self._replace(event=Event.CANCEL, status=self.if_cancelled)
+
     def kept(self, seconds: float) -> Change:
         """The same, for a row that cannot be deleted now: it is kept for `seconds`, and pruning tries again."""
         return self._replace(retain=seconds)

@@ -18,11 +18,12 @@ from .job import Job
 from .json_text import JsonText
 from .notes import LogPart, Progress
 from .schedule import Overlap, Schedule
+from .stat import Stat
 from .status import StatusText, status_in, status_literal
 from .tables import Awaited, SchemaVersion, UniqueKey, Uptime, WorkerRow
 from .unique import insert_in_order
 
 __all__ = [
-    "AT_ONCE", "SCHEMA", "Awaited", "Base", "Job", "JsonText", "LogPart", "Overlap", "Progress", "Schedule", "SchemaVersion", "StatusText", "UniqueKey", "Uptime", "WorkerRow", "checked_due", "due_text",
+    "AT_ONCE", "SCHEMA", "Awaited", "Base", "Job", "JsonText", "LogPart", "Overlap", "Progress", "Schedule", "SchemaVersion", "Stat", "StatusText", "UniqueKey", "Uptime", "WorkerRow", "checked_due", "due_text",
     "insert_in_order",     "schema_function", "status_in", "status_literal",
 ]  # fmt: skip

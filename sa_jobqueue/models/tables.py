@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import BigInteger, Index, Integer, Text, func, text
-from sqlalchemy.dialects.postgresql import ARRAY, UUID
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 from sqlalchemy.orm import Mapped, mapped_column
 
 from .base import Base, vacuum_by_traffic
@@ -29,6 +30,20 @@ class WorkerRow(Base):
     """The release of sa_jobqueue it runs."""
     started_at: Mapped[datetime] = mapped_column(server_default=func.now())
     seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    stats_written: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    """How often it has added what it counted to the table `stat`: so that nothing is added twice if the answer to a COMMIT is lost."""
+    lease: Mapped[float | None]
+    """Seconds for which its claims hold."""
+    schema_version: Mapped[int | None] = mapped_column(Integer)
+    """The version of the schema that its release is made for."""
+    memory: Mapped[int | None] = mapped_column(BigInteger)
+    """Bytes resident when it was last seen."""
+    loop_lag: Mapped[float | None]
+    """Seconds that its event loop lately took to answer."""
+    tasks: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'::jsonb"))
+    """The tasks it knows: `{name: {"queue": ..., "timeout": seconds or null, "aliases": [...]}}`."""
+    pressure: Mapped[str | None]
+    """Why it claims less than it could; NULL: it does not."""
 
 
 class Uptime(Base):

@@ -44,7 +44,7 @@ from .ends import answered, at_end, ended, fence, has_run_out, is_held, told_one
 from .parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .unique import ended_key, given_back, key_of
 
-__all__ = ["append_error", "apply_changes", "apply_parameters", "as_entry"]
+__all__ = ["append_error", "apply_changes", "apply_parameters", "as_entry", "written_before"]
 
 
 def _error_json(change: Change) -> str | None:
@@ -89,8 +89,8 @@ def apply_changes(
     statement, by the database's clock. `unique`: also for jobs with unique keys, which those that end give back; None: if there
     are such among the `changes`.
 
-    Returns a row per change: id, claim_token, answer. The answer is "applied"; "lost": the claim is no longer valid, or,
-    for a rescue, the lease was renewed; or "locked": try again.
+    Returns a row per change: id, claim_token, answer. The answer is "applied"; "cancelled": applied, but as `if_cancelled`, because a
+    cancel was asked for meanwhile; "lost": the claim is no longer valid, or, for a rescue, the lease was renewed; or "locked": try again.
     """
     table = table_of(job)
     given = apply_parameters(changes)
@@ -103,10 +103,15 @@ def apply_changes(
     mine = and_(members(table.c.id, select(locked.c.id)), valid)
     deleted = _deleted(table, change, mine, skip_locked=skip_locked, unique=unique)
     updated = _updated(table, change, mine, unique=unique)
-    written = [select(one.c.id, one.c.claim_token) for one in (deleted, updated)]
+    written = [select(one.c.id, one.c.claim_token, one.c.status) for one in (deleted, updated)]
     done = union_all(*written).subquery("done")
+    cancelled = and_(
+        done.c.status == status_literal(JobStatus.CANCELLED), change.c.status != status_literal(JobStatus.CANCELLED)
+    )
     return (
-        select(change.c.id, change.c.claim_token, answered(done.c.id.is_not(None), valid, of=change))
+        select(
+            change.c.id, change.c.claim_token, answered(done.c.id.is_not(None), valid, of=change, cancelled=cancelled)
+        )
         .select_from(
             change.outerjoin(
                 done, and_(done.c.id == change.c.id, done.c.claim_token.is_not_distinct_from(change.c.claim_token))
@@ -114,6 +119,17 @@ def apply_changes(
         )
         .add_cte(locked, *(given_back([deleted, updated], keys) if unique else ()))
     )
+
+
+def written_before(*, ids: Sequence[int], tokens: Sequence[int | None], job: type[Job] = Job) -> Executable:
+    """What is there of jobs whose outcomes may have been written by a commit whose answer was lost.
+
+    Returns a row per claim: id; status, or NULL if the job is gone; and whether the claim was the `last` one.
+    """
+    table = table_of(job)
+    claim = rows("claim", id=array("claim_ids", ids, BigInteger()), token=array("claim_tokens", tokens, BigInteger()))
+    last = table.c.claim_token.is_not_distinct_from(claim.c.token).label("last")
+    return select(claim.c.id, table.c.status, last).select_from(claim.outerjoin(table, table.c.id == claim.c.id))
 
 
 def _is_valid(table: Table, change: TableValuedAlias) -> ColumnElement[bool]:
@@ -153,7 +169,10 @@ def _deleted(
         delete(table)
         .where(members(columns.id, select(leaving.c.id)), mine, _deletes(change))
         .returning(
-            told_one(table, deleted=True), columns.claim_token, *([key_of(table).label("key")] if unique else [])
+            told_one(table, deleted=True),
+            columns.claim_token,
+            columns.status,
+            *([key_of(table).label("key")] if unique else []),
         )
         .cte("deleted")
     )
@@ -190,6 +209,7 @@ def _updated(table: Table, change: TableValuedAlias, mine: ColumnElement[bool], 
         .returning(
             told_one(table),
             columns.claim_token,
+            columns.status,
             *([ended_key(table, columns.status).label("key")] if unique else []),
         )
         .cte("updated")

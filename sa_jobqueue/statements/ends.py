@@ -113,13 +113,20 @@ def fence(
     return and_(columns.id == id, same, is_held(table))
 
 
-def answered(written: ColumnElement[bool], valid: ColumnElement[bool], *, of: FromClause) -> ColumnElement[str]:
-    """What a fenced write answers for each row `of` a batch: "applied"; "lost": the claim is no longer `valid`; or "locked":
-    another transaction has locked the row, try again.
+def answered(
+    written: ColumnElement[bool],
+    valid: ColumnElement[bool],
+    *,
+    of: FromClause,
+    cancelled: ColumnElement[bool] | None = None,
+) -> ColumnElement[str]:
+    """What a fenced write answers for each row `of` a batch: "applied", or "cancelled" where it was written as a cancel instead; "lost":
+    the claim is no longer `valid`; or "locked": another transaction has locked the row, try again.
     """
     # Not EXISTS, which may be planned as a hash over all that runs.
     still_valid = select(literal_column("true", Boolean)).where(valid).correlate(of).scalar_subquery()
     return case(
+        *(() if cancelled is None else ((cancelled, literal_column("'cancelled'")),)),
         (written, literal_column("'applied'")),
         (still_valid, literal_column("'locked'")),
         else_=literal_column("'lost'"),

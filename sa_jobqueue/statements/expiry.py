@@ -30,7 +30,10 @@ __all__ = ["end_expired", "end_overdue", "forget_expiry", "is_late"]
 
 
 def end_expired(*, limit: int, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
-    """Cancel at most `limit` jobs that were not started by their expiry, except those that are locked. Returns their ids."""
+    """Cancel at most `limit` jobs that were not started by their expiry, except those that are locked.
+
+    Returns their ids, queues and tasks.
+    """
     table = table_of(job)
     over = _over(table, table.c.expires_at <= func.now(), not_(_was_started(table)), limit=limit)
     return _end(table, over, Event.CANCEL, EXPIRED, retain=Rules().retain, keys=keys)
@@ -96,6 +99,6 @@ def _end(
             **ended(status_literal(TRANSITIONS[JobStatus.QUEUED, event]), retain=retain),
             errors=append_error(table, as_entry(error)),
         )
-        .returning(told_one(table))
+        .returning(told_one(table), table.c.queue, table.c.task)
         .add_cte(*given_back([over], keys))
     )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
+from types import MappingProxyType
+from typing import Any
 
 from sqlalchemy import BigInteger, Executable, cast, column, delete, func, select, table
 from sqlalchemy.dialects.postgresql import UUID, insert
 
 from ..models import Schedule, WorkerRow
-from .parts import array
+from .parts import array, epoch
 from .schedules import next_look
 
 __all__ = ["end_backend", "enrol_worker", "forget_workers", "places_of", "remove_worker"]
@@ -24,18 +26,30 @@ def enrol_worker(
     queues: Sequence[str],
     concurrency: int,
     version: str,
+    lease: float | None = None,
+    schema_version: int | None = None,
+    tasks: Mapping[str, Any] = MappingProxyType({}),
+    memory: int | None = None,
+    loop_lag: float | None = None,
+    pressure: str | None = None,
     worker: type[WorkerRow] = WorkerRow,
     schedule: type[Schedule] = Schedule,
 ) -> Executable:
-    """Insert the row of a worker process; or, where it is there, say that the process was seen now.
+    """Insert the row of a worker process; or, where it is there, say that the process was seen now, and what changes of it.
 
-    Returns the seconds until a schedule is due, or NULL: it costs a worker no statement to know that there is none.
+    `lease`, `loop_lag`: seconds. `memory`: bytes. `tasks`, `pressure`: see `WorkerRow`.
+
+    Returns the seconds until a schedule is due, or NULL: it costs a worker no statement to know that there is none. And the time
+    by the database's clock, in seconds since 1970.
     """
+    changing = {"memory": memory, "loop_lag": loop_lag, "pressure": pressure}
     row = insert(worker).values(
-        id=id, host=host, pid=pid, queues=list(queues), concurrency=concurrency, version=version
+        id=id, host=host, pid=pid, queues=list(queues), concurrency=concurrency, version=version, lease=lease,
+        schema_version=schema_version, tasks=dict(tasks), **changing,
     )  # fmt: skip
-    return row.on_conflict_do_update(index_elements=["id"], set_={"seen_at": func.now()}).returning(
-        next_look(schedule=schedule).scalar_subquery()
+    return row.on_conflict_do_update(index_elements=["id"], set_={"seen_at": func.now(), **changing}).returning(
+        next_look(schedule=schedule).scalar_subquery().label("next_look"),
+        epoch(func.clock_timestamp()).label("clock"),
     )
 
 

@@ -15,10 +15,12 @@ from ..statements.claim import ClaimRequest
 from ..statements.parts import FIRST_ID, FIRST_TIME
 from .claims import MOST_TEXT, Texts
 from .declared import Definition, definition_of
+from .expiry import Late
 from .faults import Fault, fault_of, is_data_fault, is_too_much
 from .leases import Expired, Renewal
 from .notes import LogLines, Report
 from .outcomes import Answer, alike, kept_for_now
+from .pressure import Pressure, read_pressure
 from .pruning import Pruned
 from .schedules import Ticked
 from .store import Store, default_store, store_of
@@ -35,7 +37,9 @@ __all__ = [
     "Definition",
     "Expired",
     "Fault",
+    "Late",
     "LogLines",
+    "Pressure",
     "Pruned",
     "Renewal",
     "Report",
@@ -51,6 +55,7 @@ __all__ = [
     "is_data_fault",
     "is_too_much",
     "kept_for_now",
+    "read_pressure",
     "started_keys",
     "store_of",
     "without_key",

@@ -10,6 +10,7 @@ from .notes import JobNotes
 from .outcomes import Outcomes
 from .pruning import Pruning
 from .schedules import Schedules
+from .stats import Stats
 from .tables import Tables
 from .unique import UniqueKeys
 from .waiting import Waiting
@@ -20,7 +21,18 @@ __all__ = ["Store", "default_store", "store_of"]
 
 
 class Store(
-    Outcomes, Expiry, Leases, JobNotes, Pruning, UniqueKeys, Schedules, DeclaredSchedules, Waiting, Waking, Workers
+    Outcomes,
+    Expiry,
+    Leases,
+    JobNotes,
+    Pruning,
+    UniqueKeys,
+    Schedules,
+    DeclaredSchedules,
+    Stats,
+    Waiting,
+    Waking,
+    Workers,
 ):
     """What a worker does to one bundle of tables.
 

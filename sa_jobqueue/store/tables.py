@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
-from ..models import Awaited, Job, LogPart, Progress, Schedule, UniqueKey, Uptime, WorkerRow
+from ..models import Awaited, Job, LogPart, Progress, Schedule, Stat, UniqueKey, Uptime, WorkerRow
 
 __all__ = ["OfTables", "Tables"]
 
@@ -26,6 +26,7 @@ class Tables:
     log: type[LogPart] = LogPart
     schedule: type[Schedule] = Schedule
     awaited: type[Awaited] = Awaited
+    stat: type[Stat] = Stat
 
     def __post_init__(self) -> None:
         classes = (
@@ -37,6 +38,7 @@ class Tables:
             self.log,
             self.schedule,
             self.awaited,
+            self.stat,
         )
         schemas = {str(one.__table__.schema): one.__name__ for one in classes}
         if len(schemas) > 1:

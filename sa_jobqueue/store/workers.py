@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -28,18 +29,19 @@ class Workers(OfTables):
         queues: Sequence[str],
         concurrency: int,
         version: str,
-    ) -> float | None:
-        """Write this worker process down; also after its row was pruned while it was away.
+        **more: Any,
+    ) -> tuple[float | None, float]:
+        """Write this worker process down; also after its row was pruned while it was away. `more`: as for `enrol_worker`.
 
-        Returns the seconds until a schedule is due; None if there is none.
+        Returns the seconds until a schedule is due, None if there is none; and the database's time, in seconds since 1970.
         """
-        next_look: float | None = connection.scalar(
+        row = connection.execute(
             enrol_worker(
-                id=worker, host=host, pid=pid, queues=queues, concurrency=concurrency, version=version,
+                id=worker, host=host, pid=pid, queues=queues, concurrency=concurrency, version=version, **more,
                 worker=self.tables.worker, schedule=self.tables.schedule,
             )
-        )  # fmt: skip
-        return next_look
+        ).one()  # fmt: skip
+        return row.next_look, row.clock
 
     def forget_workers(self, connection: Connection, *, unseen_for: timedelta) -> int:
         """Strike off the workers that have not been seen for `unseen_for`; how many they were."""

@@ -12,6 +12,7 @@ import socket
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..log import get_logger
 from ..outcomes import Released
@@ -29,16 +30,20 @@ from .connections.service import Connector
 from .dispatch import Dispatch
 from .maintenance.cancels import Cancels
 from .maintenance.expiry import EndLate
+from .maintenance.governor import Governor
 from .maintenance.loop import Maintenance
 from .maintenance.notes import DropStrayNotes, WriteNotes
-from .maintenance.presence import Presence
+from .maintenance.presence import Presence, Vitals
+from .maintenance.pressure import WatchPressure
 from .maintenance.prune import Prune
 from .maintenance.renew import Renewal
 from .maintenance.rescue import Rescue
 from .maintenance.schedules import EnqueueTicks
+from .maintenance.stats import KeepStats, WriteStats
 from .maintenance.timeouts import Timeouts
 from .maintenance.unique import FreeKeys
 from .observer import Observer
+from .process.memory import resident
 from .process.threads import ServiceThread
 from .running.executor import Executor
 from .running.reopening import Reopening
@@ -149,6 +154,7 @@ class Services:
             settings=settings,
             listening=self._is_listening,
             idle=idle,
+            observer=self.observer,
             max_jobs=spec.max_jobs,
             most_text=_most_text(spec.registry),
         )
@@ -160,6 +166,17 @@ class Services:
         self.watchdog = Watchdog(loop, self.runs, hopeless)
         self.cancels = Cancels(connector, self.runs, self._is_listening)
         self.ticks = EnqueueTicks(connector, spec.registry)
+        self.governor = Governor(settings.thresholds)
+        presence = Presence(
+            connector,
+            spec.id,
+            spec.queues,
+            tasks=_known(spec.registry),
+            vitals=self._vitals,
+            tally=tally,
+            next_look=self.ticks.hear,
+        )
+        pressure = WatchPressure(connector, self.governor, hold_back=self.claimer.hold_back, tell=presence.hasten)
         self.maintenance = Maintenance(
             connector,
             timeouts=Timeouts(
@@ -171,7 +188,8 @@ class Services:
                 hoard=settings.hoard,
             ),
             renewal=Renewal(connector, self.runs),
-            presence=Presence(connector, spec.id, spec.queues, next_look=self.ticks.hear),
+            presence=presence,
+            stats=WriteStats(connector, tally, spec.id),
             notes=WriteNotes(connector, self.runs.notes),
             others=[
                 self.cancels,
@@ -179,8 +197,10 @@ class Services:
                 Rescue(connector, registry=spec.registry, observer=self.observer, max_rescues=settings.max_rescues),
                 Prune(connector, every=settings.prune_every),
                 FreeKeys(connector, every=settings.prune_every),
-                EndLate(connector),
+                EndLate(connector, registry=spec.registry, observer=self.observer),
                 DropStrayNotes(connector, every=settings.prune_every),
+                KeepStats(connector),
+                *([pressure] if settings.thresholds else []),
             ],
         )
         self.runs.notes.wake = self.maintenance.wake
@@ -250,6 +270,8 @@ class Services:
             counts=counts,
             listening=self._is_listening(),
             blocked=self.watchdog.blocked,
+            pressure=self.governor.reason,
+            share=self.governor.share,
             claimed=self.observer.claimed,
             started=self.observer.started,
             ended=self.observer.ended,
@@ -257,9 +279,16 @@ class Services:
             unfinished=len(self.running()),
             unwritten=len(self.writer),
             refused=self.writer.refused,
+            claims=tuple(self.observer.claims),
+            claim_seconds=self.observer.claim_seconds,
+            memory=resident(),
+            loop_lag=self.watchdog.lag,
         )
 
     # ---- calls of parts that are made after those that call them
+
+    def _vitals(self) -> Vitals:
+        return {"memory": resident(), "loop_lag": self.watchdog.lag, "pressure": self.governor.reason}
 
     def _call(self, slots: Slots, kind: Kind) -> None:
         self.runners.call(slots, kind)
@@ -281,6 +310,13 @@ class Services:
 
     def _is_listening(self) -> bool:
         return self.listener is not None and self.listener.listening
+
+
+def _known(registry: Registry) -> dict[str, dict[str, Any]]:
+    """The tasks of a registry, as `WorkerRow.tasks` has them."""
+    return {
+        task.name: {"queue": task.queue, "timeout": task.timeout, "aliases": list(task.aliases)} for task in registry
+    }
 
 
 def _most_text(registry: Registry) -> int:

@@ -15,6 +15,7 @@ from typing import TypeVar
 from ..errors import WorkerBroken
 from ..log import get_logger
 from .process.exit_codes import Ending
+from .process.memory import resident
 from .running.run import Stop
 from .running.timeouts import StuckQueues
 from .services import Services, WorkerSpec
@@ -165,8 +166,8 @@ class Serving:
         max_jobs, max_memory = self._spec.max_jobs, self._spec.max_memory
         if max_jobs is not None and claimed >= max_jobs and not any(slots.waiting for slots in all_slots):
             return f"{claimed} jobs were claimed (max_jobs {max_jobs})"
-        if max_memory is not None and (resident := _resident()) > max_memory:
-            return f"{resident:,} bytes are resident (max_memory {max_memory:,})"
+        if max_memory is not None and (bytes_now := resident()) > max_memory:
+            return f"{bytes_now:,} bytes are resident (max_memory {max_memory:,})"
         if (stuck := self._stuck.check(all_slots)) is not None:
             return f"all {stuck.limit} slots of queue {stuck.name!r} are held by handlers that timed out"
         return None
@@ -236,14 +237,3 @@ async def _apart(work: Callable[[], T]) -> T:
     except RuntimeError:  # the host allows no more threads
         run()
     return await asyncio.wrap_future(done)
-
-
-def _resident() -> int:
-    """Bytes of memory resident now."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..histogram import BUCKETS
+
 __all__ = ["QueueState", "WorkerState"]
 
 
@@ -28,9 +30,12 @@ class WorkerState:
     """A worker at one moment.
 
     `serving`: it has begun and not ended. `listening`: it hears of new jobs by NOTIFY. `blocked`: its event loop does not answer.
+    `pressure`: why the worker claims less, which is for this `share` of its slots; None: it does not.
     `claimed`, `started`, `ended`, `rescued`: jobs since `run()` or `serve()` began. `unfinished`: jobs claimed here whose outcome
     is not known yet. `unwritten`: outcomes that wait to be written, `refused` of which the database has refused. `counts`: what
-    came of the jobs, as `Worker.counts`. The numbers are read one after the other while the worker goes on, so two of them may
+    came of the jobs, as `Worker.counts`. `claims`: claims by how long they took, in the buckets of `sa_jobqueue.histogram`, also those
+    that brought no job, and with the outcomes that were written along; `claim_seconds`: all together. `memory`: bytes resident.
+    `loop_lag`: seconds that the event loop lately took to answer. The numbers are read one after the other while the worker goes on, so two of them may
     differ by the jobs of a moment.
     """
 
@@ -39,6 +44,8 @@ class WorkerState:
     counts: Mapping[str, int]
     listening: bool = False
     blocked: bool = False
+    pressure: str | None = None
+    share: float = 1.0
     claimed: int = 0
     started: int = 0
     ended: int = 0
@@ -46,6 +53,10 @@ class WorkerState:
     unfinished: int = 0
     unwritten: int = 0
     refused: int = 0
+    claims: tuple[int, ...] = (0,) * BUCKETS
+    claim_seconds: float = 0.0
+    memory: int = 0
+    loop_lag: float = 0.0
 
     @property
     def slots(self) -> int:

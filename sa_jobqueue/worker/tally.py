@@ -68,6 +68,9 @@ class Tally:
         self.zero = time.time() - monotonic()
         """When `monotonic()` was 0, in seconds since 1970, by the database's clock once that is known. Maintenance writes it."""
 
+        self.written: dict[tuple[str, str], TaskTally] = {}
+        """What of it is in the table `stat`. Maintenance alone writes and reads it."""
+
     def add(self, changes: Sequence[Change], runs: Sequence[EndedRun | None]) -> None:
         """These changes are in the database; the run of each, where it had one. Changes without a run are for `add_other`.
 

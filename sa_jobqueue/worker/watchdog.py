@@ -32,7 +32,7 @@ class Watchdog:
     """Checks the deadlines of service connections, and `loop`.
 
     `hopeless()` is called at each check while a handler blocks the loop though its attempt was given up. All fields are the
-    watchdog thread's, except `_answered_at`, which the loop writes, and `_silent`, which `blocked` reads.
+    watchdog thread's, except `_answered_at` and `_lag`, which the loop writes, and `_silent`, which `blocked` reads.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, runs: Runs, hopeless: Callable[[], None]) -> None:
@@ -40,6 +40,8 @@ class Watchdog:
         self._deadlines: Sequence[Deadline] = ()
         self._asked_at = 0.0
         self._answered_at: float | None = None
+        self._lag = 0.0
+        """How long the loop took for its last answer. The loop writes it."""
         self._silent = 0
         """Checks since the loop was asked, all without an answer."""
         self._held: set[Run] = set()
@@ -52,6 +54,11 @@ class Watchdog:
     def blocked(self) -> bool:
         """Whether the event loop is known not to answer. For any thread."""
         return self._silent >= _SILENT_CHECKS and self._answered_at is None
+
+    @property
+    def lag(self) -> float:
+        """Seconds that the event loop took to answer the last time, or for which it has not answered by now. For any thread."""
+        return self._lag if self._answered_at is not None else max(self._lag, monotonic() - self._asked_at)
 
     def start(self, deadlines: Sequence[Deadline]) -> None:
         """Begin."""
@@ -86,7 +93,8 @@ class Watchdog:
             self._end.set()
 
     def _answer(self) -> None:
-        self._answered_at = monotonic()
+        now = monotonic()
+        self._lag, self._answered_at = now - self._asked_at, now
 
     def _check_loop(self) -> None:
         if self._answered_at is not None:

@@ -29,10 +29,12 @@ from .idle import idle
 from .latency import latency
 from .limits import cancel, child_drain, limits_drain
 from .memory import memory
+from .pressure import governor
 from .report import Figure, line, print_figures, write_json
 from .schedules import schedules
 from .schema import Bench, benchmark_database
 from .session import record_session, session
+from .tally import tally
 from .tracing import middleware, tracing
 from .waiting import wait_for
 from .wal import wal
@@ -46,8 +48,10 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         unique_drain,
         notes_drain,
         limits_drain,
+        governor,
         child_drain,
         cancel,
+        tally,
         schedules,
         session,
         record_session,

@@ -100,13 +100,13 @@ def by_cancel_that_skips(connection: Connection, id: int) -> None:
 def by_expiry(connection: Connection, id: int) -> None:
     connection.execute(release_jobs(Job.id == id))
     connection.execute(text("UPDATE sa_jobqueue.job SET expires_at = now(), attempt = 0 WHERE id = :id"), {"id": id})
-    assert default_store.end_expired(connection) == [id]
+    assert [one.id for one in default_store.end_expired(connection)] == [id]
 
 
 def by_deadline(connection: Connection, id: int) -> None:
     connection.execute(release_jobs(Job.id == id))
     connection.execute(text("UPDATE sa_jobqueue.job SET deadline_at = now() WHERE id = :id"), {"id": id})
-    assert default_store.end_overdue(connection) == [id]
+    assert [one.id for one in default_store.end_overdue(connection)] == [id]
 
 
 ENDS: list[tuple[Callable[[Connection, int], None], JobStatus | None, Any]] = [

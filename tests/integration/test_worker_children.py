@@ -411,7 +411,7 @@ def test_a_handler_whose_lease_is_lost_is_stopped(engine: Engine, url: str, effe
             )
         wait_until(lambda: is_gone(pid))
         wait_until(lambda: not worker.state().queues["default"].running)
-        assert not worker.counts
+        assert worker.counts == {"lost": 1}
     assert job_of(engine, id).status is JobStatus.RUNNING
     assert effects.notes() == []
 

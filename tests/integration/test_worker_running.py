@@ -376,7 +376,7 @@ def test_the_state_of_a_worker_says_what_runs_waits_and_came_of_it(
     assert (before.serving, before.slots, before.running, before.waiting) == (True, 3, 1, 1)
     assert (before.claimed, before.started, before.ended, before.unfinished) == (3, 2, 1, 2)
     assert (after.claimed, after.started, after.ended, after.unfinished, after.unwritten) == (3, 3, 3, 0, 0)
-    assert (before.counts, after.counts) == ({"failed": 1}, {"fail": 1, "completed": 2})
+    assert (before.counts, after.counts) == ({"failed": 1}, {"failed": 1, "completed": 2})
     assert not worker.state().serving
 
 

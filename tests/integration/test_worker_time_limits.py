@@ -176,8 +176,8 @@ def test_maintenance_ends_what_waits_too_long(engine: Engine, registry: Registry
         connection.execute(update(Job).where(Job.id == overdue).values(deadline_at=func.now()))
     with engine.begin() as connection:
         assert default_store.forget_expiry(connection) == [retrying]
-        assert default_store.end_expired(connection) == [expired]
-        assert default_store.end_overdue(connection) == [overdue]
+        assert [one.id for one in default_store.end_expired(connection)] == [expired]
+        assert [one.id for one in default_store.end_overdue(connection)] == [overdue]
         assert connection.execute(select(UniqueKey.key)).all() == []
         statuses = {row.id: row.status for row in connection.execute(select(Job.id, Job.status))}
         assert set(connection.scalars(select(Job.id).where(Job.expires_at.is_not(None)))) == {expired, waiting}

@@ -281,8 +281,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _apply(self, change: Change) -> Answer:
         job = self.jobs.get(change.id)
-        if job is None or (change.expired and not job.lapsed) or not job.apply(change):
+        if job is None or (change.expired and not job.lapsed):
             return Answer.LOST
+        if (answer := job.apply(change)) is Answer.LOST:
+            return answer
         job.lapsed = False
         if job.status in FINISHED:
             job.holds = False
@@ -293,7 +295,7 @@ class QueueMachine(RuleBasedStateMachine):
             job.comes(LATER if change.delay else self.now)
         else:
             job.purge_at = None if change.retain is None else LATER if change.retain else self.now
-        return Answer.APPLIED
+        return answer
 
     def _forget(self, changes: dict[int, Change]) -> None:
         for held in self.held.values():
@@ -453,12 +455,12 @@ class QueueMachine(RuleBasedStateMachine):
             waiting = {id: job for id, job in self.jobs.items() if job.status is JobStatus.QUEUED}
             expired = [id for id, job in waiting.items() if job.expired and job.attempt == 0 and not job.rescues]
             overdue = [id for id, job in waiting.items() if job.overdue and id not in expired]
-            assert sorted(default_store.end_expired(connection)) == sorted(expired)
+            assert sorted(one.id for one in default_store.end_expired(connection)) == sorted(expired)
             started = [id for id, job in waiting.items() if job.expired and id not in expired]
             assert sorted(default_store.forget_expiry(connection)) == sorted(started)
             for id in started:
                 self.jobs[id].expired = self.jobs[id].expires = False
-            assert sorted(default_store.end_overdue(connection)) == sorted(overdue)
+            assert sorted(one.id for one in default_store.end_overdue(connection)) == sorted(overdue)
             for id in [*expired, *overdue]:
                 job = self.jobs[id]
                 job.status = JobStatus.CANCELLED if id in expired else JobStatus.FAILED

@@ -40,6 +40,7 @@ from sa_jobqueue.statements import (
     run_schedules,
 )
 from sa_jobqueue.statements.admin import held_by
+from sa_jobqueue.statements.apply import written_before
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
 from sa_jobqueue.statements.declared import (
@@ -60,6 +61,7 @@ from sa_jobqueue.statements.notes import (
     write_progress,
 )
 from sa_jobqueue.statements.overview import count_expired, list_workers
+from sa_jobqueue.statements.pressure import database_pressure
 from sa_jobqueue.statements.prune import first_over, postpone_purge, prune_page
 from sa_jobqueue.statements.schedule_admin import enqueued_ticks, lock_schedule
 from sa_jobqueue.statements.schedules import (
@@ -73,9 +75,11 @@ from sa_jobqueue.statements.schedules import (
     pause_failing,
     set_aside,
 )
+from sa_jobqueue.statements.stats import add_stats, drop_old_stats, roll_up_stats, sum_stats, written_stats
 from sa_jobqueue.statements.waiting import drop_expired_waits, end_waits, ends_of, open_end_gate, wait_for_jobs
 from sa_jobqueue.statements.waking import channel_of, open_gates
 from sa_jobqueue.statements.workers import end_backend, enrol_worker, forget_workers, places_of, remove_worker
+from sa_jobqueue.tally import TaskTally
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -132,6 +136,8 @@ BATCHES: dict[str, Callable[[int], object]] = {
     "delete_completed_and_claim": lambda n: delete_completed(
         ids=range(n), tokens=[1] * n, claim=claim_jobs(worker="me", queues={"q": n}, lease=60.0)
     ),
+    "written_before": lambda n: written_before(ids=range(n), tokens=[1] * n),
+    "add_stats": lambda n: add_stats([TaskTally("mail", f"t{i}") for i in range(n)], worker=_WORKER, number=n),
     "renew_leases": lambda n: renew_leases(ids=range(n), tokens=[1] * n, lease=60.0),
     "cancel_requests": lambda n: cancel_requests(ids=range(n), tokens=[1] * n),
     "insert_jobs": lambda n: insert_jobs([_call(i) for i in range(n)]),
@@ -175,6 +181,12 @@ SINGLE: dict[str, Callable[[], object]] = {
     "end_expired": lambda: end_expired(limit=1_000),
     "end_overdue": lambda: end_overdue(limit=1_000),
     "forget_expiry": lambda: forget_expiry(limit=1_000),
+    "database_pressure": database_pressure,
+    "written_stats": lambda: written_stats(_WORKER),
+    "roll_up_stats": lambda: roll_up_stats(keep=timedelta(days=7), limit=100),
+    "drop_old_stats": lambda: drop_old_stats(keep=timedelta(days=90), limit=100),
+    "sum_stats": lambda: sum_stats(since=timedelta(hours=1), by=("queue", "task")),
+    "sum_stats_in_steps": lambda: sum_stats(since=timedelta(hours=1), queues=["q"], step=timedelta(minutes=5)),
     "enrol_worker": lambda: enrol_worker(id=_WORKER, host="a", pid=1, queues=["q"], concurrency=1, version="1"),
     "remove_worker": lambda: remove_worker(_WORKER),
     "forget_workers": lambda: forget_workers(unseen_for=timedelta(days=1)),

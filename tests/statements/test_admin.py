@@ -259,7 +259,7 @@ def test_a_cancel_holds_against_a_claim_at_the_same_moment(connection: Connectio
     job = row(connection, one)
     assert found == [one]
     assert (job.status, job.cancel_requested_at is not None) == (JobStatus.RUNNING, True)
-    assert default_store.apply(connection, [change(connection, one, Snooze(0))]) == {one: Answer.APPLIED}
+    assert default_store.apply(connection, [change(connection, one, Snooze(0))]) == {one: Answer.CANCELLED}
     assert row(connection, one).status is JobStatus.CANCELLED
 
 

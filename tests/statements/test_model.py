@@ -70,9 +70,9 @@ class Pair:
 
     def _apply(self, claim: Claim, outcome: Any, *, expired: bool) -> None:
         change = decide(claim, outcome, self.model.rules, random=0.5)
-        applied = self.model.apply(change) if expired or not change.expired else False
+        expected = self.model.apply(change) if expired or not change.expired else Answer.LOST
         answer = default_store.apply(self.connection, [change])
-        assert answer == {self.id: Answer.APPLIED if applied else Answer.LOST}
+        assert answer == {self.id: expected}
 
     def time_passes(self, _: None) -> None:
         self.model.time_passes()

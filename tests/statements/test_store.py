@@ -15,11 +15,12 @@ from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.lifecycle import Change, Rules, decide
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.models import Awaited, Job, LogPart, Progress, Schedule, UniqueKey, Uptime, WorkerRow
+from sa_jobqueue.models import Awaited, Job, LogPart, Progress, Schedule, Stat, UniqueKey, Uptime, WorkerRow
 from sa_jobqueue.outcomes import Completed
 from sa_jobqueue.statements import insert_jobs
 from sa_jobqueue.store import FIRST_ID, Answer, ClaimRequest, LogLines, Report, Store, Tables, default_store
 from sa_jobqueue.store.store import store_of
+from sa_jobqueue.tally import TaskTally
 from sa_jobqueue.worker.connections.driver import psycopg_of
 from sa_jobqueue.worker.running import libpq
 from tests.statements.test_everywhere import CALL
@@ -60,6 +61,10 @@ class OtherAwaited(OtherBase):
     __table__ = Awaited.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
 
 
+class OtherStat(OtherBase):
+    __table__ = Stat.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
 class OtherSchedule(OtherBase):
     __table__ = Schedule.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
 
@@ -71,7 +76,7 @@ JOB, WORKER, UPTIME, KEY, SCHEDULE = (
     cast("type[UniqueKey]", OtherUniqueKey),
     cast("type[Schedule]", OtherSchedule),
 )
-REST: dict[str, Any] = {"progress": OtherProgress, "log": OtherLogPart, "awaited": OtherAwaited}
+REST: dict[str, Any] = {"progress": OtherProgress, "log": OtherLogPart, "awaited": OtherAwaited, "stat": OtherStat}
 OTHER = Store(Tables(job=JOB, worker=WORKER, uptime=UPTIME, unique_key=KEY, schedule=SCHEDULE, **REST))
 BOTH = [default_store, OTHER]
 ME = {"worker": "me", "queues": {"default": 5}}
@@ -98,7 +103,7 @@ def all_rows(connection: Connection, store: Store) -> list[Any]:
     tables = store.tables
     return [
         list(connection.execute(select(one.__table__).order_by(*one.__table__.primary_key)))
-        for one in (tables.job, tables.worker, tables.uptime, tables.progress, tables.log)
+        for one in (tables.job, tables.worker, tables.uptime, tables.progress, tables.log, tables.stat)
     ]
 
 
@@ -113,6 +118,9 @@ def live(connection: Connection, store: Store) -> None:
     assert store.cancelled_among(connection, held) == frozenset()
     worker = uuid.uuid4()
     store.enrol(connection, worker, host="web-1", pid=47, queues=["default"], concurrency=5, version="1")
+    assert store.add_stats(connection, [TaskTally("default", "send", completed=1)], worker=worker, number=1)
+    assert store.roll_up_stats(connection, keep=timedelta(days=-1), limit=10) == 1
+    assert store.drop_old_stats(connection, keep=timedelta(days=7), limit=10) == 0
     connection.execute(table.update().values(worker=str(worker)))
     assert {one.place for one in store.expired(connection)} == {"web-1:47"}
     store.attest(connection, lease=60, outage=30)
@@ -199,7 +207,7 @@ def test_each_store_has_a_channel_and_gates_of_its_own(both: Connection) -> None
 
 def test_the_tables_of_a_store_are_of_one_schema() -> None:
     """Else its jobs would wake, or count, the workers of another's."""
-    with pytest.raises(ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, Awaited in sa_jobqueue"):
+    with pytest.raises(ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, Stat in sa_jobqueue"):
         store_of(JOB)
 
 

@@ -43,7 +43,7 @@ def claim(connection: Connection, free: int = 5) -> list[ClaimedJob]:
 def end(connection: Connection, limit: str, page: int = 1_000) -> list[int]:
     """As maintenance does."""
     chore = default_store.end_expired if limit == "expires_at" else default_store.end_overdue
-    return chore(connection, limit=page)
+    return [one.id for one in chore(connection, limit=page)]
 
 
 # ---- how it is said

@@ -12,11 +12,11 @@ step.close()
 
 from __future__ import annotations
 
-from collections import Counter
 from types import SimpleNamespace
 
 from sa_jobqueue import Worker
 from sa_jobqueue.worker.services import Services
+from sa_jobqueue.worker.tally import Tally
 from tests.support.waiting import wait_until_async
 
 
@@ -27,7 +27,7 @@ class Step:
     """
 
     def __init__(self, worker: Worker, *, listening: bool = False) -> None:
-        self._services = Services(worker._spec, Counter(), leaving=lambda: False, idle=None, hopeless=lambda: None)
+        self._services = Services(worker._spec, Tally(), leaving=lambda: False, idle=None, hopeless=lambda: None)
         self._services.listener = SimpleNamespace(listening=listening)  # type: ignore[assignment]
 
     def connect(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from sa_jobqueue.failures import MAX_ERRORS
 from sa_jobqueue.lifecycle import FINISHED, TRANSITIONS, Change, Claim, Event, JobStatus, Rules, decide, sources
 from sa_jobqueue.outcomes import Outcome
+from sa_jobqueue.store import Answer
 
 
 @dataclass
@@ -48,9 +49,9 @@ class ModelJob:
         self.apply(change)
         return change
 
-    def apply(self, change: Change) -> bool:
+    def apply(self, change: Change) -> Answer:
         if self.deleted or self.status is not JobStatus.RUNNING or self.claim_token != change.claim_token:
-            return False
+            return Answer.LOST
         if change.status is JobStatus.COMPLETED and change.retain == 0:
             self.deleted = True
         cancelled = self.cancel_requested and change.if_cancelled is not change.status
@@ -61,7 +62,7 @@ class ModelJob:
         self.errors = min(self.errors + (change.error is not None), MAX_ERRORS)
         if self.status is JobStatus.QUEUED:
             self.due = change.delay == 0
-        return True
+        return Answer.CANCELLED if cancelled else Answer.APPLIED
 
     def time_passes(self) -> None:
         self.due = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import functions, indexes, notes, schedules, tables, unique, waiting, waking
+from . import functions, indexes, notes, schedules, stats, tables, unique, waiting, waking
 from .waking import GATES
 
 __all__ = ["BUILT_ALONE", "COMPATIBLE_WITH", "DOWN", "GATES", "UP"]
@@ -16,8 +16,19 @@ __all__ = ["BUILT_ALONE", "COMPATIBLE_WITH", "DOWN", "GATES", "UP"]
 #: The oldest version whose releases can work with this one.
 COMPATIBLE_WITH: int = 1
 
-UP = (*tables.UP, *indexes.UP, *functions.UP, *waking.UP, *unique.UP, *notes.UP, *schedules.UP, *waiting.UP)
-DOWN = (*waiting.DOWN, *schedules.DOWN, *notes.DOWN, *unique.DOWN, *waking.DOWN, *functions.DOWN, *tables.DOWN)
+UP = (
+    *tables.UP, *indexes.UP, *functions.UP, *waking.UP, *unique.UP, *notes.UP, *schedules.UP, *waiting.UP, *stats.UP,
+)  # fmt: skip
+DOWN = (
+    *stats.DOWN,
+    *waiting.DOWN,
+    *schedules.DOWN,
+    *notes.DOWN,
+    *unique.DOWN,
+    *waking.DOWN,
+    *functions.DOWN,
+    *tables.DOWN,
+)
 
 #: No index of this version has to be built beside a table in use.
 BUILT_ALONE: Mapping[str, str] = {}

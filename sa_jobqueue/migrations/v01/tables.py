@@ -67,6 +67,13 @@ UP = (
         version text NOT NULL,
         started_at timestamptz NOT NULL DEFAULT now(),
         seen_at timestamptz NOT NULL DEFAULT now(),
+        stats_written bigint NOT NULL DEFAULT 0,
+        lease double precision,
+        schema_version integer,
+        memory bigint,
+        loop_lag double precision,
+        tasks jsonb NOT NULL DEFAULT '{{}}'::jsonb,
+        pressure text,
         CONSTRAINT worker_pkey PRIMARY KEY (id)
     )
     """,

@@ -24,6 +24,7 @@ from ...store import MOST_TEXT, Answer, ClaimRequest, alike, fault_of, is_too_mu
 from ..connections.deadline import CLIENT_MARGIN, Deadline
 from ..connections.service import Connector
 from ..dispatch import Dispatch
+from ..observer import Observer
 from ..process.backoff import backoff
 from ..process.events import AutoResetEvent
 from ..process.threads import ServiceThread
@@ -74,12 +75,13 @@ class Claimer:
         runs: Runs,
         settings: WorkerSettings,
         listening: Callable[[], bool],
+        observer: Observer,
         idle: Callable[[], None] | None = None,
         max_jobs: int | None = None,
         most_text: int = MOST_TEXT,
     ) -> None:
         self._connector, self._worker, self._all_slots, self._writer = connector, worker, all_slots, writer
-        self._runs = runs
+        self._runs, self._observer = runs, observer
 
         # Other threads touch these:
         self.thread = ServiceThread("claimer", self._loop)
@@ -153,6 +155,11 @@ class Claimer:
     def notify(self, queue: str | None) -> None:
         """New jobs were announced in this queue; None: perhaps in any."""
         self._demand.notify(queue)
+        self._wake.set()
+
+    def hold_back(self, share: float) -> None:
+        """Claim for this share of the slots: one of each queue at least. 1: for all, and ahead."""
+        self._demand.throttle.share = share
         self._wake.set()
 
     def stop_claiming(self) -> None:
@@ -237,7 +244,7 @@ class Claimer:
         if not changes and not wanted:
             return again
         quiet = not len(self._runs)  # asked before the claim: a handler that ends during it may have enqueued
-        if self._mode is not Mode.TOGETHER:  # no outcome waits for a claim that fails
+        if self._mode is not Mode.TOGETHER or self._writer.in_doubt:  # no outcome waits for a claim that fails
             self._write_apart(connection, changes)
             changes = []
             if not wanted:
@@ -270,6 +277,7 @@ class Claimer:
         except BaseException as error:
             mode = self._mode_after(error, wrote=bool(changes))
             if mode is None:
+                self._writer.doubt(changes)
                 self._writer.put_back(changes)
                 raise
             self._mode, self._connection.in_doubt = mode, False  # the server has answered: the claim was rolled back
@@ -295,7 +303,9 @@ class Claimer:
             inline=self._mode is not Mode.WITHOUT_PAYLOAD,
         )
         answers, jobs = self._connector.store.exchange(connection, changes, request)
-        self._resume.end(jobs, monotonic() - self._began)
+        took = monotonic() - self._began
+        self._observer.claim_took(took)
+        self._resume.end(jobs, took)
         return answers, jobs
 
     def _settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:

@@ -1,5 +1,6 @@
 """The chores of a worker: renewing leases, hearing of cancels, ending what takes too long, rescuing what a dead worker held,
-enqueueing the jobs of schedules, writing what jobs say, deleting what was kept long enough, saying that we are alive. They have
+enqueueing the jobs of schedules, writing what jobs say, deleting what was kept long enough, saying that we are alive, adding up
+what jobs came to. They have
 a thread and a connection of their own.
 
 There is no leader: every worker does them, and skips rows that another has locked.
@@ -29,6 +30,7 @@ from .chore import Chore, Turn
 from .notes import WriteNotes
 from .presence import Presence
 from .renew import Renewal
+from .stats import WriteStats
 from .timeouts import Timeouts
 
 __all__ = ["Maintenance"]
@@ -44,7 +46,7 @@ _LAST_NOTES = 1.0
 
 
 class Maintenance:
-    """Does the chores: `renewal`, `presence` and `notes`, which it needs also by name, and the `others`."""
+    """Does the chores: `renewal`, `presence`, `notes` and `stats`, which it needs also by name, and the `others`."""
 
     def __init__(
         self,
@@ -54,11 +56,12 @@ class Maintenance:
         renewal: Renewal,
         presence: Presence,
         notes: WriteNotes,
+        stats: WriteStats,
         others: Sequence[Chore],
     ) -> None:
         self._connector, self._timeouts = connector, timeouts
-        self._renewal, self._presence, self._notes = renewal, presence, notes
-        self.chores: list[Chore] = [renewal, notes, *others, presence]
+        self._renewal, self._presence, self._notes, self._stats = renewal, presence, notes, stats
+        self.chores: list[Chore] = [renewal, notes, *others, presence, stats]
         """In the order in which they are done."""
         self._connection: Connection | None = None
         self._failures = 0
@@ -101,6 +104,7 @@ class Maintenance:
                     self._broken(error)
         if self._connection is not None:
             self._write_last_notes(self._connection)
+            self._write_last_stats(self._connection)
             # Not on a connection of the pool's: handlers that do not end may hold them all.
             self._presence.leave(self._connection)
             hang_up(self._connection)
@@ -144,6 +148,15 @@ class Maintenance:
                     pass
         except Exception as error:
             logger.warning("the last progress and log lines of jobs could not be written: %s", error)
+
+    def _write_last_stats(self, connection: Connection) -> None:
+        try:
+            with self.deadline.over(connection):
+                if not self._stats.write(connection):  # it leaves before it has enrolled, or was struck off
+                    self._presence.do(connection, Turn(monotonic(), self._end))
+                    self._stats.write(connection)
+        except Exception as error:
+            logger.warning("what the last jobs came to could not be added to the table stat: %s", error)
 
     def _broken(self, error: BaseException) -> None:
         self._failures += 1

@@ -7,17 +7,21 @@ import socket
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from time import monotonic
+from typing import Any, TypedDict
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
+from ...migrations import CURRENT
 from ...store import Fault, fault_of
 from ...version import __version__
 from ..connections.service import Connector
+from ..tally import Tally
 from .chore import Chore, Turn
 
-__all__ = ["Presence"]
+__all__ = ["Presence", "Vitals"]
 
 logger = get_logger(__name__)
 
@@ -25,8 +29,20 @@ logger = get_logger(__name__)
 _FORGET = timedelta(days=1)
 
 
+class Vitals(TypedDict):
+    """What changes of a worker's row: see `WorkerRow`."""
+
+    memory: int
+    loop_lag: float
+    pressure: str | None
+
+
 class Presence(Chore):
-    """Keeps this worker's row in the table of workers. `next_look`: is told after how many seconds a schedule is due, or None."""
+    """Keeps this worker's row in the table of workers.
+
+    `tasks`: those it knows, as in `WorkerRow.tasks`. `vitals()`: what changes of the row. `tally`: is told the database's time.
+    `next_look`: is told after how many seconds a schedule is due, or None.
+    """
 
     def __init__(
         self,
@@ -34,17 +50,22 @@ class Presence(Chore):
         worker: uuid.UUID,
         queues: Mapping[str, int],
         *,
+        tasks: Mapping[str, Any],
+        vitals: Callable[[], Vitals],
+        tally: Tally,
         next_look: Callable[[float | None], None],
     ) -> None:
         super().__init__(max(min(connector.lease / 3, 20.0), 1.0))
         self._connector, self._worker, self._queues = connector, worker, queues
+        self._tasks, self._vitals, self._tally = tasks, vitals, tally
         self._next_look = next_look
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Say that we are alive, and strike off workers that were not seen for long."""
         try:
             with self._connector.begin(connection):
-                seconds = self._connector.store.enrol(
+                asked = monotonic()
+                seconds, clock = self._connector.store.enrol(
                     connection,
                     self._worker,
                     host=socket.gethostname(),
@@ -52,7 +73,12 @@ class Presence(Chore):
                     queues=list(self._queues),
                     concurrency=sum(self._queues.values()),
                     version=__version__,
+                    lease=self._connector.lease,
+                    schema_version=CURRENT,
+                    tasks=self._tasks,
+                    **self._vitals(),
                 )
+                self._tally.zero = clock - (asked + monotonic()) / 2
                 self._connector.store.forget_workers(connection, unseen_for=_FORGET)
             self._next_look(seconds)
         except DBAPIError as error:
@@ -61,6 +87,10 @@ class Presence(Chore):
             # No outage: with one, the leases of others would not be looked at for a while.
             logger.warning("the rows of the workers are locked (%s)", error.orig)
         return False
+
+    def hasten(self) -> None:
+        """Something of the row has changed that is of interest: write it soon."""
+        self.at = 0.0
 
     def leave(self, connection: Connection) -> None:
         """Strike this worker off."""

@@ -23,7 +23,7 @@ from ...outcomes import Completed, Crashed, Failed, Outcome, Released
 from .attempt_end import Telling, outcome_of
 from .call import Call
 from .cancels import is_foreign, take_back
-from .ending import LOST, Lost, RunEnding, ToWrite
+from .ending import LOST, InDoubt, Lost, RunEnding, ToWrite
 from .joblog import JobLog
 from .run import Run, Stop
 from .sessions import Sessions
@@ -175,7 +175,10 @@ class Executor:
         try:
             unopened = None if transaction is None else transaction.unopened
             if unopened is None or not may_go_back(run, error):
-                return self._decide(run, of_error(run, error))
+                decided = self._decide(run, of_error(run, error))
+                if transaction is None or transaction.committing is None or decided is LOST:
+                    return decided
+                return InDoubt(decided.change, transaction.committing)
             self._pause(run.job.queue, *unopened)
             return self._decide(run, Released(_AGAIN * random.uniform(0.5, 1.5)))
         except BaseException as failure:  # the application's: a rule, an exception's own method, a log filter

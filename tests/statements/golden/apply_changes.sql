@@ -44,7 +44,8 @@ WITH locked AS MATERIALIZED (
     RETURNING CASE WHEN (
         SELECT sa_jobqueue.any_awaited() AS any_awaited_1
     ) THEN (sa_jobqueue.tell_ended(ARRAY[sa_jobqueue.job.id]))[1] ELSE sa_jobqueue.job.id END AS id,
-        sa_jobqueue.job.claim_token
+        sa_jobqueue.job.claim_token,
+        sa_jobqueue.job.status
 ),
     updated AS (
     UPDATE sa_jobqueue.job
@@ -73,11 +74,12 @@ WITH locked AS MATERIALIZED (
             SELECT sa_jobqueue.any_awaited() AS any_awaited_2
         ) AND sa_jobqueue.job.finished_at IS NOT NULL
     ) THEN (sa_jobqueue.tell_ended(ARRAY[sa_jobqueue.job.id]))[1] ELSE sa_jobqueue.job.id END AS id,
-        sa_jobqueue.job.claim_token
+        sa_jobqueue.job.claim_token,
+        sa_jobqueue.job.status
 )
 SELECT change.id,
     change.claim_token,
-    CASE WHEN (done.id IS NOT NULL) THEN 'applied' WHEN (
+    CASE WHEN (done.status = 'cancelled' AND change.status != 'cancelled') THEN 'cancelled' WHEN (done.id IS NOT NULL) THEN 'applied' WHEN (
     SELECT true
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.id = change.id AND sa_jobqueue.job.claim_token IS NOT DISTINCT
@@ -86,11 +88,13 @@ SELECT change.id,
 FROM unnest(CAST(%(change_ids)s::VARCHAR AS BIGINT[]), CAST(%(change_tokens)s::VARCHAR AS BIGINT[]), CAST(%(change_status)s::VARCHAR AS TEXT[]), CAST(%(change_if_cancelled)s::VARCHAR AS TEXT[]), CAST(%(change_delay)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_attempt)s::VARCHAR AS SMALLINT[]), CAST(%(change_rescues)s::VARCHAR AS SMALLINT[]), CAST(%(change_error)s::VARCHAR AS TEXT[]), CAST(%(change_result)s::VARCHAR AS TEXT[]), CAST(%(change_retain)s::VARCHAR AS FLOAT(53)[]), CAST(%(change_expired)s::VARCHAR AS BOOLEAN[])) AS change(id, claim_token, status, if_cancelled, delay, attempt, rescues, error, result, retain, expired)
 LEFT OUTER JOIN (
     SELECT deleted.id AS id,
-        deleted.claim_token AS claim_token
+        deleted.claim_token AS claim_token,
+        deleted.status AS status
     FROM deleted
     UNION ALL
     SELECT updated.id AS id,
-        updated.claim_token AS claim_token
+        updated.claim_token AS claim_token,
+        updated.status AS status
     FROM updated
 ) AS done ON done.id = change.id
 AND done.claim_token IS NOT DISTINCT

@@ -65,4 +65,6 @@ AND sa_jobqueue.job.status = 'queued'
 RETURNING CASE WHEN ((
         SELECT sa_jobqueue.any_awaited() AS any_awaited_1
     ) AND sa_jobqueue.job.finished_at IS NOT NULL
-) THEN (sa_jobqueue.tell_ended(ARRAY[sa_jobqueue.job.id]))[1] ELSE sa_jobqueue.job.id END AS id
+) THEN (sa_jobqueue.tell_ended(ARRAY[sa_jobqueue.job.id]))[1] ELSE sa_jobqueue.job.id END AS id,
+    sa_jobqueue.job.queue,
+    sa_jobqueue.job.task

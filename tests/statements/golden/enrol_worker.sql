@@ -1,10 +1,14 @@
-INSERT INTO sa_jobqueue.worker (id, host, pid, queues, concurrency, version) VALUES (%(id)s::UUID, %(host)s::VARCHAR, %(pid)s::INTEGER, %(queues)s::TEXT[], %(concurrency)s::INTEGER, %(version)s::VARCHAR) ON CONFLICT (id) DO
+INSERT INTO sa_jobqueue.worker (id, host, pid, queues, concurrency, version, lease, schema_version, memory, loop_lag, tasks, pressure) VALUES (%(id)s::UUID, %(host)s::VARCHAR, %(pid)s::INTEGER, %(queues)s::TEXT[], %(concurrency)s::INTEGER, %(version)s::VARCHAR, %(lease)s, %(schema_version)s::INTEGER, %(memory)s::BIGINT, %(loop_lag)s, %(tasks)s::JSONB, %(pressure)s::VARCHAR) ON CONFLICT (id) DO
 UPDATE
-SET seen_at = now()
+SET seen_at = now(),
+    memory = %(param_1)s::BIGINT,
+    loop_lag = %(param_2)s,
+    pressure = %(param_3)s::VARCHAR
 RETURNING (
-    SELECT date_part('epoch', sa_jobqueue.schedule.due_at) - date_part('epoch', clock_timestamp()) AS anon_2
+    SELECT date_part('epoch', sa_jobqueue.schedule.due_at) - date_part('epoch', clock_timestamp()) AS anon_1
     FROM sa_jobqueue.schedule
     WHERE sa_jobqueue.schedule.paused_at IS NULL
     ORDER BY sa_jobqueue.schedule.due_at
     LIMIT 1
-) AS anon_1
+) AS next_look,
+    date_part('epoch', clock_timestamp()) AS clock

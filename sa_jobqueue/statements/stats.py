@@ -1,0 +1,235 @@
+"""What jobs came to, counted: workers add to it, and readers sum it up."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from typing import Any, Literal, TypeAlias
+
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    ColumnElement,
+    Executable,
+    Float,
+    Integer,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    exists,
+    func,
+    literal_column,
+    select,
+    type_coerce,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy.dialects.postgresql import array as pg_array
+
+from ..histogram import BUCKETS
+from ..lifecycle import OUTCOMES
+from ..models import Stat, WorkerRow
+from ..tally import TaskTally
+from .parts import array, in_seconds, rows, table_of
+
+__all__ = ["By", "add_stats", "drop_old_stats", "roll_up_stats", "stats_parameters", "sum_stats", "written_stats"]
+
+By: TypeAlias = Literal["queue", "task"]
+
+MINUTE, HOUR = 60, 3_600
+
+_OUTCOMES = (*OUTCOMES.values(), "lost")
+_SECONDS = ("run_seconds", "wait_seconds")
+_COUNTS = ("runs", "waits")
+
+
+def stats_parameters(tallies: Sequence[TaskTally], *, worker: uuid.UUID, number: int) -> dict[str, Any]:
+    """The parameters of `add_stats`, by name, to execute a statement again that was built once."""
+    columns: dict[str, Any] = {"stat_worker": worker, "stat_number": number}
+    for name in ("queue", "task", *_OUTCOMES, *_SECONDS):
+        columns[f"stat_{name}"] = [getattr(one, name) for one in tallies]
+    for name in _COUNTS:
+        columns[f"stat_{name}"] = ["{" + ",".join(map(str, getattr(one, name))) + "}" for one in tallies]
+    return columns
+
+
+def add_stats(
+    tallies: Sequence[TaskTally],
+    *,
+    worker: uuid.UUID,
+    number: int,
+    stat: type[Stat] = Stat,
+    workers: type[WorkerRow] = WorkerRow,
+) -> Executable:
+    """Add what a worker counted to the rows of the current minute, the `number`th time that it does so.
+
+    Returns that number, or no row: the worker has added it before, or its own row is gone; then nothing is added. The rows are
+    taken in the order of their keys, so that two workers do not deadlock.
+    """
+    table = table_of(stat)
+    given = stats_parameters(tallies, worker=worker, number=number)
+    times = bindparam("stat_number", number, BigInteger)
+    marked = (
+        update(workers)
+        .where(workers.id == bindparam("stat_worker", worker), workers.stats_written < times)
+        .values(stats_written=times)
+        .returning(workers.stats_written)
+        .cte("marked")
+    )
+    types: dict[str, Any] = dict.fromkeys(_OUTCOMES, BigInteger()) | dict.fromkeys(_SECONDS, Float(53))
+    names = ("queue", "task", *_OUTCOMES, *_SECONDS, *_COUNTS)
+    counted = rows(
+        "counted", **{name: array(f"stat_{name}", given[f"stat_{name}"], types.get(name, Text())) for name in names}
+    )
+    values = [
+        cast(counted.c[name], ARRAY(Integer)).label(name) if name in _COUNTS else counted.c[name] for name in names
+    ]
+    minute = func.date_trunc(literal_column("'minute'"), func.now())
+    added = (
+        _adding(
+            table,
+            select(literal_column(str(MINUTE)), minute, *values)
+            .where(exists(select(marked.c.stats_written)))
+            .order_by(counted.c.queue, counted.c.task),
+            names,
+        )
+        .returning(table.c.seconds)
+        .cte("added")
+    )
+    return select(marked.c.stats_written).add_cte(added)
+
+
+def written_stats(worker: uuid.UUID, *, workers: type[WorkerRow] = WorkerRow) -> Executable:
+    """How often a worker has added what it counted; no row: its own row is gone."""
+    return select(workers.stats_written).where(workers.id == worker)
+
+
+def roll_up_stats(*, keep: timedelta, limit: int, stat: type[Stat] = Stat) -> Executable:
+    """Move at most `limit` rows of minutes older than `keep` into the rows of their hours. Returns how many were moved.
+
+    Rows that another transaction has locked are left for the next time, and a row is moved by one transaction only.
+    """
+    table = table_of(stat)
+    columns = table.c
+    before = in_seconds(-keep.total_seconds(), name="keep_seconds")
+    old = _page(table, MINUTE, before, limit)
+    key = (columns.seconds, columns.at, columns.queue, columns.task)
+    # The values of the rows as they are when they are locked.
+    moved = (
+        delete(table)
+        .where(*_same(table, old))
+        .returning(*key, *(columns[name] for name in (*_OUTCOMES, *_SECONDS, *_COUNTS)))
+        .cte("moved")
+    )
+    hour = func.date_trunc(literal_column("'hour'"), moved.c.at, literal_column("'UTC'"))
+    names = ("queue", "task", *_OUTCOMES, *_SECONDS, *_COUNTS)
+    summed = (
+        select(literal_column(str(HOUR)), hour, moved.c.queue, moved.c.task, *_sums(moved))
+        .group_by(hour, moved.c.queue, moved.c.task)
+        .order_by(hour, moved.c.queue, moved.c.task)
+    )
+    added = _adding(table, summed, names).returning(columns.seconds).cte("added")
+    return select(func.count()).select_from(moved).add_cte(added)
+
+
+def drop_old_stats(*, keep: timedelta, limit: int, stat: type[Stat] = Stat) -> Executable:
+    """Delete at most `limit` rows of hours older than `keep`, except those that are locked."""
+    table = table_of(stat)
+    old = _page(table, HOUR, in_seconds(-keep.total_seconds(), name="keep_seconds"), limit)
+    return delete(table).where(*_same(table, old))
+
+
+def sum_stats(
+    *,
+    since: timedelta,
+    by: Collection[By] = (),
+    queues: Collection[str] = (),
+    tasks: Collection[str] = (),
+    step: timedelta | None = None,
+    stat: type[Stat] = Stat,
+) -> Executable:
+    """What jobs came to since then: a row for each combination of `by`, in order; without `by`, one row.
+
+    The columns of `by`; completed, retried, failed, cancelled, snoozed, released, rescued, lost; run_seconds, wait_seconds; runs and
+    waits, arrays by the buckets of `sa_jobqueue.histogram`. `queues`, `tasks`: only these. `step`: a row for each such time as well, with
+    the column `at`, when it began, and in its order. The last 7 days are counted by the minute, what is older by the hour.
+    """
+    table = table_of(stat)
+    columns = table.c
+    keys: list[Any] = [columns[name] for name in ("queue", "task") if name in by]
+    if step is not None:
+        apart: ColumnElement[Any] = bindparam("step", step)
+        start = func.date_bin(apart, columns.at, literal_column("timestamptz 'epoch'"))
+        keys.insert(0, start.label("at"))
+    begin = func.date_trunc(literal_column("'minute'"), in_seconds(-since.total_seconds(), name="since_seconds"))
+    query = select(*keys, *_sums(table)).where(
+        columns.seconds.in_([literal_column(str(MINUTE)), literal_column(str(HOUR))]), columns.at >= begin
+    )
+    if queues:
+        query = query.where(columns.queue.in_(list(queues)))
+    if tasks:
+        query = query.where(columns.task.in_(list(tasks)))
+    if keys:
+        names: list[Any] = [literal_column(str(number + 1)) for number in range(len(keys))]
+        query = query.group_by(*names).order_by(*names)
+    return query
+
+
+def _adding(table: Table, query: Any, names: Sequence[str]) -> Any:
+    """INSERT what `query` returns, or add it to the rows that are there."""
+    insertion = insert(table).from_select(["seconds", "at", *names], query)
+    new, old = insertion.excluded, table.c
+    sums: dict[str, Any] = {name: old[name] + new[name] for name in (*_OUTCOMES, *_SECONDS)}
+    for name in _COUNTS:
+        each = [_bucket(old[name], number) + _bucket(new[name], number) for number in range(1, BUCKETS + 1)]
+        sums[name] = pg_array(each)
+    return insertion.on_conflict_do_update(index_elements=["seconds", "at", "queue", "task"], set_=sums)
+
+
+def _sums(table: Any) -> list[ColumnElement[Any]]:
+    columns = table.c
+    numbers = [
+        type_coerce(cast(func.coalesce(func.sum(columns[name]), literal_column("0")), BigInteger), BigInteger).label(name)
+        for name in _OUTCOMES
+    ]  # fmt: skip
+    seconds = [func.coalesce(func.sum(columns[name]), literal_column("0.0", Float)).label(name) for name in _SECONDS]
+    counts = [
+        cast(
+            pg_array(
+                [
+                    func.coalesce(func.sum(_bucket(columns[name], number)), literal_column("0"))
+                    for number in range(1, BUCKETS + 1)
+                ]
+            ),
+            ARRAY(BigInteger),
+        ).label(name)
+        for name in _COUNTS
+    ]
+    return [*numbers, *seconds, *counts]
+
+
+def _bucket(counts: Any, number: int) -> ColumnElement[int]:
+    """One bucket, from 1 on."""
+    found: ColumnElement[int] = counts[literal_column(str(number), Integer)]
+    return found
+
+
+def _page(table: Table, seconds: int, before: ColumnElement[Any], limit: int) -> CTE:
+    """The oldest rows of this kind, locked."""
+    columns = table.c
+    return (
+        select(columns.seconds, columns.at, columns.queue, columns.task)
+        .where(columns.seconds == literal_column(str(seconds)), columns.at < before)
+        .order_by(columns.seconds, columns.at, columns.queue, columns.task)
+        .limit(bindparam("page", limit))
+        .with_for_update(skip_locked=True)
+        .cte("old")
+        .prefix_with("MATERIALIZED")
+    )
+
+
+def _same(table: Table, old: CTE) -> list[ColumnElement[bool]]:
+    return [table.c[name] == old.c[name] for name in ("seconds", "at", "queue", "task")]

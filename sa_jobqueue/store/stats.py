@@ -1,0 +1,46 @@
+"""What jobs came to, counted by minute and by hour."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import Connection, Delete, Executable
+
+from ..statements.stats import add_stats, drop_old_stats, roll_up_stats, stats_parameters, written_stats
+from ..tally import TaskTally
+from .tables import OfTables
+
+__all__ = ["Stats"]
+
+
+class Stats(OfTables):
+    """Adding to what was counted, and keeping it short."""
+
+    def add_stats(
+        self, connection: Connection, tallies: Sequence[TaskTally], *, worker: uuid.UUID, number: int
+    ) -> bool:
+        """Add what `worker` has counted, the `number`th time. False: its row is gone, and nothing was added."""
+        given = stats_parameters(tallies, worker=worker, number=number)
+        if connection.execute(self._add_stats, given).first() is not None:
+            return True
+        written = connection.scalar(written_stats(worker, workers=self.tables.worker))
+        return written is not None and written >= number
+
+    def roll_up_stats(self, connection: Connection, *, keep: timedelta, limit: int) -> int:
+        """Move a page of minutes older than `keep` into their hours. Returns how many rows were moved."""
+        return int(connection.scalar(roll_up_stats(keep=keep, limit=limit, stat=self.tables.stat)) or 0)
+
+    def drop_old_stats(self, connection: Connection, *, keep: timedelta, limit: int) -> int:
+        """Delete a page of hours older than `keep`. Returns how many rows were deleted."""
+        statement: Executable = drop_old_stats(keep=keep, limit=limit, stat=self.tables.stat)
+        assert isinstance(statement, Delete)
+        return connection.execute(statement).rowcount
+
+    @cached_property
+    def _add_stats(self) -> Any:
+        """The values are given at each execution."""
+        return add_stats([], worker=uuid.UUID(int=0), number=0, stat=self.tables.stat, workers=self.tables.worker)

@@ -1,0 +1,185 @@
+"""A worker counts what its jobs came to, and adds it to the table `stat`."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from sa_jobqueue import Cancel, Discard, Job, JobContext, Registry, Snooze, TaskName, enqueue, task
+from sa_jobqueue.statements import cancel_jobs
+from sa_jobqueue.statements.stats import sum_stats
+from sa_jobqueue.worker.maintenance import stats
+from tests.support.waiting import wait_until
+from tests.support.working import add, drain, job_of, services_of, working
+
+
+def stat(engine: Engine) -> dict[str, Any]:
+    """What the table says, by task."""
+    with engine.connect() as connection:
+        rows = connection.execute(sum_stats(since=timedelta(hours=1), by=("task",))).all()
+    return {row.task: row for row in rows}
+
+
+def outcomes(row: Any) -> dict[str, int]:
+    names = ("completed", "retried", "failed", "cancelled", "snoozed", "released", "rescued", "lost")
+    return {name: getattr(row, name) for name in names if getattr(row, name)}
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_each_outcome_is_counted_for_its_task(engine: Engine, registry: Registry, kind: str) -> None:
+    """In the worker and, when it has left, in the table; with one run and one wait for each start."""
+
+    def act(what: str) -> Any:
+        match what:
+            case "fail":
+                raise ValueError("no")
+            case "snooze":
+                return Snooze(3_600)
+            case "cancel":
+                return Cancel("not wanted")
+            case "discard":
+                return Discard("never")
+
+    if kind == "def":
+
+        @task(registry=registry, name="acts", max_attempts=2)
+        def acts(what: str) -> Any:
+            return act(what)
+    else:
+
+        @task(registry=registry, name="acts", max_attempts=2)
+        async def acts(what: str) -> Any:
+            return act(what)
+
+    @task(registry=registry, name="writes")
+    def writes(ctx: JobContext) -> None:
+        ctx.session.execute(text("SELECT 1"))
+
+    add(
+        engine,
+        *(enqueue(acts, what) for what in ("", "", "fail", "snooze", "cancel", "discard")),
+        enqueue(acts.options(max_attempts=1), "fail"),
+        enqueue(writes),
+        enqueue(TaskName("nobody.knows").options(queue="default")),
+    )
+
+    worker = drain(engine, registry)
+
+    expected = {"completed": 2, "retried": 1, "failed": 2, "cancelled": 1, "snoozed": 1}
+    found = stat(engine)
+    assert {name: outcomes(row) for name, row in found.items()} == {
+        "acts": expected,
+        "writes": {"completed": 1},
+        "(unknown)": {"released": 1},
+    }
+    assert (sum(found["acts"].runs), sum(found["acts"].waits)) == (7, 7)
+    assert found["acts"].run_seconds > 0
+    assert 0 < found["acts"].wait_seconds < 60
+    assert worker.counts == {**expected, "completed": 3, "released": 1, "unknown": 1}
+
+
+def test_a_job_that_is_cancelled_as_it_fails_counts_as_cancelled(engine: Engine, registry: Registry) -> None:
+    """The column decides what it becomes, and the database says so."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    @task(registry=registry, name="fails")
+    def fails() -> None:
+        begun.set()
+        go_on.wait(20)
+        raise ValueError("no")
+
+    (id,) = add(engine, enqueue(fails))
+    with working(engine, registry, lease=60.0) as worker:
+        begun.wait(20)
+        # Not through a statement of ours, which would tell the worker, so that the run would know of it.
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE sa_jobqueue.job SET cancel_requested_at = now()"))
+        go_on.set()
+        wait_until(lambda: job_of(engine, id).status == "cancelled")
+        wait_until(lambda: worker.counts == {"cancelled": 1})
+    assert outcomes(stat(engine)["fails"]) == {"cancelled": 1}
+
+
+def test_jobs_that_are_ended_while_they_wait_are_counted(engine: Engine, registry: Registry) -> None:
+    """Those past their expiry are cancelled, those past their deadline fail; an operator's cancel is not a worker's."""
+
+    @task(registry=registry, name="waits")
+    def waits() -> None: ...
+
+    ids = add(
+        engine,
+        enqueue(waits.options(delay=3_600, expires_in=7_200)),
+        enqueue(waits.options(delay=3_600, deadline=7_200)),
+        enqueue(waits.options(delay=3_600)),
+    )
+    with engine.begin() as connection:
+        past = "now() - interval '1 second'"
+        connection.execute(text(f"UPDATE sa_jobqueue.job SET expires_at = {past} WHERE expires_at IS NOT NULL"))
+        connection.execute(text(f"UPDATE sa_jobqueue.job SET deadline_at = {past} WHERE deadline_at IS NOT NULL"))
+        connection.execute(cancel_jobs(Job.id == ids[2]))
+    with working(engine, registry) as worker:
+        for chore in services_of(worker).maintenance.chores:
+            chore.at = 0.0
+        services_of(worker).maintenance.wake()
+        wait_until(lambda: sum(worker.counts.values()) == 2)
+    assert outcomes(stat(engine)["waits"]) == {"cancelled": 1, "failed": 1}
+
+
+def test_a_long_lived_worker_adds_what_it_counted_while_it_works(
+    engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every few seconds, and what came later at its end; nothing twice."""
+    monkeypatch.setattr(stats, "_EVERY", 0.2)
+
+    @task(registry=registry, name="quick")
+    def quick() -> None: ...
+
+    add(engine, *(enqueue(quick) for _ in range(10)))
+    with working(engine, registry) as worker:
+        wait_until(lambda: "quick" in stat(engine) and stat(engine)["quick"].completed == 10)
+        add(engine, *(enqueue(quick) for _ in range(5)))
+        wait_until(lambda: worker.counts["completed"] == 15)
+    assert stat(engine)["quick"].completed == 15
+
+
+def test_a_worker_that_may_not_write_the_table_says_so_and_works(
+    engine: Engine, registry: Registry, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The jobs are done; the log names the command that prints the right."""
+
+    @task(registry=registry, name="quick")
+    def quick() -> None: ...
+
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE sa_jobqueue.stat RENAME TO elsewhere"))
+    add(engine, enqueue(quick))
+    worker = drain(engine, registry)
+    assert worker.counts == {"completed": 1}
+    assert "could not be added to the table stat" in caplog.text
+
+
+def test_a_worker_says_how_it_is_in_its_row(engine: Engine, registry: Registry) -> None:
+    """Its lease, the tasks it knows with their timeouts, its memory, the lag of its loop, and its version of the schema."""
+
+    @task(registry=registry, name="quick", timeout=30, aliases=["fast"], queue="mail")
+    def quick() -> None: ...
+
+    with working(engine, registry, lease=3.0) as worker:
+
+        def row() -> Any:
+            with engine.connect() as connection:
+                return connection.execute(text("SELECT * FROM sa_jobqueue.worker")).one_or_none()
+
+        wait_until(lambda: row() is not None)
+        found = row()
+        assert (found.lease, found.schema_version, found.id) == (3.0, 1, worker.id)
+        assert found.tasks == {"quick": {"queue": "mail", "timeout": 30.0, "aliases": ["fast"]}}
+        assert found.memory > 10_000_000
+        assert 0 <= found.loop_lag < 5
+        assert found.pressure is None
+        state = worker.state()
+        assert (state.memory > 10_000_000, state.claim_seconds > 0, sum(state.claims) > 0) == (True, True, True)
