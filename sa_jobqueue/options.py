@@ -120,20 +120,17 @@ class Enqueueable:
         changed._options = replace(self._options, **changes)
         return changed
 
-    def _make_call(self, args: str) -> Call:
-        """The call to enqueue, after the middleware."""
-        call = self._make_plain_call(args)
-        return before_enqueue(call) if installed.enqueueing else call
-
-    def _make_plain_call(self, args: str) -> Call:
+    def _make_call(self, args: str, *, plain: bool = False) -> Call:
+        """The call to enqueue; `plain`: past all middleware."""
         options = self._options
         if options.expires is not None or options.deadline is not None:
             _check_order(options)
-        return Call(
+        call = Call(
             self.name, args, options.queue, options.priority, options.max_attempts, options.run_at, options.meta,
             None if options.unique is None else options.unique.rule(self.name, args, self._defaults()),
             options.expires, options.deadline,
         )  # fmt: skip
+        return before_enqueue(call) if installed.enqueueing and not plain else call
 
     def _defaults(self) -> Mapping[str, Any] | None:
         """What the parameters are that a call does not give, as plain JSON; None if that is not known."""

@@ -176,7 +176,7 @@ class TaskName(Enqueueable):
 
     def plain_call(self, /, *args: Any, **kwargs: Any) -> Call:
         """The same, past all middleware: what a schedule keeps."""
-        return self._make_plain_call(self._encode(args, kwargs))
+        return self._make_call(self._encode(args, kwargs), plain=True)
 
     def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         if args:

@@ -98,7 +98,7 @@ class Task(Enqueueable, Generic[F, P, R]):
 
     def plain_call(self, /, *args: Any, **kwargs: Any) -> Call:
         """The same, past all middleware: what a schedule keeps."""
-        return self._make_plain_call(self._arguments.encode(args, kwargs, limit=self.registry.max_payload))
+        return self._make_call(self._arguments.encode(args, kwargs, limit=self.registry.max_payload), plain=True)
 
     def _defaults(self) -> Mapping[str, Any]:
         return self._arguments.defaults

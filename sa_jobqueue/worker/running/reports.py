@@ -21,9 +21,10 @@ class Reports:
     def report(self, run: Run, ending: RunEnding) -> None:
         """A run has ended."""
         run.ended = monotonic()
-        if isinstance(ending, ToWrite):
-            if isinstance(ending, InDoubt):
-                self._writer.doubt([ending.committed])
+        if type(ending) is ToWrite:  # nearly all
+            self._writer.add(ending.change)
+        elif isinstance(ending, InDoubt):
+            self._writer.doubt([ending.committed])
             self._writer.add(ending.change)
         elif isinstance(ending, Written):
             self._runs.end([ending.change], Answer.APPLIED)
