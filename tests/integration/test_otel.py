@@ -335,6 +335,25 @@ def test_tracing_that_fails_costs_the_trace_and_not_the_job(
     assert f"job {id} is not traced: LookupError('no sampler')" in caplog.text
 
 
+def test_an_exception_without_a_text_ends_its_span_as_well(
+    engine: Engine, url: str, registry: Registry, traced: Traced
+) -> None:
+    """Its own `str()` fails."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise LookupError
+
+    traced.instrument()
+    declare(registry, "sync", Mute(), retry=RetryPolicy(base=3600, jitter=0))
+    add_one(engine, enqueue("handler"))
+    drain(url, registry)
+    span = traced.processed()
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.status.description is not None
+    assert "str() of the exception failed" in span.status.description
+
+
 def test_a_context_that_cannot_be_stored_is_left_out(
     traced: Traced, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
