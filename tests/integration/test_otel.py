@@ -305,7 +305,7 @@ def test_a_schedule_keeps_no_trace(traced: Traced) -> None:
 def test_a_meta_that_is_no_context_does_no_harm(
     engine: Engine, url: str, registry: Registry, traced: Traced, carrier: Any
 ) -> None:
-    """Whoever has written it: the job has a trace of its own."""
+    """By hand, or by another program: the job has a trace of its own."""
     declare(registry, "sync")
     id = add_one(engine, enqueue(registry.get("handler").options(meta={"otel": carrier})))  # type: ignore[union-attr]
     traced.instrument()

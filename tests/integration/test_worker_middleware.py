@@ -402,7 +402,7 @@ def test_a_context_variable_that_a_middleware_sets_is_the_handlers_alone(
     add(engine, *[enqueue(handler.options(meta={"tenant": name})) for name in ("acme", "zoo")], enqueue(handler))
     drain(url, registry, queues={"default": 1})
     assert found == ["acme", "zoo", "none"]
-    assert tenant.get("nobody") == "nobody"
+    assert tenant.get("unset") == "unset"
 
 
 def test_a_job_whose_arguments_do_not_fit_is_no_attempt_that_middleware_sees(
