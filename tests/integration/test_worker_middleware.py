@@ -443,6 +443,42 @@ def test_a_cancel_by_an_operator_is_told_as_such(engine: Engine, url: str, regis
     assert seen.ends == [("cancelled", error)]
 
 
+@KINDS
+def test_a_middleware_cannot_keep_back_what_stops_a_handler(
+    engine: Engine, url: str, registry: Registry, kind: str
+) -> None:
+    """The job would be completed though its handler was broken off."""
+    begun = threading.Event()
+
+    def around(attempt: Attempt) -> Generator[None]:
+        try:
+            yield
+        except BaseException:
+            return
+
+    outside = recorder()
+    install(Around(around))
+
+    @task(registry=registry, name="sync")
+    def sync(ctx: JobContext) -> None:
+        begun.set()
+        while True:
+            ctx.raise_if_cancelled()
+
+    @task(registry=registry, name="async")
+    async def asynchronous(ctx: AsyncJobContext) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    with working(url, registry):
+        id = add_one(engine, enqueue(kind))
+        assert begun.wait(PATIENCE)
+        cancel(engine, id)
+        wait_until(lambda: outside.ends)
+        wait_until(partial(finished, engine, id))
+    assert job_of(engine, id).status == "cancelled"
+
+
 def test_an_async_handler_that_times_out_is_told_by_its_timeout(engine: Engine, url: str, registry: Registry) -> None:
     """Its context manager sees the cancel."""
     seen = recorder()

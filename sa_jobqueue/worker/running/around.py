@@ -84,7 +84,8 @@ class _Layer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         try:
-            return bool(self._exit(kind, error, trace))
+            # What stops a handler is no Exception: kept back, it would make a job complete that was broken off.
+            return bool(self._exit(kind, error, trace)) and isinstance(error, Exception)
         except RuntimeError as failure:
             if failure is not error:
                 self._refuse(failure)
