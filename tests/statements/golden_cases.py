@@ -50,6 +50,7 @@ from sa_jobqueue.statements.declared import (
     resume_declared,
     say_declared,
 )
+from sa_jobqueue.statements.depths import purge_overdue, queue_depths, queued_tasks
 from sa_jobqueue.statements.expiry import end_expired, end_overdue, forget_expiry
 from sa_jobqueue.statements.fetch import fetch_args
 from sa_jobqueue.statements.leases import attest_uptime, cancel_requests
@@ -76,6 +77,7 @@ from sa_jobqueue.statements.schedules import (
     set_aside,
 )
 from sa_jobqueue.statements.stats import add_stats, drop_old_stats, roll_up_stats, sum_stats, written_stats
+from sa_jobqueue.statements.unique import find_stray_keys
 from sa_jobqueue.statements.waiting import drop_expired_waits, end_waits, ends_of, open_end_gate, wait_for_jobs
 from sa_jobqueue.statements.waking import channel_of, open_gates
 from sa_jobqueue.statements.workers import end_backend, enrol_worker, forget_workers, places_of, remove_worker
@@ -176,6 +178,10 @@ SINGLE: dict[str, Callable[[], object]] = {
     "count_jobs": count_jobs,
     "list_workers": list_workers,
     "count_expired": count_expired,
+    "find_stray_keys": lambda: find_stray_keys(limit=3),
+    "purge_overdue": purge_overdue,
+    "queue_depths": queue_depths,
+    "queued_tasks": lambda: queued_tasks(sample=200),
     "count_jobs_where": lambda: count_jobs(Job.queue == "mail"),
     "fetch_args": lambda: fetch_args(1, most=100),
     "end_expired": lambda: end_expired(limit=1_000),

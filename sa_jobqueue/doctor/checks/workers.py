@@ -1,0 +1,67 @@
+"""The workers, and whether they serve the queues and know the tasks that have jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ...log import escaped
+from ...migrations import CURRENT
+from ...statements.depths import capped
+from ...words import listed
+from ..examination import Examination
+from ..finding import Finding
+
+__all__ = ["check_queues", "check_workers"]
+
+
+def check_workers(examination: Examination) -> Finding:
+    """How many live and listen, and whether they are all of one release."""
+    live = examination.live_workers
+    stale = len(examination.workers) - len(live)
+    places = ", ".join(f"{escaped(worker.host)}:{worker.pid}" for worker in live[:5]) + (", …" if len(live) > 5 else "")
+    listening = sum(worker.listening for worker in live)
+    said = f" ({places}), {listening} listening" if live else ""
+    well = f"{len(live)} live{said}{f', {stale} stale' if stale else ''}"
+    remarks = list(_remarks(examination))
+    numbers = {"live": float(len(live)), "stale": float(stale), "listening": float(listening)}
+    if not remarks:
+        return Finding("workers", "ok", well, numbers=numbers)
+    detail, advice = ("; ".join(part) for part in zip(*remarks, strict=True))
+    return Finding("workers", "notice", f"{well}; {detail}", advice, numbers)
+
+
+def _remarks(examination: Examination) -> Iterator[tuple[str, str]]:
+    """What is unusual, and what to do about it."""
+    versions = Counter(worker.version for worker in examination.live_workers)
+    if len(versions) > 1:
+        of_each = ", ".join(f"{number} of {escaped(version)}" for version, number in sorted(versions.items()))
+        yield f"of several releases: {of_each}", "right during a deployment; afterwards restart the older ones"
+    others = sorted({worker.schema_version for worker in examination.abilities} - {None, CURRENT})
+    if others:
+        yield (
+            f"some are made for version {listed([str(one) for one in others])} of the schema",
+            f"this release is made for version {CURRENT}: run one release everywhere after the deployment",
+        )
+    held = sorted({worker.pressure for worker in examination.abilities if worker.pressure})
+    if held:
+        yield (
+            f"some hold back: {escaped(listed(held, 3))}",
+            "see what else the database does: locks, snapshot, connections",
+        )
+
+
+def check_queues(examination: Examination) -> Finding:
+    """Queues with due jobs that no live worker serves."""
+    served = {name for worker in examination.live_workers for name in worker.queues}
+    alone = [one for one in examination.depths if one.due and one.queue not in served]
+    if not alone:
+        return Finding("queues", "ok", "every queue with due jobs is served", numbers={"unserved": 0.0})
+    names = listed([f"{escaped(one.queue)} ({capped(one.due)})" for one in alone])
+    return Finding(
+        "queues",
+        "problem",
+        f"due jobs that no live worker serves: {names}",
+        "start a worker with `sa-jobqueue work --queue NAME`",
+        {"unserved": float(len(alone)), "jobs": float(sum(one.due for one in alone))},
+    )
