@@ -163,13 +163,14 @@ def _described(queue: str, operation: str, kind: str) -> tuple[str, dict[str, st
 def _end(span: Span, outcome: str, error: BaseException | None) -> None:
     span.set_attribute(semconv.OUTCOME, outcome)
     if outcome in _ERRORS:
-        said = outcome
-        if error is not None:
+        kind = outcome if error is None else name_of(type(error))
+        span.set_attribute(semconv.ERROR_TYPE, kind)
+        span.set_status(Status(StatusCode.ERROR, kind if error is None else f"{kind}: {message_of(error)}"))
+    try:
+        if outcome in _ERRORS and error is not None:
             span.record_exception(error)
-            said = f"{name_of(type(error))}: {message_of(error)}"
-        span.set_attribute(semconv.ERROR_TYPE, outcome if error is None else name_of(type(error)))
-        span.set_status(Status(StatusCode.ERROR, said))
-    span.end()
+    finally:  # its str() may fail, which is the application's
+        span.end()
 
 
 def _with_context(call: Call, context: Context | None) -> Call:

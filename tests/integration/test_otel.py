@@ -305,7 +305,7 @@ def test_a_schedule_keeps_no_trace(traced: Traced) -> None:
 def test_a_meta_that_is_no_context_does_no_harm(
     engine: Engine, url: str, registry: Registry, traced: Traced, carrier: Any
 ) -> None:
-    """Whoever has written it: the job has a trace of its own."""
+    """By hand, or by another program: the job has a trace of its own."""
     declare(registry, "sync")
     id = add_one(engine, enqueue(registry.get("handler").options(meta={"otel": carrier})))  # type: ignore[union-attr]
     traced.instrument()
@@ -333,6 +333,25 @@ def test_tracing_that_fails_costs_the_trace_and_not_the_job(
     assert job_of(engine, id).status == "completed"
     assert "task handler: its enqueueing is not traced: LookupError('no sampler')" in caplog.text
     assert f"job {id} is not traced: LookupError('no sampler')" in caplog.text
+
+
+def test_an_exception_without_a_text_ends_its_span_as_well(
+    engine: Engine, url: str, registry: Registry, traced: Traced
+) -> None:
+    """Its own `str()` fails."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise LookupError
+
+    traced.instrument()
+    declare(registry, "sync", Mute(), retry=RetryPolicy(base=3600, jitter=0))
+    add_one(engine, enqueue("handler"))
+    drain(url, registry)
+    span = traced.processed()
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.status.description is not None
+    assert "str() of the exception failed" in span.status.description
 
 
 def test_a_context_that_cannot_be_stored_is_left_out(
