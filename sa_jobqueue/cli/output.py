@@ -26,9 +26,10 @@ from rich.text import Text
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.log import escaped
 from sa_jobqueue.urls import mask_passwords
+from sa_jobqueue.words import age, duration, jobs_of
 
 __all__ = [
-    "Column", "age", "cleaned", "duration", "jobs_of", "masked", "moment", "note", "print_facts", "print_json", "print_table", "say",
+    "Column", "age", "cleaned", "duration", "jobs_of", "masked", "moment", "note", "print_json", "print_table", "say",
     "watch_table",
 ]  # fmt: skip
 
@@ -120,20 +121,6 @@ def _plain(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> str:
     )
 
 
-def print_facts(facts: Iterable[tuple[str, str, str]], *, styles: Sequence[str]) -> None:
-    """Print lines of two words and a sentence, the sentence wrapped below itself. `styles`: one for each line."""
-    console = Console(highlight=False)
-    lines = list(facts)
-    if not console.is_terminal:
-        widths = [max(len(line[place]) for line in lines) for place in (0, 1)]
-        sys.stdout.writelines(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}\n" for a, b, c in lines)
-        return
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for line, style in zip(lines, styles, strict=True):
-        grid.add_row(*(Text(part, style=style) for part in line))
-    console.print(grid)
-
-
 def print_json(value: object) -> None:
     """Print JSON, indented; times in ISO 8601."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=_encoded) + "\n")
@@ -180,30 +167,6 @@ def masked(value: Any) -> Any:
             return value
 
 
-def age(seconds: float | None, *, short: bool = False) -> str:
-    """A duration in its two largest units: 45s, 3m 20s, 2h 5m, 3d 4h; `short`: in the largest one."""
-    if seconds is None:
-        return ""
-    left = round(abs(seconds))
-    for size, unit, smaller, smaller_unit in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s")):
-        if left >= size:
-            rest = left % size // smaller
-            return f"{left // size:,}{unit}" + (f" {rest}{smaller_unit}" if rest and not short else "")
-    return f"{left}s"
-
-
-def duration(seconds: float) -> str:
-    """A duration as measured: 12 ms, 0.31 s, 12.5 s; from a minute on as an age."""
-    if seconds < 0.1:
-        return f"{seconds * 1000:.0f} ms"
-    return age(seconds) if seconds >= 60 else f"{seconds:.3g} s"
-
-
 def moment(time: datetime | None) -> str:
     """A time in the zone of this machine, to the second."""
     return "" if time is None else time.astimezone().isoformat(sep=" ", timespec="seconds")
-
-
-def jobs_of(number: int) -> str:
-    """1 job, 2 jobs."""
-    return f"{number:,} job{'' if number == 1 else 's'}"

@@ -23,8 +23,8 @@ from . import (
     actions,
     alive,
     bench,
-    check,
     demo,
+    doctor,
     embedded,
     enqueue,
     grants,
@@ -186,7 +186,7 @@ _add(jobs.list_jobs, _LOOK, "list")
 _add(jobs.show, _LOOK)
 _add(stats.stats, _LOOK)
 _add(workers.workers, _LOOK)
-_add(check.check, _LOOK)
+_add(doctor.doctor, _LOOK)
 _add(alive.alive, _LOOK)
 _add(actions.retry, _ACT)
 _add(actions.cancel, _ACT)

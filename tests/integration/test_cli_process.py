@@ -32,7 +32,7 @@ def one_line(*arguments: str, **options: object) -> str:
     return result.stderr
 
 
-@pytest.mark.parametrize("arguments", [("list",), ("check",), ("list", "--nope"), ("nope",), ("list", NOWHERE)])
+@pytest.mark.parametrize("arguments", [("list",), ("doctor",), ("list", "--nope"), ("nope",), ("list", NOWHERE)])
 def test_a_command_that_cannot_work_is_one_line(arguments: tuple[str, ...]) -> None:
     """On stderr, with exit code 2."""
     one_line(*arguments, url=NOWHERE)
@@ -193,7 +193,7 @@ def test_the_first_screen_teaches_and_needs_nothing(tmp_path: Path) -> None:
         "show",
         "stats",
         "workers",
-        "check",
+        "doctor",
         "retry",
         "cancel",
         "discard",
@@ -272,7 +272,7 @@ def test_a_reader_that_leaves_is_no_error(database_url: str) -> None:
 def test_the_password_is_used_and_never_shown(database_url: str) -> None:
     """In a log at the level debug, too."""
     url = make_url(database_url).set(password="s3cret!").render_as_string(hide_password=False)
-    found = run_command("check", "--log-level", "debug", url=url)
+    found = run_command("doctor", "--log-level", "debug", url=url)
     assert "database" in found.stdout + found.stderr
     assert "s3cret" not in found.stdout + found.stderr
 

@@ -1,4 +1,4 @@
-"""`migrate`, `enqueue`, `check`, `embedded`."""
+"""`migrate`, `enqueue`, `embedded`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,15 @@ import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
-import psycopg
 import pytest
-from sqlalchemy import Engine, delete, func, insert, make_url, update
+from sqlalchemy import Engine, make_url
 from typer.testing import Result
 
-from sa_jobqueue import Job, Registry
-from sa_jobqueue.cli import check as checking
-from sa_jobqueue.models import WorkerRow
 from tests.support import pooler
 from tests.support.cli import as_json, invoke, notes, output, refused
 from tests.support.databases import connect
-from tests.support.factory import make_job, row
-from tests.support.waiting import wait_until
-from tests.support.working import working
+from tests.support.factory import row
 
 TASKS = """
 import uuid
@@ -55,12 +48,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for name in set(sys.modules) - before:
         del sys.modules[name]
-
-
-@pytest.fixture
-def shared_database_url(shared_database_url: str) -> str:
-    """The URL past a pooler, behind which `check` hears nothing (see test_pooler.py)."""
-    return pooler.direct(shared_database_url)
 
 
 @pytest.fixture
@@ -320,138 +307,6 @@ def test_an_app_that_does_not_import_is_named_with_the_reason(
     line = refused("enqueue", "a", "--app", name, url="postgresql://nobody@127.0.0.1:1/nowhere")
     assert f"--app {name}: " in line
     assert reason.replace("{folder}", str(folder)) in line
-
-
-# ---- check
-
-
-def test_check_finds_an_idle_queue_well(url: str) -> None:
-    """It asks each question once, in order."""
-    found = as_json("check", url=url)
-    assert found["ok"] is True
-    assert [one["name"] for one in found["checks"]] == [
-        "database", "clock", "schema", "wake-ups", "workers", "queues", "waiting", "leases", "unique",
-    ]  # fmt: skip
-
-
-def problems(*arguments: str, url: str) -> dict[str, str]:
-    result = invoke("check", *arguments, "--json", url=url)
-    assert result.exit_code == 1, result.output
-    found = json.loads(result.stdout)
-    assert found["ok"] is False
-    return {one["name"]: one["detail"] for one in found["checks"] if not one["ok"]}
-
-
-def test_due_jobs_without_a_live_worker_are_a_problem(engine: Engine, url: str) -> None:
-    """A stale worker serves no queue, and a scheduled job needs no worker yet."""
-    worker = {"host": "web-1", "pid": 7, "concurrency": 4, "version": "1"}
-    with engine.begin() as connection:
-        for queue, run_at in (("mail", 0), ("images", 0), ("later", 5)):
-            make_job(connection, queue=queue, run_at=timedelta(minutes=run_at))
-        connection.execute(insert(WorkerRow).values(id=uuid.uuid4(), queues=["mail"], **worker))
-        stale = func.now() - timedelta(minutes=5)
-        connection.execute(insert(WorkerRow).values(id=uuid.uuid4(), queues=["images"], seen_at=stale, **worker))
-    assert problems(url=url) == {
-        "queues": "due jobs that no live worker serves: images (1); start one with `sa-jobqueue work --queue NAME`"
-    }
-    plain = invoke("check", url=url)
-    assert plain.exit_code == 1
-    assert "workers   1 live (web-1:7), 0 listening, 1 stale" in plain.stdout
-    assert [line.split()[0] for line in plain.stdout.splitlines()].count("problem") == 1
-
-
-def test_it_is_said_how_many_live_workers_listen(database_url: str) -> None:
-    """The listener's connection names its worker, before what the URL says; it counts for the workers of this database."""
-    url = make_url(database_url).update_query_dict({"application_name": "shop"}).render_as_string(hide_password=False)
-    with working(url, Registry(), listen=False):
-        (deaf,) = wait_until(lambda: as_json("workers", url=url))
-        assert deaf["listening"] is False
-        with working(url, Registry()) as worker:
-            wait_until(lambda: any(one["listening"] for one in as_json("workers", url=url)))
-            assert {one["id"]: one["listening"] for one in as_json("workers", url=url)} == {
-                deaf["id"]: False,
-                str(worker.id): True,
-            }
-            (said,) = (one for one in as_json("check", url=url)["checks"] if one["name"] == "workers")
-            place = f"{deaf['host']}:{deaf['pid']}"
-            assert said == {"name": "workers", "ok": True, "detail": f"2 live ({place}, {place}), 1 listening"}
-            with connect(database_url) as connection:
-                names = connection.execute("SELECT application_name FROM pg_stat_activity").fetchall()
-            assert (f"sa-jobqueue {worker.id} shop",) in names
-
-
-def test_check_finds_expired_leases_and_long_waits(engine: Engine, url: str) -> None:
-    """A wait is one only if --max-wait says how long is too long."""
-    with engine.begin() as connection:
-        make_job(connection, "running", lease_expires_at=timedelta(seconds=-1))
-        make_job(connection, run_at=timedelta(hours=-2))
-        connection.execute(
-            insert(WorkerRow).values(id=uuid.uuid4(), queues=["default"], host="a", pid=1, concurrency=1, version="1")
-        )
-    assert problems(url=url).keys() == {"leases"}
-    assert problems("--max-wait", "1h", url=url)["waiting"] == "1 job due, the oldest for 2h; more than 1h is too long"
-
-
-def test_check_names_unique_keys_that_no_job_needs_any_more(engine: Engine, url: str) -> None:
-    """What SQL by hand leaves behind. It names neither a key that is kept for some time after a job's end, nor that of a live job."""
-    rules = {f"k{n}": {"key": f"k{n}"} for n in range(6)} | {"kept": {"key": "kept", "scope": "window", "period": 60}}
-    with engine.begin() as connection:
-        ids = {
-            key: connection.scalar(insert(Job).values(task="a", uniqueness=rule).returning(Job.id))
-            for key, rule in rules.items()
-        }
-    assert problems(url=url).keys() == {"queues"}
-    with engine.begin() as connection:
-        connection.execute(delete(Job).where(Job.id.in_([ids["k1"], ids["k3"], ids["kept"]])))
-        connection.execute(update(Job.__table__).where(Job.id.in_([ids["k2"], ids["k5"]])).values(status="failed"))
-    found = problems(url=url)["unique"]
-    assert found.startswith(
-        "4 unique keys of jobs that have ended or are gone, as after a DELETE by hand: "
-        f"'k1' of job {ids['k1']}, 'k2' of job {ids['k2']}, 'k3' of job {ids['k3']}, …; "
-    )
-
-
-def test_a_missing_schema_is_a_problem_with_its_remedy(empty_database_url: str) -> None:
-    """What needs the tables is not asked."""
-    assert problems("--schema", "my jobs", url=empty_database_url) == {
-        "schema": f"the job queue's schema 'my jobs' of database {make_url(empty_database_url).database!r} is missing; "
-        "version 1 is needed: run `sa-jobqueue migrate --schema 'my jobs'`"
-    }
-    assert "run `sa-jobqueue migrate --schema 'my jobs'`" in refused(
-        "list", "--schema", "my jobs", url=empty_database_url
-    )
-
-
-def test_check_finds_a_read_only_server(database_url: str) -> None:
-    """As a standby is."""
-    with connect(database_url) as connection:
-        name = make_url(database_url).database
-        connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'.encode())
-    assert "read-only" in problems(url=database_url)["database"]
-
-
-def test_check_finds_an_old_server_and_a_wrong_clock(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """Each with what to do."""
-    monkeypatch.setattr(checking, "_OLDEST_SERVER", 99)
-    monkeypatch.setattr(checking, "time", SimpleNamespace(time=lambda: 0.0, monotonic=lambda: 0.0))
-    found = problems(url=url)
-    assert found["database"].endswith("99 or newer is needed")
-    assert "ahead of this machine: set the clocks" in found["clock"]
-
-
-def test_a_listen_that_hears_nothing_is_a_problem(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """As behind a pooler, which gives NOTIFYs to the client that has the connection."""
-    monkeypatch.setattr(checking, "_NOTIFY_PATIENCE", 0.0)
-    monkeypatch.setattr(psycopg.Connection, "notifies", lambda self, **options: iter(()))
-    assert "LISTEN hears nothing" in problems(url=url)["wake-ups"]
-
-
-def test_check_says_in_json_that_the_database_is_away() -> None:
-    """Exit code 2, and no password."""
-    result = invoke("check", "--json", url="postgresql://me:secret@127.0.0.1:1/nowhere")
-    assert result.exit_code == 2
-    assert json.loads(result.stdout)["checks"][0]["ok"] is False
-    assert "secret" not in result.output
 
 
 # ---- embedded

@@ -382,7 +382,7 @@ def test_a_reader_can_look_and_not_write(make_role: MakeRole, engine: Engine, da
     assert as_json("show", str(id), url=url)["args"] == {"n": 1}
     assert as_json("workers", url=url) == []
     assert as_json("stats", url=url)
-    assert as_json("check", url=url)["ok"] is True
+    assert as_json("doctor", url=url)["ok"] is True
     before = as_json("list", url=database_url)
     for command in ("retry", "cancel", "discard", "prune"):
         said = refused(command, str(id), url=url)
@@ -409,12 +409,12 @@ def test_a_reader_can_look_and_not_write(make_role: MakeRole, engine: Engine, da
 
 
 def test_a_role_without_rights_is_told_what_to_grant(make_role: MakeRole) -> None:
-    """Not that the role should own the schema; and `check --json` is JSON all the same."""
+    """Not that the role should own the schema; and `doctor --json` is JSON all the same."""
     url = make_role()
     said = refused("list", url=url)
     assert "permission denied for schema" in said
     assert "`sa-jobqueue grants --role ROLE --can read`" in said
-    result = invoke("check", "--json", url=url)
+    result = invoke("doctor", "--json", url=url)
     assert result.exit_code == 2
     assert "permission denied" in json.loads(result.stdout)["checks"][0]["detail"]
 

@@ -167,7 +167,7 @@ def test_a_worker_ends_when_the_schema_can_no_longer_be_worked_with(
     begun = invoke("work", "--app", "application:registry", "--queue", "default=4", url=empty_database_url)
     assert (begun.exit_code, advice in begun.stderr) == (2, True)
     assert advice in refused("list", url=empty_database_url)
-    checked = invoke("check", url=empty_database_url)
+    checked = invoke("doctor", url=empty_database_url)
     assert checked.exit_code == 1
     assert advice in checked.stdout
 

@@ -1,0 +1,15 @@
+"""Whether all is well with the queue and with the database it lives in, and what to do where it is not.
+
+    for finding in examine(engine):
+        print(finding.level, finding.name, finding.detail, finding.advice)
+
+`CHECKS` lists what is looked at. `look_at` makes the checks in a transaction of the caller's.
+"""
+
+from .catalogue import CHECKS, Check
+from .examination import Examination
+from .examine import examine, look_at
+from .finding import LEVELS, Finding, Level, worst
+from .thresholds import Thresholds
+
+__all__ = ["CHECKS", "LEVELS", "Check", "Examination", "Finding", "Level", "Thresholds", "examine", "look_at", "worst"]

@@ -1,0 +1,91 @@
+"""The plans of the claim and of the completion: by index, or by walking over the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+
+from ...models import Job
+from ...statements.claim import claim_jobs, due_jobs
+from ...statements.complete import complete_jobs, delete_completed
+from ...words import listed
+from ..examination import Examination
+from ..finding import Finding, Level, found
+from ..plans import Reading, planned_as_worker, readings
+
+__all__ = ["check_plans"]
+
+_NOT_ALLOWED = "42501"
+_CLAIM = {"job_claim_idx", "job_pkey", "unique_key_pkey"}
+_COMPLETION = {"job_running_idx", "job_pkey", "unique_key_pkey"}
+_MEND = (
+    "see what `indexes` says, then `ANALYZE {table}`; restart the workers, which keep their plans; if it stays so, "
+    "report it with this output"
+)
+
+
+def check_plans(examination: Examination) -> Finding:
+    """How the server plans them now, with a worker's settings. Nothing is executed."""
+    good: list[str] = []
+    ill: list[tuple[Level, str, str]] = []
+    with planned_as_worker(examination.connection):
+        for name, statement, first, allowed in _statements(examination.store.tables.job):
+            said, bad = _judged(examination, name, statement, first, allowed)
+            if bad:
+                table = examination.table(examination.store.tables.job.__tablename__)
+                ill.append((bad, said, _MEND.format(table=table) if bad == "problem" else _ROLE))
+            elif said:
+                good.append(said)
+    return found("plans", "; ".join(good), *ill, problems=sum(one[0] == "problem" for one in ill))
+
+
+_ROLE = "run doctor with a role that can work, as the workers have"
+
+
+def _statements(job: type[Job]) -> list[tuple[str, Any, str, set[str]]]:
+    """What is explained, the index that it must read, and all that it may read."""
+    claim = claim_jobs(worker="doctor", queues={"default": 1}, lease=60.0, job=job)
+    complete = complete_jobs(ids=[1], tokens=[1], retain=[60.0], job=job)
+    both = complete_jobs(ids=[1], tokens=[1], retain=[60.0], claim=claim, job=job)
+    gone = delete_completed(ids=[1], tokens=[1], job=job)
+    return [
+        ("the claim", claim, "job_claim_idx", _CLAIM),
+        ("the completion", complete, "job_running_idx", _COMPLETION),
+        ("a completion with a claim", both, "job_claim_idx", _CLAIM | _COMPLETION),
+        ("the deletion at the end", gone, "job_running_idx", _COMPLETION),
+    ]
+
+
+def _judged(
+    examination: Examination, name: str, statement: Any, first: str, allowed: set[str]
+) -> tuple[str, Level | None]:
+    """What is to be said about the plan, and how bad it is."""
+    try:
+        found = readings(examination.connection, statement)
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != _NOT_ALLOWED:
+            raise
+        if name != "the claim":
+            return f"this role may not plan {name}", "notice"
+        # What it reads can be planned without the right to lock.
+        reading = due_jobs(queues={"default": 1}, job=examination.store.tables.job)
+        found = readings(examination.connection, reading, locks=False)
+    return _words(name, found, first, allowed)
+
+
+def _words(name: str, found: Sequence[Reading], first: str, allowed: set[str]) -> tuple[str, Level | None]:
+    walks = [one for one in found if not one.narrowed or one.index is None]
+    if walks:
+        how = listed(
+            [
+                f"walks over all of {one.index}" if one.index else f"{one.node.lower()} of the whole table {one.table}"
+                for one in walks
+            ]
+        )
+        return f"{name}: {how}", "problem"
+    names = list(dict.fromkeys(one.index for one in found if one.index))
+    if first not in names or not set(names) <= allowed:
+        return f"{name} reads {listed(names)} instead of {first}", "problem"
+    return f"{name} reads {' and '.join(names)}", None

@@ -1,0 +1,153 @@
+"""What is dead in the tables, how large they and their indexes are, and whether vacuum comes."""
+
+from __future__ import annotations
+
+from ...health import IndexSize, TableSize
+from ...models import Base
+from ...words import age, listed, size
+from ..examination import Examination
+from ..finding import LEVELS, Finding, Level, beyond, found
+
+__all__ = ["check_bloat", "check_dead_rows", "check_frozen_age", "check_indexes", "check_vacuum"]
+
+_Ill = list[tuple[Level, str, str]]
+_OF_PRIMARY = "this is a standby: the primary counts its rows"
+
+
+def _shown(rows: int) -> str:
+    return f"{rows:,} dead row{'' if rows == 1 else 's'}"
+
+
+def check_dead_rows(examination: Examination) -> Finding:
+    """Rows that were deleted or replaced, and that vacuum has not removed."""
+    if examination.server.in_recovery:
+        return Finding("dead-rows", "ok", _OF_PRIMARY)
+    ill: _Ill = []
+    for table in examination.tables:
+        level = beyond(table.dead, examination.thresholds.dead_rows)
+        if level != "ok":
+            advice = f"see what `snapshot` and `vacuum` say; then `VACUUM {examination.table(table.name)}`"
+            ill.append((level, f"{table.name} has {_shown(table.dead)} beside {table.live:,} live ones", advice))
+    dead = sum(table.dead for table in examination.tables)
+    return found("dead-rows", f"{_shown(dead)} in all tables", *ill, rows=dead)
+
+
+def check_vacuum(examination: Examination) -> Finding:
+    """Whether autovacuum is on, and comes."""
+    if examination.server.in_recovery:
+        return Finding("vacuum", "ok", _OF_PRIMARY)
+    ill: _Ill = []
+    if not examination.server.autovacuum:
+        advice = "`ALTER SYSTEM SET autovacuum = on`, then `SELECT pg_reload_conf()`"
+        ill.append(("problem", "autovacuum is off on this server", advice))
+    for table in examination.tables:
+        name = examination.table(table.name)
+        if not table.autovacuum:
+            advice = f"`ALTER TABLE {name} RESET (autovacuum_enabled)`"
+            ill.append(("problem", f"autovacuum is off for {table.name}", advice))
+        elif table.dead >= _first_notice(table) and _long_ago(table, examination.thresholds.vacuum_age):
+            last = "was never vacuumed" if table.since_vacuum is None else f"was vacuumed {age(table.since_vacuum)} ago"
+            advice = f"`VACUUM (VERBOSE) {name}` says why; allow autovacuum more workers or a higher cost limit"
+            ill.append(("problem", f"{table.name} {last}, and has {_shown(table.dead)}", advice))
+    jobs = _jobs(examination)
+    since = None if jobs is None else jobs.since_vacuum
+    well = "autovacuum is on; job was " + ("not vacuumed yet" if since is None else f"vacuumed {age(since)} ago")
+    return found("vacuum", well, *ill, seconds=since)
+
+
+def _first_notice(table: TableSize) -> int:
+    """Twice the rows at which autovacuum comes to our tables."""
+    return 10_000 if any(one.startswith("autovacuum_vacuum_threshold=") for one in table.options) else 100_000
+
+
+def _long_ago(table: TableSize, limit: float) -> bool:
+    return table.since_vacuum is None or table.since_vacuum > limit
+
+
+def _jobs(examination: Examination) -> TableSize | None:
+    name = examination.store.tables.job.__tablename__
+    return next((table for table in examination.tables if table.name == name), None)
+
+
+def check_bloat(examination: Examination) -> Finding:
+    """Space of tables and indexes that holds no live row, as the statistics of the last analyze let expect."""
+    if examination.server.in_recovery:
+        return Finding("bloat", "ok", _OF_PRIMARY)
+    limits = examination.thresholds
+    ill: _Ill = []
+    measured: list[TableSize | IndexSize] = [*examination.tables, *examination.indexes]
+    for one in measured:
+        if not one.needed_bytes or one.bloat_bytes < limits.bloat_bytes[0]:
+            continue
+        ratio = one.bytes / one.needed_bytes
+        both = beyond(ratio, limits.bloat_ratio), beyond(one.bloat_bytes, limits.bloat_bytes)
+        level = LEVELS[min(map(LEVELS.index, both))]
+        if level == "ok":
+            continue
+        name = examination.table(one.name)
+        is_table = isinstance(one, TableSize)
+        advice = (
+            f"when the workers are stopped: `VACUUM FULL {name}`; or pg_repack"
+            if is_table
+            else f"`REINDEX INDEX CONCURRENTLY {name}`"
+        )
+        said = f"{one.name} has {size(one.bytes)}, {ratio:.0f} times what its rows need by estimate"
+        ill.append((level, said, advice))
+    total = sum(table.bytes + table.index_bytes + table.toast_bytes for table in examination.tables)
+    wasted = sum(one.bloat_bytes for one in measured)
+    well = f"tables and indexes have {size(total)}, of which {size(wasted)} hold no live row by estimate"
+    return found("bloat", well, *ill, bytes=total, wasted=wasted)
+
+
+def check_indexes(examination: Examination) -> Finding:
+    """Whether each index is there and valid."""
+    ours = {
+        table.name: {
+            f"{table.name}_pkey",
+            *(str(index.name) for index in table.indexes),
+            *(str(one.name) for one in table.constraints if one.__visit_name__ == "unique_constraint"),
+        }
+        for table in Base.metadata.tables.values()
+    }
+    there = {index.name for index in examination.indexes}
+    tables = {table.name for table in examination.tables}
+    missing = sorted(name for table in tables & ours.keys() for name in ours[table] - there)
+    invalid = [index for index in examination.indexes if not (index.valid and index.ready)]
+    ill: _Ill = []
+    if missing:
+        ill.append(
+            (
+                "problem",
+                f"missing: {listed(missing)}",
+                "make it again: `sa-jobqueue migrate --sql` shows its CREATE INDEX; add CONCURRENTLY",
+            )
+        )
+    for index in invalid:
+        name = examination.table(index.name)
+        expected = index.name in ours.get(index.table, set())
+        advice = f"`REINDEX INDEX CONCURRENTLY {name}`" if expected else f"`DROP INDEX CONCURRENTLY {name}`"
+        ill.append(("problem", f"{index.name} is not valid: an index that is written, and never read", advice))
+    claim = next((index for index in examination.indexes if index.name == "job_claim_idx"), None)
+    total = sum(index.bytes for index in examination.indexes)
+    well = f"all {len(there)} are there and valid" + (f"; job_claim_idx has {size(claim.bytes)}" if claim else "")
+    return found("indexes", well, *ill, bytes=total, missing=len(missing), invalid=len(invalid))
+
+
+def check_frozen_age(examination: Examination) -> Finding:
+    """How old the oldest row is, in transactions: the server stops where that would overflow."""
+    server, limits = examination.server, examination.thresholds.frozen_age
+    oldest = max((table.frozen_age for table in examination.tables), default=0)
+    ill: _Ill = []
+    for transactions, what, command in (
+        (oldest, "the oldest row of the queue's tables", "VACUUM (FREEZE) of the table that is oldest"),
+        (server.frozen_age, "the oldest row of this database", "`vacuumdb --all --freeze`"),
+    ):
+        level = beyond(transactions / server.freeze_max_age, limits)
+        if level != "ok":
+            advice = f"end what holds old snapshots back (see `snapshot`), then {command}"
+            ill.append(
+                (level, f"{what} is {transactions:,} transactions old, and autovacuum has not frozen it", advice)
+            )
+            break
+    well = f"the oldest row is {server.frozen_age:,} transactions old"
+    return found("frozen-age", well, *ill, transactions=server.frozen_age, of_tables=oldest)

@@ -1,0 +1,106 @@
+"""Making the checks, one after the other, in a transaction that can write nothing and waits for nothing long."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from ..log import one_line
+from ..store import Store, default_store
+from ..urls import mask_passwords
+from ..worker.connections.service import setting
+from .catalogue import CHECKS, Check
+from .examination import Examination
+from .finding import Finding
+from .thresholds import Thresholds
+
+__all__ = ["examine", "look_at"]
+
+#: A check that takes longer is given up: what is wrong with a busy server must not become worse by it.
+_PATIENCE = timedelta(seconds=5)
+_LOCK_PATIENCE = timedelta(milliseconds=250)
+
+
+def examine(
+    engine: Engine,
+    *,
+    thresholds: Thresholds | None = None,
+    checks: Sequence[Check] = CHECKS,
+    probe: bool = True,
+    store: Store = default_store,
+) -> list[Finding]:
+    """Make the checks on a connection of this engine, and return what each found.
+
+    `probe`: try LISTEN and NOTIFY, too, which takes two more connections and up to 5 seconds.
+
+    Raises DBAPIError where the database does not answer, JobQueueError where the role may not see the schema.
+    """
+    with _reading(engine) as connection:
+        examination = Examination(connection, engine=engine if probe else None, thresholds=thresholds, store=store)
+        return list(look_at(examination, checks=checks))
+
+
+def look_at(examination: Examination, *, checks: Sequence[Check] = CHECKS) -> Iterator[Finding]:
+    """Make the checks in the transaction of the examination's connection, which may be READ ONLY."""
+    for check in checks:
+        finding = _answer(check, examination)
+        yield finding
+        if check.decides and finding.level == "problem":
+            return
+
+
+@contextmanager
+def _reading(engine: Engine) -> Generator[Connection]:
+    """A READ ONLY transaction, rolled back at the end, whose statements are given up after some seconds."""
+    with engine.connect() as connection, connection.begin() as transaction:
+        connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+        limits = {
+            "statement_timeout": _PATIENCE,
+            "lock_timeout": _LOCK_PATIENCE,
+            "idle_in_transaction_session_timeout": 6 * _PATIENCE,
+        }
+        milliseconds = {name: f"{int(limit.total_seconds() * 1000)}ms" for name, limit in limits.items()}
+        # Compiling such statements takes longer than they do.
+        connection.exec_driver_sql(setting({**milliseconds, "jit": "off"}, local=True))
+        yield connection
+        transaction.rollback()
+
+
+def _answer(check: Check, examination: Examination) -> Finding:
+    """What the check found; where the database refused or took too long, that."""
+    point = examination.connection.begin_nested()
+    try:
+        finding = check.look(examination)
+    except DBAPIError as error:
+        state = getattr(error.orig, "sqlstate", None)
+        if state is None or error.connection_invalidated or state[:2] in _AWAY:
+            raise
+        point.rollback()
+        return _refused(check.name, state, error)
+    point.commit()
+    return finding
+
+
+#: SQLSTATE classes of a connection that is gone, and of a server that goes.
+_AWAY = {"08", "58"}
+_MEANINGS = {
+    "42501": ("notice", "this role may not look", "`sa-jobqueue grants --role ROLE --can read` prints what it needs"),
+    "57014": (
+        "notice",
+        f"it took longer than {_PATIENCE.seconds} s, and was given up",
+        "look again when the server is less busy",
+    ),
+    "55P03": ("notice", "a table is locked", "look again when the migration or VACUUM FULL that locks it is over"),
+}
+
+
+def _refused(name: str, state: str, error: DBAPIError) -> Finding:
+    said = one_line(mask_passwords(str(error.orig)))
+    if state in _MEANINGS:
+        _, meaning, advice = _MEANINGS[state]
+        return Finding(name, "notice", f"{meaning}: {said}", advice)
+    return Finding(name, "problem", f"it could not be looked at: {said}", "see the server's log")

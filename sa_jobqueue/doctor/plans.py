@@ -1,0 +1,100 @@
+"""How the server would execute what workers run all the time, as it plans it now.
+
+Nothing is executed: the statement is prepared and explained, with the worker's planner settings, so a READ ONLY transaction on a
+standby may do it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.sql import ClauseElement
+
+from ..worker.connections.service import service_settings, setting
+
+__all__ = ["Reading", "planned_as_worker", "readings"]
+
+_NAME = "sa_jobqueue_doctor"
+_PARAMETER = re.compile(r"%\((\w+)\)s")
+_LOCK = re.compile(r"\s+FOR NO KEY UPDATE(?: OF \S+)? SKIP LOCKED")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One node of a plan that reads a table."""
+
+    table: str
+    node: str
+    index: str | None
+    narrowed: bool
+    """By a condition on the index: it does not read all of it."""
+
+
+@contextmanager
+def planned_as_worker(connection: Connection) -> Generator[None]:
+    """Plan as a worker's connection does, up to the end of the block."""
+    planner = {
+        name: value
+        for name, value in service_settings(60.0).items()
+        if name.startswith("enable_") or name in {"jit", "plan_cache_mode"}
+    }
+    point = connection.begin_nested()
+    try:
+        connection.exec_driver_sql(setting(planner, local=True))
+        yield
+    finally:
+        point.rollback()
+
+
+def readings(connection: Connection, statement: Any, *, locks: bool = True) -> list[Reading]:
+    """What the plan of this statement reads. Without `locks` it needs no right to write: the rows would not be locked."""
+    text, number = _numbered(connection, statement)
+    if not locks:
+        text = _LOCK.sub("", text)
+    prepared = False
+    point = connection.begin_nested()
+    try:
+        connection.exec_driver_sql(_escaped(f"PREPARE {_NAME} AS {text}"))
+        prepared = True
+        nothing = ", ".join(["NULL"] * number)
+        plan: Any = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) EXECUTE {_NAME}({nothing})").scalar_one()
+    finally:
+        point.rollback()  # which forgets no prepared statement
+        if prepared:
+            connection.exec_driver_sql(f"DEALLOCATE {_NAME}")
+    return [_reading(node) for node in _nodes(plan[0]["Plan"]) if "Relation Name" in node and _reads(node)]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _numbered(connection: Connection, statement: Any) -> tuple[str, int]:
+    """The statement's text for PREPARE, and how many parameters it has."""
+    assert isinstance(statement, ClauseElement)
+    schemas = connection.get_execution_options().get("schema_translate_map") or {}
+    options: dict[str, Any] = (
+        {"schema_translate_map": dict(schemas), "render_schema_translate": True} if schemas else {}
+    )
+    text = str(statement.compile(dialect=connection.dialect, **options))
+    names = list(dict.fromkeys(_PARAMETER.findall(text)))
+    return _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", text).replace("%%", "%"), len(names)
+
+
+def _nodes(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield node
+    for child in node.get("Plans", []):
+        yield from _nodes(child)
+
+
+def _reads(node: Mapping[str, Any]) -> bool:
+    return bool(node["Node Type"] != "ModifyTable")
+
+
+def _reading(node: Mapping[str, Any]) -> Reading:
+    return Reading(node["Relation Name"], node["Node Type"], node.get("Index Name"), "Index Cond" in node)

@@ -1,0 +1,71 @@
+"""From when on something is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Thresholds"]
+
+_KB, _MB, _GB = 10**3, 10**6, 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """The limits that checks compare with, each with its reason. Times are in seconds, sizes in bytes.
+
+    Where there are two, the first makes a notice and the second a problem.
+    """
+
+    clock_skew: float = 2.0
+    """`run_at` is a producer's clock, and "due" the server's: jobs start late by the difference, or early."""
+    max_wait: float | None = None
+    """How long a due job may wait. None: only you know what is too long for your jobs."""
+    seen: float = 60.0
+    """A schedule whose time has passed for longer is not looked at. A live worker looks within a second or two, or within
+    20 s where no NOTIFY reached it."""
+
+    snapshot: tuple[float, float] = (300.0, 3_600.0)
+    """Age of the oldest snapshot. Five minutes is a report; in an hour 1,000 jobs a second leave some 7,000,000 dead rows,
+    which every claim and every vacuum meets."""
+    snapshot_xids: tuple[int, int] = (1_000_000, 20_000_000)
+    """The same in transactions, for snapshots whose time is unknown: slots, standbys, sessions of other roles."""
+    dead_rows: tuple[int, int] = (100_000, 1_000_000)
+    """Autovacuum comes from 5,000 dead rows on, once a minute; 1,000 jobs a second leave some 120,000 in a minute. With a
+    million it does not keep up."""
+    vacuum_age: float = 3_600.0
+    """How long a table with more dead rows than autovacuum waits for may go without a vacuum: it comes once a minute."""
+    bloat_ratio: tuple[float, float] = (4.0, 10.0)
+    """How many times its estimated need a table or an index may have. A queue that was once long stays at its largest size."""
+    bloat_bytes: tuple[int, int] = (100 * _MB, 2 * _GB)
+    """Smaller waste is not worth a REINDEX or a VACUUM FULL."""
+    frozen_age: tuple[float, float] = (1.25, 4.0)
+    """The oldest transaction in multiples of autovacuum_freeze_max_age (200,000,000), at which autovacuum begins to freeze.
+    At four times that, 800,000,000, it is far behind; the server stops at 2,100,000,000."""
+    lock_wait: tuple[float, float] = (1.0, 10.0)
+    """A statement of the queue's takes milliseconds. A worker's gives up after 250 ms; an application's INSERT waits."""
+
+    notify_queue: tuple[float, float] = (0.1, 0.5)
+    """The notification queue holds 8 GB. When it is full, every commit with a NOTIFY fails, and so does enqueueing."""
+    connections: tuple[float, float] = (0.8, 0.95)
+    """The part of the connections that is used. At 1 no worker and no web process can connect."""
+    replication_lag: tuple[float, float] = (60.0, 600.0)
+    """How far a standby is behind: what is lost if it takes over, and how old its numbers are."""
+    retained_wal: tuple[int, int] = (1 * _GB, 20 * _GB)
+    """WAL that is kept for a replication slot. It fills the disk unless max_slot_wal_keep_size is set."""
+
+    overdue_rows: int = 10_000
+    """Jobs whose time to be kept is over and that are still there. Workers delete thousands a second."""
+    overdue: tuple[float, float] = (600.0, 7_200.0)
+    """How long the first of these has been due for deletion. Workers look every 30 s."""
+    failures: tuple[float, int] = (0.1, 10)
+    """The part of a task's jobs that failed for good within the last hour, and how many at least."""
+    timeout_near: float = 0.8
+    """A task whose p99 is above this part of its timeout will soon be stopped by it."""
+    timeout_far: float = 100.0
+    """A timeout of more than this many times the p99 finds a hanging handler only long after it hung."""
+    lease_far: float = 10.0
+    """A task with a p99 of more than this many leases: see the check "timeouts"."""
+    runs: int = 20
+    """Runs without which a p99 says little."""
+    unknown_sample: int = 1_000
+    """How many queued jobs of each queue and priority are looked at for tasks that no worker knows."""

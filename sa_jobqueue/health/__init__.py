@@ -1,0 +1,48 @@
+"""The condition of the database that the queue lives in, as typed values: for `doctor`, for metrics and for pages.
+
+    with engine.connect() as connection:
+        health = read_health(connection)
+    print(health.server.connections, [table.dead for table in health.tables])
+
+Each part can be read alone: `read_server`, `read_holders`, `read_tables` and so on are one statement each.
+"""
+
+from .read import (
+    read_depths,
+    read_health,
+    read_holders,
+    read_indexes,
+    read_io,
+    read_lock_waits,
+    read_overdue,
+    read_server,
+    read_slots,
+    read_standbys,
+    read_tables,
+)
+from .values import BlockIO, Depth, Health, Holder, IndexSize, LockWait, Overdue, Server, Slot, Standby, TableSize
+
+__all__ = [
+    "BlockIO",
+    "Depth",
+    "Health",
+    "Holder",
+    "IndexSize",
+    "LockWait",
+    "Overdue",
+    "Server",
+    "Slot",
+    "Standby",
+    "TableSize",
+    "read_depths",
+    "read_health",
+    "read_holders",
+    "read_indexes",
+    "read_io",
+    "read_lock_waits",
+    "read_overdue",
+    "read_server",
+    "read_slots",
+    "read_standbys",
+    "read_tables",
+]

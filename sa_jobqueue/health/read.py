@@ -1,0 +1,115 @@
+"""Reading a database's condition: each part is one statement.
+
+Call them in a transaction with a `statement_timeout`, and READ ONLY if you like: they write nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Executable
+
+from ..models import Base
+from ..statements import health as statements
+from ..statements import sizes
+from ..store import Store, default_store
+from .values import BlockIO, Depth, Health, Holder, IndexSize, LockWait, Overdue, Server, Slot, Standby, TableSize
+
+__all__ = [
+    "read_depths",
+    "read_health",
+    "read_holders",
+    "read_indexes",
+    "read_io",
+    "read_lock_waits",
+    "read_overdue",
+    "read_server",
+    "read_slots",
+    "read_standbys",
+    "read_tables",
+]
+
+_Value = TypeVar("_Value")
+
+#: From this version on there is pg_stat_io.
+_HAS_IO = 16
+
+
+def read_health(connection: Connection, store: Store = default_store) -> Health:
+    """Everything, in ten statements."""
+    server = read_server(connection)
+    return Health(
+        server=server,
+        holders=read_holders(connection),
+        tables=read_tables(connection, store),
+        indexes=read_indexes(connection, store),
+        slots=read_slots(connection),
+        standbys=read_standbys(connection),
+        lock_waits=read_lock_waits(connection, store),
+        io=read_io(connection, server),
+        overdue=read_overdue(connection, store),
+        depths=read_depths(connection, store),
+    )
+
+
+def read_server(connection: Connection) -> Server:
+    """The server: its version, settings that matter, connections, and counters of this database."""
+    return Server(**connection.execute(statements.server_facts()).mappings().one())
+
+
+def read_holders(connection: Connection) -> list[Holder]:
+    """What keeps old rows from being removed, the oldest first."""
+    return _all(connection, statements.snapshot_holders(), Holder)
+
+
+def read_tables(connection: Connection, store: Store = default_store) -> list[TableSize]:
+    """The queue's tables, by name."""
+    return _all(connection, sizes.table_sizes(**_ours(connection, store)), TableSize)
+
+
+def read_indexes(connection: Connection, store: Store = default_store) -> list[IndexSize]:
+    """The indexes of the queue's tables, by table and name."""
+    return _all(connection, sizes.index_sizes(**_ours(connection, store)), IndexSize)
+
+
+def read_slots(connection: Connection) -> list[Slot]:
+    """The server's replication slots."""
+    return _all(connection, statements.slots(), Slot)
+
+
+def read_standbys(connection: Connection) -> list[Standby]:
+    """The servers that follow this one; on a standby, also itself."""
+    return _all(connection, statements.standbys(), Standby)
+
+
+def read_lock_waits(connection: Connection, store: Store = default_store) -> list[LockWait]:
+    """Who waits for a lock, and uses a table of ours; the longest first."""
+    return _all(connection, statements.lock_waits(**_ours(connection, store)), LockWait)
+
+
+def read_io(connection: Connection, server: Server) -> list[BlockIO]:
+    """Blocks read and written by kind of process; nothing before PostgreSQL 16."""
+    return _all(connection, statements.block_io(), BlockIO) if server.major >= _HAS_IO else []
+
+
+def read_overdue(connection: Connection, store: Store = default_store) -> Overdue:
+    """Finished jobs that cleanup has not come to yet."""
+    row = connection.execute(sizes.purge_overdue(job=store.tables.job)).mappings().one()
+    return Overdue(**row)
+
+
+def read_depths(connection: Connection, store: Store = default_store) -> list[Depth]:
+    """The queues that have queued jobs, by name."""
+    return _all(connection, sizes.queue_depths(job=store.tables.job), Depth)
+
+
+def _ours(connection: Connection, store: Store) -> dict[str, Any]:
+    """The schema, and the names of the tables in it that are ours."""
+    names = {table.name for table in Base.metadata.tables.values()} | {store.tables.job.__tablename__}
+    return {"schema": store.schema_on(connection), "tables": sorted(names)}
+
+
+def _all(connection: Connection, statement: Executable, kind: type[_Value]) -> list[_Value]:
+    rows: Sequence[Any] = connection.execute(statement).mappings().all()
+    return [kind(**row) for row in rows]

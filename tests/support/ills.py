@@ -1,0 +1,226 @@
+"""Databases made ill, each in one way, and well again at the end of the block.
+
+with invalid_index(url):
+    assert look(url)["indexes"].level == "problem"
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psycopg
+from sqlalchemy import NullPool, create_engine
+
+from sa_jobqueue.doctor import Finding, Thresholds, examine
+from tests.support.databases import connect
+from tests.support.pooler import direct
+from tests.support.waiting import wait_until
+
+
+def look(url: str, thresholds: Thresholds | None = None) -> dict[str, Finding]:
+    """What each check finds."""
+    engine = create_engine(direct(url), poolclass=NullPool)
+    return {finding.name: finding for finding in examine(engine, thresholds=thresholds, probe=False)}
+
+
+@contextmanager
+def old_snapshot(url: str) -> Iterator[None]:
+    """A report that was forgotten."""
+    with connect(url) as connection:
+        connection.execute("SET application_name = 'a forgotten report'")
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        connection.execute("SELECT 1 FROM sa_jobqueue.job")
+        yield
+
+
+@contextmanager
+def prepared_transaction(url: str) -> Iterator[None]:
+    """A distributed transaction whose coordinator is gone. A second one is not to be found: its name is the server's."""
+    with connect(url) as connection:
+        name = f"order of {connection.info.dbname}"
+        connection.execute("BEGIN")
+        connection.execute("SELECT pg_current_xact_id()")
+        connection.execute(f"PREPARE TRANSACTION '{name}'".encode())
+        try:
+            yield
+        finally:
+            connection.execute(f"ROLLBACK PREPARED '{name}'".encode())
+
+
+@contextmanager
+def dead_rows(url: str) -> Iterator[None]:
+    """More than 100,000 rows that were deleted, and no autovacuum."""
+    with connect(url) as connection:
+        connection.execute("ALTER TABLE sa_jobqueue.unique_key SET (autovacuum_enabled = off)")
+        connection.execute(
+            "INSERT INTO sa_jobqueue.unique_key (key, job_id, expires_at)"
+            " SELECT n::text, n, 'infinity' FROM generate_series(1, 120000) AS n"
+        )
+        connection.execute("ANALYZE sa_jobqueue.unique_key")
+        connection.execute("DELETE FROM sa_jobqueue.unique_key")
+        connection.execute("SELECT pg_stat_force_next_flush()")
+        connection.execute("ANALYZE sa_jobqueue.unique_key")
+        counted = "SELECT n_dead_tup >= 100000 FROM pg_stat_user_tables WHERE relname = 'unique_key'"
+        wait_until(lambda: connection.execute(counted).fetchone() == (True,))
+        yield
+        connection.execute("ALTER TABLE sa_jobqueue.unique_key RESET (autovacuum_enabled)")
+        connection.execute("VACUUM FULL sa_jobqueue.unique_key")
+        connection.execute("VACUUM sa_jobqueue.unique_key")
+        wait_until(lambda: connection.execute(counted).fetchone() == (False,))
+
+
+@contextmanager
+def invalid_index(url: str) -> Iterator[None]:
+    """A CREATE INDEX CONCURRENTLY that failed."""
+    with connect(url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.job (task) VALUES ('twice'), ('twice')")
+        with suppress(psycopg.errors.UniqueViolation):
+            connection.execute("CREATE UNIQUE INDEX CONCURRENTLY one_of_each ON sa_jobqueue.job (task)")
+        yield
+        connection.execute("DROP INDEX CONCURRENTLY sa_jobqueue.one_of_each")
+
+
+@contextmanager
+def no_claim_index(url: str) -> Iterator[None]:
+    """Someone has dropped it."""
+    with connect(url) as connection:
+        connection.execute("DROP INDEX sa_jobqueue.job_claim_idx")
+        yield
+        connection.execute(
+            "CREATE INDEX job_claim_idx ON sa_jobqueue.job (queue, priority, run_at, id) WHERE status = 'queued'"
+        )
+
+
+@contextmanager
+def full_notify_queue(url: str) -> Iterator[None]:
+    """A session that listens and stays in its transaction, while others notify."""
+    with connect(url) as listening, connect(url) as other:
+        listening.execute("LISTEN nothing")
+        listening.execute("BEGIN")
+        listening.execute("SELECT 1")
+        other.execute("SELECT pg_notify('nothing', repeat('x', 7900) || n) FROM generate_series(1, 300) AS n")
+        yield
+
+
+@contextmanager
+def row_lock(url: str) -> Iterator[None]:
+    """A transaction that has a job's row, and another that waits for it."""
+    with connect(url) as holding, connect(url) as waiting:
+        holding.execute("INSERT INTO sa_jobqueue.job (task) VALUES ('a_task')")
+        holding.execute("SET application_name = 'an operator'")
+        holding.execute("BEGIN")
+        holding.execute("UPDATE sa_jobqueue.job SET task = 'b_task'")
+        thread = threading.Thread(target=waiting.execute, args=["UPDATE sa_jobqueue.job SET task = 'c_task'"])
+        thread.start()
+        pid = waiting.info.backend_pid
+        blocked = "SELECT cardinality(pg_blocking_pids(%s)) > 0"
+        wait_until(lambda: holding.execute(blocked, [pid]).fetchone() == (True,))
+        try:
+            yield
+        finally:
+            holding.execute("COMMIT")
+            thread.join(30)
+
+
+@contextmanager
+def no_autovacuum(url: str) -> Iterator[None]:
+    """Turned off for the jobs, say for a bulk load, and never on again."""
+    with connect(url) as connection:
+        connection.execute("ALTER TABLE sa_jobqueue.job SET (autovacuum_enabled = off)")
+        yield
+        connection.execute("ALTER TABLE sa_jobqueue.job RESET (autovacuum_enabled)")
+
+
+@contextmanager
+def unserved_queue(url: str) -> Iterator[None]:
+    """A due job of a queue that no worker serves, until one does."""
+    with connect(url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.job (task, queue) VALUES ('a_task', 'images\x1b')")
+        yield
+        connection.execute("UPDATE sa_jobqueue.job SET queue = 'mail'")
+        connection.execute(WORKER, [["mail"]])
+
+
+WORKER = (
+    "INSERT INTO sa_jobqueue.worker (id, host, pid, queues, concurrency, version)"
+    " VALUES (gen_random_uuid(), 'web-1', 7, %s, 4, '1')"
+)
+
+
+@contextmanager
+def expired_lease(url: str) -> Iterator[None]:
+    """A running job whose worker is gone, until it is rescued."""
+    with connect(url) as connection:
+        connection.execute(
+            "INSERT INTO sa_jobqueue.job (task, status, claim_token, lease_expires_at)"
+            " VALUES ('a_task', 'running', 1, now() - interval '1 s')"
+        )
+        yield
+        connection.execute("UPDATE sa_jobqueue.job SET lease_expires_at = now() + interval '1 min'")
+
+
+@contextmanager
+def stray_key(url: str) -> Iterator[None]:
+    """A key whose job was deleted by hand."""
+    with connect(url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.unique_key (key, job_id) VALUES ('order 7', 4711)")
+        yield
+        connection.execute("DELETE FROM sa_jobqueue.unique_key")
+
+
+@contextmanager
+def overdue_jobs(url: str) -> Iterator[None]:
+    """Finished jobs that no worker deletes."""
+    with connect(url) as connection:
+        connection.execute(
+            "INSERT INTO sa_jobqueue.job (task, status, finished_at, purge_at)"
+            " SELECT 'a_task', 'completed', now(), now() - interval '3 h' FROM generate_series(1, 10)"
+        )
+        yield
+        connection.execute("DELETE FROM sa_jobqueue.job WHERE purge_at <= now()")
+
+
+SCHEDULE = (
+    "INSERT INTO sa_jobqueue.schedule (name, expression, task) VALUES ('nightly report', '0 3 * * *', 'shop.report')"
+)
+
+
+@contextmanager
+def late_schedule(url: str) -> Iterator[None]:
+    """Its time has passed, and no worker looked."""
+    with connect(url) as connection:
+        connection.execute(SCHEDULE)
+        connection.execute("UPDATE sa_jobqueue.schedule SET due_at = now() - interval '5 min'")
+        yield
+        connection.execute("UPDATE sa_jobqueue.schedule SET due_at = now() + interval '5 min'")
+
+
+@contextmanager
+def failing_schedule(url: str) -> Iterator[None]:
+    """A worker could not enqueue its job."""
+    with connect(url) as connection:
+        connection.execute(SCHEDULE)
+        connection.execute("UPDATE sa_jobqueue.schedule SET error = 'no such\ntime zone'")
+        yield
+        connection.execute("UPDATE sa_jobqueue.schedule SET error = NULL")
+
+
+@contextmanager
+def paused_schedule(url: str) -> Iterator[None]:
+    """Its jobs have failed too often."""
+    with connect(url) as connection:
+        connection.execute(SCHEDULE)
+        connection.execute("UPDATE sa_jobqueue.schedule SET paused_at = now(), paused_by = 'failures'")
+        yield
+        connection.execute("UPDATE sa_jobqueue.schedule SET paused_at = NULL")
+
+
+@contextmanager
+def newer_schema(url: str) -> Iterator[None]:
+    """A version that this release cannot work with."""
+    with connect(url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.schema_version (version, compatible_with) VALUES (99, 99)")
+        yield
+        connection.execute("DELETE FROM sa_jobqueue.schema_version WHERE version = 99")
