@@ -39,8 +39,21 @@ class WorkerSettings:
     """The time that a handler in a child process has to end after a cancel or a lost lease, before the process is killed."""
     max_child_jobs: int | None = None
     """A child process is replaced after it has run this many jobs. None: never."""
+    max_snapshot_age: float | None = None
+    """Claim less while the oldest transaction that keeps VACUUM from removing rows is older than this. None: whatever its age."""
+    max_lock_waits: int | None = None
+    """Claim less while more sessions than this wait for locks in the database. None: however many wait."""
+    max_replication_lag: float | None = None
+    """Claim less while a standby is further behind than this. None: however far it is behind."""
+    max_active_connections: int | None = None
+    """Claim less while more sessions than this are busy in the database, handlers' among them. None: however many are."""
     log_jobs: bool = False
     """Log how each job ended at INFO. Otherwise only failures are logged there, and the rest at DEBUG."""
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Those that are set, of the pressure on the database."""
+        return {name: value for name in _THRESHOLDS if (value := getattr(self, name)) is not None}
 
     def __post_init__(self) -> None:
         for name, (kind, low, high) in _BOUNDS.items():
@@ -55,10 +68,12 @@ class WorkerSettings:
                 raise ConfigurationError(f"{name} must be True or False, not {getattr(self, name)!r}")
 
 
-_OPTIONAL = frozenset({"session_idle_timeout", "max_child_jobs"})
+_THRESHOLDS = ("max_snapshot_age", "max_lock_waits", "max_replication_lag", "max_active_connections")
+_OPTIONAL = frozenset({"session_idle_timeout", "max_child_jobs", *_THRESHOLDS})
 _BOUNDS: Mapping[str, tuple[type[float], float, float]] = {
     "lease": (float, 0.5, 86_400), "poll": (float, 0.01, 3_600), "grace": (float, 0, 86_400), "buffer": (int, 0, 100_000),
     "hoard": (float, 0.05, 86_400), "unknown_delay": (float, 0, 86_400), "prune_every": (float, 0.1, 86_400),
     "max_rescues": (int, 1, 1_000), "session_idle_timeout": (float, 0.1, 86_400), "child_grace": (float, 0, 86_400),
-    "max_child_jobs": (int, 1, 1_000_000_000),
+    "max_child_jobs": (int, 1, 1_000_000_000), "max_snapshot_age": (float, 0.1, 604_800), "max_lock_waits": (int, 0, 100_000),
+    "max_replication_lag": (float, 0.1, 604_800), "max_active_connections": (int, 1, 100_000),
 }  # fmt: skip

@@ -55,8 +55,8 @@ _THE_WORKERS = {"database_url", "schema", "embedded_dir", "queue", "listen", "li
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
-_queues, _pace, _waking, _processes = (
-    partial(setting, rich_help_panel=panel) for panel in ("Queues", "Pace", "Waking up", "Processes")
+_queues, _pace, _pressure, _waking, _processes = (
+    partial(setting, rich_help_panel=panel) for panel in ("Queues", "Pace", "Pressure", "Waking up", "Processes")
 )
 _seconds = partial(_pace, metavar="SECONDS")
 
@@ -142,6 +142,36 @@ class WorkOptions(Options):
         _seconds(
             help="How long a handler's transaction may be idle before the server ends it; by default what the "
             "server says, or an hour."
+        ),
+    ] = None
+    max_snapshot_age: Annotated[
+        float | None,
+        _pressure(
+            metavar="SECONDS",
+            help="Claim less while a transaction that keeps VACUUM from removing rows is older than this.",
+            show_default=False,
+        ),
+    ] = None
+    max_lock_waits: Annotated[
+        int | None,
+        _pressure(
+            metavar="N",
+            help="Claim less while more sessions than this wait for locks in the database.",
+            show_default=False,
+        ),
+    ] = None
+    max_replication_lag: Annotated[
+        float | None,
+        _pressure(
+            metavar="SECONDS", help="Claim less while a standby is further behind than this.", show_default=False
+        ),
+    ] = None
+    max_active_connections: Annotated[
+        int | None,
+        _pressure(
+            metavar="N",
+            help="Claim less while more sessions than this are busy in the database, handlers' among them.",
+            show_default=False,
         ),
     ] = None
     poll: Annotated[float, _waking(metavar="SECONDS", help="The longest pause between two polls of an idle queue.")] = (

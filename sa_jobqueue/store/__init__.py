@@ -20,6 +20,7 @@ from .faults import Fault, fault_of, is_data_fault, is_too_much
 from .leases import Expired, Renewal
 from .notes import LogLines, Report
 from .outcomes import Answer, alike, kept_for_now
+from .pressure import Pressure, read_pressure
 from .pruning import Pruned
 from .schedules import Ticked
 from .store import Store, default_store, store_of
@@ -38,6 +39,7 @@ __all__ = [
     "Fault",
     "Late",
     "LogLines",
+    "Pressure",
     "Pruned",
     "Renewal",
     "Report",
@@ -53,6 +55,7 @@ __all__ = [
     "is_data_fault",
     "is_too_much",
     "kept_for_now",
+    "read_pressure",
     "started_keys",
     "store_of",
     "without_key",

@@ -30,9 +30,11 @@ from .connections.service import Connector
 from .dispatch import Dispatch
 from .maintenance.cancels import Cancels
 from .maintenance.expiry import EndLate
+from .maintenance.governor import Governor
 from .maintenance.loop import Maintenance
 from .maintenance.notes import DropStrayNotes, WriteNotes
 from .maintenance.presence import Presence, Vitals
+from .maintenance.pressure import WatchPressure
 from .maintenance.prune import Prune
 from .maintenance.renew import Renewal
 from .maintenance.rescue import Rescue
@@ -164,6 +166,8 @@ class Services:
         self.watchdog = Watchdog(loop, self.runs, hopeless)
         self.cancels = Cancels(connector, self.runs, self._is_listening)
         self.ticks = EnqueueTicks(connector, spec.registry)
+        self.governor = Governor(settings.thresholds)
+        pressure = WatchPressure(connector, self.governor, hold_back=self.claimer.hold_back)
         self.maintenance = Maintenance(
             connector,
             timeouts=Timeouts(
@@ -195,6 +199,7 @@ class Services:
                 EndLate(connector, registry=spec.registry, observer=self.observer),
                 DropStrayNotes(connector, every=settings.prune_every),
                 KeepStats(connector),
+                *([pressure] if settings.thresholds else []),
             ],
         )
         self.runs.notes.wake = self.maintenance.wake
@@ -263,6 +268,8 @@ class Services:
             counts=counts,
             listening=self._is_listening(),
             blocked=self.watchdog.blocked,
+            pressure=self.governor.reason,
+            share=self.governor.share,
             claimed=self.observer.claimed,
             started=self.observer.started,
             ended=self.observer.ended,

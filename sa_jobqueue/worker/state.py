@@ -30,6 +30,7 @@ class WorkerState:
     """A worker at one moment.
 
     `serving`: it has begun and not ended. `listening`: it hears of new jobs by NOTIFY. `blocked`: its event loop does not answer.
+    `pressure`: why the worker claims less, which is for this `share` of its slots; None: it does not.
     `claimed`, `started`, `ended`, `rescued`: jobs since `run()` or `serve()` began. `unfinished`: jobs claimed here whose outcome
     is not known yet. `unwritten`: outcomes that wait to be written, `refused` of which the database has refused. `counts`: what
     came of the jobs, as `Worker.counts`. `claims`: claims by how long they took, in the buckets of `sa_jobqueue.histogram`, also those
@@ -43,6 +44,8 @@ class WorkerState:
     counts: Mapping[str, int]
     listening: bool = False
     blocked: bool = False
+    pressure: str | None = None
+    share: float = 1.0
     claimed: int = 0
     started: int = 0
     ended: int = 0

@@ -29,6 +29,7 @@ from .idle import idle
 from .latency import latency
 from .limits import cancel, child_drain, limits_drain
 from .memory import memory
+from .pressure import governor
 from .report import Figure, line, print_figures, write_json
 from .schedules import schedules
 from .schema import Bench, benchmark_database
@@ -45,6 +46,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         unique_drain,
         notes_drain,
         limits_drain,
+        governor,
         child_drain,
         cancel,
         schedules,

@@ -7,7 +7,7 @@ queued or running. Every run has processes of its own, connected and waiting bef
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from sqlalchemy import text
@@ -42,11 +42,12 @@ def rate_of_ours(
     queues: dict[str, int] | None = None,
     scope: str | None = None,
     limits: bool = False,
+    worker: Callable[..., dict[str, int]] = work,
 ) -> float:
-    """Jobs per second of `size` worker processes. `scope`, `limits`: see `Bench.fill`."""
+    """Jobs per second of `size` worker processes, each of which runs `worker`. `scope`, `limits`: see `Bench.fill`."""
     wanted = queues or {"default": SLOTS}
     bench.prepare(jobs, task=task, queues=list(wanted), scope=scope, limits=limits)
-    with processes(size, work, bench.address, wanted) as group:
+    with processes(size, worker, bench.address, wanted) as group:
         seconds = seconds_to_drain(bench, group)
     _check(bench, jobs, deleted=task.endswith("_deleted"))
     return jobs / seconds

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from sa_jobqueue import Worker
+from sa_jobqueue import Worker, WorkerSettings
 from sa_jobqueue.worker.process.gc import tune_gc
 
 from .tasks import REGISTRY, STARTED
@@ -21,12 +21,17 @@ SLOTS = 100
 
 
 def work(
-    ready: Callable[[], Any], address: str, queues: dict[str, int], max_jobs: int | None = None, pin: bool = False
+    ready: Callable[[], Any],
+    address: str,
+    queues: dict[str, int],
+    max_jobs: int | None = None,
+    pin: bool = False,
+    settings: WorkerSettings | None = None,
 ) -> dict[str, int]:
     """Work until nothing is due, or `max_jobs` were claimed, as `sa-jobqueue work --drain` does. Returns what became of the jobs."""
     if pin:  # as `sa-jobqueue work --pin` does, before there are threads
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    worker = _connected(address, queues, max_jobs=max_jobs)
+    worker = _connected(address, queues, max_jobs=max_jobs, settings=settings)
     ready()
     worker.run(until_idle=True)
     return dict(worker.counts)

@@ -60,6 +60,7 @@ from sa_jobqueue.statements.notes import (
     write_progress,
 )
 from sa_jobqueue.statements.overview import count_expired, list_workers
+from sa_jobqueue.statements.pressure import database_pressure
 from sa_jobqueue.statements.prune import first_over, postpone_purge, prune_page
 from sa_jobqueue.statements.schedule_admin import enqueued_ticks, lock_schedule
 from sa_jobqueue.statements.schedules import (
@@ -175,6 +176,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "end_expired": lambda: end_expired(limit=1_000),
     "end_overdue": lambda: end_overdue(limit=1_000),
     "forget_expiry": lambda: forget_expiry(limit=1_000),
+    "database_pressure": database_pressure,
     "enrol_worker": lambda: enrol_worker(id=_WORKER, host="a", pid=1, queues=["q"], concurrency=1, version="1"),
     "remove_worker": lambda: remove_worker(_WORKER),
     "forget_workers": lambda: forget_workers(unseen_for=timedelta(days=1)),

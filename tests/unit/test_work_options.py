@@ -16,7 +16,7 @@ def test_every_setting_that_is_an_option_reaches_the_worker() -> None:
     """By its name; the others keep their defaults."""
     said = {
         "lease": 7.0, "grace": 8.0, "buffer": 9, "max_rescues": 3, "session_idle_timeout": 4.0, "poll": 0.5, "pooled": True,
-        "log_jobs": True,
+        "log_jobs": True, "max_snapshot_age": 60.0, "max_lock_waits": 5, "max_replication_lag": 10.0, "max_active_connections": 40,
     }  # fmt: skip
 
     assert WorkOptions(**said).settings() == WorkerSettings(**said)  # type: ignore[arg-type]

@@ -157,6 +157,11 @@ class Claimer:
         self._demand.notify(queue)
         self._wake.set()
 
+    def hold_back(self, share: float) -> None:
+        """Claim for this share of the slots: one of each queue at least. 1: for all, and ahead."""
+        self._demand.throttle.share = share
+        self._wake.set()
+
     def stop_claiming(self) -> None:
         """Claim no more; go on writing."""
         self._demand.stop()

@@ -8,6 +8,7 @@ from time import monotonic
 from ..running.slots import Slots
 from ..running.writer import OutcomeWriter
 from .polling import PollTimer
+from .throttle import Throttle
 
 __all__ = ["Demand"]
 
@@ -28,6 +29,8 @@ class Demand:
         self._all_slots, self._writer, self._max_jobs, self._together = all_slots, writer, max_jobs, together
         self.timers = {name: PollTimer() for name in all_slots}
         """By queue, when it is polled again."""
+        self.throttle = Throttle()
+        """Narrows what is claimed while the database is under pressure."""
         self.claimed = 0
         """Jobs claimed so far and handed over. Written by the claimer's thread, read by the event loop."""
         self.stopped = False
@@ -69,7 +72,7 @@ class Demand:
     def free(self) -> dict[str, int]:
         """How many jobs each queue has room for."""
         return (
-            {name: free for name, slots in self._all_slots.items() if (free := slots.free()) > 0}
+            {name: free for name, slots in self._all_slots.items() if (free := self.throttle.room(slots)) > 0}
             if self.may_claim
             else {}
         )
@@ -82,7 +85,9 @@ class Demand:
         together = self._together and any(timer.at <= now for timer in self.timers.values())
         wanted: dict[str, int] = {}
         for name, slots in self._all_slots.items():
-            free = slots.free() if left is None else min(slots.free(), left - sum(wanted.values()))
+            free = self.throttle.room(slots)
+            if left is not None:
+                free = min(free, left - sum(wanted.values()))
             timer = self.timers[name]
             if free > 0 and (timer.at <= now or (together and timer.held_until <= now)):
                 wanted[name] = free

@@ -1,1 +1,1 @@
-"""The chores of every worker: leases, cancels, timeouts, rescue, pruning, presence."""
+"""The chores of every worker: leases, cancels, timeouts, rescue, pruning, pressure, presence."""

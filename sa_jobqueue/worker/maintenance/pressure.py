@@ -1,0 +1,83 @@
+"""The pressure governor: while the database is over thresholds that the operator has set, this worker claims less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from ...log import get_logger
+from ...store import Fault, Pressure, fault_of, read_pressure
+from ..connections.service import Connector
+from .chore import Chore, Turn
+from .governor import Governor, Turned
+
+__all__ = ["WatchPressure"]
+
+logger = get_logger(__name__)
+
+#: Seconds between two readings.
+_EVERY = 5.0
+
+
+class WatchPressure(Chore):
+    """Reads the pressure, and tells the claimer by `hold_back` for which share of the slots to claim.
+
+    What cannot be read holds nothing back. `governor` says what is held back just now, to any thread.
+    """
+
+    def __init__(self, connector: Connector, governor: Governor, *, hold_back: Callable[[float], None]) -> None:
+        super().__init__(_EVERY)
+        self._connector, self._hold_back = connector, hold_back
+        self.governor = governor
+        """Only the maintenance thread tells it something."""
+        self._said = ""
+        """Why the last reading failed; the log has it. "": it did not fail."""
+        self._said_hidden = False
+
+    def do(self, connection: Connection, turn: Turn) -> bool:
+        """Read the pressure, and decide."""
+        try:
+            with self._connector.begin_one(connection):
+                pressure = read_pressure(connection)
+        except DBAPIError as error:
+            self._let_go(error)
+            if fault_of(error) is Fault.AWAY:
+                raise
+            return False
+        self._say_readable(pressure)
+        turned = self.governor.hear(pressure)
+        self._hold_back(self.governor.share)
+        if turned is Turned.BEGUN:
+            logger.warning(
+                "the database is under pressure: %s; claiming less, down to one job at a time of each queue, until that is over",
+                self.governor.reason,
+            )
+        elif turned is Turned.RECOVERED:
+            logger.info("the database is under no pressure any more: claiming for all slots again")
+        return False
+
+    def _let_go(self, error: DBAPIError) -> None:
+        held = self.governor.let_go()
+        self._hold_back(1.0)
+        if fault_of(error) is Fault.AWAY:  # maintenance says it
+            if held:
+                logger.info("the pressure on the database is not known: claiming for all slots again")
+        elif not self._said:
+            self._said = str(error.orig)
+            logger.warning(
+                "the pressure on the database cannot be read, and nothing is held back until it can: %s", error.orig
+            )
+
+    def _say_readable(self, pressure: Pressure) -> None:
+        if self._said:
+            self._said = ""
+            logger.info("the pressure on the database can be read again")
+        if pressure.hidden and not self._said_hidden:
+            self._said_hidden = True
+            logger.warning(
+                "what %d other sessions or standbys do is hidden from this worker's role, so their pressure is not known: "
+                "GRANT pg_read_all_stats to the role",
+                pressure.hidden,
+            )
