@@ -31,9 +31,7 @@ def metrics(
         str, typer.Option(metavar="HOST", help="The address to serve at; 0.0.0.0: all of this machine.")
     ] = "127.0.0.1",
     rules: Annotated[bool, typer.Option("--rules", help="Print a file of alerts for Prometheus, and end.")] = False,
-    grafana: Annotated[
-        bool, typer.Option("--grafana", help="Print a dashboard for Grafana as JSON, and end.")
-    ] = False,
+    grafana: Annotated[bool, typer.Option("--grafana", help="Print a dashboard for Grafana as JSON, and end.")] = False,
 ) -> None:
     """Serve what the database says to Prometheus: backlog, age, cleanup, sizes, vacuum, snapshots, locks, connections.
 

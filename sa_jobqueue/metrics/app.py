@@ -22,12 +22,12 @@ __all__ = ["metrics_app", "metrics_wsgi_app"]
 _ASGI = Callable[[Any, Any, Any], Awaitable[None]]
 
 
-def metrics_app(engine: Engine, *, schema: str | None = None) -> _ASGI:
+def metrics_app(engine: Engine, *, schema: str | None = None, findings: bool = True) -> _ASGI:
     """An ASGI application that answers every path with the metrics of `engine`'s database. It looks at it on a thread.
 
-    `schema`: as in `QueueCollector`, whose errors it raises.
+    `schema`, `findings`: as in `QueueCollector`, whose errors it raises.
     """
-    collector = QueueCollector(engine, schema=schema)
+    collector = QueueCollector(engine, schema=schema, findings=findings)
     answer: Any = make_asgi_app(registry_of(collector))
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -38,6 +38,6 @@ def metrics_app(engine: Engine, *, schema: str | None = None) -> _ASGI:
     return application
 
 
-def metrics_wsgi_app(engine: Engine, *, schema: str | None = None) -> Any:
+def metrics_wsgi_app(engine: Engine, *, schema: str | None = None, findings: bool = True) -> Any:
     """The same as a WSGI application."""
-    return make_wsgi_app(registry_of(QueueCollector(engine, schema=schema)))
+    return make_wsgi_app(registry_of(QueueCollector(engine, schema=schema, findings=findings)))

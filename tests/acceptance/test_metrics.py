@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sa_jobqueue import enqueue
 from tests.acceptance.app import held_without_session, nothing, write, write_and_fail
 from tests.acceptance.conftest import Shop
-from tests.support.commands import run_command, start_command
+from tests.support.commands import PACKAGE, ROOT, run_command, start_command
 from tests.support.databases import Databases
 from tests.support.expressions import RULES
 from tests.support.metrics import address_of, get, value
@@ -31,7 +31,9 @@ def test_a_worker_serves_the_metrics_of_all_its_processes(shop: Shop, processes:
     """One port: counters as sums, slots of all, memory of each."""
     with shop.work(f"--processes={processes}", "--metrics-port=0", "--queue=default=3") as worker:
         wait_until(lambda: value(worker, "sa_jobqueue_processes") == processes)
-        assert value(worker, COMPLETED) == 0, "a task that was not run yet has a zero, so that a rate sees its first job"
+        assert value(worker, COMPLETED) == 0, (
+            "a task that was not run yet has a zero, so that a rate sees its first job"
+        )
         shop.add(*(enqueue(nothing, n) for n in range(20)))
         shop.wait_for()
         wait_until(lambda: value(worker, COMPLETED) == 20)
@@ -52,7 +54,8 @@ def test_a_killed_process_takes_its_gauges_along_and_leaves_its_counts(shop: Sho
         wait_until(lambda: value(worker, "sa_jobqueue_processes") == 0)
         assert value(worker, COMPLETED) == 20
         assert value(worker, 'sa_jobqueue_slots{queue="default"}') is None
-        assert get(worker, "/readyz")[0] == 503 and get(worker, "/livez")[0] == 200
+        assert get(worker, "/readyz")[0] == 503
+        assert get(worker, "/livez")[0] == 200
         wait_until(lambda: value(worker, "sa_jobqueue_processes") == 2)
         shop.add(enqueue(nothing, 21))
         wait_until(lambda: value(worker, COMPLETED) == 21)
@@ -102,7 +105,8 @@ def test_a_port_that_is_taken_is_said_before_a_worker_begins(shop: Shop, process
         done = run_command(
             "work", "--app=tests.acceptance.app:registry", f"--processes={processes}", f"--metrics-port={port}", url=shop.url
         )  # fmt: skip
-    assert done.returncode == 2 and "serves" not in done.stderr
+    assert done.returncode == 2
+    assert "serves" not in done.stderr
     assert f"no metrics on port {port} of 127.0.0.1: Address already in use; choose another port" in done.stderr
 
 
@@ -126,10 +130,17 @@ def test_what_handlers_count_themselves_is_served_too(shop: Shop, tmp_path: Path
         "def order() -> None:\n"
         "    orders.inc()\n"
     )
-    environment = {"PROMETHEUS_MULTIPROC_DIR": str(folder), "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
+    environment = {
+        "PROMETHEUS_MULTIPROC_DIR": str(folder),
+        "PYTHONPATH": os.pathsep.join(map(str, [tmp_path, PACKAGE, ROOT])),
+    }
     with shop.work("--processes=2", "--metrics-port=0", app="counting:registry", env=environment) as worker:
         with shop.engine.begin() as connection:
-            connection.execute(text("INSERT INTO sa_jobqueue.job (task, queue) SELECT 'counting.order', 'default' FROM generate_series(1, 5)"))
+            connection.execute(
+                text(
+                    "INSERT INTO sa_jobqueue.job (task, queue) SELECT 'counting.order', 'default' FROM generate_series(1, 5)"
+                )
+            )
         shop.wait_for()
         wait_until(lambda: value(worker, "shop_orders_total") == 5)
 
@@ -173,7 +184,9 @@ def test_prometheus_sees_every_job_and_no_counter_going_back_while_a_worker_is_k
             for counter in ("sa_jobqueue_jobs_total", "sa_jobqueue_job_run_seconds_count", "sa_jobqueue_claimed_total"):
                 assert prometheus.ask(f"max(resets({counter}[10m]))") == [({}, 0)]
             run = prometheus.ask("sum(sa_jobqueue_job_run_seconds_count)")[0][1]
-            assert run == 424 + 2, "each run is counted once: those that completed, and both attempts of the one that fails"
+            assert run == 424 + 2, (
+                "each run is counted once: those that completed, and both attempts of the one that fails"
+            )
 
             shop.execute_alone("VACUUM ANALYZE sa_jobqueue.job")
             for expression in expressions():
@@ -181,5 +194,8 @@ def test_prometheus_sees_every_job_and_no_counter_going_back_while_a_worker_is_k
                     asked = expression.replace("$__rate_interval", "1m").replace("$queue", ".*")
                     wait_until(lambda asked=asked: prometheus.ask(asked), message=f"an answer to {asked}")
             groups = prometheus.get("rules")["groups"]
-            states = {rule["name"]: (rule["health"], rule.get("lastError")) for group in groups for rule in group["rules"]}
-            assert states and set(states.values()) <= {("ok", None)}
+            states = {
+                rule["name"]: (rule["health"], rule.get("lastError")) for group in groups for rule in group["rules"]
+            }
+            assert states
+            assert set(states.values()) <= {("ok", None)}

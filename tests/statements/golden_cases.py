@@ -40,6 +40,7 @@ from sa_jobqueue.statements import (
     run_schedules,
 )
 from sa_jobqueue.statements.admin import held_by
+from sa_jobqueue.statements.backlog import count_by_queue, schedule_lag
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
 from sa_jobqueue.statements.declared import (
@@ -171,6 +172,8 @@ SINGLE: dict[str, Callable[[], object]] = {
     "count_jobs": count_jobs,
     "list_workers": list_workers,
     "count_expired": count_expired,
+    "count_by_queue": lambda: count_by_queue(JobStatus.FAILED),
+    "schedule_lag": schedule_lag,
     "count_jobs_where": lambda: count_jobs(Job.queue == "mail"),
     "fetch_args": lambda: fetch_args(1, most=100),
     "end_expired": lambda: end_expired(limit=1_000),

@@ -74,7 +74,9 @@ class Databases:
         with connect(self.server) as connection:
             allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
             connection.execute(allow.format(sql.Identifier(name), sql.SQL("false")))
-            connection.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", [name])
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", [name]
+            )
             try:
                 yield
             finally:

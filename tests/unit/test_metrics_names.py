@@ -34,9 +34,11 @@ def test_names_follow_the_habits_of_prometheus() -> None:
 def test_an_alert_asks_for_metrics_and_labels_that_are_there(name: str) -> None:
     """And says what was found and what to do."""
     rule = alerts()[name]
-    assert named(rule["expr"]) and named(rule["expr"]) <= set(SERIES)
+    assert named(rule["expr"])
+    assert named(rule["expr"]) <= set(SERIES)
     assert all(label in {*SERIES[series].labels, *GIVEN} for series, label in labels_of(rule["expr"]))
-    assert set(rule["annotations"]) == {"summary", "description"} and rule["labels"]["severity"] in {"page", "ticket"}
+    assert set(rule["annotations"]) == {"summary", "description"}
+    assert rule["labels"]["severity"] in {"page", "ticket"}
 
 
 def test_the_board_shows_every_metric_and_asks_for_no_other() -> None:

@@ -117,7 +117,8 @@ def test_a_supervisor_lives_while_the_threads_of_all_processes_move(receiver: Re
     receiver.sums.hear((1, 1), snapshot(1))
     receiver.sums.hear((2, 1), snapshot(1, late=90.0))
     answer = probes.live()
-    assert not answer.well and answer.said.startswith("process 2: its threads have not moved for 90")
+    assert not answer.well
+    assert answer.said.startswith("process 2: its threads have not moved for 90")
     receiver.sums.end((2, 1))
     assert probes.live().well
 
@@ -137,7 +138,8 @@ def test_a_supervisor_is_ready_while_one_process_is(receiver: Receiver, state: d
     probes = SupervisorProbes(receiver)
     assert probes.ready().said == "no process has begun"
     receiver.sums.hear((1, 1), snapshot(1, **state))
-    assert not probes.ready().well and why in probes.ready().said
+    assert not probes.ready().well
+    assert why in probes.ready().said
     receiver.sums.hear((2, 1), snapshot(1))
     assert probes.ready().well
     receiver.leaving()

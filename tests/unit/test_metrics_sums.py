@@ -20,7 +20,9 @@ PROCESSES, TASKS = 3, ("send", "index")
 def snapshot(*tallies: TaskTally, claimed: int = 0, slots: int = 10) -> Snapshot:
     """What a process says."""
     queues = {"mail": QueueState(slots, running=0, waiting=0, stuck=0, paused=False)}
-    state = WorkerState(True, queues, {}, claimed=claimed, claims=(claimed, *(0,) * (BUCKETS - 1)), claim_seconds=claimed / 8)
+    state = WorkerState(
+        True, queues, {}, claimed=claimed, claims=(claimed, *(0,) * (BUCKETS - 1)), claim_seconds=claimed / 8
+    )
     return Snapshot(tallies, state, lease=60.0)
 
 
@@ -34,11 +36,13 @@ def test_what_a_killed_process_has_counted_stays_in_the_sums() -> None:
     sums = Sums()
     sums.hear((1, 1), snapshot(TaskTally("mail", "send", completed=5), claimed=7))
     sums.end((1, 1))
-    assert completed(sums.totals()) == {"send": 5} and not sums.totals().live
+    assert completed(sums.totals()) == {"send": 5}
+    assert not sums.totals().live
     sums.close((1, 1))
     sums.hear((1, 2), snapshot(TaskTally("mail", "send", completed=2), claimed=2))
     totals = sums.totals()
-    assert completed(totals) == {"send": 7} and totals.counters.claimed == 9
+    assert completed(totals) == {"send": 7}
+    assert totals.counters.claimed == 9
     assert list(totals.live) == [1]
 
 
@@ -49,7 +53,8 @@ def test_the_last_line_of_an_ended_process_counts_when_it_comes_late() -> None:
     sums.end((1, 1))
     sums.hear((1, 1), snapshot(TaskTally("mail", "send", completed=6)))
     sums.close((1, 1))
-    assert completed(sums.totals()) == {"send": 6} and not sums.live()
+    assert completed(sums.totals()) == {"send": 6}
+    assert not sums.live()
 
 
 def test_an_end_that_is_heard_of_after_the_pipe_was_closed_is_forgotten() -> None:
@@ -57,7 +62,8 @@ def test_an_end_that_is_heard_of_after_the_pipe_was_closed_is_forgotten() -> Non
     sums = Sums()
     sums.close((1, 1))
     sums.end((1, 1))
-    assert not sums._ended and not sums.live()
+    assert not sums._ended
+    assert not sums.live()
 
 
 @given(st.integers(0, 2**40), st.floats(0, 1e9), st.text(max_size=20), st.booleans())
@@ -67,7 +73,8 @@ def test_a_snapshot_comes_out_of_its_line_as_it_went_in(number: int, seconds: fl
     state = replace(snapshot().state, leaving=flag, late=seconds, pressure=name, memory=number)
     made = Snapshot((tally,), state, lease=seconds)
     line = made.to_line()
-    assert line.count(b"\n") == 1 and Snapshot.from_line(line) == made
+    assert line.count(b"\n") == 1
+    assert Snapshot.from_line(line) == made
 
 
 class Supervised(RuleBasedStateMachine):
@@ -120,10 +127,13 @@ class Supervised(RuleBasedStateMachine):
     @invariant()
     def no_counter_goes_back(self) -> None:
         now, before = self.sums.totals().counters, self.before
-        assert now.claimed >= before.claimed and now.claim_seconds >= before.claim_seconds
+        assert now.claimed >= before.claimed
+        assert now.claim_seconds >= before.claim_seconds
         for key, one in before.tallies.items():
             since = now.tallies[key].minus(one)
-            assert since.completed >= 0 and since.run_seconds >= 0 and min(since.runs) >= 0
+            assert since.completed >= 0
+            assert since.run_seconds >= 0
+            assert min(since.runs) >= 0
         self.before = now
 
     @invariant()
