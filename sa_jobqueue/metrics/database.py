@@ -34,6 +34,8 @@ logger = get_logger(__name__)
 _PATIENCE, _ALL = 2.0, 6.0
 #: Seconds that a scrape waits for the look of another one.
 _TURN = 8.0
+#: Seconds for which it is kept that the database was away.
+_AWAY = 1.0
 
 
 class QueueCollector(Collector):
@@ -90,7 +92,7 @@ class QueueCollector(Collector):
         try:
             if monotonic() >= self._until:
                 self._families = self._look()
-                self._until = monotonic() + self._keep
+                self._until = monotonic() + (self._keep if self.is_up else min(self._keep, _AWAY))
         finally:
             self._turn.release()
 
