@@ -10,18 +10,20 @@
 """
 
 from . import errors, statements
+from .calls import Call
 from .context import AsyncJobContext, JobContext
 from .enqueue import enqueue, enqueue_many
 from .errors import JobQueueError
 from .lifecycle import JobStatus
+from .middleware import Attempt, Middleware, add_middleware, remove_middleware
 from .models import Job, Schedule
-from .options import Call
 from .outcomes import Cancel, Discard, Retry, Snooze
 from .read import JobRead
 from .results import JobEnd
 from .retry import RetryPolicy
 from .schedules import every
 from .settings import WorkerSettings
+from .tally import TaskTally
 from .tasks import Registry, Task, TaskName, default_registry, task
 from .unique import Unique
 from .version import __version__
@@ -30,6 +32,7 @@ from .worker import QueueState, Worker, WorkerState
 
 __all__ = [
     "AsyncJobContext",
+    "Attempt",
     "Call",
     "Cancel",
     "Discard",
@@ -39,6 +42,7 @@ __all__ = [
     "JobQueueError",
     "JobRead",
     "JobStatus",
+    "Middleware",
     "QueueState",
     "Registry",
     "Retry",
@@ -47,16 +51,19 @@ __all__ = [
     "Snooze",
     "Task",
     "TaskName",
+    "TaskTally",
     "Unique",
     "Worker",
     "WorkerSettings",
     "WorkerState",
     "__version__",
+    "add_middleware",
     "default_registry",
     "enqueue",
     "enqueue_many",
     "errors",
     "every",
+    "remove_middleware",
     "statements",
     "task",
     "wait_for",

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from .errors import JobStopped, OptionError
 from .lifecycle import extra
 
-__all__ = ["AsyncJobContext", "ClaimedJob", "JobContext"]
+__all__ = ["AsyncJobContext", "ClaimedJob", "JobContext", "enqueued_at", "meta_of"]
 
 logger = logging.getLogger("sa_jobqueue.job")
 
@@ -65,6 +65,19 @@ class ClaimedJob(NamedTuple):
     def fields(self) -> dict[str, Any]:
         """What log records about the job carry."""
         return {"job_id": self.id, "task": self.task, "queue": self.queue, "attempt": self.attempt}
+
+
+def meta_of(job: ClaimedJob) -> Mapping[str, Any]:
+    """What the producer of the job sent along."""
+    if job.meta is None or job.meta == "{}":
+        return {}
+    found = json.loads(job.meta)
+    return found if isinstance(found, dict) else {}
+
+
+def enqueued_at(job: ClaimedJob) -> datetime:
+    """When the row was inserted; the nearest time that Python can hold."""
+    return _EPOCH + timedelta(seconds=min(max(job.created_at, _FIRST), _LAST))
 
 
 class _Logger(logging.LoggerAdapter[logging.Logger]):
@@ -170,13 +183,12 @@ class _Context(Generic[S]):
     @property
     def meta(self) -> Mapping[str, Any]:
         """What the producer sent along: tags, trace context."""
-        found = json.loads(self._job.meta or "{}")
-        return found if isinstance(found, dict) else {}
+        return meta_of(self._job)
 
     @property
     def enqueued_at(self) -> datetime:
         """When the row was inserted, by the database's clock; in UTC."""
-        return _EPOCH + timedelta(seconds=min(max(self._job.created_at, _FIRST), _LAST))
+        return enqueued_at(self._job)
 
     @property
     def tick_at(self) -> datetime | None:

@@ -26,6 +26,7 @@ __all__ = [
     "HandlerTimeout",
     "JobQueueError",
     "JobStopped",
+    "MiddlewareError",
     "OptionError",
     "PayloadError",
     "ResultError",
@@ -143,6 +144,10 @@ class WaitTimeout(JobQueueError, TimeoutError):
 
 class WorkerBroken(JobQueueError):
     """A thread that the worker cannot do without has ended. Start the worker again."""
+
+
+class MiddlewareError(JobQueueError):
+    """A middleware does not keep to its rules: its `around` gives no context manager, or its `before_enqueue` no call."""
 
 
 class HandlerTimeout(JobQueueError):

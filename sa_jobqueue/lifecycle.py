@@ -110,7 +110,8 @@ TRANSITIONS: dict[tuple[JobStatus, Event], JobStatus] = {
     (_S.CANCELLED, Event.REQUEUE): _S.QUEUED,
 }
 
-#: What an event that ends a claim makes of the job, in one word: how jobs are counted everywhere.
+#: What an event that ends a claim makes of the job, in one word: how jobs are counted everywhere, and
+#: what middleware is told. An outcome that came too late for its claim is "lost".
 OUTCOMES: Mapping[Event, str] = {
     Event.COMPLETE: "completed",
     Event.RETRY: "retried",

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Any, Literal, Self, cast
 
+from .calls import Call
 from .durations import Duration, checked_duration
 from .errors import JobQueueError, OptionError, PayloadError
+from .middleware import before_enqueue, installed
 from .models import AT_ONCE, checked_due
 from .payload import encode_plain, load, shown, unstorable_text
 from .unique import Unique
@@ -40,27 +42,6 @@ MAX_PRIORITY = 9
 
 #: The largest `max_attempts`: the column is a smallint.
 MAX_ATTEMPTS = 32_767
-
-
-class Call(NamedTuple):
-    """A job to be enqueued, checked and encoded: `Task.call` makes it, `enqueue_many` takes it."""
-
-    task: str
-    args: str
-    """JSON text."""
-    queue: str
-    priority: int
-    max_attempts: int
-    run_at: datetime | timedelta
-    """A time with a zone, or how long after the database's now."""
-    meta: str
-    """JSON text."""
-    uniqueness: str | None = None
-    """JSON text: see `Unique.rule`."""
-    expires: datetime | timedelta | None = None
-    """As `run_at`: until when it is to be started."""
-    deadline: datetime | timedelta | None = None
-    """As `run_at`: until when it is to have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +120,17 @@ class Enqueueable:
         changed._options = replace(self._options, **changes)
         return changed
 
-    def _make_call(self, args: str) -> Call:
+    def _make_call(self, args: str, *, plain: bool = False) -> Call:
+        """The call to enqueue; `plain`: past all middleware."""
         options = self._options
         if options.expires is not None or options.deadline is not None:
             _check_order(options)
-        return Call(
+        call = Call(
             self.name, args, options.queue, options.priority, options.max_attempts, options.run_at, options.meta,
             None if options.unique is None else options.unique.rule(self.name, args, self._defaults()),
             options.expires, options.deadline,
         )  # fmt: skip
+        return before_enqueue(call) if installed.enqueueing and not plain else call
 
     def _defaults(self) -> Mapping[str, Any] | None:
         """What the parameters are that a call does not give, as plain JSON; None if that is not known."""

@@ -20,9 +20,10 @@ from sa_jobqueue.errors import JobQueueError
 from sa_jobqueue.log import one_line
 from sa_jobqueue.urls import mask_passwords
 
+from .application import load_registry
 from .config import Config
 from .options import Json, parse_duration
-from .output import cleaned, print_json, say
+from .output import cleaned, note, print_json, say
 from .place import name_database, open_engine
 
 __all__ = ["doctor"]
@@ -47,17 +48,19 @@ def doctor(
     """Find out what is wrong with the queue and its database, and what to do.
 
     It looks at the server, workers, waiting jobs, schedules and leases; at the plans of the claim and the completion, indexes,
-    vacuum, bloat, old snapshots, locks, connections and replication. It writes nothing. Exit code 0: all is well, or there are
+    vacuum, bloat, old snapshots, locks, connections and replication. With --app it also finds queued jobs whose tasks that
+    application does not have. It writes nothing. Exit code 0: all is well, or there are
     notices; 1: there is a problem, which needs a person; 2: the database does not answer.
 
     sa-jobqueue doctor --max-wait 10m --json
     """
     thresholds = Thresholds(max_wait=None if max_wait is None else max_wait.total_seconds())
+    tasks = [name for task in load_registry(config) for name in (task.name, *task.aliases)] if config.app else None
     engine = open_engine(config)
     try:
         with engine.connect() as connection:
             name_database(config, connection)
-        findings = examine(engine, thresholds=thresholds)
+        findings = examine(engine, thresholds=thresholds, tasks=tasks)
     except (DBAPIError, JobQueueError) as error:
         if json:
             reason = error.orig if isinstance(error, DBAPIError) else error
@@ -112,6 +115,7 @@ def _summary(number: dict[Level, int]) -> str:
 
 
 def _print_checklist(findings: Sequence[Finding]) -> None:
+    note('the page "Before you trust it in production" of the documentation explains each item')
     _print_lines(
         [
             (state, "", item.title, [f"{one.name}: {one.detail}. To do: {one.advice}" for one in ill])

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from sa_jobqueue.failures import describe
+from sa_jobqueue.job_fields import add_job_fields
 from sa_jobqueue.urls import mask_passwords
 
 from .output import masked
@@ -50,7 +51,8 @@ class _JsonFormatter(logging.Formatter):
 
 
 def set_log_format(wanted: LogFormat) -> None:
-    """Write all that is logged from now on so."""
+    """Write all that is logged from now on so. As JSON, what handlers log carries the fields of their jobs."""
     if wanted is LogFormat.JSON:
         for handler in logging.getLogger().handlers:
             handler.setFormatter(_JsonFormatter())
+            add_job_fields(handler)

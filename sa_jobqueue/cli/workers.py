@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sa_jobqueue.statements.overview import list_workers
 
 from .config import Config
@@ -15,7 +17,8 @@ __all__ = ["workers"]
 def workers(config: Config, *, json: Json = False) -> None:
     """List the worker processes.
 
-    One that was not seen for 60 s, or has let a lease run out, is stale: killed, frozen, or cut off.
+    One that was not seen for 60 s, or has let a lease run out, is stale: killed, frozen, or cut off. One that claims less because the
+    database is over a threshold (work --max-lock-waits and others) is held back.
     """
     with transaction(config) as connection:
         rows = connection.execute(list_workers()).mappings().all()
@@ -38,9 +41,18 @@ def workers(config: Config, *, json: Json = False) -> None:
         [
             (
                 f"{row.host}:{row.pid}", " ".join(row.queues), row.running, row.concurrency,
-                age(row.age, short=True), f"{age(row.unseen, short=True)} ago", "stale" if row.stale else "live",
+                age(row.age, short=True), f"{age(row.unseen, short=True)} ago", _state(row),
             )
             for row in rows
         ],
-        styles=["yellow" if row.stale else "" for row in rows],
+        styles=["" if _state(row) == "live" else "yellow" for row in rows],
     )  # fmt: skip
+    for row in rows:
+        if row.pressure and not row.stale:
+            note(f"{row.host}:{row.pid} is held back: {row.pressure}")
+
+
+def _state(row: Any) -> str:
+    if row.stale:
+        return "stale"
+    return "held back" if row.pressure else "live"

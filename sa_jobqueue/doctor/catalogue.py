@@ -18,6 +18,7 @@ from .checks.pressure import (
 )
 from .checks.schedules import check_schedules
 from .checks.storage import check_bloat, check_dead_rows, check_frozen_age, check_indexes, check_vacuum
+from .checks.tasks import check_failures, check_tasks, check_timeouts
 from .checks.workers import check_queues, check_workers
 from .examination import Examination
 from .finding import Finding
@@ -44,8 +45,11 @@ CHECKS: tuple[Check, ...] = (
     Check("wake-ups", "whether a NOTIFY is heard", check_wake_ups),
     Check("workers", "workers that live and listen, and their releases", check_workers),
     Check("queues", "queues with due jobs that no worker serves", check_queues),
+    Check("tasks", "jobs and schedules of tasks that no worker knows", check_tasks),
     Check("waiting", "how long the oldest due job has waited", check_waiting),
     Check("leases", "running jobs whose worker is gone", check_leases),
+    Check("timeouts", "timeouts and leases beside how long the runs take", check_timeouts),
+    Check("failures", "jobs that failed for good, and outcomes that came too late", check_failures),
     Check("unique", "unique keys that no job needs any more", check_unique),
     Check("schedules", "schedules that are behind, fail or were paused", check_schedules),
     Check("cleanup", "finished jobs that should be deleted by now", check_cleanup),

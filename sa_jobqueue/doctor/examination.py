@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, select
 
 from ..health import (
     Depth,
@@ -28,17 +30,24 @@ from ..health import (
     read_standbys,
     read_tables,
 )
+from ..migrations.steps import quote
 from ..statements.overview import list_workers
+from ..statements.stats import By, sum_stats
 from ..store import Store, default_store
 from .thresholds import Thresholds
 
 __all__ = ["Examination"]
 
+#: A name that SQL takes without quotes.
+_PLAIN = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
+_BY_TASK: tuple[By, ...] = ("task",)
+
 
 class Examination:
     """What the checks of one run share. Each value is read when a check first asks for it.
 
-    `engine`: for the check of LISTEN and NOTIFY, which needs two more connections; None leaves it out.
+    `engine`: for the check of LISTEN and NOTIFY, which needs two more connections; None leaves it out. `tasks`: the names that an
+    application knows, its tasks' and their aliases; None: there is no application to compare with.
     """
 
     def __init__(
@@ -47,12 +56,15 @@ class Examination:
         *,
         engine: Engine | None = None,
         thresholds: Thresholds | None = None,
+        tasks: Collection[str] | None = None,
         store: Store = default_store,
     ) -> None:
         self.connection = connection
         self.engine = engine
         self.thresholds = thresholds or Thresholds()
+        self.tasks = None if tasks is None else frozenset(tasks)
         self.store = store
+        self._stats: dict[timedelta, Sequence[Any]] = {}
 
     @property
     def schema(self) -> str:
@@ -60,8 +72,8 @@ class Examination:
         return self.store.schema_on(self.connection)
 
     def table(self, name: str) -> str:
-        """A table's name as an operator would type it."""
-        return f"{self.schema}.{name}"
+        """A table's or an index's name as an operator would type it."""
+        return ".".join(one if _PLAIN.fullmatch(one) else quote(one) for one in (self.schema, name))
 
     @cached_property
     def server(self) -> Server:
@@ -118,3 +130,35 @@ class Examination:
     def live_workers(self) -> Sequence[Any]:
         """Those that are not stale."""
         return [worker for worker in self.workers if not worker.stale]
+
+    @cached_property
+    def abilities(self) -> Sequence[Any]:
+        """Of the live workers their queues, tasks, lease, schema_version and pressure."""
+        worker = self.store.tables.worker
+        columns = (worker.queues, worker.tasks, worker.lease, worker.schema_version, worker.pressure)
+        live = [one.id for one in self.live_workers]
+        return self.connection.execute(select(*columns).where(worker.id.in_(live))).all() if live else []
+
+    @cached_property
+    def task_settings(self) -> Mapping[str, tuple[float | None, float | None]]:
+        """The timeout of each task that a live worker knows, and the lease: the shortest where workers differ."""
+        settings: dict[str, tuple[float | None, float | None]] = {}
+        for worker in self.abilities:
+            for name, about in worker.tasks.items():
+                given = about.get("timeout") if isinstance(about, dict) else None
+                timeout = float(given) if isinstance(given, (int, float)) else None
+                other = settings.get(name, (None, None))
+                settings[name] = (_least(timeout, other[0]), _least(worker.lease, other[1]))
+        return settings
+
+    def stats(self, since: timedelta) -> Sequence[Any]:
+        """What the jobs of each task came to since then."""
+        if since not in self._stats:
+            summed = sum_stats(since=since, by=_BY_TASK, stat=self.store.tables.stat)
+            self._stats[since] = self.connection.execute(summed).all()
+        return self._stats[since]
+
+
+def _least(first: float | None, second: float | None) -> float | None:
+    given = [one for one in (first, second) if one is not None]
+    return min(given, default=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -31,16 +31,19 @@ def examine(
     thresholds: Thresholds | None = None,
     checks: Sequence[Check] = CHECKS,
     probe: bool = True,
+    tasks: Collection[str] | None = None,
     store: Store = default_store,
 ) -> list[Finding]:
     """Make the checks on a connection of this engine, and return what each found.
 
-    `probe`: try LISTEN and NOTIFY, too, which takes two more connections and up to 5 seconds.
+    `tasks`: the names that an application knows, to find queued jobs that it does not. `probe`: try LISTEN and NOTIFY, too, which takes two more connections and up to 5 seconds.
 
     Raises DBAPIError where the database does not answer, JobQueueError where the role may not see the schema.
     """
     with _reading(engine) as connection:
-        examination = Examination(connection, engine=engine if probe else None, thresholds=thresholds, store=store)
+        examination = Examination(
+            connection, engine=engine if probe else None, thresholds=thresholds, tasks=tasks, store=store
+        )
         return list(look_at(examination, checks=checks))
 
 
@@ -56,7 +59,9 @@ def look_at(examination: Examination, *, checks: Sequence[Check] = CHECKS) -> It
 @contextmanager
 def _reading(engine: Engine) -> Generator[Connection]:
     """A READ ONLY transaction, rolled back at the end, whose statements are given up after some seconds."""
-    with engine.connect() as connection, connection.begin() as transaction:
+    # Also where the engine is in AUTOCOMMIT mode.
+    level = {"isolation_level": "READ COMMITTED"}
+    with engine.connect().execution_options(**level) as connection, connection.begin() as transaction:
         connection.exec_driver_sql("SET TRANSACTION READ ONLY")
         limits = {
             "statement_timeout": _PATIENCE,

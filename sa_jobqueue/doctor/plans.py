@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, TextClause, text
+from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.sql import ClauseElement
 
 from ..worker.connections.service import service_settings, setting
@@ -53,16 +54,16 @@ def planned_as_worker(connection: Connection) -> Generator[None]:
 
 def readings(connection: Connection, statement: Any, *, locks: bool = True) -> list[Reading]:
     """What the plan of this statement reads. Without `locks` it needs no right to write: the rows would not be locked."""
-    text, number = _numbered(connection, statement)
+    given, number = _numbered(connection, statement)
     if not locks:
-        text = _LOCK.sub("", text)
+        given = _LOCK.sub("", given)
     prepared = False
     point = connection.begin_nested()
     try:
-        connection.exec_driver_sql(_escaped(f"PREPARE {_NAME} AS {text}"))
+        connection.execute(_verbatim(f"PREPARE {_NAME} AS {given}"))
         prepared = True
         nothing = ", ".join(["NULL"] * number)
-        plan: Any = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) EXECUTE {_NAME}({nothing})").scalar_one()
+        plan: Any = connection.execute(text(f"EXPLAIN (FORMAT JSON) EXECUTE {_NAME}({nothing})")).scalar_one()
     finally:
         point.rollback()  # which forgets no prepared statement
         if prepared:
@@ -70,8 +71,9 @@ def readings(connection: Connection, statement: Any, *, locks: bool = True) -> l
     return [_reading(node) for node in _nodes(plan[0]["Plan"]) if "Relation Name" in node and _reads(node)]
 
 
-def _escaped(text: str) -> str:
-    return text.replace("%", "%%")
+def _verbatim(statement: str) -> TextClause:
+    """`statement` as it stands, over any driver: a colon starts no parameter."""
+    return text(statement.replace(":", r"\:"))
 
 
 def _numbered(connection: Connection, statement: Any) -> tuple[str, int]:
@@ -81,9 +83,9 @@ def _numbered(connection: Connection, statement: Any) -> tuple[str, int]:
     options: dict[str, Any] = (
         {"schema_translate_map": dict(schemas), "render_schema_translate": True} if schemas else {}
     )
-    text = str(statement.compile(dialect=connection.dialect, **options))
-    names = list(dict.fromkeys(_PARAMETER.findall(text)))
-    return _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", text).replace("%%", "%"), len(names)
+    compiled = str(statement.compile(dialect=psycopg.dialect(), **options))  # type: ignore[no-untyped-call]
+    names = list(dict.fromkeys(_PARAMETER.findall(compiled)))
+    return _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", compiled).replace("%%", "%"), len(names)
 
 
 def _nodes(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

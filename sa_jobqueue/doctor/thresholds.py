@@ -26,14 +26,14 @@ class Thresholds:
 
     snapshot: tuple[float, float] = (300.0, 3_600.0)
     """Age of the oldest snapshot. Five minutes is a report; in an hour 1,000 jobs a second leave some 7,000,000 dead rows,
-    which every claim and every vacuum meets."""
+    which claims have to pass. A notice becomes a problem where dead rows are over their first limit already."""
     snapshot_xids: tuple[int, int] = (1_000_000, 20_000_000)
     """The same in transactions, for snapshots whose time is unknown: slots, standbys, sessions of other roles."""
-    dead_rows: tuple[int, int] = (100_000, 1_000_000)
-    """Autovacuum comes from 5,000 dead rows on, once a minute; 1,000 jobs a second leave some 120,000 in a minute. With a
-    million it does not keep up."""
+    dead_rows: tuple[int, int] = (200_000, 5_000_000)
+    """Autovacuum comes from 5,000 dead rows on, once a minute. 1,000 jobs a second leave 120,000 in that minute, which is well; with
+    five million it does not keep up at any rate."""
     vacuum_age: float = 3_600.0
-    """How long a table with more dead rows than autovacuum waits for may go without a vacuum: it comes once a minute."""
+    """How long a table with twice the dead rows that autovacuum waits for may go without a vacuum: it comes once a minute."""
     bloat_ratio: tuple[float, float] = (4.0, 10.0)
     """How many times its estimated need a table or an index may have. A queue that was once long stays at its largest size."""
     bloat_bytes: tuple[int, int] = (100 * _MB, 2 * _GB)
@@ -57,15 +57,17 @@ class Thresholds:
     """Jobs whose time to be kept is over and that are still there. Workers delete thousands a second."""
     overdue: tuple[float, float] = (600.0, 7_200.0)
     """How long the first of these has been due for deletion. Workers look every 30 s."""
-    failures: tuple[float, int] = (0.1, 10)
-    """The part of a task's jobs that failed for good within the last hour, and how many at least."""
+    failures: tuple[float, float] = (0.1, 0.5)
+    """The part of a task's jobs that failed for good within the last hour."""
+    failed_jobs: int = 10
+    """Failed jobs without which that part says little."""
     timeout_near: float = 0.8
     """A task whose p99 is above this part of its timeout will soon be stopped by it."""
     timeout_far: float = 100.0
     """A timeout of more than this many times the p99 finds a hanging handler only long after it hung."""
     lease_far: float = 10.0
-    """A task with a p99 of more than this many leases: see the check "timeouts"."""
+    """A task without a timeout whose p99 is more than this many leases: a run that hangs is not told from one that works."""
     runs: int = 20
     """Runs without which a p99 says little."""
-    unknown_sample: int = 1_000
-    """How many queued jobs of each queue and priority are looked at for tasks that no worker knows."""
+    unknown_sample: int = 200
+    """How many queued jobs of each queue and priority are looked at for tasks that no worker knows, due and later ones each."""

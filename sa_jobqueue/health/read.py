@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Executable
 
 from ..models import Base
+from ..statements import depths, sizes
 from ..statements import health as statements
-from ..statements import sizes
 from ..store import Store, default_store
 from .values import BlockIO, Depth, Health, Holder, IndexSize, LockWait, Overdue, Server, Slot, Standby, TableSize
 
@@ -95,13 +95,13 @@ def read_io(connection: Connection, server: Server) -> list[BlockIO]:
 
 def read_overdue(connection: Connection, store: Store = default_store) -> Overdue:
     """Finished jobs that cleanup has not come to yet."""
-    row = connection.execute(sizes.purge_overdue(job=store.tables.job)).mappings().one()
+    row = connection.execute(depths.purge_overdue(job=store.tables.job)).mappings().one()
     return Overdue(**row)
 
 
 def read_depths(connection: Connection, store: Store = default_store) -> list[Depth]:
     """The queues that have queued jobs, by name."""
-    return _all(connection, sizes.queue_depths(job=store.tables.job), Depth)
+    return _all(connection, depths.queue_depths(job=store.tables.job), Depth)
 
 
 def _ours(connection: Connection, store: Store) -> dict[str, Any]:

@@ -156,6 +156,14 @@ class TableSize:
         """Whether the table leaves autovacuum on."""
         return _option(self.options, "autovacuum_enabled", "on") in {"on", "true", "yes", "1"}
 
+    def vacuum_at(self, server: Server) -> int:
+        """The number of dead rows from which on autovacuum comes."""
+        least, share = (
+            float(_option(self.options, name, server.settings[name]))
+            for name in ("autovacuum_vacuum_threshold", "autovacuum_vacuum_scale_factor")
+        )
+        return round(least + share * self.planned_rows)
+
     @property
     def needed_bytes(self) -> int | None:
         """An estimate of what the live rows need: their number times the mean size of a row, in pages as full as `fillfactor`

@@ -53,6 +53,8 @@ class _Call(Protocol):
     @property
     def meta(self) -> str: ...
     @property
+    def given_meta(self) -> str | None: ...
+    @property
     def uniqueness(self) -> str | None: ...
     @property
     def expires(self) -> datetime | timedelta | None: ...
@@ -61,7 +63,7 @@ class _Call(Protocol):
 
 
 class _Task(Protocol):
-    def call(self, /, *args: Any, **kwargs: Any) -> Any: ...
+    def plain_call(self, /, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class Schedule(Base):
@@ -160,8 +162,8 @@ class Schedule(Base):
                     "a call has its arguments already: schedule(rule, task.call(...)) or schedule(rule, task, ...)"
                 )
             call = cast(_Call, given)
-        elif callable(getattr(given, "call", None)):
-            call = given.call(*args)
+        elif callable(getattr(given, "plain_call", None)):
+            call = given.plain_call(*args)
         else:
             mend = f"by name it is TaskName({job!r})" if isinstance(job, str) else "decorate the function with @task"
             raise OptionError(f"a schedule takes a task or a call, task.call(...), not {job!r}: {mend}")
@@ -183,7 +185,8 @@ class Schedule(Base):
             queue=call.queue,
             priority=call.priority,
             max_attempts=call.max_attempts,
-            meta=JsonText(call.meta),
+            # What middleware adds belongs to one enqueueing, as the trace of a request.
+            meta=JsonText(call.meta if call.given_meta is None else call.given_meta),
             uniqueness=None if call.uniqueness is None else JsonText(call.uniqueness),
             expires_in=call.expires,
             deadline=call.deadline,

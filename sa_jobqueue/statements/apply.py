@@ -44,7 +44,7 @@ from .ends import answered, at_end, ended, fence, has_run_out, is_held, told_one
 from .parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .unique import ended_key, given_back, key_of
 
-__all__ = ["append_error", "apply_changes", "apply_parameters", "as_entry"]
+__all__ = ["append_error", "apply_changes", "apply_parameters", "as_entry", "written_before"]
 
 
 def _error_json(change: Change) -> str | None:
@@ -119,6 +119,17 @@ def apply_changes(
         )
         .add_cte(locked, *(given_back([deleted, updated], keys) if unique else ()))
     )
+
+
+def written_before(*, ids: Sequence[int], tokens: Sequence[int | None], job: type[Job] = Job) -> Executable:
+    """What is there of jobs whose outcomes may have been written by a commit whose answer was lost.
+
+    Returns a row per claim: id; status, or NULL if the job is gone; and whether the claim was the `last` one.
+    """
+    table = table_of(job)
+    claim = rows("claim", id=array("claim_ids", ids, BigInteger()), token=array("claim_tokens", tokens, BigInteger()))
+    last = table.c.claim_token.is_not_distinct_from(claim.c.token).label("last")
+    return select(claim.c.id, table.c.status, last).select_from(claim.outerjoin(table, table.c.id == claim.c.id))
 
 
 def _is_valid(table: Table, change: TableValuedAlias) -> ColumnElement[bool]:

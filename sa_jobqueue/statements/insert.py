@@ -43,7 +43,7 @@ def insert_jobs(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
     Returns the column `id`, in the order of the calls.
     """
     calls = list(calls)
-    if any(call[_FIRST_OF_FEW:] != _NONE for call in calls):
+    if any(call[_OF_FEW] != _NONE for call in calls):
         return _insert_few(calls, job)
     return _InsertJobs(job, _parameters(calls))
 
@@ -163,15 +163,15 @@ def _source(given: Mapping[str, Any], schema: str | None = None) -> SelectBase:
 _FILLED = ["task", "args", "queue", "priority", "max_attempts", "run_at", "meta"]
 #: The parameters that are there only where a call needs them, as text, and their columns.
 _FEW: Mapping[str, str] = {"call_unique": "uniqueness", "call_expires": "expires_at", "call_deadline": "deadline_at"}
-#: Where the fields of these begin in a call, and what they are in nearly all.
-_FIRST_OF_FEW = Call._fields.index("uniqueness")
+#: Where the fields of these are in a call, and what they are in nearly all.
+_OF_FEW = slice(Call._fields.index("uniqueness"), Call._fields.index("uniqueness") + len(_FEW))
 _NONE = (None,) * len(_FEW)
 
 
 def _parameters(calls: Iterable[Call]) -> dict[str, Any]:
     """A list for each parameter of the statement, by its name."""
     columns: Sequence[Sequence[Any]] = list(zip(*calls, strict=True)) or [()] * len(Call._fields)
-    task, args, queue, priority, max_attempts, due, meta, uniqueness, expires, deadline = columns
+    task, args, queue, priority, max_attempts, due, meta, uniqueness, expires, deadline, _ = columns
     texts = (uniqueness, map(due_text, expires), map(due_text, deadline))
     few = {name: values for name, values in zip(_FEW, map(list, texts), strict=True) if any(values)}
     return {

@@ -41,6 +41,7 @@ def list_workers(*, job: type[Job] = Job, worker: type[WorkerRow] = WorkerRow) -
         worker.queues,
         worker.concurrency,
         worker.version,
+        worker.pressure,
         worker.started_at,
         worker.seen_at,
         cast(started, Float).label("age"),

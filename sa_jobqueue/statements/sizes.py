@@ -1,47 +1,12 @@
-"""How large the tables and indexes are, what is dead in them, and when they were vacuumed; and how many jobs wait.
-
-A count that may be large stops at `CAP`, and reads an index: so each statement takes milliseconds, however large the tables are.
-"""
+"""How large the tables and indexes are, what is dead in them, and when they were vacuumed: by PostgreSQL's own books."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Executable,
-    Float,
-    Integer,
-    ScalarSelect,
-    Select,
-    SmallInteger,
-    bindparam,
-    func,
-    literal_column,
-    select,
-    text,
-    true,
-    type_coerce,
-)
+from sqlalchemy import Executable, text
 
-from ..lifecycle import JobStatus
-from ..models import Job, status_literal
-from .claim import PRIORITIES
-from .parts import array, rows, table_of
-
-__all__ = ["CAP", "capped", "index_sizes", "purge_overdue", "queue_depths", "table_sizes"]
-
-#: Where counting stops: a number of this size means "more than 10,000".
-CAP = 10_001
-
-#: A time before which no job is due, for PostgreSQL has no difference to -infinity before version 17.
-_EARLIEST: ColumnElement[Any] = literal_column("timestamptz '0002-01-01 00:00:00+00'")
-
-
-def capped(number: int) -> str:
-    """A count as people read it: 9,999 or 10,000+."""
-    return f"{CAP - 1:,}+" if number >= CAP else f"{number:,}"
+__all__ = ["index_sizes", "table_sizes"]
 
 
 def table_sizes(*, schema: str, tables: Sequence[str]) -> Executable:
@@ -116,69 +81,3 @@ JOIN pg_catalog.pg_stat_all_indexes AS stat ON stat.indexrelid = index.indexreli
 WHERE of_table.relnamespace = to_regnamespace(quote_ident(:in_schema)) AND of_table.relname = ANY (CAST(:tables AS text[]))
 ORDER BY of_table.relname, rel.relname
 """
-
-
-def purge_overdue(*, cap: int = CAP, job: type[Job] = Job) -> Executable:
-    """One row: how many finished jobs should have been deleted by now, counted up to `cap`, and the `seconds` since the first
-    should have been. Where they are many, or their time was over long ago, cleanup is behind.
-    """
-    columns = table_of(job).c
-    since = func.greatest(columns.purge_at, _EARLIEST)
-    over = (
-        select(since.label("purge_at"))
-        .where(columns.purge_at <= func.now())
-        .order_by(columns.purge_at)
-        .limit(bindparam("cap", cap, Integer))
-        .subquery("over")
-    )
-    age = func.extract("epoch", func.now() - func.min(over.c.purge_at))
-    return select(func.count().label("rows"), type_coerce(func.coalesce(age, 0), Float).label("seconds")).select_from(
-        over
-    )
-
-
-def queue_depths(*, cap: int = CAP, job: type[Job] = Job) -> Executable:
-    """A row per queue that has queued jobs, by name: `queued` and `due`, each counted up to `cap`, and `oldest_due_age`, the
-    seconds since which the first due job waits; NULL if none is due.
-
-    The names are found by one probe of the claim's index each, and each (queue, priority) is read from its front.
-    """
-    columns = table_of(job).c
-    queued = columns.status == status_literal(JobStatus.QUEUED)
-    limit = bindparam("cap", cap, Integer)
-    one: ColumnElement[int] = literal_column("1")
-
-    first: Any = select(columns.queue).where(queued).order_by(columns.queue).limit(one)
-    names = select(first.scalar_subquery().label("queue")).cte("names", recursive=True)
-    following = first.where(columns.queue > names.c.queue).correlate(names).scalar_subquery()
-    names = names.union_all(select(following).where(names.c.queue.is_not(None)))
-
-    all_of_queue = select(one).where(queued, columns.queue == names.c.queue).limit(limit).correlate(names)
-    slot = rows("slot", priority=array("priorities", PRIORITIES, SmallInteger()))
-    due = (
-        select(columns.run_at)
-        .where(
-            queued, columns.queue == names.c.queue, columns.priority == slot.c.priority, columns.run_at <= func.now()
-        )
-        .order_by(columns.run_at)
-        .correlate(names, slot)
-    )
-    counted = due.limit(limit).lateral("due")
-    all_due = select(one).select_from(slot.join(counted, true())).limit(limit).correlate(names)
-    front = due.limit(one).lateral("front")
-    oldest: Any = select(func.min(func.greatest(front.c.run_at, _EARLIEST))).select_from(slot.join(front, true()))
-    age = func.extract("epoch", func.now() - oldest.correlate(names).scalar_subquery())
-    return (
-        select(
-            names.c.queue,
-            _number(all_of_queue).label("queued"),
-            _number(all_due).label("due"),
-            type_coerce(age, Float).label("oldest_due_age"),
-        )
-        .where(names.c.queue.is_not(None))
-        .order_by(names.c.queue)
-    )
-
-
-def _number(page: Select[Any]) -> ScalarSelect[int]:
-    return select(func.count()).select_from(page.subquery()).scalar_subquery()

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from ..context import ClaimedJob
 from ..lifecycle import Change
-from ..statements.apply import apply_changes, apply_parameters
+from ..statements.apply import apply_changes, apply_parameters, written_before
 from ..statements.claim import ClaimRequest, claim_parameters
 from ..statements.complete import (
     complete_job,
@@ -91,6 +91,29 @@ class Outcomes(Claims):
             answer = Answer(row.answer)
             return Answer.LOST if answer is Answer.LOCKED else answer  # as the statement first saw it, before it waited
         return Answer.APPLIED if written else Answer.LOST
+
+    def written_before(self, connection: Connection, changes: Sequence[Change]) -> dict[int, Answer]:
+        """Which of these an earlier transaction has written, the answer to whose commit was lost: the answers it would have given.
+
+        It has if the job is as the change makes it and was not claimed again, or is gone and should be.
+        """
+        statement = written_before(
+            ids=[change.id for change in changes],
+            tokens=[change.claim_token for change in changes],
+            job=self.tables.job,
+        )
+        found = {row.id: row for row in connection.execute(statement)}
+        answers: dict[int, Answer] = {}
+        for change in changes:
+            row = found[change.id]
+            if row.status is None:
+                if change.deletes:
+                    answers[change.id] = Answer.APPLIED
+            elif row.last and row.status == change.status:
+                answers[change.id] = Answer.APPLIED
+            elif row.last and row.status == change.if_cancelled:
+                answers[change.id] = Answer.CANCELLED
+        return answers
 
     def exchange(
         self, connection: Connection, changes: Sequence[Change], request: ClaimRequest

@@ -172,10 +172,16 @@ class TaskName(Enqueueable):
 
     def call(self, /, *args: Any, **kwargs: Any) -> Call:
         """One job with these keyword arguments, which must be plain JSON. A worker checks them against the handler."""
+        return self._make_call(self._encode(args, kwargs))
+
+    def plain_call(self, /, *args: Any, **kwargs: Any) -> Call:
+        """The same, past all middleware: what a schedule keeps."""
+        return self._make_call(self._encode(args, kwargs), plain=True)
+
+    def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         if args:
             raise PayloadError(f"task {self.name!r}: by name, a task takes keyword arguments only")
-        args_text = encode_plain(kwargs, what=f"task {self.name!r}", limit=default_registry.max_payload)
-        return self._make_call(args_text)
+        return encode_plain(kwargs, what=f"task {self.name!r}", limit=default_registry.max_payload)
 
     def __repr__(self) -> str:
         return f"TaskName({self.name!r})"

@@ -96,6 +96,10 @@ class Task(Enqueueable, Generic[F, P, R]):
         """One job with these arguments, for `enqueue_many`. Raises PayloadError if they do not fit."""
         return self._make_call(self._arguments.encode(args, kwargs, limit=self.registry.max_payload))
 
+    def plain_call(self, /, *args: Any, **kwargs: Any) -> Call:
+        """The same, past all middleware: what a schedule keeps."""
+        return self._make_call(self._arguments.encode(args, kwargs, limit=self.registry.max_payload), plain=True)
+
     def _defaults(self) -> Mapping[str, Any]:
         return self._arguments.defaults
 

@@ -170,7 +170,16 @@ class Services:
         self.cancels = Cancels(connector, self.runs, self._is_listening)
         self.ticks = EnqueueTicks(connector, spec.registry)
         self.governor = Governor(settings.thresholds)
-        pressure = WatchPressure(connector, self.governor, hold_back=self.claimer.hold_back)
+        presence = Presence(
+            connector,
+            spec.id,
+            spec.queues,
+            tasks=_known(spec.registry),
+            vitals=self._vitals,
+            tally=tally,
+            next_look=self.ticks.hear,
+        )
+        pressure = WatchPressure(connector, self.governor, hold_back=self.claimer.hold_back, tell=presence.hasten)
         self.maintenance = Maintenance(
             connector,
             timeouts=Timeouts(
@@ -182,15 +191,7 @@ class Services:
                 hoard=settings.hoard,
             ),
             renewal=Renewal(connector, self.runs),
-            presence=Presence(
-                connector,
-                spec.id,
-                spec.queues,
-                tasks=_known(spec.registry),
-                vitals=self._vitals,
-                tally=tally,
-                next_look=self.ticks.hear,
-            ),
+            presence=presence,
             stats=WriteStats(connector, tally, spec.id),
             notes=WriteNotes(connector, self.runs.notes),
             others=[
@@ -254,6 +255,7 @@ class Services:
         written = self.claimer.finish(_FLUSH)
         self.reopening.finish()
         self.runners.finish()
+        self.executor.telling.finish(_LAST_CHORE)
         self.maintenance.finish(_LAST_CHORE)
         if self.listener is not None:
             self.listener.finish(_LAST_CHORE)
@@ -293,7 +295,7 @@ class Services:
     # ---- calls of parts that are made after those that call them
 
     def _vitals(self) -> Vitals:
-        return {"memory": resident(), "loop_lag": self.watchdog.lag, "pressure": None}
+        return {"memory": resident(), "loop_lag": self.watchdog.lag, "pressure": self.governor.reason}
 
     def _call(self, slots: Slots, kind: Kind) -> None:
         self.runners.call(slots, kind)

@@ -34,6 +34,8 @@ from .report import Figure, line, print_figures, write_json
 from .schedules import schedules
 from .schema import Bench, benchmark_database
 from .session import record_session, session
+from .tally import tally
+from .tracing import middleware, tracing
 from .waiting import wait_for
 from .wal import wal
 
@@ -49,6 +51,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         governor,
         child_drain,
         cancel,
+        tally,
         schedules,
         session,
         record_session,
@@ -64,6 +67,8 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         dead_entries,
         idle,
         memory,
+        middleware,
+        tracing,
         wal,
         counts,
     )

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import enqueue
+from sa_jobqueue.middleware import installed
 from sa_jobqueue.tasks import default_registry
 from tests.docs.commands import check_commands
 from tests.docs.snippets import Reader, documents, file_in, language, parse, tabs
@@ -48,6 +49,8 @@ def reader(
     monkeypatch.setattr(default_registry, "get", tasks.get)
     for name in ("max_payload", "sessionmaker", "async_sessionmaker"):
         monkeypatch.setattr(default_registry, name, getattr(default_registry, name))  # a page may change it
+    for name in ("all", "around", "enqueueing"):
+        monkeypatch.setattr(installed, name, ())  # it may install middleware, too
     module = ModuleType("shop")
     monkeypatch.setitem(sys.modules, "shop", module)
     with asyncio.Runner() as runner, contextlib.ExitStack() as stack:

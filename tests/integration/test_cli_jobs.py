@@ -387,6 +387,20 @@ def test_workers_shows_running_jobs_and_stale_workers(engine: Engine, url: str) 
     assert [line.split()[0] for line in lines] == ["WORKER", "web-1:7", "web-1:7"]
 
 
+def test_workers_shows_which_worker_is_held_back_and_why(engine: Engine, url: str) -> None:
+    """The reason is below the table, and in JSON."""
+    common = {"host": "web-1", "queues": ["mail"], "concurrency": 4, "version": "1"}
+    reason = "12 sessions wait for locks (max_lock_waits is 10)"
+    with engine.begin() as connection:
+        connection.execute(insert(WorkerRow).values(id=uuid.uuid4(), pid=7, pressure=reason, **common))
+        connection.execute(insert(WorkerRow).values(id=uuid.uuid4(), pid=8, **common))
+    assert {one["pid"]: one["pressure"] for one in as_json("workers", url=url)} == {7: reason, 8: None}
+    shown = invoke("workers", url=url)
+    states = {line.split()[0]: line.rstrip().rsplit("  ", 1)[1].strip() for line in shown.stdout.splitlines()}
+    assert states == {"WORKER": "STATE", "web-1:7": "held back", "web-1:8": "live"}
+    assert f"web-1:7 is held back: {reason}" in shown.stderr
+
+
 def test_a_worker_with_an_expired_lease_is_stale_for_every_command(engine: Engine, url: str) -> None:
     """However lately it was seen: what one command calls dead, another does not call live."""
     dead = uuid.uuid4()

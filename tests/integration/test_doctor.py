@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,16 +10,20 @@ from types import SimpleNamespace
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine, event, make_url, text
+from sqlalchemy import Engine, NullPool, create_engine, event, make_url, select, text
+from sqlalchemy.orm import Session
 
+from sa_jobqueue import Job, Registry, enqueue, task
 from sa_jobqueue.doctor import CHECKS, Examination, Finding, Thresholds, examine, look_at
 from sa_jobqueue.doctor.checks import connection as checking
 from sa_jobqueue.doctor.finding import found, worst
-from sa_jobqueue.migrations import runner
+from sa_jobqueue.migrations import runner, upgrade_database
+from sa_jobqueue.tasks import TaskName
 from tests.support import ills, pooler
-from tests.support.databases import connect
+from tests.support.databases import connect, driver_url
 from tests.support.ills import look
 from tests.support.waiting import wait_until
+from tests.support.working import working
 
 Ill = Callable[[str], AbstractContextManager[None]]
 
@@ -74,6 +79,18 @@ def database_url(database_url: str) -> str:
             ills.overdue_jobs, "cleanup", Thresholds(overdue_rows=10),
             "10 jobs should be deleted by now, the first for 3h", "workers delete them",
         ),
+        (
+            ills.unknown_task, "tasks", DEFAULT,
+            "no live worker knows the task: shop.send in mail", "@task(aliases=[...])",
+        ),
+        (
+            ills.near_timeout, "timeouts", DEFAULT,
+            "shop.post: 99 % of its runs end within 4.5 s, and its timeout is 2.5 s", "@task(timeout=5)",
+        ),
+        (
+            ills.failing_task, "failures", DEFAULT,
+            "shop.charge: 60 of 100 jobs failed for good", "sa-jobqueue list --status failed --task shop.charge",
+        ),
         (ills.late_schedule, "schedules", DEFAULT, "no worker has looked at what is due: nightly report", "start a worker"),
         (ills.failing_schedule, "schedules", DEFAULT, "nightly report (no such time zone)", "sa-jobqueue schedule list"),
         (ills.paused_schedule, "schedules", DEFAULT, "paused because its jobs failed: nightly report", "sa-jobqueue schedule resume"),
@@ -91,7 +108,12 @@ def test_an_ill_is_found_and_is_gone_when_it_is_mended(
         assert detail in finding.detail
         assert advice in finding.advice
 
-    wait_until(lambda: look(database_url, thresholds)[check].level == "ok", message=f"{check} to be well again")
+    def is_well() -> bool:
+        again = look(database_url, thresholds)[check]
+        assert again.level == "ok", again
+        return True
+
+    wait_until(is_well)
     after = look(database_url)
     assert {name: one for name, one in after.items() if one.level == "problem" and name != "queues"} == {}
     assert all(one.advice == "" for one in after.values() if one.level == "ok")
@@ -120,6 +142,27 @@ def test_the_doctor_writes_nothing(database_url: str) -> None:
         assert connection.scalar(text("SHOW transaction_read_only")) == "off"
         assert connection.scalar(text("SHOW enable_seqscan")) == "on"
     engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
+def test_an_engine_of_any_driver_will_do(database_url: str, driver: str) -> None:
+    """For an application that runs the checks itself, also in AUTOCOMMIT mode; only LISTEN needs psycopg 3."""
+    engine = create_engine(driver_url(database_url, driver), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    findings = {one.name: one for one in examine(engine, probe=False)}
+    assert "the claim reads job_claim_idx" in findings["plans"].detail
+    assert {one.level for name, one in findings.items() if name not in {"slots", "connections"}} == {"ok"}
+
+
+def test_names_are_quoted_where_sql_wants_that(empty_database_url: str) -> None:
+    """In the commands that are shown, for another schema."""
+    upgrade_database(empty_database_url, schema='My "Jobs"')
+    with connect(empty_database_url) as connection:
+        connection.execute('ALTER TABLE "My ""Jobs""".job SET (autovacuum_enabled = off)')
+    engine = create_engine(empty_database_url, poolclass=NullPool)
+    engine = engine.execution_options(schema_translate_map={"sa_jobqueue": 'My "Jobs"'})
+    findings = {one.name: one for one in examine(engine, probe=False)}
+    assert findings["vacuum"].advice == '`ALTER TABLE "My ""Jobs""".job RESET (autovacuum_enabled)`'
+    assert "the claim reads job_claim_idx" in findings["plans"].detail
 
 
 def test_a_missing_schema_ends_the_checks(empty_database_url: str) -> None:
@@ -202,6 +245,14 @@ def test_a_check_that_the_server_refuses_is_said_and_the_others_go_on(database_u
     assert findings["plans"].level == "ok"
 
 
+def test_an_old_snapshot_is_worse_where_rows_are_dead_already(database_url: str) -> None:
+    """A report of some minutes is a notice as long as it costs nothing."""
+    with ills.old_snapshot(database_url):
+        limits = {"snapshot": (0.0, 1e9)}
+        assert look(database_url, Thresholds(**limits))["snapshot"].level == "notice"
+        assert look(database_url, Thresholds(**limits, dead_rows=(0, 10**9)))["snapshot"].level == "problem"
+
+
 def test_workers_of_several_releases_are_a_notice(database_url: str) -> None:
     """During a deployment it is right; afterwards it is not."""
     with connect(database_url) as connection:
@@ -213,7 +264,90 @@ def test_workers_of_several_releases_are_a_notice(database_url: str) -> None:
         )
     finding = look(database_url)["workers"]
     assert finding.level == "notice"
-    assert finding.detail.endswith("they are of several releases: 1 of 1, 1 of 2")
+    assert finding.detail.endswith("; of several releases: 1 of 1, 1 of 2")
+
+
+@pytest.mark.parametrize(
+    ("timeout", "lease", "seconds", "said"),
+    [
+        (None, 60.0, 700.0, "99 % of its runs end within 29m 48s, and it has no timeout"),
+        (3_600.0, 60.0, 0.3, "99 % of its runs end within 0.497 s, and its timeout is 1h"),
+        (None, 7_200.0, 0.3, "99 % of its runs end within 0.497 s, and the lease is 2h"),
+        (11.0, 60.0, 7.0, "99 % of its runs end within 9.95 s, and its timeout is 11 s"),
+        (60.0, 60.0, 0.3, None),
+    ],
+)
+def test_time_limits_that_fit_badly_are_notices(
+    database_url: str, timeout: float | None, lease: float, seconds: float, said: str | None
+) -> None:
+    """No timeout for long runs; a timeout or a lease far away; a p99 that may be near the timeout, as far as a histogram tells."""
+    with connect(database_url) as connection:
+        connection.execute(ills.ABLE_WORKER, [lease, json.dumps({"shop.post": {"timeout": timeout, "aliases": []}})])
+        ills.ran(connection, "shop.post", completed=100, seconds=seconds)
+    finding = look(database_url)["timeouts"]
+    assert (finding.level, finding.detail) == (
+        ("notice", f"shop.post: {said}") if said else ("ok", "timeouts and leases fit the runs of 1 task")
+    )
+
+
+def test_few_runs_say_nothing_about_time_limits(database_url: str) -> None:
+    """Nor do tasks that no worker knows."""
+    with connect(database_url) as connection:
+        connection.execute(ills.ABLE_WORKER, [60.0, '{"shop.post": {"timeout": 1.0}}'])
+        ills.ran(connection, "shop.post", completed=19, seconds=2.0)
+        ills.ran(connection, "shop.gone", completed=100, seconds=2.0)
+    assert look(database_url)["timeouts"].detail == "too few runs were counted yet"
+
+
+def test_outcomes_that_came_too_late_are_a_notice(database_url: str) -> None:
+    """Their jobs ran twice."""
+    with connect(database_url) as connection:
+        ills.ran(connection, "shop.post", completed=10, seconds=2.0)
+        connection.execute("UPDATE sa_jobqueue.stat SET lost = 2")
+    finding = look(database_url)["failures"]
+    assert (finding.level, finding.detail) == ("notice", "2 outcomes came too late to be written")
+
+
+def test_what_a_real_worker_counts_and_knows_is_found(database_url: str, registry: Registry) -> None:
+    """A job of a task that it does not know, which it has given back; and its own tasks, which it does know."""
+
+    @task(name="shop.post", registry=registry)
+    def post() -> None: ...
+
+    engine = create_engine(database_url)
+    with working(database_url, registry), Session(engine) as session:
+        session.add_all([enqueue(post), enqueue(TaskName("shop.send"))])
+        session.commit()
+        wait_until(lambda: look(database_url)["tasks"].level == "problem")
+        assert look(database_url)["tasks"].detail == "no live worker knows the task: shop.send in default"
+        (left,) = session.scalars(select(Job).where(Job.task == "shop.send"))
+        session.delete(left)
+        session.commit()
+        finding = wait_until(lambda: (one := look(database_url)["tasks"]).level == "ok" and one)
+        assert finding.detail == "every queued task is known to a worker of its queue"
+    engine.dispose()
+
+
+def test_jobs_that_an_application_does_not_know_are_a_problem(database_url: str) -> None:
+    """Before it is deployed, whatever the workers of today know."""
+    with connect(database_url) as connection:
+        connection.execute(
+            "INSERT INTO sa_jobqueue.job (task, queue) VALUES ('shop.send', 'mail'), ('shop.old', 'mail')"
+        )
+    engine = create_engine(database_url, poolclass=NullPool)
+    by_name = {one.name: one for one in examine(engine, probe=False, tasks={"shop.send", "shop.new"})}
+    assert by_name["tasks"].level == "problem"
+    assert by_name["tasks"].detail == "the application of --app does not have: shop.old"
+
+
+def test_a_worker_that_holds_back_is_a_notice(database_url: str) -> None:
+    """With what it said."""
+    with connect(database_url) as connection:
+        connection.execute(ills.ABLE_WORKER, [60.0, "{}"])
+        connection.execute("UPDATE sa_jobqueue.worker SET pressure = 'snapshot of 5m', schema_version = 7")
+    finding = look(database_url)["workers"]
+    assert finding.level == "notice"
+    assert finding.detail.endswith("some are made for version 7 of the schema; some hold back: snapshot of 5m")
 
 
 def test_the_worst_thing_that_a_check_finds_comes_first() -> None:

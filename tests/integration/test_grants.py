@@ -342,6 +342,23 @@ def test_a_worker_can_change_neither_the_schema_nor_what_a_job_is(make_role: Mak
     ]
 
 
+def test_a_worker_sees_the_pressure_of_other_roles_once_it_is_granted_that(
+    make_role: MakeRole, database_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then it says that something is hidden, and goes on claiming as usual."""
+    monkeypatch.setattr("sa_jobqueue.worker.maintenance.pressure._EVERY", 0.05)
+    url = make_role("work")
+    with connect(database_url) as owner, connect(database_url) as forgotten:
+        forgotten.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        forgotten.execute("SELECT 1 FROM sa_jobqueue.job")
+        with working(url, Registry(), max_snapshot_age=0.1) as worker:
+            wait_until(lambda: "is hidden from this worker's role" in caplog.text)
+            assert worker.state().pressure is None
+            owner.execute(sql.SQL("GRANT pg_read_all_stats TO {}").format(sql.Identifier(name_in(url))))
+            wait_until(lambda: worker.state().pressure)
+    assert caplog.text.count("is hidden from this worker's role") == 1
+
+
 def test_a_worker_whose_handlers_enqueue_is_granted_both(make_role: MakeRole, engine: Engine) -> None:
     """Capabilities add up."""
     registry = Registry()

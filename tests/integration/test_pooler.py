@@ -47,6 +47,9 @@ def test_doctor_says_that_listen_hears_nothing_through_it(url: str) -> None:
     """And what to do. Past the pooler all is well."""
     result = invoke("doctor", url=url)
     assert result.exit_code == 1
+    assert [line.split()[:2] for line in result.stdout.splitlines() if line.startswith("problem")] == [
+        ["problem", "wake-ups"]
+    ]
     assert "LISTEN hears nothing" in result.stdout
     assert "behind a pooler, give workers a direct --listen-url" in result.stdout
     output("doctor", url=pooler.direct(url))

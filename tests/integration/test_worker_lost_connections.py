@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, select, text
+from sqlalchemy import Connection, Engine, create_engine, func, select, text
 from sqlalchemy.exc import OperationalError
 
 from sa_jobqueue import (
@@ -22,10 +22,11 @@ from sa_jobqueue import (
 )
 from sa_jobqueue.store import default_store
 from sa_jobqueue.worker.connections.service import Connector
+from sa_jobqueue.worker.running import libpq
 from tests.support import pooler
 from tests.support.databases import cut_line
 from tests.support.waiting import wait_until
-from tests.support.working import add, assert_nothing_leaked, finished, job_of, services_of, working
+from tests.support.working import add, add_one, assert_nothing_leaked, drain, finished, job_of, services_of, working
 
 NEVER = RetryPolicy(no_retry=(BaseException,))
 
@@ -232,3 +233,56 @@ def test_a_lost_connection_is_replaced_by_a_new_one_not_by_an_old_one_of_the_poo
 def cut(connection: Connection | None) -> None:
     assert connection is not None
     cut_line(connection.connection.dbapi_connection)
+
+
+@pytest.mark.parametrize("outcome", ["done", "deleted", "retried", "snoozed", "failed"])
+def test_an_outcome_whose_commit_had_no_answer_is_counted_as_what_it_was(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    """Its write is tried again, and finds its claim over: by itself. That is not an outcome that came too late."""
+    ran: list[int] = []
+
+    def act(ctx: JobContext) -> Snooze | None:
+        ran.append(ctx.job_id)
+        if outcome in {"retried", "failed"}:
+            raise ValueError("no")
+        return Snooze(3_600) if outcome == "snoozed" else None
+
+    retain, attempts = (0 if outcome == "deleted" else 600), (1 if outcome == "failed" else 5)
+    declared = task(registry=registry, name="acts", retain=retain, max_attempts=attempts, retry=RetryPolicy(base=3_600))
+    acts = declared(act)
+    add(engine, *(enqueue(acts) for _ in range(3)))
+
+    def written() -> bool:
+        with engine.connect() as connection:
+            return len(ran) == 3 and not connection.scalar(select(func.count()).where(Job.status == "running"))
+
+    lost = Lost(monkeypatch, written)
+    with working(url, registry) as worker:
+        assert lost.done.wait(30)
+        wait_until(lambda: not services_of(worker).runs.all() and not worker.state().unwritten)
+    expected = {"done": "completed", "deleted": "completed"}.get(outcome, outcome)
+    assert worker.counts == {expected: 3}
+
+
+def test_a_handlers_commit_that_had_no_answer_is_counted_as_completed(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt seems to fail, and its failure cannot be written, because the job has completed."""
+    commit = libpq.commit
+
+    def cut_off(*given: Any) -> bool:
+        assert commit(*given)
+        monkeypatch.undo()
+        raise OperationalError("COMMIT", {}, Exception("the answer was lost"), connection_invalidated=True)
+
+    monkeypatch.setattr(libpq, "commit", cut_off)
+
+    @task(registry=registry, name="writes")
+    def writes(ctx: JobContext) -> None:
+        ctx.session.execute(text("SELECT 1"))
+
+    id = add_one(engine, enqueue(writes))
+    worker = drain(url, registry)
+    assert job_of(engine, id).status == "completed"
+    assert worker.counts == {"completed": 1}

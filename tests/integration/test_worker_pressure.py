@@ -11,9 +11,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, select, text
 
 from sa_jobqueue import AsyncJobContext, Registry, enqueue, task
+from sa_jobqueue.models import WorkerRow
 from sa_jobqueue.store import Pressure, read_pressure
 from tests.support import pooler
 from tests.support.databases import connect
@@ -49,7 +50,7 @@ class Load:
         add(engine, *(enqueue(load) for _ in range(6_000)))
 
     def most_of_next(self, jobs: int) -> int:
-        """The most handlers that run at a time, while so many start."""
+        """The most handlers that run at a time, while this number of jobs start."""
         self.most, until = self.running, self.started + jobs
         wait_until(lambda: self.started >= until)
         return self.most
@@ -62,7 +63,7 @@ def load(engine: Engine, registry: Registry) -> Load:
 
 @contextmanager
 def snapshot(url: str) -> Iterator[None]:
-    """A transaction that somebody has forgotten."""
+    """A transaction that was forgotten."""
     with connect(url) as session:
         session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         session.execute("SELECT count(*) FROM sa_jobqueue.job")
@@ -107,6 +108,12 @@ def active_sessions(url: str) -> Iterator[None]:
         yield
 
 
+def row_says(engine: Engine) -> str | None:
+    """What the worker's row says of the pressure."""
+    with engine.connect() as connection:
+        return connection.scalars(select(WorkerRow.pressure)).one()
+
+
 @pytest.mark.parametrize(
     ("press", "threshold", "said"),
     [
@@ -117,6 +124,7 @@ def active_sessions(url: str) -> Iterator[None]:
 )
 def test_a_worker_claims_less_under_pressure_and_recovers(
     load: Load,
+    engine: Engine,
     url: str,
     registry: Registry,
     caplog: pytest.LogCaptureFixture,
@@ -124,7 +132,7 @@ def test_a_worker_claims_less_under_pressure_and_recovers(
     threshold: dict[str, float],
     said: str,
 ) -> None:
-    """Down to one job at a time, and back to all slots; one line of the log tells of either, and the worker's state does meanwhile."""
+    """Down to one job at a time, and back to all slots; one line of the log tells of either, and the worker's state and row do meanwhile."""
     caplog.set_level(logging.INFO, logger="sa_jobqueue")
     with working(url, registry, queues={"default": SLOTS}, **threshold) as worker:
         assert load.most_of_next(100) == SLOTS
@@ -134,9 +142,11 @@ def test_a_worker_claims_less_under_pressure_and_recovers(
             wait_until(lambda: worker.state().share < 1 / SLOTS and load.running <= 1)
             assert load.most_of_next(20) == 1
             assert said in str(worker.state().pressure)
+            wait_until(lambda: said in str(row_says(engine)))
 
         wait_until(lambda: worker.state().pressure is None)
         assert worker.state().share == 1.0
+        wait_until(lambda: row_says(engine) is None)
         wait_until(lambda: load.most_of_next(20) == SLOTS)
     begun, recovered = (
         record for record in caplog.records if "under" in record.message and "pressure" in record.message
@@ -207,7 +217,7 @@ def test_draining_ends_under_pressure_that_does_not(
     with snapshot(pooler.direct(url)):
         worker = drain(url, registry, queues={"a": 4, "b": 4}, max_snapshot_age=0.1)
         assert finished(engine, *ids)
-    assert worker.counts["complete"] == 200
+    assert worker.counts["completed"] == 200
     assert "the database is under pressure" in caplog.text
 
 
@@ -225,7 +235,7 @@ async def test_workers_that_are_each_others_pressure_do_all_jobs(engine: Engine,
     async with asyncio.timeout(60):
         await asyncio.gather(*serving)
     assert finished(engine, *ids)
-    assert sum(worker.counts["complete"] for worker in workers) == 150
+    assert sum(worker.counts["completed"] for worker in workers) == 150
 
 
 def test_what_cannot_be_read_holds_nothing_back_and_is_said_once(

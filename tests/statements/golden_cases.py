@@ -41,6 +41,7 @@ from sa_jobqueue.statements import (
 )
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.backlog import count_by_queue, schedule_lag
+from sa_jobqueue.statements.apply import written_before
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
 from sa_jobqueue.statements.declared import (
@@ -50,6 +51,7 @@ from sa_jobqueue.statements.declared import (
     resume_declared,
     say_declared,
 )
+from sa_jobqueue.statements.depths import purge_overdue, queue_depths, queued_tasks
 from sa_jobqueue.statements.expiry import end_expired, end_overdue, forget_expiry
 from sa_jobqueue.statements.fetch import fetch_args
 from sa_jobqueue.statements.leases import attest_uptime, cancel_requests
@@ -75,9 +77,12 @@ from sa_jobqueue.statements.schedules import (
     pause_failing,
     set_aside,
 )
+from sa_jobqueue.statements.stats import add_stats, drop_old_stats, roll_up_stats, sum_stats, written_stats
+from sa_jobqueue.statements.unique import find_stray_keys
 from sa_jobqueue.statements.waiting import drop_expired_waits, end_waits, ends_of, open_end_gate, wait_for_jobs
 from sa_jobqueue.statements.waking import channel_of, open_gates
 from sa_jobqueue.statements.workers import end_backend, enrol_worker, forget_workers, places_of, remove_worker
+from sa_jobqueue.tally import TaskTally
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -134,6 +139,8 @@ BATCHES: dict[str, Callable[[int], object]] = {
     "delete_completed_and_claim": lambda n: delete_completed(
         ids=range(n), tokens=[1] * n, claim=claim_jobs(worker="me", queues={"q": n}, lease=60.0)
     ),
+    "written_before": lambda n: written_before(ids=range(n), tokens=[1] * n),
+    "add_stats": lambda n: add_stats([TaskTally("mail", f"t{i}") for i in range(n)], worker=_WORKER, number=n),
     "renew_leases": lambda n: renew_leases(ids=range(n), tokens=[1] * n, lease=60.0),
     "cancel_requests": lambda n: cancel_requests(ids=range(n), tokens=[1] * n),
     "insert_jobs": lambda n: insert_jobs([_call(i) for i in range(n)]),
@@ -174,12 +181,21 @@ SINGLE: dict[str, Callable[[], object]] = {
     "count_expired": count_expired,
     "count_by_queue": lambda: count_by_queue(JobStatus.FAILED),
     "schedule_lag": schedule_lag,
+    "find_stray_keys": lambda: find_stray_keys(limit=3),
+    "purge_overdue": purge_overdue,
+    "queue_depths": queue_depths,
+    "queued_tasks": lambda: queued_tasks(sample=200),
     "count_jobs_where": lambda: count_jobs(Job.queue == "mail"),
     "fetch_args": lambda: fetch_args(1, most=100),
     "end_expired": lambda: end_expired(limit=1_000),
     "end_overdue": lambda: end_overdue(limit=1_000),
     "forget_expiry": lambda: forget_expiry(limit=1_000),
     "database_pressure": database_pressure,
+    "written_stats": lambda: written_stats(_WORKER),
+    "roll_up_stats": lambda: roll_up_stats(keep=timedelta(days=7), limit=100),
+    "drop_old_stats": lambda: drop_old_stats(keep=timedelta(days=90), limit=100),
+    "sum_stats": lambda: sum_stats(since=timedelta(hours=1), by=("queue", "task")),
+    "sum_stats_in_steps": lambda: sum_stats(since=timedelta(hours=1), queues=["q"], step=timedelta(minutes=5)),
     "enrol_worker": lambda: enrol_worker(id=_WORKER, host="a", pid=1, queues=["q"], concurrency=1, version="1"),
     "remove_worker": lambda: remove_worker(_WORKER),
     "forget_workers": lambda: forget_workers(unseen_for=timedelta(days=1)),

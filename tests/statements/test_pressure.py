@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture
 def database_url(database_url: str) -> str:
-    """The URL past a pooler, which would keep sessions that a test has closed; of a database in which nobody else is busy."""
+    """The URL past a pooler, which would keep sessions that a test has closed; of a database in which no other session is busy."""
     return pooler.direct(database_url)
 
 

@@ -79,7 +79,7 @@ def test_a_standby_that_stands_still_lags_by_more_and_more_until_it_goes_on(prim
 
 
 def test_a_standby_is_read_without_error(standby: Server) -> None:
-    """It writes no WAL of its own, and nobody follows it."""
+    """It writes no WAL of its own, and no other standby follows it."""
     with engine_of(standby) as engine:
         assert (read(engine).replication_seconds, read(engine).replication_bytes) == (None, None)
 

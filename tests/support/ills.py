@@ -14,6 +14,7 @@ import psycopg
 from sqlalchemy import NullPool, create_engine
 
 from sa_jobqueue.doctor import Finding, Thresholds, examine
+from sa_jobqueue.histogram import BUCKETS, bucket_of
 from tests.support.databases import connect
 from tests.support.pooler import direct
 from tests.support.waiting import wait_until
@@ -66,9 +67,15 @@ def dead_rows(url: str) -> Iterator[None]:
         wait_until(lambda: connection.execute(counted).fetchone() == (True,))
         yield
         connection.execute("ALTER TABLE sa_jobqueue.unique_key RESET (autovacuum_enabled)")
-        connection.execute("VACUUM FULL sa_jobqueue.unique_key")
+        wait_until(lambda: _shrunk(connection, "sa_jobqueue.unique_key"))
         connection.execute("VACUUM sa_jobqueue.unique_key")
         wait_until(lambda: connection.execute(counted).fetchone() == (False,))
+
+
+def _shrunk(connection: psycopg.Connection, table: str) -> bool:
+    """A transaction of another test's database, which began before, makes VACUUM FULL keep what it could have removed."""
+    connection.execute(f"VACUUM FULL {table}".encode())
+    return connection.execute("SELECT pg_total_relation_size(%s) < 100000", [table]).fetchone() == (True,)
 
 
 @contextmanager
@@ -147,6 +154,60 @@ WORKER = (
     "INSERT INTO sa_jobqueue.worker (id, host, pid, queues, concurrency, version)"
     " VALUES (gen_random_uuid(), 'web-1', 7, %s, 4, '1')"
 )
+
+
+ABLE_WORKER = (
+    "INSERT INTO sa_jobqueue.worker (id, host, pid, queues, concurrency, version, lease, schema_version, tasks)"
+    " VALUES (gen_random_uuid(), 'web-1', 7, '{mail}', 4, '1', %s, 1, %s)"
+)
+
+
+@contextmanager
+def unknown_task(url: str) -> Iterator[None]:
+    """A task that was renamed, until it has its old name as an alias."""
+    with connect(url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.job (task, queue) VALUES ('shop.send', 'mail')")
+        connection.execute(SCHEDULE)
+        connection.execute(ABLE_WORKER, [60.0, '{"shop.post": {"timeout": null, "aliases": []}}'])
+        yield
+        connection.execute(
+            "UPDATE sa_jobqueue.worker SET tasks = %s",
+            ['{"shop.post": {"timeout": null, "aliases": ["shop.send"]}, "shop.report": {"aliases": []}}'],
+        )
+
+
+@contextmanager
+def near_timeout(url: str) -> Iterator[None]:
+    """Handlers that often run into their timeout, until they get more time."""
+    with connect(url) as connection:
+        connection.execute(ABLE_WORKER, [60.0, '{"shop.post": {"timeout": 2.5, "aliases": []}}'])
+        ran(connection, "shop.post", completed=95, seconds=0.3)
+        ran(connection, "shop.post", completed=5, seconds=2.6)
+        yield
+        connection.execute("UPDATE sa_jobqueue.worker SET tasks = %s", ['{"shop.post": {"timeout": 10.0}}'])
+
+
+@contextmanager
+def failing_task(url: str) -> Iterator[None]:
+    """More than half of its jobs fail for good, until that was long ago."""
+    with connect(url) as connection:
+        ran(connection, "shop.charge", completed=40, seconds=0.1)
+        ran(connection, "shop.charge", failed=60, seconds=0.1)
+        yield
+        connection.execute("UPDATE sa_jobqueue.stat SET at = at - interval '2 h'")
+
+
+def ran(connection: psycopg.Connection, task: str, *, seconds: float, completed: int = 0, failed: int = 0) -> None:
+    """Runs of a task in the last minutes, as workers count them."""
+    runs = [0] * BUCKETS
+    runs[bucket_of(seconds)] = completed + failed
+    names = "retried, cancelled, snoozed, released, rescued, lost"
+    connection.execute(
+        f"INSERT INTO sa_jobqueue.stat (seconds, at, queue, task, completed, failed, {names}, run_seconds, wait_seconds, runs, waits)"
+        f" SELECT 60, date_trunc('minute', now()) - count(*) * interval '1 min', 'mail', %s, %s, %s, 0, 0, 0, 0, 0, 0, 0, 0, %s, %s"
+        " FROM sa_jobqueue.stat".encode(),
+        [task, completed, failed, runs, [0] * BUCKETS],
+    )
 
 
 @contextmanager

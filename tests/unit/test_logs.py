@@ -17,6 +17,7 @@ from sa_jobqueue.cli.config import LogLevel
 from sa_jobqueue.cli.logs import LogFormat, set_log_format
 from sa_jobqueue.cli.messages import set_up_logging
 from sa_jobqueue.log import get_logger
+from sa_jobqueue.middleware import installed, remove_middleware
 from sa_jobqueue.worker.running.joblog import lasting
 
 DSN = "postgresql://bob:hunter2@db/x"
@@ -32,6 +33,8 @@ def logger() -> Iterator[logging.Logger]:
     set_up_logging(LogLevel.INFO)
     yield logging.getLogger("shop")
     root.handlers[:], root.level = handlers, level
+    for middleware in installed.all:
+        remove_middleware(middleware)
 
 
 class _Database:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...payload import shown
+from ...statements.depths import CAP
 from ...statements.overview import count_expired
-from ...statements.sizes import CAP
 from ...statements.unique import find_stray_keys
 from ...words import age, jobs_of
 from ..examination import Examination
@@ -75,9 +75,8 @@ def check_cleanup(examination: Examination) -> Finding:
     if not overdue.rows:
         return Finding("cleanup", "ok", "no finished job is kept for longer than it should be", numbers=numbers)
     said = f"{number} should be deleted by now, the first for {age(overdue.seconds)}"
-    many = overdue.rows >= limits.overdue_rows
-    if overdue.seconds < limits.overdue[0] and not many:
+    if overdue.seconds < limits.overdue[0]:
         return Finding("cleanup", "ok", said, numbers=numbers)
     advice = "workers delete them: start one, or see its log for jobs that a foreign key of yours keeps"
-    late = overdue.seconds >= limits.overdue[1] and many
+    late = overdue.seconds >= limits.overdue[1] and overdue.rows >= limits.overdue_rows
     return Finding("cleanup", "problem" if late else "notice", said, advice, numbers)

@@ -31,6 +31,8 @@ def check_snapshot(examination: Examination) -> Finding:
     for holder in holders:
         by_time = "ok" if holder.seconds is None else beyond(holder.seconds, limits.snapshot)
         level = by_time if holder.seconds is not None else beyond(holder.xids, limits.snapshot_xids)
+        if level == "notice" and any(table.dead >= limits.dead_rows[0] for table in examination.tables):
+            level = "problem"
         if level != "ok":
             advice = _how_to_end(holder)
             if holder.hidden:
@@ -137,7 +139,8 @@ def check_replication(examination: Examination) -> Finding:
     well = f"{len(standbys)} in step, at most {age(lag)} behind" if standbys else "no server follows this one"
     if any(one.bytes is None for one in standbys) and not examination.server.sees_all:
         well += "; " + _SEE_ALL.format(examination.server.role)
-    return found("replication", well, *ill, standbys=len(standbys), seconds=lag)
+    behind_by = max((one.bytes or 0 for one in standbys), default=0)
+    return found("replication", well, *ill, standbys=len(standbys), seconds=lag, bytes=behind_by)
 
 
 def check_slots(examination: Examination) -> Finding:

@@ -45,7 +45,9 @@ def check_vacuum(examination: Examination) -> Finding:
         if not table.autovacuum:
             advice = f"`ALTER TABLE {name} RESET (autovacuum_enabled)`"
             ill.append(("problem", f"autovacuum is off for {table.name}", advice))
-        elif table.dead >= _first_notice(table) and _long_ago(table, examination.thresholds.vacuum_age):
+        elif table.dead >= 2 * table.vacuum_at(examination.server) and _long_ago(
+            table, examination.thresholds.vacuum_age
+        ):
             last = "was never vacuumed" if table.since_vacuum is None else f"was vacuumed {age(table.since_vacuum)} ago"
             advice = f"`VACUUM (VERBOSE) {name}` says why; allow autovacuum more workers or a higher cost limit"
             ill.append(("problem", f"{table.name} {last}, and has {_shown(table.dead)}", advice))
@@ -53,11 +55,6 @@ def check_vacuum(examination: Examination) -> Finding:
     since = None if jobs is None else jobs.since_vacuum
     well = "autovacuum is on; job was " + ("not vacuumed yet" if since is None else f"vacuumed {age(since)} ago")
     return found("vacuum", well, *ill, seconds=since)
-
-
-def _first_notice(table: TableSize) -> int:
-    """Twice the rows at which autovacuum comes to our tables."""
-    return 10_000 if any(one.startswith("autovacuum_vacuum_threshold=") for one in table.options) else 100_000
 
 
 def _long_ago(table: TableSize, limit: float) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from ...log import escaped
-from ...statements.sizes import capped
+from ...migrations import CURRENT
+from ...statements.depths import capped
 from ...words import listed
 from ..examination import Examination
-from ..finding import Finding, Level, found
+from ..finding import Finding
 
 __all__ = ["check_queues", "check_workers"]
 
@@ -21,18 +23,32 @@ def check_workers(examination: Examination) -> Finding:
     listening = sum(worker.listening for worker in live)
     said = f" ({places}), {listening} listening" if live else ""
     well = f"{len(live)} live{said}{f', {stale} stale' if stale else ''}"
-    ill: list[tuple[Level, str, str]] = []
-    versions = Counter(worker.version for worker in live)
+    remarks = list(_remarks(examination))
+    numbers = {"live": float(len(live)), "stale": float(stale), "listening": float(listening)}
+    if not remarks:
+        return Finding("workers", "ok", well, numbers=numbers)
+    detail, advice = ("; ".join(part) for part in zip(*remarks, strict=True))
+    return Finding("workers", "notice", f"{well}; {detail}", advice, numbers)
+
+
+def _remarks(examination: Examination) -> Iterator[tuple[str, str]]:
+    """What is unusual, and what to do about it."""
+    versions = Counter(worker.version for worker in examination.live_workers)
     if len(versions) > 1:
         of_each = ", ".join(f"{number} of {escaped(version)}" for version, number in sorted(versions.items()))
-        ill.append(
-            (
-                "notice",
-                f"{well}; they are of several releases: {of_each}",
-                "that is as it should be during a deployment; afterwards restart the older ones",
-            )
+        yield f"of several releases: {of_each}", "right during a deployment; afterwards restart the older ones"
+    others = sorted({worker.schema_version for worker in examination.abilities} - {None, CURRENT})
+    if others:
+        yield (
+            f"some are made for version {listed([str(one) for one in others])} of the schema",
+            f"this release is made for version {CURRENT}: run one release everywhere after the deployment",
         )
-    return found("workers", well, *ill, live=len(live), stale=stale, listening=listening)
+    held = sorted({worker.pressure for worker in examination.abilities if worker.pressure})
+    if held:
+        yield (
+            f"some hold back: {escaped(listed(held, 3))}",
+            "see what else the database does: locks, snapshot, connections",
+        )
 
 
 def check_queues(examination: Examination) -> Finding:

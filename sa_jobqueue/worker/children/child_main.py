@@ -22,6 +22,7 @@ from types import FrameType
 from sqlalchemy import Engine
 
 from ...context import ClaimedJob
+from ...job_fields import add_job_fields
 from ...log import place_of
 from ...tasks import AnyTask
 from ..process.gc import tune_gc
@@ -244,6 +245,9 @@ def _log_to(channel: Channel, setup: ChildSetup) -> None:
     root = logging.getLogger()
     for handler in root.handlers[:]:
         root.removeHandler(handler)
-    root.addHandler(_Forward(channel))
+    forward = _Forward(channel)
+    root.addHandler(forward)
+    if setup.job_fields:
+        add_job_fields(forward)
     for name, level in setup.levels:
         logging.getLogger(name).setLevel(level)

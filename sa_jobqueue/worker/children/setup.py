@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from ...job_fields import are_added
 from ...models import Job
 from ...tasks import AnyTask
 from .messages import place_of_task
@@ -42,6 +43,8 @@ class ChildSetup:
     argv: tuple[str, ...] = ()
     main: tuple[str, str] | None = None
     """How to import the worker's script: "name" or "path", and that."""
+    job_fields: bool = False
+    """Whether lines of handlers carry the fields of their jobs: see `sa_jobqueue.job_fields`."""
     levels: tuple[tuple[str, int], ...] = ()
     """The levels of the worker's loggers that have one; "" is the root."""
     tasks: tuple[tuple[str, ...], ...] = ()
@@ -58,6 +61,7 @@ class ChildSetup:
             self,
             argv=tuple(sys.argv),
             main=None if self.app else main_module(sys.modules.get("__main__")),
+            job_fields=are_added(),
             levels=tuple(_levels()),
             tasks=tuple(tuple(place_of_task(task)) for task in tasks),
         )

@@ -255,7 +255,7 @@ class Claimer:
         if not changes and not wanted:
             return again
         quiet = not len(self._runs)  # asked before the claim: a handler that ends during it may have enqueued
-        if self._mode is not Mode.TOGETHER:  # no outcome waits for a claim that fails
+        if self._mode is not Mode.TOGETHER or self._writer.in_doubt:  # no outcome waits for a claim that fails
             self._write_apart(connection, changes)
             changes = []
             if not wanted:
@@ -288,6 +288,7 @@ class Claimer:
         except BaseException as error:
             mode = self._mode_after(error, wrote=bool(changes))
             if mode is None:
+                self._writer.doubt(changes)
                 self._writer.put_back(changes)
                 raise
             self._mode, self._connection.in_doubt = mode, False  # the server has answered: the claim was rolled back

@@ -88,6 +88,10 @@ class Presence(Chore):
             logger.warning("the rows of the workers are locked (%s)", error.orig)
         return False
 
+    def hasten(self) -> None:
+        """Something of the row has changed that is of interest: write it soon."""
+        self.at = 0.0
+
     def leave(self, connection: Connection) -> None:
         """Strike this worker off."""
         try:

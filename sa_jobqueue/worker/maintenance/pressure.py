@@ -22,14 +22,22 @@ _EVERY = 5.0
 
 
 class WatchPressure(Chore):
-    """Reads the pressure, and tells the claimer by `hold_back` for which share of the slots to claim.
+    """Reads the pressure, and tells the claimer by `hold_back` for which share of the slots to claim. `tell` is called when that
+    begins and when it is over, so that the worker's row says so.
 
     What cannot be read holds nothing back. `governor` says what is held back just now, to any thread.
     """
 
-    def __init__(self, connector: Connector, governor: Governor, *, hold_back: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        governor: Governor,
+        *,
+        hold_back: Callable[[float], None],
+        tell: Callable[[], None],
+    ) -> None:
         super().__init__(_EVERY)
-        self._connector, self._hold_back = connector, hold_back
+        self._connector, self._hold_back, self._tell = connector, hold_back, tell
         self.governor = governor
         """Only the maintenance thread tells it something."""
         self._said = ""
@@ -49,6 +57,8 @@ class WatchPressure(Chore):
         self._say_readable(pressure)
         turned = self.governor.hear(pressure)
         self._hold_back(self.governor.share)
+        if turned is not None:
+            self._tell()
         if turned is Turned.BEGUN:
             logger.warning(
                 "the database is under pressure: %s; claiming less, down to one job at a time of each queue, until that is over",
@@ -59,8 +69,9 @@ class WatchPressure(Chore):
         return False
 
     def _let_go(self, error: DBAPIError) -> None:
-        held = self.governor.let_go()
-        self._hold_back(1.0)
+        if held := self.governor.let_go():
+            self._hold_back(1.0)
+            self._tell()
         if fault_of(error) is Fault.AWAY:  # maintenance says it
             if held:
                 logger.info("the pressure on the database is not known: claiming for all slots again")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import ClassVar
 
 __all__ = ["ServiceThread"]
 
 
 class ServiceThread(threading.Thread):
     """Runs `work` until the worker ends. `Serving` looks at `has_ended` once a second."""
+
+    inside: ClassVar[list[Callable[[], AbstractContextManager[object]]]] = []
+    """In these each thread does all its work; tracing puts in what leaves it out. Changed before a worker starts."""
 
     def __init__(self, name: str, work: Callable[[], None]) -> None:
         super().__init__(name=f"sa-jobqueue {name}", daemon=True)
@@ -19,7 +24,10 @@ class ServiceThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._work()
+            with ExitStack() as stack:
+                for one in self.inside:
+                    stack.enter_context(one())
+                self._work()
         except BaseException as error:  # SystemExit as well, which would end a thread silently
             self.error = error
 

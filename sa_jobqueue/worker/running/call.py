@@ -11,7 +11,9 @@ from sqlalchemy.orm import Session
 from ...context import AsyncJobContext, JobContext, Notes
 from ...errors import SessionUnavailable
 from ...log import get_logger
+from ...middleware import installed
 from ...outcomes import Discard
+from .around import surrounded
 from .run import Run
 from .sessions import Sessions
 from .transaction import HandlerTransaction
@@ -45,13 +47,16 @@ class Call:
             raise Discard("its worker died, and it may not run twice (rescue=False)")
         args, kwargs = task.decode(job.args or "")
         run.undecoded = False
+        handler: Callable[..., Any] = task.handler
+        if layers := installed.around:
+            handler = surrounded(run, layers, handler)
         if task.context is None:
-            return task.handler(*args, **kwargs)
+            return handler(*args, **kwargs)
         if task.is_async:
             async_context = AsyncJobContext(job, self._open_async, run.notice_stop, self._notes, task.keep_logs)
-            return task.handler(async_context, *args, **kwargs)
+            return handler(async_context, *args, **kwargs)
         context = JobContext(job, self._open, run.notice_stop, self._notes, task.keep_logs)
-        return task.handler(context, *args, **kwargs)
+        return handler(context, *args, **kwargs)
 
     def settle(self) -> bool:
         """Whether the outcome of this call is the run's; another thread may have given the run up."""

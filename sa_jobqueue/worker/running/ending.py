@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 from ...lifecycle import Change
 
-__all__ = ["LOST", "Lost", "RunEnding", "ToWrite", "Written"]
+__all__ = ["LOST", "InDoubt", "Lost", "RunEnding", "ToWrite", "Written"]
 
 
 class Written:
@@ -27,6 +27,16 @@ class ToWrite:
 
     def __init__(self, change: Change) -> None:
         self.change = change
+
+
+class InDoubt(ToWrite):
+    """The change is for the writer; but the handler's own commit, the answer to which was lost, may have written `committed`."""
+
+    __slots__ = ("committed",)
+
+    def __init__(self, change: Change, committed: Change) -> None:
+        super().__init__(change)
+        self.committed = committed
 
 
 class Lost(Enum):

@@ -17,12 +17,13 @@ from typing import Any
 from sqlalchemy import Engine
 
 from ...context import Notes
-from ...lifecycle import Change, Event, completed, decide
+from ...lifecycle import OUTCOMES, Change, Event, completed, decide
 from ...log import get_logger
 from ...outcomes import Completed, Crashed, Failed, Outcome, Released
+from .attempt_end import Telling, outcome_of
 from .call import Call
 from .cancels import is_foreign, take_back
-from .ending import LOST, Lost, RunEnding, ToWrite
+from .ending import LOST, InDoubt, Lost, RunEnding, ToWrite
 from .joblog import JobLog
 from .run import Run, Stop
 from .sessions import Sessions
@@ -61,6 +62,7 @@ class Executor:
         self.leaving, self._max_rescues = leaving, max_rescues
         self._log = JobLog(every=log_jobs)
         self._notes = notes
+        self.telling = Telling()
 
     # ---- running
 
@@ -133,6 +135,9 @@ class Executor:
         if decided is not LOST:
             self._say_end(run, decided.change, outcome.exception if isinstance(outcome, Failed) else None, note)
         self._report(run, decided)
+        if run.attempt_end is not None:
+            exception = outcome.exception if isinstance(outcome, Failed) else None
+            self.telling.tell(run.attempt_end, outcome_of(decided), exception)
         return True
 
     def adopt(self, run: Run, ending: RunEnding) -> None:
@@ -147,6 +152,8 @@ class Executor:
             change = unruly(run, error)
             self._say_end(run, change, error)
             self._report(run, ToWrite(change))
+            if run.attempt_end is not None:
+                run.attempt_end.tell(OUTCOMES[change.event], error)
 
     # ---- deciding
 
@@ -168,7 +175,10 @@ class Executor:
         try:
             unopened = None if transaction is None else transaction.unopened
             if unopened is None or not may_go_back(run, error):
-                return self._decide(run, of_error(run, error))
+                decided = self._decide(run, of_error(run, error))
+                if transaction is None or transaction.committing is None or decided is LOST:
+                    return decided
+                return InDoubt(decided.change, transaction.committing)
             self._pause(run.job.queue, *unopened)
             return self._decide(run, Released(_AGAIN * random.uniform(0.5, 1.5)))
         except BaseException as failure:  # the application's: a rule, an exception's own method, a log filter
@@ -208,7 +218,11 @@ class Executor:
             change = ending.change
             if error is not None or self._log.says_all or change.error is not None:
                 self._say_end(run, change, error)
-        self._report(run, ending)
+        try:
+            self._report(run, ending)
+        finally:
+            if run.attempt_end is not None:
+                run.attempt_end.tell(outcome_of(ending), error)
 
     def _say_end(self, run: Run, change: Change, error: BaseException | None, note: str = "") -> None:
         # Whatever the application's own log filters and handlers do: the outcome stands.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 
 from ...store import Answer
-from .ending import RunEnding, ToWrite, Written
+from .ending import InDoubt, RunEnding, ToWrite, Written
 from .run import Run, Runs
 from .writer import OutcomeWriter
 
@@ -21,7 +21,10 @@ class Reports:
     def report(self, run: Run, ending: RunEnding) -> None:
         """A run has ended."""
         run.ended = monotonic()
-        if isinstance(ending, ToWrite):
+        if type(ending) is ToWrite:  # nearly all
+            self._writer.add(ending.change)
+        elif isinstance(ending, InDoubt):
+            self._writer.doubt([ending.committed])
             self._writer.add(ending.change)
         elif isinstance(ending, Written):
             self._runs.end([ending.change], Answer.APPLIED)

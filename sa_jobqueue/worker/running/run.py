@@ -15,6 +15,7 @@ from ...log import get_logger
 from ...store import Answer
 from ...tasks import Task
 from ..observer import Observer
+from .attempt_end import AttemptEnd
 from .notes import Notes
 
 __all__ = ["Kind", "Run", "Runs", "Stop"]
@@ -55,6 +56,7 @@ class Run:
         "_unsettled",
         "abandoned",
         "arrived",
+        "attempt_end",
         "claimed",
         "ended",
         "interrupted",
@@ -104,6 +106,8 @@ class Run:
         # The attempt was given up while the handler still runs. Maintenance and runner write it, holding the lock of the
         # slots; the watchdog reads it.
         self.abandoned = False
+        # What is to be told of the attempt's end, where there is middleware. The runner writes it; the one that settles it reads it.
+        self.attempt_end: AttemptEnd | None = None
         # When its outcome was reported: the writer has it, or it is written, and nothing of the run goes on here. The one that
         # settled it writes it; the loop and the tally read it.
         self.ended: float | None = None

@@ -59,6 +59,8 @@ class HandlerTransaction:
         self.engine = engine if own is None else own.engine
         self._database = database if self.engine is None else self.engine.url
         self._translate, self._idle, self._store = translate or {}, idle, store
+        self.committing: Change | None = None
+        """What the commit was sent with; None: it was not sent."""
         self._opening = self._closed = self._altered = self._others = False
         self._pool: Pool | None = None
         self._raw: Any = None
@@ -256,6 +258,7 @@ class HandlerTransaction:
         if session.in_transaction():
             session.commit()
         self._closed = True  # from here on a task or thread that the handler left behind can begin nothing
+        self.committing = change
         if command is not None:
             return Written(change) if libpq.commit(connection, self._raw, command) else LOST
         connection.commit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import monotonic
@@ -55,6 +55,8 @@ class OutcomeWriter:
         self._locked: list[_Later] = []
         self._waits: dict[int, float] = {}
         self._refused: list[_Later] = []
+        self.in_doubt: dict[tuple[int, int | None], Change] = {}
+        """What a commit may have written, the answer to which was lost, by claim. Such outcomes are for `write_apart`."""
         self._longest = _REFUSED_LATER
         self._took_refused = False
         self._done, self._store = done, store
@@ -93,6 +95,10 @@ class OutcomeWriter:
         """These were not written after all: they come first in the next batch."""
         self.pending.extendleft(reversed(changes))
 
+    def doubt(self, changes: list[Change]) -> None:
+        """These may be written already: the answer to a commit was lost. Any thread may say so."""
+        self.in_doubt.update(((change.id, change.claim_token), change) for change in changes)
+
     def next_at(self) -> float | None:
         """When the next locked row or refused outcome is due, by the monotonic clock."""
         return min((later.at for later in (*self._locked, *self._refused)), default=None)
@@ -104,6 +110,10 @@ class OutcomeWriter:
 
     def settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:
         """Take in what each row answered, after the commit."""
+        if self.in_doubt:
+            for change in changes:
+                if answers.get(change.id) is not Answer.LOCKED:
+                    self.in_doubt.pop((change.id, change.claim_token), None)
         if list(answers.values()).count(Answer.APPLIED) == len(changes):  # nearly always
             applied, left = changes, []
         else:
@@ -138,10 +148,12 @@ class OutcomeWriter:
                 try:
                     with begin():
                         answers = self._store.apply(connection, parts[-1])
+                        before = self._written_before(connection, parts[-1], answers) if self.in_doubt else []
                 except DBAPIError as error:
                     fault = fault_of(error)
                     refused += fault is not Fault.ROW and len(parts[-1]) == 1
                     if fault is Fault.AWAY or refused > _MOST_REFUSED:
+                        self.doubt(parts[-1])
                         raise
                     part = parts.pop()
                     if (instead := _instead(part, error, fault)) is not None:
@@ -152,10 +164,34 @@ class OutcomeWriter:
                     else:
                         self._keep_refused(part[0], error)
                 else:
-                    self.settle(parts.pop(), answers)
+                    part = parts.pop()
+                    self._settle(part, answers, before) if before else self.settle(part, answers)
         except BaseException:
             self.put_back([change for part in reversed(parts) for change in part])
             raise
+
+    def _written_before(
+        self, connection: Connection, part: list[Change], answers: Mapping[int, Answer]
+    ) -> list[Change]:
+        """Those of `part` that are lost because an earlier commit, which was in doubt, has ended their claims: as it has written them."""
+        lost = [change for change in part if answers.get(change.id) is Answer.LOST]
+        doubted = [found for change in lost if (found := self.in_doubt.get((change.id, change.claim_token)))]
+        if not doubted:
+            return []
+        before = self._store.written_before(connection, doubted)
+        written = [change for change in doubted if change.id in before]
+        return [change.cancelled if before[change.id] is Answer.CANCELLED else change for change in written]
+
+    def _settle(self, part: list[Change], answers: dict[int, Answer], before: list[Change]) -> None:
+        """As `settle`, where some were written before."""
+        ids = {change.id for change in before}
+        try:
+            if before:
+                self._done(before, Answer.APPLIED)
+        finally:
+            self.settle([change for change in part if change.id not in ids], answers)
+            for change in before:
+                self.in_doubt.pop((change.id, change.claim_token), None)
 
     def hurry(self) -> None:
         """The worker leaves: try refused outcomes now, and again soon."""

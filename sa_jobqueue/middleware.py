@@ -1,0 +1,195 @@
+"""Middleware: code of the application's around each job, and before each enqueueing.
+
+>>> from contextlib import contextmanager
+>>> class Timed(Middleware):
+...     @contextmanager
+...     def around(self, attempt):
+...         print(f"{attempt.task} begins")
+...         yield
+>>> timed = Timed()
+>>> add_middleware(timed)
+>>> remove_middleware(timed)
+
+The list is the process's own. Where it is empty, a job pays for two looks at it, and an enqueueing for one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from .calls import Call
+from .context import ClaimedJob, enqueued_at, meta_of
+from .errors import MiddlewareError
+
+__all__ = ["Attempt", "Callback", "Middleware", "add_middleware", "before_enqueue", "installed", "remove_middleware"]
+
+Callback: TypeAlias = Callable[[str, BaseException | None], object]
+"""Called with an outcome, as `lifecycle.OUTCOMES` names it, or "lost", and with the exception behind it, if there is one."""
+
+
+class Attempt:
+    """What a middleware is told of the attempt that it is around. The worker makes it."""
+
+    __slots__ = ("_began", "_job", "_listen", "_meta")
+
+    def __init__(self, job: ClaimedJob, listen: Callable[[Callback], None]) -> None:
+        self._job, self._listen, self._began = job, listen, time.time()
+        self._meta: Mapping[str, Any] | None = None
+
+    @property
+    def job_id(self) -> int:
+        """`Job.id`."""
+        return self._job.id
+
+    @property
+    def task(self) -> str:
+        """The name under which the job was enqueued. It may be an alias."""
+        return self._job.task
+
+    @property
+    def queue(self) -> str:
+        """The queue of the job."""
+        return self._job.queue
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is; the first is 1."""
+        return self._job.attempt
+
+    @property
+    def max_attempts(self) -> int:
+        """After this many failed attempts the job is `failed`."""
+        return self._job.max_attempts
+
+    @property
+    def rescues(self) -> int:
+        """How often the job's worker has died, or left while it ran. These runs do not count as attempts."""
+        return self._job.rescues
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What the producer sent along: tags, and what `before_enqueue` has put there."""
+        if self._meta is None:
+            self._meta = meta_of(self._job)
+        return self._meta
+
+    @property
+    def waited(self) -> float:
+        """Seconds from when the job was due, or enqueued if that was later, until the attempt began. Never below 0, also where clocks
+        differ.
+        """
+        # `run_at` may be infinite, and neither time is this machine's.
+        waited = self._began - max(self._job.run_at, self._job.created_at)
+        return waited if 0.0 < waited < float("inf") else 0.0
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """When the row was inserted, by the database's clock; in UTC."""
+        return enqueued_at(self._job)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What log lines about the job carry: job_id, task, queue, attempt."""
+        return self._job.fields
+
+    def at_end(self, callback: Callback) -> None:
+        """Call `callback(outcome, error)` once, when what came of the attempt is decided and what its `ctx.session` wrote is
+        committed. The last one that was added comes first.
+
+        `outcome`: "completed", "retried", "failed", "cancelled", "snoozed", "released" or "lost". `error`: the exception behind
+        it, or None. The callback may come on another thread, and while the handler still runs: a handler that does not end after
+        its timeout is given up. What a callback raises is logged, and changes nothing.
+        """
+        self._listen(callback)
+
+    def __repr__(self) -> str:
+        return f"<Attempt {self.attempt} of {self.task}[{self.job_id}]>"
+
+
+class Middleware:
+    """Code around each job. Override one method, or both; `add_middleware` installs an object of the class."""
+
+    def before_enqueue(self, call: Call) -> Call:
+        """The call to enqueue in place of `call`; mostly `call.with_meta(...)`.
+
+        For `enqueue`, `Task.call` and `TaskName.call`. An exception goes to their caller, before any SQL.
+        """
+        return call
+
+    def around(self, attempt: Attempt) -> AbstractContextManager[object]:
+        """A context manager that is entered before the handler is called and left after it has returned, on the same thread, in the
+        same task. Handlers of both kinds have the same one; it must not block for long.
+
+        An exception of the handler comes through it. If entering it raises, the handler is not called. What it raises, it raises
+        as the handler would: `Retry`, `Snooze`, `Cancel` and `Discard` mean the same, any other exception is a failed attempt.
+        """
+        return nullcontext()
+
+
+class _Installed:
+    """What is installed. The tuples are replaced, never changed: any thread reads them, and one changes them at a time."""
+
+    __slots__ = ("all", "around", "enqueueing")
+
+    def __init__(self) -> None:
+        self.all: tuple[Middleware, ...] = ()
+        self.around: tuple[Middleware, ...] = ()
+        """Those that override `around`."""
+        self.enqueueing: tuple[Middleware, ...] = ()
+        """Those that override `before_enqueue`."""
+
+    def put(self, every: tuple[Middleware, ...]) -> None:
+        self.all = every
+        self.around = tuple(one for one in every if _overrides(one, "around"))
+        self.enqueueing = tuple(one for one in every if _overrides(one, "before_enqueue"))
+
+
+installed = _Installed()
+"""What is installed in this process."""
+
+_lock = threading.Lock()
+
+
+def add_middleware(middleware: Middleware) -> None:
+    """Put `middleware` around each job that this process starts from now on, and before each enqueueing.
+
+    The first that was added is the outermost. One that is there already stays where it is. For any thread; the application's modules
+    are the place, because workers and child processes import them. Raises TypeError for what is no `Middleware`.
+    """
+    if not isinstance(middleware, Middleware):
+        given: Any = middleware
+        is_class = isinstance(given, type) and issubclass(given, Middleware)
+        mend = f"give it an object, {given.__name__}()" if is_class else "derive its class from sa_jobqueue.Middleware"
+        raise TypeError(f"add_middleware() takes a Middleware, not {given!r}: {mend}")
+    with _lock:
+        if not any(one is middleware for one in installed.all):
+            installed.put((*installed.all, middleware))
+
+
+def remove_middleware(middleware: Middleware) -> None:
+    """Take `middleware` off the list; nothing if it is not there. An attempt that has begun ends with it."""
+    with _lock:
+        installed.put(tuple(one for one in installed.all if one is not middleware))
+
+
+def before_enqueue(call: Call) -> Call:
+    """What the installed middleware makes of `call`, one after the other."""
+    made = call
+    for one in installed.enqueueing:
+        made = one.before_enqueue(made)
+        if not isinstance(made, Call):
+            raise MiddlewareError(
+                f"{type(one).__qualname__}.before_enqueue() returned {made!r}; it must return the call that it was given, or a "
+                "changed one, call.with_meta(...)"
+            )
+    return made if made.meta == call.meta else made._replace(given_meta=call.meta)
+
+
+def _overrides(middleware: Middleware, method: str) -> bool:
+    found = getattr(middleware, method)
+    return getattr(found, "__func__", None) is not getattr(Middleware, method)

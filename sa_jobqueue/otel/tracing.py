@@ -1,0 +1,178 @@
+"""Spans: one where a job is enqueued, and one around each attempt. The context travels in the job's `meta`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from contextvars import Token
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, Final, Literal, TypeAlias
+
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.instrumentation.utils import is_instrumentation_enabled
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
+
+from ..calls import Call
+from ..failures import message_of, name_of
+from ..log import get_logger
+from ..middleware import Attempt, Middleware
+from . import semconv
+
+__all__ = ["Continue", "Tracing", "trace_fields"]
+
+logger = get_logger(__name__)
+
+Continue: TypeAlias = Literal["auto", "child", "link"]
+
+#: Where the context of the enqueueing is in a job's meta.
+_META: Final = "otel"
+#: Seconds after its enqueueing until when an attempt still belongs to the trace: with "auto".
+_SOON: Final = 60.0
+_EMPTY: Final = Context()
+_ERRORS: Final = frozenset({"failed", "retried"})
+
+
+def trace_fields() -> Mapping[str, Any]:
+    """What log lines of a handler carry of the current span."""
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return {}
+    return {"trace_id": trace.format_trace_id(context.trace_id), "span_id": trace.format_span_id(context.span_id)}
+
+
+class Tracing(Middleware):
+    """Makes the spans. `continues`: whether an attempt is in the trace of its enqueueing, or only linked to it.
+
+    `enqueue_spans`: whether an enqueueing is a span of its own. Without one, an attempt is tied to what was the current span then.
+    """
+
+    def __init__(self, tracer: Tracer, *, continues: Continue, enqueue_spans: bool) -> None:
+        self._tracer, self._continues, self._enqueue_spans = tracer, continues, enqueue_spans
+
+    def before_enqueue(self, call: Call) -> Call:
+        """Put the context of this enqueueing into the call's meta, if its trace is recorded."""
+        outer = trace.get_current_span()
+        context = outer.get_span_context()
+        if context.is_valid and not context.is_remote and not outer.is_recording():
+            return call  # within what is not recorded: not to ask again for each job saves most of what one costs
+        if not is_instrumentation_enabled():
+            return call
+        try:
+            return self._traced(call, is_recorded=outer.is_recording() or context.is_valid)
+        except Exception as error:  # of a sampler, a propagator; or what it wrote cannot be stored
+            logger.warning("task %s: its enqueueing is not traced: %r", call.task, error)
+            return call
+
+    def _traced(self, call: Call, *, is_recorded: bool) -> Call:
+        """`is_recorded`: whether the current span is, here or where the request came from."""
+        if not self._enqueue_spans:
+            return _with_context(call, None) if is_recorded else call
+        name, attributes = _producer(call.queue)
+        span = self._tracer.start_span(name, None, SpanKind.PRODUCER, attributes)
+        if not span.is_recording():
+            return _with_context(call, None) if is_recorded else call
+        try:
+            span.set_attribute(semconv.TASK, call.task)
+            return _with_context(call, trace.set_span_in_context(span))
+        finally:
+            span.end()
+
+    def around(self, attempt: Attempt) -> AbstractContextManager[object]:
+        """One span of the attempt."""
+        return _Processing(self, attempt)
+
+    def start(self, attempt: Attempt) -> Context:
+        """Begin the attempt's span. Returns the context that the handler is to have."""
+        carrier = attempt.meta.get(_META)
+        context, links = _EMPTY, None
+        if isinstance(carrier, dict):
+            context = propagate.extract({key: one for key, one in carrier.items() if isinstance(one, str)}, _EMPTY)
+            enqueued = trace.get_current_span(context).get_span_context()
+            if enqueued.is_valid:
+                links = [Link(enqueued)]
+                if not self._is_child(attempt):  # only its span is left out: baggage goes on
+                    context = trace.set_span_in_context(trace.INVALID_SPAN, context)
+        name, attributes = _consumer(attempt.queue)
+        span = self._tracer.start_span(name, context, SpanKind.CONSUMER, attributes, links)
+        if span.is_recording():
+            span.set_attributes(
+                {
+                    semconv.MESSAGE_ID: str(attempt.job_id),
+                    semconv.TASK: attempt.task,
+                    semconv.ATTEMPT: attempt.attempt,
+                    semconv.MAX_ATTEMPTS: attempt.max_attempts,
+                    semconv.RESCUES: attempt.rescues,
+                    semconv.WAIT: attempt.waited,
+                }
+            )
+            attempt.at_end(lambda outcome, error: _end(span, outcome, error))
+        return trace.set_span_in_context(span, context)
+
+    def _is_child(self, attempt: Attempt) -> bool:
+        if self._continues != "auto":
+            return self._continues == "child"
+        return attempt.attempt == 1 and time.time() - attempt.enqueued_at.timestamp() <= _SOON
+
+
+class _Processing:
+    """The span of an attempt is the current one while its handler runs. It ends when the outcome is decided."""
+
+    __slots__ = ("_attempt", "_token", "_tracing")
+
+    def __init__(self, tracing: Tracing, attempt: Attempt) -> None:
+        self._tracing, self._attempt = tracing, attempt
+        self._token: Token[Context]
+
+    def __enter__(self) -> None:
+        try:
+            context = self._tracing.start(self._attempt)
+        except Exception as error:  # as above: the job matters more than its trace
+            logger.warning("job %d is not traced: %r", self._attempt.job_id, error)
+            context = _EMPTY
+        self._token = attach(context)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        detach(self._token)
+
+
+@lru_cache(maxsize=1_000)
+def _producer(queue: str) -> tuple[str, dict[str, str]]:
+    """The name of a span, and what a sampler may decide by."""
+    return _described(queue, semconv.ENQUEUE, semconv.CREATE)
+
+
+@lru_cache(maxsize=1_000)
+def _consumer(queue: str) -> tuple[str, dict[str, str]]:
+    return _described(queue, semconv.PROCESS, semconv.PROCESS)
+
+
+def _described(queue: str, operation: str, kind: str) -> tuple[str, dict[str, str]]:
+    return f"{operation} {queue}", {
+        semconv.SYSTEM: semconv.SYSTEM_NAME,
+        semconv.DESTINATION: queue,
+        semconv.OPERATION_NAME: operation,
+        semconv.OPERATION_TYPE: kind,
+    }
+
+
+def _end(span: Span, outcome: str, error: BaseException | None) -> None:
+    span.set_attribute(semconv.OUTCOME, outcome)
+    if outcome in _ERRORS:
+        said = outcome
+        if error is not None:
+            span.record_exception(error)
+            said = f"{name_of(type(error))}: {message_of(error)}"
+        span.set_attribute(semconv.ERROR_TYPE, outcome if error is None else name_of(type(error)))
+        span.set_status(Status(StatusCode.ERROR, said))
+    span.end()
+
+
+def _with_context(call: Call, context: Context | None) -> Call:
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier, context)
+    return call.with_meta(**{_META: carrier}) if carrier else call

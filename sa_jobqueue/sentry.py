@@ -1,0 +1,181 @@
+"""Sentry: jobs that fail become events, with the job's tags, and a trace goes from the enqueueing to the attempt.
+
+    import sentry_sdk
+    from sa_jobqueue.sentry import SaJobqueueIntegration
+
+    sentry_sdk.init("https://...", integrations=[SaJobqueueIntegration()])
+
+The extra `sentry` brings what it needs. Call it in a module that `--app` imports, so that workers and their child processes do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import sentry_sdk
+from sentry_sdk.integrations import Integration
+from sentry_sdk.integrations.dedupe import DedupeIntegration
+from sentry_sdk.scope import Scope, add_global_event_processor, use_isolation_scope
+from sentry_sdk.utils import event_from_exception
+
+from .calls import Call
+from .failures import name_of
+from .log import get_logger
+from .middleware import Attempt, Middleware, add_middleware
+from .outcomes import Signal
+from .worker.running import joblog
+
+__all__ = ["SaJobqueueIntegration"]
+
+logger = get_logger(__name__)
+
+_META = "sentry"
+_SYSTEM = "sa_jobqueue"
+_LEVELS = {"failed": "error", "retried": "warning"}
+
+
+class SaJobqueueIntegration(Integration):
+    """Reports jobs that have failed for good. `every_failure`: also attempts that are retried, as warnings.
+
+    `trace`: False leaves out what connects an attempt with its enqueueing, and its spans.
+    """
+
+    identifier = "sa_jobqueue"
+    origin = "auto.queue.sa_jobqueue"
+
+    def __init__(self, *, every_failure: bool = False, trace: bool = True) -> None:
+        self.reported = frozenset({"failed", "retried"} if every_failure else {"failed"})
+        self.trace = trace
+
+    @staticmethod
+    def setup_once() -> None:
+        """Called by the SDK, once in a process. What is installed looks each time whether the integration is there."""
+        add_middleware(_reporting)
+        add_global_event_processor(_reporting.drop_duplicate)
+
+
+def _integration() -> SaJobqueueIntegration | None:
+    return sentry_sdk.get_client().get_integration(SaJobqueueIntegration)
+
+
+class _Reporting(Middleware):
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+        """The jobs whose attempts are reported here. Any thread changes it, one step at a time."""
+
+    def before_enqueue(self, call: Call) -> Call:
+        """Let the attempt be in the same trace."""
+        integration = _integration()
+        if integration is None or not integration.trace:
+            return call
+        try:
+            with sentry_sdk.start_span(op="queue.publish", name=call.task, origin=SaJobqueueIntegration.origin) as span:
+                _describe(span, {"messaging.system": _SYSTEM, "messaging.destination.name": call.queue})
+                headers = {"sentry-trace": sentry_sdk.get_traceparent(), "baggage": sentry_sdk.get_baggage()}
+                return call.with_meta(**{_META: {name: one for name, one in headers.items() if one}})
+        except Exception as error:  # the job matters more than its trace
+            logger.warning("task %s: its enqueueing is not traced: %r", call.task, error)
+            return call
+
+    @contextmanager
+    def around(self, attempt: Attempt) -> Generator[None]:
+        """A scope of the attempt's own, and a transaction. What the handler captures itself has the job's tags, too."""
+        integration = _integration()
+        if integration is None:
+            yield
+            return
+        with sentry_sdk.isolation_scope() as scope:
+            _fill(scope, attempt)
+            self._open.add(attempt.job_id)
+            attempt.at_end(lambda outcome, error: self._end(attempt, scope, outcome, error))
+            if not integration.trace:
+                yield
+                return
+            signal: Signal | None = None
+            with _transaction(attempt):
+                try:
+                    yield
+                except Signal as raised:  # an outcome, no error of the transaction's
+                    signal = raised
+            if signal is not None:
+                raise signal
+
+    def _end(self, attempt: Attempt, scope: Scope, outcome: str, error: BaseException | None) -> None:
+        try:
+            self._report(attempt, scope, outcome, error)
+        finally:
+            self._open.discard(attempt.job_id)
+
+    def _report(self, attempt: Attempt, scope: Scope, outcome: str, error: BaseException | None) -> None:
+        integration = _integration()
+        if error is None or isinstance(error, Signal) or integration is None or outcome not in integration.reported:
+            return
+        event, hint = event_from_exception(
+            error,
+            client_options=sentry_sdk.get_client().options,
+            mechanism={"type": SaJobqueueIntegration.identifier, "handled": False},
+        )
+        changes: dict[str, Any] = {
+            "level": _LEVELS[outcome],
+            "fingerprint": [_SYSTEM, attempt.task, name_of(type(error))],
+        }
+        event.update(changes)  # type: ignore[typeddict-item]
+        with use_isolation_scope(scope):
+            DedupeIntegration.reset_last_seen()  # it has seen the exception in the worker's own log
+            sentry_sdk.capture_event(event, hint=hint)
+
+    def drop_duplicate(self, event: Any, hint: Mapping[str, Any]) -> Any:
+        """None for the event that the SDK makes of the line by which a worker logs a failure that is reported here, or of a
+        line that a child process has logged and reported.
+        """
+        record = hint.get("log_record")
+        if record is None or _integration() is None:
+            return event
+        is_told = record.name == joblog.__name__ and getattr(record, "job_id", None) in self._open
+        return None if is_told or record.process not in (None, os.getpid()) else event
+
+
+_reporting = _Reporting()
+
+
+def _fill(scope: Scope, attempt: Attempt) -> None:
+    scope.clear_breadcrumbs()
+    scope.set_transaction_name(attempt.task, source="task")
+    scope.set_tags({"task": attempt.task, "queue": attempt.queue, "job_id": str(attempt.job_id)})
+    scope.set_context(
+        "job",
+        {
+            "attempt": attempt.attempt,
+            "max_attempts": attempt.max_attempts,
+            "rescues": attempt.rescues,
+            "enqueued_at": attempt.enqueued_at.isoformat(),
+            "waited": attempt.waited,
+        },
+    )
+
+
+def _transaction(attempt: Attempt) -> Any:
+    headers = attempt.meta.get(_META)
+    plain = {key: one for key, one in headers.items() if isinstance(one, str)} if isinstance(headers, dict) else {}
+    made = sentry_sdk.continue_trace(
+        plain, op="queue.process", name=attempt.task, source="task", origin=SaJobqueueIntegration.origin
+    )
+    _describe(
+        made,
+        {
+            "messaging.system": _SYSTEM,
+            "messaging.destination.name": attempt.queue,
+            "messaging.message.id": str(attempt.job_id),
+            "messaging.message.retry.count": attempt.attempt - 1,
+            "messaging.message.receive.latency": attempt.waited * 1_000,
+        },
+    )
+    return sentry_sdk.start_transaction(made, custom_sampling_context={"sa_jobqueue": attempt.fields})
+
+
+def _describe(span: Any, data: Mapping[str, Any]) -> None:
+    for name, value in data.items():
+        span.set_data(name, value)

@@ -1,0 +1,102 @@
+"""What middleware is told of the end of an attempt."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+
+from ...context import ClaimedJob
+from ...lifecycle import OUTCOMES
+from ...log import get_logger
+from ...middleware import Callback
+from .ending import LOST, RunEnding
+
+__all__ = ["AttemptEnd", "Telling", "outcome_of"]
+
+logger = get_logger(__name__)
+
+#: Of all attempts: it is held for some instructions, and a lock for each would cost more.
+_lock = threading.Lock()
+
+
+def outcome_of(ending: RunEnding) -> str:
+    """What callbacks are told that came of an attempt."""
+    return "lost" if ending is LOST else OUTCOMES[ending.change.event]
+
+
+class AttemptEnd:
+    """The callbacks of one attempt, each called once. For any thread: a run may be given up while its handler still runs."""
+
+    __slots__ = ("_callbacks", "_end", "_job")
+
+    def __init__(self, job: ClaimedJob) -> None:
+        self._job = job
+        self._callbacks: list[Callback] | None = None  # under the lock
+        self._end: tuple[str, BaseException | None] | None = None  # under the lock
+
+    def add(self, callback: Callback) -> None:
+        """Call it at the end, or now if that has come already."""
+        with _lock:
+            if (end := self._end) is None:
+                self._callbacks = [*(self._callbacks or ()), callback]
+                return
+        self._call(callback, *end)
+
+    def tell(self, outcome: str, error: BaseException | None) -> None:
+        """The attempt has ended so. Nothing if it was told before."""
+        with _lock:
+            if self._end is not None:
+                return
+            # A traceback refers to the run, and so to this: a cycle that only the garbage collector would free.
+            self._end = outcome, None if error is None or error.__traceback__ is not None else error
+            callbacks, self._callbacks = self._callbacks, None
+        if callbacks is not None:
+            for callback in reversed(callbacks):
+                self._call(callback, outcome, error)
+
+    def _call(self, callback: Callback, outcome: str, error: BaseException | None) -> None:
+        try:
+            callback(outcome, error)
+        except BaseException as failure:
+            with suppress(BaseException):
+                logger.error(
+                    "job %d: a callback of its middleware failed at the end of the attempt: %r", self._job.id, failure,
+                    exc_info=failure, extra=self._job.fields,
+                )  # fmt: skip
+
+
+class Telling:
+    """Tells of attempts that were given up, on threads of its own: the one that gives up looks after leases, or the event loop."""
+
+    def __init__(self) -> None:
+        self._threads: set[threading.Thread] = set()  # each thread takes itself out; others only put one in
+
+    def tell(self, end: AttemptEnd, outcome: str, error: BaseException | None) -> None:
+        """An attempt has ended so. Returns at once."""
+        thread = threading.Thread(
+            target=self._run,
+            args=(partial(end.tell, outcome, error),),
+            name="sa-jobqueue end of an attempt",
+            daemon=True,
+        )
+        self._threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError:  # the host allows no more threads
+            self._threads.discard(thread)
+            end.tell(outcome, error)
+
+    def finish(self, seconds: float) -> None:
+        """Wait until all is told, for at most so long."""
+        until = monotonic() + seconds
+        for thread in list(self._threads):
+            thread.join(max(until - monotonic(), 0.0))
+
+    def _run(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        finally:
+            self._threads.discard(threading.current_thread())

@@ -1,0 +1,205 @@
+"""The doctor on servers of their own: connections used up, slots that nothing reads, a standby, and a role with few rights."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from sqlalchemy import NullPool, create_engine
+
+from sa_jobqueue.doctor import Finding, Thresholds
+from sa_jobqueue.errors import JobQueueError
+from sa_jobqueue.grants import Can, grant_statements
+from sa_jobqueue.health import read_health, read_holders
+from sa_jobqueue.migrations import upgrade_database
+from tests.faults.server import Guard, Server
+from tests.support.folders import make_server_folder
+from tests.support.ills import look
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """Where the servers are."""
+    folder = make_server_folder("doctor-")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    """A small server with the job tables."""
+    guard = Guard()
+    settings = {
+        "max_connections": "20",
+        "track_io_timing": "on",
+        "autovacuum": "off",
+        "autovacuum_naptime": "1s",
+        "autovacuum_freeze_max_age": "100000",
+    }
+    server = Server.make(folder / "primary", guard, settings)
+    server.start()
+    upgrade_database(server.url())
+    yield server
+    server.remove()
+    guard.close()
+
+
+def test_a_server_that_is_nearly_full_is_a_problem(server: Server) -> None:
+    """Before the next worker cannot connect."""
+    with ExitStack() as stack:
+        for _ in range(15):
+            stack.enter_context(server.connect())
+        assert look(server.url())["connections"].level == "notice"
+        for _ in range(3):
+            stack.enter_context(server.connect()).execute("BEGIN; SELECT 1")
+        finding = look(server.url())["connections"]
+        assert (finding.level, finding.numbers) == ("problem", {"used": 19.0, "most": 20.0})
+        assert finding.detail.startswith("19 of 20 are used, 0 by workers and commands")
+        assert finding.detail.endswith("3 are idle in a transaction")
+    wait_until(lambda: look(server.url())["connections"].level == "ok")
+
+
+def test_a_table_that_no_vacuum_comes_to_is_a_problem(server: Server) -> None:
+    """On this server, because autovacuum is off. It comes by itself when that is on again, and then all is well."""
+    server.execute(
+        "INSERT INTO sa_jobqueue.unique_key (key, job_id) SELECT n::text, n FROM generate_series(1, 12000) AS n"
+    )
+    server.execute("DELETE FROM sa_jobqueue.unique_key")
+    wait_until(lambda: look(server.url())["dead-rows"].numbers["rows"] >= 12_000)
+    finding = look(server.url())["vacuum"]
+    assert finding.level == "problem"
+    assert "autovacuum is off on this server" in finding.detail
+    assert "unique_key was never vacuumed, and has 12,000 dead rows" in finding.detail
+    server.execute("ALTER SYSTEM SET autovacuum = on")
+    server.execute("SELECT pg_reload_conf()")
+    wait_until(lambda: look(server.url())["vacuum"].level == "ok")
+    assert look(server.url())["dead-rows"].numbers["rows"] < 12_000
+
+
+#: Each subtransaction that writes takes a number.
+MANY_TRANSACTIONS = """
+DO $$ BEGIN
+    CREATE TEMP TABLE numbers (n int);
+    FOR n IN 1..130000 LOOP
+        BEGIN INSERT INTO numbers VALUES (n); EXCEPTION WHEN division_by_zero THEN NULL; END;
+    END LOOP;
+END $$
+"""
+
+
+def test_rows_that_nobody_freezes_are_found(server: Server) -> None:
+    """An old snapshot keeps even the vacuum that freezes from its work, on the way to the end of transaction ids."""
+    assert look(server.url())["frozen-age"].level == "ok"
+    with server.connect() as report:
+        report.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        report.execute("SELECT 1 FROM sa_jobqueue.job")
+        server.execute(MANY_TRANSACTIONS)
+        server.execute("VACUUM (FREEZE)")
+        finding = look(server.url())["frozen-age"]
+        assert finding.level == "notice"
+        assert "transactions old, and autovacuum has not frozen it" in finding.detail
+        assert look(server.url(), Thresholds(frozen_age=(0.5, 1.25)))["frozen-age"].level == "problem"
+    server.execute("VACUUM (FREEZE)")
+    assert look(server.url())["frozen-age"].level == "ok"
+
+
+def test_a_slot_that_nothing_reads_is_found(server: Server) -> None:
+    """A notice at once, and a problem when it keeps much WAL."""
+    server.execute("SELECT pg_create_physical_replication_slot('left_behind', true)")
+    finding = look(server.url())["slots"]
+    assert finding.level == "notice"
+    assert finding.detail.startswith("nothing reads the slot left_behind, which keeps ")
+    assert look(server.url(), Thresholds(retained_wal=(0, 0)))["slots"].level == "problem"
+    assert finding.advice == "if nothing needs it: `SELECT pg_drop_replication_slot('left_behind')`"
+    server.execute("SELECT pg_drop_replication_slot('left_behind')")
+    assert look(server.url())["slots"] == Finding(
+        "slots", "ok", "there are no replication slots", numbers={"slots": 0, "bytes": 0}
+    )
+
+
+def test_a_standby_is_looked_at_for_what_it_can_know(server: Server, folder: Path) -> None:
+    """That it is read-only, its plans, and how far it is behind; rows are the primary's to count. A query on it that holds the
+    primary's dead rows back is found on the primary.
+    """
+    standby = server.copy(folder / "standby")
+    try:
+        wait_until(lambda: look(server.url())["replication"].detail.startswith("1 in step"))
+        findings = look(standby.url())
+        assert findings["database"].level == "problem"
+        assert "read-only" in findings["database"].detail
+        assert {name for name, one in findings.items() if one.level == "problem"} == {"database"}
+        assert findings["vacuum"].detail == "this is a standby: the primary counts its rows"
+        assert "the claim reads job_claim_idx" in findings["plans"].detail
+
+        limits = Thresholds(replication_lag=(0.001, 0.001))
+        server.execute("CREATE TABLE something AS SELECT 1")
+        wait_until(lambda: standby.execute("SELECT pg_last_xact_replay_timestamp() IS NOT NULL") == [(True,)])
+        standby.execute("SELECT pg_wal_replay_pause()")
+        wait_until(lambda: standby.execute("SELECT pg_get_wal_replay_pause_state()") == [("paused",)])
+        server.execute("CREATE TABLE more AS SELECT 1")
+        wait_until(lambda: look(standby.url(), limits)["replication"].detail.startswith("this standby is "))
+        assert look(standby.url(), limits)["replication"].level == "problem"
+        standby.execute("SELECT pg_wal_replay_resume()")
+        wait_until(lambda: look(standby.url(), limits)["replication"].level == "ok")
+
+        standby.execute("ALTER SYSTEM SET hot_standby_feedback = on")
+        standby.execute("ALTER SYSTEM SET wal_receiver_status_interval = '1s'")
+        standby.execute("SELECT pg_reload_conf()")
+        with standby.connect() as report:
+            report.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            report.execute("SELECT 1 FROM sa_jobqueue.job")
+            limits = Thresholds(snapshot_xids=(0, 0))
+            wait_until(lambda: "hot_standby_feedback" in look(server.url(), limits)["snapshot"].detail)
+    finally:
+        standby.remove()
+
+
+def test_a_reader_is_told_what_it_cannot_see(server: Server) -> None:
+    """Of another role's session it sees the process and the age of its snapshot, and which GRANT shows the rest."""
+    server.execute("CREATE ROLE reader LOGIN")
+    for statement in grant_statements("reader", [Can.READ]):
+        server.execute(statement)
+    url = server.url().replace("postgres@", "reader@")
+    with server.connect() as report:
+        report.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        report.execute("SELECT 1 FROM sa_jobqueue.job")
+        hidden = look(url, Thresholds(snapshot_xids=(0, 0)))["snapshot"]
+        assert hidden.level == "problem"
+        assert f"process {report.info.backend_pid} " in hidden.detail
+        assert "GRANT pg_read_all_stats TO reader" in hidden.advice
+        plans = look(url)["plans"]
+        assert plans.level == "notice"
+        assert "this role may not plan the completion" in plans.detail
+        server.execute("GRANT pg_read_all_stats TO reader")
+        seen = look(url, Thresholds(snapshot=(0.0, 0.0)))["snapshot"]
+        assert "idle in transaction" in seen.detail
+        assert "pg_read_all_stats" not in seen.advice
+    assert {one.level for one in look(url).values()} == {"ok", "notice"}
+
+
+def test_all_of_a_servers_condition_is_read(server: Server) -> None:
+    """In one go, with the times of blocks where the server measures them."""
+    engine = create_engine(server.url(), poolclass=NullPool)
+    with engine.connect() as connection:
+        health = read_health(connection)
+        assert read_holders(connection) == []
+    assert health.server.times_io
+    assert health.server.connections_max == 20
+    assert {"job", "schedule", "worker"} <= {table.name for table in health.tables}
+    assert {"job_claim_idx", "job_pkey"} <= {index.name for index in health.indexes}
+    assert health.overdue.rows == 0
+    assert health.depths == []
+    assert any(one.hits for one in health.io) or health.server.major < 16
+
+
+def test_a_role_without_rights_gets_an_error_that_says_what_to_grant(server: Server) -> None:
+    """It may connect, and no more."""
+    server.execute("CREATE ROLE stranger LOGIN")
+    with pytest.raises(JobQueueError, match="sa-jobqueue grants"):
+        look(server.url().replace("postgres@", "stranger@"))
