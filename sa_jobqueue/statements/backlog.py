@@ -6,8 +6,8 @@ from sqlalchemy import Executable, Float, Integer, bindparam, func, literal_colu
 
 from ..lifecycle import JobStatus
 from ..models import Job, Schedule, status_literal
+from .depths import CAP
 from .parts import epoch, in_seconds, table_of
-from .sizes import CAP
 
 __all__ = ["count_by_queue", "schedule_lag"]
 

@@ -40,8 +40,8 @@ from sa_jobqueue.statements import (
     run_schedules,
 )
 from sa_jobqueue.statements.admin import held_by
-from sa_jobqueue.statements.backlog import count_by_queue, schedule_lag
 from sa_jobqueue.statements.apply import written_before
+from sa_jobqueue.statements.backlog import count_by_queue, schedule_lag
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
 from sa_jobqueue.statements.declared import (
