@@ -29,6 +29,7 @@ from . import (
     enqueue,
     grants,
     jobs,
+    metrics,
     migrate,
     schedule_actions,
     schedules,
@@ -188,6 +189,7 @@ _add(stats.stats, _LOOK)
 _add(workers.workers, _LOOK)
 _add(doctor.doctor, _LOOK, app=True)
 _add(alive.alive, _LOOK)
+_add(metrics.metrics, _LOOK, log_level=LogLevel.INFO)
 _add(actions.retry, _ACT)
 _add(actions.cancel, _ACT)
 _add(actions.discard, _ACT)

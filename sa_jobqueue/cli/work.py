@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from time import monotonic
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,9 +35,13 @@ from sa_jobqueue.worker.worker import Worker
 
 from .application import check_tasks, load_app
 from .config import Config
+from .endpoint import open_endpoint, send_metrics, serve_supervisor, serve_worker
 from .logs import LogFormat, set_log_format
 from .options import PREFIX, Options, setting
 from .place import database, name_of
+
+if TYPE_CHECKING:
+    from sa_jobqueue.metrics.endpoint import Endpoint
 
 __all__ = ["WorkOptions", "work"]
 
@@ -55,8 +59,9 @@ _THE_WORKERS = {"database_url", "schema", "embedded_dir", "queue", "listen", "li
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
-_queues, _pace, _pressure, _waking, _processes = (
-    partial(setting, rich_help_panel=panel) for panel in ("Queues", "Pace", "Pressure", "Waking up", "Processes")
+_queues, _pace, _pressure, _waking, _processes, _metrics = (
+    partial(setting, rich_help_panel=panel)
+    for panel in ("Queues", "Pace", "Pressure", "Waking up", "Processes", "Metrics")
 )
 _seconds = partial(_pace, metavar="SECONDS")
 
@@ -189,12 +194,27 @@ class WorkOptions(Options):
     pooled: Annotated[
         bool, _waking("--pooled", help="The database is behind a pooler in transaction mode (PgBouncer).")
     ] = False
+    metrics_port: Annotated[
+        int | None,
+        _metrics(
+            metavar="PORT",
+            min=0,
+            max=65_535,
+            help="Serve /metrics for Prometheus, /livez and /readyz on this port, for all processes of this command. 0: any that is free.",
+            show_default=False,
+        ),
+    ] = None
+    metrics_host: Annotated[
+        str, _metrics(metavar="HOST", help="The address to serve them at; 0.0.0.0: all of this machine.")
+    ] = "127.0.0.1"
     log_jobs: Annotated[
         bool, setting("--log-jobs", help="Log how each job ended, how long it took and how long it waited.")
     ] = False
     log_format: Annotated[LogFormat, setting(help="One line of text, or one JSON object, per event.")] = LogFormat.TEXT
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False
     tried_out: Annotated[bool, typer.Option("--tried-out", hidden=True)] = False
+    metrics_pipe: Annotated[int | None, typer.Option("--metrics-pipe", hidden=True)] = None
+    """To a supervised process: where to report what it has counted."""
     said: Annotated[list[str], typer.Option("--said", hidden=True)] = field(default_factory=list)
     """To a supervised process: which of a Worker's own options are on its supervisor's command line."""
 
@@ -234,11 +254,14 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     options.check()
     options = options if options.supervised else replace(options, said=_said(context))
     cores = _cores() if options.pin else []
+    endpoint = None
+    if options.metrics_port is not None and not options.supervised:
+        endpoint = open_endpoint(options.metrics_host, options.metrics_port)
     if options.supervised:
         # As Ctrl-C in a terminal: it ends the process before the worker is up, and drains it afterwards.
         drain_with_supervisor(lambda: os.kill(os.getpid(), signal.SIGTERM))
     elif options.processes > 1 or any(limit is not None for limit in options.limits().values()):
-        raise typer.Exit(_supervise(config, options, cores))
+        raise typer.Exit(_supervise(config, options, cores, endpoint))
     elif cores:
         os.sched_setaffinity(0, cores[:1])
     with _reporting(options.tried_out) as report:
@@ -253,8 +276,15 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     if options.tried_out:
         _leave_threads_behind(0)
         return
+    if endpoint is not None:
+        serve_worker(endpoint, worker)
+    sender = None if options.metrics_pipe is None else send_metrics(options.metrics_pipe, worker)
     tune_gc()
-    ending = worker.run(until_idle=options.drain)
+    try:
+        ending = worker.run(until_idle=options.drain)
+    finally:
+        if sender is not None:
+            sender.finish()
     _leave_threads_behind(ending)
     raise typer.Exit(ending)
 
@@ -341,7 +371,7 @@ def _cores() -> list[int]:
 def _arguments(config: Config, options: WorkOptions) -> list[str]:
     """The command line for a worker process with the same options; it gets URLs by its environment."""
     values = asdict(options) | {
-        "processes": 1, "supervised": True, "listen_url": None, "pin": False,
+        "processes": 1, "supervised": True, "listen_url": None, "pin": False, "metrics_port": None,
         "app": config.app or [""], "schema": config.schema, "embedded_dir": config.embedded_dir,
         "log_level": config.log_level, "debug": config.debug,
     }  # fmt: skip
@@ -366,7 +396,7 @@ def _environment(database: str | None, direct: str | None) -> dict[str, str]:
     return {**os.environ, **{name: url for name, url in urls.items() if url is not None}}
 
 
-def _supervise(config: Config, options: WorkOptions, cores: Sequence[int]) -> int:
+def _supervise(config: Config, options: WorkOptions, cores: Sequence[int], endpoint: Endpoint | None) -> int:
     """Keep the worker processes running; the exit code.
 
     First one process tries out all that a worker needs, reports, and ends. So an error is said once, before any worker is
@@ -386,6 +416,7 @@ def _supervise(config: Config, options: WorkOptions, cores: Sequence[int]) -> in
         options.processes,
         env=_environment(report.get("database"), options.listen_url),
         cores=cores,
+        reports=None if endpoint is None else serve_supervisor(endpoint),
         grace=report.get("grace", options.grace),
         until_idle=options.drain,
     )

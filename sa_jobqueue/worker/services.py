@@ -12,6 +12,7 @@ import socket
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from ..log import get_logger
@@ -110,6 +111,8 @@ class Services:
         connector = Connector(engines.main, settings.lease, settings.pooled, engines.translate, store)
         loop = asyncio.get_running_loop()
         self._spec = spec
+        self.leaving = False
+        """Whether it claims no more. Written by the thread that closes the slots, read by any."""
         self.all_slots = {
             name: Slots(name, limit, buffer=settings.buffer, call=self._call) for name, limit in spec.queues.items()
         }
@@ -239,6 +242,7 @@ class Services:
 
     def close_slots(self) -> None:
         """Claim no more, start no more, and give back the jobs that wait."""
+        self.leaving = True
         self.claimer.stop_claiming()
         for slots in self.all_slots.values():
             for run in slots.close():
@@ -270,6 +274,9 @@ class Services:
             counts=counts,
             listening=self._is_listening(),
             blocked=self.watchdog.blocked,
+            leaving=self.leaving,
+            away=self.claimer.away or self.maintenance.away,
+            late=max(monotonic() - min(self.claimer.moves_at, self.maintenance.moves_at), 0.0),
             pressure=self.governor.reason,
             share=self.governor.share,
             claimed=self.observer.claimed,

@@ -30,6 +30,8 @@ class WorkerState:
     """A worker at one moment.
 
     `serving`: it has begun and not ended. `listening`: it hears of new jobs by NOTIFY. `blocked`: its event loop does not answer.
+    `leaving`: it claims no more. `away`: the database did not answer the last time. `late`: seconds since the thread that claims, or
+    the one of maintenance, should have moved on; some while it waits for the database.
     `pressure`: why the worker claims less, which is for this `share` of its slots; None: it does not.
     `claimed`, `started`, `ended`, `rescued`: jobs since `run()` or `serve()` began. `unfinished`: jobs claimed here whose outcome
     is not known yet. `unwritten`: outcomes that wait to be written, `refused` of which the database has refused. `counts`: what
@@ -44,6 +46,9 @@ class WorkerState:
     counts: Mapping[str, int]
     listening: bool = False
     blocked: bool = False
+    leaving: bool = False
+    away: bool = False
+    late: float = 0.0
     pressure: str | None = None
     share: float = 1.0
     claimed: int = 0

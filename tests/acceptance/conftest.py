@@ -87,6 +87,11 @@ class Shop:
             result = connection.execute(statement)
             return result.all() if result.returns_rows else []
 
+    def execute_alone(self, statement: str) -> None:
+        """Execute a statement that wants no transaction, as VACUUM."""
+        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql(statement)
+
     def effects(self) -> list[Effect]:
         """What handlers have written, and committed."""
         with Session(self.engine) as session:

@@ -29,6 +29,7 @@ from .idle import idle
 from .latency import latency
 from .limits import cancel, child_drain, limits_drain
 from .memory import memory
+from .metrics import metrics
 from .pressure import governor
 from .report import Figure, line, print_figures, write_json
 from .schedules import schedules
@@ -49,6 +50,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         notes_drain,
         limits_drain,
         governor,
+        metrics,
         child_drain,
         cancel,
         tally,

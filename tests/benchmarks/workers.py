@@ -27,11 +27,17 @@ def work(
     max_jobs: int | None = None,
     pin: bool = False,
     settings: WorkerSettings | None = None,
+    beside: Callable[[Worker], None] | None = None,
 ) -> dict[str, int]:
-    """Work until nothing is due, or `max_jobs` were claimed, as `sa-jobqueue work --drain` does. Returns what became of the jobs."""
+    """Work until nothing is due, or `max_jobs` were claimed, as `sa-jobqueue work --drain` does. Returns what became of the jobs.
+
+    `beside`: is called with the worker before it begins.
+    """
     if pin:  # as `sa-jobqueue work --pin` does, before there are threads
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     worker = _connected(address, queues, max_jobs=max_jobs, settings=settings)
+    if beside is not None:
+        beside(worker)
     ready()
     worker.run(until_idle=True)
     return dict(worker.counts)

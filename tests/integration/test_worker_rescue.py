@@ -10,10 +10,9 @@ from functools import wraps
 from time import monotonic
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg import sql
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import Engine, text
 
 from sa_jobqueue import JobStatus, Registry, enqueue, task
 from sa_jobqueue.worker.maintenance.rescue import Rescue
@@ -80,23 +79,6 @@ def test_workers_that_live_for_less_than_a_lease_rescue_all_the_same(
 
 
 @contextmanager
-def away(databases: Databases, url: str) -> Iterator[None]:
-    """The database lets no connection in."""
-    name = sql.Identifier(str(make_url(url).database))
-    with connect(databases.server) as connection:
-        connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
-        terminate_all(connection, str(make_url(url).database))
-        try:
-            yield
-        finally:
-            connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
-
-
-def terminate_all(connection: psycopg.Connection, database: str) -> None:
-    connection.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", [database])
-
-
-@contextmanager
 def locked(engine: Engine) -> Iterator[None]:
     """An index is built, which locks the table against all writes; reading goes on."""
     with engine.begin() as connection:
@@ -126,7 +108,7 @@ def test_after_an_outage_longer_than_a_lease_nothing_that_lives_is_rescued(
         wait_until(lambda: before(6))  # for more than a lease
         engine.dispose()
         began = monotonic()
-        with away(databases, url) if what == "the database" else locked(engine):
+        with databases.away(url) if what == "the database" else locked(engine):
             wait_until(lambda: monotonic() > began + 2.5 * lease)
         with working(url, Registry(), lease=lease) as late:
             seen = [looks(worker) for worker in (idle, late)]

@@ -41,6 +41,7 @@ from sa_jobqueue.statements import (
 )
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.apply import written_before
+from sa_jobqueue.statements.backlog import count_by_queue, schedule_lag
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
 from sa_jobqueue.statements.declared import (
@@ -178,6 +179,8 @@ SINGLE: dict[str, Callable[[], object]] = {
     "count_jobs": count_jobs,
     "list_workers": list_workers,
     "count_expired": count_expired,
+    "count_by_queue": lambda: count_by_queue(JobStatus.FAILED),
+    "schedule_lag": schedule_lag,
     "find_stray_keys": lambda: find_stray_keys(limit=3),
     "purge_overdue": purge_overdue,
     "queue_depths": queue_depths,

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -64,6 +66,21 @@ class Databases:
         """Drop a database, and end the sessions that are connected to it."""
         with connect(self.server) as connection:
             connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    @contextmanager
+    def away(self, url: str) -> Iterator[None]:
+        """This database lets no connection in, and has ended those that it had."""
+        name = str(make_url(url).database)
+        with connect(self.server) as connection:
+            allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
+            connection.execute(allow.format(sql.Identifier(name), sql.SQL("false")))
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", [name]
+            )
+            try:
+                yield
+            finally:
+                connection.execute(allow.format(sql.Identifier(name), sql.SQL("true")))
 
     def names(self) -> list[str]:
         with connect(self.server) as connection:

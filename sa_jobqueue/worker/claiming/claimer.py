@@ -97,6 +97,8 @@ class Claimer:
         """How many outcomes make it worth to write. Written by the claimer's thread, read where handlers end."""
         self._ending = False
         """Whether to end when all is written. Written by the thread that stops the worker, read by the claimer's."""
+        self.moves_at = monotonic()
+        """When the next round begins at the latest; in a round, when that began. Written by the claimer's thread, read by any."""
 
         # The claimer's thread alone writes and reads the rest:
         broken_commits = BrokenCommits(connector, runs, writer, worker)
@@ -135,8 +137,14 @@ class Claimer:
         """Jobs claimed so far and handed over."""
         return self._demand.claimed
 
+    @property
+    def away(self) -> bool:
+        """Whether the database did not answer in the last round."""
+        return self._connection.failures > 0
+
     def start(self) -> None:
         """Begin."""
+        self.moves_at = monotonic()
         self._expired.begin()
         self.thread.start()
 
@@ -181,6 +189,7 @@ class Claimer:
         hurried = False
         while True:
             self._wake.clear()
+            self.moves_at = monotonic()
             try:
                 busy = self._timed_round()
                 if self._connection.failures:
@@ -197,7 +206,9 @@ class Claimer:
                 hurried = True
                 self._writer.hurry()
             if not busy or not len(self._writer):  # where a claim is due at once, there is no pause
-                self._wake.wait(self._pause())
+                pause = self._pause()
+                self.moves_at = monotonic() + pause
+                self._wake.wait(pause)
             self._gather()
         self._connection.close()
 

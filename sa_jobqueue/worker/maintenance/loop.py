@@ -68,12 +68,20 @@ class Maintenance:
         self._turn = connector.lease / 12
         self._end = threading.Event()
         self._wake = AutoResetEvent()
+        self.moves_at = monotonic()
+        """When the next chore is looked at, at the latest; while there is one, when it began. Written by this thread, read by any."""
         self.thread = ServiceThread("maintenance", self._loop)
         # Whatever the chore: found dead in time, so that another connection renews what this one should have.
         self.deadline = Deadline(max(connector.lease / 4, _SHORTEST_LIMIT))
 
+    @property
+    def away(self) -> bool:
+        """Whether the database did not answer the last time. For any thread."""
+        return self._failures > 0
+
     def start(self) -> None:
         """Begin."""
+        self.moves_at = monotonic()
         self.thread.start()
 
     def wake(self) -> None:
@@ -88,10 +96,12 @@ class Maintenance:
 
     def _loop(self) -> None:
         while not self._end.is_set():
+            pause = self._pause()
+            self.moves_at = monotonic() + pause
             if self._failures:  # it is of no use to come earlier
-                self._end.wait(self._pause())
+                self._end.wait(pause)
             else:
-                self._wake.wait(self._pause())
+                self._wake.wait(pause)
             if self._end.is_set():
                 break
             try:
@@ -125,7 +135,8 @@ class Maintenance:
 
     def _do(self, chore: Chore, connection: Connection) -> None:
         # First of all: the other chores are not to wait for one that fails each time.
-        chore.at = monotonic() + chore.every * random.uniform(0.9, 1.0)
+        self.moves_at = monotonic()
+        chore.at = self.moves_at + chore.every * random.uniform(0.9, 1.0)
         try:
             with self.deadline.over(connection):
                 more = chore.do(connection, Turn(monotonic() + self._turn, self._end))

@@ -23,13 +23,14 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
 from types import FrameType
+from typing import Protocol
 
 from ...log import get_logger
 from .backoff import backoff
 from .exit_codes import Ending
 from .signals import signals_go_to
 
-__all__ = ["CANNOT_WORK", "Supervisor", "drain_with_supervisor", "restart_delay"]
+__all__ = ["CANNOT_WORK", "Reports", "Supervisor", "drain_with_supervisor", "restart_delay"]
 
 logger = get_logger(__name__)
 
@@ -67,10 +68,30 @@ class _Ended:
 _Event = _Ended | signal.Signals
 
 
+class Reports(Protocol):
+    """Hears what worker processes say of themselves, each over a pipe of its own."""
+
+    def open(self, number: int) -> int:
+        """The writing end of a new pipe, for the process `number` that is about to start. The supervisor closes it.
+
+        Raises OSError, and RuntimeError if there can be no more threads.
+        """
+        ...
+
+    def ended(self, number: int, pid: int) -> None:
+        """The process has ended."""
+        ...
+
+    def leaving(self) -> None:
+        """No process is started any more."""
+        ...
+
+
 class Supervisor:
     """Runs `command` in a number of `processes`, with the environment `env` (None: this process's own).
 
     `cores`: where each process stays on one of these processor cores, shared out in turn; empty: anywhere.
+    `reports`: gets the other end of a pipe that each process is given, as the option `--metrics-pipe` with its descriptor.
     `grace`: seconds that a worker may take to drain; a little later it is killed. `until_idle`: a worker that ends by
     itself with 0 has done its work and is not started again.
     """
@@ -82,12 +103,13 @@ class Supervisor:
         *,
         env: Mapping[str, str] | None = None,
         cores: Sequence[int] = (),
+        reports: Reports | None = None,
         grace: float = 30.0,
         until_idle: bool = False,
     ) -> None:
         self._command = list(command)
         self._env = None if env is None else dict(env)
-        self._cores = cores
+        self._cores, self._reports = cores, reports
         self._grace, self._until_idle = grace, until_idle
         self._slots = [_Slot(number) for number in range(1, processes + 1)]
         self._events: SimpleQueue[_Event] = SimpleQueue()
@@ -146,7 +168,15 @@ class Supervisor:
 
     def _spawn(self, slot: _Slot) -> subprocess.Popen[bytes]:
         """A new process, whose end will be heard of. Raises OSError, and RuntimeError if there can be no more threads."""
-        process = subprocess.Popen(self._command, env=self._env, stdin=subprocess.PIPE, start_new_session=True)
+        pipe = [] if self._reports is None else [self._reports.open(slot.number)]
+        try:
+            process = subprocess.Popen(
+                [*self._command, *(f"--metrics-pipe={end}" for end in pipe)],
+                env=self._env, stdin=subprocess.PIPE, start_new_session=True, pass_fds=pipe,
+            )  # fmt: skip
+        finally:
+            for end in pipe:
+                os.close(end)
         try:
             threading.Thread(target=self._await_end, args=(slot, process), daemon=True).start()
         except RuntimeError:
@@ -191,6 +221,8 @@ class Supervisor:
     def _heed_end(self, slot: _Slot, code: int) -> None:
         ran = monotonic() - slot.started_at
         pid = _close(slot)
+        if self._reports is not None:
+            self._reports.ended(slot.number, pid)
         how = _described(code)
         slot.cannot_work = code == CANNOT_WORK
         self._worked |= ran >= _HEALTHY or not slot.cannot_work
@@ -237,6 +269,8 @@ class Supervisor:
     def _drain(self) -> None:
         """Start nothing more, and ask all to end."""
         self._stopping, self._kill_at = True, monotonic() + self._grace + _LAST_CALL
+        if self._reports is not None:
+            self._reports.leaving()
         for slot in self._slots:
             slot.start_at = None
         self._signal_all(signal.SIGTERM)

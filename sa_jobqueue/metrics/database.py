@@ -1,0 +1,154 @@
+"""The metrics of the database: backlog and age by queue, cleanup, sizes, vacuum, snapshots, locks, connections, blocks.
+
+They are asked for when Prometheus asks, in one READ ONLY transaction, and kept for some seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from ..errors import ConfigurationError
+from ..log import get_logger, one_line
+from ..models import SCHEMA
+from ..store import Store, default_store
+from ..urls import mask_passwords
+from ..worker.connections.service import setting
+from . import names
+from .families import Families
+from .findings import Findings
+from .parts import PARTS, Part
+
+__all__ = ["QueueCollector"]
+
+logger = get_logger(__name__)
+
+#: Seconds that a statement may take, and all of them together: a scrape waits for 10 s, unless it is told otherwise.
+_PATIENCE, _ALL = 2.0, 6.0
+#: Seconds that a scrape waits for the look of another one.
+_TURN = 8.0
+#: Seconds for which it is kept that the database was away.
+_AWAY = 1.0
+
+
+class QueueCollector(Collector):
+    """What the database says, for any registry: `REGISTRY.register(QueueCollector(engine))`.
+
+    `schema`: where the tables are, if the engine's `schema_translate_map` does not say it. `keep`: seconds for which values are
+    kept, however often they are asked for. `findings`: also the doctor's, looked for once a minute on a thread of its own.
+    A scrape raises nothing: while the database is away, `sa_jobqueue_database_up` is 0 and all else is missing.
+
+    Raises ConfigurationError where `engine` is no `Engine`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        schema: str | None = None,
+        keep: float = 5.0,
+        findings: bool = True,
+        store: Store = default_store,
+    ) -> None:
+        if not isinstance(engine, Engine):
+            raise ConfigurationError(
+                f"expected an Engine, not {engine!r}; for an application that has an AsyncEngine alone, make one by create_engine()"
+            )
+        if schema is not None:
+            engine = engine.execution_options(schema_translate_map={SCHEMA: schema})
+        self._engine, self._keep, self._store = engine, keep, store
+        self._findings = Findings(engine, store) if findings else None
+        self._turn = threading.Lock()
+        """Held during a look: there is one at a time."""
+        self._families: list[Family] = []
+        self._until = 0.0
+        """When the families are too old. Both are written by the thread that has the turn."""
+        self.is_up = True
+        """Whether the database answered at the last look."""
+
+    def collect(self) -> Iterator[Family]:
+        """The families; looks at the database where the last look is too old."""
+        self.refresh()
+        yield from self._families
+        if self._findings is not None and self.is_up:
+            yield from self._findings.collect()
+
+    def describe(self) -> Iterator[Family]:
+        """Nothing: to be registered needs no look at the database."""
+        return iter(())
+
+    def refresh(self) -> None:
+        """Look, if the last look is too old, or wait for the look that is under way."""
+        if not self._turn.acquire(timeout=_TURN):
+            self._families, self.is_up = _down(), False
+            return
+        try:
+            if monotonic() >= self._until:
+                self._families = self._look()
+                self._until = monotonic() + (self._keep if self.is_up else min(self._keep, _AWAY))
+        finally:
+            self._turn.release()
+
+    def _look(self) -> list[Family]:
+        families, read = Families(), Families()
+        until = monotonic() + _ALL
+        try:
+            found: list[Family] = []
+            with _reading(self._engine) as connection:
+                for name, part in PARTS.items():
+                    values = _values(connection, self._store, part) if monotonic() < until else None
+                    read.add(names.READ, values is not None, name)
+                    found += values or ()
+        except Exception as error:  # of the driver, of a pool, of a function that connects
+            if self.is_up:
+                logger.warning("no metrics of the database: %s", one_line(mask_passwords(str(error))))
+            self.is_up = False
+            return _down()
+        if not self.is_up:
+            logger.info("metrics of the database are there again")
+        self.is_up = True
+        families.add(names.UP, 1)
+        return [*families, *read, *found]
+
+
+def _down() -> list[Family]:
+    families = Families()
+    families.add(names.UP, 0)
+    return list(families)
+
+
+def _values(connection: Connection, store: Store, part: Part) -> Families | None:
+    """The values of a part; None where the database refused, or took too long."""
+    families, point = Families(), connection.begin_nested()
+    try:
+        part(connection, store, families)
+    except DBAPIError as error:
+        if error.connection_invalidated or getattr(error.orig, "sqlstate", None) is None:
+            raise
+        point.rollback()
+        logger.debug("a part of the metrics could not be read: %s", error.orig)
+        return None
+    point.commit()
+    return families
+
+
+@contextmanager
+def _reading(engine: Engine) -> Generator[Connection]:
+    """A READ ONLY transaction that is rolled back at the end; also where the engine is in AUTOCOMMIT."""
+    with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
+        connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+        limits = {
+            "statement_timeout": f"{_PATIENCE * 1000:.0f}ms",
+            "lock_timeout": "250ms",
+            "idle_in_transaction_session_timeout": f"{2 * _ALL * 1000:.0f}ms",
+            "jit": "off",  # to compile such statements takes longer than they do
+        }
+        connection.exec_driver_sql(setting(limits, local=True))
+        yield connection

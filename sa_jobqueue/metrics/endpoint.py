@@ -1,0 +1,116 @@
+"""A small HTTP server for `/metrics`, `/livez` and `/readyz`, on threads of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector
+
+from ..errors import ConfigurationError
+from .probes import Answer, Probes
+
+__all__ = ["Endpoint", "forget_process", "registry_of"]
+
+#: Where prometheus_client keeps the metrics of the application's own handlers when they run in several processes.
+_MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    block_on_close = False
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = 10  # a client that says nothing
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a scrape is no event."""
+
+    def address_string(self) -> str:
+        """The address, without asking for its name."""
+        return str(self.client_address[0])
+
+
+class Endpoint:
+    """Takes the port at once, and answers from `serve()` on.
+
+    Port 0: one that is free. Raises ConfigurationError where the port cannot be had.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        try:
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            server = _Server6 if family == socket.AF_INET6 else _Server
+            self._server = make_server(str(address[0]), port, _nothing, server, _Handler)
+        except OSError as error:
+            raise ConfigurationError(
+                f"no metrics on port {port} of {host}: {error.strerror or error}; choose another port or host, or end the "
+                "program that has it"
+            ) from error
+        shown = f"[{address[0]}]" if family == socket.AF_INET6 else address[0]
+        self.url = f"http://{shown}:{self._server.server_port}/metrics"
+
+    def serve(self, registry: CollectorRegistry, probes: Probes) -> None:
+        """Begin to answer."""
+        self._server.set_app(_application(registry, probes))
+        threading.Thread(target=self._server.serve_forever, name="sa-jobqueue metrics endpoint", daemon=True).start()
+
+    def close(self) -> None:
+        """Answer no more, and give the port back. Only after `serve()`."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def registry_of(*collectors: Collector) -> CollectorRegistry:
+    """A registry with these; and, where PROMETHEUS_MULTIPROC_DIR is set, with the metrics of the application's own handlers."""
+    registry = CollectorRegistry(auto_describe=False)
+    for collector in collectors:
+        registry.register(collector)
+    if os.environ.get(_MULTIPROCESS):
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return registry
+
+
+def forget_process(pid: int) -> None:
+    """The gauges of the application's own handlers in this process, which has ended, go."""
+    if os.environ.get(_MULTIPROCESS):
+        mark_process_dead(pid)  # type: ignore[no-untyped-call]
+
+
+def _application(registry: CollectorRegistry, probes: Probes) -> Any:
+    metrics: Any = make_wsgi_app(registry)
+    asked: dict[str, Callable[[], Answer]] = {"/livez": probes.live, "/readyz": probes.ready}
+
+    def application(environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        path = environment["PATH_INFO"]
+        if path == "/metrics":
+            answered: Iterable[bytes] = metrics(environment, start)
+            return answered
+        if path not in asked:
+            return _say(start, "404 Not Found", "there are /metrics, /livez and /readyz")
+        answer = asked[path]()
+        return _say(start, "200 OK" if answer.well else "503 Service Unavailable", answer.said)
+
+    return application
+
+
+def _say(start: StartResponse, status: str, said: str) -> Iterable[bytes]:
+    start(status, [("Content-Type", "text/plain; charset=utf-8")])
+    return [f"{said}\n".encode()]
+
+
+def _nothing(environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+    return _say(start, "503 Service Unavailable", "not begun")

@@ -1,0 +1,147 @@
+"""What the database says, part by part: each is some statements, whose values are added to the families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from ..health import read_depths, read_indexes, read_io, read_overdue, read_server, read_tables
+from ..lifecycle import JobStatus
+from ..statements.backlog import count_by_queue, schedule_lag
+from ..statements.overview import list_workers
+from ..store import Store, read_pressure
+from . import names
+from .families import Families
+
+__all__ = ["PARTS", "Part"]
+
+#: Queues above this number are added up under `OTHER`, so that names made by a program do not fill the memory of Prometheus.
+_MOST_QUEUES = 200
+OTHER = "other"
+
+#: Reads one part, and adds its values.
+Part = Callable[[Connection, Store, Families], None]
+
+
+def add_jobs(connection: Connection, store: Store, families: Families) -> None:
+    """Jobs and workers by queue."""
+    tables = store.tables
+    depths = read_depths(connection, store)
+    counted = {
+        status: {row.queue: row.number for row in connection.execute(count_by_queue(status, job=tables.job))}
+        for status in (JobStatus.RUNNING, JobStatus.FAILED)
+    }
+    workers: Sequence[Any] = connection.execute(list_workers(job=tables.job, worker=tables.worker)).all()
+    live = [worker for worker in workers if not worker.stale]
+    families.add(names.WORKERS, len(live), "live")
+    families.add(names.WORKERS, len(workers) - len(live), "stale")
+    serving: dict[str, int] = {}
+    for worker in live:
+        for queue in worker.queues:
+            serving[queue] = serving.get(queue, 0) + 1
+
+    queues = sorted({*(one.queue for one in depths), *counted[JobStatus.RUNNING], *counted[JobStatus.FAILED], *serving})
+    label = {queue: queue if number < _MOST_QUEUES else OTHER for number, queue in enumerate(queues)}
+    ages = {one.queue: one.oldest_due_age or 0.0 for one in depths}
+    for metric, values, together in (
+        (names.QUEUED, {one.queue: one.queued for one in depths}, sum),
+        (names.DUE, {one.queue: one.due for one in depths}, sum),
+        (names.OLDEST_DUE, ages, max),
+        (names.RUNNING, counted[JobStatus.RUNNING], sum),
+        (names.FAILED, counted[JobStatus.FAILED], sum),
+        (names.QUEUE_WORKERS, serving, sum),
+    ):
+        for name, value in _together(label, values, together).items():
+            families.add(metric, value, name)
+
+
+def _together(
+    label: Mapping[str, str], values: Mapping[str, float], together: Callable[[list[float]], float]
+) -> dict[str, float]:
+    """A value for each label; 0 where a queue has none."""
+    of_label: dict[str, list[float]] = {}
+    for queue, name in label.items():
+        of_label.setdefault(name, []).append(values.get(queue, 0))
+    return {name: together(found) for name, found in of_label.items()}
+
+
+def add_schedules(connection: Connection, store: Store, families: Families) -> None:
+    """How far schedules are behind."""
+    row: Any = connection.execute(schedule_lag(schedule=store.tables.schedule)).one()
+    families.add(names.SCHEDULES, row.number)
+    families.add(names.SCHEDULES_BEHIND, row.behind)
+    families.add(names.SCHEDULES_FAILING, row.failing)
+    families.add(names.SCHEDULE_BEHIND_SECONDS, row.seconds)
+
+
+def add_cleanup(connection: Connection, store: Store, families: Families) -> None:
+    """Finished jobs that are still there."""
+    overdue = read_overdue(connection, store)
+    families.add(names.OVERDUE, overdue.rows)
+    families.add(names.OVERDUE_SECONDS, overdue.seconds)
+
+
+def add_tables(connection: Connection, store: Store, families: Families) -> None:
+    """Sizes, dead rows and vacuums."""
+    for table in read_tables(connection, store):
+        families.add(names.TABLE_BYTES, table.bytes + table.toast_bytes, table.name)
+        families.add(names.TABLE_LIVE, table.live, table.name)
+        families.add(names.TABLE_DEAD, table.dead, table.name)
+        families.add(names.TABLE_SINCE_VACUUM, table.since_vacuum, table.name)
+        families.add(names.TABLE_SINCE_ANALYZE, table.since_analyze, table.name)
+        families.add(names.TABLE_AUTOVACUUMS, table.autovacuums, table.name)
+    for index in read_indexes(connection, store):
+        families.add(names.INDEX_BYTES, index.bytes, index.table, index.name)
+        families.add(names.INDEX_SCANS, index.scans, index.table, index.name)
+        families.add(names.INDEX_ROWS_READ, index.rows_read, index.table, index.name)
+
+
+def add_pressure(connection: Connection, store: Store, families: Families) -> None:
+    """What presses on the database just now."""
+    pressure = read_pressure(connection)
+    families.add(names.SNAPSHOT_SECONDS, pressure.snapshot_seconds or 0.0)
+    families.add(names.SNAPSHOT_XIDS, pressure.snapshot_xids)
+    families.add(names.LOCK_WAITS, pressure.lock_waits)
+    families.add(names.ACTIVE, pressure.active)
+    families.add(names.REPLICATION_SECONDS, pressure.replication_seconds)
+    families.add(names.REPLICATION_BYTES, pressure.replication_bytes)
+
+
+def add_server(connection: Connection, store: Store, families: Families) -> None:
+    """The server's limits, and the counters of this database."""
+    server = read_server(connection)
+    families.add(names.CONNECTIONS, server.connections)
+    families.add(names.CONNECTIONS_MAX, server.connections_max)
+    families.add(names.NOTIFY_QUEUE, server.notify_queue)
+    families.add(names.FROZEN_AGE, server.frozen_age)
+    families.add(names.TRANSACTIONS, server.commits, "commit")
+    families.add(names.TRANSACTIONS, server.rollbacks, "rollback")
+    families.add(names.DEADLOCKS, server.deadlocks)
+    families.add(names.TEMP_BYTES, server.temp_bytes)
+    families.add(names.BLOCKS, server.blocks_read, "disk")
+    families.add(names.BLOCKS, server.blocks_hit, "buffers")
+    families.add(names.BLOCK_SECONDS, server.read_seconds, "read")
+    families.add(names.BLOCK_SECONDS, server.write_seconds, "write")
+    for one in read_io(connection, server):
+        for what, value in (
+            ("read", one.reads),
+            ("write", one.writes),
+            ("extend", one.extends),
+            ("hit", one.hits),
+            ("evict", one.evictions),
+        ):
+            families.add(names.IO_BLOCKS, value, one.process, what)
+        families.add(names.IO_SECONDS, one.read_seconds, one.process, "read")
+        families.add(names.IO_SECONDS, one.write_seconds, one.process, "write")
+
+
+PARTS: Mapping[str, Part] = {
+    "jobs": add_jobs,
+    "schedules": add_schedules,
+    "cleanup": add_cleanup,
+    "pressure": add_pressure,
+    "server": add_server,
+    "tables": add_tables,
+}

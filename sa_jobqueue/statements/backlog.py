@@ -1,0 +1,43 @@
+"""Numbers for a chart: jobs of one status by queue, and how far schedules are behind. Each reads one small index."""
+
+from __future__ import annotations
+
+from sqlalchemy import Executable, Float, Integer, bindparam, func, literal_column, select, type_coerce
+
+from ..lifecycle import JobStatus
+from ..models import Job, Schedule, status_literal
+from .depths import CAP
+from .parts import epoch, in_seconds, table_of
+
+__all__ = ["count_by_queue", "schedule_lag"]
+
+#: Seconds for which a schedule may be due: a live worker looks within a second or two, without NOTIFY within 20.
+_IN_TIME = 60.0
+
+
+def count_by_queue(status: JobStatus, *, cap: int = CAP, job: type[Job] = Job) -> Executable:
+    """A row per queue: the `number` of jobs of this status, among the last `cap` of all queues. For running and failed jobs."""
+    columns = table_of(job).c
+    last = (
+        select(columns.queue)
+        .where(columns.status == status_literal(status))
+        .order_by(columns.id.desc())
+        .limit(bindparam("cap", cap, Integer))
+        .subquery("last")
+    )
+    return select(last.c.queue, func.count().label("number")).group_by(last.c.queue).order_by(last.c.queue)
+
+
+def schedule_lag(*, seen: float = _IN_TIME, schedule: type[Schedule] = Schedule) -> Executable:
+    """One row about schedules that are not paused: their number, how many are `behind` and how many `failing`, and for how many
+    `seconds` the first of those behind has been due.
+    """
+    columns = table_of(schedule).c
+    behind = columns.due_at < in_seconds(-seen, name="seen_seconds")
+    since = epoch(func.now() - func.min(columns.due_at).filter(behind))
+    return select(
+        func.count().label("number"),
+        func.count().filter(behind).label("behind"),
+        func.count().filter(columns.error.is_not(None)).label("failing"),
+        type_coerce(func.coalesce(since, literal_column("0.0", Float)), Float).label("seconds"),
+    ).where(columns.paused_at.is_(None))

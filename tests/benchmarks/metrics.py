@@ -1,0 +1,96 @@
+"""What metrics cost: a worker that is asked for them all the time, and one answer."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from prometheus_client import generate_latest
+
+from sa_jobqueue import Worker
+from sa_jobqueue.histogram import BUCKETS
+from sa_jobqueue.metrics import QueueCollector
+from sa_jobqueue.metrics.endpoint import Endpoint, registry_of
+from sa_jobqueue.metrics.pipes import Receiver, Sender
+from sa_jobqueue.metrics.probes import SupervisorProbes
+from sa_jobqueue.metrics.snapshot import Snapshot, read_snapshot
+from sa_jobqueue.metrics.sums import Totals
+from sa_jobqueue.metrics.workers import TotalsCollector
+from sa_jobqueue.tally import TaskTally
+from sa_jobqueue.worker.state import QueueState, WorkerState
+
+from .drain import rate_of_ours
+from .report import Figure, compared, interleaved
+from .schema import Bench
+from .workers import work
+
+#: Tasks of a large application, with a histogram each.
+_TASKS = 100
+
+
+def metrics(bench: Bench) -> Iterator[Figure]:
+    """Jobs that do nothing, with metrics that are sent and scraped each second against none, both ours; and one answer of each kind."""
+    jobs = 2_000 if bench.small else 60_000
+    pairs = interleaved(
+        bench.repeat,
+        partial(rate_of_ours, bench, jobs, "nothing", worker=_watched),
+        partial(rate_of_ours, bench, jobs, "nothing"),
+    )
+    yield compared("drain, metrics scraped each second : off", pairs, "jobs/s", "off", at_least=0.95)
+    times = 20 if bench.small else 200
+    snapshot = _snapshot()
+    yield Figure(f"metrics: a line for the supervisor, {_TASKS} tasks, p50", _p50(snapshot.to_line, times), "ms")
+    registry = registry_of(TotalsCollector(lambda: Totals.of_one(snapshot)))
+    yield Figure(
+        f"metrics: a scrape of a worker, {_TASKS} tasks, p50", _p50(lambda: generate_latest(registry), times), "ms"
+    )
+    bench.prepare(jobs, task="nothing")
+    database = registry_of(QueueCollector(bench.engine, keep=0.0, findings=False))
+    looks = _p50(lambda: generate_latest(database), times // 4)
+    yield Figure("metrics: a scrape of the database, p50", looks, "ms", at_most=200)
+
+
+def _watched(ready: Callable[[], Any], address: str, queues: dict[str, int]) -> dict[str, int]:
+    return work(ready, address, queues, beside=_watch)
+
+
+def _watch(worker: Worker) -> None:
+    """Send to a supervisor's end, which is in this process as well, and is scraped from here: more than a worker has to do."""
+    receiver = Receiver()
+    Sender(receiver.open(1), lambda: read_snapshot(worker)).start()
+    endpoint = Endpoint("127.0.0.1", 0)
+    endpoint.serve(registry_of(TotalsCollector(receiver.sums.totals)), SupervisorProbes(receiver))
+
+    def scrape() -> None:
+        while True:
+            with urllib.request.urlopen(endpoint.url, timeout=10) as answer:
+                answer.read()
+            threading.Event().wait(1.0)
+
+    threading.Thread(target=scrape, daemon=True).start()
+
+
+def _snapshot() -> Snapshot:
+    counts = tuple(range(BUCKETS))
+    tallies = tuple(
+        TaskTally("default", f"shop.task_{number}", completed=10**6, run_seconds=12.5, runs=counts, waits=counts)
+        for number in range(_TASKS)
+    )
+    queues = {"default": QueueState(100, running=50, waiting=10, stuck=0, paused=False)}
+    return Snapshot(tallies, WorkerState(True, queues, {}), lease=60.0)
+
+
+def _p50(act: Callable[[], object], times: int) -> float:
+    """Milliseconds."""
+
+    def timed() -> float:
+        began = perf_counter()
+        act()
+        return (perf_counter() - began) * 1_000
+
+    return statistics.median(timed() for _ in range(times))
