@@ -28,8 +28,8 @@ from sa_jobqueue.log import escaped
 from sa_jobqueue.urls import mask_passwords
 
 __all__ = [
-    "Column", "age", "cleaned", "duration", "jobs_of", "masked", "moment", "note", "print_facts", "print_json", "print_table", "say",
-    "watch_table",
+    "Column", "age", "cleaned", "duration", "jobs_of", "masked", "moment", "note", "print_facts", "print_json", "print_table", "rate",
+    "say", "watch_table",
 ]  # fmt: skip
 
 
@@ -197,6 +197,11 @@ def duration(seconds: float) -> str:
     if seconds < 0.1:
         return f"{seconds * 1000:.0f} ms"
     return age(seconds) if seconds >= 60 else f"{seconds:.3g} s"
+
+
+def rate(number: float) -> str:
+    """How often something happens: 0, 0.25, 7.5, 740, 12,300."""
+    return f"{number:,.0f}" if number >= 10 or number == 0 else f"{number:.1f}" if number >= 1 else f"{number:.2g}"
 
 
 def moment(time: datetime | None) -> str:

@@ -38,6 +38,7 @@ from sa_jobqueue.statements import (
     resume_schedules,
     retry_jobs,
     run_schedules,
+    sum_stats,
 )
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
@@ -170,6 +171,10 @@ SINGLE: dict[str, Callable[[], object]] = {
     "count_jobs": count_jobs,
     "list_workers": list_workers,
     "count_expired": count_expired,
+    "sum_stats": lambda: sum_stats(since=timedelta(hours=1)),
+    "sum_stats_by": lambda: sum_stats(
+        since=timedelta(hours=1), by=("queue", "task"), queues=["mail"], tasks=["send"], step=timedelta(minutes=5)
+    ),
     "count_jobs_where": lambda: count_jobs(Job.queue == "mail"),
     "fetch_args": lambda: fetch_args(1, most=100),
     "end_expired": lambda: end_expired(limit=1_000),

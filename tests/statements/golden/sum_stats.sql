@@ -1,0 +1,15 @@
+SELECT CAST(coalesce(sum(sa_jobqueue.stat.completed), 0) AS BIGINT) AS completed,
+    CAST(coalesce(sum(sa_jobqueue.stat.retried), 0) AS BIGINT) AS retried,
+    CAST(coalesce(sum(sa_jobqueue.stat.failed), 0) AS BIGINT) AS failed,
+    CAST(coalesce(sum(sa_jobqueue.stat.cancelled), 0) AS BIGINT) AS cancelled,
+    CAST(coalesce(sum(sa_jobqueue.stat.snoozed), 0) AS BIGINT) AS snoozed,
+    CAST(coalesce(sum(sa_jobqueue.stat.released), 0) AS BIGINT) AS released,
+    CAST(coalesce(sum(sa_jobqueue.stat.rescued), 0) AS BIGINT) AS rescued,
+    CAST(coalesce(sum(sa_jobqueue.stat.lost), 0) AS BIGINT) AS lost,
+    coalesce(sum(sa_jobqueue.stat.run_seconds), 0.0) AS run_seconds,
+    coalesce(sum(sa_jobqueue.stat.wait_seconds), 0.0) AS wait_seconds,
+    CAST(ARRAY[coalesce(sum(sa_jobqueue.stat.runs[1]), 0), coalesce(sum(sa_jobqueue.stat.runs[2]), 0), coalesce(sum(sa_jobqueue.stat.runs[3]), 0), coalesce(sum(sa_jobqueue.stat.runs[4]), 0), coalesce(sum(sa_jobqueue.stat.runs[5]), 0), coalesce(sum(sa_jobqueue.stat.runs[6]), 0), coalesce(sum(sa_jobqueue.stat.runs[7]), 0), coalesce(sum(sa_jobqueue.stat.runs[8]), 0), coalesce(sum(sa_jobqueue.stat.runs[9]), 0), coalesce(sum(sa_jobqueue.stat.runs[10]), 0), coalesce(sum(sa_jobqueue.stat.runs[11]), 0), coalesce(sum(sa_jobqueue.stat.runs[12]), 0), coalesce(sum(sa_jobqueue.stat.runs[13]), 0), coalesce(sum(sa_jobqueue.stat.runs[14]), 0), coalesce(sum(sa_jobqueue.stat.runs[15]), 0), coalesce(sum(sa_jobqueue.stat.runs[16]), 0), coalesce(sum(sa_jobqueue.stat.runs[17]), 0), coalesce(sum(sa_jobqueue.stat.runs[18]), 0), coalesce(sum(sa_jobqueue.stat.runs[19]), 0)] AS BIGINT[]) AS runs,
+    CAST(ARRAY[coalesce(sum(sa_jobqueue.stat.waits[1]), 0), coalesce(sum(sa_jobqueue.stat.waits[2]), 0), coalesce(sum(sa_jobqueue.stat.waits[3]), 0), coalesce(sum(sa_jobqueue.stat.waits[4]), 0), coalesce(sum(sa_jobqueue.stat.waits[5]), 0), coalesce(sum(sa_jobqueue.stat.waits[6]), 0), coalesce(sum(sa_jobqueue.stat.waits[7]), 0), coalesce(sum(sa_jobqueue.stat.waits[8]), 0), coalesce(sum(sa_jobqueue.stat.waits[9]), 0), coalesce(sum(sa_jobqueue.stat.waits[10]), 0), coalesce(sum(sa_jobqueue.stat.waits[11]), 0), coalesce(sum(sa_jobqueue.stat.waits[12]), 0), coalesce(sum(sa_jobqueue.stat.waits[13]), 0), coalesce(sum(sa_jobqueue.stat.waits[14]), 0), coalesce(sum(sa_jobqueue.stat.waits[15]), 0), coalesce(sum(sa_jobqueue.stat.waits[16]), 0), coalesce(sum(sa_jobqueue.stat.waits[17]), 0), coalesce(sum(sa_jobqueue.stat.waits[18]), 0), coalesce(sum(sa_jobqueue.stat.waits[19]), 0)] AS BIGINT[]) AS waits
+FROM sa_jobqueue.stat
+WHERE sa_jobqueue.stat.seconds IN (60, 3600)
+AND sa_jobqueue.stat.at >= date_trunc('minute', now() + %(since_seconds)s * interval '1 second')
