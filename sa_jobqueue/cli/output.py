@@ -28,7 +28,7 @@ from sa_jobqueue.log import escaped
 from sa_jobqueue.urls import mask_passwords
 
 __all__ = [
-    "Column", "age", "cleaned", "duration", "jobs_of", "masked", "moment", "note", "print_facts", "print_json", "print_table", "rate",
+    "Column", "age", "cleaned", "duration", "fitted", "jobs_of", "masked", "moment", "note", "print_facts", "print_json", "print_table", "rate",
     "say", "watch_table",
 ]  # fmt: skip
 
@@ -59,10 +59,13 @@ def print_table(columns: Sequence[Column], rows: Rows, *, styles: Sequence[str] 
     if not console.is_terminal:
         sys.stdout.write(_plain(columns, cells))
         return
-    console.print(_table(columns, cells, styles, console.width))
+    console.print(fitted(columns, cells, styles, console.width))
 
 
-def _table(columns: Sequence[Column], cells: Sequence[Sequence[str]], styles: Sequence[str], width: int) -> Table:
+def fitted(
+    columns: Sequence[Column], cells: Sequence[Sequence[str]], styles: Sequence[str], width: int, *, rule: bool = True
+) -> Table:
+    """A table that is not wider than `width`; what is cut ends with an ellipsis. `rule`: with a line below the headings."""
     if not _fits(columns, cells, width):
         cells = [
             [column.shortened(cell) if column.shortened else cell for column, cell in zip(columns, row, strict=True)]
@@ -71,7 +74,7 @@ def _table(columns: Sequence[Column], cells: Sequence[Sequence[str]], styles: Se
     if not _fits(columns, cells, width):
         cells = [[cell for column, cell in zip(columns, row, strict=True) if not column.optional] for row in cells]
         columns = [column for column in columns if not column.optional]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD if rule else None, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column, needed in zip(columns, _widths(columns, cells), strict=True):
         title = Text(column.name, style="bold", no_wrap=True, overflow="ellipsis")
         least = min(column.least, needed)
@@ -94,7 +97,7 @@ def watch_table(columns: Sequence[Column], look: Callable[[int], tuple[Rows, Seq
         while True:
             rows, styles = look(max(console.height - 3, 1))
             cells = [[cleaned(value) for value in row] for row in rows]
-            live.update(_table(columns, cells, styles, console.width), refresh=True)
+            live.update(fitted(columns, cells, styles, console.width), refresh=True)
             time.sleep(every)
 
 

@@ -33,6 +33,7 @@ from . import (
     schedule_actions,
     schedules,
     stats,
+    top,
     work,
     workers,
 )
@@ -185,6 +186,7 @@ _add(enqueue.enqueue, _RUN, app=True)
 _add(jobs.list_jobs, _LOOK, "list")
 _add(jobs.show, _LOOK)
 _add(stats.stats, _LOOK)
+_add(top.top, _LOOK)
 _add(workers.workers, _LOOK)
 _add(check.check, _LOOK)
 _add(alive.alive, _LOOK)
