@@ -36,7 +36,7 @@ def frame(seen: Seen, stand: Stand, *, name: str, width: int, height: int | None
     if stand.view is View.OVERVIEW:
         body, lines = _overview(seen.picture, width, space)
     elif stand.view is View.JOB:
-        body, lines = _job(seen, stand, space or 0)
+        body, lines = _job(seen, stand, width, space or 0)
     else:
         body, lines = _table(seen.picture, stand, width, space or 0)
     header = _header(seen, name)
@@ -66,7 +66,8 @@ def _header(seen: Seen, name: str) -> list[Text]:
     picture = seen.picture
     at = f"{picture.now.astimezone():%H:%M:%S}"
     if seen.problem is None:
-        first = _line((f"{at}  ", "bold"), name)
+        look = f" · {duration(seen.took)} a look, every {seen.pause:.3g} s" if seen.took else ""
+        first = _line((f"{at}  ", "bold"), name, (look, "dim"))
     else:
         since = "" if seen.since is None else f" since {seen.since:%H:%M:%S}"
         first = _line((f"no answer{since}, this is of {at}: {seen.problem}", "bold red"))
@@ -127,10 +128,10 @@ def _table(picture: Picture, stand: Stand, width: int, space: int) -> tuple[list
     return [table], min(number, len(rows) - first) + 1
 
 
-def _job(seen: Seen, stand: Stand, space: int) -> tuple[list[RenderableType], int]:
+def _job(seen: Seen, stand: Stand, width: int, space: int) -> tuple[list[RenderableType], int]:
     if seen.job is None or seen.job.job.id != stand.job:
         return [_line((f"job {stand.job}: not read yet, or it is not there any more", "dim"))], 1
-    lines = job_lines(seen.job)
+    lines = job_lines(seen.job, width)
     first = max(0, min(stand.position, len(lines) - space))
     shown = lines[first : first + space]
     return [*shown], len(shown)
@@ -139,7 +140,7 @@ def _job(seen: Seen, stand: Stand, space: int) -> tuple[list[RenderableType], in
 def _footer(seen: Seen, stand: Stand) -> Text:
     if stand.question is not None:
         return _line((f"{stand.question.text} y: yes, any other key: no", "bold yellow"))
-    if seen.said:
+    if seen.done > stand.heard:
         return _line((seen.said, "bold"))
     views = (
         []
@@ -147,8 +148,8 @@ def _footer(seen: Seen, stand: Stand) -> Text:
         else [f"{key} {view.value}" for key, view in KEYS.items() if view is not stand.view]
     )
     own = {
-        View.FAILED: ["enter shows", "r retries"],
-        View.SCHEDULES: ["p pauses, resumes"],
-        View.JOB: ["esc back", "r retries", "c cancels"],
+        View.FAILED: ["enter show", "r retry"],
+        View.SCHEDULES: ["p pause or resume"],
+        View.JOB: ["esc back", "r retry", "c cancel"],
     }
-    return _line((" · ".join([*own.get(stand.view, []), *views, "q quits"]), "dim"))
+    return _line((" · ".join([*own.get(stand.view, []), *views, "q quit"]), "dim"))

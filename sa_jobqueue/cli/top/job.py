@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, cast
 
+from rich.cells import chop_cells
 from rich.text import Text
 
 from sa_jobqueue.urls import mask_passwords
@@ -28,9 +29,13 @@ _TIMES = {
 _MOST = 10_000
 
 
-def job_lines(seen: JobSeen) -> list[Text]:
-    """The lines, each as long as it is; what does not fit into the terminal is cut."""
-    return [Text(text, style=style, no_wrap=True, overflow="ellipsis") for text, style in _lines(seen)]
+def job_lines(seen: JobSeen, width: int) -> list[Text]:
+    """The lines; one that is longer than `width` goes on in the next."""
+    return [
+        Text(part, style=style, no_wrap=True)
+        for text, style in _lines(seen)
+        for part in chop_cells(text, width) or [""]
+    ]
 
 
 def _lines(seen: JobSeen) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ __all__ = ["Action", "Reader", "Seen", "Wanted"]
 Action: TypeAlias = Callable[[Connection], str]
 
 #: The share of the time that may be spent on reading: what is slow is read less often.
-_SHARE = 0.05
+_SHARE = 0.1
 _ERRORS = (SQLAlchemyError, psycopg.Error)
 
 
@@ -46,6 +46,10 @@ class Seen:
 
     picture: Picture
     job: JobSeen | None = None
+    took: float = 0.0
+    """Seconds that it took to read it."""
+    pause: float = 0.0
+    """Seconds from then on until the next time."""
     problem: str | None = None
     since: datetime | None = None
     said: str = ""
@@ -57,7 +61,7 @@ class Seen:
 class Reader:
     """Reads every so many seconds, and whenever it is asked to.
 
-    `seen` is written by the thread of the reader, and `wanted` by the screen's; each reads the other's.
+    `seen` is written by the thread of the reader alone, and `wanted` by the screen's; each reads the other's.
     """
 
     def __init__(self, engine: Engine, picture: Picture, *, every: float, tell: Callable[[], None]) -> None:
@@ -86,17 +90,15 @@ class Reader:
 
     def _run(self) -> None:
         while True:
-            began = monotonic()
             self._again.clear()
             while self._actions:
                 self._act(self._actions.popleft())
             self._read()
             self._tell()
-            took = monotonic() - began
-            self._again.wait(max(self._every - took, took / _SHARE - took if self.seen.problem is None else 0.0))
+            self._again.wait(self.seen.pause)
 
     def _read(self) -> None:
-        wanted, seen = self.wanted, self.seen
+        wanted, seen, began = self.wanted, self.seen, monotonic()
         try:
             if self._connection is None:
                 self._connection = self._engine.connect().execution_options(postgresql_readonly=True)
@@ -106,9 +108,13 @@ class Reader:
         except _ERRORS as error:
             self._disconnect()
             since = seen.since or datetime.now().astimezone()
-            self.seen = replace(seen, problem=one_line(mask_passwords(explained(error))), since=since)
+            self.seen = replace(
+                seen, problem=one_line(mask_passwords(explained(error))), since=since, pause=self._every
+            )
         else:
-            self.seen = replace(seen, picture=picture, job=job, problem=None, since=None)
+            took = monotonic() - began
+            pause = max(self._every, took / _SHARE)
+            self.seen = replace(seen, picture=picture, job=job, took=took, pause=pause, problem=None, since=None)
 
     def _act(self, action: Action) -> None:
         try:

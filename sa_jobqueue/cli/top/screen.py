@@ -37,8 +37,8 @@ def show_live(engine: Engine, picture: Picture, *, name: str, every: float) -> N
             for key in terminal.pressed():
                 if key == QUIT and stand.question is None:
                     return
-                reader.seen = replace(reader.seen, said="")
                 stand, action = press(key, stand, seen)
+                stand = replace(stand, heard=seen.done)
                 if action is not None:
                     reader.do(action)
             if (wanted := _wanted(stand, console)) != reader.wanted:

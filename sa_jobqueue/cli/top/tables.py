@@ -37,6 +37,8 @@ class Rows:
     columns: Sequence[Column]
     of: Callable[[Picture], list[tuple[Sequence[object], str]]]
     """The cells of each row, and its style."""
+    total: Callable[[Picture], str] = lambda picture: ""
+    """How many there are, where not all of them were read."""
 
 
 def drawn(rows: Rows, picture: Picture, width: int, *, first: int, number: int, selected: int | None = None) -> Table:
@@ -48,7 +50,9 @@ def drawn(rows: Rows, picture: Picture, width: int, *, first: int, number: int, 
         styles[selected - first] = f"{styles[selected - first]} reverse".strip()
     title, *others = rows.columns
     if len(shown) < len(found):
-        title = replace(title, name=f"{title.name} {first + 1}-{first + len(shown)} of {len(found)}")
+        title = replace(
+            title, name=f"{title.name} {first + 1}-{first + len(shown)} of {rows.total(picture) or len(found)}"
+        )
     cells = [[cleaned(cell) for cell in line] for line, _ in shown]
     return fitted([title, *others], cells, styles, width, rule=False)
 
@@ -128,6 +132,7 @@ TABLES = {
             Column("attempt", "right", optional=True), Column("when"), Column("error", wide=True, least=20),
         ),
         lambda picture: [_failure(row) for row in picture.failures],
+        lambda picture: capped(picture.failed),
     ),
     View.SCHEDULES: Rows(
         (replace(SCHEDULE_COLUMNS[0], name="SCHEDULES"), *SCHEDULE_COLUMNS[1:]),

@@ -46,6 +46,8 @@ class Stand:
     """Where that was, in case it is gone; in the view of a job, the first line that is shown."""
     job: int | None = None
     question: Question | None = None
+    heard: int = 0
+    """The number of actions of which the operator has read what they came to."""
 
     def place(self, rows: Sequence[object]) -> int:
         """The number of the selected row."""
