@@ -14,7 +14,7 @@ from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.statements import sum_stats
 
 from .figures import COUNTED, QUANTILES, Figures
-from .output import Column, age, cleaned, duration, note, print_json, print_table, rate
+from .output import Column, age, duration, note, print_json, print_table, rate
 
 __all__ = ["Question", "parse_by", "show_outcomes"]
 
@@ -84,14 +84,16 @@ def show_outcomes(connection: Connection, asked: Question, *, json: bool) -> Non
         note(f"workers have counted no such jobs in the last {_span(asked.since)}")
         return
     names = [name for name in COUNTED if name in _ALWAYS or any(one.counts[name] for one in figures)]
-    table: list[list[str]] = [[*_keys(row, keys), *_cells(one, names)] for row, one in zip(rows, figures, strict=True)]
-    styles = ["red" if one.counts["failed"] else "" for one in figures]
+    table: list[list[str]] = [
+        [*_keys(row, keys, asked.since), *_cells(one, names)] for row, one in zip(rows, figures, strict=True)
+    ]
+    styles = [""] * len(rows)
     if asked.by and asked.step is None and len(rows) > 1:
         total = Figures.of(rows, (now - begin).total_seconds())
         table.append(["(all)", *[""] * (len(keys) - 1), *_cells(total, names)])
         styles.append("bold")
-    print_table([*_key_columns(keys), *_columns(names)], table, styles=styles)
-    note(f"since {begin.astimezone():%Y-%m-%d %H:%M}; /min: jobs that ended; workers add what they counted every 10 s")
+    print_table([*_key_columns(keys), *_columns(names, keys)], table, styles=styles, rule=False)
+    note(f"since {begin.astimezone():%Y-%m-%d %H:%M} · /min: jobs that ended · workers add to it every 10 s")
 
 
 def _seconds(row: Any, step: timedelta | None, begin: datetime, now: datetime) -> float:
@@ -101,13 +103,15 @@ def _seconds(row: Any, step: timedelta | None, begin: datetime, now: datetime) -
     return float((now - begin).total_seconds())
 
 
-def _columns(names: Sequence[str]) -> Iterator[Column]:
+def _columns(names: Sequence[str], keys: Sequence[str]) -> Iterator[Column]:
+    # Where there are two names beside each other, 80 columns have no place for medians, either.
+    left_out = {"mean", "p99", *(["p50"] if len(keys) > 1 else [])}
     for name in names:
         yield Column(name, "right", optional=name not in _ALWAYS)
     yield Column("/min", "right")
     for kind in ("run", "wait"):
         for name in ("mean", *QUANTILES):
-            yield Column(f"{kind} {name}", "right", optional=name in {"mean", "p99"})
+            yield Column(f"{kind} {name}", "right", optional=name in left_out)
 
 
 def _key_columns(keys: Sequence[str]) -> list[Column]:
@@ -115,8 +119,9 @@ def _key_columns(keys: Sequence[str]) -> list[Column]:
     return [Column("since") if key == "at" else Column(key, wide=True, least=10, shortened=shortened.get(key)) for key in keys]  # fmt: skip
 
 
-def _keys(row: Any, keys: Sequence[str]) -> list[str]:
-    return [f"{row.at.astimezone():%Y-%m-%d %H:%M}" if key == "at" else cleaned(getattr(row, key)) for key in keys]
+def _keys(row: Any, keys: Sequence[str], since: timedelta) -> list[str]:
+    form = "%H:%M" if since < timedelta(days=1) else "%m-%d %H:%M"
+    return [row.at.astimezone().strftime(form) if key == "at" else getattr(row, key) for key in keys]
 
 
 def _cells(one: Figures, names: Sequence[str]) -> list[str]:

@@ -52,26 +52,29 @@ class Column:
     shortened: Callable[[str], str] | None = None
 
 
-def print_table(columns: Sequence[Column], rows: Rows, *, styles: Sequence[str] = ()) -> None:
-    """Print a table: fitted into a terminal, or in full as plain columns. `styles`: one for each row."""
+def print_table(columns: Sequence[Column], rows: Rows, *, styles: Sequence[str] = (), rule: bool = True) -> None:
+    """Print a table: fitted into a terminal, or in full as plain columns. `styles`: one for each row. `rule`: see `fitted`."""
     cells = [[cleaned(value) for value in row] for row in rows]
     console = Console(highlight=False)
     if not console.is_terminal:
         sys.stdout.write(_plain(columns, cells))
         return
-    console.print(fitted(columns, cells, styles, console.width))
+    console.print(fitted(columns, cells, styles, console.width, rule=rule))
 
 
 def fitted(
     columns: Sequence[Column], cells: Sequence[Sequence[str]], styles: Sequence[str], width: int, *, rule: bool = True
 ) -> Table:
-    """A table that is not wider than `width`; what is cut ends with an ellipsis. `rule`: with a line below the headings."""
-    if not _fits(columns, cells, width):
+    """A table that is not wider than `width`; what is cut ends with an ellipsis. `rule`: with a line below the headings, and two
+    spaces between columns, not one.
+    """
+    gap = 2 if rule else 1
+    if not _fits(columns, cells, width, gap):
         cells = [
             [column.shortened(cell) if column.shortened else cell for column, cell in zip(columns, row, strict=True)]
             for row in cells
         ]
-    if not _fits(columns, cells, width):
+    if not _fits(columns, cells, width, gap):
         cells = [[cell for column, cell in zip(columns, row, strict=True) if not column.optional] for row in cells]
         columns = [column for column in columns if not column.optional]
     table = Table(box=box.SIMPLE_HEAD if rule else None, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
@@ -101,8 +104,8 @@ def watch_table(columns: Sequence[Column], look: Callable[[int], tuple[Rows, Seq
             time.sleep(every)
 
 
-def _fits(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> bool:
-    return sum(_widths(columns, cells)) + len(columns) - 1 <= width
+def _fits(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int, gap: int) -> bool:
+    return sum(_widths(columns, cells)) + gap * (len(columns) - 1) <= width
 
 
 def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> list[int]:

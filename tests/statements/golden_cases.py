@@ -50,6 +50,7 @@ from sa_jobqueue.statements.declared import (
     resume_declared,
     say_declared,
 )
+from sa_jobqueue.statements.depths import count_failed, queue_depths, running_jobs
 from sa_jobqueue.statements.expiry import end_expired, end_overdue, forget_expiry
 from sa_jobqueue.statements.fetch import fetch_args
 from sa_jobqueue.statements.leases import attest_uptime, cancel_requests
@@ -171,6 +172,9 @@ SINGLE: dict[str, Callable[[], object]] = {
     "count_jobs": count_jobs,
     "list_workers": list_workers,
     "count_expired": count_expired,
+    "count_failed": count_failed,
+    "queue_depths": queue_depths,
+    "running_jobs": running_jobs,
     "sum_stats": lambda: sum_stats(since=timedelta(hours=1)),
     "sum_stats_by": lambda: sum_stats(
         since=timedelta(hours=1), by=("queue", "task"), queues=["mail"], tasks=["send"], step=timedelta(minutes=5)

@@ -107,6 +107,8 @@ def _overview(picture: Picture, width: int, space: int | None) -> tuple[list[Ren
     """The sections one below the other, each with its title and an empty line, and how many lines that is."""
     found = [(TABLES[section], len(TABLES[section].of(picture))) for section in _SECTIONS]
     found = [(rows, number) for rows, number in found if number]
+    if space is not None:
+        found = found[: max((space + 1) // 3, 1)]  # those of which a row has place
     if not found:
         return [_line(("no jobs and no workers yet", "dim"))], 1
     needs = [number for _, number in found]

@@ -51,8 +51,11 @@ def _lines(seen: JobSeen) -> Iterator[tuple[str, str]]:
     for title in ("args", "meta", "result"):
         if (value := getattr(job, title)) not in (None, {}):
             yield from _value(title, value)
+    if job.args is None or job.meta is None or job.errors is None:
+        yield f"it has arguments or errors too long for this view: sa-jobqueue show {job.id}", "yellow"
     # The application may have written there, too: what is no entry of an attempt is shown as it is.
-    errors = job.errors if isinstance(job.errors, list) else [job.errors]
+    errors = job.errors or []
+    errors = errors if isinstance(errors, list) else [errors]
     for error in reversed(errors):
         yield from _error(cast(dict[str, Any], error)) if isinstance(error, dict) else _value("error", error)
 

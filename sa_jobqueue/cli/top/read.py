@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, case, func, select
 
 from sa_jobqueue.models import Job, WorkerRow
 from sa_jobqueue.statements import list_schedules, sum_stats
@@ -25,6 +25,14 @@ __all__ = ["CAP", "LATELY", "JobSeen", "Picture", "QueueSeen", "WorkerSeen", "re
 LATELY = timedelta(minutes=5)
 #: Jobs are counted up to this number, and queues are shown up to this one.
 CAP, QUEUES = 10_000, 200
+
+#: Bytes of arguments, a result or errors up to which they are read again and again.
+SHOWN = 100_000
+#: The columns of a job that are short.
+_PLAIN = (
+    Job.id, Job.task, Job.queue, Job.priority, Job.attempt, Job.max_attempts, Job.rescues, Job.worker, Job.created_at, Job.run_at,
+    Job.claimed_at, Job.lease_expires_at, Job.cancel_requested_at, Job.finished_at, Job.purge_at,
+)  # fmt: skip
 
 # The statistics of a queue's table are often old, and a plan by them would read the whole table each second.
 _SETTINGS = {
@@ -84,7 +92,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class JobSeen:
-    """A job as its row, what its state is called, and the time."""
+    """A job as its row, in which a value that is too long is None; what its state is called; and the time."""
 
     job: Any
     reading: str
@@ -120,7 +128,11 @@ def read_picture(connection: Connection, *, failures: int, schedules: bool = Fal
 def read_job(connection: Connection, id: int) -> JobSeen | None:
     """Read one job; None if it is not there."""
     settle(connection)
-    query = select(Job.__table__, READING.label("reading"), func.now().label("now")).where(Job.id == id)
+    short = (
+        case((func.pg_column_size(value) <= SHOWN, value)).label(value.key)
+        for value in (Job.args, Job.meta, Job.result, Job.errors)
+    )
+    query = select(*_PLAIN, *short, READING.label("reading"), func.now().label("now")).where(Job.id == id)
     row = connection.execute(query).one_or_none()
     return None if row is None else JobSeen(row, row.reading, row.now)
 
