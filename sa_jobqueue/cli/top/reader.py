@@ -73,6 +73,7 @@ class Reader:
         self._actions: deque[Action] = deque()
         self._again = threading.Event()
         self._connection: Connection | None = None
+        self._stopped = False
 
     def start(self) -> None:
         """Read from now on. The thread does not keep the process alive: a database that is away may hold it for long."""
@@ -88,14 +89,20 @@ class Reader:
         self._actions.append(action)
         self._again.set()
 
+    def stop(self) -> None:
+        """Read no more, from the next time on."""
+        self._stopped = True
+        self._again.set()
+
     def _run(self) -> None:
-        while True:
+        while not self._stopped:
             self._again.clear()
             while self._actions:
                 self._act(self._actions.popleft())
             self._read()
             self._tell()
             self._again.wait(self.seen.pause)
+        self._disconnect()
 
     def _read(self) -> None:
         wanted, seen, began = self.wanted, self.seen, monotonic()

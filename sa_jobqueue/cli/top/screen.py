@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 from rich.console import Console
@@ -26,11 +26,12 @@ def show_live(engine: Engine, picture: Picture, *, name: str, every: float) -> N
     """Show this picture, and a new one `every` seconds. `name`: of the database."""
     console = Console(highlight=False)
     live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
-    with suppress(KeyboardInterrupt), _silence(), _terminal(live) as terminal, live:
+    with suppress(KeyboardInterrupt), _silence(), _terminal(live) as terminal, live, ExitStack() as stack:
         reader = Reader(engine, picture, every=every, tell=terminal.wake)
         stand = Stand()
         reader.read_again(_wanted(stand, console))
         reader.start()
+        stack.callback(reader.stop)
         while True:
             seen = reader.seen
             live.update(frame(seen, stand, name=name, width=console.width, height=console.height), refresh=True)
