@@ -63,7 +63,15 @@ class Shell:
         return wait_until(look)
 
     def wait_until(self, condition: Callable[[list[str]], Any]) -> Any:
-        return wait_until(lambda: condition(self.lines))
+        """Wait until this is true of the lines of the screen."""
+
+        def look() -> Any:
+            lines = self.lines
+            found = condition(lines)
+            assert found, "the screen does not show it:\n" + "\n".join(lines)
+            return found
+
+        return wait_until(look)
 
     def run(self, command: str) -> str:
         """Run a command of the shell to its end; what it has written."""
@@ -100,7 +108,7 @@ def terminal(folder: Path, url: str, *, columns: int, rows: int) -> Iterator[She
         env=given, cwd=ROOT, check=True, timeout=30,
     )  # fmt: skip
     try:
-        shell.wait_for("$ ")
+        shell.wait_for("$")
         yield shell
     finally:
         shell.tmux("kill-server")

@@ -119,8 +119,8 @@ def test_a_database_that_does_not_answer_is_said_above_the_last_picture() -> Non
     """With the reason, and since when."""
     seen = Seen(picture(), problem="the database ended the connection", since=NOW)
     lines = drawn(seen, width=140)
-    assert lines[0].startswith("no answer since 03:04:05, this is of ")
-    assert lines[0].endswith("the database ended the connection")
+    assert lines[0].startswith("no answer since 03:04:05; this is the picture of ")
+    assert lines[4] == "the database ended the connection"
     assert "1,204 due" in lines[1]
 
 

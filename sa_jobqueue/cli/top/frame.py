@@ -66,11 +66,11 @@ def _header(seen: Seen, name: str) -> list[Text]:
     picture = seen.picture
     at = f"{picture.now.astimezone():%H:%M:%S}"
     if seen.problem is None:
-        look = f" · {duration(seen.took)} a look, every {seen.pause:.3g} s" if seen.took else ""
+        look = f" · {duration(seen.took)} a look, every {duration(seen.pause)}" if seen.took else ""
         first = _line((f"{at}  ", "bold"), name, (look, "dim"))
     else:
         since = "" if seen.since is None else f" since {seen.since:%H:%M:%S}"
-        first = _line((f"no answer{since}, this is of {at}: {seen.problem}", "bold red"))
+        first = _line((f"no answer{since}; this is the picture of {at}", "bold red"))
     due, queued = (_total([getattr(one, what) for one in picture.queues]) for what in ("due", "queued"))
     stale = sum(one.stale for one in picture.workers)
     number = len(picture.workers)
@@ -88,7 +88,7 @@ def _header(seen: Seen, name: str) -> list[Text]:
         ),
         _line("each minute, over the last 5: ", outcomes),
         _line(f"waited {_quantiles(lately, 'wait')}   ran {_quantiles(lately, 'run')}"),
-        Text(),
+        _line((seen.problem or "", "red")),
     ]
 
 
