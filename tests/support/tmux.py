@@ -101,7 +101,9 @@ def terminal(folder: Path, url: str, *, columns: int, rows: int) -> Iterator[She
     start = folder / "start"
     start.write_text(f"PS1='$ '\nsa-jobqueue() {{ {shlex.join(CLI)} \"$@\"; }}\n")
     shell = Shell(folder / "tmux", folder)
-    given = {name: value for name, value in environment(url).items() if name not in {"COLUMNS", "TERM", "TMUX"}}
+    given = {
+        name: value for name, value in environment(url).items() if name not in {"COLUMNS", "LINES", "TERM", "TMUX"}
+    }
     size = ["-x", str(columns), "-y", str(rows)]
     subprocess.run(
         [str(PROGRAM), "-S", str(shell.socket), "-f", "/dev/null", "new-session", "-d", "-s", "shell", *size, "bash", "--noprofile", "--rcfile", str(start)],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.live import Live
 from sqlalchemy import Engine
 
@@ -33,6 +34,8 @@ def show_live(engine: Engine, picture: Picture, *, name: str, every: float) -> N
         reader.start()
         stack.callback(reader.stop)
         while True:
+            # Rich would take it from COLUMNS and LINES where a shell has exported them, and these stay when the window changes.
+            console.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))
             seen = reader.seen
             live.update(frame(seen, stand, name=name, width=console.width, height=console.height), refresh=True)
             for key in terminal.pressed():
