@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sa_jobqueue.statements.depths import capped
+from sa_jobqueue.statements.depths import CAP, capped
 
 from ..figures import COUNTED, QUANTILES, Figures
 from ..output import duration, rate
@@ -96,8 +96,8 @@ def _header(seen: Seen, name: str) -> list[Text]:
 
 def _total(numbers: Sequence[int]) -> str:
     """The sum; it may be more where one of them was not counted to its end."""
-    more = any(capped(number).endswith("+") for number in numbers)
-    return f"{sum(numbers):,}{'+' if more else ''}"
+    more = "+" if max(numbers, default=0) >= CAP else ""
+    return f"{sum(min(number, CAP - 1) for number in numbers):,}{more}"
 
 
 def _quantiles(lately: Figures, what: str) -> str:
