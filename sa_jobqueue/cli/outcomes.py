@@ -114,9 +114,13 @@ def _columns(names: Sequence[str], keys: Sequence[str]) -> Iterator[Column]:
             yield Column(f"{kind} {name}", "right", optional=name in left_out)
 
 
-def _key_columns(keys: Sequence[str]) -> list[Column]:
-    shortened = {"task": lambda name: name.rpartition(".")[2]}
-    return [Column("since") if key == "at" else Column(key, wide=True, least=10, shortened=shortened.get(key)) for key in keys]  # fmt: skip
+def _key_columns(keys: Sequence[str]) -> Iterator[Column]:
+    for key in keys:
+        yield Column("since") if key == "at" else Column(key, wide=True, least=10, shortened=_last_part if key == "task" else None)  # fmt: skip
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _keys(row: Any, keys: Sequence[str], since: timedelta) -> list[str]:

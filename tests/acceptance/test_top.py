@@ -13,6 +13,7 @@ from sa_jobqueue import JobStatus, enqueue, every
 from sa_jobqueue.models import Schedule
 from tests.acceptance import app
 from tests.acceptance.conftest import Shop
+from tests.support.commands import alive
 from tests.support.databases import connect
 from tests.support.tmux import PROGRAM, Shell, terminal
 from tests.support.waiting import wait_until
@@ -123,6 +124,13 @@ def test_the_terminal_is_as_it_was_however_it_ends(shop: Shop, end: str) -> None
         shell.wait_for("a line of before")
         assert shell.run("echo $?").strip() == str(code)
         assert shell.run("stty -a") == before
+
+
+def test_it_ends_with_its_window(shop: Shop) -> None:
+    """It does not go on to ask the database unseen."""
+    with top(shop) as shell:
+        process = shell.process
+    wait_until(lambda: not alive(process))
 
 
 def test_it_stops_on_ctrl_z_and_goes_on(shop: Shop) -> None:

@@ -51,7 +51,7 @@ def test_one_picture_has_queues_tasks_workers_and_failed_jobs(engine: Engine, ur
     add(engine, *(enqueue(send, True) for _ in range(3)), enqueue(send.options(max_attempts=1), False))
     drain(engine, registry)
     with engine.begin() as connection:
-        make_jobs(connection, 2, queue="mail", run_at=timedelta(minutes=-3))
+        make_jobs(connection, 2, queue="mail", run_at=timedelta(hours=-3))
         make_job(connection, queue="mail", run_at=timedelta(hours=1))
         held = "00000000-0000-0000-0000-000000000007"
         make_job(connection, "running", queue="slow", worker=held)
@@ -67,7 +67,7 @@ def test_one_picture_has_queues_tasks_workers_and_failed_jobs(engine: Engine, ur
     assert lines[1] == "2 due · 3 queued · 1 running · 1 failed · 1 worker, 1 stale"
     assert lines[2].startswith("each minute, over the last 5: 0.")
     found = {line.split()[0]: line.split() for line in lines[5:] if line}
-    assert found["mail"][1:6] == ["2", "3m", "3", "0", "0"]
+    assert found["mail"][1:6] == ["2", "3h", "3", "0", "0"]
     assert found["mail"][-2:] == ["no", "worker"]
     assert found["slow"][3:4] == ["1"]
     assert found["shop.send"][-2:] == ["0", "1"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import signal
+import termios
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -16,7 +20,7 @@ from sa_jobqueue.cli.top.controls import press
 from sa_jobqueue.cli.top.frame import frame, shares
 from sa_jobqueue.cli.top.read import JobSeen, Picture, QueueSeen, WorkerSeen
 from sa_jobqueue.cli.top.reader import Seen
-from sa_jobqueue.cli.top.terminal import keys_in
+from sa_jobqueue.cli.top.terminal import Terminal, keys_in
 from sa_jobqueue.cli.top.views import Stand, View
 from sa_jobqueue.histogram import BUCKETS
 from sa_jobqueue.statements.depths import CAP
@@ -153,6 +157,36 @@ def test_lines_are_divided_evenly_and_none_is_left_unused() -> None:
     assert shares([1, 10, 2], 10) == [1, 7, 2]
     assert shares([1, 1], 10) == [1, 1]
     assert shares([5, 5], -3) == [0, 0]
+
+
+def test_an_error_leaves_the_terminal_as_it_was() -> None:
+    """With its settings, and what the process does about signals."""
+    controller, terminal = pty.openpty()
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
+    before = termios.tcgetattr(terminal), [signal.getsignal(number) for number in numbers]
+    read = Terminal(terminal, suspended=lambda: None, resumed=lambda: None)
+    with pytest.raises(ZeroDivisionError), read:  # noqa: PT012
+        assert not termios.tcgetattr(terminal)[3] & (termios.ECHO | termios.ICANON)
+        os.write(controller, b"j\x1b[A")
+        assert read.pressed() == ["j", "up"]
+        read.wake()
+        assert read.pressed() == []
+        raise ZeroDivisionError
+    assert (termios.tcgetattr(terminal), [signal.getsignal(number) for number in numbers]) == before
+    read.wake()  # too late, and harmless
+    for end in (controller, terminal):
+        os.close(end)
+
+
+def test_a_terminal_that_is_gone_quits() -> None:
+    """Its window was closed, or the connection to it was lost."""
+    controller, terminal = pty.openpty()
+    with Terminal(terminal, suspended=lambda: None, resumed=lambda: None) as read:
+        os.close(controller)
+        assert read.pressed() == ["q"]
+        controller = os.open(os.devnull, os.O_RDONLY)
+    os.close(controller)
+    os.close(terminal)
 
 
 def test_keys_are_told_apart() -> None:

@@ -49,7 +49,7 @@ class Terminal:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             saved = termios.tcgetattr(self._fd)
-            stack.callback(termios.tcsetattr, self._fd, termios.TCSADRAIN, saved)
+            stack.callback(self._put_back)
             self._saved = saved
             self._reading, self._writing = os.pipe()
             os.set_blocking(self._reading, False)
@@ -99,13 +99,17 @@ class Terminal:
         """Give the terminal back as it was, stop as Ctrl-Z would have stopped, and take it again."""
         self._to_stop = False
         self._suspended()
-        termios.tcsetattr(self._fd, termios.TCSADRAIN, self._saved)
+        self._put_back()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         # To this thread, so that it does not go on before it is stopped.
         signal.pthread_kill(main_thread().ident or 0, signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, self._stop)
         tty.setcbreak(self._fd)
         self._resumed()
+
+    def _put_back(self) -> None:
+        with suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(self._fd, termios.TCSADRAIN, self._saved)
 
     def _end(self, number: int, frame: FrameType | None) -> Any:
         signal.signal(number, signal.SIG_IGN)  # a second one must not break off what puts the terminal back
