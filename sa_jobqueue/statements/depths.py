@@ -17,6 +17,7 @@ from sqlalchemy import (
     Select,
     SmallInteger,
     bindparam,
+    case,
     func,
     literal_column,
     select,
@@ -89,17 +90,21 @@ def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[Job] = Job)
         .correlate(names, slot)
     )
     counted = due.limit(limit).lateral("due")
-    all_due = select(one).select_from(slot.join(counted, true())).limit(limit).correlate(names)
+    all_due = select(one).select_from(slot.join(counted, true())).limit(limit).correlate(names).subquery("all_due")
+    number = select(func.count().label("due")).select_from(all_due).lateral("number")
+    # Where so many are due, at least as many are queued.
+    full = number.c.due >= limit
     front = due.limit(one).lateral("front")
     oldest: Any = select(func.min(func.greatest(front.c.run_at, _EARLIEST))).select_from(slot.join(front, true()))
     age = func.extract("epoch", func.now() - oldest.correlate(names).scalar_subquery())
     return (
         select(
             names.c.queue,
-            _number(all_of_queue).label("queued"),
-            _number(all_due).label("due"),
+            case((full, number.c.due), else_=_number(all_of_queue)).label("queued"),
+            number.c.due,
             type_coerce(age, Float).label("oldest_due_age"),
         )
+        .select_from(names.join(number, true()))
         .where(names.c.queue.is_not(None))
         .order_by(names.c.queue)
     )
