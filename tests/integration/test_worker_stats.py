@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from datetime import timedelta
 from typing import Any
@@ -13,8 +14,9 @@ from sa_jobqueue import Cancel, Discard, Job, JobContext, Registry, Snooze, Task
 from sa_jobqueue.statements import cancel_jobs
 from sa_jobqueue.statements.stats import sum_stats
 from sa_jobqueue.worker.maintenance import stats
+from sa_jobqueue.worker.maintenance.presence import Presence
 from tests.support.waiting import wait_until
-from tests.support.working import add, drain, job_of, services_of, working
+from tests.support.working import add, drain, job_of, services_of, worker_for, working
 
 
 def stat(engine: Engine) -> dict[str, Any]:
@@ -144,6 +146,43 @@ def test_a_long_lived_worker_adds_what_it_counted_while_it_works(
         add(engine, *(enqueue(quick) for _ in range(5)))
         wait_until(lambda: worker.counts["completed"] == 15)
     assert stat(engine)["quick"].completed == 15
+
+
+def test_a_worker_that_serves_again_goes_on_counting(
+    engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its row was left in the table, as by an outage: the row has the number of the last batch."""
+    monkeypatch.setattr(Presence, "leave", lambda self, connection: None)
+
+    @task(registry=registry, name="quick")
+    def quick() -> None: ...
+
+    worker = worker_for(engine, registry)
+    for jobs in (1, 2):
+        add(engine, *(enqueue(quick) for _ in range(jobs)))
+        asyncio.run(worker.serve(until_idle=True))
+    assert worker.counts == {"completed": 3}
+    assert stat(engine)["quick"].completed == 3
+
+
+def test_a_worker_with_many_tasks_adds_them_in_parts(
+    engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, while it works and when it leaves."""
+    monkeypatch.setattr(stats, "_EVERY", 0.2)
+    monkeypatch.setattr(stats, "_MOST", 2)
+
+    def quick() -> None: ...
+
+    tasks = [task(registry=registry, name=f"quick {number}")(quick) for number in range(5)]
+    add(engine, *(enqueue(one) for one in tasks))
+    with working(engine, registry) as worker:
+        wait_until(
+            lambda: {name: row.completed for name, row in stat(engine).items()} == {one.name: 1 for one in tasks}
+        )
+        add(engine, *(enqueue(one) for one in tasks))
+        wait_until(lambda: worker.counts["completed"] == 10)
+    assert {name: row.completed for name, row in stat(engine).items()} == {one.name: 2 for one in tasks}
 
 
 def test_a_worker_that_may_not_write_the_table_says_so_and_works(
