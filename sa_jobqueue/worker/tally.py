@@ -129,7 +129,7 @@ class Tally:
                 if not waited_above < waited <= waited_to:
                     if waited > _TOO_LONG:
                         waited = started + zero - job.created_at
-                    elif waited < 0.0:  # two clocks
+                    if not 0.0 <= waited <= _TOO_LONG:  # two clocks, or a `created_at` that was written by hand
                         waited = 0.0
                     counts.waits[waited_in] += waited_here
                     waited_in, waited_here = bucket_of(waited), 0
