@@ -314,6 +314,38 @@ def test_a_meta_that_is_no_context_does_no_harm(
     assert (traced.processed().parent, traced.processed().links) == (None, ())
 
 
+class Hostile(Exception):
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("error", [Hostile(), ValueError("x" * 5_000_000)], ids=["no text", "a long text"])
+def test_a_span_ends_whatever_the_exception_brings_along(
+    engine: Engine, url: str, registry: Registry, traced: Traced, error: Exception
+) -> None:
+    """What it says of the exception is what the job's row says: an exporter would choke on more."""
+
+    @task(registry=registry, name="handler", retry=RetryPolicy(base=3_600.0, jitter=0))
+    def handler() -> None:
+        raise error
+
+    traced.instrument()
+    id = add_one(engine, enqueue("handler"))
+    drain(url, registry)
+    span = traced.processed()
+    (event,) = span.events
+    (stored,) = job_of(engine, id).errors
+    assert event.attributes is not None
+    assert (event.attributes["exception.type"], event.attributes["exception.message"]) == (
+        stored["type"],
+        stored["message"],
+    )
+    assert len(str(event.attributes["exception.stacktrace"])) <= 8_000
+    assert span.status.description == f"{stored['type']}: {stored['message']}"
+
+
 class Broken(Sampler):
     def should_sample(self, *args: Any, **kwargs: Any) -> Any:
         raise LookupError("no sampler")
