@@ -160,6 +160,7 @@ class OutcomeWriter:
                         parts += instead
                     elif fault is Fault.ROW:
                         logger.error("job %d: its outcome cannot be written: %s", part[0].id, error.orig)
+                        self.in_doubt.pop((part[0].id, part[0].claim_token), None)
                         self._done(part, Answer.LOST)
                     else:
                         self._keep_refused(part[0], error)
