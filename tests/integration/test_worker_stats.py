@@ -13,6 +13,7 @@ from sqlalchemy import Engine, text
 from sa_jobqueue import Cancel, Discard, Job, JobContext, Registry, Snooze, TaskName, enqueue, task
 from sa_jobqueue.statements import cancel_jobs
 from sa_jobqueue.statements.stats import sum_stats
+from sa_jobqueue.store import Store
 from sa_jobqueue.worker.maintenance import stats
 from sa_jobqueue.worker.maintenance.presence import Presence
 from tests.support.waiting import wait_until
@@ -199,6 +200,38 @@ def test_a_worker_that_may_not_write_the_table_says_so_and_works(
     worker = drain(engine, registry)
     assert worker.counts == {"completed": 1}
     assert "could not be added to the table stat" in caplog.text
+
+
+def test_a_row_that_is_locked_for_a_moment_is_not_worth_a_line(
+    engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other workers add to it, too. What was counted comes later; a lock that stays is said."""
+    monkeypatch.setattr(stats, "_EVERY", 0.2)
+    monkeypatch.setattr(stats, "_LOCKED", 0.05)
+    tries: list[int] = []
+    add_stats = Store.add_stats
+
+    def counted(*args: Any, **options: Any) -> bool:
+        tries.append(1)
+        return add_stats(*args, **options)
+
+    @task(registry=registry, name="quick")
+    def quick() -> None: ...
+
+    with working(engine, registry) as worker, engine.connect() as holder:
+        holder.execute(text("LOCK sa_jobqueue.stat IN EXCLUSIVE MODE"))
+        monkeypatch.setattr(Store, "add_stats", counted)
+        add(engine, enqueue(quick))
+        wait_until(lambda: len(tries) > 2)
+        assert (worker.counts, caplog.text.count("table stat")) == ({"completed": 1}, 0)
+        monkeypatch.setattr(stats, "_SAID_EVERY", 0.0)
+        holder.rollback()
+        wait_until(lambda: "quick" in stat(engine))
+        holder.execute(text("LOCK sa_jobqueue.stat IN EXCLUSIVE MODE"))
+        add(engine, enqueue(quick))
+        wait_until(lambda: "cannot be added to the table stat, and is kept: canceling statement" in caplog.text)
+        holder.rollback()
+        wait_until(lambda: stat(engine)["quick"].completed == 2)
 
 
 def test_a_worker_says_how_it_is_in_its_row(engine: Engine, registry: Registry) -> None:

@@ -22,7 +22,8 @@ logger = get_logger(__name__)
 
 #: Seconds between two writes.
 _EVERY = 10.0
-#: Seconds until the next try where a row is locked just now, and between two lines of the log that say what is wrong.
+#: Seconds until the next try where a row is locked just now; and between two lines of the log that say what is wrong, also before the
+#: first one if it is a lock, because many workers add to the same rows.
 _LOCKED, _SAID_EVERY = 1.0, 60.0
 #: Queues with their tasks in one batch: it takes about 0.1 s (November 2026), and the chores that renew leases wait for it.
 _MOST = 2_000
@@ -39,7 +40,8 @@ class WriteStats(Chore):
     def __init__(self, connector: Connector, tally: Tally, worker: uuid.UUID) -> None:
         super().__init__(_EVERY, at=monotonic() + _EVERY * random.uniform(0.5, 1.0))
         self._connector, self._tally, self._worker = connector, tally, worker
-        self._said = 0.0
+        self._say_at: float | None = None
+        """When the log may say what is wrong; None: nothing is."""
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Write some batches."""
@@ -55,7 +57,7 @@ class WriteStats(Chore):
                 raise
             if fault is Fault.LATE:
                 self.at = monotonic() + _LOCKED
-            self._say(error)
+            self._say(error, late=fault is Fault.LATE)
         return False
 
     def write(self, connection: Connection) -> bool:
@@ -70,6 +72,7 @@ class WriteStats(Chore):
         if added:
             written.counted.update((one.key, one) for one in written.made_of)
             written.batch, written.number = [], written.number + 1
+            self._say_at = None
         return added
 
     def write_all(self, connection: Connection) -> bool:
@@ -88,9 +91,12 @@ class WriteStats(Chore):
             written.batch = [one.minus(before[one.key]) if one.key in before else one for one in written.made_of]
         return bool(written.batch)
 
-    def _say(self, error: DBAPIError) -> None:
-        if monotonic() >= self._said + _SAID_EVERY or not self._said:
-            self._said = monotonic()
+    def _say(self, error: DBAPIError, *, late: bool) -> None:
+        now = monotonic()
+        if self._say_at is None:
+            self._say_at = now + _SAID_EVERY if late else now
+        if now >= self._say_at:
+            self._say_at = now + _SAID_EVERY
             logger.error(
                 "what jobs came to cannot be added to the table stat, and is kept: %s%s", error.orig, _mend(error)
             )
