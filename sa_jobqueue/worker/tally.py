@@ -156,6 +156,11 @@ class Tally:
         with self._lock:
             return [_value(key, counts) for key, counts in sorted(self._counts.items())]
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether `take_changed` would return something."""
+        return bool(self._changed)
+
     def take_changed(self, most: int) -> list[TaskTally]:
         """What was counted so far of at most so many queues and tasks: those of which something was since the last time."""
         with self._lock:
