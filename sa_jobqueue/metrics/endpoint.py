@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
@@ -27,6 +27,12 @@ _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
+
+    def server_bind(self) -> None:
+        """Take the port, without asking for the name of the address, which may take long."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+        self.setup_environ()
 
 
 class _Server6(_Server):
@@ -74,12 +80,12 @@ class Endpoint:
         self._server.server_close()
 
 
-def registry_of(*collectors: Collector) -> CollectorRegistry:
-    """A registry with these; and, where PROMETHEUS_MULTIPROC_DIR is set, with the metrics of the application's own handlers."""
+def registry_of(*collectors: Collector, handlers: bool = False) -> CollectorRegistry:
+    """A registry with these; `handlers`: and, where PROMETHEUS_MULTIPROC_DIR is set, with the metrics of the application's handlers."""
     registry = CollectorRegistry(auto_describe=False)
     for collector in collectors:
         registry.register(collector)
-    if os.environ.get(_MULTIPROCESS):
+    if handlers and os.environ.get(_MULTIPROCESS):
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     return registry
 

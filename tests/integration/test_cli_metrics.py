@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -16,6 +18,8 @@ from tests.support.databases import Databases
 from tests.support.metrics import get, value
 from tests.support.waiting import wait_until
 
+PROMTOOL = shutil.which("promtool")
+
 
 def test_it_serves_what_the_database_says_until_a_signal_comes(database_url: str, databases: Databases) -> None:
     """Ready while the database answers, alive in any case; it ends with 0."""
@@ -23,6 +27,12 @@ def test_it_serves_what_the_database_says_until_a_signal_comes(database_url: str
         command.wait_for("/metrics")
         assert value(command, "sa_jobqueue_database_up") == 1
         assert get(command, "/readyz") == (200, "ready\n")
+        if PROMTOOL is not None:
+            said = get(command, "/metrics")[1]
+            checked = subprocess.run(
+                [PROMTOOL, "check", "metrics"], input=said, capture_output=True, text=True, check=False
+            )
+            assert (checked.returncode, checked.stderr) == (0, "")
         with databases.away(database_url):
             wait_until(lambda: value(command, "sa_jobqueue_database_up") == 0)
             assert get(command, "/readyz") == (503, "the database does not answer\n")
