@@ -16,6 +16,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 
 from ..errors import ConfigurationError
+from ..worker.process.signals import start_deaf
 from .probes import Answer, Probes
 
 __all__ = ["Endpoint", "forget_process", "registry_of"]
@@ -72,7 +73,8 @@ class Endpoint:
     def serve(self, registry: CollectorRegistry, probes: Probes) -> None:
         """Begin to answer."""
         self._server.set_app(_application(registry, probes))
-        threading.Thread(target=self._server.serve_forever, name="sa-jobqueue metrics endpoint", daemon=True).start()
+        name = "sa-jobqueue metrics endpoint"
+        start_deaf(threading.Thread(target=self._server.serve_forever, name=name, daemon=True))
 
     def close(self) -> None:
         """Answer no more, and give the port back. Only after `serve()`."""

@@ -8,6 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 import yaml
@@ -49,6 +52,27 @@ def test_it_begins_while_the_database_is_away() -> None:
         assert value(command, "sa_jobqueue_database_up") == 0
         command.send(signal.SIGINT)
         assert command.wait() == 0
+
+
+def test_a_signal_is_heard_while_many_ask() -> None:
+    """Each question is answered by a thread of its own, and none of these takes the signal from the main thread."""
+    with start_command("metrics", "--port=0", url="postgresql://me@127.0.0.1:1/nowhere") as command:
+        command.wait_for("/metrics")
+        ended = threading.Event()
+
+        def ask() -> None:
+            while not ended.is_set():
+                with suppress(OSError):
+                    get(command, "/livez")
+
+        with ThreadPoolExecutor(4) as threads:
+            for _ in range(4):
+                threads.submit(ask)
+            try:
+                command.send(signal.SIGTERM)
+                assert command.wait() == 0
+            finally:
+                ended.set()
 
 
 def test_a_port_that_is_taken_is_said(url: str) -> None:
