@@ -39,7 +39,7 @@ class Call(NamedTuple):
     given_meta: str | None = None
     """The `meta` before any middleware changed it, which is that of a schedule's jobs; None: none has changed it."""
 
-    def with_meta(self, **entries: Any) -> Call:
+    def with_meta(self, /, **entries: Any) -> Call:
         """A copy with these entries in its `meta`, beside those that are there, or in their place.
 
         Raises OptionError for what is no plain JSON, and for `tags`, which are an option of the task.

@@ -26,7 +26,7 @@ from .options import Json, parse_id
 from .output import Column, age, cleaned, duration, masked, moment, note, print_json, print_table, say, watch_table
 from .place import open_engine, transaction
 
-__all__ = ["list_jobs", "show"]
+__all__ = ["job_line", "list_jobs", "newest_jobs", "show"]
 
 _STYLES = {"failed": "red", "cancelled": "dim", "running": "cyan", "retrying": "yellow", "completed": "green"}
 
@@ -75,27 +75,27 @@ def list_jobs(
         raise ConfigurationError("--watch and --json contradict each other: give one of them")
     engine = open_engine(config)
     with transaction(config, engine) as connection:
-        rows = _newest(connection, filters, limit + 1)
+        rows = newest_jobs(connection, filters, limit + 1)
     shown = rows[:limit]
     if watch:
 
         def look(fitting: int) -> tuple[list[Line], list[str]]:
             with engine.begin() as connection:
-                found = _newest(connection, filters, min(limit, fitting))
-            return list(map(_as_line, found)), _styles(found)
+                found = newest_jobs(connection, filters, min(limit, fitting))
+            return list(map(job_line, found)), _styles(found)
 
         watch_table(_COLUMNS, look, every=_PAUSE)
     elif json:
         print_json([_as_json(row) for row in shown])
     elif shown:
-        print_table(_COLUMNS, map(_as_line, shown), styles=_styles(shown))
+        print_table(_COLUMNS, map(job_line, shown), styles=_styles(shown))
     else:
         note("no such jobs")
     if len(rows) > limit and not watch:
         note(f"the newest {limit}; --limit N shows more")
 
 
-def _newest(connection: Connection, filters: Filters, limit: int) -> Sequence[Any]:
+def newest_jobs(connection: Connection, filters: Filters, limit: int) -> Sequence[Any]:
     """The newest jobs; the errors of a job that completed in the end are not shown."""
     message = case((ERROR_TYPE.is_not(None), Job.errors[-1]["message"].astext))
     statement = (
@@ -120,7 +120,8 @@ def _as_json(row: Any) -> dict[str, Any]:
     return job | {name: masked(job[name]) for name in ("error_type", "error_message")}
 
 
-def _as_line(row: Any) -> Line:
+def job_line(row: Any) -> Line:
+    """A job as a line of the list."""
     error = ""
     if row.error_type is not None:  # its class without the module, and its first line, so that both fit into one line
         first = next(iter((row.error_message or "").strip().splitlines()), "")

@@ -20,7 +20,7 @@ from sa_jobqueue.urls import mask_passwords, not_connected
 
 from .config import LogLevel
 
-__all__ = ["fail", "plain_errors", "say_error", "set_up_logging"]
+__all__ = ["explained", "fail", "plain_errors", "say_error", "set_up_logging"]
 
 
 @contextmanager
@@ -31,11 +31,12 @@ def plain_errors(debug: bool = False) -> Generator[None]:
     except (JobQueueError, SQLAlchemyError, psycopg.Error, UnicodeEncodeError) as error:
         if debug:
             sys.stderr.write(mask_passwords("".join(traceback.format_exception(error))))
-        say_error(_explained(error))
+        say_error(explained(error))
         raise typer.Exit(2) from error
 
 
-def _explained(error: Exception) -> str:
+def explained(error: Exception) -> str:
+    """An expected error as one sentence for the operator."""
     match error:
         case DBAPIError(orig=psycopg.OperationalError(sqlstate=None) as reason):
             return not_connected(reason)

@@ -29,7 +29,7 @@ from sa_jobqueue.urls import mask_passwords
 from sa_jobqueue.words import age, duration, jobs_of
 
 __all__ = [
-    "Column", "age", "cleaned", "duration", "jobs_of", "masked", "moment", "note", "print_json", "print_table", "say",
+    "Column", "age", "cleaned", "duration", "fitted", "jobs_of", "masked", "moment", "note", "print_json", "print_table", "rate", "say",
     "watch_table",
 ]  # fmt: skip
 
@@ -53,26 +53,32 @@ class Column:
     shortened: Callable[[str], str] | None = None
 
 
-def print_table(columns: Sequence[Column], rows: Rows, *, styles: Sequence[str] = ()) -> None:
-    """Print a table: fitted into a terminal, or in full as plain columns. `styles`: one for each row."""
+def print_table(columns: Sequence[Column], rows: Rows, *, styles: Sequence[str] = (), rule: bool = True) -> None:
+    """Print a table: fitted into a terminal, or in full as plain columns. `styles`: one for each row. `rule`: see `fitted`."""
     cells = [[cleaned(value) for value in row] for row in rows]
     console = Console(highlight=False)
     if not console.is_terminal:
         sys.stdout.write(_plain(columns, cells))
         return
-    console.print(_table(columns, cells, styles, console.width))
+    console.print(fitted(columns, cells, styles, console.width, rule=rule))
 
 
-def _table(columns: Sequence[Column], cells: Sequence[Sequence[str]], styles: Sequence[str], width: int) -> Table:
-    if not _fits(columns, cells, width):
+def fitted(
+    columns: Sequence[Column], cells: Sequence[Sequence[str]], styles: Sequence[str], width: int, *, rule: bool = True
+) -> Table:
+    """A table that is not wider than `width`; what is cut ends with an ellipsis. `rule`: with a line below the headings, and two
+    spaces between columns, not one.
+    """
+    gap = 2 if rule else 1
+    if not _fits(columns, cells, width, gap):
         cells = [
             [column.shortened(cell) if column.shortened else cell for column, cell in zip(columns, row, strict=True)]
             for row in cells
         ]
-    if not _fits(columns, cells, width):
+    if not _fits(columns, cells, width, gap):
         cells = [[cell for column, cell in zip(columns, row, strict=True) if not column.optional] for row in cells]
         columns = [column for column in columns if not column.optional]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD if rule else None, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column, needed in zip(columns, _widths(columns, cells), strict=True):
         title = Text(column.name, style="bold", no_wrap=True, overflow="ellipsis")
         least = min(column.least, needed)
@@ -95,12 +101,12 @@ def watch_table(columns: Sequence[Column], look: Callable[[int], tuple[Rows, Seq
         while True:
             rows, styles = look(max(console.height - 3, 1))
             cells = [[cleaned(value) for value in row] for row in rows]
-            live.update(_table(columns, cells, styles, console.width), refresh=True)
+            live.update(fitted(columns, cells, styles, console.width), refresh=True)
             time.sleep(every)
 
 
-def _fits(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> bool:
-    return sum(_widths(columns, cells)) + len(columns) - 1 <= width
+def _fits(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int, gap: int) -> bool:
+    return sum(_widths(columns, cells)) + gap * (len(columns) - 1) <= width
 
 
 def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> list[int]:
@@ -165,6 +171,11 @@ def masked(value: Any) -> Any:
             return [masked(one) for one in value]
         case _:
             return value
+
+
+def rate(number: float) -> str:
+    """How often something happens: 0, 0.25, 7.5, 740, 12,300."""
+    return f"{number:,.0f}" if number >= 10 or number == 0 else f"{number:.1f}" if number >= 1 else f"{number:.2g}"
 
 
 def moment(time: datetime | None) -> str:

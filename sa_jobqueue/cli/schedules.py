@@ -21,7 +21,9 @@ from .options import Json
 from .output import Column, age, cleaned, masked, note, print_json, print_table
 from .place import transaction
 
-__all__ = ["Name", "list_", "next_", "no_schedule", "zone_of"]
+__all__ = [
+    "SCHEDULE_COLUMNS", "Name", "list_", "next_", "no_schedule", "schedule_line", "schedule_style", "zone_of",
+]  # fmt: skip
 
 
 def _parse_name(text: str) -> str:
@@ -32,7 +34,7 @@ def _parse_name(text: str) -> str:
 
 Name = Annotated[str, typer.Argument(metavar="NAME", parser=_parse_name, help="The schedule's name.")]
 
-_COLUMNS = (
+SCHEDULE_COLUMNS = (
     Column("schedule", wide=True, least=12),
     Column("rule", wide=True, least=10),
     Column("zone", optional=True),
@@ -58,7 +60,7 @@ def list_(config: Config, *, json: Json = False) -> None:
     if not rows:
         note("no schedules; make one with `sa-jobqueue schedule add`, or in code with registry.schedule(...)")
         return
-    print_table(_COLUMNS, [_as_line(row) for row in rows], styles=[_style(row) for row in rows])
+    print_table(SCHEDULE_COLUMNS, [schedule_line(row) for row in rows], styles=[schedule_style(row) for row in rows])
 
 
 def next_(
@@ -143,7 +145,8 @@ def _as_json(row: Any) -> dict[str, Any]:
     return kept | {"state": _state(row), "last_job": None if last["id"] is None else last}
 
 
-def _as_line(row: Any) -> tuple[object, ...]:
+def schedule_line(row: Any) -> tuple[object, ...]:
+    """A schedule as a line of the list."""
     when = ""
     if _state(row) == "active":
         when = _when(row)
@@ -188,7 +191,8 @@ def _note(row: Any) -> str:
     return cleaned(one_line(mask_passwords(said)))
 
 
-def _style(row: Any) -> str:
+def schedule_style(row: Any) -> str:
+    """How its line looks."""
     if _state(row) == "bad":
         return "red"
     return "dim" if _state(row) == "paused" else "yellow" if row["job_status"] == "failed" else ""

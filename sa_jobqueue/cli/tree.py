@@ -34,6 +34,7 @@ from . import (
     schedule_actions,
     schedules,
     stats,
+    top,
     work,
     workers,
 )
@@ -186,6 +187,7 @@ _add(enqueue.enqueue, _RUN, app=True)
 _add(jobs.list_jobs, _LOOK, "list")
 _add(jobs.show, _LOOK)
 _add(stats.stats, _LOOK)
+_add(top.top, _LOOK)
 _add(workers.workers, _LOOK)
 _add(doctor.doctor, _LOOK, app=True)
 _add(alive.alive, _LOOK)

@@ -20,7 +20,8 @@ from .read import (
     read_standbys,
     read_tables,
 )
-from .values import BlockIO, Depth, Health, Holder, IndexSize, LockWait, Overdue, Server, Slot, Standby, TableSize
+from .sizes import IndexSize, TableSize
+from .values import BlockIO, Depth, Health, Holder, LockWait, Overdue, Server, Slot, Standby
 
 __all__ = [
     "BlockIO",

@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Executable
 
 from ..models import Base
-from ..statements import depths, sizes
+from ..statements import depths
 from ..statements import health as statements
+from ..statements import sizes as size_statements
 from ..store import Store, default_store
-from .values import BlockIO, Depth, Health, Holder, IndexSize, LockWait, Overdue, Server, Slot, Standby, TableSize
+from .sizes import IndexSize, TableSize
+from .values import BlockIO, Depth, Health, Holder, LockWait, Overdue, Server, Slot, Standby
 
 __all__ = [
     "read_depths",
@@ -65,12 +67,12 @@ def read_holders(connection: Connection) -> list[Holder]:
 
 def read_tables(connection: Connection, store: Store = default_store) -> list[TableSize]:
     """The queue's tables, by name."""
-    return _all(connection, sizes.table_sizes(**_ours(connection, store)), TableSize)
+    return _all(connection, size_statements.table_sizes(**_ours(connection, store)), TableSize)
 
 
 def read_indexes(connection: Connection, store: Store = default_store) -> list[IndexSize]:
     """The indexes of the queue's tables, by table and name."""
-    return _all(connection, sizes.index_sizes(**_ours(connection, store)), IndexSize)
+    return _all(connection, size_statements.index_sizes(**_ours(connection, store)), IndexSize)
 
 
 def read_slots(connection: Connection) -> list[Slot]:

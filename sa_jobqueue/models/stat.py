@@ -42,9 +42,9 @@ class Stat(Base):
     queue: Mapped[str] = mapped_column(Text, primary_key=True)
     task: Mapped[str] = mapped_column(Text, primary_key=True)
     """The name of the task; "(unknown)" for jobs that a worker gave back because it has no task of their name."""
-    runs: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+    runs: Mapped[list[int]] = mapped_column(ARRAY(BigInteger))
     """Handlers by how long they took, in the buckets of `sa_jobqueue.histogram`."""
-    waits: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+    waits: Mapped[list[int]] = mapped_column(ARRAY(BigInteger))
     """Handlers by how long their jobs had been due, likewise."""
 
 

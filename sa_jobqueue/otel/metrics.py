@@ -12,7 +12,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from ..histogram import BOUNDS
 from ..tally import TaskTally
-from ..worker.worker import workers
+from ..worker.totals import totals
 from . import semconv
 
 __all__ = ["Metrics"]
@@ -43,18 +43,8 @@ class Metrics:
         counter(semconv.WAITS, "{job}", "Jobs by the time that they were due before, at most `le` seconds.", _waits)
 
     def _observations(self, observe: _Observe) -> Iterator[Observation]:
-        for one in _tallies() if self.active else ():
+        for one in totals() if self.active else ():
             yield from observe(one, {semconv.DESTINATION: one.queue, semconv.TASK: one.task})
-
-
-def _tallies() -> Iterable[TaskTally]:
-    """What all workers of this process have counted, by queue and task."""
-    found: dict[tuple[str, str], TaskTally] = {}
-    for worker in list(workers):
-        for one in worker.tally():
-            before = found.get(one.key)
-            found[one.key] = one if before is None else before.plus(one)
-    return found.values()
 
 
 def _consumed(tally: TaskTally, labels: dict[str, str]) -> Iterator[Observation]:

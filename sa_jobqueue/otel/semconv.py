@@ -20,6 +20,12 @@ OPERATION_TYPE: Final = "messaging.operation.type"
 MESSAGE_ID: Final = "messaging.message.id"
 ERROR_TYPE: Final = "error.type"
 
+#: The event of a span that an exception has failed, and its attributes.
+EXCEPTION: Final = "exception"
+EXCEPTION_TYPE: Final = "exception.type"
+EXCEPTION_MESSAGE: Final = "exception.message"
+EXCEPTION_TRACE: Final = "exception.stacktrace"
+
 #: What producers do. The type is "create", not "send": a job is sent when the application's session writes its row.
 ENQUEUE: Final = "enqueue"
 CREATE: Final = "create"

@@ -16,7 +16,7 @@ from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from ..calls import Call
-from ..failures import message_of, name_of
+from ..failures import describe
 from ..log import get_logger
 from ..middleware import Attempt, Middleware
 from . import semconv
@@ -161,15 +161,31 @@ def _described(queue: str, operation: str, kind: str) -> tuple[str, dict[str, st
 
 
 def _end(span: Span, outcome: str, error: BaseException | None) -> None:
-    span.set_attribute(semconv.OUTCOME, outcome)
-    if outcome in _ERRORS:
-        said = outcome
-        if error is not None:
-            span.record_exception(error)
-            said = f"{name_of(type(error))}: {message_of(error)}"
-        span.set_attribute(semconv.ERROR_TYPE, outcome if error is None else name_of(type(error)))
-        span.set_status(Status(StatusCode.ERROR, said))
-    span.end()
+    try:
+        span.set_attribute(semconv.OUTCOME, outcome)
+        if outcome in _ERRORS:
+            _fail(span, outcome, error)
+    finally:
+        span.end()
+
+
+def _fail(span: Span, outcome: str, error: BaseException | None) -> None:
+    if error is None:
+        span.set_attribute(semconv.ERROR_TYPE, outcome)
+        span.set_status(Status(StatusCode.ERROR, outcome))
+        return
+    # Not `record_exception`: it fails where `str(error)` does, and the texts may be of any length.
+    entry = describe(error)
+    span.add_event(
+        semconv.EXCEPTION,
+        {
+            semconv.EXCEPTION_TYPE: entry.type,
+            semconv.EXCEPTION_MESSAGE: entry.message,
+            semconv.EXCEPTION_TRACE: entry.traceback,
+        },
+    )
+    span.set_attribute(semconv.ERROR_TYPE, entry.type)
+    span.set_status(Status(StatusCode.ERROR, f"{entry.type}: {entry.message}"))
 
 
 def _with_context(call: Call, context: Context | None) -> Call:

@@ -18,6 +18,7 @@ from .leases import expired_leases, renew_leases
 from .notes import job_logs
 from .prune import prune_jobs
 from .schedule_admin import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
+from .stats import sum_stats
 
 __all__ = [
     "apply_changes",
@@ -37,4 +38,5 @@ __all__ = [
     "resume_schedules",
     "retry_jobs",
     "run_schedules",
+    "sum_stats",
 ]

@@ -7,9 +7,10 @@ from sqlalchemy import Executable, Float, Integer, bindparam, func, literal_colu
 from ..lifecycle import JobStatus
 from ..models import Job, Schedule, status_literal
 from .depths import CAP
+from .ends import has_run_out, is_held
 from .parts import epoch, in_seconds, table_of
 
-__all__ = ["count_by_queue", "schedule_lag"]
+__all__ = ["count_by_queue", "running_jobs", "schedule_lag"]
 
 #: Seconds for which a schedule may be due: a live worker looks within a second or two, without NOTIFY within 20.
 _IN_TIME = 60.0
@@ -26,6 +27,23 @@ def count_by_queue(status: JobStatus, *, cap: int = CAP, job: type[Job] = Job) -
         .subquery("last")
     )
     return select(last.c.queue, func.count().label("number")).group_by(last.c.queue).order_by(last.c.queue)
+
+
+def running_jobs(*, cap: int = CAP, job: type[Job] = Job) -> Executable:
+    """A row per queue and worker: queue, worker, how many jobs are `running`, and of these those whose lease has `expired`; among
+    `cap` of all.
+    """
+    table = table_of(job)
+    held = (
+        select(table.c.queue, table.c.worker, has_run_out(table).label("expired"))
+        .where(is_held(table))
+        .limit(bindparam("cap", cap, Integer))
+        .subquery("held")
+    )
+    expired = func.count().filter(held.c.expired).label("expired")
+    return select(held.c.queue, held.c.worker, func.count().label("running"), expired).group_by(
+        held.c.queue, held.c.worker
+    )
 
 
 def schedule_lag(*, seen: float = _IN_TIME, schedule: type[Schedule] = Schedule) -> Executable:

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Select,
     SmallInteger,
     bindparam,
+    case,
     func,
     literal_column,
     select,
@@ -34,6 +35,9 @@ __all__ = ["CAP", "capped", "purge_overdue", "queue_depths", "queued_tasks"]
 
 #: Where counting stops: a number of this size means "more than 10,000".
 CAP = 10_001
+
+#: Queues that are looked at.
+_QUEUES = 10_000
 
 #: A time before which no job is due, for PostgreSQL has no difference to -infinity before version 17.
 _EARLIEST: ColumnElement[Any] = literal_column("timestamptz '0002-01-01 00:00:00+00'")
@@ -63,9 +67,9 @@ def purge_overdue(*, cap: int = CAP, job: type[Job] = Job) -> Executable:
     )
 
 
-def queue_depths(*, cap: int = CAP, job: type[Job] = Job) -> Executable:
+def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[Job] = Job) -> Executable:
     """A row per queue that has queued jobs, by name: `queued` and `due`, each counted up to `cap`, and `oldest_due_age`, the
-    seconds since which the first due job waits; NULL if none is due.
+    seconds since which the first due job waits; NULL if none is due. `queues`: rows at most.
 
     The names are found by one probe of the claim's index each, and each (queue, priority) is read from its front.
     """
@@ -74,7 +78,7 @@ def queue_depths(*, cap: int = CAP, job: type[Job] = Job) -> Executable:
     limit = bindparam("cap", cap, Integer)
     one: ColumnElement[int] = literal_column("1")
 
-    names = _queues(job)
+    names = _queues(job, queues)
     all_of_queue = select(one).where(queued, columns.queue == names.c.queue).limit(limit).correlate(names)
     slot = rows("slot", priority=array("priorities", PRIORITIES, SmallInteger()))
     due = (
@@ -86,17 +90,21 @@ def queue_depths(*, cap: int = CAP, job: type[Job] = Job) -> Executable:
         .correlate(names, slot)
     )
     counted = due.limit(limit).lateral("due")
-    all_due = select(one).select_from(slot.join(counted, true())).limit(limit).correlate(names)
+    all_due = select(one).select_from(slot.join(counted, true())).limit(limit).correlate(names).subquery("all_due")
+    number = select(func.count().label("due")).select_from(all_due).lateral("number")
+    # Where so many are due, at least as many are queued.
+    full = number.c.due >= limit
     front = due.limit(one).lateral("front")
     oldest: Any = select(func.min(func.greatest(front.c.run_at, _EARLIEST))).select_from(slot.join(front, true()))
     age = func.extract("epoch", func.now() - oldest.correlate(names).scalar_subquery())
     return (
         select(
             names.c.queue,
-            _number(all_of_queue).label("queued"),
-            _number(all_due).label("due"),
+            case((full, number.c.due), else_=_number(all_of_queue)).label("queued"),
+            number.c.due,
             type_coerce(age, Float).label("oldest_due_age"),
         )
+        .select_from(names.join(number, true()))
         .where(names.c.queue.is_not(None))
         .order_by(names.c.queue)
     )
@@ -109,7 +117,7 @@ def queued_tasks(*, sample: int, job: type[Job] = Job) -> Executable:
     not know a job's task gives it back for at most five minutes.
     """
     columns = table_of(job).c
-    names = _queues(job)
+    names = _queues(job, _QUEUES)
     slot = rows("slot", priority=array("priorities", PRIORITIES, SmallInteger()))
 
     def some(when: ColumnElement[bool]) -> Any:
@@ -137,14 +145,16 @@ def queued_tasks(*, sample: int, job: type[Job] = Job) -> Executable:
     )
 
 
-def _queues(job: type[Job]) -> CTE:
+def _queues(job: type[Job], most: int) -> CTE:
     """The names of the queues with queued jobs, and behind them NULL: by one probe of the claim's index for each."""
     columns = table_of(job).c
     queued = columns.status == status_literal(JobStatus.QUEUED)
     first: Any = select(columns.queue).where(queued).order_by(columns.queue).limit(literal_column("1"))
-    names = select(first.scalar_subquery().label("queue")).cte("names", recursive=True)
+    one: ColumnElement[int] = literal_column("1", Integer)
+    names = select(first.scalar_subquery().label("queue"), one.label("number")).cte("names", recursive=True)
     following = first.where(columns.queue > names.c.queue).correlate(names).scalar_subquery()
-    return names.union_all(select(following).where(names.c.queue.is_not(None)))
+    more = select(following, names.c.number + one)
+    return names.union_all(more.where(names.c.queue.is_not(None), names.c.number < bindparam("queues", most, Integer)))
 
 
 def _number(page: Select[Any]) -> ScalarSelect[int]:

@@ -58,7 +58,10 @@ def index_sizes(*, schema: str, tables: Sequence[str]) -> Executable:
 
 _INDEXES = """
 SELECT of_table.relname::text AS "table", rel.relname::text AS name,
-    index.indisvalid AS valid, index.indisready AS ready, index.indisunique AS "unique",
+    index.indisvalid AS valid, index.indisready AS ready,
+    EXISTS (
+        SELECT FROM pg_catalog.pg_stat_progress_create_index AS build WHERE build.index_relid = rel.oid
+    ) AS building, index.indisunique AS "unique",
     coalesce(pg_relation_size(rel.oid), 0) AS bytes, greatest(rel.reltuples, 0)::bigint AS planned_rows,
     current_setting('block_size')::int AS block_bytes,
     -- An entry's header of 8 bytes, 4 for the pointer to it, its values, and 4 of padding in the mean; an expression as a time.

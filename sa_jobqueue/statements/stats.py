@@ -85,7 +85,7 @@ def add_stats(
         "counted", **{name: array(f"stat_{name}", given[f"stat_{name}"], types.get(name, Text())) for name in names}
     )
     values = [
-        cast(counted.c[name], ARRAY(Integer)).label(name) if name in _COUNTS else counted.c[name] for name in names
+        cast(counted.c[name], ARRAY(BigInteger)).label(name) if name in _COUNTS else counted.c[name] for name in names
     ]
     minute = func.date_trunc(literal_column("'minute'"), func.now())
     added = (

@@ -118,7 +118,9 @@ class Services:
         }
         self.observer = Observer(tally, self.all_slots.values())
         self.runs = Runs(loop, self.observer)
-        self.writer = OutcomeWriter(self.runs.end, store=store)
+        self.writer = OutcomeWriter(
+            self.runs.end, store=store, was_ours=lambda change: self.runs.has_lasted(change, settings.lease)
+        )
         self.reopening = Reopening(loop, self.all_slots, self._wake)
         self.executor = Executor(
             spec.sessions,

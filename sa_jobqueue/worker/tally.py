@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
 
@@ -18,7 +19,7 @@ from ..histogram import BUCKETS, RANGES, bucket_of
 from ..lifecycle import OUTCOMES, Change, Event
 from ..tally import UNKNOWN_TASK, TaskTally
 
-__all__ = ["EndedRun", "Tally", "outcomes_of"]
+__all__ = ["EndedRun", "Tally", "Written", "outcomes_of"]
 
 _COMPLETE = Event.COMPLETE
 #: No job waits this many seconds, but one whose `run_at` is -infinity seems to.
@@ -57,22 +58,38 @@ class _Counts:
 _NO_COUNTS = _Counts()
 
 
+@dataclass(slots=True)
+class Written:
+    """How much of a tally is in the table `stat`. Each batch has a number, and stays as it is until the database has it.
+
+    It outlives a `serve()`, as the worker's row does when it cannot be deleted: that row has the number of the last batch.
+    """
+
+    counted: dict[tuple[str, str], TaskTally] = field(default_factory=dict)
+    """What is in the table."""
+    batch: list[TaskTally] = field(default_factory=list)
+    made_of: list[TaskTally] = field(default_factory=list)
+    """What the tally said when the batch was made."""
+    number: int = 1
+    """Of this batch, or of the next one."""
+
+
 class Tally:
-    """Any thread may call any method, and read `total`."""
+    """Any thread may call any method."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], _Counts] = {}
+        self._changed: set[tuple[str, str]] = set()
+        """Of which something was counted since `take_changed` took them. Under the lock."""
         self._lock = threading.Lock()
-        self.total = 0
-        """Grows whenever something is counted, so that a reader can see that nothing was."""
         self.zero = time.time() - monotonic()
         """When `monotonic()` was 0, in seconds since 1970, by the database's clock once that is known. Maintenance writes it."""
 
-        self.written: dict[tuple[str, str], TaskTally] = {}
-        """What of it is in the table `stat`. Maintenance alone writes and reads it."""
+        self.written = Written()
+        """Maintenance alone writes and reads it."""
 
     def add(self, changes: Sequence[Change], runs: Sequence[EndedRun | None]) -> None:
-        """These changes are in the database; the run of each, where it had one. Changes without a run are for `add_other`.
+        """These changes are in the database; the run of each, where it had one. Changes without a run are for `add_one`.
 
         Batches are mostly of one task, and their durations in one bucket: these are counted in local variables.
         """
@@ -112,7 +129,7 @@ class Tally:
                 if not waited_above < waited <= waited_to:
                     if waited > _TOO_LONG:
                         waited = started + zero - job.created_at
-                    elif waited < 0.0:  # two clocks
+                    if not 0.0 <= waited <= _TOO_LONG:  # two clocks, or a `created_at` that was written by hand
                         waited = 0.0
                     counts.waits[waited_in] += waited_here
                     waited_in, waited_here = bucket_of(waited), 0
@@ -123,37 +140,44 @@ class Tally:
                 counts.outcomes[_COMPLETE] += completed
                 counts.runs[took_in] += took_here
                 counts.waits[waited_in] += waited_here
-            self.total += len(changes)
 
     def add_one(self, queue: str, task: str | None, event: Event, jobs: int = 1) -> None:
         """`event` happened to `jobs` that did not run here. `task` is None if its name is not registered here."""
         with self._lock:
             self._counts_of(queue, task or UNKNOWN_TASK).outcomes[event] += jobs
-            self.total += jobs
 
     def lose(self, queue: str, task: str | None) -> None:
         """The outcome of a job came too late: its claim was over."""
         with self._lock:
             self._counts_of(queue, task or UNKNOWN_TASK).lost += 1
-            self.total += 1
 
     def snapshot(self) -> list[TaskTally]:
         """All that was counted so far, by queue and task."""
         with self._lock:
-            return [
-                TaskTally(
-                    queue, task, **{OUTCOMES[event]: number for event, number in counts.outcomes.items()}, lost=counts.lost,
-                    run_seconds=counts.run_seconds, wait_seconds=counts.wait_seconds,
-                    runs=tuple(counts.runs), waits=tuple(counts.waits),
-                )
-                for (queue, task), counts in sorted(self._counts.items())
-            ]  # fmt: skip
+            return [_value(key, counts) for key, counts in sorted(self._counts.items())]
+
+    def take_changed(self, most: int) -> list[TaskTally]:
+        """What was counted so far of at most so many queues and tasks: those of which something was since the last time."""
+        with self._lock:
+            keys = [self._changed.pop() for _ in range(min(most, len(self._changed)))]
+            return [_value(key, self._counts[key]) for key in keys]
 
     def _counts_of(self, queue: str, task: str) -> _Counts:
-        found = self._counts.get((queue, task))
+        """To add to them."""
+        key = queue, task
+        self._changed.add(key)
+        found = self._counts.get(key)
         if found is None:
-            found = self._counts[queue, task] = _Counts()
+            found = self._counts[key] = _Counts()
         return found
+
+
+def _value(key: tuple[str, str], counts: _Counts) -> TaskTally:
+    queue, task = key
+    return TaskTally(
+        queue, task, **{OUTCOMES[event]: number for event, number in counts.outcomes.items()}, lost=counts.lost,
+        run_seconds=counts.run_seconds, wait_seconds=counts.wait_seconds, runs=tuple(counts.runs), waits=tuple(counts.waits),
+    )  # fmt: skip
 
 
 def outcomes_of(tallies: Iterable[TaskTally]) -> Counter[str]:

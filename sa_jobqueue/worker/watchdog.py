@@ -38,7 +38,7 @@ class Watchdog:
     def __init__(self, loop: asyncio.AbstractEventLoop, runs: Runs, hopeless: Callable[[], None]) -> None:
         self._loop, self._runs, self._hopeless = loop, runs, hopeless
         self._deadlines: Sequence[Deadline] = ()
-        self._asked_at = 0.0
+        self._asked_at = monotonic()
         self._answered_at: float | None = None
         self._lag = 0.0
         """How long the loop took for its last answer. The loop writes it."""
@@ -58,7 +58,9 @@ class Watchdog:
     @property
     def lag(self) -> float:
         """Seconds that the event loop took to answer the last time, or for which it has not answered by now. For any thread."""
-        return self._lag if self._answered_at is not None else max(self._lag, monotonic() - self._asked_at)
+        if self._answered_at is not None or not self.thread.is_alive():  # it does not ask yet, or any more
+            return self._lag
+        return max(self._lag, monotonic() - self._asked_at)
 
     def start(self, deadlines: Sequence[Deadline]) -> None:
         """Begin."""

@@ -19,7 +19,6 @@ from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
-from weakref import WeakSet
 
 from sqlalchemy import URL, Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -43,13 +42,11 @@ from .services import WorkerSpec
 from .serving import LAST_CALL, Serving
 from .state import QueueState, WorkerState
 from .tally import Tally, outcomes_of
+from .totals import add_to_totals
 
-__all__ = ["Ending", "Worker", "workers"]
+__all__ = ["Ending", "Worker"]
 
 logger = get_logger(__name__)
-
-workers: WeakSet[Worker] = WeakSet()
-"""The workers of this process, for what counts all of them. Each puts itself in."""
 
 
 class Worker:
@@ -139,7 +136,7 @@ class Worker:
             ),
         )
         self._tally = Tally()
-        workers.add(self)
+        add_to_totals(self, self._tally)
         self._serving: Serving | None = None
         self._begun = False
         """Whether it serves: two that bore one id would give back each other's jobs. Written by the loop."""

@@ -41,11 +41,14 @@ def post(address: str) -> None:
         assert answer.status == 200
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("instrumentor")
 def test_a_trace_goes_from_a_request_through_a_retry_and_a_rescue_to_the_child_job(
     engine: Engine, url: str, tmp_path: Path
 ) -> None:
-    """One span for each attempt. The first is in the trace of the request; later ones are linked to it."""
+    """One span for each attempt. The first is in the trace of the request; later ones are linked to it. The second worker has several
+    processes, which are instrumented as the command is.
+    """
     held, go = tmp_path / "said", tmp_path / "go"
     env = {"TRACED_SAID": str(held), "TRACED_GO": str(go)}
     with receiver() as received:
@@ -62,7 +65,7 @@ def test_a_trace_goes_from_a_request_through_a_retry_and_a_rescue_to_the_child_j
                 worker.kill_group()
             go.touch()
             second = {**env, **received.environment("second")}
-            with start_command(*WORK, url=url, env=second, command=INSTRUMENT) as worker:
+            with start_command(*WORK, "--processes", "2", url=url, env=second, command=INSTRUMENT) as worker:
                 wait_until(lambda: finished(engine, 1, 2))
                 wait_until(lambda: received.metric("sa_jobqueue.jobs", "second", task="fulfil", outcome="completed"))
                 worker.send(signal.SIGTERM)
@@ -102,7 +105,9 @@ def assert_traced(received: Received) -> None:
         }.items()
     )
     # The attempt whose process was killed has no end, and so no span. The one that takes its place has its number.
-    again, child = received.spans(service="second", kind="CONSUMER")
+    spans = {span.attributes["sa_jobqueue.task"]: span for span in received.spans(service="second", kind="CONSUMER")}
+    assert len(spans) == len(received.spans(service="second", kind="CONSUMER"))
+    again, child = spans["fulfil"], spans["receipt"]
     assert (again.parent, again.links, again.failed) == ("", [(request.trace, ordered.id)], False)
     assert again.trace != request.trace
     assert again.attributes.items() >= {
@@ -111,4 +116,3 @@ def assert_traced(received: Received) -> None:
     enqueued = one(received.spans(service="second", kind="PRODUCER"))
     assert (enqueued.trace, enqueued.parent) == (again.trace, again.id)
     assert (child.trace, child.parent, child.links) == (again.trace, enqueued.id, [(again.trace, enqueued.id)])
-    assert child.attributes["sa_jobqueue.task"] == "receipt"

@@ -30,6 +30,7 @@ PLAIN = {
     "read",
     "remove",
     "setting",
+    "sum",
     "version",
 }
 #: What the events are called in the glossary, where that is another word.

@@ -349,7 +349,9 @@ def one_job_has_a_key(given: Evidence) -> Iterator[str]:
 def _has_let_go(given: Evidence, holder: Row, made: Step) -> bool:
     """Whether the key of `holder` was free when another job was made."""
     steps, period = given.by_key[holder.key], holder.period or 0.0
-    was_started = any(step.now == JobStatus.RUNNING and step.n < made.n for step in steps)
+    # A job that its worker gave back before its handler began counts as not started.
+    last = max((step for step in steps if step.n < made.n), key=lambda step: step.n)
+    was_started = last.now == JobStatus.RUNNING or bool(last.attempt) or bool(last.rescues)
     if not was_started and not period and made.at >= min(holder.expires_at or math.inf, holder.deadline_at or math.inf):
         return True  # it will not be run
     if holder.scope == "window":

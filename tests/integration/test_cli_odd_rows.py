@@ -47,7 +47,7 @@ def neighbour(engine: Engine) -> int:
 
 @pytest.mark.parametrize("odd", ODD)
 def test_an_odd_row_is_shown_and_hides_no_other(engine: Engine, url: str, neighbour: int, odd: str) -> None:
-    """`list`, `show`, `stats` and `doctor`, for people and as JSON; what is shown cannot move a terminal's cursor."""
+    """`list`, `show`, `stats`, `top` and `doctor`, for people and as JSON; what is shown cannot move a terminal's cursor."""
     with engine.begin() as connection:
         id = connection.scalar(text("INSERT INTO sa_jobqueue.job (task) VALUES ('odd') RETURNING id"))
         id = connection.exec_driver_sql(f"UPDATE sa_jobqueue.job SET {ODD[odd]} WHERE id = {id} RETURNING id").scalar()
@@ -57,6 +57,8 @@ def test_an_odd_row_is_shown_and_hides_no_other(engine: Engine, url: str, neighb
     assert json.loads(output("show", "--json", "--", str(id), url=url))["id"] == id
     shown = output("show", "--", str(id), url=url)
     assert shown.startswith(f"job {id} ")
+    assert "neighbour" not in (picture := output("top", "--once", url=url))  # it has not run
+    assert all(line.isprintable() for line in picture.splitlines())
     assert "Infinity" not in output("stats", "--json", url=url)
     stats = output("stats", url=url)
     assert invoke("doctor", url=url).exit_code in {0, 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -41,7 +42,7 @@ def database_url(database_url: str) -> str:
     [
         (
             ills.old_snapshot, "snapshot", Thresholds(snapshot=(0.0, 0.0)),
-            "(a forgotten report, role postgres, idle in transaction) holds a snapshot for 0s: SELECT 1 FROM sa_jobqueue.job",
+            "(a forgotten report, role postgres, idle in transaction) holds a snapshot for ",
             "SELECT pg_terminate_backend(",
         ),
         (
@@ -243,6 +244,21 @@ def test_a_check_that_the_server_refuses_is_said_and_the_others_go_on(database_u
     assert findings["schedules"].level == "problem"
     assert 'it could not be looked at: relation "sa_jobqueue.schedule" does not exist' in findings["schedules"].detail
     assert findings["plans"].level == "ok"
+
+
+def test_an_index_that_is_being_built_is_a_notice(database_url: str) -> None:
+    """It is not valid yet, and will be."""
+    build = "CREATE INDEX CONCURRENTLY by_task ON sa_jobqueue.job (task)"
+    with connect(database_url) as building, connect(database_url) as writing:
+        writing.execute("BEGIN")
+        writing.execute("INSERT INTO sa_jobqueue.job (task) VALUES ('a_task')")
+        thread = threading.Thread(target=building.execute, args=[build])
+        thread.start()
+        wait_until(lambda: look(database_url)["indexes"].level == "notice")
+        assert look(database_url)["indexes"].detail == "by_task is being built"
+        writing.execute("ROLLBACK")
+        thread.join(30)
+    assert look(database_url)["indexes"].level == "ok"
 
 
 def test_an_old_snapshot_is_worse_where_rows_are_dead_already(database_url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from sa_jobqueue import (
     RetryPolicy,
     Schedule,
     Snooze,
+    TaskName,
     add_middleware,
     enqueue,
     remove_middleware,
@@ -74,11 +76,11 @@ class Traced:
         (span,) = self.spans(SpanKind.PRODUCER)
         return span
 
-    def metric(self, name: str, **labels: Any) -> float | None:
+    def metric(self, metric: str, /, **labels: Any) -> float | None:
         data = self.reader.get_metrics_data()
         assert data is not None
         metrics = [one for r in data.resource_metrics for scope in r.scope_metrics for one in scope.metrics]
-        for point in (point for metric in metrics if metric.name == name for point in metric.data.data_points):
+        for point in (point for one in metrics if one.name == metric for point in one.data.data_points):
             plain = {key.rpartition(".")[2]: value for key, value in point.attributes.items()}
             if labels.items() <= plain.items():
                 return float(point.value)  # type: ignore[union-attr]
@@ -305,13 +307,45 @@ def test_a_schedule_keeps_no_trace(traced: Traced) -> None:
 def test_a_meta_that_is_no_context_does_no_harm(
     engine: Engine, url: str, registry: Registry, traced: Traced, carrier: Any
 ) -> None:
-    """Whoever has written it: the job has a trace of its own."""
+    """By hand, or by another program: the job has a trace of its own."""
     declare(registry, "sync")
     id = add_one(engine, enqueue(registry.get("handler").options(meta={"otel": carrier})))  # type: ignore[union-attr]
     traced.instrument()
     drain(url, registry)
     assert job_of(engine, id).status == "completed"
     assert (traced.processed().parent, traced.processed().links) == (None, ())
+
+
+class Hostile(Exception):
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("error", [Hostile(), ValueError("x" * 5_000_000)], ids=["no text", "a long text"])
+def test_a_span_ends_whatever_the_exception_brings_along(
+    engine: Engine, url: str, registry: Registry, traced: Traced, error: Exception
+) -> None:
+    """What it says of the exception is what the job's row says: an exporter would choke on more."""
+
+    @task(registry=registry, name="handler", retry=RetryPolicy(base=3_600.0, jitter=0))
+    def handler() -> None:
+        raise error
+
+    traced.instrument()
+    id = add_one(engine, enqueue("handler"))
+    drain(url, registry)
+    span = traced.processed()
+    (event,) = span.events
+    (stored,) = job_of(engine, id).errors
+    assert event.attributes is not None
+    assert (event.attributes["exception.type"], event.attributes["exception.message"]) == (
+        stored["type"],
+        stored["message"],
+    )
+    assert len(str(event.attributes["exception.stacktrace"])) <= 8_000
+    assert span.status.description == f"{stored['type']}: {stored['message']}"
 
 
 class Broken(Sampler):
@@ -333,6 +367,25 @@ def test_tracing_that_fails_costs_the_trace_and_not_the_job(
     assert job_of(engine, id).status == "completed"
     assert "task handler: its enqueueing is not traced: LookupError('no sampler')" in caplog.text
     assert f"job {id} is not traced: LookupError('no sampler')" in caplog.text
+
+
+def test_an_exception_without_a_text_ends_its_span_as_well(
+    engine: Engine, url: str, registry: Registry, traced: Traced
+) -> None:
+    """Its own `str()` fails."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise LookupError
+
+    traced.instrument()
+    declare(registry, "sync", Mute(), retry=RetryPolicy(base=3600, jitter=0))
+    add_one(engine, enqueue("handler"))
+    drain(url, registry)
+    span = traced.processed()
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.status.description is not None
+    assert "str() of the exception failed" in span.status.description
 
 
 def test_a_context_that_cannot_be_stored_is_left_out(
@@ -392,19 +445,38 @@ def test_metrics_are_what_the_workers_have_counted(
 ) -> None:
     """Of all workers of the process; cumulative, by task and outcome."""
     traced.instrument()
-    declare(registry, "sync")
+
+    @task(registry=registry, name="counted")  # no other test has a task of this name
+    def counted() -> None: ...
+
     for _ in range(2):
-        add_one(engine, enqueue("handler"))
-        add_one(engine, enqueue("handler", wrong=1))
+        add_one(engine, enqueue(counted))
+        add_one(engine, enqueue(TaskName("counted"), wrong=1))
     workers = [drain(url, registry, queues={"default": 1}) for _ in range(2)]
     assert sum(one.counts["completed"] for one in workers) == 2
-    assert traced.metric("sa_jobqueue.jobs", task="handler", outcome="completed") == 2
-    assert traced.metric("sa_jobqueue.jobs", task="handler", outcome="failed") == 2
-    assert traced.metric("messaging.client.consumed.messages", task="handler", system="sa_jobqueue") == 4
-    assert (traced.metric("sa_jobqueue.job.wait_time", task="handler") or 0) > 0
-    assert traced.metric("sa_jobqueue.job.run_time.bucket", task="handler", le="+Inf") == sum(
+    assert traced.metric("sa_jobqueue.jobs", task="counted", outcome="completed") == 2
+    assert traced.metric("sa_jobqueue.jobs", task="counted", outcome="failed") == 2
+    assert traced.metric("messaging.client.consumed.messages", task="counted", system="sa_jobqueue") == 4
+    assert (traced.metric("sa_jobqueue.job.wait_time", task="counted") or 0) > 0
+    assert traced.metric("sa_jobqueue.job.run_time.bucket", task="counted", le="+Inf") == sum(
         sum(one.runs) for worker in workers for one in worker.tally()
     )
+
+
+def test_what_a_worker_has_counted_stays_when_it_is_gone(
+    engine: Engine, url: str, registry: Registry, traced: Traced
+) -> None:
+    """A program may make a worker for each drain; a counter that falls would look like a restart."""
+    traced.instrument()
+
+    @task(registry=registry, name="counted.for.good")
+    def quick() -> None: ...
+
+    for done in (1, 2):
+        add_one(engine, enqueue(quick))
+        drain(url, registry)
+        gc.collect()
+        assert traced.metric("sa_jobqueue.jobs", task="counted.for.good", outcome="completed") == done
 
 
 def test_after_the_end_of_tracing_nothing_is_left(engine: Engine, url: str, registry: Registry, traced: Traced) -> None:

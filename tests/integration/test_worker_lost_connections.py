@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, func, select, text
+from sqlalchemy import Connection, Engine, create_engine, delete, func, select, text
 from sqlalchemy.exc import OperationalError
 
 from sa_jobqueue import (
@@ -15,13 +15,16 @@ from sa_jobqueue import (
     JobContext,
     JobStatus,
     Registry,
+    Retry,
     RetryPolicy,
     Snooze,
     enqueue,
     task,
 )
-from sa_jobqueue.store import default_store
+from sa_jobqueue.store import Store, default_store
 from sa_jobqueue.worker.connections.service import Connector
+from sa_jobqueue.worker.maintenance.renew import Renewal
+from sa_jobqueue.worker.maintenance.rescue import Rescue
 from sa_jobqueue.worker.running import libpq
 from tests.support import pooler
 from tests.support.databases import cut_line
@@ -263,6 +266,52 @@ def test_an_outcome_whose_commit_had_no_answer_is_counted_as_what_it_was(
         wait_until(lambda: not services_of(worker).runs.all() and not worker.state().unwritten)
     expected = {"done": "completed", "deleted": "completed"}.get(outcome, outcome)
     assert worker.counts == {expected: 3}
+
+
+@pytest.mark.parametrize("outcome", ["deleted", "retried"])
+def test_an_outcome_that_an_outage_kept_back_is_lost_if_another_worker_was_faster(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    """The row is gone or queued, as this worker would have left it; but the lease had run out, and the other worker counts the job."""
+    down = threading.Event()
+    down.set()
+    exchange, apply = Store.exchange, Store.apply
+    tries: list[int] = []
+
+    def cut_off(call: Any) -> Any:
+        def broken(store: Store, connection: Connection, changes: Any, *others: Any) -> Any:
+            if changes and down.is_set():
+                tries.append(1)
+                raise OperationalError("BEGIN", {}, Exception("no route to host"), connection_invalidated=True)
+            return call(store, connection, changes, *others)
+
+        return broken
+
+    monkeypatch.setattr(Store, "exchange", cut_off(exchange))
+    monkeypatch.setattr(Store, "apply", cut_off(apply))
+    for chore in (Renewal, Rescue):
+        monkeypatch.setattr(chore, "do", lambda *_: False)
+
+    @task(registry=registry, name="acts", retain=0)
+    def acts() -> None:
+        if outcome == "retried":
+            raise Retry(3_600)
+
+    add(engine, enqueue(acts))
+    with working(url, registry, lease=0.5) as worker:
+        wait_until(lambda: len(tries) > 1)
+        with engine.connect() as connection:
+            lapsed = select(func.count()).where(Job.lease_expires_at < func.clock_timestamp())
+            wait_until(lambda: connection.scalar(lapsed) == 1)
+            if outcome == "deleted":
+                connection.execute(delete(Job))
+            else:
+                to_queue = "status = 'queued', lease_expires_at = NULL, run_at = now() + interval '1 hour', rescues = 1"
+                connection.execute(text(f"UPDATE sa_jobqueue.job SET {to_queue}"))
+            connection.commit()
+        down.clear()
+        wait_until(lambda: sum(worker.counts.values()) == 1)
+    assert worker.counts == {"lost": 1}
 
 
 def test_a_handlers_commit_that_had_no_answer_is_counted_as_completed(

@@ -402,7 +402,7 @@ def test_a_context_variable_that_a_middleware_sets_is_the_handlers_alone(
     add(engine, *[enqueue(handler.options(meta={"tenant": name})) for name in ("acme", "zoo")], enqueue(handler))
     drain(url, registry, queues={"default": 1})
     assert found == ["acme", "zoo", "none"]
-    assert tenant.get("nobody") == "nobody"
+    assert tenant.get("unset") == "unset"
 
 
 def test_a_job_whose_arguments_do_not_fit_is_no_attempt_that_middleware_sees(
@@ -441,6 +441,42 @@ def test_a_cancel_by_an_operator_is_told_as_such(engine: Engine, url: str, regis
     error = {"sync": "JobStopped", "async": "CancelledError"}[kind]
     assert seen.seen == ["one in", f"one {error}", "one out"]
     assert seen.ends == [("cancelled", error)]
+
+
+@KINDS
+def test_a_middleware_cannot_keep_back_what_stops_a_handler(
+    engine: Engine, url: str, registry: Registry, kind: str
+) -> None:
+    """The job would be completed though its handler was broken off."""
+    begun = threading.Event()
+
+    def around(attempt: Attempt) -> Generator[None]:
+        try:
+            yield
+        except BaseException:
+            return
+
+    outside = recorder()
+    install(Around(around))
+
+    @task(registry=registry, name="sync")
+    def sync(ctx: JobContext) -> None:
+        begun.set()
+        while True:
+            ctx.raise_if_cancelled()
+
+    @task(registry=registry, name="async")
+    async def asynchronous(ctx: AsyncJobContext) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    with working(url, registry):
+        id = add_one(engine, enqueue(kind))
+        assert begun.wait(PATIENCE)
+        cancel(engine, id)
+        wait_until(lambda: outside.ends)
+        wait_until(partial(finished, engine, id))
+    assert job_of(engine, id).status == "cancelled"
 
 
 def test_an_async_handler_that_times_out_is_told_by_its_timeout(engine: Engine, url: str, registry: Registry) -> None:

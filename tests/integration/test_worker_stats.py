@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from datetime import timedelta
 from typing import Any
@@ -12,9 +13,11 @@ from sqlalchemy import Engine, text
 from sa_jobqueue import Cancel, Discard, Job, JobContext, Registry, Snooze, TaskName, enqueue, task
 from sa_jobqueue.statements import cancel_jobs
 from sa_jobqueue.statements.stats import sum_stats
+from sa_jobqueue.store import Store
 from sa_jobqueue.worker.maintenance import stats
+from sa_jobqueue.worker.maintenance.presence import Presence
 from tests.support.waiting import wait_until
-from tests.support.working import add, drain, job_of, services_of, working
+from tests.support.working import add, drain, job_of, services_of, worker_for, working
 
 
 def stat(engine: Engine) -> dict[str, Any]:
@@ -146,6 +149,43 @@ def test_a_long_lived_worker_adds_what_it_counted_while_it_works(
     assert stat(engine)["quick"].completed == 15
 
 
+def test_a_worker_that_serves_again_goes_on_counting(
+    engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its row was left in the table, as by an outage: the row has the number of the last batch."""
+    monkeypatch.setattr(Presence, "leave", lambda self, connection: None)
+
+    @task(registry=registry, name="quick")
+    def quick() -> None: ...
+
+    worker = worker_for(engine, registry)
+    for jobs in (1, 2):
+        add(engine, *(enqueue(quick) for _ in range(jobs)))
+        asyncio.run(worker.serve(until_idle=True))
+    assert worker.counts == {"completed": 3}
+    assert stat(engine)["quick"].completed == 3
+
+
+def test_a_worker_with_many_tasks_adds_them_in_parts(
+    engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, while it works and when it leaves."""
+    monkeypatch.setattr(stats, "_EVERY", 0.2)
+    monkeypatch.setattr(stats, "_MOST", 2)
+
+    def quick() -> None: ...
+
+    tasks = [task(registry=registry, name=f"quick {number}")(quick) for number in range(5)]
+    add(engine, *(enqueue(one) for one in tasks))
+    with working(engine, registry) as worker:
+        wait_until(
+            lambda: {name: row.completed for name, row in stat(engine).items()} == {one.name: 1 for one in tasks}
+        )
+        add(engine, *(enqueue(one) for one in tasks))
+        wait_until(lambda: worker.counts["completed"] == 10)
+    assert {name: row.completed for name, row in stat(engine).items()} == {one.name: 2 for one in tasks}
+
+
 def test_a_worker_that_may_not_write_the_table_says_so_and_works(
     engine: Engine, registry: Registry, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -160,6 +200,38 @@ def test_a_worker_that_may_not_write_the_table_says_so_and_works(
     worker = drain(engine, registry)
     assert worker.counts == {"completed": 1}
     assert "could not be added to the table stat" in caplog.text
+
+
+def test_a_row_that_is_locked_for_a_moment_is_not_worth_a_line(
+    engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other workers add to it, too. What was counted comes later; a lock that stays is said."""
+    monkeypatch.setattr(stats, "_EVERY", 0.2)
+    monkeypatch.setattr(stats, "_LOCKED", 0.05)
+    tries: list[int] = []
+    add_stats = Store.add_stats
+
+    def counted(*args: Any, **options: Any) -> bool:
+        tries.append(1)
+        return add_stats(*args, **options)
+
+    @task(registry=registry, name="quick")
+    def quick() -> None: ...
+
+    with working(engine, registry) as worker, engine.connect() as holder:
+        holder.execute(text("LOCK sa_jobqueue.stat IN EXCLUSIVE MODE"))
+        monkeypatch.setattr(Store, "add_stats", counted)
+        add(engine, enqueue(quick))
+        wait_until(lambda: len(tries) > 2)
+        assert (worker.counts, caplog.text.count("table stat")) == ({"completed": 1}, 0)
+        monkeypatch.setattr(stats, "_SAID_EVERY", 0.0)
+        holder.rollback()
+        wait_until(lambda: "quick" in stat(engine))
+        holder.execute(text("LOCK sa_jobqueue.stat IN EXCLUSIVE MODE"))
+        add(engine, enqueue(quick))
+        wait_until(lambda: "cannot be added to the table stat, and is kept: canceling statement" in caplog.text)
+        holder.rollback()
+        wait_until(lambda: stat(engine)["quick"].completed == 2)
 
 
 def test_a_worker_says_how_it_is_in_its_row(engine: Engine, registry: Registry) -> None:

@@ -41,7 +41,7 @@ from sa_jobqueue.statements import (
 )
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.apply import written_before
-from sa_jobqueue.statements.backlog import count_by_queue, schedule_lag
+from sa_jobqueue.statements.backlog import count_by_queue, running_jobs, schedule_lag
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
 from sa_jobqueue.statements.declared import (
@@ -185,6 +185,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "purge_overdue": purge_overdue,
     "queue_depths": queue_depths,
     "queued_tasks": lambda: queued_tasks(sample=200),
+    "running_jobs": running_jobs,
     "count_jobs_where": lambda: count_jobs(Job.queue == "mail"),
     "fetch_args": lambda: fetch_args(1, most=100),
     "end_expired": lambda: end_expired(limit=1_000),

@@ -58,6 +58,16 @@ def test_what_workers_count_adds_up_in_the_row_of_the_minute(connection: Connect
     assert {(row.seconds, row.at.second) for row in all_stats(connection)} == {(60, 0)}
 
 
+def test_a_bucket_may_hold_more_than_an_integer_does(connection: Connection) -> None:
+    """A worker that could not write the table for weeks adds all it has counted in one batch."""
+    many = tally(completed=3_000_000_000, runs=buckets(b0=3_000_000_000), waits=buckets(b1=3_000_000_000))
+    for number in (1, 2):
+        assert store.add_stats(connection, [many], worker=WORKER, number=number)
+    assert store.roll_up_stats(connection, keep=timedelta(minutes=-2), limit=10) == 1
+    row = connection.execute(sum_stats(since=timedelta(hours=2))).one()
+    assert (row.completed, row.runs[0], row.waits[1]) == (6_000_000_000,) * 3
+
+
 def test_a_batch_whose_answer_was_lost_is_added_once(connection: Connection) -> None:
     """It is sent again with the same number."""
     for _ in range(2):

@@ -90,6 +90,30 @@ def test_a_tally_counts_what_a_plain_loop_counts(
             assert seconds == pytest.approx(sum(expected))
 
 
+@pytest.mark.parametrize("created_at", [-math.inf, math.inf, 2 * NOW, -1e10])
+def test_a_job_that_waits_since_ever_by_its_row_spoils_no_sum(created_at: float) -> None:
+    """A row that was written by hand may say so of both its times. The job counts as one that did not wait."""
+    tally = Tally()
+    tally.zero = 0.0
+    tally.add([change(Event.COMPLETE)], [FakeRun(claimed("mail", -math.inf, created_at), TASKS[0], NOW, NOW)])
+    (found,) = tally.snapshot()
+    assert (found.wait_seconds, found.waits[0]) == (0.0, 1)
+
+
+def test_what_has_changed_is_taken_once_and_in_parts() -> None:
+    """So that a worker with thousands of tasks writes those that had jobs, some at a time."""
+    tally = Tally()
+    for task in ("send", "resize", "charge"):
+        tally.add_one("mail", task, Event.RELEASE)
+    first = tally.take_changed(2)
+    rest = tally.take_changed(2)
+    assert (len(first), len(rest)) == (2, 1)
+    assert sorted(one.task for one in (*first, *rest)) == ["charge", "resize", "send"]
+    assert tally.take_changed(2) == []
+    tally.lose("mail", "send")
+    assert [(one.task, one.released, one.lost) for one in tally.take_changed(2)] == [("send", 1, 1)]
+
+
 def test_a_change_without_a_run_is_left_to_those_who_know_its_job() -> None:
     """Nothing is counted for it, and what is beside it is."""
     tally = Tally()

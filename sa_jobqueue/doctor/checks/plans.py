@@ -63,7 +63,7 @@ def _judged(
 ) -> tuple[str, Level | None]:
     """What is to be said about the plan, and how bad it is."""
     try:
-        found = readings(examination.connection, statement)
+        nodes = readings(examination.connection, statement)
     except DBAPIError as error:
         if getattr(error.orig, "sqlstate", None) != _NOT_ALLOWED:
             raise
@@ -71,12 +71,12 @@ def _judged(
             return f"this role may not plan {name}", "notice"
         # What it reads can be planned without the right to lock.
         reading = due_jobs(queues={"default": 1}, job=examination.store.tables.job)
-        found = readings(examination.connection, reading, locks=False)
-    return _words(name, found, first, allowed)
+        nodes = readings(examination.connection, reading, locks=False)
+    return _words(name, nodes, first, allowed)
 
 
-def _words(name: str, found: Sequence[Reading], first: str, allowed: set[str]) -> tuple[str, Level | None]:
-    walks = [one for one in found if not one.narrowed or one.index is None]
+def _words(name: str, nodes: Sequence[Reading], first: str, allowed: set[str]) -> tuple[str, Level | None]:
+    walks = [one for one in nodes if not one.narrowed or one.index is None]
     if walks:
         how = listed(
             [
@@ -85,7 +85,7 @@ def _words(name: str, found: Sequence[Reading], first: str, allowed: set[str]) -
             ]
         )
         return f"{name}: {how}", "problem"
-    names = list(dict.fromkeys(one.index for one in found if one.index))
+    names = list(dict.fromkeys(one.index for one in nodes if one.index))
     if first not in names or not set(names) <= allowed:
         return f"{name} reads {listed(names)} instead of {first}", "problem"
     return f"{name} reads {' and '.join(names)}", None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...health import Holder, LockWait
 from ...log import escaped, one_line
+from ...urls import mask_passwords
 from ...words import age, size
 from ..examination import Examination
 from ..finding import Finding, Level, beyond, found
@@ -58,7 +59,7 @@ def _named(holder: Holder) -> str:
             return f"a query on the standby {name} holds a snapshot {since} (hot_standby_feedback)"
         case _:
             state = f", {holder.state}" if holder.state else ""
-            query = f": {one_line(holder.query)[:60]}" if holder.query else ""
+            query = f": {mask_passwords(one_line(holder.query))[:60]}" if holder.query else ""
             return f"process {holder.pid} ({name}, role {escaped(holder.role or '?')}{state}) holds a snapshot {since}{query}"
 
 

@@ -45,7 +45,7 @@ def check_vacuum(examination: Examination) -> Finding:
         if not table.autovacuum:
             advice = f"`ALTER TABLE {name} RESET (autovacuum_enabled)`"
             ill.append(("problem", f"autovacuum is off for {table.name}", advice))
-        elif table.dead >= 2 * table.vacuum_at(examination.server) and _long_ago(
+        elif table.dead >= 2 * table.vacuum_at(examination.server.settings) and _long_ago(
             table, examination.thresholds.vacuum_age
         ):
             last = "was never vacuumed" if table.since_vacuum is None else f"was vacuumed {age(table.since_vacuum)} ago"
@@ -120,6 +120,9 @@ def check_indexes(examination: Examination) -> Finding:
             )
         )
     for index in invalid:
+        if index.building:
+            ill.append(("notice", f"{index.name} is being built", "wait for the end of CREATE INDEX CONCURRENTLY"))
+            continue
         name = examination.table(index.name)
         expected = index.name in ours.get(index.table, set())
         advice = f"`REINDEX INDEX CONCURRENTLY {name}`" if expected else f"`DROP INDEX CONCURRENTLY {name}`"

@@ -27,8 +27,8 @@ UP = (
         wait_seconds double precision NOT NULL,
         queue text NOT NULL,
         task text NOT NULL,
-        runs integer[] NOT NULL,
-        waits integer[] NOT NULL,
+        runs bigint[] NOT NULL,
+        waits bigint[] NOT NULL,
         CONSTRAINT stat_pkey PRIMARY KEY (seconds, at, queue, task)
     ) WITH (
         fillfactor = 50,

@@ -163,9 +163,9 @@ class Maintenance:
     def _write_last_stats(self, connection: Connection) -> None:
         try:
             with self.deadline.over(connection):
-                if not self._stats.write(connection):  # it leaves before it has enrolled, or was struck off
+                if not self._stats.write_all(connection):  # it leaves before it has enrolled, or was struck off
                     self._presence.do(connection, Turn(monotonic(), self._end))
-                    self._stats.write(connection)
+                    self._stats.write_all(connection)
         except Exception as error:
             logger.warning("what the last jobs came to could not be added to the table stat: %s", error)
 

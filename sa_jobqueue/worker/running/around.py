@@ -20,7 +20,7 @@ _NOT_ONCE = "generator didn't "
 def surrounded(run: Run, layers: Sequence[Middleware], handler: Callable[..., Any]) -> Callable[..., Any]:
     """`handler` with these around it. Raises JobStopped if the run was given up meanwhile: then nothing is entered."""
     run.attempt_end = end = AttemptEnd(run.job)
-    if run.settled:  # only now: whoever gives it up later finds the callbacks
+    if run.settled:  # looked at only now: a thread that gives it up later finds the callbacks
         raise JobStopped(f"job {run.job.id} was given up before its handler was called")
     attempt = Attempt(run.job, end.add)
     if not run.task.is_async:
@@ -84,7 +84,8 @@ class _Layer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         try:
-            return bool(self._exit(kind, error, trace))
+            # What stops a handler is no Exception: kept back, it would make a job complete that was broken off.
+            return bool(self._exit(kind, error, trace)) and isinstance(error, Exception)
         except RuntimeError as failure:
             if failure is not error:
                 self._refuse(failure)

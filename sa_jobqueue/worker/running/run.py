@@ -206,6 +206,14 @@ class Runs:
             self._lost[run.job.id, run.job.claim_token] = run
             return True
 
+    def has_lasted(self, claim: Change, lease: float) -> bool:
+        """Whether no other worker can have had the job: the lease has not run out since it was last renewed here."""
+        with self._lock:
+            run = self._held.get(claim.id)
+            if run is None or run.job.claim_token != claim.claim_token:
+                run = self._lost.get((claim.id, claim.claim_token))  # also because our own commit has ended the claim
+        return run is not None and monotonic() - run.renewed < lease
+
     def stop(self, run: Run, why: Stop) -> None:
         """Ask a run to end; an async handler is cancelled, on its loop."""
         if run.task.is_async:

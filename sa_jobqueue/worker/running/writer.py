@@ -13,7 +13,7 @@ from typing import TypeAlias
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from ...lifecycle import Change, unwritable
+from ...lifecycle import Change, JobStatus, unwritable
 from ...log import get_logger
 from ...store import Answer, Fault, Store, fault_of, kept_for_now
 
@@ -43,11 +43,18 @@ class _Later:
 
 class OutcomeWriter:
     """Collects changes; the claimer's thread writes them in batches. `done` is called for changes that are written or lost.
+    `was_ours` says whether no other worker can have had the job of a change.
 
     Any thread may `add` and ask for the counts. The rest belongs to the claimer's thread.
     """
 
-    def __init__(self, done: Callable[[list[Change], Answer], None], *, store: Store) -> None:
+    def __init__(
+        self,
+        done: Callable[[list[Change], Answer], None],
+        *,
+        store: Store,
+        was_ours: Callable[[Change], bool] = lambda _: True,
+    ) -> None:
         self.pending: deque[Change] = deque()
         """Changes for the next batch. Any thread may ask for its length, which is quicker than that of all."""
         self.add = self.pending.append
@@ -59,7 +66,7 @@ class OutcomeWriter:
         """What a commit may have written, the answer to which was lost, by claim. Such outcomes are for `write_apart`."""
         self._longest = _REFUSED_LATER
         self._took_refused = False
-        self._done, self._store = done, store
+        self._done, self._store, self._was_ours = done, store, was_ours
 
     def __len__(self) -> int:
         return len(self.pending) + len(self._locked) + len(self._refused)
@@ -160,6 +167,7 @@ class OutcomeWriter:
                         parts += instead
                     elif fault is Fault.ROW:
                         logger.error("job %d: its outcome cannot be written: %s", part[0].id, error.orig)
+                        self.in_doubt.pop((part[0].id, part[0].claim_token), None)
                         self._done(part, Answer.LOST)
                     else:
                         self._keep_refused(part[0], error)
@@ -179,8 +187,13 @@ class OutcomeWriter:
         if not doubted:
             return []
         before = self._store.written_before(connection, doubted)
-        written = [change for change in doubted if change.id in before]
+        written = [change for change in doubted if change.id in before and self._is_by_us(change)]
         return [change.cancelled if before[change.id] is Answer.CANCELLED else change for change in written]
+
+    def _is_by_us(self, change: Change) -> bool:
+        """Whether the row is as `change` makes it because of that. A rescue makes it so, too, or the worker that has the job then."""
+        kept = change.status is JobStatus.COMPLETED and not change.deletes
+        return kept or self._was_ours(change)
 
     def _settle(self, part: list[Change], answers: dict[int, Answer], before: list[Change]) -> None:
         """As `settle`, where some were written before."""

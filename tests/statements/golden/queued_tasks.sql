@@ -1,11 +1,12 @@
-WITH RECURSIVE names(queue) AS (
+WITH RECURSIVE names(queue, number) AS (
     SELECT (
         SELECT sa_jobqueue.job.queue
         FROM sa_jobqueue.job
         WHERE sa_jobqueue.job.status = 'queued'
         ORDER BY sa_jobqueue.job.queue
         LIMIT 1
-    ) AS queue
+    ) AS queue,
+        1 AS number
     UNION ALL
     SELECT (
         SELECT sa_jobqueue.job.queue
@@ -14,9 +15,11 @@ WITH RECURSIVE names(queue) AS (
         AND sa_jobqueue.job.queue > names.queue
         ORDER BY sa_jobqueue.job.queue
         LIMIT 1
-    ) AS anon_1
+    ) AS anon_1,
+        names.number + 1 AS anon_2
     FROM names
     WHERE names.queue IS NOT NULL
+    AND names.number < %(queues)s::INTEGER
 )
 SELECT "both".queue,
     "both".task,

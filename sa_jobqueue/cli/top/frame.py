@@ -1,0 +1,159 @@
+"""The picture as it is drawn: as many lines as the terminal has, none of them longer than it is wide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from sa_jobqueue.statements.depths import CAP, capped
+
+from ..figures import COUNTED, QUANTILES, Figures
+from ..output import duration, rate
+from .job import job_lines
+from .read import Picture
+from .reader import Seen
+from .tables import TABLES, drawn
+from .views import KEYS, Stand, View, rows_of
+
+__all__ = ["body_lines", "frame", "shares"]
+
+#: Outcomes that the header names in any case.
+_ALWAYS = ("completed", "retried", "failed")
+#: The sections of the overview.
+_SECTIONS = ("queues", View.TASKS, View.WORKERS, View.FAILED)
+#: Lines of the header, and of the footer with the empty line above it.
+_HEADER, _FOOTER = 5, 2
+
+
+def body_lines(height: int) -> int:
+    """How many lines there are between the header and the footer."""
+    return max(height - _HEADER - _FOOTER, 2)
+
+
+def frame(seen: Seen, stand: Stand, *, name: str, width: int, height: int | None = None) -> RenderableType:
+    """What is on the screen. `name`: of the database. `height` None: all there is, without keys."""
+    space = None if height is None else body_lines(height)
+    if stand.view is View.OVERVIEW:
+        body, lines = _overview(seen.picture, width, space)
+    elif stand.view is View.JOB:
+        body, lines = _job(seen, stand, width, space or 0)
+    else:
+        body, lines = _table(seen.picture, stand, width, space or 0)
+    header = _header(seen, name)
+    if space is None:
+        return Group(*header, *body)
+    empty = [Text()] * (space - lines + 1)
+    return Group(*header, *body, *empty, _footer(seen, stand))
+
+
+def shares(needs: Sequence[int], space: int) -> list[int]:
+    """Divide lines among sections that want so many: each gets as many as the others, and no more than it wants."""
+    found = [0] * len(needs)
+    while space > 0 and found != list(needs):
+        for number, need in enumerate(needs):
+            if found[number] < need and space > 0:
+                found[number] += 1
+                space -= 1
+    return found
+
+
+def _line(*parts: str | tuple[str, str]) -> Text:
+    return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+
+
+def _header(seen: Seen, name: str) -> list[Text]:
+    """Always `_HEADER` lines."""
+    picture = seen.picture
+    at = f"{picture.now.astimezone():%H:%M:%S}"
+    if seen.problem is None:
+        look = f" · {duration(seen.took)} a look, every {duration(seen.pause)}" if seen.took else ""
+        first = _line((f"{at}  ", "bold"), name, (look, "dim"))
+    else:
+        since = "" if seen.since is None else f" since {seen.since:%H:%M:%S}"
+        first = _line((f"no answer{since}; this is the picture of {at}", "bold red"))
+    due, queued = (_total([getattr(one, what) for one in picture.queues]) for what in ("due", "queued"))
+    stale = sum(one.stale for one in picture.workers)
+    number = len(picture.workers)
+    workers = f"{number} worker{'' if number == 1 else 's'}{f', {stale} stale' if stale else ''}"
+    lately = picture.lately
+    names = [one for one in COUNTED if one in _ALWAYS or lately.counts[one]]
+    outcomes = " · ".join(f"{rate(lately.per_minute(one))} {one}" for one in names)
+    return [
+        first,
+        _line(
+            f"{due} due · {queued} queued · {capped(picture.running)} running · ",
+            (f"{capped(picture.failed)} failed", "red" if picture.failed else ""),
+            " · ",
+            (workers, "red" if stale or not number else ""),
+        ),
+        _line("each minute, over the last 5: ", outcomes),
+        _line(f"waited {_quantiles(lately, 'wait')}   ran {_quantiles(lately, 'run')}"),
+        _line((seen.problem or "", "red")),
+    ]
+
+
+def _total(numbers: Sequence[int]) -> str:
+    """The sum; it may be more where one of them was not counted to its end."""
+    more = "+" if max(numbers, default=0) >= CAP else ""
+    return f"{sum(min(number, CAP - 1) for number in numbers):,}{more}"
+
+
+def _quantiles(lately: Figures, what: str) -> str:
+    found = {name: lately.run(name) if what == "run" else lately.wait(name) for name in QUANTILES}
+    return " ".join(f"{name} {'-' if seconds is None else duration(seconds)}" for name, seconds in found.items())
+
+
+def _overview(picture: Picture, width: int, space: int | None) -> tuple[list[RenderableType], int]:
+    """The sections one below the other, each with its title and an empty line, and how many lines that is."""
+    found = [(TABLES[section], len(TABLES[section].of(picture))) for section in _SECTIONS]
+    found = [(rows, number) for rows, number in found if number]
+    if space is not None:
+        found = found[: max((space + 1) // 3, 1)]  # those of which a row has place
+    if not found:
+        return [_line(("no jobs and no workers yet", "dim"))], 1
+    needs = [number for _, number in found]
+    given = needs if space is None else shares(needs, space - 2 * len(found) + 1)
+    body: list[RenderableType] = []
+    for (rows, _), number in zip(found, given, strict=True):
+        body += [drawn(rows, picture, width, first=0, number=number), Text()]
+    return body[:-1], sum(given) + 2 * len(found) - 1
+
+
+def _table(picture: Picture, stand: Stand, width: int, space: int) -> tuple[list[RenderableType], int]:
+    """One table over the whole screen, scrolled so that the selected row is to be seen."""
+    rows = rows_of(stand.view, picture)
+    if not rows:
+        return [_line((f"no {stand.view.value}", "dim"))], 1
+    selected, number = stand.place(rows), space - 1
+    first = max(0, min(selected - number // 2, len(rows) - number))
+    table = drawn(TABLES[stand.view], picture, width, first=first, number=number, selected=selected)
+    return [table], min(number, len(rows) - first) + 1
+
+
+def _job(seen: Seen, stand: Stand, width: int, space: int) -> tuple[list[RenderableType], int]:
+    if seen.job is None or seen.job.job.id != stand.job:
+        return [_line((f"job {stand.job}: not read yet, or it is not there any more", "dim"))], 1
+    lines = job_lines(seen.job, width)
+    first = max(0, min(stand.position, len(lines) - space))
+    shown = lines[first : first + space]
+    return [*shown], len(shown)
+
+
+def _footer(seen: Seen, stand: Stand) -> Text:
+    if stand.question is not None:
+        return _line((f"{stand.question.text} y: yes, any other key: no", "bold yellow"))
+    if seen.done > stand.heard:
+        return _line((seen.said, "bold"))
+    views = (
+        []
+        if stand.view is View.JOB
+        else [f"{key} {view.value}" for key, view in KEYS.items() if view is not stand.view]
+    )
+    own = {
+        View.FAILED: ["enter show", "r retry"],
+        View.SCHEDULES: ["p pause or resume"],
+        View.JOB: ["esc back", "r retry", "c cancel"],
+    }
+    return _line((" · ".join([*own.get(stand.view, []), *views, "q quit"]), "dim"))

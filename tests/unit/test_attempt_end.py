@@ -1,0 +1,97 @@
+"""Telling middleware of the end of an attempt: once, whatever comes between."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from sa_jobqueue import Middleware, add_middleware, remove_middleware
+from sa_jobqueue.errors import HandlerTimeout, JobStopped
+from sa_jobqueue.middleware import Attempt
+from sa_jobqueue.worker.running.attempt_end import AttemptEnd, Telling
+from sa_jobqueue.worker.running.call import Call
+from sa_jobqueue.worker.running.notes import Notes
+from sa_jobqueue.worker.running.sessions import Sessions
+from tests.unit.test_runs import make_executor, nothing, run, written
+
+Told = list[tuple[str, str]]
+
+
+class Enters(Middleware):
+    """Says which attempts it was entered for, and what came of them."""
+
+    def __init__(self) -> None:
+        self.entered: list[Attempt] = []
+        self.told: Told = []
+
+    def around(self, attempt: Attempt) -> Any:
+        self.entered.append(attempt)
+        attempt.at_end(lambda outcome, error: self.told.append((outcome, type(error).__name__)))
+        return nullcontext()
+
+
+@pytest.fixture
+def middleware() -> Iterator[Enters]:
+    made = Enters()
+    add_middleware(made)
+    yield made
+    remove_middleware(made)
+
+
+def test_a_callback_that_comes_after_the_end_is_called_at_once() -> None:
+    """With the outcome, and with an exception that holds nothing alive: one with a traceback would be a cycle."""
+    told: Told = []
+    raised: BaseException = ValueError("with a traceback")
+    try:
+        raise raised
+    except ValueError:
+        pass
+    for error in (HandlerTimeout("made up"), raised):
+        end = AttemptEnd(run(nothing).job)
+        end.tell("failed", error)
+        end.tell("completed", None)
+        end.add(lambda outcome, error: told.append((outcome, type(error).__name__)))
+    assert told == [("failed", "HandlerTimeout"), ("failed", "NoneType")]
+
+
+def test_an_end_is_told_here_where_there_can_be_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Late is better than never."""
+    told: Told = []
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    end, telling = AttemptEnd(run(nothing).job), Telling()
+    end.add(lambda outcome, error: told.append((outcome, threading.current_thread().name)))
+    telling.tell(end, "lost", None)
+    assert told == [("lost", threading.current_thread().name)]
+    telling.finish(0.0)
+
+
+def test_a_run_that_is_given_up_before_its_handler_is_called_enters_nothing(middleware: Enters) -> None:
+    """Its middleware would never hear of the end."""
+    given_up = run(nothing)
+    given_up.settle()
+    with pytest.raises(JobStopped, match="given up before its handler was called"):
+        Call(given_up, Sessions(), Notes()).invoke()
+    assert middleware.entered == []
+
+
+def test_code_around_the_handler_that_fails_ends_the_attempt_for_its_middleware(
+    middleware: Enters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an exception that another thread sets on this one, after the handler has returned."""
+    executor, writer = make_executor()
+    broken = run(nothing)
+    monkeypatch.setattr(executor, "_end", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        executor.run(broken)
+    executor.broke(broken, caught.value)
+    executor.broke(broken, caught.value)
+    assert [change.event.value for change in written(writer)] == ["retry"]
+    assert middleware.told == [("retried", "ZeroDivisionError")]
