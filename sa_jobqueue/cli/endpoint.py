@@ -34,7 +34,7 @@ def serve_worker(endpoint: Endpoint, worker: Worker) -> None:
     from sa_jobqueue.metrics.probes import WorkerProbes
     from sa_jobqueue.metrics.snapshot import read_snapshot
 
-    endpoint.serve(registry_of(WorkerCollector(worker)), WorkerProbes(lambda: read_snapshot(worker)))
+    endpoint.serve(registry_of(WorkerCollector(worker), handlers=True), WorkerProbes(lambda: read_snapshot(worker)))
     logger.info("metrics at %s", endpoint.url)
 
 
@@ -46,7 +46,7 @@ def serve_supervisor(endpoint: Endpoint) -> Reports:
     from sa_jobqueue.metrics.workers import TotalsCollector
 
     receiver = Receiver(ended=forget_process)
-    endpoint.serve(registry_of(TotalsCollector(receiver.sums.totals)), SupervisorProbes(receiver))
+    endpoint.serve(registry_of(TotalsCollector(receiver.sums.totals), handlers=True), SupervisorProbes(receiver))
     logger.info("metrics at %s", endpoint.url)
     return receiver
 

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
@@ -16,6 +16,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 
 from ..errors import ConfigurationError
+from ..worker.process.signals import start_deaf
 from .probes import Answer, Probes
 
 __all__ = ["Endpoint", "forget_process", "registry_of"]
@@ -27,6 +28,12 @@ _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
+
+    def server_bind(self) -> None:
+        """Take the port, without asking for the name of the address, which may take long."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+        self.setup_environ()
 
 
 class _Server6(_Server):
@@ -66,7 +73,8 @@ class Endpoint:
     def serve(self, registry: CollectorRegistry, probes: Probes) -> None:
         """Begin to answer."""
         self._server.set_app(_application(registry, probes))
-        threading.Thread(target=self._server.serve_forever, name="sa-jobqueue metrics endpoint", daemon=True).start()
+        name = "sa-jobqueue metrics endpoint"
+        start_deaf(threading.Thread(target=self._server.serve_forever, name=name, daemon=True))
 
     def close(self) -> None:
         """Answer no more, and give the port back. Only after `serve()`."""
@@ -74,12 +82,12 @@ class Endpoint:
         self._server.server_close()
 
 
-def registry_of(*collectors: Collector) -> CollectorRegistry:
-    """A registry with these; and, where PROMETHEUS_MULTIPROC_DIR is set, with the metrics of the application's own handlers."""
+def registry_of(*collectors: Collector, handlers: bool = False) -> CollectorRegistry:
+    """A registry with these; `handlers`: and, where PROMETHEUS_MULTIPROC_DIR is set, with the metrics of the application's handlers."""
     registry = CollectorRegistry(auto_describe=False)
     for collector in collectors:
         registry.register(collector)
-    if os.environ.get(_MULTIPROCESS):
+    if handlers and os.environ.get(_MULTIPROCESS):
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     return registry
 

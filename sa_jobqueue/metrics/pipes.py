@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ..log import get_logger
+from ..worker.process.signals import start_deaf
 from .snapshot import Snapshot
 from .sums import Sums
 
@@ -37,7 +38,7 @@ class Sender:
     def start(self) -> None:
         """Begin."""
         with suppress(RuntimeError):  # the host allows no more threads
-            self._thread.start()
+            start_deaf(self._thread)
 
     def finish(self) -> None:
         """Write a last line; waits for a second at most."""
@@ -78,7 +79,7 @@ class Receiver:
         reading, writing = os.pipe()
         try:
             name = f"sa-jobqueue metrics of {number}"
-            threading.Thread(target=self._hear, args=(process, reading), name=name, daemon=True).start()
+            start_deaf(threading.Thread(target=self._hear, args=(process, reading), name=name, daemon=True))
         except RuntimeError:
             os.close(reading)
             os.close(writing)

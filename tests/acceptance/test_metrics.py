@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import subprocess
 from importlib.resources import as_file
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from tests.support.prometheus import PROGRAM, run_prometheus
 from tests.support.waiting import wait_until
 from tools.grafana_board import expressions
 
+PROMTOOL = shutil.which("promtool")
 COMPLETED = 'sa_jobqueue_jobs_total{outcome="completed",queue="default",task="tests.acceptance.app.nothing"}'
 
 
@@ -42,6 +45,15 @@ def test_a_worker_serves_the_metrics_of_all_its_processes(shop: Shop, processes:
         wait_until(lambda: get(worker, "/readyz") == (200, "ready\n"))
         assert get(worker, "/livez") == (200, "live\n")
         assert get(worker, "/elsewhere")[0] == 404
+        if PROMTOOL is not None:
+            checked = subprocess.run(
+                [PROMTOOL, "check", "metrics"],
+                input=get(worker, "/metrics")[1],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert (checked.returncode, checked.stderr) == (0, "")
 
 
 def test_a_killed_process_takes_its_gauges_along_and_leaves_its_counts(shop: Shop) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
+import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 import yaml
@@ -16,6 +21,8 @@ from tests.support.databases import Databases
 from tests.support.metrics import get, value
 from tests.support.waiting import wait_until
 
+PROMTOOL = shutil.which("promtool")
+
 
 def test_it_serves_what_the_database_says_until_a_signal_comes(database_url: str, databases: Databases) -> None:
     """Ready while the database answers, alive in any case; it ends with 0."""
@@ -23,6 +30,12 @@ def test_it_serves_what_the_database_says_until_a_signal_comes(database_url: str
         command.wait_for("/metrics")
         assert value(command, "sa_jobqueue_database_up") == 1
         assert get(command, "/readyz") == (200, "ready\n")
+        if PROMTOOL is not None:
+            said = get(command, "/metrics")[1]
+            checked = subprocess.run(
+                [PROMTOOL, "check", "metrics"], input=said, capture_output=True, text=True, check=False
+            )
+            assert (checked.returncode, checked.stderr) == (0, "")
         with databases.away(database_url):
             wait_until(lambda: value(command, "sa_jobqueue_database_up") == 0)
             assert get(command, "/readyz") == (503, "the database does not answer\n")
@@ -39,6 +52,27 @@ def test_it_begins_while_the_database_is_away() -> None:
         assert value(command, "sa_jobqueue_database_up") == 0
         command.send(signal.SIGINT)
         assert command.wait() == 0
+
+
+def test_a_signal_is_heard_while_many_ask() -> None:
+    """Each question is answered by a thread of its own, and none of these takes the signal from the main thread."""
+    with start_command("metrics", "--port=0", url="postgresql://me@127.0.0.1:1/nowhere") as command:
+        command.wait_for("/metrics")
+        ended = threading.Event()
+
+        def ask() -> None:
+            while not ended.is_set():
+                with suppress(OSError):
+                    get(command, "/livez")
+
+        with ThreadPoolExecutor(4) as threads:
+            for _ in range(4):
+                threads.submit(ask)
+            try:
+                command.send(signal.SIGTERM)
+                assert command.wait() == 0
+            finally:
+                ended.set()
 
 
 def test_a_port_that_is_taken_is_said(url: str) -> None:

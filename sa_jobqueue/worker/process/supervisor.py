@@ -28,7 +28,7 @@ from typing import Protocol
 from ...log import get_logger
 from .backoff import backoff
 from .exit_codes import Ending
-from .signals import signals_go_to
+from .signals import signals_go_to, start_deaf
 
 __all__ = ["CANNOT_WORK", "Reports", "Supervisor", "drain_with_supervisor", "restart_delay"]
 
@@ -178,7 +178,7 @@ class Supervisor:
             for end in pipe:
                 os.close(end)
         try:
-            threading.Thread(target=self._await_end, args=(slot, process), daemon=True).start()
+            start_deaf(threading.Thread(target=self._await_end, args=(slot, process), daemon=True))
         except RuntimeError:
             with process:  # no thread would hear of its end
                 process.kill()
