@@ -1,7 +1,6 @@
 """The chores of a worker: renewing leases, hearing of cancels, ending what takes too long, rescuing what a dead worker held,
 enqueueing the jobs of schedules, writing what jobs say, deleting what was kept long enough, saying that we are alive, adding up
-what jobs came to. They have
-a thread and a connection of their own.
+what jobs came to. They have a thread and a connection of their own.
 
 There is no leader: every worker does them, and skips rows that another has locked.
 """
