@@ -22,9 +22,10 @@ UNKNOWN_TASK = "(unknown)"
 class TaskTally:
     """What the jobs of one task in one queue came to, since the tally began.
 
-    The numbers of outcomes: `released` were given back to the queue, `rescued` were taken from a worker that died, and `lost` are
-    outcomes that came after their claim was over. `runs` and `waits` are numbers of jobs by how long their handlers took, and by
-    how long they had been due when they started, in the buckets of `histogram.BOUNDS`; `run_seconds` and `wait_seconds` are sums.
+    The numbers of outcomes: `released` were given back to the queue, `rescued` were taken from a worker that died, or their
+    child process did; `lost` are outcomes that came after their claim was over. `runs` and `waits` are numbers of jobs by how long
+    their handlers took, and by how long they had been due when they started, in the buckets of `histogram.BOUNDS`; `run_seconds`
+    and `wait_seconds` are sums.
     """
 
     queue: str
@@ -49,7 +50,7 @@ class TaskTally:
 
     @property
     def jobs(self) -> int:
-        """The jobs that ended here for good, or whose attempt did: all outcomes but those of other workers' jobs."""
+        """Jobs that this process ended, or gave back to the queue: all outcomes but `rescued` and `lost`."""
         return self.completed + self.retried + self.failed + self.cancelled + self.snoozed + self.released
 
     def plus(self, other: TaskTally) -> TaskTally:

@@ -24,6 +24,7 @@ from .tables import Awaited, SchemaVersion, UniqueKey, Uptime, WorkerRow
 from .unique import insert_in_order
 
 __all__ = [
-    "AT_ONCE", "SCHEMA", "Awaited", "Base", "Job", "JsonText", "LogPart", "Overlap", "Progress", "Schedule", "SchemaVersion", "Stat", "StatusText", "UniqueKey", "Uptime", "WorkerRow", "checked_due", "due_text",
-    "insert_in_order",     "schema_function", "status_in", "status_literal",
+    "AT_ONCE", "SCHEMA", "Awaited", "Base", "Job", "JsonText", "LogPart", "Overlap", "Progress", "Schedule", "SchemaVersion", "Stat",
+    "StatusText", "UniqueKey", "Uptime", "WorkerRow", "checked_due", "due_text", "insert_in_order", "schema_function", "status_in",
+    "status_literal",
 ]  # fmt: skip

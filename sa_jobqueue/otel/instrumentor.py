@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
+from weakref import WeakKeyDictionary
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 from opentelemetry.instrumentation.utils import suppress_instrumentation
@@ -35,8 +36,8 @@ class SaJobqueueInstrumentor(BaseInstrumentor):  # type: ignore[misc]
     """
 
     _tracing: Tracing | None = None
-    _metrics: Metrics | None = None
-    _meter_provider: MeterProvider | None = None
+    _metrics: ClassVar[WeakKeyDictionary[MeterProvider, Metrics]] = WeakKeyDictionary()
+    """By provider: its instruments cannot be taken back, and no others of their names can be made."""
 
     def instrumentation_dependencies(self) -> Collection[str]:
         """None: it comes with what it instruments."""
@@ -57,9 +58,9 @@ class SaJobqueueInstrumentor(BaseInstrumentor):  # type: ignore[misc]
         # A worker claims, writes and renews for all jobs together: as spans, its statements would only be in the way.
         ServiceThread.inside.append(suppress_instrumentation)
         provider = options.get("meter_provider") or get_meter_provider()
-        if self._metrics is None or provider is not self._meter_provider:
-            self._meter_provider, self._metrics = provider, Metrics(provider.get_meter(_SCOPE, __version__))
-        self._metrics.active = True
+        if provider not in self._metrics:
+            self._metrics[provider] = Metrics(provider.get_meter(_SCOPE, __version__))
+        self._metrics[provider].active = True
 
     def _uninstrument(self, **options: Any) -> None:
         if self._tracing is not None:
@@ -67,5 +68,5 @@ class SaJobqueueInstrumentor(BaseInstrumentor):  # type: ignore[misc]
         remove_source(trace_fields)
         if suppress_instrumentation in ServiceThread.inside:
             ServiceThread.inside.remove(suppress_instrumentation)
-        if self._metrics is not None:
-            self._metrics.active = False
+        for metrics in self._metrics.values():
+            metrics.active = False

@@ -37,8 +37,8 @@ class WorkerState:
     is not known yet. `unwritten`: outcomes that wait to be written, `refused` of which the database has refused. `counts`: what
     came of the jobs, as `Worker.counts`. `claims`: claims by how long they took, in the buckets of `sa_jobqueue.histogram`, also those
     that brought no job, and with the outcomes that were written along; `claim_seconds`: all together. `memory`: bytes resident.
-    `loop_lag`: seconds that the event loop lately took to answer. The numbers are read one after the other while the worker goes on, so two of them may
-    differ by the jobs of a moment.
+    `loop_lag`: seconds that the event loop lately took to answer. The numbers are read one after the other while the worker goes
+    on, so two of them may differ by the jobs of a moment.
     """
 
     serving: bool

@@ -156,8 +156,13 @@ class Tally:
         with self._lock:
             return [_value(key, counts) for key, counts in sorted(self._counts.items())]
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether `take_changed` would return something."""
+        return bool(self._changed)
+
     def take_changed(self, most: int) -> list[TaskTally]:
-        """What was counted so far of at most so many queues and tasks: those of which something was since the last time."""
+        """The tallies of up to `most` queues with their tasks: of those for which something was counted since they were last taken."""
         with self._lock:
             keys = [self._changed.pop() for _ in range(min(most, len(self._changed)))]
             return [_value(key, self._counts[key]) for key in keys]

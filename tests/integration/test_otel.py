@@ -41,8 +41,11 @@ from sa_jobqueue import (
 )
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.job_fields import add_job_fields
+from sa_jobqueue.lifecycle import Event
 from sa_jobqueue.middleware import installed
 from sa_jobqueue.otel import SaJobqueueInstrumentor
+from sa_jobqueue.worker.tally import Tally
+from sa_jobqueue.worker.totals import add_to_totals
 from tests.support.working import add_one, drain, job_of
 
 SOON = RetryPolicy(base=0.0, jitter=0)
@@ -78,7 +81,8 @@ class Traced:
 
     def metric(self, metric: str, /, **labels: Any) -> float | None:
         data = self.reader.get_metrics_data()
-        assert data is not None
+        if data is None:
+            return None
         metrics = [one for r in data.resource_metrics for scope in r.scope_metrics for one in scope.metrics]
         for point in (point for one in metrics if one.name == metric for point in one.data.data_points):
             plain = {key.rpartition(".")[2]: value for key, value in point.attributes.items()}
@@ -492,6 +496,21 @@ def test_after_the_end_of_tracing_nothing_is_left(engine: Engine, url: str, regi
     assert traced.metric("sa_jobqueue.jobs") is None if traced.reader.get_metrics_data() else True
     SaJobqueueInstrumentor().instrument()
     assert len(installed.all) == 1
+
+
+def test_metrics_can_go_back_to_a_provider_that_had_them(traced: Traced) -> None:
+    """Its instruments are still there, and observe again."""
+    readers = [InMemoryMetricReader(), InMemoryMetricReader()]
+    providers = [MeterProvider([reader]) for reader in readers]
+    tally = Tally()
+    tally.add_one("default", "goes.back", Event.RESCUE)
+    worker = Registry()  # any object
+    add_to_totals(worker, tally)
+    for number in (0, 1, 0):
+        SaJobqueueInstrumentor().instrument(meter_provider=providers[number])
+        seen = [Traced(traced.exporter, reader).metric("sa_jobqueue.jobs", task="goes.back") for reader in readers]
+        assert seen == [1 if number == 0 else None, 1 if number == 1 else None]
+        SaJobqueueInstrumentor().uninstrument()
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,11 @@ from sa_jobqueue.worker.connections.service import Connector
 from sa_jobqueue.worker.maintenance.renew import Renewal
 from sa_jobqueue.worker.maintenance.rescue import Rescue
 from sa_jobqueue.worker.running import libpq
+from sa_jobqueue.worker.running.run import Stop
 from tests.support import pooler
 from tests.support.databases import cut_line
 from tests.support.waiting import wait_until
-from tests.support.working import add, add_one, assert_nothing_leaked, drain, finished, job_of, services_of, working
+from tests.support.working import add, add_one, assert_nothing_leaked, finished, job_of, services_of, working
 
 NEVER = RetryPolicy(no_retry=(BaseException,))
 
@@ -314,15 +315,21 @@ def test_an_outcome_that_an_outage_kept_back_is_lost_if_another_worker_was_faste
     assert worker.counts == {"lost": 1}
 
 
+@pytest.mark.parametrize("told", ["nothing", "that its claim is lost"])
 def test_a_handlers_commit_that_had_no_answer_is_counted_as_completed(
-    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
-    """The attempt seems to fail, and its failure cannot be written, because the job has completed."""
+    """The attempt seems to fail, and its failure cannot be written, because the job has completed. A renewal may have found that first."""
     commit = libpq.commit
 
     def cut_off(*given: Any) -> bool:
         assert commit(*given)
         monkeypatch.undo()
+        if told != "nothing":
+            runs = services_of(worker).runs
+            for run in runs:
+                runs.lose(run)
+                runs.stop(run, Stop.LOST)
         raise OperationalError("COMMIT", {}, Exception("the answer was lost"), connection_invalidated=True)
 
     monkeypatch.setattr(libpq, "commit", cut_off)
@@ -331,7 +338,8 @@ def test_a_handlers_commit_that_had_no_answer_is_counted_as_completed(
     def writes(ctx: JobContext) -> None:
         ctx.session.execute(text("SELECT 1"))
 
-    id = add_one(engine, enqueue(writes))
-    worker = drain(url, registry)
-    assert job_of(engine, id).status == "completed"
-    assert worker.counts == {"completed": 1}
+    with working(url, registry) as worker:
+        id = add_one(engine, enqueue(writes))
+        wait_until(lambda: sum(worker.counts.values()) == 1)
+        assert job_of(engine, id).status == "completed"
+        assert worker.counts == {"completed": 1}

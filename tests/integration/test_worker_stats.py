@@ -255,3 +255,39 @@ def test_a_worker_says_how_it_is_in_its_row(engine: Engine, registry: Registry) 
         assert found.pressure is None
         state = worker.state()
         assert (state.memory > 10_000_000, state.claim_seconds > 0, sum(state.claims) > 0) == (True, True, True)
+
+
+def test_a_worker_that_leaves_waits_for_another_that_adds_to_the_same_rows(engine: Engine, registry: Registry) -> None:
+    """Workers that are stopped together all do so at the same moment. What one of them counted is not lost by that."""
+
+    @task(registry=registry, name="quick")
+    def quick() -> None: ...
+
+    add(engine, enqueue(quick))
+    assert drain(engine, registry).counts == {"completed": 1}
+    add(engine, enqueue(quick))
+    released = threading.Event()
+    with working(engine, registry) as worker:
+        wait_until(lambda: worker.counts["completed"] == 1)
+        holder = engine.connect()
+        holder.execute(text("LOCK TABLE sa_jobqueue.stat IN SHARE ROW EXCLUSIVE MODE"))
+
+        def release() -> None:
+            first = wait_until(lambda: waits_since(engine))
+            wait_until(lambda: waits_since(engine) not in (None, first))  # it tries again
+            holder.rollback()
+            released.set()
+
+        threading.Thread(target=release, daemon=True).start()
+    assert released.wait(10)
+    holder.close()
+    assert stat(engine)["quick"].completed == 2
+
+
+def waits_since(engine: Engine) -> Any:
+    """When the statement began that waits for the table."""
+    with engine.connect() as connection:
+        waiting = "relation = 'sa_jobqueue.stat'::regclass AND NOT granted"
+        return connection.scalar(
+            text(f"SELECT query_start FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE {waiting}")
+        )

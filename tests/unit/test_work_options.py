@@ -9,7 +9,7 @@ from sa_jobqueue.cli.options import PREFIX
 from sa_jobqueue.cli.work import WorkOptions
 
 #: Said on a command line alone.
-ONCE = {"drain", "supervised", "tried_out", "said"}
+ONCE = {"drain", "supervised", "tried_out", "said", "metrics_pipe"}
 
 
 def test_every_setting_that_is_an_option_reaches_the_worker() -> None:

@@ -249,6 +249,8 @@ class Claimer:
         """Take outcomes, write them and claim, settle, hand over. False: there was nothing to do."""
         for slots in self._all_slots.values():
             slots.measure()
+        if self._writer.asked:
+            self._writer.look_up(lambda: self._begin_apart(connection), connection)
         again = self._unclaimable.claim_skipped(connection)
         changes = self._writer.take(_BATCH)
         wanted = self._demand.now()

@@ -1,7 +1,6 @@
 """The chores of a worker: renewing leases, hearing of cancels, ending what takes too long, rescuing what a dead worker held,
 enqueueing the jobs of schedules, writing what jobs say, deleting what was kept long enough, saying that we are alive, adding up
-what jobs came to. They have
-a thread and a connection of their own.
+what jobs came to. They have a thread and a connection of their own.
 
 There is no leader: every worker does them, and skips rows that another has locked.
 """
@@ -43,6 +42,8 @@ _TICK = 0.25
 _SHORTEST_LIMIT = 2.0
 #: Seconds that may be spent on what the last jobs have said, when the worker ends.
 _LAST_NOTES = 1.0
+#: Seconds that may be spent on what the last jobs came to, where others have locked the rows.
+_LAST_STATS = 1.0
 
 
 class Maintenance:
@@ -112,6 +113,9 @@ class Maintenance:
             except BaseException as error:
                 with suppress(BaseException):  # a log filter's
                     self._broken(error)
+        if self._connection is None and self._stats.is_behind:
+            with suppress(Exception):  # it was cut lately, perhaps
+                self._connection = self._connector.connect(self.deadline)
         if self._connection is not None:
             self._write_last_notes(self._connection)
             self._write_last_stats(self._connection)
@@ -161,13 +165,21 @@ class Maintenance:
             logger.warning("the last progress and log lines of jobs could not be written: %s", error)
 
     def _write_last_stats(self, connection: Connection) -> None:
-        try:
-            with self.deadline.over(connection):
-                if not self._stats.write_all(connection):  # it leaves before it has enrolled, or was struck off
-                    self._presence.do(connection, Turn(monotonic(), self._end))
-                    self._stats.write_all(connection)
-        except Exception as error:
-            logger.warning("what the last jobs came to could not be added to the table stat: %s", error)
+        until = monotonic() + _LAST_STATS
+        while True:
+            try:
+                with self.deadline.over(connection):
+                    if not self._stats.write_all(connection):  # it leaves before it has enrolled, or was struck off
+                        self._presence.do(connection, Turn(monotonic(), self._end))
+                        self._stats.write_all(connection)
+                return
+            except Exception as error:
+                # Workers that leave together add to the same rows.
+                locked = isinstance(error, DBAPIError) and fault_of(error) is Fault.LATE
+                if not locked or monotonic() >= until:
+                    reason = getattr(error, "orig", error)
+                    logger.warning("what the last jobs came to could not be added to the table stat: %s", reason)
+                    return
 
     def _broken(self, error: BaseException) -> None:
         self._failures += 1

@@ -43,6 +43,11 @@ class WriteStats(Chore):
         self._say_at: float | None = None
         """When the log may say what is wrong; None: nothing is."""
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether something was counted and is not written."""
+        return bool(self._tally.written.batch) or self._tally.has_changed
+
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Write some batches."""
         try:

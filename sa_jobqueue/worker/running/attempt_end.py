@@ -12,7 +12,7 @@ from ...context import ClaimedJob
 from ...lifecycle import OUTCOMES
 from ...log import get_logger
 from ...middleware import Callback
-from .ending import LOST, RunEnding
+from .ending import LOST, MaybeWritten, RunEnding
 
 __all__ = ["AttemptEnd", "Telling", "outcome_of"]
 
@@ -24,7 +24,9 @@ _lock = threading.Lock()
 
 def outcome_of(ending: RunEnding) -> str:
     """What callbacks are told that came of an attempt."""
-    return "lost" if ending is LOST else OUTCOMES[ending.change.event]
+    if ending is LOST or isinstance(ending, MaybeWritten):
+        return "lost"
+    return OUTCOMES[ending.change.event]
 
 
 class AttemptEnd:

@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 from ...lifecycle import Change
 
-__all__ = ["LOST", "InDoubt", "Lost", "RunEnding", "ToWrite", "Written"]
+__all__ = ["LOST", "InDoubt", "Lost", "MaybeWritten", "RunEnding", "ToWrite", "Written"]
 
 
 class Written:
@@ -39,6 +39,15 @@ class InDoubt(ToWrite):
         self.committed = committed
 
 
+class MaybeWritten:
+    """The claim is over. Perhaps the handler's own commit of `change` has ended it, the answer to which was lost."""
+
+    __slots__ = ("change",)
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+
+
 class Lost(Enum):
     """The claim is over: there is nothing to write, and what the handler wrote is not kept."""
 
@@ -47,4 +56,4 @@ class Lost(Enum):
 
 LOST: Final = Lost.LOST
 
-RunEnding: TypeAlias = Written | ToWrite | Lost
+RunEnding: TypeAlias = Written | ToWrite | MaybeWritten | Lost

@@ -23,7 +23,7 @@ from ...outcomes import Completed, Crashed, Failed, Outcome, Released
 from .attempt_end import Telling, outcome_of
 from .call import Call
 from .cancels import is_foreign, take_back
-from .ending import LOST, InDoubt, Lost, RunEnding, ToWrite
+from .ending import LOST, InDoubt, Lost, MaybeWritten, RunEnding, ToWrite
 from .joblog import JobLog
 from .run import Run, Stop
 from .sessions import Sessions
@@ -169,16 +169,17 @@ class Executor:
         elapsed = 0.0 if run.job.extra is None else run.elapsed  # only a deadline asks for it
         return ToWrite(decide(run.job, outcome, rules, random=random.random(), elapsed=elapsed))
 
-    def _judge(self, call: Call, error: BaseException) -> ToWrite | Lost:
+    def _judge(self, call: Call, error: BaseException) -> ToWrite | MaybeWritten | Lost:
         """What is to be written because the handler, or what ends it, has raised `error`."""
         run, transaction = call.run, call.transaction
         try:
             unopened = None if transaction is None else transaction.unopened
             if unopened is None or not may_go_back(run, error):
                 decided = self._decide(run, of_error(run, error))
-                if transaction is None or transaction.committing is None or decided is LOST:
+                committing = None if transaction is None else transaction.committing
+                if committing is None:
                     return decided
-                return InDoubt(decided.change, transaction.committing)
+                return MaybeWritten(committing) if decided is LOST else InDoubt(decided.change, committing)
             self._pause(run.job.queue, *unopened)
             return self._decide(run, Released(_AGAIN * random.uniform(0.5, 1.5)))
         except BaseException as failure:  # the application's: a rule, an exception's own method, a log filter
@@ -201,12 +202,12 @@ class Executor:
             logger.warning("job %d: its claim was lost; nothing it wrote was kept", run.job.id, extra=run.job.fields)
         return ending
 
-    def _close(self, call: Call, decided: ToWrite | Lost) -> ToWrite | Lost | None:
+    def _close(self, call: Call, decided: ToWrite | MaybeWritten | Lost) -> ToWrite | MaybeWritten | Lost | None:
         """The same, without a commit."""
         if call.transaction is None:
             call.close()
         else:
-            call.close(failed=decided is not LOST and decided.change.event in _FAILURES)
+            call.close(failed=isinstance(decided, ToWrite) and decided.change.event in _FAILURES)
         return decided if call.settle() else None
 
     # ---- reporting
@@ -214,7 +215,7 @@ class Executor:
     def _end(self, run: Run, ending: RunEnding | None, error: BaseException | None = None) -> None:
         if ending is None:
             return
-        if ending is not LOST:
+        if ending is not LOST and not isinstance(ending, MaybeWritten):
             change = ending.change
             if error is not None or self._log.says_all or change.error is not None:
                 self._say_end(run, change, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 
 from ...store import Answer
-from .ending import InDoubt, RunEnding, ToWrite, Written
+from .ending import InDoubt, MaybeWritten, RunEnding, ToWrite, Written
 from .run import Run, Runs
 from .writer import OutcomeWriter
 
@@ -26,6 +26,8 @@ class Reports:
         elif isinstance(ending, InDoubt):
             self._writer.doubt([ending.committed])
             self._writer.add(ending.change)
+        elif isinstance(ending, MaybeWritten):
+            self._writer.ask(ending.change)
         elif isinstance(ending, Written):
             self._runs.end([ending.change], Answer.APPLIED)
         else:

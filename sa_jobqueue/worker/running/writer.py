@@ -59,6 +59,10 @@ class OutcomeWriter:
         """Changes for the next batch. Any thread may ask for its length, which is quicker than that of all."""
         self.add = self.pending.append
         """Takes a change that is to be written."""
+        self.asked: deque[Change] = deque()
+        """What a handler's commit may have written, the answer to which was lost, where nothing else is to be written."""
+        self.ask = self.asked.append
+        """Takes such a change."""
         self._locked: list[_Later] = []
         self._waits: dict[int, float] = {}
         self._refused: list[_Later] = []
@@ -69,7 +73,7 @@ class OutcomeWriter:
         self._done, self._store, self._was_ours = done, store, was_ours
 
     def __len__(self) -> int:
-        return len(self.pending) + len(self._locked) + len(self._refused)
+        return len(self.pending) + len(self.asked) + len(self._locked) + len(self._refused)
 
     @property
     def refused(self) -> int:
@@ -205,6 +209,20 @@ class OutcomeWriter:
             self.settle([change for change in part if change.id not in ids], answers)
             for change in before:
                 self.in_doubt.pop((change.id, change.claim_token), None)
+
+    def look_up(self, begin: _Begin, connection: Connection) -> None:
+        """Find out which of those that were asked about are written."""
+        asked = list(self.asked)
+        with begin():
+            before = self._store.written_before(connection, asked)
+        for _ in asked:
+            self.asked.popleft()
+        for change in asked:
+            answer = before.get(change.id, Answer.LOST)
+            if answer is Answer.LOST or not self._is_by_us(change):
+                self._done([change], Answer.LOST)
+            else:
+                self._done([change.cancelled if answer is Answer.CANCELLED else change], Answer.APPLIED)
 
     def hurry(self) -> None:
         """The worker leaves: try refused outcomes now, and again soon."""
