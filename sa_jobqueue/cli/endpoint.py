@@ -18,12 +18,17 @@ __all__ = ["open_endpoint", "send_metrics", "serve_supervisor", "serve_worker"]
 logger = get_logger(__name__)
 
 
-def open_endpoint(host: str, port: int) -> Endpoint:
-    """Take the port. Raises ConfigurationError where it is taken, or where prometheus-client is not installed."""
+def open_endpoint(host: str, port: int, *, handlers: bool = False) -> Endpoint:
+    """Take the port. Raises ConfigurationError where it is taken, or where prometheus-client is not installed.
+
+    `handlers`: the metrics of the application's handlers are to be served, too.
+    """
     try:
-        from sa_jobqueue.metrics.endpoint import Endpoint
+        from sa_jobqueue.metrics.endpoint import Endpoint, check_handlers
     except ImportError as error:
         raise ConfigurationError(str(error)) from error
+    if handlers:
+        check_handlers()
     return Endpoint(host, port)
 
 

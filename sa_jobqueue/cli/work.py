@@ -256,7 +256,7 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     cores = _cores() if options.pin else []
     endpoint = None
     if options.metrics_port is not None and not options.supervised:
-        endpoint = open_endpoint(options.metrics_host, options.metrics_port)
+        endpoint = open_endpoint(options.metrics_host, options.metrics_port, handlers=True)
     if options.supervised:
         # As Ctrl-C in a terminal: it ends the process before the worker is up, and drains it afterwards.
         drain_with_supervisor(lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -19,7 +20,7 @@ from ..errors import ConfigurationError
 from ..worker.process.signals import start_deaf
 from .probes import Answer, Probes
 
-__all__ = ["Endpoint", "forget_process", "registry_of"]
+__all__ = ["Endpoint", "check_handlers", "forget_process", "registry_of"]
 
 #: Where prometheus_client keeps the metrics of the application's own handlers when they run in several processes.
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
@@ -90,6 +91,14 @@ def registry_of(*collectors: Collector, handlers: bool = False) -> CollectorRegi
     if handlers and os.environ.get(_MULTIPROCESS):
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     return registry
+
+
+def check_handlers() -> None:
+    """Raise ConfigurationError where PROMETHEUS_MULTIPROC_DIR names no folder: with it, no metrics could be served."""
+    if (folder := os.environ.get(_MULTIPROCESS)) and not Path(folder).is_dir():
+        raise ConfigurationError(
+            f"{_MULTIPROCESS}: there is no folder {folder!r}; make it before the worker starts, or unset the variable"
+        )
 
 
 def forget_process(pid: int) -> None:

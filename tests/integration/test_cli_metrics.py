@@ -11,6 +11,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import yaml
@@ -81,6 +82,16 @@ def test_a_port_that_is_taken_is_said(url: str) -> None:
         done = invoke("metrics", f"--port={taken.getsockname()[1]}", url=url)
     assert done.exit_code == 2
     assert "Address already in use; choose another port" in done.stderr
+
+
+def test_a_folder_for_the_metrics_of_handlers_that_is_not_there_is_said(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As prometheus_client would, and with what to do."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "nowhere"))
+    done = invoke("work", "--app=tests.acceptance.app:registry", "--drain", "--metrics-port=0", url=url)
+    assert done.exit_code == 2
+    assert "PROMETHEUS_MULTIPROC_DIR: there is no folder" in done.stderr
 
 
 def test_a_host_that_this_machine_does_not_have_is_said(url: str) -> None:
