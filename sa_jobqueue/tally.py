@@ -12,10 +12,12 @@ from typing import Any
 
 from .histogram import BUCKETS
 
-__all__ = ["UNKNOWN_TASK", "TaskTally"]
+__all__ = ["OTHER_QUEUES", "UNKNOWN_TASK", "TaskTally"]
 
 #: What is counted for jobs whose tasks are not registered in this process: their names come out of rows, and have no bound.
 UNKNOWN_TASK = "(unknown)"
+#: What is counted for queues that this process does not serve, where there are thousands.
+OTHER_QUEUES = "(other)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,14 @@ from typing import Protocol
 from ..context import ClaimedJob
 from ..histogram import BUCKETS, RANGES, bucket_of
 from ..lifecycle import OUTCOMES, Change, Event
-from ..tally import UNKNOWN_TASK, TaskTally
+from ..tally import OTHER_QUEUES, UNKNOWN_TASK, TaskTally
 
 __all__ = ["EndedRun", "Tally", "Written", "outcomes_of"]
 
 _COMPLETE = Event.COMPLETE
+#: Queues with their tasks from which on those of jobs that did not run here are counted as one queue: any worker rescues the jobs of
+#: any queue, and names come out of rows.
+_MOST = 2_000
 #: No job waits this many seconds, but one whose `run_at` is -infinity seems to.
 _TOO_LONG = RANGES[-1][1]
 
@@ -125,10 +128,10 @@ class Tally:
                     took_above, took_to = RANGES[took_in]
                 took_here += 1
                 counts.run_seconds += took
-                waited = started + zero - job.run_at
+                # It may have been enqueued for a time in the past.
+                due, created = job.run_at, job.created_at
+                waited = started + zero - (max(due, created))
                 if not waited_above < waited <= waited_to:
-                    if waited > _TOO_LONG:
-                        waited = started + zero - job.created_at
                     if not 0.0 <= waited <= _TOO_LONG:  # two clocks, or a `created_at` that was written by hand
                         waited = 0.0
                     counts.waits[waited_in] += waited_here
@@ -144,6 +147,8 @@ class Tally:
     def add_one(self, queue: str, task: str | None, event: Event, jobs: int = 1) -> None:
         """`event` happened to `jobs` that did not run here. `task` is None if its name is not registered here."""
         with self._lock:
+            if len(self._counts) >= _MOST and (queue, task) not in self._counts:
+                queue = OTHER_QUEUES
             self._counts_of(queue, task or UNKNOWN_TASK).outcomes[event] += jobs
 
     def lose(self, queue: str, task: str | None) -> None:

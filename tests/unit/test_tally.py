@@ -74,8 +74,8 @@ def test_a_tally_counts_what_a_plain_loop_counts(
             outcomes[queue, task.name, OUTCOMES[event]] += 1
             if seconds is not None:
                 took[queue, task.name].append((NOW + seconds) - NOW)
-                due = NOW + tally.zero - job.run_at
-                waited[queue, task.name].append(2.0 if wait == math.inf else max(due, 0.0))
+                due = NOW + tally.zero - max(job.run_at, job.created_at)
+                waited[queue, task.name].append(max(due, 0.0))
         tally.add([change(event) for _, _, event, _, _ in batch], ended)
 
     found = {one.key: one for one in tally.snapshot()}
@@ -130,6 +130,17 @@ def test_jobs_of_unknown_tasks_are_counted_under_one_name() -> None:
     tally.lose("mail", "send")
     assert outcomes_of(tally.snapshot()) == {"released": 3, "unknown": 3, "lost": 1}
     assert [one.key for one in tally.snapshot()] == [("mail", "(unknown)"), ("mail", "send")]
+
+
+def test_queues_that_are_not_served_here_have_a_bound() -> None:
+    """Any worker rescues the jobs of any queue."""
+    tally = Tally()
+    for number in range(2_100):
+        tally.add_one(f"queue {number}", "send", Event.RESCUE)
+    found = tally.snapshot()
+    assert len(found) == 2_001
+    assert sum(one.rescued for one in found) == 2_100
+    assert {one.queue: one.rescued for one in found}["(other)"] == 100
 
 
 def test_what_has_come_since_is_a_difference_that_can_be_added_again() -> None:
