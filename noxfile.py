@@ -19,7 +19,7 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["tests", "lint", "types"]
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
-BESIDE_THE_PACKAGE = ["alembic", "docs", "tests", "CHANGELOG.md", "README.md", "noxfile.py", "pyproject.toml", "tools"]
+BESIDE_THE_PACKAGE = ["alembic", "docs", "tests", "CHANGELOG.md", "README.md", "noxfile.py", "pyproject.toml"]
 
 
 def install(session: nox.Session, *groups: str, project: tuple[str, ...] = ("-e", ".[embedded]")) -> None:

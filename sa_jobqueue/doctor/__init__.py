@@ -8,8 +8,20 @@
 
 from .catalogue import CHECKS, Check
 from .examination import Examination
-from .examine import examine, look_at
+from .examine import examine, look_at, reading
 from .finding import LEVELS, Finding, Level, worst
 from .thresholds import Thresholds
 
-__all__ = ["CHECKS", "LEVELS", "Check", "Examination", "Finding", "Level", "Thresholds", "examine", "look_at", "worst"]
+__all__ = [
+    "CHECKS",
+    "LEVELS",
+    "Check",
+    "Examination",
+    "Finding",
+    "Level",
+    "Thresholds",
+    "examine",
+    "look_at",
+    "reading",
+    "worst",
+]

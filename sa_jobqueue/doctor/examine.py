@@ -18,7 +18,7 @@ from .examination import Examination
 from .finding import Finding
 from .thresholds import Thresholds
 
-__all__ = ["examine", "look_at"]
+__all__ = ["examine", "look_at", "reading"]
 
 #: A check that takes longer is given up: what is wrong with a busy server must not become worse by it.
 _PATIENCE = timedelta(seconds=5)
@@ -40,7 +40,7 @@ def examine(
 
     Raises DBAPIError where the database does not answer, JobQueueError where the role may not see the schema.
     """
-    with _reading(engine) as connection:
+    with reading(engine) as connection:
         examination = Examination(
             connection, engine=engine if probe else None, thresholds=thresholds, tasks=tasks, store=store
         )
@@ -57,16 +57,22 @@ def look_at(examination: Examination, *, checks: Sequence[Check] = CHECKS) -> It
 
 
 @contextmanager
-def _reading(engine: Engine) -> Generator[Connection]:
-    """A READ ONLY transaction, rolled back at the end, whose statements are given up after some seconds."""
+def reading(
+    engine: Engine,
+    *,
+    statement: timedelta = _PATIENCE,
+    lock: timedelta = _LOCK_PATIENCE,
+    idle: timedelta = 6 * _PATIENCE,
+) -> Generator[Connection]:
+    """A READ ONLY transaction, rolled back at the end, whose statements are given up after some time."""
     # Also where the engine is in AUTOCOMMIT mode.
     level = {"isolation_level": "READ COMMITTED"}
     with engine.connect().execution_options(**level) as connection, connection.begin() as transaction:
         connection.exec_driver_sql("SET TRANSACTION READ ONLY")
         limits = {
-            "statement_timeout": _PATIENCE,
-            "lock_timeout": _LOCK_PATIENCE,
-            "idle_in_transaction_session_timeout": 6 * _PATIENCE,
+            "statement_timeout": statement,
+            "lock_timeout": lock,
+            "idle_in_transaction_session_timeout": idle,
         }
         milliseconds = {name: f"{int(limit.total_seconds() * 1000)}ms" for name, limit in limits.items()}
         # Compiling such statements takes longer than they do.

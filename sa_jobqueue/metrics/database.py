@@ -6,8 +6,8 @@ They are asked for when Prometheus asks, in one READ ONLY transaction, and kept 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from datetime import timedelta
 from time import monotonic
 
 from prometheus_client.core import Metric as Family
@@ -15,12 +15,12 @@ from prometheus_client.registry import Collector
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
+from ..doctor import reading
 from ..errors import ConfigurationError
 from ..log import get_logger, one_line
 from ..models import SCHEMA
 from ..store import Store, default_store
 from ..urls import mask_passwords
-from ..worker.connections.service import setting
 from . import names
 from .families import Families
 from .findings import Findings
@@ -31,7 +31,7 @@ __all__ = ["QueueCollector"]
 logger = get_logger(__name__)
 
 #: Seconds that a statement may take, and all of them together: a scrape waits for 10 s, unless it is told otherwise.
-_PATIENCE, _ALL = 2.0, 6.0
+_PATIENCE, _ALL = timedelta(seconds=2), timedelta(seconds=6)
 #: Seconds that a scrape waits for the look of another one.
 _TURN = 8.0
 #: Seconds for which it is kept that the database was away.
@@ -98,10 +98,10 @@ class QueueCollector(Collector):
 
     def _look(self) -> list[Family]:
         families, read = Families(), Families()
-        until = monotonic() + _ALL
+        until = monotonic() + _ALL.total_seconds()
         try:
             found: list[Family] = []
-            with _reading(self._engine) as connection:
+            with reading(self._engine, statement=_PATIENCE, idle=2 * _ALL) as connection:
                 for name, part in PARTS.items():
                     values = _values(connection, self._store, part) if monotonic() < until else None
                     read.add(names.READ, values is not None, name)
@@ -137,18 +137,3 @@ def _values(connection: Connection, store: Store, part: Part) -> Families | None
         return None
     point.commit()
     return families
-
-
-@contextmanager
-def _reading(engine: Engine) -> Generator[Connection]:
-    """A READ ONLY transaction that is rolled back at the end; also where the engine is in AUTOCOMMIT."""
-    with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
-        connection.exec_driver_sql("SET TRANSACTION READ ONLY")
-        limits = {
-            "statement_timeout": f"{_PATIENCE * 1000:.0f}ms",
-            "lock_timeout": "250ms",
-            "idle_in_transaction_session_timeout": f"{2 * _ALL * 1000:.0f}ms",
-            "jit": "off",  # to compile such statements takes longer than they do
-        }
-        connection.exec_driver_sql(setting(limits, local=True))
-        yield connection

@@ -20,10 +20,10 @@ from tests.acceptance.conftest import Shop
 from tests.support.commands import PACKAGE, ROOT, run_command, start_command
 from tests.support.databases import Databases
 from tests.support.expressions import RULES
+from tests.support.grafana_board import expressions
 from tests.support.metrics import address_of, get, value
 from tests.support.prometheus import PROGRAM, run_prometheus
 from tests.support.waiting import wait_until
-from tools.grafana_board import expressions
 
 PROMTOOL = shutil.which("promtool")
 COMPLETED = 'sa_jobqueue_jobs_total{outcome="completed",queue="default",task="tests.acceptance.app.nothing"}'

@@ -15,7 +15,7 @@ from tests.support.commands import ROOT
 
 PAGES = [ROOT / "docs" / "explanation" / name for name in ("architecture.md", "threads.md")]
 PACKAGE = Path(sa_jobqueue.__file__).parent
-TOP = {"docs", "tests", "tools", "alembic", "sa_jobqueue"}
+TOP = {"docs", "tests", "alembic", "sa_jobqueue"}
 
 pytestmark = pytest.mark.skipif(not PAGES[0].exists(), reason="the wheel is tested without docs/")
 

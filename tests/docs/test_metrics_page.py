@@ -10,7 +10,7 @@ from sa_jobqueue.histogram import BOUNDS
 from sa_jobqueue.metrics.names import METRICS
 from tests.support.commands import ROOT
 from tests.support.expressions import alerts
-from tools.metrics_page import PAGE, text
+from tests.support.metrics_page import PAGE, text
 
 HOWTO = ROOT / "docs" / "howto" / "metrics.md"
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the wheel is tested w
 
 
 def test_the_tables_are_as_their_source_makes_them() -> None:
-    """`python -m tools.metrics_page` writes them again."""
+    """`python -m tests.support.metrics_page` writes them again."""
     page = PAGE.read_text(encoding="utf-8")
     assert page == text()
     for name in (*(metric.name for metric in METRICS), *alerts()):

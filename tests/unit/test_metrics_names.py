@@ -10,7 +10,7 @@ import pytest
 from sa_jobqueue.metrics import names
 from sa_jobqueue.metrics.names import METRICS
 from tests.support.expressions import SERIES, alerts, labels_of, named
-from tools.grafana_board import FILE, ROWS, expressions, text
+from tests.support.grafana_board import FILE, ROWS, expressions, text
 
 ALERTS = {name: rule["expr"] for name, rule in alerts().items()}
 #: Labels that Prometheus itself gives, and that histograms have.
@@ -51,7 +51,7 @@ def test_the_board_shows_every_metric_and_asks_for_no_other() -> None:
 
 
 def test_the_board_is_as_its_source_makes_it() -> None:
-    """`python -m tools.grafana_board` writes it again."""
+    """`python -m tests.support.grafana_board` writes it again."""
     assert FILE.read_text(encoding="utf-8") == text()
 
 

@@ -1,6 +1,6 @@
 """Writes the tables of metrics and alerts into the page of the reference, from what the package exposes and ships.
 
-python -m tools.metrics_page        writes docs/reference/metrics.md again
+python -m tests.support.metrics_page        writes docs/reference/metrics.md again
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import yaml
 
 from sa_jobqueue.metrics import names
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "metrics.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 
 
 def tables() -> dict[str, str]:

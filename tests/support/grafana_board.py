@@ -1,6 +1,6 @@
 """Makes the Grafana board that the package ships.
 
-python -m tools.grafana_board        writes sa_jobqueue/metrics/grafana.json
+python -m tests.support.grafana_board        writes sa_jobqueue/metrics/grafana.json
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from grafana_foundation_sdk.models.dashboard import DataSourceRef
 from sa_jobqueue.metrics import names
 from sa_jobqueue.metrics.names import Metric
 
-FILE = Path(__file__).resolve().parents[1] / "sa_jobqueue" / "metrics" / "grafana.json"
+FILE = Path(__file__).resolve().parents[2] / "sa_jobqueue" / "metrics" / "grafana.json"
 
 #: What the reader of the board chooses: the database of Prometheus, and the queues.
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
