@@ -197,7 +197,7 @@ def test_a_statement_that_takes_too_long_costs_its_own_part(engine: Engine, monk
     def slow(connection: Any, store: Any, families: Any) -> None:
         connection.execute(text("SELECT pg_sleep(60)"))
 
-    monkeypatch.setattr("sa_jobqueue.metrics.database._PATIENCE", 0.1)
+    monkeypatch.setattr("sa_jobqueue.metrics.database._PATIENCE", timedelta(seconds=0.1))
     monkeypatch.setattr("sa_jobqueue.metrics.database.PARTS", {"slow": slow, "cleanup": parts.add_cleanup})
     found = scrape(QueueCollector(engine, findings=False))
     assert found.of("sa_jobqueue_database_read") == {"cleanup": 1, "slow": 0}
