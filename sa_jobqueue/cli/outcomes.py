@@ -93,7 +93,7 @@ def show_outcomes(connection: Connection, asked: Question, *, json: bool) -> Non
         table.append(["(all)", *[""] * (len(keys) - 1), *_cells(total, names)])
         styles.append("bold")
     print_table([*_key_columns(keys), *_columns(names, keys)], table, styles=styles, rule=False)
-    note(f"since {begin.astimezone():%Y-%m-%d %H:%M %Z} · /min: jobs that ended · workers add to it every 10 s")
+    note(f"since {begin.astimezone():%Y-%m-%d %H:%M %Z} · /min: jobs that ended · up to 10 s behind")
 
 
 def _seconds(row: Any, step: timedelta | None, begin: datetime, now: datetime) -> float:

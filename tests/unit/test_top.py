@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -131,6 +132,21 @@ def test_a_refusal_that_is_long_is_shown_in_two_lines() -> None:
     lines = drawn(Seen(picture(), said=said, done=1), Stand(View.FAILED))
     assert "".join(lines[-2:]) == said
     assert len(lines) == 24
+
+
+def test_the_last_error_of_a_job_comes_before_its_arguments() -> None:
+    """These may fill the screen, whose last line says that there is more."""
+    errors = [
+        {"at": "2026-01-02T03:04:05+00:00", "attempt": n, "type": "E", "message": f"no {n}", "traceback": None}
+        for n in (1, 2)
+    ]
+    seen = Seen(picture(), job=job(args={"n": list(range(50))}, errors=errors))
+    lines = drawn(seen, Stand(View.JOB, job=17))
+    assert any(line.startswith("attempt 2  2026-01-0") for line in lines)
+    assert lines.index("E: no 2") < lines.index("arguments")
+    assert re.fullmatch(r"lines 1-16 of \d+; arrows scroll", lines[-3])
+    end = drawn(seen, Stand(View.JOB, job=17, position=10_000))
+    assert any(line.startswith("E: no 1") for line in end)
 
 
 def test_one_picture_for_a_script_has_all_rows_and_no_keys() -> None:

@@ -138,8 +138,11 @@ def _job(seen: Seen, stand: Stand, width: int, space: int) -> tuple[list[Rendera
     if seen.job is None or seen.job.job.id != stand.job:
         return [_line((f"job {stand.job}: not read yet, or it is not there any more", "dim"))], 1
     lines = job_lines(seen.job, width)
-    first = max(0, min(stand.position, len(lines) - space))
-    shown = lines[first : first + space]
+    first = max(0, min(stand.position, len(lines) - space + 1))
+    shown = lines
+    if len(lines) > space:
+        shown = lines[first : first + space - 1]
+        shown.append(_line((f"lines {first + 1}-{first + len(shown)} of {len(lines)}; arrows scroll", "dim")))
     return [*shown], len(shown)
 
 

@@ -49,16 +49,17 @@ def _lines(seen: JobSeen) -> Iterator[tuple[str, str]]:
         if (time := getattr(job, name)) is not None:
             distance = age((seen.now - time).total_seconds())
             yield f"{title:<13} {moment(time)}  ({f'in {distance}' if time > seen.now else f'{distance} ago'})", ""
-    for name, title in _VALUES.items():
-        if (value := getattr(job, name)) not in (None, {}):
-            yield from _value(title, value)
     if job.args is None or job.meta is None or job.errors is None:
         yield f"it has arguments or errors too long for this view: sa-jobqueue show {job.id}", "yellow"
     # The application may have written there, too: what is no entry of an attempt is shown as it is.
     errors = job.errors or []
     errors = errors if isinstance(errors, list) else [errors]
-    for error in reversed(errors):
-        yield from _error(cast(dict[str, Any], error)) if isinstance(error, dict) else _value("error", error)
+    last, earlier = errors[-1:], errors[-2::-1]
+    yield from _errors(last)  # before what may fill the screen
+    for name, title in _VALUES.items():
+        if (value := getattr(job, name)) not in (None, {}):
+            yield from _value(title, value)
+    yield from _errors(earlier)
 
 
 def _value(title: str, value: object) -> Iterator[tuple[str, str]]:
@@ -66,6 +67,11 @@ def _value(title: str, value: object) -> Iterator[tuple[str, str]]:
     yield title, "bold"
     for line in json.dumps(masked(value), indent=2, ensure_ascii=False)[:_MOST].split("\n"):
         yield cleaned(line), ""
+
+
+def _errors(errors: list[Any]) -> Iterator[tuple[str, str]]:
+    for error in errors:
+        yield from _error(cast(dict[str, Any], error)) if isinstance(error, dict) else _value("error", error)
 
 
 def _error(error: dict[str, Any]) -> Iterator[tuple[str, str]]:
