@@ -115,8 +115,16 @@ def _columns(names: Sequence[str], keys: Sequence[str]) -> Iterator[Column]:
 
 
 def _key_columns(keys: Sequence[str]) -> list[Column]:
-    shortened = {"task": lambda name: name.rpartition(".")[2]}
-    return [Column("since") if key == "at" else Column(key, wide=True, least=10, shortened=shortened.get(key)) for key in keys]  # fmt: skip
+    return [
+        Column("since")
+        if key == "at"
+        else Column(key, wide=True, least=10, shortened=_last_part if key == "task" else None)
+        for key in keys
+    ]
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _keys(row: Any, keys: Sequence[str], since: timedelta) -> list[str]:
