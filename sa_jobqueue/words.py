@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["age", "duration", "jobs_of", "listed", "size"]
+__all__ = ["age", "duration", "estimated", "jobs_of", "listed", "size"]
 
 
 def age(seconds: float | None, *, short: bool = False) -> str:
@@ -24,6 +24,11 @@ def duration(seconds: float) -> str:
     if seconds < 0.1:
         return f"{seconds * 1000:.0f} ms"
     return age(seconds) if seconds >= 60 else f"{seconds:.3g} s"
+
+
+def estimated(seconds: float) -> str:
+    """A duration that was guessed within a bucket: more than two digits would say what is not known."""
+    return duration(float(f"{seconds:.2g}"))
 
 
 def jobs_of(number: int) -> str:

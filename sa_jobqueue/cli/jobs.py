@@ -23,7 +23,20 @@ from .config import Config
 from .filters import ERROR_TYPE, READING, Filters
 from .messages import fail
 from .options import Json, parse_id
-from .output import Column, age, cleaned, duration, masked, moment, note, print_json, print_table, say, watch_table
+from .output import (
+    Column,
+    age,
+    cleaned,
+    duration,
+    masked,
+    moment,
+    moment_said,
+    note,
+    print_json,
+    print_table,
+    say,
+    watch_table,
+)
 from .place import open_engine, transaction
 
 __all__ = ["job_line", "list_jobs", "newest_jobs", "show"]
@@ -292,17 +305,9 @@ def _print_value(title: str, value: object) -> None:
 
 
 def _print_error(error: dict[str, Any], now: datetime) -> None:
-    at = _time(error.get("at"))
+    at = moment_said(error.get("at"))
     when = f"  {moment(at)} ({_since(at, now)} ago)" if at is not None else ""
     say(f"\nattempt {cleaned(error.get('attempt', '?'))}{when}", "bold")
     say(cleaned(mask_passwords(f"{error.get('type')}: {error.get('message')}"), keep="\n"), "red", wrap=True)
     if traceback := cleaned(mask_passwords(str(error.get("traceback") or "")), keep="\n\t").rstrip():
         say("\n".join(f"  {line}" for line in traceback.splitlines()), "dim")
-
-
-def _time(said: object) -> datetime | None:
-    try:
-        at = datetime.fromisoformat(str(said))
-    except ValueError:
-        return None
-    return at if at.tzinfo is not None else None

@@ -14,7 +14,7 @@ from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.statements import sum_stats
 
 from .figures import COUNTED, QUANTILES, Figures
-from .output import Column, age, duration, note, print_json, print_table, rate
+from .output import Column, age, duration, estimated, note, print_json, print_table, rate
 
 __all__ = ["Question", "parse_by", "show_outcomes"]
 
@@ -93,7 +93,7 @@ def show_outcomes(connection: Connection, asked: Question, *, json: bool) -> Non
         table.append(["(all)", *[""] * (len(keys) - 1), *_cells(total, names)])
         styles.append("bold")
     print_table([*_key_columns(keys), *_columns(names, keys)], table, styles=styles, rule=False)
-    note(f"since {begin.astimezone():%Y-%m-%d %H:%M} · /min: jobs that ended · workers add to it every 10 s")
+    note(f"since {begin.astimezone():%Y-%m-%d %H:%M %Z} · /min: jobs that ended · up to 10 s behind")
 
 
 def _seconds(row: Any, step: timedelta | None, begin: datetime, now: datetime) -> float:
@@ -114,9 +114,13 @@ def _columns(names: Sequence[str], keys: Sequence[str]) -> Iterator[Column]:
             yield Column(f"{kind} {name}", "right", optional=name in left_out)
 
 
-def _key_columns(keys: Sequence[str]) -> Iterator[Column]:
-    for key in keys:
-        yield Column("since") if key == "at" else Column(key, wide=True, least=10, shortened=_last_part if key == "task" else None)  # fmt: skip
+def _key_columns(keys: Sequence[str]) -> list[Column]:
+    return [
+        Column("since")
+        if key == "at"
+        else Column(key, wide=True, least=10, shortened=_last_part if key == "task" else None)
+        for key in keys
+    ]
 
 
 def _last_part(name: str) -> str:
@@ -129,8 +133,11 @@ def _keys(row: Any, keys: Sequence[str], since: timedelta) -> list[str]:
 
 
 def _cells(one: Figures, names: Sequence[str]) -> list[str]:
-    found = [*map(one.run, ("mean", *QUANTILES)), *map(one.wait, ("mean", *QUANTILES))]
-    times = ["" if seconds is None else duration(seconds) for seconds in found]
+    times: list[str] = []
+    for of in (one.run, one.wait):
+        for name in ("mean", *QUANTILES):
+            seconds = of(name)
+            times.append("" if seconds is None else duration(seconds) if name == "mean" else estimated(seconds))
     return [*(f"{one.counts[name]:,}" for name in names), rate(one.per_minute()), *times]
 
 

@@ -26,11 +26,11 @@ from rich.text import Text
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.log import escaped
 from sa_jobqueue.urls import mask_passwords
-from sa_jobqueue.words import age, duration, jobs_of
+from sa_jobqueue.words import age, duration, estimated, jobs_of
 
 __all__ = [
-    "Column", "age", "cleaned", "duration", "fitted", "jobs_of", "masked", "moment", "note", "print_json", "print_table", "rate", "say",
-    "watch_table",
+    "Column", "age", "cleaned", "duration", "estimated", "fitted", "jobs_of", "masked", "moment", "moment_said", "note", "print_json",
+    "print_table", "rate", "say", "watch_table",
 ]  # fmt: skip
 
 
@@ -181,3 +181,12 @@ def rate(number: float) -> str:
 def moment(time: datetime | None) -> str:
     """A time in the zone of this machine, to the second."""
     return "" if time is None else time.astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def moment_said(said: object) -> datetime | None:
+    """The time in the entry of an attempt. None: there is none, because the application has written there, too."""
+    try:
+        at = datetime.fromisoformat(str(said))
+    except ValueError:
+        return None
+    return at if at.tzinfo is not None else None

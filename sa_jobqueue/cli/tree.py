@@ -125,7 +125,9 @@ def _usage_error(error: Any) -> str:
     said = said.replace("Value error, ", "", 1)  # pydantic's word, from Typer
     if isinstance(reason := error.__cause__, ValidationError) and not option.multiple:
         found = reason.errors()[0]
-        said = said.replace(found["msg"], _EXPECTED.get(found["type"], found["msg"]))
+        expected = _EXPECTED.get(found["type"], found["msg"])
+        unit = " of seconds" if option.metavar == "SECONDS" and found["type"] in _EXPECTED else ""
+        said = said.replace(found["msg"], f"{expected}{unit}")
         given = repr(found["input"])
         said += "" if given in said else f", not {given}"
     return f"{said}{hint}"

@@ -159,3 +159,10 @@ def test_a_terminal_of_no_width_is_one_of_unknown_width(arguments: tuple[str, ..
     assert output(*arguments, url=NOWHERE, env=env | {"COLUMNS": "0"}) == output(
         *arguments, url=NOWHERE, env=env | {"COLUMNS": "80"}
     )
+
+
+@pytest.mark.parametrize("option", ["--grace", "--lease", "--max-snapshot-age"])
+def test_a_time_with_a_unit_is_answered_with_the_unit(option: str) -> None:
+    """Other commands take 10m; the settings of a worker are seconds."""
+    line = refused("work", option, "10m", url=NOWHERE)
+    assert f"Invalid value for '{option}': expected a number of seconds, not '10m'" in line

@@ -64,8 +64,8 @@ def test_one_picture_has_queues_tasks_workers_and_failed_jobs(engine: Engine, ur
 
     lines = once(url)
 
-    assert lines[1] == "2 due · 3 queued · 1 running · 1 failed · 1 worker, 1 stale"
-    assert lines[2].startswith("each minute, over the last 5: 0.")
+    assert lines[1] == "2 due · 3 queued · 1 running · 1 failed · 0 live workers, 1 stale"
+    assert lines[2].startswith("/min of the last 5: 0.")
     found = {line.split()[0]: line.split() for line in lines[5:] if line}
     assert found["mail"][1:6] == ["2", "3h", "3", "0", "0"]
     assert found["mail"][-2:] == ["no", "worker"]
@@ -78,7 +78,7 @@ def test_one_picture_has_queues_tasks_workers_and_failed_jobs(engine: Engine, ur
 def test_an_empty_database_has_a_picture(url: str) -> None:
     """With zeros, and with no sections."""
     lines = once(url, 80)
-    assert lines[1] == "0 due · 0 queued · 0 running · 0 failed · 0 workers"
+    assert lines[1] == "0 due · 0 queued · 0 running · 0 failed · 0 live workers"
     assert lines[-1] == "no jobs and no workers yet"
 
 

@@ -175,12 +175,14 @@ def test_a_reader_is_told_what_it_cannot_see(server: Server) -> None:
         assert "GRANT pg_read_all_stats TO reader" in hidden.advice
         plans = look(url)["plans"]
         assert plans.level == "notice"
-        assert "this role may not plan the completion" in plans.detail
+        assert plans.detail.startswith("the claim reads job_claim_idx")
+        assert "; this role cannot see the plans of the completion, a completion with a claim, " in plans.detail
         server.execute("GRANT pg_read_all_stats TO reader")
         seen = look(url, Thresholds(snapshot=(0.0, 0.0)))["snapshot"]
         assert "idle in transaction" in seen.detail
         assert "pg_read_all_stats" not in seen.advice
-    assert {one.level for one in look(url).values()} == {"ok", "notice"}
+    # Whether autovacuum is on depends on the tests before this one.
+    assert {one.level for one in look(url).values() if one.name != "vacuum"} == {"ok", "notice"}
 
 
 def test_all_of_a_servers_condition_is_read(server: Server) -> None:

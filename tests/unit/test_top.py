@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import termios
 from dataclasses import replace
@@ -103,9 +104,9 @@ def test_the_overview_has_the_totals_and_a_part_of_each_section() -> None:
     """Each section says which rows it shows; what is cut ends with an ellipsis."""
     lines = drawn(Seen(picture(many=60), took=0.012, pause=1.0))
     assert lines[0].endswith("shop on db · 12 ms a look, every 1 s")
-    assert lines[1] == "72,240 due · 600,000+ queued · 7 running · 60 failed · 60 workers, 1 stale"
-    assert lines[2] == "each minute, over the last 5: 600 completed · 1.2 retried · 0.6 failed"
-    assert lines[3].startswith("waited p50 75 ms p95 98 ms p99 100 ms   ran p50")
+    assert lines[1] == "72,240 due · 600,000+ queued · 7 running · 60 failed · 59 live workers, 1 stale"
+    assert lines[2] == "/min of the last 5: 600 completed · 1.2 retried · 0.6 failed"
+    assert lines[3].startswith("waited p50 75 ms p95 98 ms p99 0.1 s   ran p50")
     titles = {line.split()[0]: line.split()[1:4] for line in lines if line[:3].isupper()}
     assert titles == {name: ["1-2", "of", "60"] if name in {"WORKERS", "FAILED"} else ["1-3", "of", "60"] for name in ("QUEUES", "TASKS", "WORKERS", "FAILED")}  # fmt: skip
     assert lines[-1] == "f failed jobs · w workers · t tasks · s schedules · q quit"
@@ -129,6 +130,29 @@ def test_a_database_that_does_not_answer_is_said_above_the_last_picture() -> Non
     assert "1,204 due" in lines[1]
 
 
+def test_a_refusal_that_is_long_is_shown_in_two_lines() -> None:
+    """Its end says what to do. The screen is not longer for it."""
+    said = "not done: the database refused: permission denied for table job: sa-jobqueue grants --help says how"
+    lines = drawn(Seen(picture(), said=said, done=1), Stand(View.FAILED))
+    assert "".join(lines[-2:]) == said
+    assert len(lines) == 24
+
+
+def test_the_last_error_of_a_job_comes_before_its_arguments() -> None:
+    """These may fill the screen, whose last line says that there is more."""
+    errors = [
+        {"at": "2026-01-02T03:04:05+00:00", "attempt": n, "type": "E", "message": f"no {n}", "traceback": None}
+        for n in (1, 2)
+    ]
+    seen = Seen(picture(), job=job(args={"n": list(range(50))}, errors=errors))
+    lines = drawn(seen, Stand(View.JOB, job=17))
+    assert any(line.startswith("attempt 2  2026-01-0") for line in lines)
+    assert lines.index("E: no 2") < lines.index("arguments")
+    assert re.fullmatch(r"lines 1-16 of \d+; arrows scroll", lines[-3])
+    end = drawn(seen, Stand(View.JOB, job=17, position=10_000))
+    assert any(line.startswith("E: no 1") for line in end)
+
+
 def test_one_picture_for_a_script_has_all_rows_and_no_keys() -> None:
     """It is as long as it must be."""
     lines = drawn(Seen(picture(many=60)), height=None)
@@ -145,6 +169,7 @@ def test_a_job_is_shown_with_its_errors_and_without_passwords() -> None:
         or "in 5m" in text
     )
     assert "E: postgresql://me:***@db" in text
+    assert "\narguments\n" in text
     assert "secret" not in text
     assert "      b\\x1b" in text
     long = "\n".join(drawn(Seen(picture(), job=job(args=None)), Stand(View.JOB, job=17)))

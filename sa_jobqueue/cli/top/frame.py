@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.cells import chop_cells
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sa_jobqueue.statements.depths import CAP, capped
 
 from ..figures import COUNTED, QUANTILES, Figures
-from ..output import duration, rate
+from ..output import duration, estimated, rate
 from .job import job_lines
 from .read import Picture
 from .reader import Seen
@@ -44,8 +45,9 @@ def frame(seen: Seen, stand: Stand, *, name: str, width: int, height: int | None
     header = _header(seen, name)
     if space is None:
         return Group(*header, *body)
-    empty = [Text()] * (space - lines + 1)
-    return Group(*header, *body, *empty, _footer(seen, stand))
+    footer = _footer(seen, stand, width)
+    empty = [Text()] * (space - lines + _FOOTER - len(footer))
+    return Group(*header, *body, *empty, *footer)
 
 
 def shares(needs: Sequence[int], space: int) -> list[int]:
@@ -75,8 +77,8 @@ def _header(seen: Seen, name: str) -> list[Text]:
         first = _line((f"no answer{since}; this is the picture of {at}", "bold red"))
     due, queued = (_total([getattr(one, what) for one in picture.queues]) for what in ("due", "queued"))
     stale = sum(one.stale for one in picture.workers)
-    number = len(picture.workers)
-    workers = f"{number} worker{'' if number == 1 else 's'}{f', {stale} stale' if stale else ''}"
+    live = len(picture.workers) - stale
+    workers = f"{live} live worker{'' if live == 1 else 's'}{f', {stale} stale' if stale else ''}"
     lately = picture.lately
     names = [one for one in COUNTED if one in _ALWAYS or lately.counts[one]]
     outcomes = " · ".join(f"{rate(lately.per_minute(one))} {one}" for one in names)
@@ -86,9 +88,9 @@ def _header(seen: Seen, name: str) -> list[Text]:
             f"{due} due · {queued} queued · {capped(picture.running)} running · ",
             (f"{capped(picture.failed)} failed", "red" if picture.failed else ""),
             " · ",
-            (workers, "red" if stale or not number else ""),
+            (workers, "red" if stale or not live else ""),
         ),
-        _line("each minute, over the last 5: ", outcomes),
+        _line("/min of the last 5: ", outcomes),
         _line(f"waited {_quantiles(lately, 'wait')}   ran {_quantiles(lately, 'run')}"),
         _line((seen.problem or "", "red")),
     ]
@@ -102,7 +104,7 @@ def _total(numbers: Sequence[int]) -> str:
 
 def _quantiles(lately: Figures, what: str) -> str:
     found = {name: lately.run(name) if what == "run" else lately.wait(name) for name in QUANTILES}
-    return " ".join(f"{name} {'-' if seconds is None else duration(seconds)}" for name, seconds in found.items())
+    return " ".join(f"{name} {'-' if seconds is None else estimated(seconds)}" for name, seconds in found.items())
 
 
 def _overview(picture: Picture, width: int, space: int | None) -> tuple[list[RenderableType], int]:
@@ -136,16 +138,20 @@ def _job(seen: Seen, stand: Stand, width: int, space: int) -> tuple[list[Rendera
     if seen.job is None or seen.job.job.id != stand.job:
         return [_line((f"job {stand.job}: not read yet, or it is not there any more", "dim"))], 1
     lines = job_lines(seen.job, width)
-    first = max(0, min(stand.position, len(lines) - space))
-    shown = lines[first : first + space]
+    first = max(0, min(stand.position, len(lines) - space + 1))
+    shown = lines
+    if len(lines) > space:
+        shown = lines[first : first + space - 1]
+        shown.append(_line((f"lines {first + 1}-{first + len(shown)} of {len(lines)}; arrows scroll", "dim")))
     return [*shown], len(shown)
 
 
-def _footer(seen: Seen, stand: Stand) -> Text:
+def _footer(seen: Seen, stand: Stand, width: int) -> list[Text]:
+    """At most `_FOOTER` lines: what an action came to may need them, the rest is one."""
     if stand.question is not None:
-        return _line((f"{stand.question.text} y: yes, any other key: no", "bold yellow"))
+        return [_line((f"{stand.question.text} y: yes, any other key: no", "bold yellow"))]
     if seen.done > stand.heard:
-        return _line((seen.said, "bold"))
+        return [_line((part, "bold")) for part in chop_cells(seen.said, width)[:_FOOTER]]
     views = (
         []
         if stand.view is View.JOB
@@ -156,4 +162,4 @@ def _footer(seen: Seen, stand: Stand) -> Text:
         View.SCHEDULES: ["p pause or resume"],
         View.JOB: ["esc back", "r retry", "c cancel"],
     }
-    return _line((" · ".join([*own.get(stand.view, []), *views, "q quit"]), "dim"))
+    return [_line((" · ".join([*own.get(stand.view, []), *views, "q quit"]), "dim"))]

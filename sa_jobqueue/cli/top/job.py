@@ -11,7 +11,7 @@ from rich.text import Text
 
 from sa_jobqueue.urls import mask_passwords
 
-from ..output import age, cleaned, masked, moment
+from ..output import age, cleaned, masked, moment, moment_said
 from .read import JobSeen
 
 __all__ = ["job_lines"]
@@ -25,6 +25,7 @@ _TIMES = {
     "finished_at": "finished",
     "purge_at": "kept until",
 }
+_VALUES = {"args": "arguments", "meta": "meta", "result": "result"}
 #: Of arguments, or a result, that are longer there is only the beginning: `show` has all.
 _MOST = 10_000
 
@@ -48,16 +49,17 @@ def _lines(seen: JobSeen) -> Iterator[tuple[str, str]]:
         if (time := getattr(job, name)) is not None:
             distance = age((seen.now - time).total_seconds())
             yield f"{title:<13} {moment(time)}  ({f'in {distance}' if time > seen.now else f'{distance} ago'})", ""
-    for title in ("args", "meta", "result"):
-        if (value := getattr(job, title)) not in (None, {}):
-            yield from _value(title, value)
     if job.args is None or job.meta is None or job.errors is None:
         yield f"it has arguments or errors too long for this view: sa-jobqueue show {job.id}", "yellow"
     # The application may have written there, too: what is no entry of an attempt is shown as it is.
     errors = job.errors or []
     errors = errors if isinstance(errors, list) else [errors]
-    for error in reversed(errors):
-        yield from _error(cast(dict[str, Any], error)) if isinstance(error, dict) else _value("error", error)
+    last, earlier = errors[-1:], errors[-2::-1]
+    yield from _errors(last)  # before what may fill the screen
+    for name, title in _VALUES.items():
+        if (value := getattr(job, name)) not in (None, {}):
+            yield from _value(title, value)
+    yield from _errors(earlier)
 
 
 def _value(title: str, value: object) -> Iterator[tuple[str, str]]:
@@ -67,9 +69,15 @@ def _value(title: str, value: object) -> Iterator[tuple[str, str]]:
         yield cleaned(line), ""
 
 
+def _errors(errors: list[Any]) -> Iterator[tuple[str, str]]:
+    for error in errors:
+        yield from _error(cast(dict[str, Any], error)) if isinstance(error, dict) else _value("error", error)
+
+
 def _error(error: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "", ""
-    yield f"attempt {cleaned(error.get('attempt', '?'))}  {cleaned(error.get('at'))}", "bold"
+    at = moment(moment_said(error.get("at")))
+    yield f"attempt {cleaned(error.get('attempt', '?'))}  {at}".rstrip(), "bold"
     for line in mask_passwords(f"{error.get('type')}: {error.get('message')}").split("\n"):
         yield cleaned(line), "red"
     for line in mask_passwords(str(error.get("traceback") or "")).rstrip().split("\n"):

@@ -13,7 +13,7 @@ from sa_jobqueue.statements.depths import capped
 
 from ..figures import Figures
 from ..jobs import job_line
-from ..output import Column, age, cleaned, duration, fitted, rate
+from ..output import Column, age, cleaned, estimated, fitted, rate
 from ..schedules import SCHEDULE_COLUMNS, schedule_line, schedule_style
 from .read import Picture, QueueSeen, WorkerSeen
 from .views import View
@@ -60,7 +60,7 @@ def drawn(rows: Rows, picture: Picture, width: int, *, first: int, number: int, 
 
 
 def _seconds(value: float | None) -> str:
-    return "" if value is None else duration(value)
+    return "" if value is None else estimated(value)
 
 
 def _queue(one: QueueSeen) -> tuple[Sequence[object], str]:

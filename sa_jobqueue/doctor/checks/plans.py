@@ -30,14 +30,19 @@ def check_plans(examination: Examination) -> Finding:
     """How the server plans them now, with a worker's settings. Nothing is executed."""
     good: list[str] = []
     ill: list[tuple[Level, str, str]] = []
+    hidden: list[str] = []
     with planned_as_worker(examination.connection):
         for name, statement, first, allowed in _statements(examination.store.tables.job):
             said, bad = _judged(examination, name, statement, first, allowed)
-            if bad:
+            if bad == "notice":
+                hidden.append(name)
+            elif bad:
                 table = examination.table(examination.store.tables.job.__tablename__)
-                ill.append((bad, said, _MEND.format(table=table) if bad == "problem" else _ROLE))
+                ill.append((bad, said, _MEND.format(table=table)))
             elif said:
                 good.append(said)
+    if hidden:
+        ill.append(("notice", "; ".join([*good, f"this role cannot see the plans of {listed(hidden)}"]), _ROLE))
     return found("plans", "; ".join(good), *ill, problems=sum(one[0] == "problem" for one in ill))
 
 
@@ -61,14 +66,14 @@ def _statements(job: type[Job]) -> list[tuple[str, Any, str, set[str]]]:
 def _judged(
     examination: Examination, name: str, statement: Any, first: str, allowed: set[str]
 ) -> tuple[str, Level | None]:
-    """What is to be said about the plan, and how bad it is."""
+    """What is to be said about the plan, and how bad it is; a notice where this role may not see it."""
     try:
         nodes = readings(examination.connection, statement)
     except DBAPIError as error:
         if getattr(error.orig, "sqlstate", None) != _NOT_ALLOWED:
             raise
         if name != "the claim":
-            return f"this role may not plan {name}", "notice"
+            return "", "notice"
         # What it reads can be planned without the right to lock.
         reading = due_jobs(queues={"default": 1}, job=examination.store.tables.job)
         nodes = readings(examination.connection, reading, locks=False)

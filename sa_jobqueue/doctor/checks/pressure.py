@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...health import Holder, LockWait
 from ...log import escaped, one_line
 from ...urls import mask_passwords
-from ...words import age, size
+from ...words import age, duration, size
 from ..examination import Examination
 from ..finding import Finding, Level, beyond, found
 
@@ -41,7 +41,12 @@ def check_snapshot(examination: Examination) -> Finding:
             ill.append((level, _named(holder), advice))
     oldest = max((holder.seconds or 0.0 for holder in holders), default=0.0)
     xids = max((holder.xids for holder in holders), default=0)
-    well = f"none is older than {age(oldest)}" if holders else "nothing holds dead rows back"
+    if not holders:
+        well = "nothing holds dead rows back"
+    elif all(holder.seconds is None for holder in holders):
+        well = f"the oldest has been held for {xids:,} transactions"
+    else:
+        well = f"the oldest has been held for {duration(oldest)}"
     if any(holder.hidden for holder in holders):
         well += "; the times of other roles' sessions are hidden"
     return found("snapshot", well, *ill[:3], seconds=oldest, transactions=xids)

@@ -39,7 +39,9 @@ def check_tasks(examination: Examination) -> Finding:
     if examination.tasks is not None:
         missing = listed([escaped(task) for task in sorted({task for _, task in queued} - examination.tasks)])
         if missing:
-            advice = "do not deploy it yet; give a renamed task its old name as an alias: @task(aliases=[...])"
+            advice = "do not deploy it yet" + (
+                "" if lost else "; give a renamed task its old name: @task(aliases=[...])"
+            )
             ill.append(("problem", f"the application of --app does not have: {missing}", advice))
     well = (
         "every queued task is known to a worker of its queue" if known else "no live worker says which tasks it knows"
@@ -101,7 +103,12 @@ def _judged(row: Any, timeout: float | None, lease: float | None, limits: Thresh
         # so that runs which they stop are counted in the next one.
         level: Level = "problem" if _at_least(row.runs) >= limits.timeout_near * timeout else "notice"
         advice = f"look for what is slow, or give it more: @task(timeout={max(2 * timeout, 1):g})"
-        ill.append((level, f"{took}, and its timeout is {duration(timeout)}", advice))
+        if p99 > timeout:  # as guessed within a bucket that the timeout is in
+            may = "reach" if _at_least(row.runs) >= timeout else "may reach"
+            took_long = f"{escaped(row.task)}: the slowest 1 % of its runs {may} its timeout of {duration(timeout)}"
+            ill.append((level, took_long, advice))
+        else:
+            ill.append((level, f"{took}, and its timeout is {duration(timeout)}", advice))
     if timeout is not None and timeout > max(limits.timeout_far * p99, _SHORT):
         advice = f"a handler that hangs is stopped only then: @task(timeout={max(10 * p99, 1):.0f}), say"
         ill.append(("notice", f"{took}, and its timeout is {duration(timeout)}", advice))
@@ -137,7 +144,10 @@ def check_failures(examination: Examination) -> Finding:
         level = beyond(row.failed / ended, limits) if row.failed >= most else "ok"
         if level != "ok":
             name = escaped(row.task)
-            advice = f"`sa-jobqueue list --status failed --task {name}` shows the errors; `sa-jobqueue retry` runs them again"
+            advice = (
+                f"`sa-jobqueue list --status failed --task {name}` shows the errors; "
+                f"`sa-jobqueue retry --task {name}` runs them again"
+            )
             ill.append((level, f"{name}: {row.failed:,} of {ended:,} jobs failed for good", advice))
     if lost:
         advice = "their leases had run out, so they ran twice: look in the workers' logs for blocked loops and lost connections"
