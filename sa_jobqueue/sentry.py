@@ -15,7 +15,10 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import sentry_sdk
+try:
+    import sentry_sdk
+except ImportError as error:
+    raise ImportError("this needs sentry-sdk: pip install 'sa_jobqueue[sentry]'") from error
 from sentry_sdk.integrations import Integration
 from sentry_sdk.integrations.dedupe import DedupeIntegration
 from sentry_sdk.scope import Scope, add_global_event_processor, use_isolation_scope

@@ -88,7 +88,7 @@ def _header(seen: Seen, name: str) -> list[Text]:
             f"{due} due · {queued} queued · {capped(picture.running)} running · ",
             (f"{capped(picture.failed)} failed", "red" if picture.failed else ""),
             " · ",
-            (workers, "red" if stale or not live else ""),
+            (workers, "" if live else "red"),
         ),
         _line("/min of the last 5: ", outcomes),
         _line(f"waited {_quantiles(lately, 'wait')}   ran {_quantiles(lately, 'run')}"),
