@@ -133,6 +133,18 @@ def measured(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv("COVERAGE_PROCESS_CONFIG", setting)
 
 
+@pytest.fixture(autouse=True)
+def no_middleware_stays() -> Iterator[None]:
+    """It is the process's own, and commands in the test's process install some, as `work --log-format json` does."""
+    from sa_jobqueue.middleware import installed, remove_middleware  # not before coverage looks
+
+    before = installed.all
+    yield
+    for one in installed.all:
+        if one not in before:
+            remove_middleware(one)
+
+
 @pytest.fixture(scope="session")
 def databases(pytestconfig: pytest.Config) -> Databases:
     """The run's databases, on its server; the first test that asks starts it."""
