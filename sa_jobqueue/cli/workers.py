@@ -8,14 +8,15 @@ from sa_jobqueue.statements.overview import list_workers
 
 from .config import Config
 from .options import Json
-from .output import Column, age, note, print_json, print_table
+from .output import Column, age, duration, note, print_json, print_table
 from .place import transaction
 
 __all__ = ["workers"]
 
 
 def workers(config: Config, *, json: Json = False) -> None:
-    """List the worker processes.
+    """List the worker processes, with their memory and how long their event loops lately took to answer. With --json also the version of
+    the schema that each is made for, and its lease.
 
     One that was not seen for 60 s, or has let a lease run out, is stale: killed, frozen, or cut off. One that claims less because the
     database is over a threshold (work --max-lock-waits and others) is held back.
@@ -34,6 +35,8 @@ def workers(config: Config, *, json: Json = False) -> None:
             Column("queues", wide=True),
             Column("running", "right"),
             Column("slots", "right"),
+            Column("memory", "right", optional=True),
+            Column("loop lag", "right", optional=True),
             Column("up", "right"),
             Column("seen", "right"),
             Column("state"),
@@ -41,6 +44,8 @@ def workers(config: Config, *, json: Json = False) -> None:
         [
             (
                 f"{row.host}:{row.pid}", " ".join(row.queues), row.running, row.concurrency,
+                "" if row.memory is None else f"{row.memory / 2**20:,.0f} MB",
+                "" if row.loop_lag is None else duration(row.loop_lag),
                 age(row.age, short=True), f"{age(row.unseen, short=True)} ago", _state(row),
             )
             for row in rows

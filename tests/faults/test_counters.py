@@ -13,12 +13,15 @@ pytestmark = pytest.mark.slow
 
 #: In none of them a worker is killed: what such a one counted since it last wrote, 10 s before at most, dies with it.
 SUFFERED = [
-    "a worker sleeps past its lease and wakes",
     "connections are terminated at random",
-    "connections are terminated in mid-transaction",
-    "the network resets connections",
     "the network goes silent and comes back",
     "the postmaster is killed",
+]
+#: For nights.
+ALSO = [
+    "a worker sleeps past its lease and wakes",
+    "connections are terminated in mid-transaction",
+    "the network resets connections",
 ]
 COUNTED = ("completed", "retried", "failed", "cancelled", "rescued")
 
@@ -40,10 +43,13 @@ _HAPPENED = """
 """
 
 
-def test_every_outcome_is_counted_once_whatever_breaks() -> None:
+@pytest.mark.parametrize(
+    "names", [pytest.param(SUFFERED, id="some"), pytest.param([*ALSO, *SUFFERED], id="all", marks=pytest.mark.nightly)]
+)
+def test_every_outcome_is_counted_once_whatever_breaks(names: list[str]) -> None:
     """The sums of `stat` are those of the observer, which is in each transaction that changes a job."""
     with Scene(seed=7) as scene:
-        for name in SUFFERED:
+        for name in names:
             fault = FAULTS[name]
             if missing := fault.needs():
                 pytest.skip(missing)
