@@ -32,7 +32,7 @@ class Figures:
 
     @classmethod
     def of(cls, rows: Iterable[Any], seconds: float) -> Figures:
-        """The sums of these rows of `sum_stats` together, for a time of so many seconds."""
+        """The sums of these rows of `sum_stats` together, which cover this number of seconds."""
         rows = list(rows)
         return cls(
             {name: sum(getattr(row, name) for row in rows) for name in COUNTED},

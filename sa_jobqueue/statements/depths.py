@@ -92,7 +92,7 @@ def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[Job] = Job)
     counted = due.limit(limit).lateral("due")
     all_due = select(one).select_from(slot.join(counted, true())).limit(limit).correlate(names).subquery("all_due")
     number = select(func.count().label("due")).select_from(all_due).lateral("number")
-    # Where so many are due, at least as many are queued.
+    # Where that number is due, at least as many are queued.
     full = number.c.due >= limit
     front = due.limit(one).lateral("front")
     oldest: Any = select(func.min(func.greatest(front.c.run_at, _EARLIEST))).select_from(slot.join(front, true()))

@@ -30,7 +30,7 @@ def receiver() -> Receiver:
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
-    """A pipe whose reading end nobody reads."""
+    """A pipe from whose reading end nothing is read."""
     reading, writing = os.pipe()
     yield reading, writing
     with suppress(OSError):

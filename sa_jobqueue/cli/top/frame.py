@@ -51,7 +51,7 @@ def frame(seen: Seen, stand: Stand, *, name: str, width: int, height: int | None
 
 
 def shares(needs: Sequence[int], space: int) -> list[int]:
-    """Divide lines among sections that want so many: each gets as many as the others, and no more than it wants."""
+    """Divide lines among sections, each of which wants a number of them: each gets as many as the others, and no more than it wants."""
     found = [0] * len(needs)
     while space > 0 and found != list(needs):
         for number, need in enumerate(needs):

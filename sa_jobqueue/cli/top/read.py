@@ -107,7 +107,7 @@ def settle(connection: Connection) -> None:
 
 
 def read_picture(connection: Connection, *, failures: int, schedules: bool = False) -> Picture:
-    """Read a picture with at most so many failed jobs. The connection is in a transaction that was begun for it."""
+    """Read a picture with at most this number of failed jobs. The connection is in a transaction that was begun for it."""
     settle(connection)
     now, since = connection.execute(select(func.now(), func.date_trunc("minute", func.now() - LATELY))).one()
     sums = connection.execute(sum_stats(since=LATELY, by=("queue", "task"))).all()

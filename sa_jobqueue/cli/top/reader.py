@@ -59,7 +59,7 @@ class Seen:
 
 
 class Reader:
-    """Reads every so many seconds, and whenever it is asked to.
+    """Reads at intervals, and whenever it is asked to.
 
     `seen` is written by the thread of the reader alone, and `wanted` by the screen's; each reads the other's.
     """

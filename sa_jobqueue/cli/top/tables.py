@@ -44,7 +44,7 @@ class Rows:
 
 
 def drawn(rows: Rows, picture: Picture, width: int, *, first: int, number: int, selected: int | None = None) -> Table:
-    """So many of the rows, from the `first` on; the title says if there are more."""
+    """A page of the rows, from the `first` on; the title says if there are more."""
     found = rows.of(picture)
     shown = found[first : first + number]
     styles = [style for _, style in shown]
