@@ -119,7 +119,7 @@ def row_says(engine: Engine) -> str | None:
     [
         (snapshot, {"max_snapshot_age": 1.0}, "a transaction has been open for"),
         (lock_wait, {"max_lock_waits": 0}, "1 session waits for a lock (max_lock_waits is 0)"),
-        (active_sessions, {"max_active_connections": 2}, "3 sessions are active (max_active_connections is 2)"),
+        (active_sessions, {"max_active_connections": 2}, "sessions are active (max_active_connections is 2)"),
     ],
 )
 def test_a_worker_claims_less_under_pressure_and_recovers(
@@ -139,8 +139,8 @@ def test_a_worker_claims_less_under_pressure_and_recovers(
         assert (worker.state().pressure, worker.state().share) == (None, 1.0)
 
         with press(pooler.direct(url)):
-            wait_until(lambda: worker.state().share < 1 / SLOTS and load.running <= 1)
-            assert load.most_of_next(20) == 1
+            wait_until(lambda: worker.state().share < 1 / SLOTS)
+            wait_until(lambda: load.most_of_next(20) == 1)  # when those that were claimed before are through
             assert said in str(worker.state().pressure)
             wait_until(lambda: said in str(row_says(engine)))
 
