@@ -16,10 +16,11 @@ from grafana_foundation_sdk.builders import dashboard, prometheus, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
+from sa_jobqueue import metrics
 from sa_jobqueue.metrics import names
 from sa_jobqueue.metrics.names import Metric
 
-FILE = Path(__file__).resolve().parents[2] / "sa_jobqueue" / "metrics" / "grafana.json"
+FILE = Path(metrics.__file__).with_name("grafana.json")
 
 #: What the reader of the board chooses: the database of Prometheus, and the queues.
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
