@@ -57,6 +57,9 @@ _LOOK = (
     "SELECT ON TABLE {schema}.job_log",
     "SELECT ON TABLE {schema}.schedule",
     "SELECT ON TABLE {schema}.stat",
+    "SELECT ON TABLE {schema}.job_limit",
+    "SELECT ON TABLE {schema}.job_key",
+    "SELECT ON TABLE {schema}.limit_state",
 )
 
 # What ends a job tells the programs that wait for it.
@@ -67,9 +70,9 @@ _TELL = (
 
 # What a job is to do, and when. The table decides all else: an id of a later job would make the INSERT of that job fail, and a
 # job inserted as running or done was never claimed.
-_WRITTEN_BY_PRODUCERS = "task, args, queue, meta, priority, max_attempts, run_at, uniqueness, expires_at, deadline_at"
+_WRITTEN_BY_PRODUCERS = "task, args, queue, meta, priority, max_attempts, run_at, uniqueness, expires_at, deadline_at, concurrency_key, units"
 # Not what a job is to do.
-_WRITTEN_BY_WORKERS = "status, claim_token, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, expires_at, errors, result"
+_WRITTEN_BY_WORKERS = "status, claim_token, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, expires_at, errors, result, concurrency_key, ready_at"
 _PAUSED_BY_OPERATORS = "paused_at, paused_by, pause_reason"
 _MOVED_BY_WORKERS = f"next_at, due_at, last_tick_at, waiting_since, left_out, error, {_PAUSED_BY_OPERATORS}"
 _ENQUEUE_TICKS = "{schema}.enqueue_ticks(bigint[], double precision[], integer[], double precision[])"
@@ -99,6 +102,10 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "SELECT, INSERT, DELETE, UPDATE (claim_token, claims, fraction, message, written_at) ON TABLE {schema}.job_progress",
             "SELECT, INSERT, DELETE, UPDATE (lines, written_at) ON TABLE {schema}.job_log",
             f"SELECT, UPDATE ({_MOVED_BY_WORKERS}) ON TABLE {{schema}}.schedule",
+            "SELECT, INSERT, UPDATE ON TABLE {schema}.job_limit",
+            "SELECT ON TABLE {schema}.job_key",
+            "SELECT, INSERT, UPDATE, DELETE ON TABLE {schema}.limit_state",
+            "SELECT, UPDATE ON SEQUENCE {schema}.gate_limit",
             f"EXECUTE ON FUNCTION {_ENQUEUE_TICKS}",
             "SELECT, UPDATE ON SEQUENCE " + ", ".join(f"{{schema}}.gate_{gate}" for gate in (*range(GATES), "any")),
             "EXECUTE ON FUNCTION {schema}.tell_workers(oid)",
@@ -125,6 +132,8 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "EXECUTE ON FUNCTION {schema}.tell_workers(oid)",
             f"DELETE, UPDATE ({_PAUSED_BY_OPERATORS}) ON TABLE {{schema}}.schedule",
             f"EXECUTE ON FUNCTION {_ENQUEUE_TICKS}",
+            "INSERT, UPDATE, DELETE ON TABLE {schema}.job_limit",
+            "INSERT, UPDATE, DELETE ON TABLE {schema}.job_key",
             *_TELL,
         ),
     }

@@ -20,10 +20,12 @@ from sqlalchemy import (
     SmallInteger,
     Text,
     and_,
+    case,
     event,
     func,
     inspect,
     literal_column,
+    null,
     select,
     text,
 )
@@ -46,6 +48,7 @@ from ..results import JobEnd
 from .base import SCHEMA, Base
 from .due_time import AT_ONCE, DueTime, checked_due
 from .json_text import JsonObject
+from .limits import TASK_GROUP
 from .notes import Progress
 from .status import StatusText, status_in, status_literal
 
@@ -128,6 +131,12 @@ class Job(Base):
     """The time of the schedule that it was made for: the last one, if it stands for several."""
     ticks: Mapped[int | None] = mapped_column(Integer().evaluates_none())
     """For how many times of the schedule it stands."""
+    concurrency_key: Mapped[str | None] = mapped_column(Text(collation="C").evaluates_none())
+    """By what it is ordered, limited and served in turn: its `key`, or a name that a claim gives to the jobs of a limited task."""
+    units: Mapped[int | None] = mapped_column(SmallInteger().evaluates_none())
+    """How much of a rate it takes; None: 1."""
+    ready_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
+    """The due time at which a claim has let it take its turn among the jobs with keys; None: it was due when it was enqueued."""
     progress: Mapped[float | None] = _reported(Progress.fraction, id, claim_token, name="progress")  # noqa: A003
     """How far the handler said that it is, 0 to 1; None if it has not said anything since the last claim.
     `select(Job.id, Job.progress)` reads it in any session; of a loaded job it is read when it is asked for, or with `undefer(Job.progress)`.
@@ -191,6 +200,17 @@ class Job(Base):
     @classmethod
     def _unique_key(cls) -> ColumnElement[str | None]:
         return cast("ColumnElement[str | None]", cls.__table__.c.uniqueness["key"].astext)
+
+    @hybrid_property
+    def key(self) -> str | None:
+        """The key that orders and limits it."""
+        key = self.concurrency_key
+        return None if key is None or key.startswith(TASK_GROUP) else key
+
+    @key.inplace.expression
+    @classmethod
+    def _key(cls) -> ColumnElement[str | None]:
+        return case((cls.concurrency_key < literal_column("chr(2)"), null()), else_=cls.concurrency_key)
 
     @hybrid_property
     def is_scheduled(self) -> bool:
@@ -270,7 +290,12 @@ class Job(Base):
         CheckConstraint("max_attempts >= 1", name="job_max_attempts_check"),
         CheckConstraint("char_length(queue) BETWEEN 1 AND 200", name="job_queue_check"),
         CheckConstraint("char_length(task) BETWEEN 1 AND 200", name="job_task_check"),
-        Index("job_claim_idx", "queue", "priority", "run_at", "id", postgresql_where=text("status = 'queued'")),
+        CheckConstraint("char_length(concurrency_key) BETWEEN 1 AND 201", name="job_concurrency_key_check"),
+        CheckConstraint("units >= 1", name="job_units_check"),
+        Index(
+            "job_claim_idx", "queue", "priority", "run_at", "id",
+            postgresql_where=text("status = 'queued' AND concurrency_key IS NULL"),
+        ),
         Index("job_running_idx", "id", postgresql_where=text("status = 'running'")),
         Index("job_failed_idx", "id", postgresql_where=text("status = 'failed'")),
         Index("job_schedule_idx", "schedule_id", "finished_at", postgresql_where=text("schedule_id IS NOT NULL")),
@@ -278,6 +303,24 @@ class Job(Base):
             "job_limit_idx",
             text("LEAST(expires_at, deadline_at)"),
             postgresql_where=text("LEAST(expires_at, deadline_at) IS NOT NULL AND status = 'queued'"),
+        ),
+        Index(
+            "job_key_ready_idx", "queue", "concurrency_key", text("(- priority)"), "run_at", "id",
+            postgresql_where=text(
+                "concurrency_key IS NOT NULL AND status = 'queued' AND run_at <= GREATEST(created_at, ready_at)"
+            ),
+        ),
+        Index(
+            "job_key_later_idx", "queue", "run_at", "id",
+            postgresql_where=text(
+                "concurrency_key IS NOT NULL AND status = 'queued' AND run_at > GREATEST(created_at, ready_at)"
+            ),
+        ),
+        Index(
+            "job_key_begun_idx", "concurrency_key", "id",
+            postgresql_where=text(
+                "concurrency_key IS NOT NULL AND (status = 'running' OR (status = 'queued' AND attempt > 0))"
+            ),
         ),
         Index("job_purge_idx", "purge_at", postgresql_where=text("purge_at IS NOT NULL")),
     )

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 __all__ = ["insert_in_order"]
 
 #: The columns that only few jobs set.
-_FEW = ("uniqueness", "expires_at", "deadline_at")
+_FEW = ("uniqueness", "expires_at", "deadline_at", "concurrency_key", "units")
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
-from ..models import Awaited, Job, LogPart, Progress, Schedule, Stat, UniqueKey, Uptime, WorkerRow
+from ..models import Awaited, Job, KeyRow, LimitRow, LimitState, LogPart, Progress, Schedule, Stat, UniqueKey, Uptime, WorkerRow
 
 __all__ = ["OfTables", "Tables"]
 
@@ -27,6 +27,9 @@ class Tables:
     schedule: type[Schedule] = Schedule
     awaited: type[Awaited] = Awaited
     stat: type[Stat] = Stat
+    limit: type[LimitRow] = LimitRow
+    key: type[KeyRow] = KeyRow
+    limit_state: type[LimitState] = LimitState
 
     def __post_init__(self) -> None:
         classes = (
@@ -39,6 +42,9 @@ class Tables:
             self.schedule,
             self.awaited,
             self.stat,
+            self.limit,
+            self.key,
+            self.limit_state,
         )
         schemas = {str(one.__table__.schema): one.__name__ for one in classes}
         if len(schemas) > 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import functions, indexes, notes, schedules, stats, tables, unique, waiting, waking
+from . import functions, indexes, limited, limits, notes, schedules, stats, tables, unique, waiting, waking
 from .waking import GATES
 
 __all__ = ["BUILT_ALONE", "COMPATIBLE_WITH", "DOWN", "GATES", "UP"]
@@ -17,9 +17,12 @@ __all__ = ["BUILT_ALONE", "COMPATIBLE_WITH", "DOWN", "GATES", "UP"]
 COMPATIBLE_WITH: int = 1
 
 UP = (
-    *tables.UP, *indexes.UP, *functions.UP, *waking.UP, *unique.UP, *notes.UP, *schedules.UP, *waiting.UP, *stats.UP,
+    *tables.UP, *indexes.UP, *functions.UP, *waking.UP, *unique.UP, *notes.UP, *schedules.UP, *waiting.UP, *stats.UP, *limits.UP,
+    *limited.UP,
 )  # fmt: skip
 DOWN = (
+    *limited.DOWN,
+    *limits.DOWN,
     *stats.DOWN,
     *waiting.DOWN,
     *schedules.DOWN,

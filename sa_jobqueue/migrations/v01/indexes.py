@@ -5,7 +5,11 @@ from __future__ import annotations
 __all__ = ["UP"]
 
 UP = (
-    "CREATE INDEX job_claim_idx ON {schema}.job (queue, priority, run_at, id) WHERE status = 'queued'",
+    # Jobs with a key have an index of their own (`limits`), in which the keys take turns.
+    """
+    CREATE INDEX job_claim_idx ON {schema}.job (queue, priority, run_at, id)
+    WHERE status = 'queued' AND concurrency_key IS NULL
+    """,
     "CREATE INDEX job_running_idx ON {schema}.job (id) WHERE status = 'running'",
     "CREATE INDEX job_purge_idx ON {schema}.job (purge_at) WHERE purge_at IS NOT NULL",
     # The dead letters, which are few: they are listed and retried without a look at the jobs that completed.

@@ -32,6 +32,8 @@ UP = (
         tick_at timestamptz,
         ticks integer,
         duplicate_of bigint,
+        ready_at timestamptz,
+        units smallint,
         queue text NOT NULL DEFAULT 'default',
         task text NOT NULL,
         args jsonb NOT NULL DEFAULT '{{}}'::jsonb,
@@ -39,6 +41,7 @@ UP = (
         errors jsonb NOT NULL DEFAULT '[]'::jsonb,
         worker text,
         uniqueness jsonb,
+        concurrency_key text COLLATE "C",
         result jsonb,
         CONSTRAINT job_pkey PRIMARY KEY (id) WITH (fillfactor = 45),
         CONSTRAINT job_status_check
@@ -46,7 +49,9 @@ UP = (
         CONSTRAINT job_priority_check CHECK (priority BETWEEN 0 AND 9),
         CONSTRAINT job_max_attempts_check CHECK (max_attempts >= 1),
         CONSTRAINT job_queue_check CHECK (char_length(queue) BETWEEN 1 AND 200),
-        CONSTRAINT job_task_check CHECK (char_length(task) BETWEEN 1 AND 200)
+        CONSTRAINT job_task_check CHECK (char_length(task) BETWEEN 1 AND 200),
+        CONSTRAINT job_concurrency_key_check CHECK (char_length(concurrency_key) BETWEEN 1 AND 201),
+        CONSTRAINT job_units_check CHECK (units >= 1)
     ) WITH (
         fillfactor = 85,
         autovacuum_vacuum_scale_factor = 0,

@@ -1,0 +1,454 @@
+"""The function by which a worker picks jobs where keys take turns or limits hold.
+
+It takes the locks that make counting exact, and each statement in it has a snapshot of its own, which is younger than the locks. The
+statement that calls it then claims what it picked, in the same transaction: so the locks last until the claim is visible to all.
+
+Nothing here waits for a job or a key that another transaction has locked. Only the claims of one limited queue or task come one after the
+other.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DOWN", "UP"]
+
+#: The conditions of the indexes: jobs with a key that are ready, those that will be, and those that may have a permit.
+_READY = (
+    "job.concurrency_key IS NOT NULL AND job.status = 'queued' AND job.run_at <= GREATEST(job.created_at, job.ready_at)"
+)
+_LATER = (
+    "job.concurrency_key IS NOT NULL AND job.status = 'queued' AND job.run_at > GREATEST(job.created_at, job.ready_at)"
+)
+_BEGUN = (
+    "job.concurrency_key IS NOT NULL AND (job.status = 'running' OR (job.status = 'queued' AND job.attempt > 0))"
+)
+_TURN = "(- job.priority), job.run_at, job.id"
+_OF_JOB = "job.id, job.task, coalesce(job.units, 1)::integer AS units"
+_RUNNING_OF_KEY = (
+    f"SELECT count(*) FROM {{schema}}.job WHERE job.concurrency_key = c.key AND {_BEGUN} AND job.status = 'running'"
+)
+# When a rate would let the next unit start.
+_NEXT = "{state}.free_at - ({limit}burst - 1) * {limit}seconds / {limit}count * interval '1 second'"
+
+_RING = f"""
+    CREATE FUNCTION {{schema}}.ready_keys(queue text, after text, up_to text, most integer) RETURNS text[] LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp AS $body$
+    #variable_conflict use_column
+    DECLARE
+        found text[];
+    BEGIN
+        WITH RECURSIVE ring AS (
+            (SELECT job.concurrency_key AS key, 1 AS number FROM {{schema}}.job
+             WHERE job.queue = $1 AND job.concurrency_key > $2 AND {_READY}
+             ORDER BY job.concurrency_key, {_TURN} LIMIT 1)
+            UNION ALL
+            SELECT next.key, ring.number + 1 FROM ring CROSS JOIN LATERAL (
+                SELECT job.concurrency_key AS key FROM {{schema}}.job
+                WHERE job.queue = $1 AND job.concurrency_key > ring.key AND {_READY}
+                ORDER BY job.concurrency_key, {_TURN} LIMIT 1) AS next
+            WHERE ring.number < $4 AND (ring.key < $3 COLLATE "C" OR $3 IS NULL))
+        SELECT array_agg(ring.key ORDER BY ring.number) INTO found FROM ring WHERE ring.key <= $3 COLLATE "C" OR $3 IS NULL;
+        RETURN coalesce(found, '{{{{}}}}');
+    END
+    $body$
+    """
+
+# The `concurrency_key` of a limited task's jobs that have no key is chr(1) and the task's name. All other keys are above chr(2).
+_PICK = f"""
+    CREATE FUNCTION {{schema}}.pick_limited(
+        queue_names text[], wanted integer[], after_keys text[], had_turns integer[], limited_tasks text[], known bigint,
+        but_ids bigint[], opener integer, freed boolean
+    ) RETURNS TABLE (id bigint, at timestamptz, info text) LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET jit = off AS $body$
+    #variable_conflict use_column
+    DECLARE
+        jobs regclass := ({{name}} || '.job')::regclass;
+        owner_space integer := hashtext('sa_jobqueue owners ' || jobs::oid);
+        key_space integer := hashtext('sa_jobqueue keys ' || jobs::oid);
+        clock timestamptz;
+        this text;  -- the queue
+        rule record; state record; found record;
+        room integer; units_left integer; visits integer; quantum integer; bound integer; total integer;
+        cursor_key text; inclusive boolean; from_key text; second_half boolean; circled boolean; keys text[]; more_keys text[];
+        -- Of the keys that may start jobs, side by side.
+        weights integer[]; rooms integer[]; key_units integer[]; asked integer[]; taken integer[];
+        -- Of the jobs found for them, side by side.
+        ids bigint[]; places integer[]; tasks text[]; units integer[];
+        picked bigint[]; of_keys text[]; of_tasks text[]; of_units integer[]; to_route bigint[]; skipped bigint[];
+        task_names text[] := '{{{{}}}}'; task_rooms integer[] := '{{{{}}}}'; task_units integer[] := '{{{{}}}}'; by_key boolean := false;
+        permit boolean; again boolean; any_permit boolean := false; has_rates boolean;
+        tasks_at timestamptz; look_at timestamptz; next_at timestamptz; stopped text; turns integer; lowest bigint; cell bigint; seconds bigint;
+    BEGIN
+        IF (SELECT bit_xor(l.version) FROM {{schema}}.job_limit AS l) IS DISTINCT FROM known THEN
+            PERFORM {{schema}}.limits_changed(known);
+        END IF;
+        PERFORM pg_advisory_xact_lock(owner_space, o.place) FROM (
+            SELECT DISTINCT hashtext(l.owner || ':' || l.name) AS place FROM {{schema}}.job_limit AS l
+            WHERE (l.running IS NOT NULL OR l.rate_count IS NOT NULL)
+                AND ((l.owner = 'queue' AND l.name = ANY (queue_names)) OR (l.owner = 'task' AND l.name = ANY (limited_tasks)))
+            ORDER BY 1) AS o;
+        -- One time for all that is picked here, and for its claims. Another transaction may have a later one and come first: then a rate
+        -- gives less, not more.
+        clock := clock_timestamp();
+        -- What limited tasks may start, in all queues together.
+        IF cardinality(limited_tasks) > 0 THEN
+            SELECT coalesce(array_agg(t.name), '{{{{}}}}') AS names, array_agg(t.room) AS rooms, array_agg(t.units) AS units,
+                coalesce(bool_or(t.by_key), false) AS by_key, min(t.again_at) FILTER (WHERE t.again_at > clock) AS again_at,
+                coalesce(bool_or(t.room <= 0), false) AS full
+            INTO found FROM (
+                SELECT l.name, l.key_running IS NOT NULL OR l.key_rate_count IS NOT NULL
+                        OR EXISTS (SELECT FROM {{schema}}.job_key AS k WHERE k.owner = 'task' AND k.name = l.name) AS by_key,
+                    CASE WHEN l.paused_at IS NOT NULL OR s.blocked_until > clock THEN 0
+                        WHEN l.running IS NULL THEN 1000000
+                        ELSE greatest(l.running - (SELECT count(*) FROM {{schema}}.job
+                            WHERE job.status = 'running' AND job.task = l.name AND job.id >= coalesce(s.lowest_id, 0)), 0) END AS room,
+                    {{schema}}.rate_room(s.free_at, clock, l.rate_count, l.rate_seconds, l.rate_burst) AS units,
+                    greatest(s.blocked_until, {_NEXT.format(state="s", limit="l.rate_")}) AS again_at
+                FROM {{schema}}.job_limit AS l LEFT JOIN {{schema}}.limit_state AS s
+                    ON s.owner = 'task' AND s.name = l.name AND s.key = ''
+                WHERE l.owner = 'task' AND l.name = ANY (limited_tasks)) AS t;
+            task_names := found.names; task_rooms := found.rooms; task_units := found.units; by_key := found.by_key; tasks_at := found.again_at;
+            any_permit := found.full;
+        END IF;
+        FOR place IN 1 .. cardinality(queue_names) LOOP
+            this := queue_names[place];
+            room := wanted[place];
+            cursor_key := coalesce(after_keys[place], '');
+            -- Whether the key at which the last claim stopped has turns left.
+            inclusive := after_keys[place] IS NULL OR had_turns[place] > 0;
+            stopped := cursor_key; turns := coalesce(had_turns[place], 0);
+            visits := 0; again := false; permit := any_permit; look_at := tasks_at; units_left := NULL; lowest := NULL; circled := false;
+            picked := '{{{{}}}}'; of_keys := '{{{{}}}}'; of_tasks := '{{{{}}}}'; of_units := '{{{{}}}}'; to_route := '{{{{}}}}'; skipped := '{{{{}}}}';
+            SELECT * INTO rule FROM {{schema}}.job_limit AS l WHERE l.owner = 'queue' AND l.name = this;
+            SELECT * INTO state FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = '';
+            IF rule.paused_at IS NOT NULL THEN
+                room := 0; look_at := NULL;
+            ELSIF state.blocked_until > clock THEN
+                room := 0; look_at := state.blocked_until;
+            END IF;
+            IF room > 0 AND rule.running IS NOT NULL THEN
+                SELECT count(*), min(job.id) INTO total, lowest FROM {{schema}}.job
+                WHERE job.status = 'running' AND job.queue = this AND job.id >= coalesce(state.lowest_id, 0);
+                room := least(room, rule.running - total);
+                permit := permit OR room <= 0;
+            END IF;
+            IF room > 0 AND rule.rate_count IS NOT NULL THEN
+                units_left := {{schema}}.rate_room(state.free_at, clock, rule.rate_count, rule.rate_seconds, rule.rate_burst);
+                room := least(room, units_left);
+                look_at := least(look_at, {_NEXT.format(state="state", limit="rule.rate_")});
+            END IF;
+            from_key := cursor_key; second_half := false;
+            WHILE room > 0 AND NOT circled AND visits < 1000 LOOP
+                -- 1. The next keys with ready jobs: those behind the one at which the last claim stopped, then those up to it. The jobs
+                -- without a key are one of them, ''.
+                bound := least(greatest(2 * room, 16), 256);
+                keys := CASE WHEN inclusive AND visits = 0 THEN ARRAY[cursor_key] ELSE '{{{{}}}}' END;
+                IF NOT second_half THEN
+                    more_keys := {{schema}}.ready_keys(this, from_key, NULL, bound);
+                    keys := keys || more_keys;
+                    second_half := cardinality(more_keys) < bound;
+                    from_key := CASE WHEN second_half THEN NULL ELSE more_keys[bound] END;
+                END IF;
+                IF second_half AND cardinality(keys) < bound THEN
+                    IF from_key IS NULL THEN
+                        from_key := '';
+                        IF NOT (inclusive AND cursor_key = '') THEN
+                            keys := keys || ''::text;
+                        END IF;
+                    END IF;
+                    more_keys := {{schema}}.ready_keys(this, from_key, cursor_key, bound);
+                    circled := cardinality(more_keys) < bound;
+                    from_key := coalesce(more_keys[cardinality(more_keys)], from_key);
+                    keys := keys || CASE WHEN inclusive THEN array_remove(more_keys, cursor_key) ELSE more_keys END;
+                END IF;
+                visits := visits + cardinality(keys) + 1;
+                CONTINUE WHEN cardinality(keys) = 0;
+                -- 2. Which of them may start jobs at all. Those with limits of their own are locked, and none is waited for.
+                WITH said AS MATERIALIZED (
+                    SELECT r.key, r.number, coalesce(k.weight, 1)::integer AS weight, r.key > chr(2) AS is_key,
+                        k.paused_at IS NOT NULL OR (r.key < chr(2) AND coalesce(
+                            least(task_rooms[array_position(task_names, substr(r.key, 2))],
+                                  task_units[array_position(task_names, substr(r.key, 2))]) <= 0, false)) AS closed,
+                        CASE WHEN r.key > chr(2) THEN coalesce(k.running, rule.key_running) END AS running,
+                        CASE WHEN r.key > chr(2) THEN coalesce(k.rate_count, rule.key_rate_count) END AS rate_count,
+                        CASE WHEN k.rate_count IS NULL THEN rule.key_rate_seconds ELSE k.rate_seconds END AS rate_seconds,
+                        CASE WHEN k.rate_count IS NULL THEN rule.key_rate_burst ELSE k.rate_burst END AS rate_burst
+                    FROM unnest(keys) WITH ORDINALITY AS r (key, number) LEFT JOIN LATERAL (
+                        SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.key = r.key) AS k ON true),
+                locked AS MATERIALIZED (
+                    SELECT s.*, CASE
+                        WHEN s.closed THEN false
+                        WHEN s.is_key AND (s.running IS NOT NULL OR s.rate_count IS NOT NULL OR by_key OR rule.strict
+                                           OR rule.max_waiting IS NOT NULL OR rule.when_full <> 'wait')
+                            THEN pg_try_advisory_xact_lock(key_space, hashtext(s.key) & 1023)
+                        ELSE true END AS mine
+                    FROM said AS s)
+                SELECT array_agg(l.key ORDER BY l.number) FILTER (WHERE l.mine) AS keys,
+                    array_agg(l.weight ORDER BY l.number) FILTER (WHERE l.mine) AS weights,
+                    array_agg(l.running ORDER BY l.number) FILTER (WHERE l.mine) AS running,
+                    array_agg(l.rate_count ORDER BY l.number) FILTER (WHERE l.mine) AS counts,
+                    array_agg(l.rate_seconds ORDER BY l.number) FILTER (WHERE l.mine) AS spans,
+                    array_agg(l.rate_burst ORDER BY l.number) FILTER (WHERE l.mine) AS bursts,
+                    bool_or(l.mine AND l.rate_count IS NOT NULL) AS has_rates,
+                    coalesce(bool_or(NOT l.mine AND NOT l.closed), false) AS taken_by_others
+                INTO found FROM locked AS l;
+                stopped := keys[cardinality(keys)]; turns := 0;
+                again := again OR found.taken_by_others;
+                CONTINUE WHEN found.keys IS NULL;
+                keys := found.keys; weights := found.weights; has_rates := found.has_rates;
+                -- 3. How many each may start. This statement is younger than the locks, so it sees all that runs.
+                SELECT array_agg(r.room ORDER BY r.number) AS rooms, array_agg(r.units ORDER BY r.number) AS units,
+                    coalesce(bool_or(r.full), false) AS full, min(r.again_at) FILTER (WHERE r.again_at > clock) AS again_at
+                INTO found FROM (
+                    SELECT k.number, k.running <= k.runs AS full,
+                        CASE WHEN s.blocked_until > clock OR k.is_closed THEN 0 ELSE coalesce(greatest(k.running - k.runs, 0), 1000000) END AS room,
+                        {{schema}}.rate_room(s.free_at, clock, k.count, k.seconds, k.burst) AS units,
+                        greatest(s.blocked_until, {_NEXT.format(state="s", limit="k.")}) AS again_at
+                    FROM (SELECT c.*, CASE WHEN c.running IS NOT NULL THEN ({_RUNNING_OF_KEY.replace("{{", "{").replace("}}", "}")} AND job.queue = this) END AS runs,
+                            -- A job that waits to be tried again keeps its key closed.
+                            rule.strict AND EXISTS (SELECT FROM {{schema}}.job
+                                WHERE job.concurrency_key = c.key AND {_BEGUN} AND {_LATER} AND job.attempt > 0 AND job.queue = this) AS is_closed
+                          FROM unnest(keys, found.running, found.counts, found.spans, found.bursts) WITH ORDINALITY
+                              AS c (key, running, count, seconds, burst, number)
+                         ) AS k LEFT JOIN LATERAL (
+                        SELECT * FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = k.key AND k.key <> '') AS s
+                        ON true) AS r;
+                rooms := found.rooms; key_units := found.units;
+                permit := permit OR found.full;
+                look_at := least(look_at, found.again_at);
+                taken := array_fill(0, ARRAY[cardinality(keys)]);
+                -- 4. Jobs for each, by its weight; where some have fewer, the others get more.
+                FOR pass IN 1 .. 4 LOOP
+                    SELECT sum(w.weight) INTO total FROM unnest(weights, rooms, key_units) AS w (weight, room, units)
+                    WHERE w.room > 0 AND coalesce(w.units, 1) > 0;
+                    EXIT WHEN room <= 0 OR total IS NULL;
+                    quantum := (room + total - 1) / total;
+                    SELECT array_agg(greatest(least(w.room, w.units, w.weight * quantum - CASE
+                        WHEN pass = 1 AND w.number = 1 AND inclusive AND keys[1] = cursor_key THEN coalesce(had_turns[place], 0) % w.weight ELSE 0 END), 0)
+                        ORDER BY w.number)
+                    INTO asked FROM unnest(weights, rooms, key_units) WITH ORDINALITY AS w (weight, room, units, number);
+                    SELECT array_agg(d.id), array_agg(d.place), array_agg(d.task), array_agg(d.units) INTO ids, places, tasks, units FROM (
+                        SELECT c.place::integer, d.id, d.task, d.units
+                        FROM unnest(keys, asked) WITH ORDINALITY AS c (key, most, place) CROSS JOIN LATERAL (
+                            SELECT * FROM (
+                                -- What has begun goes before the others, where a key is to keep its order.
+                                SELECT {_OF_JOB} FROM {{schema}}.job
+                                WHERE job.concurrency_key = c.key AND {_BEGUN} AND {_READY} AND job.attempt > 0 AND job.queue = this
+                                    AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                ORDER BY job.id LIMIT CASE WHEN rule.strict AND c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS begun
+                            UNION ALL
+                            SELECT * FROM (
+                                SELECT {_OF_JOB} FROM {{schema}}.job
+                                WHERE job.queue = this AND job.concurrency_key = c.key AND {_READY} AND NOT (coalesce(rule.strict, false) AND job.attempt > 0)
+                                    AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                ORDER BY job.concurrency_key, {_TURN} LIMIT CASE WHEN c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS with_key
+                            UNION ALL
+                            SELECT * FROM (
+                                SELECT u.* FROM generate_series(9, 0, -1) AS p (level) CROSS JOIN LATERAL (
+                                    SELECT {_OF_JOB} FROM {{schema}}.job
+                                    WHERE job.queue = this AND job.priority = p.level AND job.status = 'queued' AND job.concurrency_key IS NULL
+                                        AND job.run_at <= clock AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                    ORDER BY job.run_at, job.id LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS u
+                                LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END) AS without_key
+                            LIMIT c.most) AS d
+                        LIMIT room) AS d;
+                    EXIT WHEN ids IS NULL;
+                    IF units_left IS NULL AND NOT has_rates AND NOT (tasks && limited_tasks) THEN
+                        picked := picked || ids;
+                        room := room - cardinality(ids);
+                    ELSE
+                        -- 5. What rates and the limits of tasks leave of them. Behind a job that has to wait, those of its key wait, too.
+                        SELECT array_agg(l.id ORDER BY l.number) FILTER (WHERE l.goes) AS ids, array_agg(l.key ORDER BY l.number) FILTER (WHERE l.goes) AS keys,
+                            array_agg(l.place ORDER BY l.number) FILTER (WHERE l.goes) AS places,
+                            array_agg(l.task ORDER BY l.number) FILTER (WHERE l.goes) AS tasks, array_agg(l.units ORDER BY l.number) FILTER (WHERE l.goes) AS units,
+                            array_agg(l.id) FILTER (WHERE NOT l.goes) AS skipped, array_agg(l.id) FILTER (WHERE NOT l.goes AND l.key = '' AND NOT l.task_goes) AS to_route,
+                            coalesce(array_agg(DISTINCT l.place) FILTER (WHERE NOT l.goes AND l.key <> ''), '{{{{}}}}') AS closed,
+                            coalesce(bool_or(l.full), false) AS full, min(l.again_at) FILTER (WHERE NOT l.goes AND l.again_at > clock) AS again_at
+                        INTO found FROM (
+                            SELECT q.*, q.task_goes AND (units_left IS NULL OR sum(q.units) FILTER (WHERE q.task_goes) OVER (ORDER BY q.number) <= units_left
+                                    OR (units_left >= rule.rate_burst AND sum(q.units) FILTER (WHERE q.task_goes) OVER (ORDER BY q.number) = q.units)) AS goes
+                            FROM (
+                                SELECT t.*, CASE WHEN t.key > chr(2) THEN bool_and(t.task_has_room) OVER (PARTITION BY t.place ORDER BY t.number)
+                                    ELSE t.task_has_room END AS task_goes
+                                FROM (
+                                    SELECT k.*, k.key_goes AND (k.task_place IS NULL OR (
+                                        count(*) FILTER (WHERE k.key_goes) OVER (PARTITION BY k.task ORDER BY k.number) <= task_rooms[k.task_place]
+                                        AND (task_units[k.task_place] IS NULL
+                                            OR sum(k.units) FILTER (WHERE k.key_goes) OVER (PARTITION BY k.task ORDER BY k.number) <= task_units[k.task_place]
+                                            OR (task_units[k.task_place] >= k.burst
+                                                AND sum(k.units) FILTER (WHERE k.key_goes) OVER (PARTITION BY k.task ORDER BY k.number) = k.units)))) AS task_has_room
+                                    FROM (
+                                        SELECT h.*, CASE WHEN h.key > chr(2) THEN bool_and(h.key_has_room) OVER (PARTITION BY h.place ORDER BY h.number)
+                                            ELSE h.key_has_room END AS key_goes
+                                        FROM (
+                                            SELECT r.*, (key_units[r.place] IS NULL
+                                                    OR sum(r.units) OVER (PARTITION BY r.place ORDER BY r.number) <= key_units[r.place] - taken[r.place]
+                                                    OR (taken[r.place] = 0 AND key_units[r.place] >= r.key_burst
+                                                        AND sum(r.units) OVER (PARTITION BY r.place ORDER BY r.number) = r.units))
+                                                AND (r.room_of_key IS NULL OR row_number() OVER (PARTITION BY r.task, r.place ORDER BY r.number) <= r.room_of_key)
+                                                AND (r.units_of_key IS NULL
+                                                    OR sum(r.units) OVER (PARTITION BY r.task, r.place ORDER BY r.number) <= r.units_of_key
+                                                    OR (r.units_of_key >= r.burst_of_key
+                                                        AND sum(r.units) OVER (PARTITION BY r.task, r.place ORDER BY r.number) = r.units)) AS key_has_room,
+                                                r.room_of_key <= 0 AS full
+                                            FROM (
+                                                SELECT c.*, l.rate_burst AS burst, array_position(task_names, c.task) AS task_place,
+                                                    coalesce(own.rate_burst, rule.key_rate_burst) AS key_burst,
+                                                    CASE WHEN c.key > chr(2) AND s.blocked_until > clock OR o.paused_at IS NOT NULL THEN 0
+                                                        WHEN c.key > chr(2) AND coalesce(o.running, l.key_running) IS NOT NULL THEN
+                                                            greatest(coalesce(o.running, l.key_running) - ({_RUNNING_OF_KEY} AND job.task = c.task)
+                                                                - (SELECT count(*) FROM unnest(of_keys, of_tasks) AS g (key, task) WHERE g.key = c.key AND g.task = c.task), 0)
+                                                    END AS room_of_key,
+                                                    coalesce(o.rate_burst, l.key_rate_burst) AS burst_of_key,
+                                                    CASE WHEN c.key > chr(2) AND coalesce(o.rate_count, l.key_rate_count) IS NOT NULL THEN
+                                                        {{schema}}.rate_room(s.free_at, clock, coalesce(o.rate_count, l.key_rate_count),
+                                                            CASE WHEN o.rate_count IS NULL THEN l.key_rate_seconds ELSE o.rate_seconds END,
+                                                            coalesce(o.rate_burst, l.key_rate_burst))
+                                                        - (SELECT coalesce(sum(g.units), 0) FROM unnest(of_keys, of_tasks, of_units) AS g (key, task, units)
+                                                           WHERE g.key = c.key AND g.task = c.task)::integer
+                                                    END AS units_of_key,
+                                                    greatest(s.blocked_until, s.free_at - (coalesce(o.rate_burst, l.key_rate_burst) - 1)
+                                                        * CASE WHEN o.rate_count IS NULL THEN l.key_rate_seconds ELSE o.rate_seconds END
+                                                        / coalesce(o.rate_count, l.key_rate_count) * interval '1 second') AS again_at
+                                                FROM (SELECT j.*, keys[j.place] AS key FROM unnest(ids, places, tasks, units) WITH ORDINALITY
+                                                          AS j (id, place, task, units, number)) AS c
+                                                LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_limit AS l
+                                                    WHERE l.owner = 'task' AND l.name = c.task AND c.task = ANY (limited_tasks)) AS l ON true
+                                                LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS o
+                                                    WHERE o.owner = 'task' AND o.name = c.task AND o.key = c.key AND l.name IS NOT NULL) AS o ON true
+                                                LEFT JOIN LATERAL (SELECT * FROM {{schema}}.limit_state AS s
+                                                    WHERE s.owner = 'task' AND s.name = c.task AND s.key = c.key AND c.key <> '' AND l.name IS NOT NULL) AS s ON true
+                                                LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS own
+                                                    WHERE own.owner = 'queue' AND own.name = this AND own.key = c.key AND has_rates) AS own ON true
+                                            ) AS r) AS h) AS k) AS t) AS q) AS l;
+                        skipped := skipped || found.skipped; to_route := to_route || found.to_route;
+                        permit := permit OR found.full; look_at := least(look_at, found.again_at);
+                        -- A key with a job that has to wait gets no more.
+                        SELECT array_agg(CASE WHEN w.number = ANY (found.closed) THEN 0 ELSE w.room END ORDER BY w.number) INTO rooms
+                        FROM unnest(rooms) WITH ORDINALITY AS w (room, number);
+                        ids := found.ids; places := found.places; tasks := found.tasks; units := found.units;
+                        CONTINUE WHEN ids IS NULL;
+                        picked := picked || ids;
+                        room := room - cardinality(ids);
+                        units_left := units_left - (SELECT sum(u) FROM unnest(units) AS u);
+                        SELECT array_agg(t.room - t.n ORDER BY t.number), array_agg(t.unit - t.u ORDER BY t.number) INTO task_rooms, task_units FROM (
+                            SELECT w.number, w.room, w.unit, count(g.task)::integer AS n, coalesce(sum(g.units), 0)::integer AS u
+                            FROM unnest(task_names, task_rooms, task_units) WITH ORDINALITY AS w (name, room, unit, number)
+                            LEFT JOIN unnest(tasks, units) AS g (task, units) ON g.task = w.name GROUP BY 1, 2, 3) AS t;
+                        task_rooms := coalesce(task_rooms, '{{{{}}}}'); task_units := coalesce(task_units, '{{{{}}}}');
+                    END IF;
+                    SELECT of_keys || array_agg(keys[p.place]), of_tasks || array_agg(p.task), of_units || array_agg(p.units)
+                    INTO of_keys, of_tasks, of_units FROM unnest(places, tasks, units) AS p (place, task, units);
+                    -- A key that got fewer than it was offered has no more.
+                    SELECT array_agg(CASE WHEN t.n < t.asked THEN 0 ELSE t.room - t.n END ORDER BY t.number), array_agg(t.unit - t.u ORDER BY t.number),
+                        array_agg(t.taken + t.n ORDER BY t.number), coalesce(max(t.number) FILTER (WHERE t.n > 0), 0)
+                    INTO rooms, key_units, taken, total FROM (
+                        SELECT w.number, w.room, w.unit, w.asked, w.taken, count(g.place)::integer AS n, coalesce(sum(g.units), 0)::integer AS u
+                        FROM unnest(rooms, key_units, asked, taken) WITH ORDINALITY AS w (room, unit, asked, taken, number)
+                        LEFT JOIN unnest(places, units) AS g (place, units) ON g.place = w.number GROUP BY 1, 2, 3, 4, 5) AS t;
+                    IF room <= 0 AND total > 0 THEN
+                        stopped := keys[total];
+                        turns := (taken[total] + CASE WHEN total = 1 AND inclusive AND keys[1] = cursor_key THEN coalesce(had_turns[place], 0) ELSE 0 END)
+                            % weights[total];
+                    END IF;
+                END LOOP;
+            END LOOP;
+            -- 6. What rates were used, and the lowest id that may run.
+            IF cardinality(picked) > 0 THEN
+                IF rule.rate_count IS NOT NULL OR rule.running IS NOT NULL THEN
+                    lowest := least(lowest, (SELECT min(p) FROM unnest(picked) AS p));
+                    INSERT INTO {{schema}}.limit_state AS s (owner, name, key, free_at, lowest_id)
+                    SELECT 'queue', this, '', clock + (SELECT sum(u) FROM unnest(of_units) AS u) * (rule.rate_seconds / rule.rate_count) * interval '1 second',
+                        CASE WHEN rule.running IS NOT NULL THEN lowest END
+                    WHERE rule.rate_count IS NOT NULL OR state.lowest_id IS NULL OR lowest < state.lowest_id OR lowest > state.lowest_id + 10000
+                    ON CONFLICT (owner, name, key) DO UPDATE SET lowest_id = excluded.lowest_id,
+                        free_at = greatest(s.free_at, clock) + (excluded.free_at - clock);
+                END IF;
+                IF cardinality(task_names) > 0 AND of_tasks && task_names THEN
+                    INSERT INTO {{schema}}.limit_state AS s (owner, name, key, free_at, lowest_id)
+                    SELECT 'task', l.name, '', clock + g.units * (l.rate_seconds / l.rate_count) * interval '1 second', g.lowest
+                    FROM (SELECT g.task, sum(g.units) AS units, min(g.id) AS lowest FROM unnest(picked, of_tasks, of_units) AS g (id, task, units)
+                          GROUP BY g.task) AS g
+                    JOIN {{schema}}.job_limit AS l ON l.owner = 'task' AND l.name = g.task
+                    WHERE l.rate_count IS NOT NULL
+                    ORDER BY l.name
+                    ON CONFLICT (owner, name, key) DO UPDATE SET free_at = greatest(s.free_at, clock) + (excluded.free_at - clock);
+                END IF;
+                INSERT INTO {{schema}}.limit_state AS s (owner, name, key, free_at)
+                SELECT r.owner, r.name, r.key, clock + r.units * r.step * interval '1 second' FROM (
+                    SELECT 'queue' AS owner, this AS name, g.key, g.units, CASE WHEN k.rate_count IS NULL THEN rule.key_rate_seconds / rule.key_rate_count
+                        ELSE k.rate_seconds / k.rate_count END AS step
+                    FROM (SELECT g.key, sum(g.units) AS units FROM unnest(of_keys, of_units) AS g (key, units) WHERE g.key > chr(2) GROUP BY g.key) AS g
+                    LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.key = g.key) AS k ON true
+                    UNION ALL
+                    SELECT 'task', g.task, g.key, g.units, CASE WHEN k.rate_count IS NULL THEN l.key_rate_seconds / l.key_rate_count
+                        ELSE k.rate_seconds / k.rate_count END
+                    FROM (SELECT g.key, g.task, sum(g.units) AS units FROM unnest(of_keys, of_tasks, of_units) AS g (key, task, units)
+                          WHERE g.key > chr(2) AND g.task = ANY (task_names) GROUP BY g.key, g.task) AS g
+                    JOIN {{schema}}.job_limit AS l ON l.owner = 'task' AND l.name = g.task
+                    LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'task' AND k.name = g.task AND k.key = g.key) AS k ON true) AS r
+                WHERE r.step IS NOT NULL
+                ORDER BY 1, 2, 3
+                ON CONFLICT (owner, name, key) DO UPDATE SET free_at = greatest(s.free_at, clock) + (excluded.free_at - clock);
+            END IF;
+            -- 7. Jobs whose time has come are ready; those of limited tasks that have to wait leave the way of the others. The next claim
+            -- finds them.
+            IF rule.paused_at IS NULL THEN
+                UPDATE {{schema}}.job SET ready_at = job.run_at WHERE job.id = ANY (ARRAY (
+                    SELECT job.id FROM {{schema}}.job WHERE job.queue = this AND {_LATER} AND job.run_at <= clock
+                    ORDER BY job.run_at, job.id LIMIT 200 FOR NO KEY UPDATE SKIP LOCKED));
+                again := again OR FOUND;
+                SELECT job.run_at INTO next_at FROM {{schema}}.job WHERE job.queue = this AND {_LATER} AND job.run_at > clock
+                ORDER BY job.run_at, job.id LIMIT 1;
+                look_at := least(look_at, next_at);
+            END IF;
+            IF cardinality(to_route) > 0 THEN
+                UPDATE {{schema}}.job SET concurrency_key = chr(1) || job.task, ready_at = job.run_at WHERE job.id = ANY (to_route);
+                again := true;
+            END IF;
+            RETURN QUERY SELECT p, clock, NULL::text FROM unnest(picked) AS p;
+            permit := permit AND cardinality(picked) < wanted[place];
+            any_permit := any_permit OR permit;
+            RETURN QUERY SELECT NULL::bigint, clock, jsonb_build_object('queue', this, 'after', stopped, 'turns', turns, 'again', again OR (visits >= 1000 AND NOT circled),
+                'permit', permit, 'look_in', date_part('epoch', look_at - clock))::text;
+        END LOOP;
+        -- 8. A worker that waits for a permit of another's has opened the gate, and is told of permits that this one has freed.
+        IF freed OR any_permit THEN
+            cell := pg_sequence_last_value(({{name}} || '.gate_limit')::regclass);
+            seconds := extract(epoch FROM clock_timestamp())::bigint;
+            IF freed AND cell / 1000 > seconds AND cell % 1000 <> opener THEN
+                PERFORM pg_notify('sa_jobqueue_' || jobs::oid, '(limits)'), setval(({{name}} || '.gate_limit')::regclass, 0);
+                cell := 0;
+            END IF;
+            IF any_permit AND coalesce(cell / 1000, 0) < seconds + 5 THEN
+                PERFORM setval(({{name}} || '.gate_limit')::regclass, (seconds + 10) * 1000 + opener);
+            ELSIF any_permit AND cell % 1000 NOT IN (opener, 0) THEN
+                PERFORM setval(({{name}} || '.gate_limit')::regclass, cell / 1000 * 1000);
+            END IF;
+        END IF;
+    END
+    $body$
+    """
+
+UP = (
+    # How many units may start now: the generic cell rate algorithm, `free_at` is its theoretical arrival time. NULL without a rate. It is
+    # a plain expression, and inlined.
+    """
+    CREATE FUNCTION {schema}.rate_room(free_at timestamptz, clock timestamptz, count integer, seconds double precision, burst integer)
+    RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN floor(burst - greatest(extract(epoch FROM free_at - clock)::double precision, 0) * count / seconds + 0.000001)::integer
+    """,
+    _RING,
+    # A ring of keys: each gets jobs by its weight, until as many are picked as are wanted, or all have had their turn.
+    #
+    # Returns a row for each job that it picked, and a row without an id for each queue, whose `info` says where the ring stopped, when to
+    # look again, and whether jobs wait for a permit. `known`: the versions of the limits that the worker has read. `opener`: 1 to 999, the
+    # worker; `freed`: whether limited jobs of it have ended since its last claim.
+    _PICK,
+)
+
+DOWN = (
+    "DROP FUNCTION {schema}.pick_limited(text[], integer[], text[], integer[], text[], bigint, bigint[], integer, boolean)",
+    "DROP FUNCTION {schema}.ready_keys(text, text, text, integer)",
+    "DROP FUNCTION {schema}.rate_room(timestamptz, timestamptz, integer, double precision, integer)",
+)

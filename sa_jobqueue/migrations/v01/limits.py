@@ -1,0 +1,160 @@
+"""Limits and fairness: what operators and code set, what the claims keep beside it, and the indexes by which keys take turns.
+
+A permit is a running row: how many run is counted under a lock, by a statement that is younger than the lock. So no permit can leak, and there
+is nothing beside the jobs that could drift. The turns of the keys are the order of an index; no row says whose turn it is.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DOWN", "UP"]
+
+#: A job is ready once it is due; one with a key that was enqueued for later, or comes back later, is made ready by a claim.
+_READY = "run_at <= GREATEST(created_at, ready_at)"
+
+_LIMITS = """
+        running integer,
+        rate_count integer,
+        rate_seconds double precision,
+        rate_burst integer,"""
+
+_CHECKS = """
+        CONSTRAINT {table}_running_check CHECK (running >= 1),
+        CONSTRAINT {table}_rate_check CHECK (
+            num_nulls(rate_count, rate_seconds, rate_burst) IN (0, 3)
+            AND rate_count >= 1 AND rate_seconds > 0 AND rate_seconds <= 31557600 AND rate_burst >= 1),"""
+
+UP = (
+    # `owner`: "queue" or "task". `key_...`: what holds for each key, unless `job_key` says otherwise. `version` is a random number, new
+    # with each change: a claim that knows other versions than there are takes nothing.
+    f"""
+    CREATE TABLE {{schema}}.job_limit (
+        owner text NOT NULL,
+        name text NOT NULL,{_LIMITS}
+        key_running integer,
+        key_rate_count integer,
+        key_rate_seconds double precision,
+        key_rate_burst integer,
+        strict boolean NOT NULL DEFAULT false,
+        when_full text NOT NULL DEFAULT 'wait',
+        max_waiting integer,
+        paused_at timestamptz,
+        pause_reason text,
+        held boolean NOT NULL DEFAULT false,
+        declared jsonb,
+        declared_at timestamptz,
+        definitions text[],
+        version bigint NOT NULL DEFAULT 0,
+        CONSTRAINT job_limit_pkey PRIMARY KEY (owner, name),
+        CONSTRAINT job_limit_owner_check CHECK (owner IN ('queue', 'task')),
+        CONSTRAINT job_limit_name_check CHECK (char_length(name) BETWEEN 1 AND 200),{_CHECKS.format(table="job_limit")}
+        CONSTRAINT job_limit_key_running_check CHECK (key_running >= 1),
+        CONSTRAINT job_limit_key_rate_check CHECK (
+            num_nulls(key_rate_count, key_rate_seconds, key_rate_burst) IN (0, 3)
+            AND key_rate_count >= 1 AND key_rate_seconds > 0 AND key_rate_seconds <= 31557600 AND key_rate_burst >= 1),
+        CONSTRAINT job_limit_when_full_check
+            CHECK (when_full IN ('wait', 'drop_newest', 'replace_oldest_waiting', 'cancel_running')),
+        CONSTRAINT job_limit_max_waiting_check CHECK (max_waiting BETWEEN 0 AND 1000000)
+    ) WITH (
+        autovacuum_vacuum_scale_factor = 0,
+        autovacuum_vacuum_threshold = 5000
+    )
+    """,
+    # What an operator has said of one key.
+    f"""
+    CREATE TABLE {{schema}}.job_key (
+        owner text NOT NULL,
+        name text NOT NULL,
+        key text COLLATE "C" NOT NULL,{_LIMITS}
+        weight smallint NOT NULL DEFAULT 1,
+        paused_at timestamptz,
+        pause_reason text,
+        CONSTRAINT job_key_pkey PRIMARY KEY (owner, name, key),
+        CONSTRAINT job_key_owner_check CHECK (owner IN ('queue', 'task')),
+        CONSTRAINT job_key_name_check CHECK (char_length(name) BETWEEN 1 AND 200),
+        CONSTRAINT job_key_key_check CHECK (char_length(key) BETWEEN 1 AND 200),{_CHECKS.format(table="job_key")}
+        CONSTRAINT job_key_weight_check CHECK (weight BETWEEN 1 AND 1000)
+    ) WITH (
+        autovacuum_vacuum_scale_factor = 0,
+        autovacuum_vacuum_threshold = 5000
+    )
+    """,
+    # What claims keep: `free_at`, when a rate would be as if nothing had started (the theoretical arrival time of GCRA); until when
+    # nothing starts, because the other side has said so; and an id below which no job of the owner runs. `key` is '' for all of them.
+    """
+    CREATE TABLE {schema}.limit_state (
+        free_at timestamptz,
+        blocked_until timestamptz,
+        lowest_id bigint,
+        owner text NOT NULL,
+        name text NOT NULL,
+        key text COLLATE "C" NOT NULL,
+        CONSTRAINT limit_state_pkey PRIMARY KEY (owner, name, key)
+    ) WITH (
+        fillfactor = 50,
+        autovacuum_vacuum_scale_factor = 0,
+        autovacuum_vacuum_threshold = 5000
+    )
+    """,
+    # The ready jobs of each queue, key by key. That there is no key comes first in each condition: it is evaluated for each write of a
+    # job, and nearly all jobs have none.
+    f"""
+    CREATE INDEX job_key_ready_idx ON {{schema}}.job (queue, concurrency_key, (- priority), run_at, id)
+    WHERE concurrency_key IS NOT NULL AND status = 'queued' AND {_READY}
+    """,
+    # Those that are not ready: they are made so when they are due.
+    f"""
+    CREATE INDEX job_key_later_idx ON {{schema}}.job (queue, run_at, id)
+    WHERE concurrency_key IS NOT NULL AND status = 'queued' AND run_at > GREATEST(created_at, ready_at)
+    """,
+    # Those that run, or ran and wait to be tried again: the jobs that may have a key's permits.
+    """
+    CREATE INDEX job_key_begun_idx ON {schema}.job (concurrency_key, id)
+    WHERE concurrency_key IS NOT NULL AND (status = 'running' OR (status = 'queued' AND attempt > 0))
+    """,
+    # A claim that knows other limits than there are ends with this error; the worker reads them, and claims again.
+    """
+    CREATE FUNCTION {schema}.limits_changed(found bigint) RETURNS boolean LANGUAGE plpgsql STABLE
+    SET search_path = pg_catalog, pg_temp AS $body$
+    BEGIN
+        RAISE EXCEPTION 'the limits have changed' USING ERRCODE = 'SJQ03';
+    END
+    $body$
+    """,
+    # Workers that listen are told at the commit, and claim at once.
+    """
+    CREATE FUNCTION {schema}.limit_changed() RETURNS trigger LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp AS $body$
+    BEGIN
+        PERFORM pg_notify('sa_jobqueue_' || ({name} || '.job')::regclass::oid, '(limits)');
+        IF TG_OP = 'DELETE' THEN
+            RETURN OLD;
+        END IF;
+        IF TG_TABLE_NAME = 'job_limit' THEN
+            NEW.version := (random() * 4503599627370000)::bigint * 1024 + (random() * 1023)::bigint;
+        END IF;
+        RETURN NEW;
+    END
+    $body$
+    """,
+    "REVOKE ALL ON FUNCTION {schema}.limit_changed() FROM PUBLIC",
+    """
+    CREATE TRIGGER job_limit_changed BEFORE INSERT OR DELETE OR UPDATE OF running, rate_count, rate_seconds, rate_burst,
+        key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting, paused_at
+    ON {schema}.job_limit FOR EACH ROW EXECUTE FUNCTION {schema}.limit_changed()
+    """,
+    """
+    CREATE TRIGGER job_key_changed BEFORE INSERT OR DELETE OR UPDATE ON {schema}.job_key
+    FOR EACH ROW EXECUTE FUNCTION {schema}.limit_changed()
+    """,
+    # A gate, as those of `waking`: the second until which a worker waits for a permit of another.
+    "CREATE SEQUENCE {schema}.gate_limit AS bigint MINVALUE 0 START WITH 0 NO CYCLE CACHE 1",
+)
+
+DOWN = (
+    "DROP TABLE {schema}.job_limit",
+    "DROP TABLE {schema}.job_key",
+    "DROP TABLE {schema}.limit_state",
+    "DROP FUNCTION {schema}.limit_changed()",
+    "DROP FUNCTION {schema}.limits_changed(bigint)",
+    "DROP SEQUENCE {schema}.gate_limit",
+)

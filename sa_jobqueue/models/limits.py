@@ -1,0 +1,132 @@
+"""Limits as rows: of queues and tasks, of single keys, and what claims keep about them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, CheckConstraint, Integer, SmallInteger, Text, text
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from .base import Base, vacuum_by_traffic
+
+__all__ = ["TASK_GROUP", "KeyRow", "LimitRow", "LimitState"]
+
+#: What the `concurrency_key` of a limited task's jobs begins with, where they have no key. No key of a user's begins so.
+TASK_GROUP = "\x01"
+
+_OWNERS = "owner IN ('queue', 'task')"
+
+
+def _rate_check(table: str, prefix: str = "") -> CheckConstraint:
+    count, seconds, burst = (f"{prefix}rate_{part}" for part in ("count", "seconds", "burst"))
+    return CheckConstraint(
+        f"num_nulls({count}, {seconds}, {burst}) IN (0, 3) AND {count} >= 1 AND {seconds} > 0 AND {seconds} <= 31557600 AND {burst} >= 1",
+        name=f"{table}_{prefix}rate_check",
+    )
+
+
+class LimitRow(Base):
+    """What limits a queue, or a task in whatever queue. NULL: no such limit."""
+
+    __tablename__ = "job_limit"
+
+    owner: Mapped[str] = mapped_column(Text, primary_key=True)
+    """Whether of a "queue" or a "task"."""
+    name: Mapped[str] = mapped_column(Text, primary_key=True)
+    """Of the queue, or of the task."""
+    running: Mapped[int | None] = mapped_column(Integer)
+    """How many of its jobs may run at once, over all workers."""
+    rate_count: Mapped[int | None] = mapped_column(Integer)
+    """How many units may start in `rate_seconds`."""
+    rate_seconds: Mapped[float | None]
+    rate_burst: Mapped[int | None] = mapped_column(Integer)
+    """How many of them at once."""
+    key_running: Mapped[int | None] = mapped_column(Integer)
+    """The same for the jobs of each key, unless its `KeyRow` says otherwise."""
+    key_rate_count: Mapped[int | None] = mapped_column(Integer)
+    key_rate_seconds: Mapped[float | None]
+    key_rate_burst: Mapped[int | None] = mapped_column(Integer)
+    strict: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Whether a key whose job waits to be tried again waits with it."""
+    when_full: Mapped[str] = mapped_column(server_default=text("'wait'"))
+    """What becomes of the jobs of a key beyond `max_waiting`."""
+    max_waiting: Mapped[int | None] = mapped_column(Integer)
+    """How many jobs of a key may wait; None: any number."""
+    paused_at: Mapped[datetime | None]
+    """Since when nothing of it is started; None: it is not paused."""
+    pause_reason: Mapped[str | None]
+    held: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Whether an operator has changed it, so that code does not."""
+    declared: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
+    """What code declared last."""
+    declared_at: Mapped[datetime | None]
+    definitions: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
+    """Digests of what code has declared so far."""
+    version: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    """A random number, new with each change."""
+
+    __table_args__ = (
+        CheckConstraint(_OWNERS, name="job_limit_owner_check"),
+        CheckConstraint("char_length(name) BETWEEN 1 AND 200", name="job_limit_name_check"),
+        CheckConstraint("running >= 1", name="job_limit_running_check"),
+        _rate_check("job_limit"),
+        CheckConstraint("key_running >= 1", name="job_limit_key_running_check"),
+        _rate_check("job_limit", "key_"),
+        CheckConstraint(
+            "when_full IN ('wait', 'drop_newest', 'replace_oldest_waiting', 'cancel_running')",
+            name="job_limit_when_full_check",
+        ),
+        CheckConstraint("max_waiting BETWEEN 0 AND 1000000", name="job_limit_max_waiting_check"),
+    )
+
+
+class KeyRow(Base):
+    """What an operator has said of one key of a queue, or of a task."""
+
+    __tablename__ = "job_key"
+
+    owner: Mapped[str] = mapped_column(Text, primary_key=True)
+    name: Mapped[str] = mapped_column(Text, primary_key=True)
+    key: Mapped[str] = mapped_column(Text(collation="C"), primary_key=True)
+    running: Mapped[int | None] = mapped_column(Integer)
+    """In place of the owner's `key_running`; None: that holds."""
+    rate_count: Mapped[int | None] = mapped_column(Integer)
+    rate_seconds: Mapped[float | None]
+    rate_burst: Mapped[int | None] = mapped_column(Integer)
+    weight: Mapped[int] = mapped_column(SmallInteger, server_default=text("1"))
+    """How many jobs it gets in its turn, beside the others."""
+    paused_at: Mapped[datetime | None]
+    pause_reason: Mapped[str | None]
+
+    __table_args__ = (
+        CheckConstraint(_OWNERS, name="job_key_owner_check"),
+        CheckConstraint("char_length(name) BETWEEN 1 AND 200", name="job_key_name_check"),
+        CheckConstraint("char_length(key) BETWEEN 1 AND 200", name="job_key_key_check"),
+        CheckConstraint("running >= 1", name="job_key_running_check"),
+        _rate_check("job_key"),
+        CheckConstraint("weight BETWEEN 1 AND 1000", name="job_key_weight_check"),
+    )
+
+
+class LimitState(Base):
+    """What claims keep of a queue, a task, or one key of it. Only claims write it."""
+
+    __tablename__ = "limit_state"
+
+    free_at: Mapped[datetime | None]
+    """When the rate would be as if nothing had started: the theoretical arrival time of the generic cell rate algorithm."""
+    blocked_until: Mapped[datetime | None]
+    """Until when nothing of it is started, because a handler has said so."""
+    lowest_id: Mapped[int | None] = mapped_column(BigInteger)
+    """No job of it with a lower id runs."""
+    owner: Mapped[str] = mapped_column(Text, primary_key=True)
+    name: Mapped[str] = mapped_column(Text, primary_key=True)
+    key: Mapped[str] = mapped_column(Text(collation="C"), primary_key=True)
+    """Empty: all of its jobs."""
+
+
+for _model in (LimitRow, KeyRow):
+    vacuum_by_traffic(_model)
+vacuum_by_traffic(LimitState, also="fillfactor = 50, ")
