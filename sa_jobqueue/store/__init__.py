@@ -12,12 +12,14 @@ transaction the connection is in, and never commit.
 """
 
 from ..statements.claim import ClaimRequest
+from ..statements.limited import LimitedRequest, Ring, RingState
 from ..statements.parts import FIRST_ID, FIRST_TIME
 from .claims import MOST_TEXT, Texts
 from .declared import Definition, definition_of
 from .expiry import Late
-from .faults import Fault, fault_of, is_data_fault, is_too_much
+from .faults import Fault, fault_of, is_data_fault, is_limits_changed, is_too_much
 from .leases import Expired, Renewal
+from .limits import KnownLimits
 from .notes import LogLines, Report
 from .outcomes import Answer, alike, kept_for_now
 from .pressure import Pressure, read_pressure
@@ -37,12 +39,16 @@ __all__ = [
     "Definition",
     "Expired",
     "Fault",
+    "KnownLimits",
     "Late",
+    "LimitedRequest",
     "LogLines",
     "Pressure",
     "Pruned",
     "Renewal",
     "Report",
+    "Ring",
+    "RingState",
     "Store",
     "Tables",
     "Texts",
@@ -53,6 +59,7 @@ __all__ = [
     "end_backend",
     "fault_of",
     "is_data_fault",
+    "is_limits_changed",
     "is_too_much",
     "kept_for_now",
     "read_pressure",

@@ -6,6 +6,7 @@ from ..models import Job
 from .declared import DeclaredSchedules
 from .expiry import Expiry
 from .leases import Leases
+from .limits import LimitedClaims
 from .notes import JobNotes
 from .outcomes import Outcomes
 from .pruning import Pruning
@@ -22,6 +23,7 @@ __all__ = ["Store", "default_store", "store_of"]
 
 class Store(
     Outcomes,
+    LimitedClaims,
     Expiry,
     Leases,
     JobNotes,
