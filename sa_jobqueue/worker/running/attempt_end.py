@@ -75,6 +75,7 @@ class Telling:
 
     def __init__(self) -> None:
         self._threads: set[threading.Thread] = set()  # each thread takes itself out; others only put one in
+        self._lock = threading.Lock()  # held until a thread has started: before that `finish` cannot wait for it
 
     def tell(self, end: AttemptEnd, outcome: str, error: BaseException | None) -> None:
         """An attempt has ended so. Returns at once."""
@@ -84,9 +85,10 @@ class Telling:
             name="sa-jobqueue end of an attempt",
             daemon=True,
         )
-        self._threads.add(thread)
         try:
-            thread.start()
+            with self._lock:
+                self._threads.add(thread)
+                thread.start()
         except RuntimeError:  # the host allows no more threads
             self._threads.discard(thread)
             end.tell(outcome, error)
@@ -94,7 +96,9 @@ class Telling:
     def finish(self, seconds: float) -> None:
         """Wait until all is told, for at most so long."""
         until = monotonic() + seconds
-        for thread in list(self._threads):
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
             thread.join(max(until - monotonic(), 0.0))
 
     def _run(self, tell: Callable[[], None]) -> None:
