@@ -13,7 +13,7 @@ from sqlalchemy import Connection, func, select
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.statements import sum_stats
 
-from .figures import COUNTED, QUANTILES, Figures
+from .figures import ALWAYS, QUANTILES, Figures, named
 from .output import Column, age, duration, estimated, note, print_json, print_table, rate
 
 __all__ = ["Question", "parse_by", "show_outcomes"]
@@ -23,8 +23,6 @@ _MINUTES, _HOURS = timedelta(days=7), timedelta(days=90)
 _MINUTE, _HOUR = timedelta(minutes=1), timedelta(hours=1)
 #: Lines of a table by time.
 _MOST_STEPS = 2_000
-#: Outcomes with a column in any case; others have one where one of them happened.
-_ALWAYS = ("completed", "retried", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ def show_outcomes(connection: Connection, asked: Question, *, json: bool) -> Non
     if not any(sum(one.counts.values()) for one in figures):
         note(f"workers have counted no such jobs in the last {_span(asked.since)}")
         return
-    names = [name for name in COUNTED if name in _ALWAYS or any(one.counts[name] for one in figures)]
+    names = named(figures)
     table: list[list[str]] = [
         [*_keys(row, keys, asked.since), *_cells(one, names)] for row, one in zip(rows, figures, strict=True)
     ]
@@ -107,7 +105,7 @@ def _columns(names: Sequence[str], keys: Sequence[str]) -> Iterator[Column]:
     # Where there are two names beside each other, 80 columns have no place for medians, either.
     left_out = {"mean", "p99", *(["p50"] if len(keys) > 1 else [])}
     for name in names:
-        yield Column(name, "right", optional=name not in _ALWAYS)
+        yield Column(name, "right", optional=name not in ALWAYS)
     yield Column("/min", "right")
     for kind in ("run", "wait"):
         for name in ("mean", *QUANTILES):

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from ..context import ClaimedJob
 from ..histogram import BUCKETS, RANGES, bucket_of
-from ..lifecycle import OUTCOMES, Change, Event
+from ..lifecycle import COUNTED, OUTCOMES, Change, Event
 from ..tally import OTHER_QUEUES, UNKNOWN_TASK, TaskTally
 
 __all__ = ["EndedRun", "Tally", "Written", "outcomes_of"]
@@ -130,7 +130,7 @@ class Tally:
                 counts.run_seconds += took
                 # It may have been enqueued for a time in the past.
                 due, created = job.run_at, job.created_at
-                waited = started + zero - (max(due, created))
+                waited = started + zero - max(due, created)
                 if not waited_above < waited <= waited_to:
                     if not 0.0 <= waited <= _TOO_LONG:  # two clocks, or a `created_at` that was written by hand
                         waited = 0.0
@@ -194,7 +194,7 @@ def outcomes_of(tallies: Iterable[TaskTally]) -> Counter[str]:
     """What was counted, by outcome; and "unknown", the jobs that were given back because their tasks are not registered."""
     counted: Counter[str] = Counter()
     for one in tallies:
-        counted.update({name: getattr(one, name) for name in (*OUTCOMES.values(), "lost") if getattr(one, name)})
+        counted.update({name: getattr(one, name) for name in COUNTED if getattr(one, name)})
         if one.task == UNKNOWN_TASK and one.released:
             counted["unknown"] += one.released
     return counted
