@@ -12,14 +12,13 @@ from sqlalchemy import Connection, func, select
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.statements import sum_stats
+from sa_jobqueue.statements.stats import HOURS_KEPT, MINUTES_KEPT
 
 from .figures import ALWAYS, QUANTILES, Figures, named
 from .output import Column, age, duration, estimated, note, print_json, print_table, rate
 
 __all__ = ["Question", "parse_by", "show_outcomes"]
 
-#: Workers count by the minute, keep that for so long, and then keep hours for so long.
-_MINUTES, _HOURS = timedelta(days=7), timedelta(days=90)
 _MINUTE, _HOUR = timedelta(minutes=1), timedelta(hours=1)
 #: Lines of a table by time.
 _MOST_STEPS = 2_000
@@ -36,17 +35,17 @@ class Question:
     step: timedelta | None = None
 
     def __post_init__(self) -> None:
-        if not _MINUTE <= self.since <= _HOURS:
+        if not _MINUTE <= self.since <= HOURS_KEPT:
             raise ConfigurationError(
-                f"--since must be 1m to 90d, because jobs are counted by the minute and the counts are kept for 90 days, not {_span(self.since)}"
+                f"--since must be 1m to {HOURS_KEPT.days}d, because jobs are counted by the minute and the counts are kept for {HOURS_KEPT.days} days, not {_span(self.since)}"
             )
         if self.step is None:
             return
         if self.step < _MINUTE:
             raise ConfigurationError(f"--step must be 1m or longer, not {self.step.total_seconds():g} s")
-        if self.step < _HOUR and self.since > _MINUTES:
+        if self.step < _HOUR and self.since > MINUTES_KEPT:
             raise ConfigurationError(
-                f"--step must be 1h or longer where --since is over 7d, because older counts are by the hour, not {_span(self.step)}"
+                f"--step must be 1h or longer where --since is over {MINUTES_KEPT.days}d, because older counts are by the hour, not {_span(self.step)}"
             )
         if self.since / self.step > _MOST_STEPS:
             raise ConfigurationError(

@@ -35,11 +35,23 @@ from ..models import Stat, WorkerRow
 from ..tally import TaskTally
 from .parts import array, in_seconds, rows, table_of
 
-__all__ = ["By", "add_stats", "drop_old_stats", "roll_up_stats", "stats_parameters", "sum_stats", "written_stats"]
+__all__ = [
+    "HOURS_KEPT",
+    "MINUTES_KEPT",
+    "By",
+    "add_stats",
+    "drop_old_stats",
+    "roll_up_stats",
+    "stats_parameters",
+    "sum_stats",
+    "written_stats",
+]
 
 By: TypeAlias = Literal["queue", "task"]
 
 MINUTE, HOUR = 60, 3_600
+#: For how long minutes are kept before they are added up by the hour, and hours before they are deleted.
+MINUTES_KEPT, HOURS_KEPT = timedelta(days=7), timedelta(days=90)
 
 #: The columns of sums of seconds, and of arrays by bucket; then all with a value, all that a worker gives, and the key.
 _SECONDS = ("run_seconds", "wait_seconds")
