@@ -15,7 +15,7 @@ from sa_jobqueue.statements import sum_stats
 from sa_jobqueue.statements.stats import HOURS_KEPT, MINUTES_KEPT
 
 from .figures import ALWAYS, QUANTILES, Figures, named
-from .output import Column, age, duration, estimated, note, print_json, print_table, rate
+from .output import Column, age, duration, estimated, last_part, note, print_json, print_table, rate
 
 __all__ = ["Question", "parse_by", "show_outcomes"]
 
@@ -115,13 +115,9 @@ def _key_columns(keys: Sequence[str]) -> list[Column]:
     return [
         Column("since")
         if key == "at"
-        else Column(key, wide=True, least=10, shortened=_last_part if key == "task" else None)
+        else Column(key, wide=True, least=10, shortened=last_part if key == "task" else None)
         for key in keys
     ]
-
-
-def _last_part(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _keys(row: Any, keys: Sequence[str], since: timedelta) -> list[str]:
