@@ -19,11 +19,11 @@ from ..histogram import BUCKETS, RANGES, bucket_of
 from ..lifecycle import COUNTED, OUTCOMES, Change, Event
 from ..tally import OTHER_QUEUES, UNKNOWN_TASK, TaskTally
 
-__all__ = ["EndedRun", "Tally", "Written", "outcomes_of"]
+__all__ = ["EndedRun", "InTable", "Tally", "outcomes_of"]
 
 _COMPLETE = Event.COMPLETE
-#: Queues with their tasks from which on those of jobs that did not run here are counted as one queue: any worker rescues the jobs of
-#: any queue, and names come out of rows.
+#: Queues with their tasks from which on new ones of jobs that did not run here, or were lost, are counted as one queue: any worker
+#: rescues the jobs of any queue, and names come out of rows.
 _MOST = 2_000
 #: No job waits this many seconds, but one whose `run_at` is -infinity seems to.
 _TOO_LONG = RANGES[-1][1]
@@ -62,7 +62,7 @@ _NO_COUNTS = _Counts()
 
 
 @dataclass(slots=True)
-class Written:
+class InTable:
     """How much of a tally is in the table `stat`. Each batch has a number, and stays as it is until the database has it.
 
     It outlives a `serve()`, as the worker's row does when it cannot be deleted: that row has the number of the last batch.
@@ -88,7 +88,7 @@ class Tally:
         self.zero = time.time() - monotonic()
         """When `monotonic()` was 0, in seconds since 1970, by the database's clock once that is known. Maintenance writes it."""
 
-        self.written = Written()
+        self.written = InTable()
         """Maintenance alone writes and reads it."""
 
     def add(self, changes: Sequence[Change], runs: Sequence[EndedRun | None]) -> None:
@@ -144,17 +144,15 @@ class Tally:
                 counts.runs[took_in] += took_here
                 counts.waits[waited_in] += waited_here
 
-    def add_one(self, queue: str, task: str | None, event: Event, jobs: int = 1) -> None:
-        """`event` happened to `jobs` that did not run here. `task` is None if its name is not registered here."""
+    def add_one(self, queue: str, task: str | None, event: Event) -> None:
+        """`event` happened to a job that did not run here. `task` is None if its name is not registered here."""
         with self._lock:
-            if len(self._counts) >= _MOST and (queue, task) not in self._counts:
-                queue = OTHER_QUEUES
-            self._counts_of(queue, task or UNKNOWN_TASK).outcomes[event] += jobs
+            self._counts_of_others(queue, task).outcomes[event] += 1
 
     def lose(self, queue: str, task: str | None) -> None:
         """The outcome of a job came too late: its claim was over."""
         with self._lock:
-            self._counts_of(queue, task or UNKNOWN_TASK).lost += 1
+            self._counts_of_others(queue, task).lost += 1
 
     def snapshot(self) -> list[TaskTally]:
         """All that was counted so far, by queue and task."""
@@ -180,6 +178,13 @@ class Tally:
         if found is None:
             found = self._counts[key] = _Counts()
         return found
+
+    def _counts_of_others(self, queue: str, task: str | None) -> _Counts:
+        """The same where the queue may be any, and the task unknown here."""
+        name = task or UNKNOWN_TASK
+        if len(self._counts) >= _MOST and (queue, name) not in self._counts:
+            queue = OTHER_QUEUES
+        return self._counts_of(queue, name)
 
 
 def _value(key: tuple[str, str], counts: _Counts) -> TaskTally:
