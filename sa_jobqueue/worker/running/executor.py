@@ -132,11 +132,11 @@ class Executor:
             decided = LOST if run.stop is Stop.LOST else self._decide(run, outcome)
         except BaseException as error:  # the application's, as in `_judge`: the outcome is ours alone to report
             decided = ToWrite(unruly(run, error))
+        exception = outcome.exception if isinstance(outcome, Failed) else None
         if decided is not LOST:
-            self._say_end(run, decided.change, outcome.exception if isinstance(outcome, Failed) else None, note)
+            self._say_end(run, decided.change, exception, note)
         self._report(run, decided)
         if run.attempt_end is not None:
-            exception = outcome.exception if isinstance(outcome, Failed) else None
             self.telling.tell(run.attempt_end, outcome_of(decided), exception)
         return True
 
