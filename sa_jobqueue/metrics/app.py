@@ -1,8 +1,8 @@
 """The metrics of the database as a small web application, to be mounted in the application's own.
 
-    app.mount("/metrics", metrics_app(engine))  # FastAPI, Starlette
+app.mount("/metrics", metrics_app(engine))  # FastAPI, Starlette
 
-    app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/metrics": metrics_wsgi_app(engine)})  # Flask
+app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/metrics": metrics_wsgi_app(engine)})  # Flask
 """
 
 from __future__ import annotations

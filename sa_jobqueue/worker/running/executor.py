@@ -171,15 +171,19 @@ class Executor:
 
     def _judge(self, call: Call, error: BaseException) -> ToWrite | MaybeWritten | Lost:
         """What is to be written because the handler, or what ends it, has raised `error`."""
+        decided = self._judge_error(call, error)
+        committing = None if call.transaction is None else call.transaction.committing
+        if committing is None:
+            return decided
+        return MaybeWritten(committing) if decided is LOST else InDoubt(decided.change, committing)
+
+    def _judge_error(self, call: Call, error: BaseException) -> ToWrite | Lost:
+        """The same, whatever its commit may have written."""
         run, transaction = call.run, call.transaction
         try:
             unopened = None if transaction is None else transaction.unopened
             if unopened is None or not may_go_back(run, error):
-                decided = self._decide(run, of_error(run, error))
-                committing = None if transaction is None else transaction.committing
-                if committing is None:
-                    return decided
-                return MaybeWritten(committing) if decided is LOST else InDoubt(decided.change, committing)
+                return self._decide(run, of_error(run, error))
             self._pause(run.job.queue, *unopened)
             return self._decide(run, Released(_AGAIN * random.uniform(0.5, 1.5)))
         except BaseException as failure:  # the application's: a rule, an exception's own method, a log filter
