@@ -223,10 +223,13 @@ class Executor:
             change = ending.change
             if error is not None or self._log.says_all or change.error is not None:
                 self._say_end(run, change, error)
-        try:
+        if run.attempt_end is None:
             self._report(run, ending)
-        finally:
-            if run.attempt_end is not None:
+            return
+        with self.telling.here():
+            try:
+                self._report(run, ending)
+            finally:
                 run.attempt_end.tell(outcome_of(ending), error)
 
     def _say_end(self, run: Run, change: Change, error: BaseException | None, note: str = "") -> None:
