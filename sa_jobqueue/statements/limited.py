@@ -34,7 +34,18 @@ from ..models import Job, schema_function
 from .claim import INLINE_LIMIT, NOTHING_INLINE, taken, taken_by
 from .parts import array, packed, packed_texts, table_of
 
-__all__ = ["LimitedRequest", "Ring", "RingState", "claim_limited", "is_state", "limited_parameters", "permits_freed", "pick_parameters", "picked_jobs", "ring_state"]
+__all__ = [
+    "LimitedRequest",
+    "Ring",
+    "RingState",
+    "claim_limited",
+    "is_state",
+    "limited_parameters",
+    "permits_freed",
+    "pick_parameters",
+    "picked_jobs",
+    "ring_state",
+]
 
 
 class Ring(NamedTuple):
@@ -119,9 +130,7 @@ def claim_limited(request: LimitedRequest, *, job: type[Job] = Job) -> CompoundS
         at=select(func.max(picked.c.at)).scalar_subquery(),
     ).cte("taken")
     states = [picked.c.info if one.key == "meta" else null() for one in claimed.c]
-    return union_all(
-        select(*claimed.c), select(*states).select_from(picked).where(picked.c.id.is_(None))
-    )
+    return union_all(select(*claimed.c), select(*states).select_from(picked).where(picked.c.id.is_(None)))
 
 
 def picked_jobs(request: LimitedRequest, *, job: type[Job] = Job) -> Select[Any]:
@@ -140,7 +149,12 @@ def ring_state(info: str) -> tuple[str, RingState]:
     """The queue, and what a claim says of it."""
     said = json.loads(info)
     return said["queue"], RingState(
-        Ring(said["after"], said["turns"]), said["again"], said["permit"], said["picked"], said["rate_in"], said["due_in"]
+        Ring(said["after"], said["turns"]),
+        said["again"],
+        said["permit"],
+        said["picked"],
+        said["rate_in"],
+        said["due_in"],
     )
 
 

@@ -71,9 +71,7 @@ def knows_limits(table: Table, limit: Table, given: Mapping[str, Any]) -> Column
     return case((and_(versions.is_not_distinct_from(known), not_(ready), not_(due)), true()), else_=failed)
 
 
-def read_limits(
-    *, queues: Collection[str], job: type[Job] = Job, limit: type[LimitRow] = LimitRow
-) -> Executable:
+def read_limits(*, queues: Collection[str], job: type[Job] = Job, limit: type[LimitRow] = LimitRow) -> Executable:
     """One row: `version`, of all limits together, NULL if there are none; `queues`, those of the given ones that have limits, or are
     paused, or have jobs with keys that wait; `tasks`, all that have limits.
     """

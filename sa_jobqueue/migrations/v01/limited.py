@@ -18,9 +18,7 @@ _READY = (
 _LATER = (
     "job.concurrency_key IS NOT NULL AND job.status = 'queued' AND job.run_at > GREATEST(job.created_at, job.ready_at)"
 )
-_BEGUN = (
-    "job.concurrency_key IS NOT NULL AND (job.status = 'running' OR (job.status = 'queued' AND job.attempt > 0))"
-)
+_BEGUN = "job.concurrency_key IS NOT NULL AND (job.status = 'running' OR (job.status = 'queued' AND job.attempt > 0))"
 _TURN = "(- job.priority), job.run_at, job.id"
 _OF_JOB = "job.id, job.task, coalesce(job.units, 1)::integer AS units"
 _RUNNING_OF_KEY = (
@@ -135,7 +133,9 @@ _PICK = f"""
             IF room > 0 AND rule.rate_count IS NOT NULL THEN
                 units_left := {{schema}}.rate_room(state.free_at, clock, rule.rate_count, rule.rate_seconds, rule.rate_burst);
                 room := least(room, units_left);
-                rate_at := least(rate_at, {_NEXT.format(state="state", limit="rule.rate_")});
+                IF room <= 0 THEN
+                    rate_at := least(rate_at, {_NEXT.format(state="state", limit="rule.rate_")});
+                END IF;
             END IF;
             from_key := cursor_key; second_half := false;
             WHILE room > 0 AND NOT circled AND visits < 1000 LOOP
@@ -409,7 +409,7 @@ _PICK = f"""
             permit := permit AND cardinality(picked) < wanted[place];
             any_permit := any_permit OR permit;
             RETURN QUERY SELECT NULL::bigint, clock, jsonb_build_object('queue', this, 'after', stopped, 'turns', turns, 'again', again OR (visits >= 1000 AND NOT circled),
-                'permit', permit, 'picked', cardinality(picked), 'rate_in', date_part('epoch', rate_at - clock),
+                'permit', permit, 'picked', cardinality(picked), 'rate_in', CASE WHEN rate_at > clock THEN date_part('epoch', rate_at - clock) END,
                 'due_in', date_part('epoch', next_at - clock))::text;
         END LOOP;
         -- 8. A worker that waits for a permit of another's has opened the gate, and is told of permits that this one has freed.
