@@ -29,7 +29,7 @@ _NEXT = "{state}.free_at - ({limit}burst - 1) * {limit}seconds / {limit}count * 
 
 _RING = f"""
     CREATE FUNCTION {{schema}}.ready_keys(queue text, after text, up_to text, most integer) RETURNS text[] LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp AS $body$
+    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
     #variable_conflict use_column
     DECLARE
         answer text[];
@@ -57,7 +57,7 @@ _PICK = f"""
         but_ids bigint[], opener integer, freed boolean
     ) RETURNS TABLE (id bigint, at timestamptz, info text) LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-    SET enable_mergejoin = off SET jit = off AS $body$
+    SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan AS $body$
     #variable_conflict use_column
     DECLARE
         jobs regclass := ({{name}} || '.job')::regclass;
@@ -69,12 +69,12 @@ _PICK = f"""
         room integer; units_left integer; visits integer; quantum integer; bound integer; total integer;
         cursor_key text; inclusive boolean; from_key text; second_half boolean; circled boolean; keys text[]; more_keys text[];
         -- Of the keys that may start jobs, side by side.
-        weights integer[]; rooms integer[]; key_units integer[]; asked integer[]; taken integer[];
+        weights integer[]; rooms integer[]; limits integer[]; key_units integer[]; asked integer[]; taken integer[];
         -- Of the jobs found for them, side by side.
         ids bigint[]; places integer[]; tasks text[]; units integer[];
         picked bigint[]; of_keys text[]; of_tasks text[]; of_units integer[]; to_route bigint[]; skipped bigint[];
         task_names text[] := '{{{{}}}}'; task_rooms integer[] := '{{{{}}}}'; task_units integer[] := '{{{{}}}}'; by_key boolean := false;
-        permit boolean; again boolean; any_permit boolean := false; has_rates boolean;
+        permit boolean; again boolean; any_permit boolean := false; has_rates boolean; has_keys boolean; has_states boolean;
         tasks_at timestamptz; rate_at timestamptz; next_at timestamptz; stopped text; turns integer; lowest bigint; cell bigint; seconds bigint;
     BEGIN
         IF (SELECT bit_xor(l.version) FROM {{schema}}.job_limit AS l) IS DISTINCT FROM known THEN
@@ -119,6 +119,8 @@ _PICK = f"""
             picked := '{{{{}}}}'; of_keys := '{{{{}}}}'; of_tasks := '{{{{}}}}'; of_units := '{{{{}}}}'; to_route := '{{{{}}}}'; skipped := '{{{{}}}}';
             SELECT * INTO rule FROM {{schema}}.job_limit AS l WHERE l.owner = 'queue' AND l.name = this;
             SELECT * INTO state FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = '';
+            has_keys := EXISTS (SELECT FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this);
+            has_states := EXISTS (SELECT FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key > '');
             IF rule.paused_at IS NOT NULL THEN
                 room := 0; rate_at := NULL;
             ELSIF state.blocked_until > clock THEN
@@ -141,7 +143,7 @@ _PICK = f"""
             WHILE room > 0 AND NOT circled AND visits < 1000 LOOP
                 -- 1. The next keys with ready jobs: those behind the one at which the last claim stopped, then those up to it. The jobs
                 -- without a key are one of them, ''.
-                bound := least(greatest(2 * room, 16), 256);
+                bound := least(room + room / 8 + 8, 256);
                 keys := CASE WHEN inclusive AND visits = 0 THEN ARRAY[cursor_key] ELSE '{{{{}}}}' END;
                 IF NOT second_half THEN
                     more_keys := {{schema}}.ready_keys(this, from_key, NULL, bound);
@@ -174,7 +176,7 @@ _PICK = f"""
                         CASE WHEN k.rate_count IS NULL THEN rule.key_rate_seconds ELSE k.rate_seconds END AS rate_seconds,
                         CASE WHEN k.rate_count IS NULL THEN rule.key_rate_burst ELSE k.rate_burst END AS rate_burst
                     FROM unnest(keys) WITH ORDINALITY AS r (key, number) LEFT JOIN LATERAL (
-                        SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.key = r.key) AS k ON true),
+                        SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.key = r.key AND has_keys) AS k ON true),
                 locked AS MATERIALIZED (
                     SELECT s.*, CASE
                         WHEN s.closed THEN false
@@ -211,9 +213,9 @@ _PICK = f"""
                           FROM unnest(keys, answer.running, answer.counts, answer.spans, answer.bursts) WITH ORDINALITY
                               AS c (key, running, count, seconds, burst, number)
                          ) AS k LEFT JOIN LATERAL (
-                        SELECT * FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = k.key AND k.key <> '') AS s
+                        SELECT * FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = k.key AND k.key <> '' AND has_states) AS s
                         ON true) AS r;
-                rooms := answer.rooms; key_units := answer.units;
+                rooms := answer.rooms; limits := rooms; key_units := answer.units;
                 permit := permit OR answer.full;
                 rate_at := least(rate_at, answer.again_at);
                 taken := array_fill(0, ARRAY[cardinality(keys)]);
@@ -282,7 +284,7 @@ _PICK = f"""
                                             ELSE h.key_has_room END AS key_goes
                                         FROM (
                                             SELECT r.*, (key_units[r.place] IS NULL
-                                                    OR sum(r.units) OVER (PARTITION BY r.place ORDER BY r.number) <= key_units[r.place] - taken[r.place]
+                                                    OR sum(r.units) OVER (PARTITION BY r.place ORDER BY r.number) <= key_units[r.place]
                                                     OR (taken[r.place] = 0 AND key_units[r.place] >= r.key_burst
                                                         AND sum(r.units) OVER (PARTITION BY r.place ORDER BY r.number) = r.units))
                                                 AND (r.room_of_key IS NULL OR row_number() OVER (PARTITION BY r.task, r.place ORDER BY r.number) <= r.room_of_key)
@@ -324,8 +326,9 @@ _PICK = f"""
                         skipped := skipped || answer.skipped; to_route := to_route || answer.to_route;
                         permit := permit OR answer.full; rate_at := least(rate_at, answer.again_at);
                         -- A key with a job that has to wait gets no more.
-                        SELECT array_agg(CASE WHEN w.number = ANY (answer.closed) THEN 0 ELSE w.room END ORDER BY w.number) INTO rooms
-                        FROM unnest(rooms) WITH ORDINALITY AS w (room, number);
+                        SELECT array_agg(CASE WHEN w.number = ANY (answer.closed) THEN 0 ELSE w.room END ORDER BY w.number) INTO limits
+                        FROM unnest(limits) WITH ORDINALITY AS w (room, number);
+                        rooms := limits;
                         ids := answer.ids; places := answer.places; tasks := answer.tasks; units := answer.units;
                         CONTINUE WHEN ids IS NULL;
                         picked := picked || ids;
@@ -337,15 +340,23 @@ _PICK = f"""
                             LEFT JOIN unnest(tasks, units) AS g (task, units) ON g.task = w.name GROUP BY 1, 2, 3) AS t;
                         task_rooms := coalesce(task_rooms, '{{{{}}}}'); task_units := coalesce(task_units, '{{{{}}}}');
                     END IF;
-                    SELECT of_keys || array_agg(keys[p.place]), of_tasks || array_agg(p.task), of_units || array_agg(p.units)
-                    INTO of_keys, of_tasks, of_units FROM unnest(places, tasks, units) AS p (place, task, units);
-                    -- A key that got fewer than it was offered has no more.
-                    SELECT array_agg(CASE WHEN t.n < t.asked THEN 0 ELSE t.room - t.n END ORDER BY t.number), array_agg(t.unit - t.u ORDER BY t.number),
-                        array_agg(t.taken + t.n ORDER BY t.number), coalesce(max(t.number) FILTER (WHERE t.n > 0), 0)
-                    INTO rooms, key_units, taken, total FROM (
-                        SELECT w.number, w.room, w.unit, w.asked, w.taken, count(g.place)::integer AS n, coalesce(sum(g.units), 0)::integer AS u
-                        FROM unnest(rooms, key_units, asked, taken) WITH ORDINALITY AS w (room, unit, asked, taken, number)
-                        LEFT JOIN unnest(places, units) AS g (place, units) ON g.place = w.number GROUP BY 1, 2, 3, 4, 5) AS t;
+                    IF units_left IS NOT NULL OR has_rates OR cardinality(task_names) > 0 THEN
+                        SELECT of_keys || array_agg(keys[p.place]), of_tasks || array_agg(p.task), of_units || array_agg(p.units)
+                        INTO of_keys, of_tasks, of_units FROM unnest(places, tasks, units) AS p (place, task, units);
+                    END IF;
+                    FOR n IN 1 .. cardinality(ids) LOOP
+                        total := places[n];
+                        taken[total] := taken[total] + 1;
+                        asked[total] := asked[total] - 1;
+                        key_units[total] := key_units[total] - units[n];
+                    END LOOP;
+                    total := places[cardinality(places)];
+                    IF room > 0 THEN
+                        -- A key that got fewer than it was offered has no more.
+                        FOR n IN 1 .. cardinality(keys) LOOP
+                            rooms[n] := CASE WHEN asked[n] > 0 THEN 0 ELSE limits[n] - taken[n] END;
+                        END LOOP;
+                    END IF;
                     IF room <= 0 AND total > 0 THEN
                         stopped := keys[total];
                         turns := (taken[total] + CASE WHEN total = 1 AND inclusive AND keys[1] = cursor_key THEN coalesce(had_turns[place], 0) ELSE 0 END)

@@ -13,7 +13,6 @@ from sqlalchemy import Connection
 from ...context import ClaimedJob
 from ...store import KnownLimits, LimitedRequest, Ring, RingState
 from ..connections.service import Connector
-from ..running.slots import Slots
 from .demand import Demand
 from .gates import Gates
 from .skipped import SkippedJobs
@@ -37,7 +36,7 @@ class LimitedQueues:
     def __init__(
         self,
         connector: Connector,
-        all_slots: Mapping[str, Slots],
+        queues: Collection[str],
         demand: Demand,
         gates: Gates,
         skipped: SkippedJobs,
@@ -46,8 +45,9 @@ class LimitedQueues:
         poll: float,
         listening: Callable[[], bool],
     ) -> None:
-        self._connector, self._all_slots, self._demand, self._gates = connector, all_slots, demand, gates
+        self._connector, self._queues, self._demand, self._gates = connector, queues, demand, gates
         self._skipped, self._worker, self._poll, self._listening = skipped, worker, poll, listening
+        demand.is_limited = self.has
         self._opener = random.randrange(1, 1000)
         self.stale = True
         """Whether to read the limits before the next claim. Set by any thread, reset by the claimer's."""
@@ -75,19 +75,14 @@ class LimitedQueues:
             self.stale = False  # before: a change meanwhile is read next time
             try:
                 with self._connector.begin_one(connection):
-                    self._known = self._connector.store.read_limits(connection, list(self._all_slots))
+                    self._known = self._connector.store.read_limits(connection, self._queues)
             except BaseException:
                 self.stale = True
                 raise
 
     def part(self, wanted: dict[str, int]) -> dict[str, int]:
-        """Take the limited queues out of `wanted`, with what their free slots want: limited jobs are never claimed ahead."""
-        found: dict[str, int] = {}
-        for name in [name for name in wanted if self.has(name)]:
-            slots, most = self._all_slots[name], wanted.pop(name)
-            if (free := min(most, slots.limit - slots.running - slots.waiting)) > 0:
-                found[name] = free
-        return found
+        """Take the limited queues out of `wanted`."""
+        return {name: wanted.pop(name) for name in list(wanted) if self.has(name)}
 
     def request(self, wanted: Mapping[str, int], *, inline: bool = True) -> LimitedRequest:
         """What to claim."""
