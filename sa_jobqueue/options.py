@@ -18,7 +18,7 @@ from .calls import Call
 from .durations import Duration, checked_duration
 from .errors import JobQueueError, OptionError, PayloadError
 from .middleware import before_enqueue, installed
-from .models import AT_ONCE, checked_due
+from .models import AT_ONCE, TASK_GROUP, checked_due
 from .payload import encode_plain, load, shown, unstorable_text
 from .unique import Unique
 
@@ -29,6 +29,7 @@ __all__ = [
     "Enqueueable",
     "Options",
     "checked_int",
+    "checked_key",
     "checked_limit",
     "checked_name",
     "checked_unique",
@@ -42,6 +43,9 @@ MAX_PRIORITY = 9
 
 #: The largest `max_attempts`: the column is a smallint.
 MAX_ATTEMPTS = 32_767
+
+#: The largest `units`: so is that one.
+MAX_UNITS = 32_767
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class Options:
     unique: Unique | None = None
     expires: datetime | timedelta | None = None
     deadline: datetime | timedelta | None = None
+    key: str | None = None
+    units: int | None = None
 
 
 class Enqueueable:
@@ -85,6 +91,8 @@ class Enqueueable:
         expires_at: datetime | None = None,
         expires_in: Duration | Literal[False] | None = None,
         deadline: Duration | datetime | Literal[False] | None = None,
+        key: str | Literal[False] | None = None,
+        units: int | None = None,
     ) -> Self:
         """A copy with these options changed; the others stay as they are.
 
@@ -95,6 +103,8 @@ class Enqueueable:
         `expires_in`: seconds or a timedelta from the enqueueing, or `expires_at`, a datetime with a time zone: if no attempt has
         been made by then, the job is cancelled; a snooze gives its attempt back. `deadline`: the same, as a duration or a datetime,
         for all attempts together: none begins after it, and one that runs is stopped at it. False: no such limit.
+        `key`: by which the job is ordered, limited and served in turn, 1 to 200 characters; False: none. `units`: how much of a
+        rate it takes, 1 to 32,767.
 
         Raises OptionError for any other value.
         """
@@ -115,6 +125,10 @@ class Enqueueable:
             changes["expires"] = _checked_expiry(expires_at, expires_in)
         if deadline is not None:
             changes["deadline"] = checked_limit(deadline, "deadline", OptionError)
+        if key is not None:
+            changes["key"] = None if key is False else checked_key(key)
+        if units is not None:
+            changes["units"] = checked_int(units, "units", 1, MAX_UNITS, OptionError)
         changed = object.__new__(type(self))
         vars(changed).update(vars(self))
         changed._options = replace(self._options, **changes)
@@ -128,7 +142,7 @@ class Enqueueable:
         call = Call(
             self.name, args, options.queue, options.priority, options.max_attempts, options.run_at, options.meta,
             None if options.unique is None else options.unique.rule(self.name, args, self._defaults()),
-            options.expires, options.deadline,
+            options.expires, options.deadline, options.key, options.units,
         )  # fmt: skip
         return before_enqueue(call) if installed.enqueueing and not plain else call
 
@@ -155,6 +169,14 @@ def checked_name(value: object, what: str, error: type[JobQueueError]) -> str:
     if not 1 <= len(value) <= MAX_NAME:
         raise error(f"{what} must have 1 to {MAX_NAME} characters, not {len(value)}: {value[:40]!r}")
     return str.__str__(value)  # of a `class Queue(str, Enum)` the value, not "Queue.MAIL"
+
+
+def checked_key(value: object) -> str:
+    """`value` if jobs can have it as their key; else raise OptionError."""
+    key = checked_name(value, "key", OptionError)
+    if key.startswith(TASK_GROUP):
+        raise OptionError(f"key {key[:40]!r} must not begin with {TASK_GROUP!r}, which the queue's own keys begin with")
+    return key
 
 
 def checked_int(value: object, what: str, low: int, high: int, error: type[JobQueueError]) -> int:

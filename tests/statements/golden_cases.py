@@ -187,6 +187,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "queued_tasks": lambda: queued_tasks(sample=200),
     "running_jobs": running_jobs,
     "count_jobs_where": lambda: count_jobs(Job.queue == "mail"),
+    "insert_jobs_with_keys": lambda: insert_jobs([_call(1)._replace(key="a"), _call(2)._replace(units=3)]),
     "fetch_args": lambda: fetch_args(1, most=100),
     "end_expired": lambda: end_expired(limit=1_000),
     "end_overdue": lambda: end_overdue(limit=1_000),
