@@ -17,6 +17,7 @@ from sqlalchemy import ClauseElement, true
 from sqlalchemy.dialects.postgresql import psycopg
 
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
+from sa_jobqueue.limits import Rate
 from sa_jobqueue.models import Job, Schedule
 from sa_jobqueue.options import Call
 from sa_jobqueue.outcomes import ErrorEntry
@@ -29,15 +30,20 @@ from sa_jobqueue.statements import (
     expired_leases,
     insert_jobs,
     job_logs,
+    list_limits,
     list_schedules,
+    pause,
     pause_schedules,
     prune_jobs,
     release_jobs,
+    remove_limit,
     remove_schedules,
     renew_leases,
+    resume,
     resume_schedules,
     retry_jobs,
     run_schedules,
+    set_limit,
 )
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.apply import written_before
@@ -218,6 +224,15 @@ SINGLE: dict[str, Callable[[], object]] = {
     "end_backend": lambda: end_backend(1, application="a", seconds=1.0),
     "drop_stray_progress": lambda: drop_stray_progress(after=5, limit=10),
     "drop_stray_logs": lambda: drop_stray_logs(after=5, limit=10),
+    "set_limit": lambda: set_limit("sync", running=3, rate=None, strict=True),
+    "set_limit_of_a_key": lambda: set_limit("sync", key="42", owner="task", rate=Rate(5), weight=3),
+    "remove_limit": lambda: remove_limit("sync"),
+    "remove_limit_of_a_key": lambda: remove_limit("sync", key="42"),
+    "pause": lambda: pause("sync", reason="audit"),
+    "pause_key": lambda: pause("sync", key="42"),
+    "resume": lambda: resume("sync"),
+    "resume_key": lambda: resume("sync", key="42"),
+    "list_limits": list_limits,
     "job_logs": lambda: job_logs(7),
     "job_logs_of_an_attempt": lambda: job_logs(7, attempt=2),
     "channel_of": lambda: channel_of(table="job", schema="a"),
