@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from datetime import timedelta
+import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from sa_jobqueue import KeyLimits, Limits, Rate, Registry, TaskName, enqueue, task
+from sa_jobqueue import KeyLimits, Limits, Rate, Registry, Schedule, TaskName, Unique, enqueue, task
 from sa_jobqueue.errors import OptionError, TaskError
 from sa_jobqueue.models import LimitRow
 
@@ -145,3 +146,71 @@ def test_a_job_has_a_key_and_units_where_its_options_say_so() -> None:
 def test_a_key_and_units_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         TaskName("sync").options(**options)
+
+
+# ---- debounce
+
+
+def test_a_debounced_job_is_due_later_and_replaces_the_one_that_waits() -> None:
+    """Of the same task and key; the time is not moved beyond `max_wait`."""
+    name = TaskName("shop.sync")
+    call = name.options(debounce=timedelta(seconds=5), max_wait=timedelta(minutes=1), key="42").call()
+    assert (call.run_at, call.key) == (timedelta(seconds=5), "42")
+    assert json.loads(call.uniqueness or "") == {
+        "key": "debounce:shop.sync:42", "scope": "queued", "on_clash": "replace", "replace": ["args", "run_at", "priority"],
+        "max_wait": 60.0,
+    }  # fmt: skip
+    alone = json.loads(name.options(debounce=5).call().uniqueness or "")
+    assert (alone["key"], "max_wait" in alone) == ("debounce:shop.sync", False)
+
+
+def test_no_two_tasks_and_keys_share_a_debounce() -> None:
+    """Whatever characters they have."""
+    pairs = [("a", None), ("a", "b"), ("a:b", None), ("a:b", "c"), ("a", "b:c"), ("a%3Ab", "c"), ("a%3Ab", None)]
+    keys = {TaskName(name).options(debounce=5, key=key or False).call().uniqueness for name, key in pairs}
+    assert len(keys) == len(pairs)
+
+
+def test_a_debounce_can_be_changed_and_taken_off() -> None:
+    """Either part by itself."""
+    one = TaskName("sync").options(debounce=5, max_wait=60)
+    assert json.loads(one.options(debounce=10).call().uniqueness or "")["max_wait"] == 60
+    assert one.options(max_wait=90).call().run_at == timedelta(seconds=5)
+    assert (one.options(debounce=False).call().uniqueness, one.options(debounce=False).call().run_at) == (
+        None,
+        timedelta(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"debounce": 0}, "debounce must be more than 0 seconds; False means no wait"),
+        ({"debounce": "5s"}, "debounce must be seconds or a timedelta, not '5s'"),
+        ({"max_wait": 5}, "max_wait is that of a debounce: give debounce="),
+        ({"debounce": False, "max_wait": 5}, "which debounce=False takes off"),
+        ({"debounce": 5, "max_wait": 0}, "max_wait must be more than 0 seconds"),
+        ({"debounce": 5, "max_wait": 4}, "max_wait, 4 s, must not be shorter than debounce, 5 s"),
+        ({"debounce": 5, "unique": Unique("k")}, "unique and debounce exclude each other"),
+        ({"debounce": 5, "delay": 3}, "debounce says when the job is due"),
+        ({"debounce": 5, "run_at": datetime(2030, 1, 1, tzinfo=UTC)}, "debounce says when the job is due"),
+    ],
+    ids=lambda one: "" if isinstance(one, dict) else None,
+)
+def test_a_debounce_that_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        TaskName("sync").options(**options)
+
+
+def test_what_a_task_says_already_may_not_contradict_its_debounce() -> None:
+    """Its own rule, a limit that ends before it is due, a schedule that says when."""
+    sync = task(registry=Registry(), name="sync", unique=Unique(by=()))(lambda: None)
+    with pytest.raises(OptionError, match="unique=False takes a task's own rule off"):
+        sync.options(debounce=5)
+    assert sync.options(debounce=5, unique=False).call().uniqueness
+    with pytest.raises(
+        OptionError, match="the job expires at .* which is not after the time at which it is due, 0:00:05"
+    ):
+        TaskName("sync").options(debounce=5, expires_in=5).call()
+    with pytest.raises(OptionError, match="a schedule says when its jobs are due"):
+        Schedule("0 7 * * *", TaskName("sync").options(debounce=5))
