@@ -20,12 +20,16 @@ from typing import Annotated, Any, Self, get_args, get_type_hints
 
 import typer
 
-__all__ = ["PREFIX", "Json", "Options", "parse_duration", "parse_id", "parse_moment", "setting"]
+__all__ = ["PREFIX", "Json", "Key", "Options", "Units", "parse_duration", "parse_id", "parse_moment", "setting"]
 
 #: What the names of our environment variables begin with.
 PREFIX = "SA_JOBQUEUE_"
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+# Of jobs that are made by hand.
+Key = Annotated[str | None, typer.Option(metavar="KEY", help="By which jobs are ordered, limited and served in turn.")]
+Units = Annotated[int | None, typer.Option(metavar="N", help="How much of a rate a job takes. Default: 1.")]
 
 
 def setting(*names: str, **said: Any) -> partial[Any]:
