@@ -14,7 +14,9 @@ transaction the connection is in, and never commit.
 from ..statements.claim import ClaimRequest
 from ..statements.parts import FIRST_ID, FIRST_TIME
 from .claims import MOST_TEXT, Texts
-from .declared import Definition, definition_of
+from .declared import definition_of
+from .declared_limits import limits_definition
+from .definitions import Declaring, Definition
 from .expiry import Late
 from .faults import Fault, fault_of, is_data_fault, is_too_much
 from .leases import Expired, Renewal
@@ -34,6 +36,7 @@ __all__ = [
     "MOST_TEXT",
     "Answer",
     "ClaimRequest",
+    "Declaring",
     "Definition",
     "Expired",
     "Fault",
@@ -55,6 +58,7 @@ __all__ = [
     "is_data_fault",
     "is_too_much",
     "kept_for_now",
+    "limits_definition",
     "read_pressure",
     "started_keys",
     "store_of",

@@ -17,7 +17,7 @@ from sqlalchemy import ClauseElement, true
 from sqlalchemy.dialects.postgresql import psycopg
 
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
-from sa_jobqueue.limits import Rate
+from sa_jobqueue.limits import Limits, Rate
 from sa_jobqueue.models import Job, Schedule
 from sa_jobqueue.options import Call
 from sa_jobqueue.outcomes import ErrorEntry
@@ -56,6 +56,14 @@ from sa_jobqueue.statements.declared import (
     pause_undeclared,
     resume_declared,
     say_declared,
+)
+from sa_jobqueue.statements.declared_limits import (
+    change_declared_limit,
+    declare_new_limit,
+    declared_limits,
+    drop_undeclared_limits,
+    lock_declared_limit,
+    say_declared_limits,
 )
 from sa_jobqueue.statements.depths import purge_overdue, queue_depths, queued_tasks
 from sa_jobqueue.statements.expiry import end_expired, end_overdue, forget_expiry
@@ -123,6 +131,8 @@ BATCHES: dict[str, Callable[[int], object]] = {
     "pause_failing": lambda n: pause_failing(range(n)),
     "move_schedules": lambda n: move_schedules(**{name: range(n) for name in MOVE}),
     "declared_schedules": lambda n: declared_schedules([f"s{i}" for i in range(n)]),
+    "declared_limits": lambda n: declared_limits(["queue"] * n, [f"q{i}" for i in range(n)]),
+    "say_declared_limits": lambda n: say_declared_limits(["queue"] * n, [f"q{i}" for i in range(n)]),
     "say_declared": lambda n: say_declared([f"s{i}" for i in range(n)]),
     "resume_declared": lambda n: resume_declared([f"s{i}" for i in range(n)]),
     "apply_changes": lambda n: apply_changes([_change(i) for i in range(n)]),
@@ -214,6 +224,12 @@ SINGLE: dict[str, Callable[[], object]] = {
     "set_aside": lambda: set_aside(7, error="because", seconds=60.0),
     "pause_undeclared": lambda: pause_undeclared(after=timedelta(minutes=5)),
     "lock_declared": lambda: lock_declared("report"),
+    "declare_new_limit": lambda: declare_new_limit("queue", "sync", values=Limits(running=3).columns(), digest="a"),
+    "lock_declared_limit": lambda: lock_declared_limit("queue", "sync"),
+    "change_declared_limit": lambda: change_declared_limit(
+        "queue", "sync", changes={"running": 3}, declared={"running": 3}, definitions=["a", "b"]
+    ),
+    "drop_undeclared_limits": lambda: drop_undeclared_limits(after=timedelta(minutes=5)),
     "pause_schedules": lambda: pause_schedules(Schedule.name == "report", reason="audit"),
     "resume_schedules": lambda: resume_schedules(Schedule.name == "report"),
     "remove_schedules": lambda: remove_schedules(Schedule.name == "report"),
