@@ -209,7 +209,7 @@ def test_what_a_task_says_already_may_not_contradict_its_debounce() -> None:
         sync.options(debounce=5)
     assert sync.options(debounce=5, unique=False).call().uniqueness
     with pytest.raises(
-        OptionError, match="the job expires at .* which is not after the time at which it is due, 0:00:05"
+        OptionError, match=r"the job expires at .* which is not after the time at which it is due, 0:00:05"
     ):
         TaskName("sync").options(debounce=5, expires_in=5).call()
     with pytest.raises(OptionError, match="a schedule says when its jobs are due"):
