@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from .errors import JobStopped, OptionError
 from .lifecycle import extra
 
-__all__ = ["AsyncJobContext", "ClaimedJob", "JobContext", "enqueued_at", "meta_of"]
+__all__ = ["AsyncJobContext", "ClaimedJob", "JobContext", "JobFacts"]
 
 logger = logging.getLogger("sa_jobqueue.job")
 
@@ -67,17 +67,51 @@ class ClaimedJob(NamedTuple):
         return {"job_id": self.id, "task": self.task, "queue": self.queue, "attempt": self.attempt}
 
 
-def meta_of(job: ClaimedJob) -> Mapping[str, Any]:
-    """What the producer of the job sent along."""
-    if job.meta is None or job.meta == "{}":
-        return {}
-    found = json.loads(job.meta)
-    return found if isinstance(found, dict) else {}
+class JobFacts:
+    """What a handler's context and the attempt that middleware is given both say of the claimed job."""
 
+    __slots__ = ("_job",)
 
-def enqueued_at(job: ClaimedJob) -> datetime:
-    """When the row was inserted; the nearest time that Python can hold."""
-    return _EPOCH + timedelta(seconds=min(max(job.created_at, _FIRST), _LAST))
+    _job: ClaimedJob
+
+    @property
+    def job_id(self) -> int:
+        """`Job.id`."""
+        return self._job.id
+
+    @property
+    def task(self) -> str:
+        """The name under which the job was enqueued. It may be an alias."""
+        return self._job.task
+
+    @property
+    def queue(self) -> str:
+        """The queue of the job."""
+        return self._job.queue
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is; the first is 1."""
+        return self._job.attempt
+
+    @property
+    def max_attempts(self) -> int:
+        """After this many failed attempts the job is `failed`."""
+        return self._job.max_attempts
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What the producer sent along: tags, trace context, and what a middleware's `before_enqueue` has put there."""
+        meta = self._job.meta
+        if meta is None or meta == "{}":
+            return {}
+        found = json.loads(meta)
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """When the row was inserted, by the database's clock; in UTC. The nearest time that Python can hold."""
+        return _EPOCH + timedelta(seconds=min(max(self._job.created_at, _FIRST), _LAST))
 
 
 class _Logger(logging.LoggerAdapter[logging.Logger]):
@@ -135,10 +169,10 @@ class Notes(Protocol):
         ...
 
 
-class _Context(Generic[S]):
+class _Context(JobFacts, Generic[S]):
     """What both contexts share. The executor passes all but the job; `keep_logs`: see `Task.keep_logs`."""
 
-    __slots__ = ("_is_stopping", "_job", "_keep_logs", "_logger", "_notes", "_open_session", "_session")
+    __slots__ = ("_is_stopping", "_keep_logs", "_logger", "_notes", "_open_session", "_session")
 
     def __init__(
         self,
@@ -154,41 +188,6 @@ class _Context(Generic[S]):
         self._notes, self._keep_logs = notes, keep_logs
         self._session: S | None = None
         self._logger: logging.LoggerAdapter[logging.Logger] | None = None
-
-    @property
-    def job_id(self) -> int:
-        """`Job.id`."""
-        return self._job.id
-
-    @property
-    def task(self) -> str:
-        """The name under which the job was enqueued. It may be an alias."""
-        return self._job.task
-
-    @property
-    def queue(self) -> str:
-        """The queue of the job."""
-        return self._job.queue
-
-    @property
-    def attempt(self) -> int:
-        """Which attempt this is; the first is 1."""
-        return self._job.attempt
-
-    @property
-    def max_attempts(self) -> int:
-        """After this many failed attempts the job is `failed`."""
-        return self._job.max_attempts
-
-    @property
-    def meta(self) -> Mapping[str, Any]:
-        """What the producer sent along: tags, trace context."""
-        return meta_of(self._job)
-
-    @property
-    def enqueued_at(self) -> datetime:
-        """When the row was inserted, by the database's clock; in UTC."""
-        return enqueued_at(self._job)
 
     @property
     def tick_at(self) -> datetime | None:

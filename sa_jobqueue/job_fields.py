@@ -50,7 +50,7 @@ def add_source(source: Source) -> None:
 
 
 def remove_source(source: Source) -> None:
-    """And no longer."""
+    """Let them carry it no longer; nothing if they do not."""
     with suppress(ValueError):
         _sources.remove(source)
 

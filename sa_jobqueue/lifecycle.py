@@ -37,6 +37,7 @@ from .outcomes import (
 from .retry import RetryPolicy, next_delay
 
 __all__ = [
+    "COUNTED",
     "DEADLINE_OVER",
     "EXPIRED",
     "FINISHED",
@@ -121,6 +122,8 @@ OUTCOMES: Mapping[Event, str] = {
     Event.RELEASE: "released",
     Event.RESCUE: "rescued",
 }
+#: All that is counted of jobs, in the order in which it is shown.
+COUNTED = (*OUTCOMES.values(), "lost")
 
 LIVE = frozenset({_S.QUEUED, _S.BLOCKED, _S.RUNNING})
 FINISHED = frozenset({_S.COMPLETED, _S.FAILED, _S.CANCELLED})

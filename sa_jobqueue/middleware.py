@@ -19,11 +19,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
 from typing import Any, TypeAlias
 
 from .calls import Call
-from .context import ClaimedJob, enqueued_at, meta_of
+from .context import ClaimedJob, JobFacts
 from .errors import MiddlewareError
 
 __all__ = ["Attempt", "Callback", "Middleware", "add_middleware", "before_enqueue", "installed", "remove_middleware"]
@@ -32,39 +31,14 @@ Callback: TypeAlias = Callable[[str, BaseException | None], object]
 """Called with an outcome, as `lifecycle.OUTCOMES` names it, or "lost", and with the exception behind it, if there is one."""
 
 
-class Attempt:
+class Attempt(JobFacts):
     """What a middleware is told of the attempt that it is around. The worker makes it."""
 
-    __slots__ = ("_began", "_job", "_listen", "_meta")
+    __slots__ = ("_began", "_listen", "_meta")
 
     def __init__(self, job: ClaimedJob, listen: Callable[[Callback], None]) -> None:
         self._job, self._listen, self._began = job, listen, time.time()
         self._meta: Mapping[str, Any] | None = None
-
-    @property
-    def job_id(self) -> int:
-        """`Job.id`."""
-        return self._job.id
-
-    @property
-    def task(self) -> str:
-        """The name under which the job was enqueued. It may be an alias."""
-        return self._job.task
-
-    @property
-    def queue(self) -> str:
-        """The queue of the job."""
-        return self._job.queue
-
-    @property
-    def attempt(self) -> int:
-        """Which attempt this is; the first is 1."""
-        return self._job.attempt
-
-    @property
-    def max_attempts(self) -> int:
-        """After this many failed attempts the job is `failed`."""
-        return self._job.max_attempts
 
     @property
     def rescues(self) -> int:
@@ -73,9 +47,9 @@ class Attempt:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What the producer sent along: tags, and what `before_enqueue` has put there."""
+        """As a handler's `ctx.meta`, decoded once."""
         if self._meta is None:
-            self._meta = meta_of(self._job)
+            self._meta = super().meta
         return self._meta
 
     @property
@@ -86,11 +60,6 @@ class Attempt:
         # `run_at` may be infinite, and neither time is this machine's.
         waited = self._began - max(self._job.run_at, self._job.created_at)
         return waited if 0.0 < waited < float("inf") else 0.0
-
-    @property
-    def enqueued_at(self) -> datetime:
-        """When the row was inserted, by the database's clock; in UTC."""
-        return enqueued_at(self._job)
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from .place import name_database, open_engine
 
 __all__ = ["doctor"]
 
+_ARROW = "→ "
 _STYLES: dict[State, str] = {"ok": "green", "notice": "yellow", "problem": "bold red", "yours to decide": "cyan"}
 
 
@@ -49,8 +50,8 @@ def doctor(
 
     It looks at the server, workers, waiting jobs, schedules and leases; at the plans of the claim and the completion, indexes,
     vacuum, bloat, old snapshots, locks, connections and replication. With --app it also finds queued jobs whose tasks that
-    application does not have. It writes nothing. Exit code 0: all is well, or there are
-    notices; 1: there is a problem, which needs a person; 2: the database does not answer.
+    application does not have. It writes nothing. Exit code 0: all is well, or there are notices; 1: there is a problem, which
+    needs a person; 2: the database does not answer.
 
     sa-jobqueue doctor --max-wait 10m --json
     """
@@ -149,6 +150,3 @@ def _print_lines(lines: Sequence[tuple[State, str, str, list[str]]]) -> None:
             text.add_row(Padding(Text(f"{_ARROW}{cleaned(one)}"), (0, 0, 0, 2)))
         grid.add_row(Text(state, style=style), *([Text(name)] if widths[1] else []), text)
     console.print(grid)
-
-
-_ARROW = "→ "

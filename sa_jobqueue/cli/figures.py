@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sa_jobqueue.histogram import BUCKETS, quantile
-from sa_jobqueue.lifecycle import OUTCOMES
+from sa_jobqueue.lifecycle import COUNTED
 
-__all__ = ["COUNTED", "QUANTILES", "Figures"]
+__all__ = ["ALWAYS", "QUANTILES", "Figures", "named"]
 
-#: What is counted of jobs: what their claims came to, and outcomes that came too late.
-COUNTED = (*OUTCOMES.values(), "lost")
 #: By name, the share of the durations that a quantile is for.
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+#: Outcomes that are named in any case.
+ALWAYS = ("completed", "retried", "failed")
 #: The outcomes after which a job is finished.
 _ENDS = ("completed", "failed", "cancelled")
 
@@ -60,6 +60,11 @@ class Figures:
     def wait(self, name: str) -> float | None:
         """Seconds that jobs had been due when their handlers were called, likewise."""
         return _of(self.waits, self.wait_seconds, name)
+
+
+def named(figures: Sequence[Figures]) -> list[str]:
+    """The outcomes to show of these: the usual ones, and each of the others that happened."""
+    return [name for name in COUNTED if name in ALWAYS or any(one.counts[name] for one in figures)]
 
 
 def _of(counts: Sequence[int], total: float, name: str) -> float | None:

@@ -12,19 +12,16 @@ from sqlalchemy import Connection, func, select
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.statements import sum_stats
+from sa_jobqueue.statements.stats import HOURS_KEPT, MINUTES_KEPT
 
-from .figures import COUNTED, QUANTILES, Figures
-from .output import Column, age, duration, estimated, note, print_json, print_table, rate
+from .figures import ALWAYS, QUANTILES, Figures, named
+from .output import Column, age, duration, estimated, last_part, note, print_json, print_table, rate
 
 __all__ = ["Question", "parse_by", "show_outcomes"]
 
-#: Workers count by the minute, keep that for so long, and then keep hours for so long.
-_MINUTES, _HOURS = timedelta(days=7), timedelta(days=90)
 _MINUTE, _HOUR = timedelta(minutes=1), timedelta(hours=1)
 #: Lines of a table by time.
 _MOST_STEPS = 2_000
-#: Outcomes with a column in any case; others have one where one of them happened.
-_ALWAYS = ("completed", "retried", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +35,17 @@ class Question:
     step: timedelta | None = None
 
     def __post_init__(self) -> None:
-        if not _MINUTE <= self.since <= _HOURS:
+        if not _MINUTE <= self.since <= HOURS_KEPT:
             raise ConfigurationError(
-                f"--since must be 1m to 90d, because jobs are counted by the minute and the counts are kept for 90 days, not {_span(self.since)}"
+                f"--since must be 1m to {HOURS_KEPT.days}d, because jobs are counted by the minute and the counts are kept for {HOURS_KEPT.days} days, not {_span(self.since)}"
             )
         if self.step is None:
             return
         if self.step < _MINUTE:
             raise ConfigurationError(f"--step must be 1m or longer, not {self.step.total_seconds():g} s")
-        if self.step < _HOUR and self.since > _MINUTES:
+        if self.step < _HOUR and self.since > MINUTES_KEPT:
             raise ConfigurationError(
-                f"--step must be 1h or longer where --since is over 7d, because older counts are by the hour, not {_span(self.step)}"
+                f"--step must be 1h or longer where --since is over {MINUTES_KEPT.days}d, because older counts are by the hour, not {_span(self.step)}"
             )
         if self.since / self.step > _MOST_STEPS:
             raise ConfigurationError(
@@ -83,7 +80,7 @@ def show_outcomes(connection: Connection, asked: Question, *, json: bool) -> Non
     if not any(sum(one.counts.values()) for one in figures):
         note(f"workers have counted no such jobs in the last {_span(asked.since)}")
         return
-    names = [name for name in COUNTED if name in _ALWAYS or any(one.counts[name] for one in figures)]
+    names = named(figures)
     table: list[list[str]] = [
         [*_keys(row, keys, asked.since), *_cells(one, names)] for row, one in zip(rows, figures, strict=True)
     ]
@@ -107,7 +104,7 @@ def _columns(names: Sequence[str], keys: Sequence[str]) -> Iterator[Column]:
     # Where there are two names beside each other, 80 columns have no place for medians, either.
     left_out = {"mean", "p99", *(["p50"] if len(keys) > 1 else [])}
     for name in names:
-        yield Column(name, "right", optional=name not in _ALWAYS)
+        yield Column(name, "right", optional=name not in ALWAYS)
     yield Column("/min", "right")
     for kind in ("run", "wait"):
         for name in ("mean", *QUANTILES):
@@ -118,13 +115,9 @@ def _key_columns(keys: Sequence[str]) -> list[Column]:
     return [
         Column("since")
         if key == "at"
-        else Column(key, wide=True, least=10, shortened=_last_part if key == "task" else None)
+        else Column(key, wide=True, least=10, shortened=last_part if key == "task" else None)
         for key in keys
     ]
-
-
-def _last_part(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _keys(row: Any, keys: Sequence[str], since: timedelta) -> list[str]:

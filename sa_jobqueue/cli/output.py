@@ -29,8 +29,8 @@ from sa_jobqueue.urls import mask_passwords
 from sa_jobqueue.words import age, duration, estimated, jobs_of
 
 __all__ = [
-    "Column", "age", "cleaned", "duration", "estimated", "fitted", "jobs_of", "masked", "moment", "moment_said", "note", "print_json",
-    "print_table", "rate", "say", "watch_table",
+    "Column", "age", "cleaned", "duration", "estimated", "fitted", "jobs_of", "last_part", "masked", "moment", "moment_said", "note",
+    "print_json", "print_table", "rate", "say", "watch_table",
 ]  # fmt: skip
 
 
@@ -171,6 +171,11 @@ def masked(value: Any) -> Any:
             return [masked(one) for one in value]
         case _:
             return value
+
+
+def last_part(name: str) -> str:
+    """A dotted name without its module, where the whole has no place: shop.send_receipt as send_receipt."""
+    return name.rpartition(".")[2]
 
 
 def rate(number: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sa_jobqueue.statements.overview import list_workers
+from sa_jobqueue.words import size
 
 from .config import Config
 from .options import Json
@@ -44,7 +45,7 @@ def workers(config: Config, *, json: Json = False) -> None:
         [
             (
                 f"{row.host}:{row.pid}", " ".join(row.queues), row.running, row.concurrency,
-                "" if row.memory is None else f"{row.memory / 2**20:,.0f} MB",
+                "" if row.memory is None else size(row.memory),
                 "" if row.loop_lag is None else duration(row.loop_lag),
                 age(row.age, short=True), f"{age(row.unseen, short=True)} ago", _state(row),
             )

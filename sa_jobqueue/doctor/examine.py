@@ -36,9 +36,10 @@ def examine(
 ) -> list[Finding]:
     """Make the checks on a connection of this engine, and return what each found.
 
-    `tasks`: the names that an application knows, to find queued jobs that it does not. `probe`: try LISTEN and NOTIFY, too, which takes two more connections and up to 5 seconds.
+    `tasks`: the names that an application knows, to find queued jobs that it does not. `probe`: try LISTEN and NOTIFY, too, which
+    takes two more connections, of psycopg 3, and up to 5 seconds.
 
-    Raises DBAPIError where the database does not answer, JobQueueError where the role may not see the schema.
+    Raises DBAPIError where the database does not answer, JobQueueError where the role may not see the schema or the probe cannot be made.
     """
     with reading(engine) as connection:
         examination = Examination(
@@ -98,20 +99,20 @@ def _answer(check: Check, examination: Examination) -> Finding:
 
 #: SQLSTATE classes of a connection that is gone, and of a server that goes.
 _AWAY = {"08", "58"}
+#: What keeps a check from being made, and what to do about it, by SQLSTATE. None of them is wrong with the queue.
 _MEANINGS = {
-    "42501": ("notice", "this role may not look", "`sa-jobqueue grants --role ROLE --can read` prints what it needs"),
+    "42501": ("this role may not look", "`sa-jobqueue grants --role ROLE --can read` prints what it needs"),
     "57014": (
-        "notice",
         f"it took longer than {_PATIENCE.seconds} s, and was given up",
         "look again when the server is less busy",
     ),
-    "55P03": ("notice", "a table is locked", "look again when the migration or VACUUM FULL that locks it is over"),
+    "55P03": ("a table is locked", "look again when the migration or VACUUM FULL that locks it is over"),
 }
 
 
 def _refused(name: str, state: str, error: DBAPIError) -> Finding:
     said = one_line(mask_passwords(str(error.orig)))
     if state in _MEANINGS:
-        _, meaning, advice = _MEANINGS[state]
+        meaning, advice = _MEANINGS[state]
         return Finding(name, "notice", f"{meaning}: {said}", advice)
     return Finding(name, "problem", f"it could not be looked at: {said}", "see the server's log")

@@ -69,7 +69,8 @@ class QueueCollector(Collector):
         """Held during a look: there is one at a time."""
         self._families: list[Family] = []
         self._until = 0.0
-        """When the families are too old. Both are written by the thread that has the turn."""
+        """When the families are too old. Written by the thread that has the turn; the families and `is_up` also by one that waited for it
+        in vain."""
         self.is_up = True
         """Whether the database answered at the last look."""
 

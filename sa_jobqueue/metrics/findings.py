@@ -31,7 +31,7 @@ class Findings:
         self._lock = threading.Lock()
         self._at = 0.0
         self._looking = False
-        """Whether a look is under way: one may hang. With `_at` under the lock."""
+        """Whether a look is under way: one may hang. A scrape sets it, with `_at` under the lock; the thread that looked takes it back."""
         self._found: list[Finding] = []
         """Written by the thread that looks, as a whole."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
+from ..lifecycle import COUNTED, OUTCOMES, Event
 from ..worker.worker import Worker
 from . import names
 from .families import Families
@@ -15,7 +16,8 @@ from .sums import Totals
 
 __all__ = ["TotalsCollector", "WorkerCollector"]
 
-_OUTCOMES = ("completed", "retried", "failed", "cancelled", "snoozed", "released", "lost")
+#: What attempts came to: a rescue is no end of an attempt here, and has a metric of its own.
+_OUTCOMES = tuple(name for name in COUNTED if name != OUTCOMES[Event.RESCUE])
 
 
 class TotalsCollector(Collector):

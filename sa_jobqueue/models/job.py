@@ -293,7 +293,11 @@ class Job(Base):
         CheckConstraint("char_length(concurrency_key) BETWEEN 1 AND 201", name="job_concurrency_key_check"),
         CheckConstraint("units >= 1", name="job_units_check"),
         Index(
-            "job_claim_idx", "queue", "priority", "run_at", "id",
+            "job_claim_idx",
+            "queue",
+            "priority",
+            "run_at",
+            "id",
             postgresql_where=text("status = 'queued' AND concurrency_key IS NULL"),
         ),
         Index("job_running_idx", "id", postgresql_where=text("status = 'running'")),
@@ -305,19 +309,29 @@ class Job(Base):
             postgresql_where=text("LEAST(expires_at, deadline_at) IS NOT NULL AND status = 'queued'"),
         ),
         Index(
-            "job_key_ready_idx", "queue", "concurrency_key", text("(- priority)"), "run_at", "id",
+            "job_key_ready_idx",
+            "queue",
+            "concurrency_key",
+            text("(- priority)"),
+            "run_at",
+            "id",
             postgresql_where=text(
                 "concurrency_key IS NOT NULL AND status = 'queued' AND run_at <= GREATEST(created_at, ready_at)"
             ),
         ),
         Index(
-            "job_key_later_idx", "queue", "run_at", "id",
+            "job_key_later_idx",
+            "queue",
+            "run_at",
+            "id",
             postgresql_where=text(
                 "concurrency_key IS NOT NULL AND status = 'queued' AND run_at > GREATEST(created_at, ready_at)"
             ),
         ),
         Index(
-            "job_key_begun_idx", "concurrency_key", "id",
+            "job_key_begun_idx",
+            "concurrency_key",
+            "id",
             postgresql_where=text(
                 "concurrency_key IS NOT NULL AND (status = 'running' OR (status = 'queued' AND attempt > 0))"
             ),

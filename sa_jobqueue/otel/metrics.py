@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from ..histogram import BOUNDS
+from ..lifecycle import COUNTED
 from ..tally import TaskTally
 from ..worker.totals import totals
 from . import semconv
 
 __all__ = ["Metrics"]
 
-_OUTCOMES = ("completed", "retried", "failed", "cancelled", "snoozed", "released", "rescued", "lost")
 _BOUNDS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
 
 _Observe = Callable[[TaskTally, dict[str, str]], Iterator[Observation]]
@@ -53,7 +53,7 @@ def _consumed(tally: TaskTally, labels: dict[str, str]) -> Iterator[Observation]
 
 
 def _by_outcome(tally: TaskTally, labels: dict[str, str]) -> Iterator[Observation]:
-    for outcome in _OUTCOMES:
+    for outcome in COUNTED:
         if number := getattr(tally, outcome):
             yield Observation(number, labels | {semconv.OUTCOME: outcome})
 

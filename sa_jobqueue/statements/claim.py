@@ -37,9 +37,10 @@ from sqlalchemy import (
 )
 
 from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
-from ..models import Job, status_in, status_literal
+from ..models import Job, LimitRow, status_in, status_literal
 from ..options import MAX_PRIORITY
 from .extra import extra_of
+from .limits import knows_limits
 from .parts import (
     FIRST_ID,
     FIRST_TIME,
@@ -70,6 +71,8 @@ __all__ = [
     "lock_listed",
     "lock_parameters",
     "new_token",
+    "taken",
+    "taken_by",
 ]
 
 #: The priorities, the order in which they are served.
@@ -112,21 +115,23 @@ class ClaimRequest:
     """Resume points: the rows behind which to begin. None: at the front."""
     but: Sequence[int] = ()
     """Ids of jobs that are not to be claimed."""
+    known: int | None = None
+    """The versions of the limits that the worker has read."""
     inline: bool = True
     """Whether short arguments and meta come along. Otherwise only empty ones do, so what a row holds cannot make the claim fail."""
 
 
 def claim_parameters(request: ClaimRequest) -> dict[str, Any]:
     """The parameters of `claim_jobs`, by name, to execute a statement again that was built once."""
-    due = due_parameters(queues=request.queues, after=request.after, but=request.but or None)
-    return due | _taken_by(request.worker, request.lease, INLINE_LIMIT if request.inline else NOTHING_INLINE)
+    due = due_parameters(queues=request.queues, after=request.after, but=request.but or None, known=request.known)
+    return due | taken_by(request.worker, request.lease, INLINE_LIMIT if request.inline else NOTHING_INLINE)
 
 
 def listed_parameters(
     ids: Iterable[int], *, worker: str, lease: float, args_limit: int = INLINE_LIMIT
 ) -> dict[str, Any]:
     """The same of `claim_listed`."""
-    return lock_parameters(ids) | _taken_by(worker, lease, args_limit)
+    return lock_parameters(ids) | taken_by(worker, lease, args_limit)
 
 
 def lock_parameters(ids: Iterable[int]) -> dict[str, Any]:
@@ -134,16 +139,25 @@ def lock_parameters(ids: Iterable[int]) -> dict[str, Any]:
     return {"listed_ids": packed(ids)}
 
 
-def _taken_by(worker: str, lease: float, args_limit: int) -> dict[str, Any]:
+def taken_by(worker: str, lease: float, args_limit: int) -> dict[str, Any]:
+    """The parameters of `taken`, by name."""
     return {"by_worker": worker, "by_token": new_token(), "lease_seconds": lease, "inline_limit": args_limit}
 
 
 def due_parameters(
-    *, queues: Mapping[str, int], after: Mapping[Slot, Point] | None = None, but: Iterable[int] | None = None
+    *,
+    queues: Mapping[str, int],
+    after: Mapping[Slot, Point] | None = None,
+    but: Iterable[int] | None = None,
+    known: int | None = None,
 ) -> dict[str, Any]:
     """The same of `due_jobs`."""
     queues = {queue: free for queue, free in queues.items() if free > 0}
-    parameters: dict[str, Any] = {**_slots(tuple(queues)), "queue_free": packed(queues.values())}
+    parameters: dict[str, Any] = {
+        **_slots(tuple(queues)),
+        "queue_free": packed(queues.values()),
+        "known_limits": known,
+    }
     if but is not None:
         parameters["but_ids"] = packed(but)
     if after:
@@ -173,8 +187,10 @@ def claim_jobs(
     lease: float,
     after: Mapping[Slot, Point] | None = None,
     but: Sequence[int] | None = None,
+    known: int | None = None,
     args_limit: int = INLINE_LIMIT,
     job: type[Job] = Job,
+    limit: type[LimitRow] = LimitRow,
 ) -> Update:
     """Claim due jobs: at most `queues[name]` of each queue, higher priority first, then earlier `run_at`, then `id`.
 
@@ -184,12 +200,15 @@ def claim_jobs(
     `args_limit`: arguments larger than this come back as NULL, and so does such a `meta`: in bytes of text, or as stored
     where that is more. Below zero: all do that are not empty.
 
+    It takes no account of limits, nor of keys: where a queue has some, or there are other limits than those of the version that the
+    worker has `known` (see `read_limits`), it fails with SQLSTATE SJQ03. `claim_limited` is for such queues.
+
     Returns the columns of `sa_jobqueue.context.ClaimedJob`, in no particular order.
     """
-    given = due_parameters(queues=queues, after=after, but=but)
+    given = due_parameters(queues=queues, after=after, but=but, known=known)
     # MATERIALIZED: without the fence the planner may evaluate the picking again and take more rows than LIMIT.
-    picked = _due(table_of(job), given).cte("picked").prefix_with("MATERIALIZED")
-    return _taken(table_of(job), picked, worker=worker, lease=lease, args_limit=args_limit)
+    picked = _due(table_of(job), given, limit=limit).cte("picked").prefix_with("MATERIALIZED")
+    return taken(table_of(job), select(picked.c.id), worker=worker, lease=lease, args_limit=args_limit)
 
 
 def claim_listed(
@@ -202,7 +221,7 @@ def claim_listed(
 ) -> Update:
     """Claim these, as far as they are due and not locked by another. Returns what `claim_jobs` does."""
     locked = _listed(table_of(job), ids)
-    return _taken(table_of(job), locked, worker=worker, lease=lease, args_limit=args_limit)
+    return taken(table_of(job), select(locked.c.id), worker=worker, lease=lease, args_limit=args_limit)
 
 
 def due_jobs(
@@ -210,10 +229,13 @@ def due_jobs(
     queues: Mapping[str, int],
     after: Mapping[Slot, Point] | None = None,
     but: Sequence[int] | None = None,
+    known: int | None = None,
     job: type[Job] = Job,
+    limit: type[LimitRow] = LimitRow,
 ) -> Select[Any]:
     """The id and the queue of the jobs that `claim_jobs` would claim, in that order; they are locked."""
-    return _due(table_of(job), due_parameters(queues=queues, after=after, but=but), named=True)
+    given = due_parameters(queues=queues, after=after, but=but, known=known)
+    return _due(table_of(job), given, limit=limit, named=True)
 
 
 def lock_listed(*, ids: Sequence[int], job: type[Job] = Job) -> Select[Any]:
@@ -231,7 +253,7 @@ def _listed(table: Table, ids: Sequence[int]) -> CTE:
     )
 
 
-def _due(table: Table, given: Mapping[str, Any], *, named: bool = False) -> Select[Any]:
+def _due(table: Table, given: Mapping[str, Any], *, limit: type[LimitRow], named: bool = False) -> Select[Any]:
     """The ids of the due jobs, locked; with their queues if these are to be `named`."""
     columns = table.c
     queue = rows(
@@ -252,6 +274,7 @@ def _due(table: Table, given: Mapping[str, Any], *, named: bool = False) -> Sele
             columns.queue == slot.c.queue,
             columns.priority == slot.c.level,
             status_in(columns.status, sources(Event.CLAIM)),
+            columns.concurrency_key.is_(None),
             columns.run_at <= func.now(),
             tuple_(columns.run_at, columns.id) > tuple_(func.to_timestamp(slot.c.at), slot.c.id),
             *_but(columns.id, given),
@@ -272,7 +295,7 @@ def _due(table: Table, given: Mapping[str, Any], *, named: bool = False) -> Sele
         .lateral("candidate")
     )
     found = [candidate.c.id, queue.c.name] if named else [candidate.c.id]
-    return select(*found).select_from(queue.join(candidate, true()))
+    return select(*found).select_from(queue.join(candidate, true())).where(knows_limits(table, table_of(limit), given))
 
 
 def _but(id: Column[int], given: Mapping[str, Any]) -> list[ColumnElement[bool]]:
@@ -281,13 +304,21 @@ def _but(id: Column[int], given: Mapping[str, Any]) -> list[ColumnElement[bool]]
     return [id != func.all(array("but_ids", given["but_ids"], BigInteger()))]
 
 
-def _taken(table: Table, picked: CTE, *, worker: str, lease: float, args_limit: int) -> Update:
-    """Claim the rows with these ids."""
+def taken(
+    table: Table,
+    ids: Select[Any],
+    *,
+    worker: str,
+    lease: float,
+    args_limit: int,
+    at: ColumnElement[Any] | None = None,
+) -> Update:
+    """Claim the rows with these ids. `at`: when; the transaction's now() if None."""
     columns = table.c
     limit = bindparam("inline_limit", args_limit, Integer)
     return (
         update(table)
-        .where(members(columns.id, select(picked.c.id)))
+        .where(members(columns.id, ids))
         .values(
             status=status_literal(TRANSITIONS[JobStatus.QUEUED, Event.CLAIM]),
             # Made at each execution: a statement that is executed again must not give the token of an old claim.
@@ -296,7 +327,7 @@ def _taken(table: Table, picked: CTE, *, worker: str, lease: float, args_limit: 
             claims=func.least(columns.claims, literal_column("2147483646")) + literal_column("1"),
             attempt=func.least(columns.attempt, literal_column("32766")) + literal_column("1"),
             worker=bindparam("by_worker", worker, Text),
-            claimed_at=func.now(),
+            claimed_at=func.now() if at is None else at,
             lease_expires_at=in_seconds(lease, name="lease_seconds"),
         )
         .returning(

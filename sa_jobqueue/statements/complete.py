@@ -15,6 +15,7 @@ from sqlalchemy import (
     CTE,
     BigInteger,
     ColumnElement,
+    CompoundSelect,
     Executable,
     Float,
     Table,
@@ -79,7 +80,7 @@ def complete_jobs(
     tokens: Sequence[int],
     retain: Sequence[float | None],
     results: Sequence[str | None] | None = None,
-    claim: Update | None = None,
+    claim: Update | CompoundSelect[Any] | None = None,
     job: type[Job] = Job,
 ) -> Executable:
     """Jobs that ended well become `completed`, each only if its claim is still valid.
@@ -88,7 +89,7 @@ def complete_jobs(
     JSON text, None if it has none; or None for a statement that records none. One row comes back: the ids that were written,
     as an array, or NULL. A row that another transaction has locked is left out.
 
-    `claim`: a `claim_jobs` to be executed with it. Then the ids come back as text in a first row that has nothing else (see
+    `claim`: a `claim_jobs`, or a `claim_limited`, to be executed with it. Then the ids come back as text in a first row that has nothing else (see
     `written_ids`), and behind it the rows of the claim.
     """
     table = table_of(job)
@@ -147,7 +148,7 @@ def delete_completed(
     *,
     ids: Sequence[int],
     tokens: Sequence[int],
-    claim: Update | None = None,
+    claim: Update | CompoundSelect[Any] | None = None,
     job: type[Job] = Job,
 ) -> Executable:
     """As `complete_jobs`, but the jobs are not kept: their rows are deleted."""
@@ -168,7 +169,7 @@ def written_ids(row: Sequence[Any]) -> list[int]:
     return [int(one) for one in written[1:-1].split(",")] if written else []
 
 
-def _answered(table: Table, locked: CTE, written: CTE, claim: Update | None) -> Executable:
+def _answered(table: Table, locked: CTE, written: CTE, claim: Update | CompoundSelect[Any] | None) -> Executable:
     ids = told(func.array_agg(written.c.id, type_=ARRAY(BigInteger)), of=table)
     if claim is None:
         return select(ids).select_from(written).add_cte(locked)

@@ -30,29 +30,44 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.dialects.postgresql import array as pg_array
 
 from ..histogram import BUCKETS
-from ..lifecycle import OUTCOMES
+from ..lifecycle import COUNTED
 from ..models import Stat, WorkerRow
 from ..tally import TaskTally
 from .parts import array, in_seconds, rows, table_of
 
-__all__ = ["By", "add_stats", "drop_old_stats", "roll_up_stats", "stats_parameters", "sum_stats", "written_stats"]
+__all__ = [
+    "HOURS_KEPT",
+    "MINUTES_KEPT",
+    "By",
+    "add_stats",
+    "drop_old_stats",
+    "roll_up_stats",
+    "stats_parameters",
+    "sum_stats",
+    "written_stats",
+]
 
 By: TypeAlias = Literal["queue", "task"]
 
 MINUTE, HOUR = 60, 3_600
+#: For how long minutes are kept before they are added up by the hour, and hours before they are deleted.
+MINUTES_KEPT, HOURS_KEPT = timedelta(days=7), timedelta(days=90)
 
-_OUTCOMES = (*OUTCOMES.values(), "lost")
+#: The columns of sums of seconds, and of arrays by bucket; then all with a value, all that a worker gives, and the key.
 _SECONDS = ("run_seconds", "wait_seconds")
 _COUNTS = ("runs", "waits")
+_VALUES = (*COUNTED, *_SECONDS, *_COUNTS)
+_GIVEN = ("queue", "task", *_VALUES)
+_KEY = ("seconds", "at", "queue", "task")
 
 
 def stats_parameters(tallies: Sequence[TaskTally], *, worker: uuid.UUID, number: int) -> dict[str, Any]:
     """The parameters of `add_stats`, by name, to execute a statement again that was built once."""
     columns: dict[str, Any] = {"stat_worker": worker, "stat_number": number}
-    for name in ("queue", "task", *_OUTCOMES, *_SECONDS):
+    for name in _GIVEN:
         columns[f"stat_{name}"] = [getattr(one, name) for one in tallies]
     for name in _COUNTS:
-        columns[f"stat_{name}"] = ["{" + ",".join(map(str, getattr(one, name))) + "}" for one in tallies]
+        columns[f"stat_{name}"] = ["{" + ",".join(map(str, counts)) + "}" for counts in columns[f"stat_{name}"]]
     return columns
 
 
@@ -79,13 +94,12 @@ def add_stats(
         .returning(workers.stats_written)
         .cte("marked")
     )
-    types: dict[str, Any] = dict.fromkeys(_OUTCOMES, BigInteger()) | dict.fromkeys(_SECONDS, Float(53))
-    names = ("queue", "task", *_OUTCOMES, *_SECONDS, *_COUNTS)
+    types: dict[str, Any] = dict.fromkeys(COUNTED, BigInteger()) | dict.fromkeys(_SECONDS, Float(53))
     counted = rows(
-        "counted", **{name: array(f"stat_{name}", given[f"stat_{name}"], types.get(name, Text())) for name in names}
+        "counted", **{name: array(f"stat_{name}", given[f"stat_{name}"], types.get(name, Text())) for name in _GIVEN}
     )
     values = [
-        cast(counted.c[name], ARRAY(BigInteger)).label(name) if name in _COUNTS else counted.c[name] for name in names
+        cast(counted.c[name], ARRAY(BigInteger)).label(name) if name in _COUNTS else counted.c[name] for name in _GIVEN
     ]
     minute = func.date_trunc(literal_column("'minute'"), func.now())
     added = (
@@ -94,7 +108,6 @@ def add_stats(
             select(literal_column(str(MINUTE)), minute, *values)
             .where(exists(select(marked.c.stats_written)))
             .order_by(counted.c.queue, counted.c.task),
-            names,
         )
         .returning(table.c.seconds)
         .cte("added")
@@ -116,22 +129,17 @@ def roll_up_stats(*, keep: timedelta, limit: int, stat: type[Stat] = Stat) -> Ex
     columns = table.c
     before = in_seconds(-keep.total_seconds(), name="keep_seconds")
     old = _page(table, MINUTE, before, limit)
-    key = (columns.seconds, columns.at, columns.queue, columns.task)
     # The values of the rows as they are when they are locked.
     moved = (
-        delete(table)
-        .where(*_same(table, old))
-        .returning(*key, *(columns[name] for name in (*_OUTCOMES, *_SECONDS, *_COUNTS)))
-        .cte("moved")
+        delete(table).where(*_same(table, old)).returning(*(columns[name] for name in (*_KEY, *_VALUES))).cte("moved")
     )
     hour = func.date_trunc(literal_column("'hour'"), moved.c.at, literal_column("'UTC'"))
-    names = ("queue", "task", *_OUTCOMES, *_SECONDS, *_COUNTS)
     summed = (
         select(literal_column(str(HOUR)), hour, moved.c.queue, moved.c.task, *_sums(moved))
         .group_by(hour, moved.c.queue, moved.c.task)
         .order_by(hour, moved.c.queue, moved.c.task)
     )
-    added = _adding(table, summed, names).returning(columns.seconds).cte("added")
+    added = _adding(table, summed).returning(columns.seconds).cte("added")
     return select(func.count()).select_from(moved).add_cte(added)
 
 
@@ -178,22 +186,22 @@ def sum_stats(
     return query
 
 
-def _adding(table: Table, query: Any, names: Sequence[str]) -> Any:
+def _adding(table: Table, query: Any) -> Any:
     """INSERT what `query` returns, or add it to the rows that are there."""
-    insertion = insert(table).from_select(["seconds", "at", *names], query)
+    insertion = insert(table).from_select(["seconds", "at", *_GIVEN], query)
     new, old = insertion.excluded, table.c
-    sums: dict[str, Any] = {name: old[name] + new[name] for name in (*_OUTCOMES, *_SECONDS)}
+    sums: dict[str, Any] = {name: old[name] + new[name] for name in (*COUNTED, *_SECONDS)}
     for name in _COUNTS:
         each = [_bucket(old[name], number) + _bucket(new[name], number) for number in range(1, BUCKETS + 1)]
         sums[name] = pg_array(each)
-    return insertion.on_conflict_do_update(index_elements=["seconds", "at", "queue", "task"], set_=sums)
+    return insertion.on_conflict_do_update(index_elements=list(_KEY), set_=sums)
 
 
 def _sums(table: Any) -> list[ColumnElement[Any]]:
     columns = table.c
     numbers = [
         type_coerce(cast(func.coalesce(func.sum(columns[name]), literal_column("0")), BigInteger), BigInteger).label(name)
-        for name in _OUTCOMES
+        for name in COUNTED
     ]  # fmt: skip
     seconds = [func.coalesce(func.sum(columns[name]), literal_column("0.0", Float)).label(name) for name in _SECONDS]
     counts = [
@@ -220,10 +228,11 @@ def _bucket(counts: Any, number: int) -> ColumnElement[int]:
 def _page(table: Table, seconds: int, before: ColumnElement[Any], limit: int) -> CTE:
     """The oldest rows of this kind, locked."""
     columns = table.c
+    key = [columns[name] for name in _KEY]
     return (
-        select(columns.seconds, columns.at, columns.queue, columns.task)
+        select(*key)
         .where(columns.seconds == literal_column(str(seconds)), columns.at < before)
-        .order_by(columns.seconds, columns.at, columns.queue, columns.task)
+        .order_by(*key)
         .limit(bindparam("page", limit))
         .with_for_update(skip_locked=True)
         .cte("old")
@@ -232,4 +241,4 @@ def _page(table: Table, seconds: int, before: ColumnElement[Any], limit: int) ->
 
 
 def _same(table: Table, old: CTE) -> list[ColumnElement[bool]]:
-    return [table.c[name] == old.c[name] for name in ("seconds", "at", "queue", "task")]
+    return [table.c[name] == old.c[name] for name in _KEY]

@@ -193,8 +193,8 @@ def free_stray_keys(*, after: str, limit: int, job: type[Job] = Job, keys: type[
 def find_stray_keys(
     *, limit: int, sample: int = 10_000, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey
 ) -> Executable:
-    """The keys of jobs that have ended, have another key, or are gone. Columns: key, job_id; and total, of them all. No more than
-    `limit` rows, in the order of the keys. Only the first `sample` keys are looked at, because reading them all would read all their jobs.
+    """The keys of jobs that have ended, have another key, or are gone, among the first `sample` keys: to read all keys would be to read
+    all their jobs. Columns: key, job_id; and total, of all that were found. No more than `limit` rows, in the order of the keys.
     """
     held, table = table_of(keys), table_of(job)
     first = select(held.c.key, held.c.job_id).where(held.c.expires_at.is_(None)).order_by(held.c.key)

@@ -12,14 +12,16 @@ transaction the connection is in, and never commit.
 """
 
 from ..statements.claim import ClaimRequest
+from ..statements.limited import LimitedRequest, Ring, RingState
 from ..statements.parts import FIRST_ID, FIRST_TIME
 from .claims import MOST_TEXT, Texts
 from .declared import definition_of
 from .declared_limits import limits_definition
 from .definitions import Declaring, Definition
 from .expiry import Late
-from .faults import Fault, fault_of, is_data_fault, is_too_much
+from .faults import Fault, fault_of, is_data_fault, is_limits_changed, is_too_much
 from .leases import Expired, Renewal
+from .limits import KnownLimits
 from .notes import LogLines, Report
 from .outcomes import Answer, alike, kept_for_now
 from .pressure import Pressure, read_pressure
@@ -40,12 +42,16 @@ __all__ = [
     "Definition",
     "Expired",
     "Fault",
+    "KnownLimits",
     "Late",
+    "LimitedRequest",
     "LogLines",
     "Pressure",
     "Pruned",
     "Renewal",
     "Report",
+    "Ring",
+    "RingState",
     "Store",
     "Tables",
     "Texts",
@@ -56,6 +62,7 @@ __all__ = [
     "end_backend",
     "fault_of",
     "is_data_fault",
+    "is_limits_changed",
     "is_too_much",
     "kept_for_now",
     "limits_definition",

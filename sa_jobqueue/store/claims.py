@@ -57,9 +57,14 @@ class Claims(OfTables):
         parameters = listed_parameters(ids, worker=worker, lease=lease, args_limit=NOTHING_INLINE)
         return in_order(self._claim_listed.rows(connection, parameters))
 
-    def lock_due(self, connection: Connection, queues: Mapping[str, int], *, but: Sequence[int] = ()) -> dict[int, str]:
-        """The jobs that a claim would take, by id their queue, in its order. They are locked till the transaction ends."""
-        return dict(self._due.rows(connection, due_parameters(queues=queues, but=but)))
+    def lock_due(
+        self, connection: Connection, queues: Mapping[str, int], *, but: Sequence[int] = (), known: int | None = None
+    ) -> dict[int, str]:
+        """The jobs that a claim would take, by id their queue, in its order. They are locked till the transaction ends.
+
+        `known`: the versions of the limits that the worker has read.
+        """
+        return dict(self._due.rows(connection, due_parameters(queues=queues, but=but, known=known)))
 
     def lock_these(self, connection: Connection, ids: Sequence[int]) -> list[int]:
         """The same for those among these that are due."""
@@ -80,6 +85,7 @@ class Claims(OfTables):
             lease=0,
             but=[] if some_left_out else None,
             job=self.tables.job,
+            limit=self.tables.limit,
         )
 
     @cached_property
@@ -96,7 +102,7 @@ class Claims(OfTables):
 
     @cached_property
     def _due(self) -> Compiled:
-        return Compiled(due_jobs(queues={}, but=[], job=self.tables.job), binary=True)
+        return Compiled(due_jobs(queues={}, but=[], job=self.tables.job, limit=self.tables.limit), binary=True)
 
     @cached_property
     def _lock_listed(self) -> Compiled:

@@ -6,7 +6,9 @@ from enum import Enum
 
 from sqlalchemy.exc import DBAPIError
 
-__all__ = ["Fault", "fault_of", "is_data_fault", "is_too_much"]
+from ..statements.limits import LIMITS_CHANGED
+
+__all__ = ["Fault", "fault_of", "is_data_fault", "is_limits_changed", "is_too_much"]
 
 #: Classes of SQLSTATE. The server, its resources or its connections are out of order; or another transaction was in the way.
 _AWAY = frozenset({"08", "0A", "25", "26", "28", "3D", "40", "53", "57"})
@@ -49,3 +51,8 @@ def is_too_much(error: DBAPIError) -> bool:
     if error.connection_invalidated:
         return False
     return is_data_fault(error) or getattr(error.orig, "sqlstate", None) in _TOO_MUCH
+
+
+def is_limits_changed(error: BaseException) -> bool:
+    """Whether a claim failed because its worker has not read the limits that there are."""
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == LIMITS_CHANGED

@@ -92,8 +92,9 @@ class Outcomes(Claims):
             return Answer.LOST if answer is Answer.LOCKED else answer  # as the statement first saw it, before it waited
         return Answer.APPLIED if written else Answer.LOST
 
-    def written_before(self, connection: Connection, changes: Sequence[Change]) -> dict[int, Answer]:
-        """Which of these an earlier transaction has written, the answer to whose commit was lost: the answers it would have given.
+    def written_before(self, connection: Connection, changes: Sequence[Change]) -> list[Change]:
+        """Those of these that an earlier transaction has written, the answer to whose commit was lost; `cancelled` where it wrote that.
+        Of several for one job, the first that it may have written.
 
         It has if the job is as the change makes it and was not claimed again, or is gone and should be.
         """
@@ -103,17 +104,17 @@ class Outcomes(Claims):
             job=self.tables.job,
         )
         found = {row.id: row for row in connection.execute(statement)}
-        answers: dict[int, Answer] = {}
+        written: dict[int, Change] = {}
         for change in changes:
             row = found[change.id]
             if row.status is None:
                 if change.deletes:
-                    answers[change.id] = Answer.APPLIED
+                    written.setdefault(change.id, change)
             elif row.last and row.status == change.status:
-                answers[change.id] = Answer.APPLIED
+                written.setdefault(change.id, change)
             elif row.last and row.status == change.if_cancelled:
-                answers[change.id] = Answer.CANCELLED
-        return answers
+                written.setdefault(change.id, change.cancelled)
+        return list(written.values())
 
     def exchange(
         self, connection: Connection, changes: Sequence[Change], request: ClaimRequest

@@ -7,6 +7,7 @@ from .declared import DeclaredSchedules
 from .declared_limits import DeclaredLimits
 from .expiry import Expiry
 from .leases import Leases
+from .limits import LimitedClaims
 from .notes import JobNotes
 from .outcomes import Outcomes
 from .pruning import Pruning
@@ -23,6 +24,7 @@ __all__ = ["Store", "default_store", "store_of"]
 
 class Store(
     Outcomes,
+    LimitedClaims,
     Expiry,
     Leases,
     JobNotes,

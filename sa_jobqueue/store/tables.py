@@ -5,7 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
-from ..models import Awaited, Job, KeyRow, LimitRow, LimitState, LogPart, Progress, Schedule, Stat, UniqueKey, Uptime, WorkerRow
+from ..models import (
+    Awaited,
+    Job,
+    KeyRow,
+    LimitRow,
+    LimitState,
+    LogPart,
+    Progress,
+    Schedule,
+    Stat,
+    UniqueKey,
+    Uptime,
+    WorkerRow,
+)
 
 __all__ = ["OfTables", "Tables"]
 

@@ -18,7 +18,7 @@ from typing import Any
 from ..log import get_logger
 from ..outcomes import Released
 from ..settings import WorkerSettings
-from ..statements.waking import SCHEDULES_CHANGED
+from ..statements.waking import PERMITS_CHANGED, SCHEDULES_CHANGED
 from ..store import MOST_TEXT, Store
 from ..tasks import Registry
 from .children.pool import Children
@@ -313,6 +313,8 @@ class Services:
         """A NOTIFY has come: the name of a queue, "" for a cancel, or `SCHEDULES_CHANGED`. None: some may have been missed."""
         if payload != "":
             self.claimer.notify(payload)  # a queue may have any name, also that
+        if payload == PERMITS_CHANGED:
+            self.claimer.limits_changed()
         if payload == SCHEDULES_CHANGED:
             self.ticks.announce()
         elif not payload:

@@ -16,14 +16,14 @@ from typing import Protocol
 
 from ..context import ClaimedJob
 from ..histogram import BUCKETS, RANGES, bucket_of
-from ..lifecycle import OUTCOMES, Change, Event
+from ..lifecycle import COUNTED, OUTCOMES, Change, Event
 from ..tally import OTHER_QUEUES, UNKNOWN_TASK, TaskTally
 
-__all__ = ["EndedRun", "Tally", "Written", "outcomes_of"]
+__all__ = ["EndedRun", "InTable", "Tally", "outcomes_of"]
 
 _COMPLETE = Event.COMPLETE
-#: Queues with their tasks from which on those of jobs that did not run here are counted as one queue: any worker rescues the jobs of
-#: any queue, and names come out of rows.
+#: Queues with their tasks from which on new ones of jobs that did not run here, or were lost, are counted as one queue: any worker
+#: rescues the jobs of any queue, and names come out of rows.
 _MOST = 2_000
 #: No job waits this many seconds, but one whose `run_at` is -infinity seems to.
 _TOO_LONG = RANGES[-1][1]
@@ -62,7 +62,7 @@ _NO_COUNTS = _Counts()
 
 
 @dataclass(slots=True)
-class Written:
+class InTable:
     """How much of a tally is in the table `stat`. Each batch has a number, and stays as it is until the database has it.
 
     It outlives a `serve()`, as the worker's row does when it cannot be deleted: that row has the number of the last batch.
@@ -88,7 +88,7 @@ class Tally:
         self.zero = time.time() - monotonic()
         """When `monotonic()` was 0, in seconds since 1970, by the database's clock once that is known. Maintenance writes it."""
 
-        self.written = Written()
+        self.written = InTable()
         """Maintenance alone writes and reads it."""
 
     def add(self, changes: Sequence[Change], runs: Sequence[EndedRun | None]) -> None:
@@ -130,7 +130,7 @@ class Tally:
                 counts.run_seconds += took
                 # It may have been enqueued for a time in the past.
                 due, created = job.run_at, job.created_at
-                waited = started + zero - (max(due, created))
+                waited = started + zero - max(due, created)
                 if not waited_above < waited <= waited_to:
                     if not 0.0 <= waited <= _TOO_LONG:  # two clocks, or a `created_at` that was written by hand
                         waited = 0.0
@@ -144,17 +144,15 @@ class Tally:
                 counts.runs[took_in] += took_here
                 counts.waits[waited_in] += waited_here
 
-    def add_one(self, queue: str, task: str | None, event: Event, jobs: int = 1) -> None:
-        """`event` happened to `jobs` that did not run here. `task` is None if its name is not registered here."""
+    def add_one(self, queue: str, task: str | None, event: Event) -> None:
+        """`event` happened to a job that did not run here. `task` is None if its name is not registered here."""
         with self._lock:
-            if len(self._counts) >= _MOST and (queue, task) not in self._counts:
-                queue = OTHER_QUEUES
-            self._counts_of(queue, task or UNKNOWN_TASK).outcomes[event] += jobs
+            self._counts_of_others(queue, task).outcomes[event] += 1
 
     def lose(self, queue: str, task: str | None) -> None:
         """The outcome of a job came too late: its claim was over."""
         with self._lock:
-            self._counts_of(queue, task or UNKNOWN_TASK).lost += 1
+            self._counts_of_others(queue, task).lost += 1
 
     def snapshot(self) -> list[TaskTally]:
         """All that was counted so far, by queue and task."""
@@ -181,6 +179,13 @@ class Tally:
             found = self._counts[key] = _Counts()
         return found
 
+    def _counts_of_others(self, queue: str, task: str | None) -> _Counts:
+        """The same where the queue may be any, and the task unknown here."""
+        name = task or UNKNOWN_TASK
+        if len(self._counts) >= _MOST and (queue, name) not in self._counts:
+            queue = OTHER_QUEUES
+        return self._counts_of(queue, name)
+
 
 def _value(key: tuple[str, str], counts: _Counts) -> TaskTally:
     queue, task = key
@@ -194,7 +199,7 @@ def outcomes_of(tallies: Iterable[TaskTally]) -> Counter[str]:
     """What was counted, by outcome; and "unknown", the jobs that were given back because their tasks are not registered."""
     counted: Counter[str] = Counter()
     for one in tallies:
-        counted.update({name: getattr(one, name) for name in (*OUTCOMES.values(), "lost") if getattr(one, name)})
+        counted.update({name: getattr(one, name) for name in COUNTED if getattr(one, name)})
         if one.task == UNKNOWN_TASK and one.released:
             counted["unknown"] += one.released
     return counted

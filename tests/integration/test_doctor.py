@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from types import SimpleNamespace
 
 import psycopg
@@ -18,6 +18,7 @@ from sa_jobqueue import Job, Registry, enqueue, task
 from sa_jobqueue.doctor import CHECKS, Examination, Finding, Thresholds, examine, look_at
 from sa_jobqueue.doctor.checks import connection as checking
 from sa_jobqueue.doctor.finding import found, worst
+from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.migrations import runner, upgrade_database
 from sa_jobqueue.tasks import TaskName
 from tests.support import ills, pooler
@@ -220,6 +221,29 @@ def test_a_listen_that_hears_nothing_is_a_problem(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(psycopg.Connection, "notifies", lambda self, **options: iter(()))
     (deaf,) = (one for one in examine(engine) if one.name == "wake-ups")
     assert (deaf.level, deaf.detail) == ("problem", "LISTEN hears nothing")
+
+
+def test_no_connection_that_listens_comes_back_to_the_pool(database_url: str) -> None:
+    """The application's next transaction would be none: what it rolls back would stay."""
+    engine = create_engine(database_url)
+    (heard,) = (one for one in examine(engine) if one.name == "wake-ups")
+    assert heard.level == "ok"
+    with ExitStack() as stack:
+        pooled = [stack.enter_context(engine.connect()) for _ in range(3)]
+        for connection in pooled:
+            assert connection.scalars(text("SELECT pg_listening_channels()")).all() == []
+            raw = connection.connection.dbapi_connection
+            assert isinstance(raw, psycopg.Connection)
+            assert not raw.autocommit
+    engine.dispose()
+
+
+def test_over_another_driver_the_probe_says_how_to_leave_it_out(database_url: str) -> None:
+    """All other checks can be made over any."""
+    engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg2"), poolclass=NullPool)
+    with pytest.raises(ConfigurationError, match=r"must use psycopg 3, .* probe=False"):
+        examine(engine)
+    assert {finding.name for finding in examine(engine, probe=False)} == {check.name for check in CHECKS}
 
 
 def test_a_locked_table_makes_notices_and_holds_nothing_up(database_url: str) -> None:

@@ -315,7 +315,7 @@ def test_an_outcome_that_an_outage_kept_back_is_lost_if_another_worker_was_faste
     assert worker.counts == {"lost": 1}
 
 
-@pytest.mark.parametrize("told", ["nothing", "that its claim is lost"])
+@pytest.mark.parametrize("told", ["nothing", "that its claim is lost", "nothing of the next commit, either"])
 def test_a_handlers_commit_that_had_no_answer_is_counted_as_completed(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
@@ -325,12 +325,18 @@ def test_a_handlers_commit_that_had_no_answer_is_counted_as_completed(
     def cut_off(*given: Any) -> bool:
         assert commit(*given)
         monkeypatch.undo()
-        if told != "nothing":
+        if told == "nothing of the next commit, either":
+            monkeypatch.setattr(Store, "apply", away)
+        if told == "that its claim is lost":
             runs = services_of(worker).runs
             for run in runs:
                 runs.lose(run)
                 runs.stop(run, Stop.LOST)
         raise OperationalError("COMMIT", {}, Exception("the answer was lost"), connection_invalidated=True)
+
+    def away(*_: Any) -> None:
+        monkeypatch.undo()
+        raise OperationalError("UPDATE", {}, Exception("no route to host"), connection_invalidated=True)
 
     monkeypatch.setattr(libpq, "commit", cut_off)
 

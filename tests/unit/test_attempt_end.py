@@ -73,6 +73,52 @@ def test_an_end_is_told_here_where_there_can_be_no_more_threads(monkeypatch: pyt
     telling.finish(0.0)
 
 
+def test_an_end_that_begins_to_be_told_while_the_worker_leaves_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that has not started yet cannot be waited for, and the worker has more to do than to fail at that."""
+    starts, goes_on, told = threading.Event(), threading.Event(), threading.Event()
+    start = threading.Thread.start
+
+    def slowly(thread: threading.Thread) -> None:
+        if thread.name.endswith("end of an attempt"):
+            starts.set()
+            assert goes_on.wait(10)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", slowly)
+    end, telling = AttemptEnd(run(nothing).job), Telling()
+    end.add(lambda outcome, error: told.set())
+    giving_up = threading.Thread(target=telling.tell, args=(end, "lost", None))
+    giving_up.start()
+    assert starts.wait(10)
+    threading.Timer(0.05, goes_on.set).start()
+    telling.finish(10)
+    assert told.is_set()
+    giving_up.join()
+
+
+def test_a_worker_that_leaves_waits_for_an_end_that_is_told_where_it_came(
+    middleware: Enters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the outcome it may have all that it waits for, while the callback is still to come."""
+    reported, goes_on = threading.Event(), threading.Event()
+    executor, _ = make_executor()
+    report = executor._report
+
+    def slowly(*ended: Any) -> None:
+        report(*ended)
+        reported.set()
+        assert goes_on.wait(10)
+
+    monkeypatch.setattr(executor, "_report", slowly)
+    running = threading.Thread(target=executor.run, args=(run(nothing),))
+    running.start()
+    assert reported.wait(10)
+    threading.Timer(0.05, goes_on.set).start()
+    executor.telling.finish(10)
+    assert middleware.told == [("completed", "NoneType")]
+    running.join()
+
+
 def test_a_run_that_is_given_up_before_its_handler_is_called_enters_nothing(middleware: Enters) -> None:
     """Its middleware would never hear of the end."""
     given_up = run(nothing)

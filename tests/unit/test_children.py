@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from sa_jobqueue import Registry, WorkerSettings, task
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.errors import ConfigurationError, TaskError
-from sa_jobqueue.lifecycle import Change, Claim, decide
-from sa_jobqueue.outcomes import Crashed, Outcome
+from sa_jobqueue.lifecycle import Change, Claim, Rules, decide
+from sa_jobqueue.outcomes import Completed, Crashed, Outcome, Retry
 from sa_jobqueue.worker.children.channel import Channel, Message
 from sa_jobqueue.worker.children.messages import (
     ending_of,
@@ -29,7 +29,7 @@ from sa_jobqueue.worker.children.messages import (
 )
 from sa_jobqueue.worker.children.runner import ChildRunner
 from sa_jobqueue.worker.children.setup import ChildSetup, Maker, main_module
-from sa_jobqueue.worker.running.ending import LOST, ToWrite, Written
+from sa_jobqueue.worker.running.ending import LOST, InDoubt, MaybeWritten, ToWrite, Written
 from sa_jobqueue.worker.running.run import Run
 from tests.support import heavy
 from tests.support.outcomes import all_rules, run_outcomes
@@ -94,6 +94,19 @@ def test_an_ending_comes_back_as_it_was(outcome: Outcome, rules: Any, written: b
     assert not isinstance(back, type(LOST))
     assert back.change == change
     assert [type(value) for value in back.change] == [type(value) for value in change]
+
+
+def test_an_ending_in_doubt_comes_back_as_one() -> None:
+    """The answer to the child's commit was lost: the worker has to find out what was written."""
+    completed, failed = (
+        decide(Claim(1, 7, 2, 3, 1), outcome, Rules(), random=0.5) for outcome in (Completed(), Retry(60))
+    )
+    doubted = ending_of(sent(message_of_ending(InDoubt(failed, completed))))
+    asked = ending_of(sent(message_of_ending(MaybeWritten(completed))))
+    assert isinstance(doubted, InDoubt)
+    assert (doubted.change, doubted.committed) == (failed, completed)
+    assert isinstance(asked, MaybeWritten)
+    assert asked.change == completed
 
 
 def test_a_lost_claim_comes_back_as_one() -> None:

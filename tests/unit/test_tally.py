@@ -143,6 +143,18 @@ def test_queues_that_are_not_served_here_have_a_bound() -> None:
     assert {one.queue: one.rescued for one in found}["(other)"] == 100
 
 
+def test_a_queue_that_is_counted_already_stays_so_beyond_the_bound() -> None:
+    """Also its jobs of unknown tasks; and jobs that are lost have the same bound as others."""
+    tally = Tally()
+    tally.add_one("mail", None, Event.RELEASE)
+    for number in range(2_100):
+        tally.lose(f"queue {number}", "send")
+    tally.add_one("mail", None, Event.RELEASE)
+    found = {one.key: one for one in tally.snapshot()}
+    assert len(found) == 2_001
+    assert found["mail", "(unknown)"].released == 2
+
+
 def test_what_has_come_since_is_a_difference_that_can_be_added_again() -> None:
     """Sums and each bucket."""
     before = TaskTally("mail", "send", completed=2, run_seconds=0.5, runs=(2, *(0,) * (BUCKETS - 1)))

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from sa_jobqueue.statements.depths import CAP, capped
 
-from ..figures import COUNTED, QUANTILES, Figures
+from ..figures import QUANTILES, Figures, named
 from ..output import duration, estimated, rate
 from .job import job_lines
 from .read import Picture
@@ -20,8 +20,6 @@ from .views import KEYS, Stand, View, rows_of
 
 __all__ = ["body_lines", "frame", "shares"]
 
-#: Outcomes that the header names in any case.
-_ALWAYS = ("completed", "retried", "failed")
 #: The sections of the overview.
 _SECTIONS = ("queues", View.TASKS, View.WORKERS, View.FAILED)
 #: Lines of the header, and of the footer with the empty line above it.
@@ -80,8 +78,7 @@ def _header(seen: Seen, name: str) -> list[Text]:
     live = len(picture.workers) - stale
     workers = f"{live} live worker{'' if live == 1 else 's'}{f', {stale} stale' if stale else ''}"
     lately = picture.lately
-    names = [one for one in COUNTED if one in _ALWAYS or lately.counts[one]]
-    outcomes = " · ".join(f"{rate(lately.per_minute(one))} {one}" for one in names)
+    outcomes = " · ".join(f"{rate(lately.per_minute(one))} {one}" for one in named([lately]))
     return [
         first,
         _line(

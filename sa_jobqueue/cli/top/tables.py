@@ -6,23 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.filesize import decimal
 from rich.table import Table
 
 from sa_jobqueue.statements.depths import capped
+from sa_jobqueue.words import size
 
 from ..figures import Figures
 from ..jobs import job_line
-from ..output import Column, age, cleaned, estimated, fitted, rate
+from ..output import Column, age, cleaned, estimated, fitted, last_part, rate
 from ..schedules import SCHEDULE_COLUMNS, schedule_line, schedule_style
 from .read import Picture, QueueSeen, WorkerSeen
 from .views import View
 
 __all__ = ["TABLES", "Rows", "drawn"]
-
-
-def _last_part(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _without_domain(worker: str) -> str:
@@ -83,7 +79,7 @@ def _task(name: str, lately: Figures) -> tuple[Sequence[object], str]:
 
 
 def _worker(one: WorkerSeen) -> tuple[Sequence[object], str]:
-    memory = "" if one.memory is None else decimal(one.memory, precision=0)
+    memory = "" if one.memory is None else size(one.memory)
     note = " · ".join([*(["stale"] if one.stale else []), *([f"holds back: {one.pressure}"] if one.pressure else [])])
     line = (
         one.name, " ".join(one.queues), f"{one.running}/{one.slots}", memory, _seconds(one.loop_lag),
@@ -109,7 +105,7 @@ TABLES = {
     ),
     View.TASKS: Rows(
         (
-            Column("TASKS", wide=True, least=10, shortened=_last_part), Column("/min", "right"),
+            Column("TASKS", wide=True, least=10, shortened=last_part), Column("/min", "right"),
             Column("run p50", "right"), Column("run p95", "right"), Column("run p99", "right", optional=True),
             Column("wait p95", "right"), Column("retried", "right"), Column("failed", "right"),
         ),
@@ -125,7 +121,7 @@ TABLES = {
     ),
     View.FAILED: Rows(
         (
-            Column("FAILED"), Column("queue", wide=True, least=7), Column("task", wide=True, least=12, shortened=_last_part),
+            Column("FAILED"), Column("queue", wide=True, least=7), Column("task", wide=True, least=12, shortened=last_part),
             Column("attempt", "right", optional=True), Column("when"), Column("error", wide=True, least=20),
         ),
         lambda picture: [_failure(row) for row in picture.failures],

@@ -88,9 +88,13 @@ def check_wake_ups(examination: Examination) -> Finding:
         return Finding("wake-ups", "ok", "not tried here: it takes two more connections, to a primary")
     probe = f"{examination.store.channel(examination.connection)}_check"
     with engine.connect() as listening, engine.connect() as other:
+        listening.detach()  # it will listen, and not in transactions: nobody is to get it from the application's pool
         raw = listening.connection.dbapi_connection
         if not isinstance(raw, psycopg.Connection):
-            raise ConfigurationError("doctor needs psycopg 3")
+            raise ConfigurationError(
+                "to try LISTEN and NOTIFY, the engine must use psycopg 3, create_engine('postgresql+psycopg://...'); or leave "
+                "that out, examine(engine, probe=False)"
+            )
         raw.autocommit = True
         raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(probe)))
         begun = time.monotonic()

@@ -18,9 +18,7 @@ _READY = (
 _LATER = (
     "job.concurrency_key IS NOT NULL AND job.status = 'queued' AND job.run_at > GREATEST(job.created_at, job.ready_at)"
 )
-_BEGUN = (
-    "job.concurrency_key IS NOT NULL AND (job.status = 'running' OR (job.status = 'queued' AND job.attempt > 0))"
-)
+_BEGUN = "job.concurrency_key IS NOT NULL AND (job.status = 'running' OR (job.status = 'queued' AND job.attempt > 0))"
 _TURN = "(- job.priority), job.run_at, job.id"
 _OF_JOB = "job.id, job.task, coalesce(job.units, 1)::integer AS units"
 _RUNNING_OF_KEY = (
@@ -31,10 +29,10 @@ _NEXT = "{state}.free_at - ({limit}burst - 1) * {limit}seconds / {limit}count * 
 
 _RING = f"""
     CREATE FUNCTION {{schema}}.ready_keys(queue text, after text, up_to text, most integer) RETURNS text[] LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp AS $body$
+    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
     #variable_conflict use_column
     DECLARE
-        found text[];
+        answer text[];
     BEGIN
         WITH RECURSIVE ring AS (
             (SELECT job.concurrency_key AS key, 1 AS number FROM {{schema}}.job
@@ -46,8 +44,8 @@ _RING = f"""
                 WHERE job.queue = $1 AND job.concurrency_key > ring.key AND {_READY}
                 ORDER BY job.concurrency_key, {_TURN} LIMIT 1) AS next
             WHERE ring.number < $4 AND (ring.key < $3 COLLATE "C" OR $3 IS NULL))
-        SELECT array_agg(ring.key ORDER BY ring.number) INTO found FROM ring WHERE ring.key <= $3 COLLATE "C" OR $3 IS NULL;
-        RETURN coalesce(found, '{{{{}}}}');
+        SELECT array_agg(ring.key ORDER BY ring.number) INTO answer FROM ring WHERE ring.key <= $3 COLLATE "C" OR $3 IS NULL;
+        RETURN coalesce(answer, '{{{{}}}}');
     END
     $body$
     """
@@ -59,7 +57,7 @@ _PICK = f"""
         but_ids bigint[], opener integer, freed boolean
     ) RETURNS TABLE (id bigint, at timestamptz, info text) LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-    SET enable_mergejoin = off SET jit = off AS $body$
+    SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan AS $body$
     #variable_conflict use_column
     DECLARE
         jobs regclass := ({{name}} || '.job')::regclass;
@@ -67,17 +65,17 @@ _PICK = f"""
         key_space integer := hashtext('sa_jobqueue keys ' || jobs::oid);
         clock timestamptz;
         this text;  -- the queue
-        rule record; state record; found record;
+        rule record; state record; answer record;
         room integer; units_left integer; visits integer; quantum integer; bound integer; total integer;
         cursor_key text; inclusive boolean; from_key text; second_half boolean; circled boolean; keys text[]; more_keys text[];
         -- Of the keys that may start jobs, side by side.
-        weights integer[]; rooms integer[]; key_units integer[]; asked integer[]; taken integer[];
+        weights integer[]; rooms integer[]; limits integer[]; key_units integer[]; asked integer[]; taken integer[];
         -- Of the jobs found for them, side by side.
         ids bigint[]; places integer[]; tasks text[]; units integer[];
         picked bigint[]; of_keys text[]; of_tasks text[]; of_units integer[]; to_route bigint[]; skipped bigint[];
         task_names text[] := '{{{{}}}}'; task_rooms integer[] := '{{{{}}}}'; task_units integer[] := '{{{{}}}}'; by_key boolean := false;
-        permit boolean; again boolean; any_permit boolean := false; has_rates boolean;
-        tasks_at timestamptz; look_at timestamptz; next_at timestamptz; stopped text; turns integer; lowest bigint; cell bigint; seconds bigint;
+        permit boolean; again boolean; any_permit boolean := false; has_rates boolean; has_keys boolean; has_states boolean;
+        tasks_at timestamptz; rate_at timestamptz; next_at timestamptz; stopped text; turns integer; lowest bigint; cell bigint; seconds bigint;
     BEGIN
         IF (SELECT bit_xor(l.version) FROM {{schema}}.job_limit AS l) IS DISTINCT FROM known THEN
             PERFORM {{schema}}.limits_changed(known);
@@ -95,7 +93,7 @@ _PICK = f"""
             SELECT coalesce(array_agg(t.name), '{{{{}}}}') AS names, array_agg(t.room) AS rooms, array_agg(t.units) AS units,
                 coalesce(bool_or(t.by_key), false) AS by_key, min(t.again_at) FILTER (WHERE t.again_at > clock) AS again_at,
                 coalesce(bool_or(t.room <= 0), false) AS full
-            INTO found FROM (
+            INTO answer FROM (
                 SELECT l.name, l.key_running IS NOT NULL OR l.key_rate_count IS NOT NULL
                         OR EXISTS (SELECT FROM {{schema}}.job_key AS k WHERE k.owner = 'task' AND k.name = l.name) AS by_key,
                     CASE WHEN l.paused_at IS NOT NULL OR s.blocked_until > clock THEN 0
@@ -107,8 +105,8 @@ _PICK = f"""
                 FROM {{schema}}.job_limit AS l LEFT JOIN {{schema}}.limit_state AS s
                     ON s.owner = 'task' AND s.name = l.name AND s.key = ''
                 WHERE l.owner = 'task' AND l.name = ANY (limited_tasks)) AS t;
-            task_names := found.names; task_rooms := found.rooms; task_units := found.units; by_key := found.by_key; tasks_at := found.again_at;
-            any_permit := found.full;
+            task_names := answer.names; task_rooms := answer.rooms; task_units := answer.units; by_key := answer.by_key; tasks_at := answer.again_at;
+            any_permit := answer.full;
         END IF;
         FOR place IN 1 .. cardinality(queue_names) LOOP
             this := queue_names[place];
@@ -117,14 +115,16 @@ _PICK = f"""
             -- Whether the key at which the last claim stopped has turns left.
             inclusive := after_keys[place] IS NULL OR had_turns[place] > 0;
             stopped := cursor_key; turns := coalesce(had_turns[place], 0);
-            visits := 0; again := false; permit := any_permit; look_at := tasks_at; units_left := NULL; lowest := NULL; circled := false;
+            visits := 0; again := false; permit := any_permit; rate_at := tasks_at; next_at := NULL; units_left := NULL; lowest := NULL; circled := false;
             picked := '{{{{}}}}'; of_keys := '{{{{}}}}'; of_tasks := '{{{{}}}}'; of_units := '{{{{}}}}'; to_route := '{{{{}}}}'; skipped := '{{{{}}}}';
             SELECT * INTO rule FROM {{schema}}.job_limit AS l WHERE l.owner = 'queue' AND l.name = this;
             SELECT * INTO state FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = '';
+            has_keys := EXISTS (SELECT FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this);
+            has_states := EXISTS (SELECT FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key > '');
             IF rule.paused_at IS NOT NULL THEN
-                room := 0; look_at := NULL;
+                room := 0; rate_at := NULL;
             ELSIF state.blocked_until > clock THEN
-                room := 0; look_at := state.blocked_until;
+                room := 0; rate_at := state.blocked_until;
             END IF;
             IF room > 0 AND rule.running IS NOT NULL THEN
                 SELECT count(*), min(job.id) INTO total, lowest FROM {{schema}}.job
@@ -135,13 +135,15 @@ _PICK = f"""
             IF room > 0 AND rule.rate_count IS NOT NULL THEN
                 units_left := {{schema}}.rate_room(state.free_at, clock, rule.rate_count, rule.rate_seconds, rule.rate_burst);
                 room := least(room, units_left);
-                look_at := least(look_at, {_NEXT.format(state="state", limit="rule.rate_")});
+                IF room <= 0 THEN
+                    rate_at := least(rate_at, {_NEXT.format(state="state", limit="rule.rate_")});
+                END IF;
             END IF;
             from_key := cursor_key; second_half := false;
             WHILE room > 0 AND NOT circled AND visits < 1000 LOOP
                 -- 1. The next keys with ready jobs: those behind the one at which the last claim stopped, then those up to it. The jobs
                 -- without a key are one of them, ''.
-                bound := least(greatest(2 * room, 16), 256);
+                bound := least(room + room / 8 + 8, 256);
                 keys := CASE WHEN inclusive AND visits = 0 THEN ARRAY[cursor_key] ELSE '{{{{}}}}' END;
                 IF NOT second_half THEN
                     more_keys := {{schema}}.ready_keys(this, from_key, NULL, bound);
@@ -174,11 +176,11 @@ _PICK = f"""
                         CASE WHEN k.rate_count IS NULL THEN rule.key_rate_seconds ELSE k.rate_seconds END AS rate_seconds,
                         CASE WHEN k.rate_count IS NULL THEN rule.key_rate_burst ELSE k.rate_burst END AS rate_burst
                     FROM unnest(keys) WITH ORDINALITY AS r (key, number) LEFT JOIN LATERAL (
-                        SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.key = r.key) AS k ON true),
+                        SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.key = r.key AND has_keys) AS k ON true),
                 locked AS MATERIALIZED (
                     SELECT s.*, CASE
                         WHEN s.closed THEN false
-                        WHEN s.is_key AND (s.running IS NOT NULL OR s.rate_count IS NOT NULL OR by_key OR rule.strict
+                        WHEN s.is_key AND (s.running IS NOT NULL OR s.rate_count IS NOT NULL OR by_key OR rule."strict"
                                            OR rule.max_waiting IS NOT NULL OR rule.when_full <> 'wait')
                             THEN pg_try_advisory_xact_lock(key_space, hashtext(s.key) & 1023)
                         ELSE true END AS mine
@@ -191,31 +193,31 @@ _PICK = f"""
                     array_agg(l.rate_burst ORDER BY l.number) FILTER (WHERE l.mine) AS bursts,
                     bool_or(l.mine AND l.rate_count IS NOT NULL) AS has_rates,
                     coalesce(bool_or(NOT l.mine AND NOT l.closed), false) AS taken_by_others
-                INTO found FROM locked AS l;
+                INTO answer FROM locked AS l;
                 stopped := keys[cardinality(keys)]; turns := 0;
-                again := again OR found.taken_by_others;
-                CONTINUE WHEN found.keys IS NULL;
-                keys := found.keys; weights := found.weights; has_rates := found.has_rates;
+                again := again OR answer.taken_by_others;
+                CONTINUE WHEN answer.keys IS NULL;
+                keys := answer.keys; weights := answer.weights; has_rates := answer.has_rates;
                 -- 3. How many each may start. This statement is younger than the locks, so it sees all that runs.
                 SELECT array_agg(r.room ORDER BY r.number) AS rooms, array_agg(r.units ORDER BY r.number) AS units,
                     coalesce(bool_or(r.full), false) AS full, min(r.again_at) FILTER (WHERE r.again_at > clock) AS again_at
-                INTO found FROM (
+                INTO answer FROM (
                     SELECT k.number, k.running <= k.runs AS full,
-                        CASE WHEN s.blocked_until > clock OR k.is_closed THEN 0 ELSE coalesce(greatest(k.running - k.runs, 0), 1000000) END AS room,
+                        CASE WHEN s.blocked_until > clock OR k.is_closed THEN 0 ELSE CASE WHEN k.running IS NULL THEN 1000000 ELSE greatest(k.running - k.runs, 0) END END AS room,
                         {{schema}}.rate_room(s.free_at, clock, k.count, k.seconds, k.burst) AS units,
                         greatest(s.blocked_until, {_NEXT.format(state="s", limit="k.")}) AS again_at
                     FROM (SELECT c.*, CASE WHEN c.running IS NOT NULL THEN ({_RUNNING_OF_KEY.replace("{{", "{").replace("}}", "}")} AND job.queue = this) END AS runs,
                             -- A job that waits to be tried again keeps its key closed.
-                            rule.strict AND EXISTS (SELECT FROM {{schema}}.job
+                            rule."strict" AND EXISTS (SELECT FROM {{schema}}.job
                                 WHERE job.concurrency_key = c.key AND {_BEGUN} AND {_LATER} AND job.attempt > 0 AND job.queue = this) AS is_closed
-                          FROM unnest(keys, found.running, found.counts, found.spans, found.bursts) WITH ORDINALITY
+                          FROM unnest(keys, answer.running, answer.counts, answer.spans, answer.bursts) WITH ORDINALITY
                               AS c (key, running, count, seconds, burst, number)
                          ) AS k LEFT JOIN LATERAL (
-                        SELECT * FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = k.key AND k.key <> '') AS s
+                        SELECT * FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = k.key AND k.key <> '' AND has_states) AS s
                         ON true) AS r;
-                rooms := found.rooms; key_units := found.units;
-                permit := permit OR found.full;
-                look_at := least(look_at, found.again_at);
+                rooms := answer.rooms; limits := rooms; key_units := answer.units;
+                permit := permit OR answer.full;
+                rate_at := least(rate_at, answer.again_at);
                 taken := array_fill(0, ARRAY[cardinality(keys)]);
                 -- 4. Jobs for each, by its weight; where some have fewer, the others get more.
                 FOR pass IN 1 .. 4 LOOP
@@ -235,11 +237,11 @@ _PICK = f"""
                                 SELECT {_OF_JOB} FROM {{schema}}.job
                                 WHERE job.concurrency_key = c.key AND {_BEGUN} AND {_READY} AND job.attempt > 0 AND job.queue = this
                                     AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
-                                ORDER BY job.id LIMIT CASE WHEN rule.strict AND c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS begun
+                                ORDER BY job.id LIMIT CASE WHEN rule."strict" AND c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS begun
                             UNION ALL
                             SELECT * FROM (
                                 SELECT {_OF_JOB} FROM {{schema}}.job
-                                WHERE job.queue = this AND job.concurrency_key = c.key AND {_READY} AND NOT (coalesce(rule.strict, false) AND job.attempt > 0)
+                                WHERE job.queue = this AND job.concurrency_key = c.key AND {_READY} AND NOT (coalesce(rule."strict", false) AND job.attempt > 0)
                                     AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
                                 ORDER BY job.concurrency_key, {_TURN} LIMIT CASE WHEN c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS with_key
                             UNION ALL
@@ -264,7 +266,7 @@ _PICK = f"""
                             array_agg(l.id) FILTER (WHERE NOT l.goes) AS skipped, array_agg(l.id) FILTER (WHERE NOT l.goes AND l.key = '' AND NOT l.task_goes) AS to_route,
                             coalesce(array_agg(DISTINCT l.place) FILTER (WHERE NOT l.goes AND l.key <> ''), '{{{{}}}}') AS closed,
                             coalesce(bool_or(l.full), false) AS full, min(l.again_at) FILTER (WHERE NOT l.goes AND l.again_at > clock) AS again_at
-                        INTO found FROM (
+                        INTO answer FROM (
                             SELECT q.*, q.task_goes AND (units_left IS NULL OR sum(q.units) FILTER (WHERE q.task_goes) OVER (ORDER BY q.number) <= units_left
                                     OR (units_left >= rule.rate_burst AND sum(q.units) FILTER (WHERE q.task_goes) OVER (ORDER BY q.number) = q.units)) AS goes
                             FROM (
@@ -282,7 +284,7 @@ _PICK = f"""
                                             ELSE h.key_has_room END AS key_goes
                                         FROM (
                                             SELECT r.*, (key_units[r.place] IS NULL
-                                                    OR sum(r.units) OVER (PARTITION BY r.place ORDER BY r.number) <= key_units[r.place] - taken[r.place]
+                                                    OR sum(r.units) OVER (PARTITION BY r.place ORDER BY r.number) <= key_units[r.place]
                                                     OR (taken[r.place] = 0 AND key_units[r.place] >= r.key_burst
                                                         AND sum(r.units) OVER (PARTITION BY r.place ORDER BY r.number) = r.units))
                                                 AND (r.room_of_key IS NULL OR row_number() OVER (PARTITION BY r.task, r.place ORDER BY r.number) <= r.room_of_key)
@@ -321,12 +323,13 @@ _PICK = f"""
                                                 LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS own
                                                     WHERE own.owner = 'queue' AND own.name = this AND own.key = c.key AND has_rates) AS own ON true
                                             ) AS r) AS h) AS k) AS t) AS q) AS l;
-                        skipped := skipped || found.skipped; to_route := to_route || found.to_route;
-                        permit := permit OR found.full; look_at := least(look_at, found.again_at);
+                        skipped := skipped || answer.skipped; to_route := to_route || answer.to_route;
+                        permit := permit OR answer.full; rate_at := least(rate_at, answer.again_at);
                         -- A key with a job that has to wait gets no more.
-                        SELECT array_agg(CASE WHEN w.number = ANY (found.closed) THEN 0 ELSE w.room END ORDER BY w.number) INTO rooms
-                        FROM unnest(rooms) WITH ORDINALITY AS w (room, number);
-                        ids := found.ids; places := found.places; tasks := found.tasks; units := found.units;
+                        SELECT array_agg(CASE WHEN w.number = ANY (answer.closed) THEN 0 ELSE w.room END ORDER BY w.number) INTO limits
+                        FROM unnest(limits) WITH ORDINALITY AS w (room, number);
+                        rooms := limits;
+                        ids := answer.ids; places := answer.places; tasks := answer.tasks; units := answer.units;
                         CONTINUE WHEN ids IS NULL;
                         picked := picked || ids;
                         room := room - cardinality(ids);
@@ -337,15 +340,23 @@ _PICK = f"""
                             LEFT JOIN unnest(tasks, units) AS g (task, units) ON g.task = w.name GROUP BY 1, 2, 3) AS t;
                         task_rooms := coalesce(task_rooms, '{{{{}}}}'); task_units := coalesce(task_units, '{{{{}}}}');
                     END IF;
-                    SELECT of_keys || array_agg(keys[p.place]), of_tasks || array_agg(p.task), of_units || array_agg(p.units)
-                    INTO of_keys, of_tasks, of_units FROM unnest(places, tasks, units) AS p (place, task, units);
-                    -- A key that got fewer than it was offered has no more.
-                    SELECT array_agg(CASE WHEN t.n < t.asked THEN 0 ELSE t.room - t.n END ORDER BY t.number), array_agg(t.unit - t.u ORDER BY t.number),
-                        array_agg(t.taken + t.n ORDER BY t.number), coalesce(max(t.number) FILTER (WHERE t.n > 0), 0)
-                    INTO rooms, key_units, taken, total FROM (
-                        SELECT w.number, w.room, w.unit, w.asked, w.taken, count(g.place)::integer AS n, coalesce(sum(g.units), 0)::integer AS u
-                        FROM unnest(rooms, key_units, asked, taken) WITH ORDINALITY AS w (room, unit, asked, taken, number)
-                        LEFT JOIN unnest(places, units) AS g (place, units) ON g.place = w.number GROUP BY 1, 2, 3, 4, 5) AS t;
+                    IF units_left IS NOT NULL OR has_rates OR cardinality(task_names) > 0 THEN
+                        SELECT of_keys || array_agg(keys[p.place]), of_tasks || array_agg(p.task), of_units || array_agg(p.units)
+                        INTO of_keys, of_tasks, of_units FROM unnest(places, tasks, units) AS p (place, task, units);
+                    END IF;
+                    FOR n IN 1 .. cardinality(ids) LOOP
+                        total := places[n];
+                        taken[total] := taken[total] + 1;
+                        asked[total] := asked[total] - 1;
+                        key_units[total] := key_units[total] - units[n];
+                    END LOOP;
+                    total := places[cardinality(places)];
+                    IF room > 0 THEN
+                        -- A key that got fewer than it was offered has no more.
+                        FOR n IN 1 .. cardinality(keys) LOOP
+                            rooms[n] := CASE WHEN asked[n] > 0 THEN 0 ELSE limits[n] - taken[n] END;
+                        END LOOP;
+                    END IF;
                     IF room <= 0 AND total > 0 THEN
                         stopped := keys[total];
                         turns := (taken[total] + CASE WHEN total = 1 AND inclusive AND keys[1] = cursor_key THEN coalesce(had_turns[place], 0) ELSE 0 END)
@@ -400,7 +411,6 @@ _PICK = f"""
                 again := again OR FOUND;
                 SELECT job.run_at INTO next_at FROM {{schema}}.job WHERE job.queue = this AND {_LATER} AND job.run_at > clock
                 ORDER BY job.run_at, job.id LIMIT 1;
-                look_at := least(look_at, next_at);
             END IF;
             IF cardinality(to_route) > 0 THEN
                 UPDATE {{schema}}.job SET concurrency_key = chr(1) || job.task, ready_at = job.run_at WHERE job.id = ANY (to_route);
@@ -410,19 +420,19 @@ _PICK = f"""
             permit := permit AND cardinality(picked) < wanted[place];
             any_permit := any_permit OR permit;
             RETURN QUERY SELECT NULL::bigint, clock, jsonb_build_object('queue', this, 'after', stopped, 'turns', turns, 'again', again OR (visits >= 1000 AND NOT circled),
-                'permit', permit, 'look_in', date_part('epoch', look_at - clock))::text;
+                'permit', permit, 'picked', cardinality(picked), 'rate_in', CASE WHEN rate_at > clock THEN date_part('epoch', rate_at - clock) END,
+                'due_in', date_part('epoch', next_at - clock))::text;
         END LOOP;
         -- 8. A worker that waits for a permit of another's has opened the gate, and is told of permits that this one has freed.
-        IF freed OR any_permit THEN
-            cell := pg_sequence_last_value(({{name}} || '.gate_limit')::regclass);
+        IF freed THEN
+            PERFORM {{schema}}.permits_freed(opener);
+        END IF;
+        IF any_permit THEN
+            cell := coalesce(pg_sequence_last_value(({{name}} || '.gate_limit')::regclass), 0);
             seconds := extract(epoch FROM clock_timestamp())::bigint;
-            IF freed AND cell / 1000 > seconds AND cell % 1000 <> opener THEN
-                PERFORM pg_notify('sa_jobqueue_' || jobs::oid, '(limits)'), setval(({{name}} || '.gate_limit')::regclass, 0);
-                cell := 0;
-            END IF;
-            IF any_permit AND coalesce(cell / 1000, 0) < seconds + 5 THEN
+            IF cell / 1000 < seconds + 5 THEN
                 PERFORM setval(({{name}} || '.gate_limit')::regclass, (seconds + 10) * 1000 + opener);
-            ELSIF any_permit AND cell % 1000 NOT IN (opener, 0) THEN
+            ELSIF cell % 1000 NOT IN (opener, 0) THEN
                 PERFORM setval(({{name}} || '.gate_limit')::regclass, cell / 1000 * 1000);
             END IF;
         END IF;
@@ -438,6 +448,21 @@ UP = (
     RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN floor(burst - greatest(extract(epoch FROM free_at - clock)::double precision, 0) * count / seconds + 0.000001)::integer
     """,
+    # Permits of this worker's jobs are free again: those that wait for some are told at the commit. The gate's cell holds a second of the
+    # epoch until which a worker waits, and behind it, in three digits, which one; 0: several.
+    """
+    CREATE FUNCTION {schema}.permits_freed(opener integer) RETURNS void LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp AS $body$
+    DECLARE
+        gate regclass := ({name} || '.gate_limit')::regclass;
+        cell bigint := pg_sequence_last_value(gate);
+    BEGIN
+        IF cell / 1000 > extract(epoch FROM clock_timestamp()) AND cell % 1000 <> opener THEN
+            PERFORM pg_notify('sa_jobqueue_' || ({name} || '.job')::regclass::oid, '(limits)'), setval(gate, 0);
+        END IF;
+    END
+    $body$
+    """,
     _RING,
     # A ring of keys: each gets jobs by its weight, until as many are picked as are wanted, or all have had their turn.
     #
@@ -449,6 +474,7 @@ UP = (
 
 DOWN = (
     "DROP FUNCTION {schema}.pick_limited(text[], integer[], text[], integer[], text[], bigint, bigint[], integer, boolean)",
+    "DROP FUNCTION {schema}.permits_freed(integer)",
     "DROP FUNCTION {schema}.ready_keys(text, text, text, integer)",
     "DROP FUNCTION {schema}.rate_room(timestamptz, timestamptz, integer, double precision, integer)",
 )

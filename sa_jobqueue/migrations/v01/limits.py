@@ -102,8 +102,8 @@ UP = (
     WHERE concurrency_key IS NOT NULL AND status = 'queued' AND {_READY}
     """,
     # Those that are not ready: they are made so when they are due.
-    f"""
-    CREATE INDEX job_key_later_idx ON {{schema}}.job (queue, run_at, id)
+    """
+    CREATE INDEX job_key_later_idx ON {schema}.job (queue, run_at, id)
     WHERE concurrency_key IS NOT NULL AND status = 'queued' AND run_at > GREATEST(created_at, ready_at)
     """,
     # Those that run, or ran and wait to be tried again: the jobs that may have a key's permits.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from ...context import ClaimedJob
 from ...lifecycle import Change, Event, JobStatus
 from ...outcomes import ErrorEntry
 from ...tasks import AnyTask
-from ..running.ending import LOST, RunEnding, ToWrite, Written
+from ..running.ending import LOST, InDoubt, MaybeWritten, RunEnding, ToWrite, Written
 from ..running.kept_log import Line, line_from
 from .channel import Message
 
@@ -59,16 +60,42 @@ def message_of_ending(ending: RunEnding) -> Message:
     """How a run ended. The exception stays in the child: what is to be written of it is in the change, as text."""
     if ending is LOST:
         return {"ended": "lost"}
-    how = "written" if isinstance(ending, Written) else "to write"
-    return {"ended": how, "change": ending.change._asdict() | {"error": _texts(ending.change.error)}}
+    message = {"ended": _ENDED[type(ending)], "change": _said_of(ending.change)}
+    if isinstance(ending, InDoubt):
+        message["committed"] = _said_of(ending.committed)
+    return message
 
 
 def ending_of(message: Message) -> RunEnding:
     """The ending of such a message."""
-    if message["ended"] == "lost":
-        return LOST
-    said = message["change"]
-    change = Change(
+    match message["ended"]:
+        case "lost":
+            return LOST
+        case "written":
+            return Written(_change_of(message["change"]))
+        case "maybe written":
+            return MaybeWritten(_change_of(message["change"]))
+        case "in doubt":
+            return InDoubt(_change_of(message["change"]), _change_of(message["committed"]))
+        case _:
+            return ToWrite(_change_of(message["change"]))
+
+
+#: The words for endings that have a change.
+_ENDED: Mapping[type[object], str] = {
+    Written: "written",
+    ToWrite: "to write",
+    InDoubt: "in doubt",
+    MaybeWritten: "maybe written",
+}
+
+
+def _said_of(change: Change) -> dict[str, Any]:
+    return change._asdict() | {"error": _texts(change.error)}
+
+
+def _change_of(said: Any) -> Change:
+    return Change(
         **said
         | {
             "event": Event(said["event"]),
@@ -77,7 +104,6 @@ def ending_of(message: Message) -> RunEnding:
             "error": None if said["error"] is None else ErrorEntry(*said["error"]),
         }
     )
-    return Written(change) if message["ended"] == "written" else ToWrite(change)
 
 
 def _texts(error: ErrorEntry | None) -> list[str] | None:

@@ -20,6 +20,7 @@ from ...log import get_logger
 from ...store import Fault, fault_of, is_too_much
 from ..connections.deadline import Deadline
 from ..connections.service import Connector, setting
+from .limited import LimitedQueues
 from .skipped import SkippedJobs
 
 __all__ = ["BisectingClaims", "Found", "may_be_a_jobs"]
@@ -64,6 +65,7 @@ class BisectingClaims:
     connector: Connector
     deadline: Deadline
     skipped: SkippedJobs
+    limited: LimitedQueues
     worker: str
 
     def claim_all(
@@ -84,7 +86,12 @@ class BisectingClaims:
     def _claim_some(self, connection: Connection, queue: str, most: int) -> Found:
         began = monotonic()
         with self._begin(connection):
-            due = self.connector.store.lock_due(connection, {queue: _AT_ONCE}, but=self.skipped.ids())
+            if self.limited.has(queue):
+                due = self.limited.lock_due(connection, queue, most)
+            else:
+                due = self.connector.store.lock_due(
+                    connection, {queue: _AT_ONCE}, but=self.skipped.ids(), known=self.limited.known
+                )
             jobs, refused = self._claim(connection, list(due), most)
         new = self._skip(due, refused)
         return Found(bool(due), jobs, began, len(new), no_room=len(new) < len(refused))

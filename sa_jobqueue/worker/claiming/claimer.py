@@ -20,7 +20,7 @@ from ...context import ClaimedJob
 from ...lifecycle import Change
 from ...log import get_logger
 from ...settings import WorkerSettings
-from ...store import MOST_TEXT, Answer, ClaimRequest, alike, fault_of, is_too_much
+from ...store import MOST_TEXT, Answer, ClaimRequest, RingState, alike, fault_of, is_limits_changed, is_too_much
 from ..connections.deadline import CLIENT_MARGIN, Deadline
 from ..connections.service import Connector
 from ..dispatch import Dispatch
@@ -39,6 +39,7 @@ from .drain import ExpiredJobs
 from .fetch import Fetcher
 from .gates import Gates
 from .isolate import Suspects
+from .limited import LimitedQueues
 from .overlooked import OverlookedJobs
 from .recovery import Mode, after_failure
 from .resume import ResumePoints
@@ -113,16 +114,21 @@ class Claimer:
         self._skipped = skipped
         self._suspects = Suspects(connector, runs, writer, skipped, settings.max_rescues)
         self._fetcher = Fetcher(connector, self.deadline, dispatch, self._demand, most=most_text)
-        bisecting = BisectingClaims(connector, self.deadline, skipped, worker)
+        self._gates = Gates(connector, poll=settings.poll)
+        self._limited = LimitedQueues(
+            connector, all_slots, self._demand, self._gates, skipped, worker=worker, poll=settings.poll,
+            listening=listening,
+        )  # fmt: skip
+        bisecting = BisectingClaims(connector, self.deadline, skipped, self._limited, worker)
         self._unclaimable = UnclaimableJobs(
             self._connection, self._demand, skipped, self._suspects, bisecting, self._fetcher
         )
-        self._gates = Gates(connector, poll=settings.poll)
         self._shortage = Shortage(
             self._demand,
             resume=self._resume,
             gates=self._gates,
-            overlooked=OverlookedJobs(connector, skipped),
+            overlooked=OverlookedJobs(connector, skipped, self._limited),
+            limited=self._limited,
             unclaimable=self._unclaimable,
             expired=self._expired,
             poll=settings.poll,
@@ -155,6 +161,9 @@ class Claimer:
     def ended(self, slots: Slots) -> None:
         """A handler has ended: its outcome may wait to be written, and its slot may want jobs."""
         outcomes = len(self._writer.pending)
+        if self._limited.has(slots.name):
+            self._limited.freed = True
+            self._wake.set()
         if outcomes or slots.hungry:
             self._wake.set()
         if outcomes >= self._batch:
@@ -164,6 +173,11 @@ class Claimer:
         """New jobs were announced in this queue; None: perhaps in any."""
         self._demand.notify(queue)
         self._wake.set()
+
+    def limits_changed(self) -> None:
+        """Limits were changed, or a permit is free."""
+        self._limited.stale = True
+        self.notify(None)
 
     def hold_back(self, share: float) -> None:
         """Claim for this share of the slots: one of each queue at least. 1: for all, and ahead."""
@@ -210,6 +224,9 @@ class Claimer:
                 self.moves_at = monotonic() + pause
                 self._wake.wait(pause)
             self._gather()
+        with suppress(BaseException):  # the others would find out by themselves, a little later
+            if self._connection.current is not None:
+                self._limited.leave(self._connection.current)
         self._connection.close()
 
     def _gather(self) -> None:
@@ -242,6 +259,7 @@ class Claimer:
     def _connect(self) -> Connection:
         connection = self._connection.make(any_claimed=self.claimed > 0)
         self._gates.forget()
+        self._limited.stale = True
         self._demand.poll_all()
         return connection
 
@@ -264,18 +282,31 @@ class Claimer:
                 return True
         if self._mode is Mode.BISECTING:
             self._claim_by_bisection(connection, wanted, quiet=quiet)
-        elif (done := self._write_and_claim(connection, changes, wanted)) is not None:
-            answers, jobs = done
+            return True
+        self._limited.refresh(connection)
+        limited = self._limited.part(wanted)
+        if limited:
+            self._write_claim_and_settle(connection, changes, limited, quiet=quiet, limited=True)
+            changes = []
+        if wanted or changes:
+            self._write_claim_and_settle(connection, changes, wanted, quiet=quiet, limited=False)
+        return True
+
+    def _write_claim_and_settle(
+        self, connection: Connection, changes: list[Change], wanted: dict[str, int], *, quiet: bool, limited: bool
+    ) -> None:
+        """One claim, from queues with limits or from others; these outcomes are written with it."""
+        if (done := self._write_and_claim(connection, changes, wanted, limited=limited)) is not None:
+            answers, jobs, states = done
             self._mode = Mode.TOGETHER
             if changes:
                 self._settle(changes, answers)
             if wanted:
-                self._hand_over(connection, wanted, jobs, quiet=quiet)
-        return True
+                self._hand_over(connection, wanted, jobs, states if limited else None, quiet=quiet)
 
     def _write_and_claim(
-        self, connection: Connection, changes: list[Change], wanted: dict[str, int]
-    ) -> tuple[dict[int, Answer], list[ClaimedJob]] | None:
+        self, connection: Connection, changes: list[Change], wanted: dict[str, int], *, limited: bool
+    ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, RingState]] | None:
         """In one transaction; and nearly always in one statement, which is its own transaction.
 
         None: that failed. The changes were written alone then, and the next round claims in another mode.
@@ -283,11 +314,16 @@ class Claimer:
         try:
             if not changes or alike(changes):
                 with self._connector.begin_one(connection):
-                    return self._claim(connection, wanted, changes)
+                    return self._claim(connection, wanted, changes, limited=limited)
             with self._connector.begin(connection):
                 answers = self._connector.store.apply(connection, changes)
-                return answers, self._claim(connection, wanted)[1] if wanted else []
+                _, jobs, states = self._claim(connection, wanted, limited=limited) if wanted else ({}, [], {})
+                return answers, jobs, states
         except BaseException as error:
+            if is_limits_changed(error):
+                self._limited.stale, self._connection.in_doubt = True, False
+                self._write_apart(connection, changes)
+                return None
             mode = self._mode_after(error, wrote=bool(changes))
             if mode is None:
                 self._writer.doubt(changes)
@@ -302,10 +338,18 @@ class Claimer:
             return None
 
     def _claim(
-        self, connection: Connection, wanted: dict[str, int], changes: Sequence[Change] = ()
-    ) -> tuple[dict[int, Answer], list[ClaimedJob]]:
+        self, connection: Connection, wanted: dict[str, int], changes: Sequence[Change] = (), *, limited: bool
+    ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, RingState]]:
         """Claim, and write these changes in the same statement."""
         self._connection.in_doubt = self._connection.in_doubt or bool(wanted)
+        inline = self._mode is not Mode.WITHOUT_PAYLOAD
+        if limited:
+            self._began = monotonic()
+            found = self._connector.store.claim_limited(
+                connection, changes, self._limited.request(wanted, inline=inline)
+            )
+            self._observer.claim_took(monotonic() - self._began)
+            return found
         after, self._began = self._resume.begin(wanted), monotonic()
         request = ClaimRequest(
             self._worker,
@@ -313,13 +357,14 @@ class Claimer:
             self._connector.lease,
             after=after,
             but=self._skipped.ids(),
-            inline=self._mode is not Mode.WITHOUT_PAYLOAD,
+            known=self._limited.known,
+            inline=inline,
         )
         answers, jobs = self._connector.store.exchange(connection, changes, request)
         took = monotonic() - self._began
         self._observer.claim_took(took)
         self._resume.end(jobs, took)
-        return answers, jobs
+        return answers, jobs, {}
 
     def _settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:
         """After the commit. What had no answer is asked about in the next round."""
@@ -330,14 +375,26 @@ class Claimer:
         self._writer.settle(changes, answers)
 
     def _hand_over(
-        self, connection: Connection, wanted: dict[str, int], jobs: list[ClaimedJob], *, quiet: bool
+        self,
+        connection: Connection,
+        wanted: dict[str, int],
+        jobs: list[ClaimedJob],
+        states: dict[str, RingState] | None,
+        *,
+        quiet: bool,
     ) -> None:
-        """After a claim: hand the jobs over, and decide when each queue is polled again."""
+        """After a claim: hand the jobs over, and decide when each queue is polled again. `states`: of one under limits."""
         jobs = self._suspects.part(connection, jobs)
         if jobs:
             self._fetcher.hand_over(connection, jobs, claimed_at=self._began)
         self._connection.in_doubt = False
-        if self._shortage.after_claim(connection, wanted, jobs, quiet=quiet):
+        if states is None:
+            overlooks = self._shortage.after_claim(connection, wanted, jobs, quiet=quiet)
+        else:
+            overlooks = self._limited.after_claim(connection, wanted, jobs, states)
+            if quiet and not jobs:
+                self._shortage.leave_if_dry(connection, ())
+        if overlooks:
             self._mode = Mode.BISECTING
 
     def _claim_by_bisection(self, connection: Connection, wanted: Mapping[str, int], *, quiet: bool) -> None:

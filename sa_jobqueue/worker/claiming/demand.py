@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 
 from ..running.slots import Slots
@@ -35,6 +35,8 @@ class Demand:
         """Jobs claimed so far and handed over. Written by the claimer's thread, read by the event loop."""
         self.stopped = False
         """Whether no more are wanted. Written by the thread that stops the worker, read by the claimer's."""
+        self.is_limited: Callable[[str], bool] = lambda queue: False
+        """Whether limits hold in a queue: then no jobs are claimed ahead, for each would keep a permit from another worker."""
         self.announced = False
         """Whether jobs were announced since this was last reset, before claims that begin from now on."""
 
@@ -69,10 +71,14 @@ class Demand:
         enough = self._max_jobs is not None and self.claimed >= self._max_jobs
         return not self.stopped and not enough and self._writer.refused < _MOST_REFUSED
 
+    def _room(self, slots: Slots) -> int:
+        room = self.throttle.room(slots)
+        return min(room, slots.limit - slots.running - slots.waiting) if self.is_limited(slots.name) else room
+
     def free(self) -> dict[str, int]:
         """How many jobs each queue has room for."""
         return (
-            {name: free for name, slots in self._all_slots.items() if (free := self.throttle.room(slots)) > 0}
+            {name: free for name, slots in self._all_slots.items() if (free := self._room(slots)) > 0}
             if self.may_claim
             else {}
         )
@@ -85,7 +91,7 @@ class Demand:
         together = self._together and any(timer.at <= now for timer in self.timers.values())
         wanted: dict[str, int] = {}
         for name, slots in self._all_slots.items():
-            free = self.throttle.room(slots)
+            free = self._room(slots)
             if left is not None:
                 free = min(free, left - sum(wanted.values()))
             timer = self.timers[name]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from ..connections.service import Connector
+from .limited import LimitedQueues
 from .skipped import SkippedJobs
 
 __all__ = ["Looked", "OverlookedJobs"]
@@ -33,8 +34,8 @@ class Looked(NamedTuple):
 class OverlookedJobs:
     """Looks, after claims that returned too few, for due jobs that are not `skipped`. Only for the claimer's thread."""
 
-    def __init__(self, connector: Connector, skipped: SkippedJobs) -> None:
-        self._connector, self._skipped = connector, skipped
+    def __init__(self, connector: Connector, skipped: SkippedJobs, limited: LimitedQueues) -> None:
+        self._connector, self._skipped, self._limited = connector, skipped, limited
         self._looked, self._wait = monotonic(), _FIRST
         self._found: frozenset[int] = frozenset()
 
@@ -50,5 +51,7 @@ class OverlookedJobs:
             return Looked(False, False)
         self._looked, self._wait = now, min(2 * self._wait, _LONGEST)
         with self._connector.begin_one(connection):
-            self._found = frozenset(self._connector.store.lock_due(connection, ones, but=self._skipped.ids()))
+            self._found = frozenset(
+                self._connector.store.lock_due(connection, ones, but=self._skipped.ids(), known=self._limited.known)
+            )
         return Looked(bool(self._found), bool(self._found & before))

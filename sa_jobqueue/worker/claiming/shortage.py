@@ -12,6 +12,7 @@ from ...context import ClaimedJob
 from .demand import Demand
 from .drain import ExpiredJobs
 from .gates import Gates
+from .limited import LimitedQueues
 from .overlooked import OverlookedJobs
 from .resume import ResumePoints
 from .unclaimable import UnclaimableJobs
@@ -37,12 +38,13 @@ class Shortage:
         overlooked: OverlookedJobs,
         unclaimable: UnclaimableJobs,
         expired: ExpiredJobs,
+        limited: LimitedQueues,
         poll: float,
         listening: Callable[[], bool],
         idle: Callable[[], None] | None,
     ) -> None:
         self._demand, self._resume, self._gates, self._overlooked = demand, resume, gates, overlooked
-        self._unclaimable, self._expired = unclaimable, expired
+        self._unclaimable, self._expired, self._limited = unclaimable, expired, limited
         self._poll, self._listening, self._idle = poll, listening, idle
 
     def after_claim(
@@ -71,7 +73,9 @@ class Shortage:
 
     def _are_dry(self, short: Collection[str]) -> bool:
         """Whether no queue has a job in reach, where these have none."""
-        return all(name in short or timer.is_held for name, timer in self._demand.timers.items())
+        return all(
+            name in short or name in self._limited.dry or timer.is_held for name, timer in self._demand.timers.items()
+        )
 
     def _poll_later(self, connection: Connection, short: list[str], *, dry: bool) -> bool:
         """`dry`: no queue has a due job, and nothing runs. Returns whether claims overlook a job."""

@@ -94,7 +94,7 @@ class Presence(Chore):
         return False
 
     def hasten(self) -> None:
-        """Something of the row has changed that is of interest: write it soon."""
+        """Write the row with the next chores: an operator is to see what has changed."""
         self.at = 0.0
 
     def leave(self, connection: Connection) -> None:

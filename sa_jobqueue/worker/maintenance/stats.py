@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import uuid
-from datetime import timedelta
 from time import monotonic
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
+from ...statements.stats import HOURS_KEPT, MINUTES_KEPT
 from ...store import Fault, fault_of
 from ..connections.service import Connector
 from ..tally import Tally
@@ -27,8 +27,8 @@ _EVERY = 10.0
 _LOCKED, _SAID_EVERY = 1.0, 60.0
 #: Queues with their tasks in one batch: it takes about 0.1 s (November 2026), and the chores that renew leases wait for it.
 _MOST = 2_000
-#: For how long minutes are kept, and hours; rows in one statement; seconds between two looks at what is too old.
-_MINUTES, _HOURS, _PAGE, _LOOK_EVERY = timedelta(days=7), timedelta(days=90), 2_000, 600.0
+#: Rows in one statement; seconds between two looks at what is too old.
+_PAGE, _LOOK_EVERY = 2_000, 600.0
 
 
 class WriteStats(Chore):
@@ -119,8 +119,8 @@ class KeepStats(Chore):
         while True:
             try:
                 with self._connector.begin(connection):
-                    moved = self._connector.store.roll_up_stats(connection, keep=_MINUTES, limit=_PAGE)
-                    deleted = self._connector.store.drop_old_stats(connection, keep=_HOURS, limit=_PAGE)
+                    moved = self._connector.store.roll_up_stats(connection, keep=MINUTES_KEPT, limit=_PAGE)
+                    deleted = self._connector.store.drop_old_stats(connection, keep=HOURS_KEPT, limit=_PAGE)
             except DBAPIError as error:
                 if fault_of(error) is not Fault.LATE:
                     raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 __all__ = ["resident"]
 
@@ -15,4 +16,5 @@ def resident() -> int:
     except OSError:
         import resource
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024

@@ -33,8 +33,8 @@ def start_deaf(thread: threading.Thread) -> None:
     """Start a thread that takes no SIGTERM and no SIGINT, and neither do the threads that it starts.
 
     A signal may be taken by a thread that is just being started, before the main thread is awake. If the main thread waits for a lock,
-    it then sleeps on, and Python's handler, which only runs there, is not called. A server that starts a thread for each request
-    lost half of the signals so (November 2026).
+    it then sleeps on, and Python's handler, which only runs there, is not called. In this way a server that starts a thread for each
+    request lost half of the signals (November 2026).
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:

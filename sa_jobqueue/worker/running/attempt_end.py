@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
 
@@ -71,10 +71,15 @@ class AttemptEnd:
 
 
 class Telling:
-    """Tells of attempts that were given up, on threads of its own: the one that gives up looks after leases, or the event loop."""
+    """Knows which ends are being told, so that a worker that leaves waits for them. Tells of attempts that were given up on threads of
+    its own: the one that gives up looks after leases, or the event loop.
+    """
 
     def __init__(self) -> None:
         self._threads: set[threading.Thread] = set()  # each thread takes itself out; others only put one in
+        self._lock = threading.Lock()  # held until a thread has started: before that `finish` cannot wait for it
+        self._told_here = threading.Condition()
+        self._here = 0  # ends that other threads tell; under the condition
 
     def tell(self, end: AttemptEnd, outcome: str, error: BaseException | None) -> None:
         """An attempt has ended so. Returns at once."""
@@ -84,17 +89,34 @@ class Telling:
             name="sa-jobqueue end of an attempt",
             daemon=True,
         )
-        self._threads.add(thread)
         try:
-            thread.start()
+            with self._lock:
+                self._threads.add(thread)
+                thread.start()
         except RuntimeError:  # the host allows no more threads
             self._threads.discard(thread)
             end.tell(outcome, error)
 
+    @contextmanager
+    def here(self) -> Generator[None]:
+        """In this block the calling thread reports an outcome, and then tells of it: with the outcome the worker may leave."""
+        with self._told_here:
+            self._here += 1
+        try:
+            yield
+        finally:
+            with self._told_here:
+                self._here -= 1
+                self._told_here.notify_all()
+
     def finish(self, seconds: float) -> None:
         """Wait until all is told, for at most so long."""
         until = monotonic() + seconds
-        for thread in list(self._threads):
+        with self._told_here:
+            self._told_here.wait_for(lambda: not self._here, seconds)
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
             thread.join(max(until - monotonic(), 0.0))
 
     def _run(self, tell: Callable[[], None]) -> None:

@@ -132,11 +132,11 @@ class Executor:
             decided = LOST if run.stop is Stop.LOST else self._decide(run, outcome)
         except BaseException as error:  # the application's, as in `_judge`: the outcome is ours alone to report
             decided = ToWrite(unruly(run, error))
+        exception = outcome.exception if isinstance(outcome, Failed) else None
         if decided is not LOST:
-            self._say_end(run, decided.change, outcome.exception if isinstance(outcome, Failed) else None, note)
+            self._say_end(run, decided.change, exception, note)
         self._report(run, decided)
         if run.attempt_end is not None:
-            exception = outcome.exception if isinstance(outcome, Failed) else None
             self.telling.tell(run.attempt_end, outcome_of(decided), exception)
         return True
 
@@ -171,15 +171,19 @@ class Executor:
 
     def _judge(self, call: Call, error: BaseException) -> ToWrite | MaybeWritten | Lost:
         """What is to be written because the handler, or what ends it, has raised `error`."""
+        decided = self._judge_error(call, error)
+        committing = None if call.transaction is None else call.transaction.committing
+        if committing is None:
+            return decided
+        return MaybeWritten(committing) if decided is LOST else InDoubt(decided.change, committing)
+
+    def _judge_error(self, call: Call, error: BaseException) -> ToWrite | Lost:
+        """The same, whatever its commit may have written."""
         run, transaction = call.run, call.transaction
         try:
             unopened = None if transaction is None else transaction.unopened
             if unopened is None or not may_go_back(run, error):
-                decided = self._decide(run, of_error(run, error))
-                committing = None if transaction is None else transaction.committing
-                if committing is None:
-                    return decided
-                return MaybeWritten(committing) if decided is LOST else InDoubt(decided.change, committing)
+                return self._decide(run, of_error(run, error))
             self._pause(run.job.queue, *unopened)
             return self._decide(run, Released(_AGAIN * random.uniform(0.5, 1.5)))
         except BaseException as failure:  # the application's: a rule, an exception's own method, a log filter
@@ -219,10 +223,13 @@ class Executor:
             change = ending.change
             if error is not None or self._log.says_all or change.error is not None:
                 self._say_end(run, change, error)
-        try:
+        if run.attempt_end is None:
             self._report(run, ending)
-        finally:
-            if run.attempt_end is not None:
+            return
+        with self.telling.here():
+            try:
+                self._report(run, ending)
+            finally:
                 run.attempt_end.tell(outcome_of(ending), error)
 
     def _say_end(self, run: Run, change: Change, error: BaseException | None, note: str = "") -> None:

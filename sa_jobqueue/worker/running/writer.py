@@ -66,8 +66,8 @@ class OutcomeWriter:
         self._locked: list[_Later] = []
         self._waits: dict[int, float] = {}
         self._refused: list[_Later] = []
-        self.in_doubt: dict[tuple[int, int | None], Change] = {}
-        """What a commit may have written, the answer to which was lost, by claim. Such outcomes are for `write_apart`."""
+        self.in_doubt: dict[tuple[int, int | None], tuple[Change, ...]] = {}
+        """What commits may have written, the answers to which were lost, by claim. Such outcomes are for `write_apart`."""
         self._longest = _REFUSED_LATER
         self._took_refused = False
         self._done, self._store, self._was_ours = done, store, was_ours
@@ -108,7 +108,11 @@ class OutcomeWriter:
 
     def doubt(self, changes: list[Change]) -> None:
         """These may be written already: the answer to a commit was lost. Any thread may say so."""
-        self.in_doubt.update(((change.id, change.claim_token), change) for change in changes)
+        for change in changes:
+            claim = change.id, change.claim_token
+            # A handler's commit, and then the writer's: if the server stops, the answers to both may be lost.
+            if change not in (before := self.in_doubt.get(claim, ())):
+                self.in_doubt[claim] = *before, change
 
     def next_at(self) -> float | None:
         """When the next locked row or refused outcome is due, by the monotonic clock."""
@@ -187,12 +191,10 @@ class OutcomeWriter:
     ) -> list[Change]:
         """Those of `part` that are lost because an earlier commit, which was in doubt, has ended their claims: as it has written them."""
         lost = [change for change in part if answers.get(change.id) is Answer.LOST]
-        doubted = [found for change in lost if (found := self.in_doubt.get((change.id, change.claim_token)))]
+        doubted = [one for change in lost for one in self.in_doubt.get((change.id, change.claim_token), ())]
         if not doubted:
             return []
-        before = self._store.written_before(connection, doubted)
-        written = [change for change in doubted if change.id in before and self._is_by_us(change)]
-        return [change.cancelled if before[change.id] is Answer.CANCELLED else change for change in written]
+        return [change for change in self._store.written_before(connection, doubted) if self._is_by_us(change)]
 
     def _is_by_us(self, change: Change) -> bool:
         """Whether the row is as `change` makes it because of that. A rescue makes it so, too, or the worker that has the job then."""
@@ -203,8 +205,7 @@ class OutcomeWriter:
         """As `settle`, where some were written before."""
         ids = {change.id for change in before}
         try:
-            if before:
-                self._done(before, Answer.APPLIED)
+            self._done(before, Answer.APPLIED)
         finally:
             self.settle([change for change in part if change.id not in ids], answers)
             for change in before:
@@ -214,15 +215,15 @@ class OutcomeWriter:
         """Find out which of those that were asked about are written."""
         asked = list(self.asked)
         with begin():
-            before = self._store.written_before(connection, asked)
+            before = {change.id: change for change in self._store.written_before(connection, asked)}
         for _ in asked:
             self.asked.popleft()
         for change in asked:
-            answer = before.get(change.id, Answer.LOST)
-            if answer is Answer.LOST or not self._is_by_us(change):
-                self._done([change], Answer.LOST)
+            written = before.get(change.id)
+            if written is not None and self._is_by_us(written):
+                self._done([written], Answer.APPLIED)
             else:
-                self._done([change.cancelled if answer is Answer.CANCELLED else change], Answer.APPLIED)
+                self._done([change], Answer.LOST)
 
     def hurry(self) -> None:
         """The worker leaves: try refused outcomes now, and again soon."""

@@ -1,0 +1,188 @@
+"""Claiming where limits hold, or keys take turns.
+
+A function of the schema picks the jobs, under the locks that make counting exact, and the statement claims them. It returns what `claim_jobs`
+does, and a row without an id for each queue, which says when to claim from it again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    Boolean,
+    CompoundSelect,
+    DateTime,
+    Integer,
+    Select,
+    Table,
+    Text,
+    bindparam,
+    column,
+    func,
+    null,
+    select,
+    union_all,
+)
+
+from ..context import ClaimedJob
+from ..models import Job, schema_function
+from .claim import INLINE_LIMIT, NOTHING_INLINE, taken, taken_by
+from .parts import array, packed, packed_texts, table_of
+
+__all__ = [
+    "LimitedRequest",
+    "Ring",
+    "RingState",
+    "claim_limited",
+    "is_state",
+    "limited_parameters",
+    "permits_freed",
+    "pick_parameters",
+    "picked_jobs",
+    "ring_state",
+]
+
+
+class Ring(NamedTuple):
+    """Where the last claim from a queue stopped: the key, None before the first claim; and how many turns in a row it has had."""
+
+    after: str | None = None
+    turns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RingState:
+    """What a claim says of a queue."""
+
+    ring: Ring
+    again: bool
+    """Whether another claim may find jobs that this one has left."""
+    permit: bool
+    """Whether jobs wait for a permit: for the end of others."""
+    picked: int
+    """How many jobs it has picked."""
+    rate_in: float | None
+    """Seconds after which a rate allows more; None: none has to be waited for."""
+    due_in: float | None
+    """Seconds after which the next job with a key is due; None: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedRequest:
+    """What one claim is to take, as `ClaimRequest` says it."""
+
+    worker: str
+    queues: Mapping[str, int]
+    lease: float
+    rings: Mapping[str, Ring] = field(default_factory=dict)
+    tasks: Sequence[str] = ()
+    """All tasks that have limits."""
+    known: int | None = None
+    """The versions of the limits that the worker has read."""
+    but: Sequence[int] = ()
+    opener: int = 0
+    """1 to 999: the worker, to know its own request for a permit again."""
+    freed: bool = False
+    """Whether limited jobs of this worker have ended since its last claim."""
+    inline: bool = True
+
+
+def limited_parameters(request: LimitedRequest) -> dict[str, Any]:
+    """The parameters of `claim_limited`, by name."""
+    return pick_parameters(request) | taken_by(
+        request.worker, request.lease, INLINE_LIMIT if request.inline else NOTHING_INLINE
+    )
+
+
+def pick_parameters(request: LimitedRequest) -> dict[str, Any]:
+    """The same of `picked_jobs`."""
+    rings = [request.rings.get(queue, Ring()) for queue in request.queues]
+    return {
+        "limited_queues": packed_texts(request.queues),
+        "limited_free": packed(request.queues.values()),
+        "ring_after": packed_texts([ring.after for ring in rings]),
+        "ring_turns": packed([ring.turns for ring in rings]),
+        "limited_tasks": packed_texts(request.tasks),
+        "known_limits": request.known,
+        "limited_but": packed(request.but),
+        "limit_opener": request.opener,
+        "limit_freed": request.freed,
+    }
+
+
+def claim_limited(request: LimitedRequest, *, job: type[Job] = Job) -> CompoundSelect[Any]:
+    """Claim due jobs of queues with limits or keys. Returns the columns of `ClaimedJob`; and for each queue a row with no id, whose
+    `meta` is for `ring_state`.
+    """
+    table = table_of(job)
+    picked = _picked(table, pick_parameters(request))
+    claimed = taken(
+        table,
+        select(picked.c.id).where(picked.c.id.is_not(None)),
+        worker=request.worker,
+        lease=request.lease,
+        args_limit=INLINE_LIMIT if request.inline else NOTHING_INLINE,
+        at=select(func.max(picked.c.at)).scalar_subquery(),
+    ).cte("taken")
+    states = [picked.c.info if one.key == "meta" else null() for one in claimed.c]
+    return union_all(select(*claimed.c), select(*states).select_from(picked).where(picked.c.id.is_(None)))
+
+
+def picked_jobs(request: LimitedRequest, *, job: type[Job] = Job) -> Select[Any]:
+    """The ids of the jobs that `claim_limited` would claim; they are locked, and so are their keys, until the transaction ends."""
+    picked = _picked(table_of(job), pick_parameters(request))
+    return select(picked.c.id).where(picked.c.id.is_not(None))
+
+
+def permits_freed(*, opener: int, job: type[Job] = Job) -> Select[Any]:
+    """Tell the workers that wait for a permit that some of the worker `opener` are free."""
+    schema = table_of(job).schema
+    return select(schema_function("permits_freed", schema, bindparam("limit_opener", opener, Integer), of=Text()))
+
+
+def ring_state(info: str) -> tuple[str, RingState]:
+    """The queue, and what a claim says of it."""
+    said = json.loads(info)
+    return said["queue"], RingState(
+        Ring(said["after"], said["turns"]),
+        said["again"],
+        said["permit"],
+        said["picked"],
+        said["rate_in"],
+        said["due_in"],
+    )
+
+
+def is_state(row: Sequence[Any]) -> bool:
+    """Whether a row of `claim_limited` is no job."""
+    return row[_ID] is None
+
+
+_ID = ClaimedJob._fields.index("id")
+
+
+def _picked(table: Table, given: Mapping[str, Any]) -> CTE:
+    call: Any = schema_function(
+        "pick_limited",
+        table.schema,
+        array("limited_queues", given["limited_queues"], Text()),
+        array("limited_free", given["limited_free"], Integer()),
+        array("ring_after", given["ring_after"], Text()),
+        array("ring_turns", given["ring_turns"], Integer()),
+        array("limited_tasks", given["limited_tasks"], Text()),
+        bindparam("known_limits", given["known_limits"], BigInteger),
+        array("limited_but", given["limited_but"], BigInteger()),
+        bindparam("limit_opener", given["limit_opener"], Integer),
+        bindparam("limit_freed", given["limit_freed"], Boolean),
+        of=Text(),
+    )
+    rows = call.table_valued(
+        column("id", BigInteger), column("at", DateTime(timezone=True)), column("info", Text), name="picking"
+    ).render_derived(name="picking")
+    found: CTE = select(rows.c.id, rows.c.at, rows.c.info).cte("picked").prefix_with("MATERIALIZED")
+    return found

@@ -1,0 +1,87 @@
+"""What a worker knows of the limits, and whether that is still so.
+
+A plain claim keeps no limits. So each says which versions of the limits its worker has read, and fails where there are others; and where one
+of its queues has jobs with keys. For a queue with neither that is one look at an empty table and two probes of an empty index per claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Executable,
+    Table,
+    Text,
+    and_,
+    bindparam,
+    case,
+    func,
+    literal_column,
+    not_,
+    or_,
+    select,
+    true,
+)
+
+from ..lifecycle import Event, sources
+from ..models import Job, LimitRow, schema_function, status_in
+from .parts import array, rows, table_of
+
+__all__ = ["LIMITS_CHANGED", "is_later", "is_ready", "knows_limits", "read_limits"]
+
+#: The SQLSTATE of a claim that does not know the limits that there are.
+LIMITS_CHANGED = "SJQ03"
+
+
+def _with_key(table: Table) -> ColumnElement[bool]:
+    return and_(table.c.concurrency_key.is_not(None), status_in(table.c.status, sources(Event.CLAIM)))
+
+
+def is_ready(table: Table) -> ColumnElement[bool]:
+    """Whether a job with a key may take its turn: as the index `job_key_ready_idx` says it."""
+    return and_(_with_key(table), table.c.run_at <= func.greatest(table.c.created_at, table.c.ready_at))
+
+
+def is_later(table: Table) -> ColumnElement[bool]:
+    """Whether it is not yet: as the index `job_key_later_idx` says it."""
+    return and_(_with_key(table), table.c.run_at > func.greatest(table.c.created_at, table.c.ready_at))
+
+
+def knows_limits(table: Table, limit: Table, given: Mapping[str, Any]) -> ColumnElement[bool]:
+    """True; or the statement fails, because there are other limits than those `given`, or jobs with keys in one of the queues.
+
+    The server evaluates it once per execution.
+    """
+    versions = select(func.bit_xor(limit.c.version, type_=BigInteger)).scalar_subquery()
+    known = bindparam("known_limits", given["known_limits"], BigInteger)
+    ours = table.c.queue == func.any(array("queue_names", given["queue_names"], Text()))
+    ready = select(literal_column("true", Boolean)).select_from(table).where(ours, is_ready(table)).exists()
+    due = (
+        select(literal_column("true", Boolean))
+        .select_from(table)
+        .where(ours, is_later(table), table.c.run_at <= func.now())
+        .exists()
+    )
+    # The argument keeps the planner from calling the function.
+    failed = schema_function("limits_changed", table.schema, versions, of=Boolean())
+    return case((and_(versions.is_not_distinct_from(known), not_(ready), not_(due)), true()), else_=failed)
+
+
+def read_limits(*, queues: Collection[str], job: type[Job] = Job, limit: type[LimitRow] = LimitRow) -> Executable:
+    """One row: `version`, of all limits together, NULL if there are none; `queues`, those of the given ones that have limits, or are
+    paused, or have jobs with keys that wait; `tasks`, all that have limits.
+    """
+    table, limits = table_of(job), table_of(limit)
+    asked = rows("asked", name=array("queue_names", list(queues), Text()))
+    some = select(literal_column("true", Boolean))
+    waiting = some.select_from(table).where(table.c.queue == asked.c.name).correlate(asked)
+    said = some.where(limits.c.owner == literal_column("'queue'"), limits.c.name == asked.c.name).correlate(asked)
+    ways = (said, waiting.where(is_ready(table)), waiting.where(is_later(table)))
+    limited = select(func.array_agg(asked.c.name)).where(or_(*(way.exists() for way in ways))).scalar_subquery()
+    tasks = select(func.array_agg(limits.c.name)).where(limits.c.owner == literal_column("'task'")).scalar_subquery()
+    version = select(func.bit_xor(limits.c.version, type_=BigInteger)).scalar_subquery()
+    return select(version.label("version"), limited.label("queues"), tasks.label("tasks"))

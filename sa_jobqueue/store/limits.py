@@ -1,0 +1,100 @@
+"""Claiming where limits hold, and knowing where they do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from ..context import ClaimedJob
+from ..lifecycle import Change
+from ..statements.complete import complete_jobs, completion_parameters, delete_completed, has_results, written_ids
+from ..statements.limited import (
+    LimitedRequest,
+    RingState,
+    claim_limited,
+    is_state,
+    limited_parameters,
+    permits_freed,
+    pick_parameters,
+    picked_jobs,
+    ring_state,
+)
+from ..statements.limits import read_limits
+from .claims import in_order
+from .compiled import Compiled
+from .outcomes import Answer
+from .tables import OfTables
+
+__all__ = ["KnownLimits", "LimitedClaims"]
+
+_META = ClaimedJob._fields.index("meta")
+
+
+class KnownLimits(NamedTuple):
+    """Where there are limits."""
+
+    version: int | None
+    queues: frozenset[str]
+    """Queues that have limits, are paused, or have waiting jobs with keys."""
+    tasks: tuple[str, ...]
+
+
+class LimitedClaims(OfTables):
+    """Claims of queues with limits or keys."""
+
+    def read_limits(self, connection: Connection, queues: Collection[str]) -> KnownLimits:
+        """Where there are limits, of these queues and of all tasks."""
+        row = connection.execute(read_limits(queues=queues, job=self.tables.job, limit=self.tables.limit)).one()
+        return KnownLimits(row.version, frozenset(row.queues or ()), tuple(sorted(row.tasks or ())))
+
+    def claim_limited(
+        self, connection: Connection, changes: Sequence[Change], request: LimitedRequest
+    ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, RingState]]:
+        """As `exchange`, where limits hold; and by queue, how to go on."""
+        parameters = limited_parameters(request)
+        answers: dict[int, Answer] = {}
+        if not changes:
+            rows = self._claim_limited.rows(connection, parameters)
+        else:
+            kept = not changes[0].deletes
+            parameters |= completion_parameters(changes, kept=kept)
+            statement = self._limited_exchanges[has_results(parameters) if kept else None]
+            first, *rows = statement.rows(connection, parameters)
+            answers = dict.fromkeys(written_ids(first), Answer.APPLIED)
+        states = dict(ring_state(row[_META]) for row in rows if is_state(row))
+        return answers, in_order(row for row in rows if not is_state(row)), states
+
+    def pick_limited(self, connection: Connection, request: LimitedRequest) -> list[int]:
+        """The jobs that a claim would take. They are locked till the transaction ends."""
+        return [row[0] for row in self._pick.rows(connection, pick_parameters(request))]
+
+    def permits_freed(self, connection: Connection, *, opener: int) -> None:
+        """Permits of this worker's jobs are free: tell those that wait for one."""
+        connection.execute(permits_freed(opener=opener, job=self.tables.job))
+
+    @cached_property
+    def _claim_limited(self) -> Compiled:
+        return Compiled(claim_limited(_NO_REQUEST, job=self.tables.job), binary=True)
+
+    @cached_property
+    def _pick(self) -> Compiled:
+        return Compiled(picked_jobs(_NO_REQUEST, job=self.tables.job), binary=True)
+
+    @cached_property
+    def _limited_exchanges(self) -> dict[bool | None, Compiled]:
+        """By whether results are recorded; None: the jobs are deleted."""
+        job = self.tables.job
+        of_jobs: dict[str, Any] = {"ids": [], "tokens": [], "job": job}
+        claim = claim_limited(_NO_REQUEST, job=job)
+        return {
+            None: Compiled(delete_completed(**of_jobs, claim=claim), binary=True),
+            False: Compiled(complete_jobs(**of_jobs, retain=[], claim=claim), binary=True),
+            True: Compiled(complete_jobs(**of_jobs, retain=[], results=[], claim=claim), binary=True),
+        }
+
+
+#: The values are given at each execution.
+_NO_REQUEST = LimitedRequest("", {}, 0.0)

@@ -1,0 +1,146 @@
+"""The queues of this worker that have limits or keys: what it knows of them, and when to claim from each again."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from operator import attrgetter
+from time import monotonic
+
+from sqlalchemy import Connection
+
+from ...context import ClaimedJob
+from ...store import KnownLimits, LimitedRequest, Ring, RingState
+from ..connections.service import Connector
+from .demand import Demand
+from .gates import Gates
+from .skipped import SkippedJobs
+
+__all__ = ["LimitedQueues"]
+
+_QUEUE = attrgetter("queue")
+#: Seconds before a claim is tried again whose keys other workers were claiming from.
+_CONTENDED = 0.002
+#: Seconds for which a rate may keep jobs waiting, so that a worker that ends when nothing is due still waits for them.
+_WORTH_WAITING = 60.0
+
+
+class LimitedQueues:
+    """Only for the claimer's thread, except the fields that say so.
+
+    A plain claim takes no account of limits, and fails where there are some that its worker has not read. So nothing is claimed above a
+    limit that was set just now.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        queues: Collection[str],
+        demand: Demand,
+        gates: Gates,
+        skipped: SkippedJobs,
+        *,
+        worker: str,
+        poll: float,
+        listening: Callable[[], bool],
+    ) -> None:
+        self._connector, self._queues, self._demand, self._gates = connector, queues, demand, gates
+        self._skipped, self._worker, self._poll, self._listening = skipped, worker, poll, listening
+        demand.is_limited = self.has
+        self._opener = random.randrange(1, 1000)
+        self.stale = True
+        """Whether to read the limits before the next claim. Set by any thread, reset by the claimer's."""
+        self.freed = False
+        """Whether jobs of limited queues have ended since the last claim from one. Set by any thread, reset by the claimer's."""
+        self.dry: frozenset[str] = frozenset()
+        """The queues that had nothing to give in the last claim."""
+        self._known = KnownLimits(None, frozenset(), ())
+        self._rings: dict[str, Ring] = {}
+        self._ignored: frozenset[str] = frozenset()
+        """Queues whose last claim picked jobs, and did not get them all."""
+
+    @property
+    def known(self) -> int | None:
+        """The versions of the limits that were read last."""
+        return self._known.version
+
+    def has(self, queue: str) -> bool:
+        """Whether this queue is to be claimed from under limits. For any thread."""
+        return queue in self._known.queues or bool(self._known.tasks)
+
+    def refresh(self, connection: Connection) -> None:
+        """Read the limits, if there may be others."""
+        if self.stale:
+            self.stale = False  # before: a change meanwhile is read next time
+            try:
+                with self._connector.begin_one(connection):
+                    self._known = self._connector.store.read_limits(connection, self._queues)
+            except BaseException:
+                self.stale = True
+                raise
+
+    def part(self, wanted: dict[str, int]) -> dict[str, int]:
+        """Take the limited queues out of `wanted`."""
+        return {name: wanted.pop(name) for name in list(wanted) if self.has(name)}
+
+    def request(self, wanted: Mapping[str, int], *, inline: bool = True) -> LimitedRequest:
+        """What to claim."""
+        freed, self.freed = self.freed, False
+        return LimitedRequest(
+            self._worker,
+            wanted,
+            self._connector.lease,
+            rings=self._rings,
+            tasks=self._known.tasks,
+            known=self._known.version,
+            but=self._skipped.ids(),
+            opener=self._opener,
+            freed=freed,
+            inline=inline,
+        )
+
+    def lock_due(self, connection: Connection, queue: str, most: int) -> dict[int, str]:
+        """The jobs of a limited queue that a claim would take."""
+        request = self.request({queue: most})
+        return dict.fromkeys(self._connector.store.pick_limited(connection, request), queue)
+
+    def after_claim(
+        self,
+        connection: Connection,
+        wanted: Mapping[str, int],
+        jobs: Collection[ClaimedJob],
+        states: Mapping[str, RingState],
+    ) -> bool:
+        """Decide when each of these queues is claimed from again. Returns whether claims overlook jobs."""
+        got = Counter(map(_QUEUE, jobs))
+        timers, now, dry, waiting = self._demand.timers, monotonic(), set[str](), list[str]()
+        for name, state in states.items():
+            self._rings[name] = state.ring
+            if got[name] or timers[name].notified:
+                timers[name].now()
+            elif state.again:
+                timers[name].not_before(now + random.uniform(0.5, 1.5) * _CONTENDED)
+            else:
+                waiting.append(name)
+                if state.rate_in is None or state.rate_in > _WORTH_WAITING:
+                    dry.add(name)
+        self.dry = frozenset(dry)
+        ignored = frozenset(name for name, state in states.items() if got[name] < state.picked)
+        overlooked, self._ignored = bool(ignored & self._ignored), ignored
+        if waiting and not (self._listening() and self._gates.ask(connection, waiting, timers)):
+            longest = min(self._poll, self._gates.longest_poll) if self._listening() else self._poll
+            for name in waiting:
+                timer, state = timers[name], states[name]
+                timer.back_off(longest)
+                for seconds in (state.rate_in, state.due_in):
+                    if seconds is not None and now + seconds < timer.at:
+                        timer.not_before(now + max(seconds, 0.0))
+        return overlooked
+
+    def leave(self, connection: Connection) -> None:
+        """Tell the others of permits that are free: this worker claims no more."""
+        if self.freed:
+            self.freed = False
+            with self._connector.begin_one(connection):
+                self._connector.store.permits_freed(connection, opener=self._opener)
