@@ -23,6 +23,7 @@ from sqlalchemy import (
 from ..lifecycle import JobStatus
 from ..models import Job, KeyRow, LimitRow, LimitState, status_literal
 from .depths import CAP
+from .limits import is_later, is_ready
 from .parts import table_of
 
 __all__ = ["list_limits"]
@@ -84,12 +85,9 @@ def _numbers(of: Any, job: type[Job], *of_key: ColumnElement[bool]) -> list[Colu
     with one that are ready, and of the others.
     """
     columns = table_of(job).c
-    has_key, ready_until = columns.concurrency_key.is_not(None), func.greatest(columns.created_at, columns.ready_at)
     running = [columns.status == status_literal(JobStatus.RUNNING)]
-    queued = columns.status == status_literal(JobStatus.QUEUED)
-    ready = [queued, has_key, columns.run_at <= ready_until]
-    later = [queued, has_key, columns.run_at > ready_until]
-    keyless = [queued, columns.concurrency_key.is_(None)]
+    ready, later = [is_ready(table_of(job))], [is_later(table_of(job))]
+    keyless = [columns.status == status_literal(JobStatus.QUEUED), columns.concurrency_key.is_(None)]
     waiting = [ready, later] if of_key else [keyless, ready, later]
 
     def number(its: ColumnElement[bool], parts: Sequence[Sequence[ColumnElement[bool]]]) -> ColumnElement[int]:

@@ -75,7 +75,7 @@ FROM (
             FROM (
                 SELECT sa_jobqueue.job.id AS id
                 FROM sa_jobqueue.job
-                WHERE sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.concurrency_key IS NOT NULL AND sa_jobqueue.job.run_at <= greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at) AND sa_jobqueue.job.queue = sa_jobqueue.job_limit.name
+                WHERE sa_jobqueue.job.concurrency_key IS NOT NULL AND sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.run_at <= greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at) AND sa_jobqueue.job.queue = sa_jobqueue.job_limit.name
                 LIMIT 10001
             ) AS anon_4
         ) + (
@@ -83,7 +83,7 @@ FROM (
             FROM (
                 SELECT sa_jobqueue.job.id AS id
                 FROM sa_jobqueue.job
-                WHERE sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.concurrency_key IS NOT NULL AND sa_jobqueue.job.run_at > greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at) AND sa_jobqueue.job.queue = sa_jobqueue.job_limit.name
+                WHERE sa_jobqueue.job.concurrency_key IS NOT NULL AND sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.run_at > greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at) AND sa_jobqueue.job.queue = sa_jobqueue.job_limit.name
                 LIMIT 10001
             ) AS anon_5
         ),
@@ -101,7 +101,7 @@ FROM (
             FROM (
                 SELECT sa_jobqueue.job.id AS id
                 FROM sa_jobqueue.job
-                WHERE sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.concurrency_key IS NOT NULL AND sa_jobqueue.job.run_at <= greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at) AND sa_jobqueue.job.task = sa_jobqueue.job_limit.name
+                WHERE sa_jobqueue.job.concurrency_key IS NOT NULL AND sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.run_at <= greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at) AND sa_jobqueue.job.task = sa_jobqueue.job_limit.name
                 LIMIT 10001
             ) AS anon_7
         ) + (
@@ -109,7 +109,7 @@ FROM (
             FROM (
                 SELECT sa_jobqueue.job.id AS id
                 FROM sa_jobqueue.job
-                WHERE sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.concurrency_key IS NOT NULL AND sa_jobqueue.job.run_at > greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at) AND sa_jobqueue.job.task = sa_jobqueue.job_limit.name
+                WHERE sa_jobqueue.job.concurrency_key IS NOT NULL AND sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.run_at > greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at) AND sa_jobqueue.job.task = sa_jobqueue.job_limit.name
                 LIMIT 10001
             ) AS anon_8
         ),
@@ -162,7 +162,7 @@ FROM (
             FROM (
                 SELECT sa_jobqueue.job.id AS id
                 FROM sa_jobqueue.job
-                WHERE sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.concurrency_key IS NOT NULL AND sa_jobqueue.job.run_at <= greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at) AND sa_jobqueue.job.queue = sa_jobqueue.job_key.name AND sa_jobqueue.job.concurrency_key = sa_jobqueue.job_key.key
+                WHERE sa_jobqueue.job.concurrency_key IS NOT NULL AND sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.run_at <= greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at) AND sa_jobqueue.job.queue = sa_jobqueue.job_key.name AND sa_jobqueue.job.concurrency_key = sa_jobqueue.job_key.key
                 LIMIT 10001
             ) AS anon_11
         ) + (
@@ -170,7 +170,7 @@ FROM (
             FROM (
                 SELECT sa_jobqueue.job.id AS id
                 FROM sa_jobqueue.job
-                WHERE sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.concurrency_key IS NOT NULL AND sa_jobqueue.job.run_at > greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at) AND sa_jobqueue.job.queue = sa_jobqueue.job_key.name AND sa_jobqueue.job.concurrency_key = sa_jobqueue.job_key.key
+                WHERE sa_jobqueue.job.concurrency_key IS NOT NULL AND sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.run_at > greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at) AND sa_jobqueue.job.queue = sa_jobqueue.job_key.name AND sa_jobqueue.job.concurrency_key = sa_jobqueue.job_key.key
                 LIMIT 10001
             ) AS anon_12
         ),
@@ -180,7 +180,7 @@ FROM (
             FROM (
                 SELECT sa_jobqueue.job.id AS id
                 FROM sa_jobqueue.job
-                WHERE sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.concurrency_key IS NOT NULL AND sa_jobqueue.job.run_at <= greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at) AND sa_jobqueue.job.task = sa_jobqueue.job_key.name AND sa_jobqueue.job.concurrency_key = sa_jobqueue.job_key.key
+                WHERE sa_jobqueue.job.concurrency_key IS NOT NULL AND sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.run_at <= greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at) AND sa_jobqueue.job.task = sa_jobqueue.job_key.name AND sa_jobqueue.job.concurrency_key = sa_jobqueue.job_key.key
                 LIMIT 10001
             ) AS anon_13
         ) + (
@@ -188,7 +188,7 @@ FROM (
             FROM (
                 SELECT sa_jobqueue.job.id AS id
                 FROM sa_jobqueue.job
-                WHERE sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.concurrency_key IS NOT NULL AND sa_jobqueue.job.run_at > greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at) AND sa_jobqueue.job.task = sa_jobqueue.job_key.name AND sa_jobqueue.job.concurrency_key = sa_jobqueue.job_key.key
+                WHERE sa_jobqueue.job.concurrency_key IS NOT NULL AND sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.run_at > greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at) AND sa_jobqueue.job.task = sa_jobqueue.job_key.name AND sa_jobqueue.job.concurrency_key = sa_jobqueue.job_key.key
                 LIMIT 10001
             ) AS anon_14
         ),
