@@ -25,6 +25,7 @@ __all__ = [
     "checked_per_key",
     "checked_rate",
     "checked_running",
+    "checked_weight",
     "checked_when_full",
     "limit_columns",
     "rate_columns",
@@ -36,6 +37,8 @@ WhenFull: TypeAlias = Literal["wait", "drop_newest", "replace_oldest_waiting", "
 
 #: The most jobs that a limit lets run, and that may wait: beyond a million nobody counts them.
 MOST_JOBS = 1_000_000
+#: The largest weight of a key.
+_HEAVIEST = 1_000
 #: The largest numbers of a rate, which PostgreSQL keeps as integers.
 _MOST_UNITS = 1_000_000_000
 #: The longest period of a rate, in seconds: a year.
@@ -188,6 +191,11 @@ def checked_when_full(value: object) -> WhenFull:
 def checked_max_waiting(value: object) -> int | None:
     """How many jobs of a key may wait, or None."""
     return None if value is None else checked_number(value, "limits: max_waiting", 0, MOST_JOBS)
+
+
+def checked_weight(value: object) -> int:
+    """How many jobs a key gets in its turn."""
+    return checked_number(value, "limits: weight", 1, _HEAVIEST)
 
 
 def _check(running: object, rate: object) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import partial
+from inspect import Parameter
 from typing import Annotated, Any, Self, get_args, get_type_hints
 
 import typer
@@ -43,7 +44,7 @@ class Options:
 
     @classmethod
     def declared(cls) -> Mapping[str, tuple[Any, Any]]:
-        """The options as Typer takes them: by name, an annotation and a default."""
+        """The options as Typer takes them: by name, an annotation and a default; `Parameter.empty` for one that must be given."""
         hints = get_type_hints(cls, include_extras=True)
         found: dict[str, tuple[Any, Any]] = {}
         for one in fields(cls):
@@ -54,6 +55,8 @@ class Options:
             if isinstance(option, partial):
                 option = option(envvar=f"{PREFIX}{one.name.upper()}")
             default = one.default if one.default_factory is MISSING else one.default_factory()
+            if default is MISSING:
+                default = Parameter.empty
             found[one.name] = Annotated[kind, option], default
         return found
 

@@ -47,10 +47,10 @@ from ..limits import (
     WhenFull,
     checked_flag,
     checked_max_waiting,
-    checked_number,
     checked_per_key,
     checked_rate,
     checked_running,
+    checked_weight,
     checked_when_full,
     rate_columns,
 )
@@ -59,10 +59,7 @@ from ..options import Enqueueable, checked_key, checked_name
 from .admin import UNSYNCHRONIZED
 from .parts import table_of
 
-__all__ = ["UNCHANGED", "Unchanged", "pause", "remove_limit", "resume", "set_limit"]
-
-#: The largest `weight`.
-_HEAVIEST = 1_000
+__all__ = ["UNCHANGED", "Unchanged", "change_limits", "pause", "remove_limit", "resume", "set_limit"]
 
 
 class Unchanged(Enum):
@@ -120,7 +117,7 @@ def set_limit(
         of_owner["max_waiting"] = checked_max_waiting(max_waiting)
     of_key: dict[str, Any] = {}
     if weight is not UNCHANGED:
-        of_key["weight"] = checked_number(weight, "limits: weight", 1, _HEAVIEST)
+        of_key["weight"] = checked_weight(weight)
     if key is None and of_key:
         raise OptionError('set_limit: a weight is that of a key: give key="..." with it')
     if key is not None and of_owner:
