@@ -29,6 +29,7 @@ PLAIN = {
     "policy",
     "read",
     "remove",
+    "set",
     "setting",
     "sum",
     "version",
