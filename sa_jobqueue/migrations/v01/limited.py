@@ -74,6 +74,7 @@ _PICK = f"""
         ids bigint[]; places integer[]; tasks text[]; units integer[];
         picked bigint[]; of_keys text[]; of_tasks text[]; of_units integer[]; to_route bigint[]; skipped bigint[];
         task_names text[] := '{{{{}}}}'; task_rooms integer[] := '{{{{}}}}'; task_units integer[] := '{{{{}}}}'; by_key boolean := false;
+        had integer; visited text;
         permit boolean; again boolean; any_permit boolean := false; has_rates boolean; has_keys boolean; has_states boolean;
         tasks_at timestamptz; rate_at timestamptz; next_at timestamptz; stopped text; turns integer; lowest bigint; cell bigint; seconds bigint;
     BEGIN
@@ -115,7 +116,7 @@ _PICK = f"""
             -- Whether the key at which the last claim stopped has turns left.
             inclusive := after_keys[place] IS NULL OR had_turns[place] > 0;
             stopped := cursor_key; turns := coalesce(had_turns[place], 0);
-            visits := 0; again := false; permit := any_permit; rate_at := tasks_at; next_at := NULL; units_left := NULL; lowest := NULL; circled := false;
+            visits := 0; again := false; permit := any_permit; rate_at := tasks_at; next_at := NULL; units_left := NULL; lowest := NULL; circled := false; visited := NULL;
             picked := '{{{{}}}}'; of_keys := '{{{{}}}}'; of_tasks := '{{{{}}}}'; of_units := '{{{{}}}}'; to_route := '{{{{}}}}'; skipped := '{{{{}}}}';
             SELECT * INTO rule FROM {{schema}}.job_limit AS l WHERE l.owner = 'queue' AND l.name = this;
             SELECT * INTO state FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = '';
@@ -194,7 +195,7 @@ _PICK = f"""
                     bool_or(l.mine AND l.rate_count IS NOT NULL) AS has_rates,
                     coalesce(bool_or(NOT l.mine AND NOT l.closed), false) AS taken_by_others
                 INTO answer FROM locked AS l;
-                stopped := keys[cardinality(keys)]; turns := 0;
+                visited := keys[cardinality(keys)];
                 again := again OR answer.taken_by_others;
                 CONTINUE WHEN answer.keys IS NULL;
                 keys := answer.keys; weights := answer.weights; has_rates := answer.has_rates;
@@ -220,14 +221,15 @@ _PICK = f"""
                 rate_at := least(rate_at, answer.again_at);
                 taken := array_fill(0, ARRAY[cardinality(keys)]);
                 -- 4. Jobs for each, by its weight; where some have fewer, the others get more.
-                FOR pass IN 1 .. 4 LOOP
+                FOR pass IN 1 .. 6 LOOP
                     SELECT sum(w.weight) INTO total FROM unnest(weights, rooms, key_units) AS w (weight, room, units)
                     WHERE w.room > 0 AND coalesce(w.units, 1) > 0;
                     EXIT WHEN room <= 0 OR total IS NULL;
-                    quantum := (room + total - 1) / total;
-                    SELECT array_agg(greatest(least(w.room, w.units, w.weight * quantum - CASE
-                        WHEN pass = 1 AND w.number = 1 AND inclusive AND keys[1] = cursor_key THEN coalesce(had_turns[place], 0) % w.weight ELSE 0 END), 0)
-                        ORDER BY w.number)
+                    -- As many whole rounds as there is room for, and then a part of one. The first key may have had some of its turns.
+                    had := CASE WHEN pass = 1 AND inclusive AND keys[1] = cursor_key AND rooms[1] > 0 AND coalesce(key_units[1], 1) > 0
+                        THEN coalesce(had_turns[place], 0) % weights[1] ELSE 0 END;
+                    quantum := greatest((room + had) / total, 1);
+                    SELECT array_agg(greatest(least(w.room, w.units, w.weight * quantum - CASE WHEN w.number = 1 THEN had ELSE 0 END), 0) ORDER BY w.number)
                     INTO asked FROM unnest(weights, rooms, key_units) WITH ORDINALITY AS w (weight, room, units, number);
                     SELECT array_agg(d.id), array_agg(d.place), array_agg(d.task), array_agg(d.units) INTO ids, places, tasks, units FROM (
                         SELECT c.place::integer, d.id, d.task, d.units
@@ -357,13 +359,14 @@ _PICK = f"""
                             rooms[n] := CASE WHEN asked[n] > 0 THEN 0 ELSE limits[n] - taken[n] END;
                         END LOOP;
                     END IF;
-                    IF room <= 0 AND total > 0 THEN
-                        stopped := keys[total];
-                        turns := (taken[total] + CASE WHEN total = 1 AND inclusive AND keys[1] = cursor_key THEN coalesce(had_turns[place], 0) ELSE 0 END)
-                            % weights[total];
-                    END IF;
+                    -- The next claim goes on behind the last key that got a job, or with it while it has turns left.
+                    stopped := keys[total];
+                    turns := (cardinality(array_positions(places, total)) + CASE WHEN total = 1 THEN had ELSE 0 END) % weights[total];
                 END LOOP;
             END LOOP;
+            IF room > 0 AND NOT circled AND visited IS NOT NULL THEN
+                stopped := visited; turns := 0;
+            END IF;
             -- 6. What rates were used, and the lowest id that may run.
             IF cardinality(picked) > 0 THEN
                 IF rule.rate_count IS NOT NULL OR rule.running IS NOT NULL THEN
