@@ -122,7 +122,7 @@ def test_jobs_without_a_key_share_one_turn(connection: Connection) -> None:
     assert all(abs(share - 30) <= 1 for share in shares.values())
 
 
-@pytest.mark.parametrize("name", [" ", "a'b", "%s", "{a,b}", "NULL", "ä😀", "z" * 200, "~"])
+@pytest.mark.parametrize("name", ["\x02", " ", "a'b", "%s", "{a,b}", "NULL", "ä😀", "z" * 200, "~"])
 def test_a_key_may_be_any_text(connection: Connection, name: str) -> None:
     """A key is data; it gets its turns beside others."""
     fill(connection, 2, name)

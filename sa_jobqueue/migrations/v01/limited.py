@@ -50,7 +50,7 @@ _RING = f"""
     $body$
     """
 
-# The `concurrency_key` of a limited task's jobs that have no key is chr(1) and the task's name. All other keys are above chr(2).
+# The `concurrency_key` of a limited task's jobs that have no key is chr(1) and the task's name. All other keys are not below chr(2).
 _PICK = f"""
     CREATE FUNCTION {{schema}}.pick_limited(
         queue_names text[], wanted integer[], after_keys text[], had_turns integer[], limited_tasks text[], known bigint,
@@ -168,12 +168,12 @@ _PICK = f"""
                 CONTINUE WHEN cardinality(keys) = 0;
                 -- 2. Which of them may start jobs at all. Those with limits of their own are locked, and none is waited for.
                 WITH said AS MATERIALIZED (
-                    SELECT r.key, r.number, coalesce(k.weight, 1)::integer AS weight, r.key > chr(2) AS is_key,
+                    SELECT r.key, r.number, coalesce(k.weight, 1)::integer AS weight, r.key >= chr(2) AS is_key,
                         k.paused_at IS NOT NULL OR (r.key < chr(2) AND coalesce(
                             least(task_rooms[array_position(task_names, substr(r.key, 2))],
                                   task_units[array_position(task_names, substr(r.key, 2))]) <= 0, false)) AS closed,
-                        CASE WHEN r.key > chr(2) THEN coalesce(k.running, rule.key_running) END AS running,
-                        CASE WHEN r.key > chr(2) THEN coalesce(k.rate_count, rule.key_rate_count) END AS rate_count,
+                        CASE WHEN r.key >= chr(2) THEN coalesce(k.running, rule.key_running) END AS running,
+                        CASE WHEN r.key >= chr(2) THEN coalesce(k.rate_count, rule.key_rate_count) END AS rate_count,
                         CASE WHEN k.rate_count IS NULL THEN rule.key_rate_seconds ELSE k.rate_seconds END AS rate_seconds,
                         CASE WHEN k.rate_count IS NULL THEN rule.key_rate_burst ELSE k.rate_burst END AS rate_burst
                     FROM unnest(keys) WITH ORDINALITY AS r (key, number) LEFT JOIN LATERAL (
@@ -272,7 +272,7 @@ _PICK = f"""
                             SELECT q.*, q.task_goes AND (units_left IS NULL OR sum(q.units) FILTER (WHERE q.task_goes) OVER (ORDER BY q.number) <= units_left
                                     OR (units_left >= rule.rate_burst AND sum(q.units) FILTER (WHERE q.task_goes) OVER (ORDER BY q.number) = q.units)) AS goes
                             FROM (
-                                SELECT t.*, CASE WHEN t.key > chr(2) THEN bool_and(t.task_has_room) OVER (PARTITION BY t.place ORDER BY t.number)
+                                SELECT t.*, CASE WHEN t.key >= chr(2) THEN bool_and(t.task_has_room) OVER (PARTITION BY t.place ORDER BY t.number)
                                     ELSE t.task_has_room END AS task_goes
                                 FROM (
                                     SELECT k.*, k.key_goes AND (k.task_place IS NULL OR (
@@ -282,7 +282,7 @@ _PICK = f"""
                                             OR (task_units[k.task_place] >= k.burst
                                                 AND sum(k.units) FILTER (WHERE k.key_goes) OVER (PARTITION BY k.task ORDER BY k.number) = k.units)))) AS task_has_room
                                     FROM (
-                                        SELECT h.*, CASE WHEN h.key > chr(2) THEN bool_and(h.key_has_room) OVER (PARTITION BY h.place ORDER BY h.number)
+                                        SELECT h.*, CASE WHEN h.key >= chr(2) THEN bool_and(h.key_has_room) OVER (PARTITION BY h.place ORDER BY h.number)
                                             ELSE h.key_has_room END AS key_goes
                                         FROM (
                                             SELECT r.*, (key_units[r.place] IS NULL
@@ -298,13 +298,13 @@ _PICK = f"""
                                             FROM (
                                                 SELECT c.*, l.rate_burst AS burst, array_position(task_names, c.task) AS task_place,
                                                     coalesce(own.rate_burst, rule.key_rate_burst) AS key_burst,
-                                                    CASE WHEN c.key > chr(2) AND s.blocked_until > clock OR o.paused_at IS NOT NULL THEN 0
-                                                        WHEN c.key > chr(2) AND coalesce(o.running, l.key_running) IS NOT NULL THEN
+                                                    CASE WHEN c.key >= chr(2) AND s.blocked_until > clock OR o.paused_at IS NOT NULL THEN 0
+                                                        WHEN c.key >= chr(2) AND coalesce(o.running, l.key_running) IS NOT NULL THEN
                                                             greatest(coalesce(o.running, l.key_running) - ({_RUNNING_OF_KEY} AND job.task = c.task)
                                                                 - (SELECT count(*) FROM unnest(of_keys, of_tasks) AS g (key, task) WHERE g.key = c.key AND g.task = c.task), 0)
                                                     END AS room_of_key,
                                                     coalesce(o.rate_burst, l.key_rate_burst) AS burst_of_key,
-                                                    CASE WHEN c.key > chr(2) AND coalesce(o.rate_count, l.key_rate_count) IS NOT NULL THEN
+                                                    CASE WHEN c.key >= chr(2) AND coalesce(o.rate_count, l.key_rate_count) IS NOT NULL THEN
                                                         {{schema}}.rate_room(s.free_at, clock, coalesce(o.rate_count, l.key_rate_count),
                                                             CASE WHEN o.rate_count IS NULL THEN l.key_rate_seconds ELSE o.rate_seconds END,
                                                             coalesce(o.rate_burst, l.key_rate_burst))
@@ -392,13 +392,13 @@ _PICK = f"""
                 SELECT r.owner, r.name, r.key, clock + r.units * r.step * interval '1 second' FROM (
                     SELECT 'queue' AS owner, this AS name, g.key, g.units, CASE WHEN k.rate_count IS NULL THEN rule.key_rate_seconds / rule.key_rate_count
                         ELSE k.rate_seconds / k.rate_count END AS step
-                    FROM (SELECT g.key, sum(g.units) AS units FROM unnest(of_keys, of_units) AS g (key, units) WHERE g.key > chr(2) GROUP BY g.key) AS g
+                    FROM (SELECT g.key, sum(g.units) AS units FROM unnest(of_keys, of_units) AS g (key, units) WHERE g.key >= chr(2) GROUP BY g.key) AS g
                     LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.key = g.key) AS k ON true
                     UNION ALL
                     SELECT 'task', g.task, g.key, g.units, CASE WHEN k.rate_count IS NULL THEN l.key_rate_seconds / l.key_rate_count
                         ELSE k.rate_seconds / k.rate_count END
                     FROM (SELECT g.key, g.task, sum(g.units) AS units FROM unnest(of_keys, of_tasks, of_units) AS g (key, task, units)
-                          WHERE g.key > chr(2) AND g.task = ANY (task_names) GROUP BY g.key, g.task) AS g
+                          WHERE g.key >= chr(2) AND g.task = ANY (task_names) GROUP BY g.key, g.task) AS g
                     JOIN {{schema}}.job_limit AS l ON l.owner = 'task' AND l.name = g.task
                     LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'task' AND k.name = g.task AND k.key = g.key) AS k ON true) AS r
                 WHERE r.step IS NOT NULL
