@@ -441,3 +441,20 @@ def test_nothing_starts_of_a_paused_queue_key_or_task(connection: Connection) ->
     for _ in range(3):
         claimant.claim(10)
     assert running(connection) == 6
+
+
+def test_each_key_has_its_limit_of_a_task_over_all_queues_also_within_one_claim(connection: Connection) -> None:
+    """`per_key` of a task counts within the task: in whatever queue, and whatever other tasks of the key run."""
+    for queue in ("x", "y", "z"):
+        fill(connection, 3, "a", queue=queue, task="few")
+        fill(connection, 3, "b", queue=queue, task="few")
+        fill(connection, 1, "c", queue=queue, task="free")
+    limit(connection, "few", owner="task", key_running=1)
+    claimant = Claimant(connection, "x", "y", "z")
+
+    for _ in range(3):
+        claimant.claim(50)
+
+    for one in ("a", "b"):
+        assert running(connection, TABLE.c.task == "few", TABLE.c.concurrency_key == one) == 1
+    assert running(connection, TABLE.c.task == "free") == 3

@@ -72,7 +72,7 @@ _PICK = f"""
         weights integer[]; rooms integer[]; limits integer[]; key_units integer[]; asked integer[]; taken integer[];
         -- Of the jobs found for them, side by side.
         ids bigint[]; places integer[]; tasks text[]; units integer[];
-        picked bigint[]; of_keys text[]; of_tasks text[]; of_units integer[]; to_route bigint[]; skipped bigint[];
+        picked bigint[]; of_keys text[]; of_tasks text[]; of_units integer[]; all_keys text[] := '{{{{}}}}'; all_tasks text[] := '{{{{}}}}'; to_route bigint[]; skipped bigint[];
         task_names text[] := '{{{{}}}}'; task_rooms integer[] := '{{{{}}}}'; task_units integer[] := '{{{{}}}}'; by_key boolean := false;
         had integer; visited text;
         permit boolean; again boolean; any_permit boolean := false; has_rates boolean; has_keys boolean; has_states boolean;
@@ -301,7 +301,7 @@ _PICK = f"""
                                                     CASE WHEN c.key >= chr(2) AND s.blocked_until > clock OR o.paused_at IS NOT NULL THEN 0
                                                         WHEN c.key >= chr(2) AND coalesce(o.running, l.key_running) IS NOT NULL THEN
                                                             greatest(coalesce(o.running, l.key_running) - ({_RUNNING_OF_KEY} AND job.task = c.task)
-                                                                - (SELECT count(*) FROM unnest(of_keys, of_tasks) AS g (key, task) WHERE g.key = c.key AND g.task = c.task), 0)
+                                                                - (SELECT count(*) FROM unnest(all_keys, all_tasks) AS g (key, task) WHERE g.key = c.key AND g.task = c.task), 0)
                                                     END AS room_of_key,
                                                     coalesce(o.rate_burst, l.key_rate_burst) AS burst_of_key,
                                                     CASE WHEN c.key >= chr(2) AND coalesce(o.rate_count, l.key_rate_count) IS NOT NULL THEN
@@ -345,6 +345,8 @@ _PICK = f"""
                     IF units_left IS NOT NULL OR has_rates OR cardinality(task_names) > 0 THEN
                         SELECT of_keys || array_agg(keys[p.place]), of_tasks || array_agg(p.task), of_units || array_agg(p.units)
                         INTO of_keys, of_tasks, of_units FROM unnest(places, tasks, units) AS p (place, task, units);
+                        SELECT all_keys || array_agg(keys[p.place]), all_tasks || array_agg(p.task)
+                        INTO all_keys, all_tasks FROM unnest(places, tasks) AS p (place, task);
                     END IF;
                     FOR n IN 1 .. cardinality(ids) LOOP
                         total := places[n];
