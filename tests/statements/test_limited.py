@@ -458,3 +458,19 @@ def test_each_key_has_its_limit_of_a_task_over_all_queues_also_within_one_claim(
     for one in ("a", "b"):
         assert running(connection, TABLE.c.task == "few", TABLE.c.concurrency_key == one) == 1
     assert running(connection, TABLE.c.task == "free") == 3
+
+
+def test_the_limit_of_a_task_with_a_rate_counts_jobs_with_lower_ids(connection: Connection) -> None:
+    """A job that was enqueued first and starts last counts as any other."""
+    late = fill(connection, 3, "a", priority=0, task="few")
+    fill(connection, 1, "a", priority=9, task="few")
+    limit(connection, "few", owner="task", running=2, rate_count=1000, rate_seconds=1.0, rate_burst=100)
+    claimant = Claimant(connection)
+    first = claimant.claim(1)
+    end(connection, first)
+    assert ids(first) > late
+
+    for _ in range(3):
+        claimant.claim(10)
+
+    assert running(connection) == 2

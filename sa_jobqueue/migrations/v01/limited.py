@@ -100,7 +100,7 @@ _PICK = f"""
                     CASE WHEN l.paused_at IS NOT NULL OR s.blocked_until > clock THEN 0
                         WHEN l.running IS NULL THEN 1000000
                         ELSE greatest(l.running - (SELECT count(*) FROM {{schema}}.job
-                            WHERE job.status = 'running' AND job.task = l.name AND job.id >= coalesce(s.lowest_id, 0)), 0) END AS room,
+                            WHERE job.status = 'running' AND job.task = l.name), 0) END AS room,
                     {{schema}}.rate_room(s.free_at, clock, l.rate_count, l.rate_seconds, l.rate_burst) AS units,
                     greatest(s.blocked_until, {_NEXT.format(state="s", limit="l.rate_")}) AS again_at
                 FROM {{schema}}.job_limit AS l LEFT JOIN {{schema}}.limit_state AS s
@@ -381,10 +381,9 @@ _PICK = f"""
                         free_at = greatest(s.free_at, clock) + (excluded.free_at - clock);
                 END IF;
                 IF cardinality(task_names) > 0 AND of_tasks && task_names THEN
-                    INSERT INTO {{schema}}.limit_state AS s (owner, name, key, free_at, lowest_id)
-                    SELECT 'task', l.name, '', clock + g.units * (l.rate_seconds / l.rate_count) * interval '1 second', g.lowest
-                    FROM (SELECT g.task, sum(g.units) AS units, min(g.id) AS lowest FROM unnest(picked, of_tasks, of_units) AS g (id, task, units)
-                          GROUP BY g.task) AS g
+                    INSERT INTO {{schema}}.limit_state AS s (owner, name, key, free_at)
+                    SELECT 'task', l.name, '', clock + g.units * (l.rate_seconds / l.rate_count) * interval '1 second'
+                    FROM (SELECT g.task, sum(g.units) AS units FROM unnest(of_tasks, of_units) AS g (task, units) GROUP BY g.task) AS g
                     JOIN {{schema}}.job_limit AS l ON l.owner = 'task' AND l.name = g.task
                     WHERE l.rate_count IS NOT NULL
                     ORDER BY l.name
