@@ -474,3 +474,27 @@ def test_the_limit_of_a_task_with_a_rate_counts_jobs_with_lower_ids(connection: 
         claimant.claim(10)
 
     assert running(connection) == 2
+
+
+@pytest.mark.parametrize("how", ["removed", "null"])
+def test_a_limit_that_was_gone_for_a_while_counts_what_started_meanwhile(connection: Connection, how: str) -> None:
+    """Also jobs with lower ids than those that ran while it held."""
+    old = fill(connection, 3, run_at=HOUR)
+    fill(connection, 1)
+    limit(connection, running=2)
+    claimant = Claimant(connection)
+    end(connection, claimant.claim())
+    if how == "removed":
+        no_limit(connection)
+    else:
+        limit(connection, running=None)
+    connection.execute(update(TABLE).where(TABLE.c.id.in_(old)).values(run_at=text("now()")))
+    known = default_store.read_limits(connection, ["default"]).version
+    request = ClaimRequest(worker="me", queues={"default": 3}, lease=60.0, known=known)
+    assert len(default_store.claim(connection, request)) == 3
+    limit(connection, running=4)
+    fill(connection, 5)
+
+    claimant.claim()
+
+    assert running(connection) == 4

@@ -122,6 +122,10 @@ _PICK = f"""
             SELECT * INTO state FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = '';
             has_keys := EXISTS (SELECT FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this);
             has_states := EXISTS (SELECT FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key > '');
+            -- Under other limits, or none, jobs with lower ids may have been started.
+            IF state.version IS DISTINCT FROM rule.version THEN
+                state.lowest_id := NULL;
+            END IF;
             IF rule.paused_at IS NOT NULL THEN
                 room := 0; rate_at := NULL;
             ELSIF state.blocked_until > clock THEN
@@ -373,11 +377,11 @@ _PICK = f"""
             IF cardinality(picked) > 0 THEN
                 IF rule.rate_count IS NOT NULL OR rule.running IS NOT NULL THEN
                     lowest := least(lowest, (SELECT min(p) FROM unnest(picked) AS p));
-                    INSERT INTO {{schema}}.limit_state AS s (owner, name, key, free_at, lowest_id)
+                    INSERT INTO {{schema}}.limit_state AS s (owner, name, key, free_at, lowest_id, version)
                     SELECT 'queue', this, '', clock + (SELECT sum(u) FROM unnest(of_units) AS u) * (rule.rate_seconds / rule.rate_count) * interval '1 second',
-                        CASE WHEN rule.running IS NOT NULL THEN lowest END
+                        CASE WHEN rule.running IS NOT NULL THEN lowest END, rule.version
                     WHERE rule.rate_count IS NOT NULL OR state.lowest_id IS NULL OR lowest < state.lowest_id OR lowest > state.lowest_id + 10000
-                    ON CONFLICT (owner, name, key) DO UPDATE SET lowest_id = excluded.lowest_id,
+                    ON CONFLICT (owner, name, key) DO UPDATE SET lowest_id = excluded.lowest_id, version = excluded.version,
                         free_at = greatest(s.free_at, clock) + (excluded.free_at - clock);
                 END IF;
                 IF cardinality(task_names) > 0 AND of_tasks && task_names THEN
