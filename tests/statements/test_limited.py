@@ -498,3 +498,18 @@ def test_a_limit_that_was_gone_for_a_while_counts_what_started_meanwhile(connect
     claimant.claim()
 
     assert running(connection) == 4
+
+
+def test_jobs_without_a_key_keep_their_order_under_the_limit_of_their_task(connection: Connection) -> None:
+    """Those that have waited longer come first, also where some were put aside and others were not."""
+    first = fill(connection, 30, task="few")
+    limit(connection, "few", owner="task", running=1)
+    claimant = Claimant(connection)
+
+    served = serve(claimant, 4, 10)
+    fill(connection, 10, task="few")
+    served += serve(claimant, 4, 60)
+
+    order = [job.id for job in served]
+    assert len(order) == 40
+    assert order[:30] == first

@@ -297,11 +297,15 @@ _PICK = f"""
                                                 AND (r.units_of_key IS NULL
                                                     OR sum(r.units) OVER (PARTITION BY r.task, r.place ORDER BY r.number) <= r.units_of_key
                                                     OR (r.units_of_key >= r.burst_of_key
-                                                        AND sum(r.units) OVER (PARTITION BY r.task, r.place ORDER BY r.number) = r.units)) AS key_has_room,
+                                                        AND sum(r.units) OVER (PARTITION BY r.task, r.place ORDER BY r.number) = r.units))
+                                                AND NOT r.is_behind AS key_has_room,
                                                 r.room_of_key <= 0 AS full
                                             FROM (
                                                 SELECT c.*, l.rate_burst AS burst, array_position(task_names, c.task) AS task_place,
                                                     coalesce(own.rate_burst, rule.key_rate_burst) AS key_burst,
+                                                    -- Those that were put aside have waited longer.
+                                                    c.key = '' AND l.name IS NOT NULL AND EXISTS (SELECT FROM {{schema}}.job
+                                                        WHERE job.queue = this AND job.concurrency_key = chr(1) || c.task AND {_READY}) AS is_behind,
                                                     CASE WHEN c.key >= chr(2) AND s.blocked_until > clock OR o.paused_at IS NOT NULL THEN 0
                                                         WHEN c.key >= chr(2) AND coalesce(o.running, l.key_running) IS NOT NULL THEN
                                                             greatest(coalesce(o.running, l.key_running) - ({_RUNNING_OF_KEY} AND job.task = c.task)
