@@ -513,3 +513,22 @@ def test_jobs_without_a_key_keep_their_order_under_the_limit_of_their_task(conne
     order = [job.id for job in served]
     assert len(order) == 40
     assert order[:30] == first
+
+
+def test_a_job_that_comes_while_a_claim_waits_for_another_is_claimed_or_left(engine: Engine) -> None:
+    """It is never picked in vain: what a claim says that it picked, it has got."""
+    with engine.begin() as setup:
+        limit(setup, running=5)
+        fill(setup, 1)
+    with engine.connect() as one, engine.connect() as two, ThreadPoolExecutor(1) as threads:
+        assert len(Claimant(one).claim(1)) == 1
+        claimant = Claimant(two, name="two")
+        second = threads.submit(lambda: claimant.claim(4))
+        wait_until_blocked_by(one)
+        with engine.begin() as producer:
+            fill(producer, 2)
+        one.commit()
+        got = second.result(10)
+        assert claimant.state.picked == len(got)
+        two.commit()
+        assert len(got) + len(claimant.claim(4)) == 2

@@ -24,6 +24,9 @@ _OF_JOB = "job.id, job.task, coalesce(job.units, 1)::integer AS units"
 _RUNNING_OF_KEY = (
     f"SELECT count(*) FROM {{schema}}.job WHERE job.concurrency_key = c.key AND {_BEGUN} AND job.status = 'running'"
 )
+# What the statement that calls the function can see, too. A job that was enqueued while this one waited for a lock is none of its rows.
+# Of the ages, those far below zero are of rows that are older than any transaction that goes on.
+_SEEN = "(age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished) OR age(job.xmin) < -1000000 OR job.xmin = own OR newest IS NULL)"
 # When a rate would let the next unit start.
 _NEXT = "{state}.free_at - ({limit}burst - 1) * {limit}seconds / {limit}count * interval '1 second'"
 
@@ -54,7 +57,7 @@ _RING = f"""
 _PICK = f"""
     CREATE FUNCTION {{schema}}.pick_limited(
         queue_names text[], wanted integer[], after_keys text[], had_turns integer[], limited_tasks text[], known bigint,
-        but_ids bigint[], opener integer, freed boolean
+        but_ids bigint[], opener integer, freed boolean, seen pg_snapshot
     ) RETURNS TABLE (id bigint, at timestamptz, info text) LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
     SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan AS $body$
@@ -63,6 +66,10 @@ _PICK = f"""
         jobs regclass := ({{name}} || '.job')::regclass;
         owner_space integer := hashtext('sa_jobqueue owners ' || jobs::oid);
         key_space integer := hashtext('sa_jobqueue keys ' || jobs::oid);
+        -- Of the caller's snapshot: the age of the first transaction that it knows nothing of, those that went on, and the caller's own.
+        newest integer := age(pg_snapshot_xmax(seen)::xid);
+        unfinished xid[] := ARRAY (SELECT x::xid FROM pg_snapshot_xip(seen) AS x);
+        own xid := pg_current_xact_id_if_assigned()::xid;
         clock timestamptz;
         this text;  -- the queue
         rule record; state record; answer record;
@@ -242,20 +249,20 @@ _PICK = f"""
                                 -- What has begun goes before the others, where a key is to keep its order.
                                 SELECT {_OF_JOB} FROM {{schema}}.job
                                 WHERE job.concurrency_key = c.key AND {_BEGUN} AND {_READY} AND job.attempt > 0 AND job.queue = this
-                                    AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                    AND {_SEEN} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
                                 ORDER BY job.id LIMIT CASE WHEN rule."strict" AND c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS begun
                             UNION ALL
                             SELECT * FROM (
                                 SELECT {_OF_JOB} FROM {{schema}}.job
                                 WHERE job.queue = this AND job.concurrency_key = c.key AND {_READY} AND NOT (coalesce(rule."strict", false) AND job.attempt > 0)
-                                    AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                    AND {_SEEN} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
                                 ORDER BY job.concurrency_key, {_TURN} LIMIT CASE WHEN c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS with_key
                             UNION ALL
                             SELECT * FROM (
                                 SELECT u.* FROM generate_series(9, 0, -1) AS p (level) CROSS JOIN LATERAL (
                                     SELECT {_OF_JOB} FROM {{schema}}.job
                                     WHERE job.queue = this AND job.priority = p.level AND job.status = 'queued' AND job.concurrency_key IS NULL
-                                        AND job.run_at <= clock AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                        AND job.run_at <= clock AND {_SEEN} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
                                     ORDER BY job.run_at, job.id LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS u
                                 LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END) AS without_key
                             LIMIT c.most) AS d
@@ -479,13 +486,13 @@ UP = (
     # A ring of keys: each gets jobs by its weight, until as many are picked as are wanted, or all have had their turn.
     #
     # Returns a row for each job that it picked, and a row without an id for each queue, whose `info` says where the ring stopped, when to
-    # look again, and whether jobs wait for a permit. `known`: the versions of the limits that the worker has read. `opener`: 1 to 999, the
+    # look again, and whether jobs wait for a permit. `seen`: what the statement sees that is to claim the jobs; NULL: all. `known`: the versions of the limits that the worker has read. `opener`: 1 to 999, the
     # worker; `freed`: whether limited jobs of it have ended since its last claim.
     _PICK,
 )
 
 DOWN = (
-    "DROP FUNCTION {schema}.pick_limited(text[], integer[], text[], integer[], text[], bigint, bigint[], integer, boolean)",
+    "DROP FUNCTION {schema}.pick_limited(text[], integer[], text[], integer[], text[], bigint, bigint[], integer, boolean, pg_snapshot)",
     "DROP FUNCTION {schema}.permits_freed(integer)",
     "DROP FUNCTION {schema}.ready_keys(text, text, text, integer)",
     "DROP FUNCTION {schema}.rate_room(timestamptz, timestamptz, integer, double precision, integer)",
