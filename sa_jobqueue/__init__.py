@@ -15,6 +15,7 @@ from .context import AsyncJobContext, JobContext
 from .enqueue import enqueue, enqueue_many
 from .errors import JobQueueError
 from .lifecycle import JobStatus
+from .limits import KeyLimits, Limits, Rate
 from .middleware import Attempt, Middleware, add_middleware, remove_middleware
 from .models import Job, Schedule
 from .outcomes import Cancel, Discard, Retry, Snooze
@@ -42,8 +43,11 @@ __all__ = [
     "JobQueueError",
     "JobRead",
     "JobStatus",
+    "KeyLimits",
+    "Limits",
     "Middleware",
     "QueueState",
+    "Rate",
     "Registry",
     "Retry",
     "RetryPolicy",

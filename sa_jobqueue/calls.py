@@ -36,6 +36,10 @@ class Call(NamedTuple):
     """As `run_at`: until when it is to be started."""
     deadline: datetime | timedelta | None = None
     """As `run_at`: until when it is to have ended."""
+    key: str | None = None
+    """By which it is ordered, limited and served in turn."""
+    units: int | None = None
+    """How much of a rate it takes; None: 1."""
     given_meta: str | None = None
     """The `meta` before any middleware changed it, which is that of a schedule's jobs; None: none has changed it."""
 

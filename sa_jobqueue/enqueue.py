@@ -63,6 +63,12 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
     if call.expires is not None or call.deadline is not None:
         insert_in_order(Job)
         made.expires_at, made.deadline_at = cast(Any, call.expires), cast(Any, call.deadline)
+    if call.key is not None:
+        insert_in_order(Job)
+        made.concurrency_key = call.key
+    if call.units is not None:
+        insert_in_order(Job)
+        made.units = call.units
     return made
 
 

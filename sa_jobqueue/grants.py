@@ -4,7 +4,7 @@
 ...     print(statement)
 GRANT USAGE ON SCHEMA "sa_jobqueue" TO "web"
 GRANT SELECT ON TABLE "sa_jobqueue".schema_version TO "web"
-GRANT INSERT (task, args, queue, meta, priority, max_attempts, run_at, uniqueness, expires_at, deadline_at), SELECT (id, created_at, claims, attempt, rescues, duplicate_of) ON TABLE "sa_jobqueue".job TO "web"
+GRANT INSERT (task, args, queue, meta, priority, max_attempts, run_at, uniqueness, expires_at, deadline_at, concurrency_key, units), SELECT (id, created_at, claims, attempt, rescues, duplicate_of) ON TABLE "sa_jobqueue".job TO "web"
 GRANT SELECT ON SEQUENCE "sa_jobqueue".gate_any TO "web"
 GRANT EXECUTE ON FUNCTION "sa_jobqueue".due_at(text) TO "web"
 
@@ -18,6 +18,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from .errors import ConfigurationError
+from .limits import Limits
 from .migrations.steps import quote
 from .migrations.v01 import GATES
 from .schema import SCHEMA
@@ -31,8 +32,8 @@ class Can(StrEnum):
     ENQUEUE = "enqueue"
     """Insert jobs, queued and with the next id; not read their arguments, nor change or delete any."""
     WORK = "work"
-    """Run a worker: claim, finish, renew, rescue, prune, enqueue the ticks of schedules; not enqueue other jobs, nor change what a
-    job is to do."""
+    """Run a worker: claim, finish, renew, rescue, prune, enqueue the ticks of schedules, write down the limits that its code
+    declares; not enqueue other jobs, nor change what a job is to do."""
     READ = "read"
     """Look at jobs, schedules and workers."""
     SCHEDULE = "schedule"
@@ -40,7 +41,8 @@ class Can(StrEnum):
     WAIT = "wait"
     """Wait for the end of jobs, and read their results and errors."""
     ADMIN = "admin"
-    """Look, and cancel, retry, discard, release and delete jobs; pause schedules, and enqueue their jobs."""
+    """Look, and cancel, retry, discard, release and delete jobs; set limits; pause queues, tasks and schedules, and enqueue the jobs
+    of schedules."""
 
 
 # Each role finds the tables, and sees whether their version is the one that it needs.
@@ -73,6 +75,8 @@ _TELL = (
 _WRITTEN_BY_PRODUCERS = "task, args, queue, meta, priority, max_attempts, run_at, uniqueness, expires_at, deadline_at, concurrency_key, units"
 # Not what a job is to do.
 _WRITTEN_BY_WORKERS = "status, claim_token, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, expires_at, errors, result, concurrency_key, ready_at"
+# The limits that their code declares; no pause, and not what operators hold.
+_DECLARED_BY_WORKERS = ", ".join((*Limits().columns(), "declared", "declared_at", "definitions"))
 _PAUSED_BY_OPERATORS = "paused_at, paused_by, pause_reason"
 _MOVED_BY_WORKERS = f"next_at, due_at, last_tick_at, waiting_since, left_out, error, {_PAUSED_BY_OPERATORS}"
 _ENQUEUE_TICKS = "{schema}.enqueue_ticks(bigint[], double precision[], integer[], double precision[])"
@@ -102,7 +106,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "SELECT, INSERT, DELETE, UPDATE (claim_token, claims, fraction, message, written_at) ON TABLE {schema}.job_progress",
             "SELECT, INSERT, DELETE, UPDATE (lines, written_at) ON TABLE {schema}.job_log",
             f"SELECT, UPDATE ({_MOVED_BY_WORKERS}) ON TABLE {{schema}}.schedule",
-            "SELECT, INSERT, UPDATE ON TABLE {schema}.job_limit",
+            f"SELECT, INSERT (owner, name, {_DECLARED_BY_WORKERS}), UPDATE ({_DECLARED_BY_WORKERS}), DELETE ON TABLE {{schema}}.job_limit",
             "SELECT ON TABLE {schema}.job_key",
             "SELECT, INSERT, UPDATE, DELETE ON TABLE {schema}.limit_state",
             "SELECT, UPDATE ON SEQUENCE {schema}.gate_limit",

@@ -18,9 +18,9 @@ from .calls import Call
 from .durations import Duration, checked_duration
 from .errors import JobQueueError, OptionError, PayloadError
 from .middleware import before_enqueue, installed
-from .models import AT_ONCE, checked_due
+from .models import AT_ONCE, TASK_GROUP, checked_due
 from .payload import encode_plain, load, shown, unstorable_text
-from .unique import Unique
+from .unique import Unique, debounced
 
 __all__ = [
     "MAX_ATTEMPTS",
@@ -29,6 +29,7 @@ __all__ = [
     "Enqueueable",
     "Options",
     "checked_int",
+    "checked_key",
     "checked_limit",
     "checked_name",
     "checked_unique",
@@ -42,6 +43,17 @@ MAX_PRIORITY = 9
 
 #: The largest `max_attempts`: the column is a smallint.
 MAX_ATTEMPTS = 32_767
+
+#: The largest `units`: so is that one.
+MAX_UNITS = 32_767
+
+
+@dataclass(frozen=True, slots=True)
+class Debounce:
+    """How long a job waits for another one that takes its place, and how long at most in all; in seconds."""
+
+    seconds: float
+    max_wait: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,9 @@ class Options:
     unique: Unique | None = None
     expires: datetime | timedelta | None = None
     deadline: datetime | timedelta | None = None
+    key: str | None = None
+    units: int | None = None
+    debounce: Debounce | None = None
 
 
 class Enqueueable:
@@ -85,6 +100,10 @@ class Enqueueable:
         expires_at: datetime | None = None,
         expires_in: Duration | Literal[False] | None = None,
         deadline: Duration | datetime | Literal[False] | None = None,
+        key: str | Literal[False] | None = None,
+        units: int | None = None,
+        debounce: Duration | Literal[False] | None = None,
+        max_wait: Duration | None = None,
     ) -> Self:
         """A copy with these options changed; the others stay as they are.
 
@@ -95,6 +114,11 @@ class Enqueueable:
         `expires_in`: seconds or a timedelta from the enqueueing, or `expires_at`, a datetime with a time zone: if no attempt has
         been made by then, the job is cancelled; a snooze gives its attempt back. `deadline`: the same, as a duration or a datetime,
         for all attempts together: none begins after it, and one that runs is stopped at it. False: no such limit.
+        `key`: by which the job is ordered, limited and served in turn, 1 to 200 characters; False: none. `units`: how much of a
+        rate it takes, 1 to 32,767.
+        `debounce`: the job is due after this time, in seconds or as a timedelta; if the task is called again while it waits, with
+        the same `key` if it has one, it takes the new arguments and waits for that time again, but not longer than `max_wait` after
+        it was enqueued. The later call's own job is cancelled, as a duplicate. False: no such wait.
 
         Raises OptionError for any other value.
         """
@@ -115,20 +139,29 @@ class Enqueueable:
             changes["expires"] = _checked_expiry(expires_at, expires_in)
         if deadline is not None:
             changes["deadline"] = checked_limit(deadline, "deadline", OptionError)
+        if any(one is not None for one in (key, units, debounce, max_wait)):
+            changes |= _checked_turn(self._options, key, units, debounce, max_wait)
         changed = object.__new__(type(self))
         vars(changed).update(vars(self))
         changed._options = replace(self._options, **changes)
+        if changed._options.debounce is not None:
+            _check_alone(changed._options)
         return changed
 
     def _make_call(self, args: str, *, plain: bool = False) -> Call:
         """The call to enqueue; `plain`: past all middleware."""
         options = self._options
+        due, rule = options.run_at, None
+        if options.unique is not None:
+            rule = options.unique.rule(self.name, args, self._defaults())
+        if options.debounce is not None:
+            due = timedelta(seconds=options.debounce.seconds)
+            rule = debounced(self.name, options.key, options.debounce.max_wait)
         if options.expires is not None or options.deadline is not None:
-            _check_order(options)
+            _check_order(options, due)
         call = Call(
-            self.name, args, options.queue, options.priority, options.max_attempts, options.run_at, options.meta,
-            None if options.unique is None else options.unique.rule(self.name, args, self._defaults()),
-            options.expires, options.deadline,
+            self.name, args, options.queue, options.priority, options.max_attempts, due, options.meta, rule,
+            options.expires, options.deadline, options.key, options.units,
         )  # fmt: skip
         return before_enqueue(call) if installed.enqueueing and not plain else call
 
@@ -155,6 +188,14 @@ def checked_name(value: object, what: str, error: type[JobQueueError]) -> str:
     if not 1 <= len(value) <= MAX_NAME:
         raise error(f"{what} must have 1 to {MAX_NAME} characters, not {len(value)}: {value[:40]!r}")
     return str.__str__(value)  # of a `class Queue(str, Enum)` the value, not "Queue.MAIL"
+
+
+def checked_key(value: object) -> str:
+    """`value` if jobs can have it as their key; else raise OptionError."""
+    key = checked_name(value, "key", OptionError)
+    if key.startswith(TASK_GROUP):
+        raise OptionError(f"key {key[:40]!r} must not begin with {TASK_GROUP!r}, which the queue's own keys begin with")
+    return key
 
 
 def checked_int(value: object, what: str, low: int, high: int, error: type[JobQueueError]) -> int:
@@ -195,9 +236,53 @@ def _checked_expiry(expires_at: object, expires_in: object) -> datetime | timede
     return checked_due(expires_at, "expires_at")
 
 
-def _check_order(options: Options) -> None:
+def _checked_turn(old: Options, key: object, units: object, debounce: object, max_wait: object) -> dict[str, Any]:
+    """What says whose turn it is, and when."""
+    changes: dict[str, Any] = {}
+    if key is not None:
+        changes["key"] = None if key is False else checked_key(key)
+    if units is not None:
+        changes["units"] = checked_int(units, "units", 1, MAX_UNITS, OptionError)
+    if debounce is not None or max_wait is not None:
+        changes["debounce"] = _checked_debounce(old.debounce, debounce, max_wait)
+    return changes
+
+
+def _checked_debounce(before: Debounce | None, debounce: object, max_wait: object) -> Debounce | None:
+    if debounce is False:
+        if max_wait is not None:
+            raise OptionError("max_wait is that of a debounce, which debounce=False takes off")
+        return None
+    if debounce is not None:
+        most = None if before is None else before.max_wait
+        before = Debounce(_positive(debounce, "debounce", "; False means no wait"), most)
+    if before is None:
+        raise OptionError("max_wait is that of a debounce: give debounce=... with it")
+    made = before if max_wait is None else replace(before, max_wait=_positive(max_wait, "max_wait"))
+    if made.max_wait is not None and made.max_wait < made.seconds:
+        raise OptionError(f"max_wait, {made.max_wait:g} s, must not be shorter than debounce, {made.seconds:g} s")
+    return made
+
+
+def _positive(value: object, what: str, mend: str = "") -> float:
+    seconds = checked_duration(cast(Duration, value), what)
+    if seconds == 0:
+        raise OptionError(f"{what} must be more than 0 seconds{mend}")
+    return seconds
+
+
+def _check_alone(options: Options) -> None:
+    """Refuse what says the same as a debounce, in another way."""
+    if options.unique is not None:
+        raise OptionError(
+            "unique and debounce exclude each other: give one of them; unique=False takes a task's own rule off"
+        )
+    if options.run_at != AT_ONCE:
+        raise OptionError("debounce says when the job is due: give it no run_at and no delay")
+
+
+def _check_order(options: Options, due: datetime | timedelta) -> None:
     """Refuse a job that could not be started in time. Where one is a time and the other a delay, only the database could tell."""
-    due = options.run_at
     for what, limit in (("expires", options.expires), ("has its deadline", options.deadline)):
         if (isinstance(limit, datetime) and isinstance(due, datetime) and limit <= due) or (
             isinstance(limit, timedelta) and isinstance(due, timedelta) and limit <= due

@@ -22,7 +22,7 @@ from .durations import Duration, checked_duration
 from .errors import OptionError
 from .payload import load, shown, unstorable_text
 
-__all__ = ["MAX_KEY", "Clash", "Replaceable", "Scope", "Unique", "key_in"]
+__all__ = ["MAX_KEY", "Clash", "Replaceable", "Scope", "Unique", "debounced", "key_in"]
 
 #: Characters of a key.
 MAX_KEY = 500
@@ -115,6 +115,18 @@ class Unique:
                 f"{', '.join(given) or 'none'}"
             )
         return f"{task}:{_digest({name: given[name] for name in names})}"
+
+
+def debounced(task: str, key: str | None, max_wait: float | None) -> str:
+    """The rule for a job that takes the place of the one that waits, as JSON text: of the same task, and the same `key` if there is one.
+
+    `max_wait`: seconds after the first one was enqueued beyond which its time is not moved; None: however long.
+    """
+    # With the name so that no other task's name and key read the same.
+    name = task.replace("%", "%25").replace(":", "%3A")
+    unique = Unique(f"debounce:{name}" if key is None else f"debounce:{name}:{key}", scope="queued", on_clash="replace")
+    rule = unique.rule(task, "{}")
+    return rule if max_wait is None else json.dumps({**load(rule), "max_wait": max_wait}, separators=(",", ":"))
 
 
 def key_in(rule: str | None) -> str:

@@ -20,7 +20,7 @@ from sa_jobqueue.unique import Unique
 
 from .application import load_registry
 from .config import Config
-from .options import Json, parse_duration
+from .options import Json, Key, Units, parse_duration
 from .output import age, cleaned, moment, note, print_json
 from .place import transaction
 
@@ -69,6 +69,8 @@ def enqueue(
             metavar="KEY", help="Keep one unfinished job with this key. Default: the task's rule, with --app."
         ),
     ] = None,
+    key: Key = None,
+    units: Units = None,
     tag: Annotated[list[str], typer.Option(metavar="TEXT", help="A tag, kept in meta. May be repeated.")] = [],  # noqa: B006  # Typer's
     meta: Annotated[
         str | None,
@@ -89,7 +91,8 @@ def enqueue(
     call = call_of(
         config, task, arguments, queue=queue, priority=priority, delay=delay, run_at=_time(run_at, "--run-at"),
         max_attempts=max_attempts, expires_in=expires_in, expires_at=_time(expires_at, "--expires-at"),
-        deadline=deadline, unique=None if unique is None else Unique(unique), tags=tag or None, meta=None if meta is None else _object(meta, "--meta"),
+        deadline=deadline, unique=None if unique is None else Unique(unique), key=key, units=units, tags=tag or None,
+        meta=None if meta is None else _object(meta, "--meta"),
     )  # fmt: skip
     with transaction(config, make=True) as connection:
         made = connection.execute(insert_jobs([call])).scalar_one()
@@ -99,14 +102,16 @@ def enqueue(
     tags = jsonlib.loads(call.meta).get("tags", [])
     if json:
         said = {"id": made, "task": call.task, "queue": call.queue, "priority": call.priority, "run_at": due}
-        print_json(said | {"max_attempts": call.max_attempts, "tags": tags, "duplicate_of": of})
+        said |= {"max_attempts": call.max_attempts, "key": call.key, "units": call.units, "tags": tags}
+        print_json(said | {"duplicate_of": of})
         return
     typer.echo(made)
     when = f"due {moment(due)} (in {age((due - now).total_seconds())})" if due > now else "due now"
     if of is not None:
         when = f"cancelled, as a duplicate of job {of}"
     labels = f" · {'tag' if len(tags) == 1 else 'tags'} {', '.join(tags)}" if tags else ""
-    note(cleaned(f"{call.task} · queue {call.queue} · priority {call.priority} · {when}{labels}"))
+    key_said = "" if call.key is None else f" · key {call.key}"
+    note(cleaned(f"{call.task} · queue {call.queue}{key_said} · priority {call.priority} · {when}{labels}"))
 
 
 def _duplicate_of(connection: Connection, id: int) -> int | None:

@@ -16,16 +16,21 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import partial
+from inspect import Parameter
 from typing import Annotated, Any, Self, get_args, get_type_hints
 
 import typer
 
-__all__ = ["PREFIX", "Json", "Options", "parse_duration", "parse_id", "parse_moment", "setting"]
+__all__ = ["PREFIX", "Json", "Key", "Options", "Units", "parse_duration", "parse_id", "parse_moment", "setting"]
 
 #: What the names of our environment variables begin with.
 PREFIX = "SA_JOBQUEUE_"
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+# Of jobs that are made by hand.
+Key = Annotated[str | None, typer.Option(metavar="KEY", help="By which jobs are ordered, limited and served in turn.")]
+Units = Annotated[int | None, typer.Option(metavar="N", help="How much of a rate a job takes. Default: 1.")]
 
 
 def setting(*names: str, **said: Any) -> partial[Any]:
@@ -39,7 +44,7 @@ class Options:
 
     @classmethod
     def declared(cls) -> Mapping[str, tuple[Any, Any]]:
-        """The options as Typer takes them: by name, an annotation and a default."""
+        """The options as Typer takes them: by name, an annotation and a default; `Parameter.empty` for one that must be given."""
         hints = get_type_hints(cls, include_extras=True)
         found: dict[str, tuple[Any, Any]] = {}
         for one in fields(cls):
@@ -50,6 +55,8 @@ class Options:
             if isinstance(option, partial):
                 option = option(envvar=f"{PREFIX}{one.name.upper()}")
             default = one.default if one.default_factory is MISSING else one.default_factory()
+            if default is MISSING:
+                default = Parameter.empty
             found[one.name] = Annotated[kind, option], default
         return found
 

@@ -21,7 +21,7 @@ from sa_jobqueue.statements import pause_schedules, remove_schedules, resume_sch
 from .config import Config
 from .enqueue import call_of
 from .messages import fail
-from .options import Json, parse_duration, parse_moment
+from .options import Json, Key, Units, parse_duration, parse_moment
 from .output import cleaned, jobs_of, moment, note, print_json, say
 from .place import transaction
 from .schedules import Name, no_schedule, zone_of
@@ -67,6 +67,8 @@ def add(
         timedelta | None,
         typer.Option(metavar="TIME", parser=parse_duration, help="Time for all attempts of a job together."),
     ] = None,
+    key: Key = None,
+    units: Units = None,
     missed: Annotated[
         str, typer.Option(metavar="CHOICE", help=f"What becomes of ticks at which no worker was there: {_MISSED}.")
     ] = "once",
@@ -95,7 +97,7 @@ def add(
     """
     call = call_of(
         config, task, arguments, queue=queue, priority=priority, max_attempts=max_attempts, expires_in=expires_in,
-        deadline=deadline,
+        deadline=deadline, key=key, units=units,
     )  # fmt: skip
     options: dict[str, Any] = {
         "name": name, "timezone": timezone, "missed": missed, "catch_up": catch_up, "overlap": overlap,

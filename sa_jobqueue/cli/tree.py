@@ -29,6 +29,7 @@ from . import (
     enqueue,
     grants,
     jobs,
+    limits,
     metrics,
     migrate,
     schedule_actions,
@@ -198,6 +199,8 @@ _add(actions.retry, _ACT)
 _add(actions.cancel, _ACT)
 _add(actions.discard, _ACT)
 _add(actions.prune, _ACT)
+_add(limits.pause_, _ACT, "pause")
+_add(limits.resume_, _ACT, "resume")
 _add(migrate.migrate, _SET_UP)
 _add(grants.grants, _SET_UP)
 
@@ -243,6 +246,12 @@ _add_group(
     schedule_actions.resume, schedule_actions.run, schedule_actions.backfill, schedule_actions.remove,
     with_app=[schedule_actions.add],
 )  # fmt: skip
+_LIMITS = """\
+How many jobs run at once, and how fast they start: of a queue, a task, or each key.
+
+Limits hold over all workers, and a change at once. Code declares them with @task(limits=...) and registry.queue(...).
+"""
+_add_group("limits", _ACT, _LIMITS, limits.list_, limits.set_, limits.remove)
 _add_group(
     "embedded", _SET_UP, "The embedded PostgreSQL: status, stop, path.",
     embedded.status, embedded.stop, embedded.path, database=False,

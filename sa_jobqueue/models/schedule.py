@@ -60,6 +60,10 @@ class _Call(Protocol):
     def expires(self) -> datetime | timedelta | None: ...
     @property
     def deadline(self) -> datetime | timedelta | None: ...
+    @property
+    def key(self) -> str | None: ...
+    @property
+    def units(self) -> int | None: ...
 
 
 class _Task(Protocol):
@@ -113,6 +117,10 @@ class Schedule(Base):
     """Seconds after a job was enqueued by which it must have been started; None: however late."""
     deadline: Mapped[float | None]
     """Seconds after a job was enqueued in which all its attempts must be made; None: however long."""
+    concurrency_key: Mapped[str | None] = mapped_column(Text(collation="C"))
+    """The key of its jobs: see `Task.options`."""
+    units: Mapped[int | None] = mapped_column(SmallInteger)
+    """The units of its jobs; None: 1."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     counts_from: Mapped[datetime] = mapped_column(server_default=func.now())
     """From when the first tick is counted: since the schedule was made, or its rule changed, or its pause ended."""
@@ -190,6 +198,8 @@ class Schedule(Base):
             uniqueness=None if call.uniqueness is None else JsonText(call.uniqueness),
             expires_in=call.expires,
             deadline=call.deadline,
+            concurrency_key=call.key,
+            units=call.units,
         )
         if missed == "all" and overlap != "allow":
             raise OptionError(f'missed="all" makes several jobs at once, which overlap={overlap!r} does not allow')
@@ -281,6 +291,8 @@ class Schedule(Base):
         CheckConstraint("char_length(queue) BETWEEN 1 AND 200", name="schedule_queue_check"),
         CheckConstraint("priority BETWEEN 0 AND 9", name="schedule_priority_check"),
         CheckConstraint("max_attempts >= 1", name="schedule_max_attempts_check"),
+        CheckConstraint("char_length(concurrency_key) BETWEEN 1 AND 200", name="schedule_concurrency_key_check"),
+        CheckConstraint("units >= 1", name="schedule_units_check"),
         Index("schedule_due_idx", "due_at", postgresql_where=text("paused_at IS NULL")),
     )
 

@@ -15,6 +15,8 @@ from .claim import claim_jobs
 from .counts import count_jobs
 from .insert import insert_jobs
 from .leases import expired_leases, renew_leases
+from .limit_admin import pause, remove_limit, resume, set_limit
+from .limit_list import list_limits
 from .notes import job_logs
 from .prune import prune_jobs
 from .schedule_admin import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
@@ -29,14 +31,19 @@ __all__ = [
     "expired_leases",
     "insert_jobs",
     "job_logs",
+    "list_limits",
     "list_schedules",
+    "pause",
     "pause_schedules",
     "prune_jobs",
     "release_jobs",
+    "remove_limit",
     "remove_schedules",
     "renew_leases",
+    "resume",
     "resume_schedules",
     "retry_jobs",
     "run_schedules",
+    "set_limit",
     "sum_stats",
 ]

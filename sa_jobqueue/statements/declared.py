@@ -34,7 +34,7 @@ __all__ = [
 #: What a definition says, beside the name.
 DEFINED = (
     "expression", "timezone", "missed", "catch_up", "overlap", "jitter", "pause_after", "task", "args", "queue", "priority",
-    "max_attempts", "meta", "uniqueness", "expires_in", "deadline",
+    "max_attempts", "meta", "uniqueness", "expires_in", "deadline", "concurrency_key", "units",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     DateTime,
     Executable,
     Float,
@@ -140,7 +141,7 @@ _COLUMNS: Mapping[str, TypeEngine[Any]] = {
 def _source(given: Mapping[str, Any], schema: str | None = None) -> SelectBase:
     """The calls as rows, in their order."""
     few = [name.removeprefix("call_") for name in _FEW if name in given]
-    arrays: dict[str, TypeEngine[Any]] = {**_COLUMNS, **{name: Text() for name in few}}
+    arrays: dict[str, TypeEngine[Any]] = {**_COLUMNS, **{name: _ARRAYS.get(name, Text()) for name in few}}
     call = rows("call", **{name: array(f"call_{name}", given[f"call_{name}"], of) for name, of in arrays.items()})
     return select(
         call.c.task,
@@ -150,19 +151,31 @@ def _source(given: Mapping[str, Any], schema: str | None = None) -> SelectBase:
         call.c.max_attempts,
         func.coalesce(call.c.time, in_seconds(call.c.delay)),
         cast(call.c.meta, JSONB),
-        *(
-            cast(call.c.unique, JSONB)
-            if name == "unique"
-            else schema_function("due_at", schema, call.c[name], of=DateTime(timezone=True))
-            for name in few
-        ),
+        *(_few(name, call.c[name], schema) for name in few),
     )
+
+
+def _few(name: str, given: ColumnElement[Any], schema: str | None) -> ColumnElement[Any]:
+    """What a column has that only few jobs set."""
+    if name == "unique":
+        return cast(given, JSONB)
+    if name in {"expires", "deadline"}:
+        return schema_function("due_at", schema, given, of=DateTime(timezone=True))
+    return given
 
 
 #: The columns of the table that are filled from these.
 _FILLED = ["task", "args", "queue", "priority", "max_attempts", "run_at", "meta"]
-#: The parameters that are there only where a call needs them, as text, and their columns.
-_FEW: Mapping[str, str] = {"call_unique": "uniqueness", "call_expires": "expires_at", "call_deadline": "deadline_at"}
+#: The parameters that are there only where a call needs them, and their columns.
+_FEW: Mapping[str, str] = {
+    "call_unique": "uniqueness",
+    "call_expires": "expires_at",
+    "call_deadline": "deadline_at",
+    "call_key": "concurrency_key",
+    "call_units": "units",
+}
+#: The types of those that are no text.
+_ARRAYS: Mapping[str, TypeEngine[Any]] = {"units": SmallInteger()}
 #: Where the fields of these are in a call, and what they are in nearly all.
 _OF_FEW = slice(Call._fields.index("uniqueness"), Call._fields.index("uniqueness") + len(_FEW))
 _NONE = (None,) * len(_FEW)
@@ -171,9 +184,9 @@ _NONE = (None,) * len(_FEW)
 def _parameters(calls: Iterable[Call]) -> dict[str, Any]:
     """A list for each parameter of the statement, by its name."""
     columns: Sequence[Sequence[Any]] = list(zip(*calls, strict=True)) or [()] * len(Call._fields)
-    task, args, queue, priority, max_attempts, due, meta, uniqueness, expires, deadline, _ = columns
-    texts = (uniqueness, map(due_text, expires), map(due_text, deadline))
-    few = {name: values for name, values in zip(_FEW, map(list, texts), strict=True) if any(values)}
+    task, args, queue, priority, max_attempts, due, meta, uniqueness, expires, deadline, key, units, _ = columns
+    given = (uniqueness, map(due_text, expires), map(due_text, deadline), key, units)
+    few = {name: values for name, values in zip(_FEW, map(list, given), strict=True) if any(values)}
     return {
         "call_task": list(task),
         "call_args": list(args),

@@ -11,7 +11,8 @@ from typing import Any
 from sqlalchemy import BigInteger, Executable, cast, column, delete, func, select, table
 from sqlalchemy.dialects.postgresql import UUID, insert
 
-from ..models import Schedule, WorkerRow
+from ..models import LimitRow, Schedule, WorkerRow
+from .declared_limits import are_undeclared
 from .parts import array, epoch
 from .schedules import next_look
 
@@ -32,15 +33,17 @@ def enrol_worker(
     memory: int | None = None,
     loop_lag: float | None = None,
     pressure: str | None = None,
+    undeclared_for: timedelta = timedelta(minutes=5),
     worker: type[WorkerRow] = WorkerRow,
     schedule: type[Schedule] = Schedule,
+    limit: type[LimitRow] = LimitRow,
 ) -> Executable:
     """Insert the row of a worker process; or, where it is there, say that the process was seen now, and what changes of it.
 
     `lease`, `loop_lag`: seconds. `memory`: bytes. `tasks`, `pressure`: see `WorkerRow`.
 
-    Returns the seconds until a schedule is due, or NULL: it costs a worker no statement to know that there is none. And the time
-    by the database's clock, in seconds since 1970.
+    Returns the seconds until a schedule is due, or NULL: it costs a worker no statement to know that there is none. The time by the
+    database's clock, in seconds since 1970. And whether there are limits that no code has declared for `undeclared_for`.
     """
     changing = {"memory": memory, "loop_lag": loop_lag, "pressure": pressure}
     row = insert(worker).values(
@@ -50,6 +53,7 @@ def enrol_worker(
     return row.on_conflict_do_update(index_elements=["id"], set_={"seen_at": func.now(), **changing}).returning(
         next_look(schedule=schedule).scalar_subquery().label("next_look"),
         epoch(func.clock_timestamp()).label("clock"),
+        are_undeclared(after=undeclared_for, limit=limit).label("undeclared"),
     )
 
 

@@ -15,7 +15,9 @@ from ..statements.claim import ClaimRequest
 from ..statements.limited import LimitedRequest, Ring, RingState
 from ..statements.parts import FIRST_ID, FIRST_TIME
 from .claims import MOST_TEXT, Texts
-from .declared import Definition, definition_of
+from .declared import definition_of
+from .declared_limits import limits_definition
+from .definitions import Declaring, Definition
 from .expiry import Late
 from .faults import Fault, fault_of, is_data_fault, is_limits_changed, is_too_much
 from .leases import Expired, Renewal
@@ -36,6 +38,7 @@ __all__ = [
     "MOST_TEXT",
     "Answer",
     "ClaimRequest",
+    "Declaring",
     "Definition",
     "Expired",
     "Fault",
@@ -62,6 +65,7 @@ __all__ = [
     "is_limits_changed",
     "is_too_much",
     "kept_for_now",
+    "limits_definition",
     "read_pressure",
     "started_keys",
     "store_of",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..models import Job
 from .declared import DeclaredSchedules
+from .declared_limits import DeclaredLimits
 from .expiry import Expiry
 from .leases import Leases
 from .limits import LimitedClaims
@@ -31,6 +32,7 @@ class Store(
     UniqueKeys,
     Schedules,
     DeclaredSchedules,
+    DeclaredLimits,
     Stats,
     Waiting,
     Waking,

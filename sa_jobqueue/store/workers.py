@@ -30,18 +30,20 @@ class Workers(OfTables):
         concurrency: int,
         version: str,
         **more: Any,
-    ) -> tuple[float | None, float]:
+    ) -> tuple[float | None, float, bool]:
         """Write this worker process down; also after its row was pruned while it was away. `more`: as for `enrol_worker`.
 
-        Returns the seconds until a schedule is due, None if there is none; and the database's time, in seconds since 1970.
+        Returns the seconds until a schedule is due, None if there is none; the database's time, in seconds since 1970; and whether
+        there are limits that no code declares any more.
         """
         row = connection.execute(
             enrol_worker(
                 id=worker, host=host, pid=pid, queues=queues, concurrency=concurrency, version=version, **more,
                 worker=self.tables.worker, schedule=self.tables.schedule,
+                limit=self.tables.limit,
             )
         ).one()  # fmt: skip
-        return row.next_look, row.clock
+        return row.next_look, row.clock, row.undeclared
 
     def forget_workers(self, connection: Connection, *, unseen_for: timedelta) -> int:
         """Strike off the workers that have not been seen for `unseen_for`; how many they were."""

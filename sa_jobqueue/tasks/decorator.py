@@ -14,6 +14,7 @@ from ..context import AsyncJobContext, JobContext
 from ..durations import Duration, checked_duration
 from ..errors import TaskError, TaskWarning
 from ..lifecycle import Rules
+from ..limits import Limits
 from ..options import (
     MAX_ATTEMPTS,
     MAX_PRIORITY,
@@ -87,6 +88,7 @@ def task(
     deadline: Duration | None = None,
     executor: Literal["process"] | None = None,
     memory_limit: int | None = None,
+    limits: Limits | None = None,
     registry: Registry | None = None,
 ) -> _Decorator: ...
 def task(
@@ -109,6 +111,7 @@ def task(
     deadline: Duration | None = None,
     executor: Literal["process"] | None = None,
     memory_limit: int | None = None,
+    limits: Limits | None = None,
     registry: Registry | None = None,
 ) -> Any:
     """Make a task of a function, `def` or `async def`; `@task` or `@task(...)`.
@@ -134,6 +137,9 @@ def task(
     `executor`: "process" runs a `def` handler in a child process, which is killed when it exceeds its timeout; None: on a
     thread. `memory_limit`: bytes that such a process may have resident, at least 16 MiB.
 
+    `limits`: how many of its jobs may run at once and how fast they may start, over all workers and in whatever queue they are;
+    see `Limits`. Those of a queue are declared by `Registry.queue`.
+
     Raises TaskError for a declaration that cannot work. Annotations are resolved later, at the first job or when a worker
     starts. Warns with TaskWarning about a function that has neither a `name` nor a `registry` and is declared inside another
     function, in a notebook or on stdin, because a worker may not find it there.
@@ -152,6 +158,8 @@ def task(
         deadline=_limit_of_all(deadline, "deadline"),
     )
     _check_executor(executor, memory_limit)
+    if limits is not None and not isinstance(limits, Limits):
+        raise TaskError(f"limits must be Limits(...), not {shown(limits)}")
     lines = _LINES if keep_logs is True else keep_logs
     if lines is not False:
         checked_int(lines, "keep_logs", 1, _MAX_LINES, TaskError)
@@ -181,6 +189,7 @@ def task(
             executor=executor,
             memory_limit=memory_limit,
             keep_logs=int(lines),
+            limits=limits,
             registry=home,
         )
         home.add(made)

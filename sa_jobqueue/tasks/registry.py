@@ -1,4 +1,4 @@
-"""The tasks and schedules of an application, by name."""
+"""The tasks, schedules and limits of an application, by name."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from ..durations import Duration
 from ..errors import ConfigurationError, OptionError, PayloadError, TaskError
+from ..limits import Limits, Owner
 from ..log import get_logger
 from ..makers import AsyncSessionMaker, SessionMaker, check_makers
 from ..models import Overlap, Schedule
 from ..options import Call, Enqueueable, Options, checked_int, checked_name
-from ..payload import MAX_PAYLOAD, encode_plain
+from ..payload import MAX_PAYLOAD, encode_plain, shown
 from ..schedules import Every, Missed, rule_of
 from .functions import are_twins, line_of, origin_of, place_of
 from .tasks import AnyTask, Task
@@ -23,6 +24,10 @@ logger = get_logger(__name__)
 
 #: What jsonb itself can hold, in bytes.
 _MAX_JSONB = 2**28 - 1
+
+
+#: They limit nothing.
+_NONE = Limits()
 
 
 class _Declared(NamedTuple):
@@ -61,6 +66,7 @@ class Registry:
         self.async_sessionmaker = async_sessionmaker
         self._tasks: dict[str, AnyTask] = {}
         self._schedules: dict[str, _Declared] = {}
+        self._queues: dict[str, Limits] = {}
         self.get: Callable[[str], AnyTask | None] = self._tasks.get
         """The task of this name or alias, or None."""
 
@@ -137,6 +143,26 @@ class Registry:
     def schedules(self) -> Mapping[str, Schedule]:
         """The schedules that are declared here, by name; as transient objects."""
         return {name: declared.make() for name, declared in self._schedules.items()}
+
+    def queue(self, name: str, /, *, limits: Limits) -> None:
+        """Declare the limits of a queue: they hold for all of its jobs together, whatever their tasks. See `Limits`.
+
+        Workers with this registry write them down when they start, and then operators may change them. Raises OptionError for a
+        value that cannot be used, and where other limits of this queue are declared already.
+        """
+        name = checked_name(name, "queue", OptionError)
+        if not isinstance(limits, Limits):
+            raise OptionError(f"queue {name!r}: limits must be Limits(...), not {shown(limits)}")
+        before = self._queues.setdefault(name, limits)
+        if before != limits:
+            raise OptionError(f"queue {name!r} has other limits already: {before}")
+
+    @property
+    def limits(self) -> Mapping[tuple[Owner, str], Limits]:
+        """The limits that are declared here, of queues and of tasks: by ("queue", name) and ("task", name)."""
+        queues: dict[tuple[Owner, str], Limits] = {("queue", name): limits for name, limits in self._queues.items()}
+        tasks: dict[tuple[Owner, str], Limits] = {("task", one.name): one.limits for one in self if one.limits}
+        return {owner: limits for owner, limits in (queues | tasks).items() if limits != _NONE}
 
     def _is_reloaded(self, before: object, after: object) -> bool:
         """Whether one task replaced the other when its module was loaded again."""

@@ -12,6 +12,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overlo
 from ..context import AsyncJobContext, JobContext
 from ..errors import ResultError
 from ..lifecycle import Rules
+from ..limits import Limits
 from ..makers import SessionMaker
 from ..models import Job
 from ..options import Call, Enqueueable, Options
@@ -60,6 +61,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         executor: str | None,
         memory_limit: int | None,
         keep_logs: int,
+        limits: Limits | None,
         registry: Home,
     ) -> None:
         self.handler = handler
@@ -77,6 +79,8 @@ class Task(Enqueueable, Generic[F, P, R]):
         """Bytes that the child process may have resident while it runs the handler, or None."""
         self.keep_logs = keep_logs
         """How many log lines of an attempt are kept; 0: none."""
+        self.limits = limits
+        """What limits its jobs, in whatever queue they are, as the code declares it; None: nothing."""
         self.registry = registry
         self.is_async = inspect.iscoroutinefunction(handler)
         self._options = options

@@ -32,6 +32,7 @@ from .dispatch import Dispatch
 from .maintenance.cancels import Cancels
 from .maintenance.expiry import EndLate
 from .maintenance.governor import Governor
+from .maintenance.limits import DeclareLimits
 from .maintenance.loop import Maintenance
 from .maintenance.notes import DropStrayNotes, WriteNotes
 from .maintenance.presence import Presence, Vitals
@@ -171,6 +172,7 @@ class Services:
         self.watchdog = Watchdog(loop, self.runs, hopeless)
         self.cancels = Cancels(connector, self.runs, self._is_listening)
         self.ticks = EnqueueTicks(connector, spec.registry)
+        self.limits = DeclareLimits(connector, spec.registry)
         self.governor = Governor(settings.thresholds)
         presence = Presence(
             connector,
@@ -180,6 +182,7 @@ class Services:
             vitals=self._vitals,
             tally=tally,
             next_look=self.ticks.hear,
+            undeclared=self.limits.hear,
         )
         pressure = WatchPressure(connector, self.governor, hold_back=self.claimer.hold_back, tell=presence.hasten)
         self.maintenance = Maintenance(
@@ -199,6 +202,7 @@ class Services:
             others=[
                 self.cancels,
                 self.ticks,
+                self.limits,
                 Rescue(connector, registry=spec.registry, observer=self.observer, max_rescues=settings.max_rescues),
                 Prune(connector, every=settings.prune_every),
                 FreeKeys(connector, every=settings.prune_every),

@@ -32,6 +32,8 @@ T = TypeVar("T")
 LAST_CALL = 1.0
 #: Seconds without an answer after which the event loop is blocked, at a time when all should have ended.
 _BEAT = 0.5
+#: Seconds between two tries to write down the limits that the code declares.
+_DECLARE_AGAIN = 0.5
 #: Seconds between two checks whether to end by itself; the second where `max_jobs` is set.
 _CHECK, _CHECK_JOBS = 1.0, 0.1
 
@@ -75,6 +77,7 @@ class Serving:
         try:
             await _apart(engines.check)
             await _apart(self._services.check_children)
+            await self._declare_limits()
         except BaseException:
             self._services.children.close()
             await engines.dispose()
@@ -142,6 +145,15 @@ class Serving:
             on_threads = any(not run.task.is_async for run in self._services.running())
             if not on_threads or monotonic() >= self._threads_until:
                 self.end_if_blocked()
+
+    async def _declare_limits(self) -> None:
+        """Write down the limits that the code declares. Before the first claim: it is not to take more than they let run."""
+        limits = self._services.limits
+        while limits.declares and not self._stop.is_set() and not await _apart(limits.begin):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), timeout=_DECLARE_AGAIN)
+        if limits.declares and self._stop.is_set():
+            self._services.close_slots()
 
     def _leaving(self) -> bool:
         """Whether all tasks of the loop are being cancelled: along with the one that serves, or after its end."""

@@ -42,7 +42,7 @@ async def test_a_schedule_commits_with_the_business_row_and_says_all_that_it_was
 ) -> None:
     """Numbers, JSON and NULL in its columns arrive, and its job is made of them."""
     full = Schedule(
-        "*/5 7 * * mon-fri", report.options(meta={"a": None}, unique=Unique("k"), expires_in=90, deadline=timedelta(hours=1)).call(2**40, note='it\'s "{NULL,\\}"'),
+        "*/5 7 * * mon-fri", report.options(meta={"a": None}, unique=Unique("k"), expires_in=90, deadline=timedelta(hours=1), key='"42\\', units=3).call(2**40, note='it\'s "{NULL,\\}"'),
         name="näme", timezone="Europe/Vienna", missed="skip", catch_up=timedelta(hours=1.5), overlap="queue_one",
         jitter=0.25, pause_after=3,
     )  # fmt: skip
@@ -60,7 +60,8 @@ async def test_a_schedule_commits_with_the_business_row_and_says_all_that_it_was
         assert (loaded.expires_in, loaded.deadline) == (90.0, 3_600.0)
         assert (loaded.args, loaded.meta) == ({"tenant": 2**40, "note": 'it\'s "{NULL,\\}"'}, {"a": None})
         assert loaded.uniqueness == {"key": "k"}
-        assert (other.expires_in, other.deadline) == (None, None)
+        assert (loaded.concurrency_key, loaded.units) == ('"42\\', 3)
+        assert (other.expires_in, other.deadline, other.concurrency_key, other.units) == (None,) * 4
         assert (other.name, other.catch_up, other.uniqueness, other.next_at) == ("report", None, None, None)
         assert other.created_at == loaded.counts_from
 
@@ -71,6 +72,7 @@ async def test_a_schedule_commits_with_the_business_row_and_says_all_that_it_was
             (1, "reports", 7, 3), (2**40, "reports", 7, 3),
         ]  # fmt: skip
         assert [job.unique_key for job in jobs] == [None, "k"]
+        assert [(job.key, job.units) for job in jobs] == [(None, None), ('"42\\', 3)]
         assert [(job.expires_at, job.deadline_at) for job in jobs] == [
             (None, None), (jobs[1].created_at + timedelta(seconds=90), jobs[1].created_at + timedelta(hours=1)),
         ]  # fmt: skip

@@ -163,7 +163,7 @@ def test_add_makes_a_schedule_and_says_when_it_is_first_due(engine: Engine, url:
     result = invoke(
         "schedule", "add", "0 7 * * mon-fri", "shop.report", '{"region": "EU"}', "--timezone", "Europe/Vienna", "--name",
         "EU", "--queue", "slow", "--missed", "all", "--catch-up", "6h", "--jitter", "90s", "--pause-after", "3", "--expires-in", "10m",
-        "--deadline", "2h", url=url,
+        "--deadline", "2h", "--key", "42", "--units", "3", url=url,
     )  # fmt: skip
     assert (result.exit_code, result.stdout) == (0, "EU\n"), result.stderr
     assert notes(result).startswith("shop.report · queue slow · 0 7 * * mon-fri · first at ")
@@ -174,6 +174,7 @@ def test_add_makes_a_schedule_and_says_when_it_is_first_due(engine: Engine, url:
     assert (row.missed, row.catch_up, row.jitter, row.pause_after) == ("all", 21_600.0, 90.0, 3)
     (listed,) = as_json("schedule", "list", url=url)
     assert (listed["expires_in"], listed["deadline"]) == (600.0, 7_200.0)
+    assert (listed["concurrency_key"], listed["units"]) == ("42", 3)
 
 
 @pytest.mark.parametrize(("said", "stored"), [("every 5m", "every 300 s"), ("every 1h30m", "every 5400 s"), ("every 300 s", "every 300 s")])  # fmt: skip
@@ -195,6 +196,7 @@ def test_add_takes_intervals(engine: Engine, url: str, said: str, stored: str) -
         (["0 7 * * *", "shop.report", "--catch-up", "500ms"], "catch_up must be at least 1 second, not 0.5"),
         (["0 7 * * *", "shop.report", "--expires-in", "0s"], "expires_in must be more than 0 seconds"),
         (["0 7 * * *", "shop.report", "--deadline", "1m", "--jitter", "5m"], "deadline must be longer than its jitter, 300 s"),
+        (["0 7 * * *", "shop.report", "--units", "0"], "units must be an integer from 1 to 32,767, not 0"),
         (["0 7 * * *", "shop.report", "--name", "taken"], "there is a schedule 'taken' already"),
     ],
 )  # fmt: skip

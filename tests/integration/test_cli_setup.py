@@ -119,7 +119,7 @@ def test_a_job_is_enqueued_by_name(engine: Engine, url: str) -> None:
     """The id is all that is printed."""
     number = output(
         "enqueue", "shop.send", '{"order": 7}', "--queue", "mail", "--priority", "9", "--delay", "2h", "--max-attempts",
-        "2", "--tag", "vip", "--tag", "new", "--meta", '{"trace": "abc"}', url=url,
+        "2", "--tag", "vip", "--tag", "new", "--meta", '{"trace": "abc"}', "--key", "42", "--units", "3", url=url,
     )  # fmt: skip
     with engine.begin() as connection:
         job = row(connection, int(number))
@@ -127,6 +127,7 @@ def test_a_job_is_enqueued_by_name(engine: Engine, url: str) -> None:
     assert (job.task, job.args, job.queue, job.priority, job.max_attempts) == ("shop.send", {"order": 7}, "mail", 9, 2)
     assert job.meta == {"trace": "abc", "tags": ["vip", "new"]}
     assert job.run_at - job.created_at == timedelta(hours=2)
+    assert (job.concurrency_key, job.units) == ("42", 3)
 
 
 def test_what_was_enqueued_is_said_beside_its_id(url: str) -> None:
@@ -138,6 +139,10 @@ def test_what_was_enqueued_is_said_beside_its_id(url: str) -> None:
     assert notes(invoke("enqueue", "a", url=url)) == "a · queue default · priority 4 · due now\n"
     made = as_json("enqueue", "shop.send", "{}", *options, url=url)
     assert (made["priority"], made["tags"], made["max_attempts"]) == (9, ["vip", "new"], 10)
+    assert (made["key"], made["units"]) == (None, None)
+    keyed = invoke("enqueue", "a", "--key", "tenant\n42", url=url)
+    assert notes(keyed) == "a · queue default · key tenant\\n42 · priority 4 · due now\n"
+    assert "key must have 1 to 200 characters, not 0" in refused("enqueue", "a", "--key", "", url=url)
     assert datetime.fromisoformat(made["run_at"]) > datetime.now(UTC) + timedelta(hours=1)
 
 

@@ -12,23 +12,33 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from sqlalchemy import Engine, create_engine, make_url, select
+from sqlalchemy import Engine, NullPool, create_engine, make_url, select, update
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Job, JobContext, JobStatus, Registry, Snooze, enqueue, enqueue_many, task
+from sa_jobqueue import Job, JobContext, JobStatus, Limits, Registry, Snooze, enqueue, enqueue_many, task
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.grants import Can, grant_statements
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.statements import cancel_jobs, job_logs, release_jobs
+from sa_jobqueue.models import LimitRow
+from sa_jobqueue.statements import (
+    cancel_jobs,
+    job_logs,
+    list_limits,
+    pause,
+    release_jobs,
+    remove_limit,
+    resume,
+    set_limit,
+)
 from sa_jobqueue.tasks import TaskName
 from tests.support import pooler
 from tests.support.cli import as_json, invoke, output, refused
 from tests.support.databases import connect, driver_url
 from tests.support.factory import make_job
 from tests.support.waiting import wait_until
-from tests.support.working import gate_is_open, job_of, working
+from tests.support.working import gate_is_open, job_of, services_of, working
 
 NAMES = ["web", 'we"b', "it's; DROP ROLE postgres --", "%s :x {schema} \\"]
 
@@ -52,7 +62,7 @@ DDL = [
 NOT_A_PRODUCERS = {
     "id": "1000000", "status": "'running'", "claims": "7", "claim_token": "7", "attempt": "3", "rescues": "1", "worker": "'other'",
     "created_at": "now()", "claimed_at": "now()", "lease_expires_at": "now()", "finished_at": "now()", "purge_at": "now()",
-    "cancel_requested_at": "now()", "errors": "'[]'", "result": "'1'", "duplicate_of": "1", "schedule_id": "1", "tick_at": "now()", "ticks": "1",
+    "cancel_requested_at": "now()", "errors": "'[]'", "result": "'1'", "duplicate_of": "1", "schedule_id": "1", "tick_at": "now()", "ticks": "1", "ready_at": "now()",
 }  # fmt: skip
 INSERT = "INSERT INTO sa_jobqueue.job (task) VALUES ('a_task')"
 #: What makes a job another one.
@@ -201,13 +211,13 @@ def test_an_enqueuer_makes_queued_jobs_with_the_next_ids_only(make_role: MakeRol
     }
     assert allowed(url, *forged.values()) == []
     given = columns - NOT_A_PRODUCERS.keys()
-    limits = {"expires_at", "deadline_at"}
+    limits = {"expires_at", "deadline_at", "concurrency_key", "units"}
     assert given == {"task", "args", "queue", "meta", "priority", "max_attempts", "run_at", "uniqueness", *limits}
     every = "INSERT INTO sa_jobqueue.job VALUES (DEFAULT) RETURNING id"
     copied = f"COPY sa_jobqueue.job ({', '.join(sorted(given))}) FROM STDIN"
     assert allowed(url, every) == []
     with connect(url) as connection, connection.cursor().copy(copied.encode()) as copy:
-        copy.write_row(["{}", None, None, 10, "{}", 4, "default", "now", "a_task", None])
+        copy.write_row(["{}", "42", None, None, 10, "{}", 4, "default", "now", "a_task", None, 3])
     with engine.connect() as connection:
         assert [job.status for job in connection.execute(select(Job.status))] == [JobStatus.QUEUED]
 
@@ -476,6 +486,87 @@ def test_an_admin_acts_on_schedules_and_makes_none(make_role: MakeRole, engine: 
     ):
         assert "permission denied" in refused("schedule", *command, url=reader)
     assert output("schedule", "remove", "hourly", url=url) == "removed hourly\n"
+
+
+def test_an_enqueuer_gives_jobs_keys_and_units(make_role: MakeRole, engine: Engine) -> None:
+    """In a Session and in bulk; and debounced ones. It may not look at limits, nor set any."""
+    url = make_role("enqueue")
+    own = create_engine(url)
+    keyed = TaskName("a_task").options(key="42", units=3)
+    with Session(own) as session:
+        session.add_all([enqueue(keyed), enqueue("a_task"), enqueue(keyed.options(debounce=5))])
+        session.flush()
+        session.execute(enqueue_many([keyed.call(), keyed.options(debounce=5).call()]))
+        session.commit()
+    own.dispose()
+    with Session(engine) as session:
+        jobs = session.scalars(select(Job).where(Job.is_live)).all()
+        assert sorted((job.key or "", job.units or 0) for job in jobs) == [("", 0), ("42", 3), ("42", 3), ("42", 3)]
+    limits = ["SELECT FROM sa_jobqueue.job_limit", "INSERT INTO sa_jobqueue.job_key VALUES ('queue', 'a', 'b')"]
+    assert allowed(url, *limits, "DELETE FROM sa_jobqueue.limit_state") == []
+
+
+def test_a_worker_writes_down_the_limits_that_its_code_declares_and_no_others(
+    make_role: MakeRole, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """New ones, changed ones, and those that no code declares any more; it pauses nothing, and holds nothing against the code."""
+    url = make_role("work")
+    for running in (3, 4):
+        registry = Registry()
+        registry.queue("default", limits=Limits(running=running))
+        with working(url, registry):
+            assert limits_of(engine) == [("default", running)]
+    with engine.begin() as connection:
+        connection.execute(update(LimitRow).values(declared_at=LimitRow.declared_at - timedelta(minutes=6)))
+    with working(url, Registry(), lease=3.0) as worker:
+        services_of(worker).limits._time_to_declare._well_since -= 600
+        wait_until(lambda: limits_of(engine) == [])
+    assert "permission denied" not in caplog.text
+    with engine.begin() as connection:
+        connection.execute(set_limit("default", running=3))
+    assert (
+        allowed(
+            url,
+            "UPDATE sa_jobqueue.job_limit SET paused_at = NULL",
+            "UPDATE sa_jobqueue.job_limit SET held = false",
+            "UPDATE sa_jobqueue.job_limit SET name = 'other'",
+            "INSERT INTO sa_jobqueue.job_limit (owner, name, held) VALUES ('queue', 'a', true)",
+            "INSERT INTO sa_jobqueue.job_key VALUES ('queue', 'a', 'b')",
+            "UPDATE sa_jobqueue.job_key SET weight = 1",
+            "DELETE FROM sa_jobqueue.job_key",
+        )
+        == []
+    )
+
+
+def limits_of(engine: Engine) -> list[Any]:
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(select(LimitRow.name, LimitRow.running))]
+
+
+def test_an_admin_sets_limits_and_a_reader_looks_at_them(make_role: MakeRole, engine: Engine) -> None:
+    """Of queues, tasks and keys; and pauses them."""
+    admin, reader = create_engine(make_role("admin")), make_role("read")
+    statements = [
+        set_limit("mail", running=3), set_limit("mail", key="42", weight=2), pause("mail"), pause("mail", key="42"),
+        resume("mail"), resume("mail", key="42"), remove_limit("mail"), remove_limit("mail", key="42"), set_limit("mail", running=4),
+    ]  # fmt: skip
+    with admin.begin() as connection:
+        for statement in statements:
+            assert connection.scalars(statement).all() == ["mail"]
+    admin.dispose()
+    with create_engine(reader, poolclass=NullPool).connect() as connection:
+        assert [(row.name, row.running) for row in connection.execute(list_limits())] == [("mail", 4)]
+    writes = [
+        f"{what} sa_jobqueue.{table}{rest}"
+        for table in ("job_limit", "job_key", "limit_state")
+        for what, rest in (
+            ("DELETE FROM", ""),
+            ("UPDATE", " SET name = 'a'"),
+            ("INSERT INTO", " (owner, name) VALUES ('queue', 'a')"),
+        )
+    ]
+    assert allowed(reader, *writes) == []
 
 
 # ---- the command

@@ -352,18 +352,26 @@ class TestLeastPrivilege:
             "SELECT proname, prosecdef, proconfig, has_function_privilege('public', oid, 'EXECUTE') "
             "FROM pg_proc WHERE pronamespace = 'sa_jobqueue'::regnamespace ORDER BY proname"
         ).fetchall()
+        path = "search_path=pg_catalog, pg_temp"
+        scans = [f"enable_{scan}=off" for scan in ("seqscan", "bitmapscan", "hashjoin", "mergejoin")]
         assert found == [
             ("any_awaited", False, None, True),
             ("complete_job", False, ["enable_seqscan=off"], True),
             ("complete_job", False, ["enable_seqscan=off"], True),
             ("due_at", False, None, True),
-            ("enqueue_ticks", True, ["search_path=pg_catalog, pg_temp"], False),
-            ("hold_queued", False, ["search_path=pg_catalog, pg_temp", "lock_timeout=100ms"], False),
-            ("job_unique", True, ["search_path=pg_catalog, pg_temp"], False),
-            ("job_wake", True, ["search_path=pg_catalog, pg_temp"], False),
-            ("schedule_changed", False, ["search_path=pg_catalog, pg_temp"], False),
-            ("take_key", False, ["search_path=pg_catalog, pg_temp", "lock_timeout=10ms"], True),
-            ("tell_ended", True, ["search_path=pg_catalog, pg_temp", "enable_seqscan=off"], True),
+            ("enqueue_ticks", True, [path], False),
+            ("hold_queued", False, [path, "lock_timeout=100ms"], False),
+            ("job_unique", True, [path], False),
+            ("job_wake", True, [path], False),
+            ("limit_changed", False, [path], False),
+            ("limits_changed", False, [path], True),
+            ("permits_freed", False, [path], True),
+            ("pick_limited", False, [path, *scans, "jit=off", "plan_cache_mode=force_generic_plan"], True),
+            ("rate_room", False, None, True),
+            ("ready_keys", False, [path, "plan_cache_mode=force_generic_plan"], True),
+            ("schedule_changed", False, [path], False),
+            ("take_key", False, [path, "lock_timeout=10ms"], True),
+            ("tell_ended", True, [path, "enable_seqscan=off"], True),
             ("tell_workers", False, None, True),
         ]
 

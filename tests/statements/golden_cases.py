@@ -17,6 +17,7 @@ from sqlalchemy import ClauseElement, true
 from sqlalchemy.dialects.postgresql import psycopg
 
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
+from sa_jobqueue.limits import Limits, Rate
 from sa_jobqueue.models import Job, Schedule
 from sa_jobqueue.options import Call
 from sa_jobqueue.outcomes import ErrorEntry
@@ -29,15 +30,20 @@ from sa_jobqueue.statements import (
     expired_leases,
     insert_jobs,
     job_logs,
+    list_limits,
     list_schedules,
+    pause,
     pause_schedules,
     prune_jobs,
     release_jobs,
+    remove_limit,
     remove_schedules,
     renew_leases,
+    resume,
     resume_schedules,
     retry_jobs,
     run_schedules,
+    set_limit,
 )
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.apply import written_before
@@ -50,6 +56,14 @@ from sa_jobqueue.statements.declared import (
     pause_undeclared,
     resume_declared,
     say_declared,
+)
+from sa_jobqueue.statements.declared_limits import (
+    change_declared_limit,
+    declare_new_limit,
+    declared_limits,
+    drop_undeclared_limits,
+    lock_declared_limit,
+    say_declared_limits,
 )
 from sa_jobqueue.statements.depths import purge_overdue, queue_depths, queued_tasks
 from sa_jobqueue.statements.expiry import end_expired, end_overdue, forget_expiry
@@ -117,6 +131,8 @@ BATCHES: dict[str, Callable[[int], object]] = {
     "pause_failing": lambda n: pause_failing(range(n)),
     "move_schedules": lambda n: move_schedules(**{name: range(n) for name in MOVE}),
     "declared_schedules": lambda n: declared_schedules([f"s{i}" for i in range(n)]),
+    "declared_limits": lambda n: declared_limits(["queue"] * n, [f"q{i}" for i in range(n)]),
+    "say_declared_limits": lambda n: say_declared_limits(["queue"] * n, [f"q{i}" for i in range(n)]),
     "say_declared": lambda n: say_declared([f"s{i}" for i in range(n)]),
     "resume_declared": lambda n: resume_declared([f"s{i}" for i in range(n)]),
     "apply_changes": lambda n: apply_changes([_change(i) for i in range(n)]),
@@ -187,6 +203,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "queued_tasks": lambda: queued_tasks(sample=200),
     "running_jobs": running_jobs,
     "count_jobs_where": lambda: count_jobs(Job.queue == "mail"),
+    "insert_jobs_with_keys": lambda: insert_jobs([_call(1)._replace(key="a"), _call(2)._replace(units=3)]),
     "fetch_args": lambda: fetch_args(1, most=100),
     "end_expired": lambda: end_expired(limit=1_000),
     "end_overdue": lambda: end_overdue(limit=1_000),
@@ -207,6 +224,12 @@ SINGLE: dict[str, Callable[[], object]] = {
     "set_aside": lambda: set_aside(7, error="because", seconds=60.0),
     "pause_undeclared": lambda: pause_undeclared(after=timedelta(minutes=5)),
     "lock_declared": lambda: lock_declared("report"),
+    "declare_new_limit": lambda: declare_new_limit("queue", "sync", values=Limits(running=3).columns(), digest="a"),
+    "lock_declared_limit": lambda: lock_declared_limit("queue", "sync"),
+    "change_declared_limit": lambda: change_declared_limit(
+        "queue", "sync", changes={"running": 3}, declared={"running": 3}, definitions=["a", "b"]
+    ),
+    "drop_undeclared_limits": lambda: drop_undeclared_limits(after=timedelta(minutes=5)),
     "pause_schedules": lambda: pause_schedules(Schedule.name == "report", reason="audit"),
     "resume_schedules": lambda: resume_schedules(Schedule.name == "report"),
     "remove_schedules": lambda: remove_schedules(Schedule.name == "report"),
@@ -217,6 +240,15 @@ SINGLE: dict[str, Callable[[], object]] = {
     "end_backend": lambda: end_backend(1, application="a", seconds=1.0),
     "drop_stray_progress": lambda: drop_stray_progress(after=5, limit=10),
     "drop_stray_logs": lambda: drop_stray_logs(after=5, limit=10),
+    "set_limit": lambda: set_limit("sync", running=3, rate=None, strict=True),
+    "set_limit_of_a_key": lambda: set_limit("sync", key="42", owner="task", rate=Rate(5), weight=3),
+    "remove_limit": lambda: remove_limit("sync"),
+    "remove_limit_of_a_key": lambda: remove_limit("sync", key="42"),
+    "pause": lambda: pause("sync", reason="audit"),
+    "pause_key": lambda: pause("sync", key="42"),
+    "resume": lambda: resume("sync"),
+    "resume_key": lambda: resume("sync", key="42"),
+    "list_limits": list_limits,
     "job_logs": lambda: job_logs(7),
     "job_logs_of_an_attempt": lambda: job_logs(7, attempt=2),
     "channel_of": lambda: channel_of(table="job", schema="a"),

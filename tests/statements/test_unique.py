@@ -677,6 +677,8 @@ def test_a_key_of_a_live_job_that_has_another_key_is_freed(connection: Connectio
         of("k", scope="ever"), of("k", scope="window"), of("k", period=3), of("k", on_clash="drop"),
         of("k", scope="window", period="day"), of("k", scope="window", period=-1), of("k", scope="finished", period=1e300),
         of("k", on_clash="replace", replace=["queue"]), of("k", on_clash="replace", replace="args"),
+        of("k", on_clash="replace", max_wait="1 h"), of("k", on_clash="replace", max_wait=None), of("k", on_clash="replace", max_wait=-1),
+        of("k", on_clash="replace", max_wait=1e300),
     ],
 )  # fmt: skip
 def test_a_rule_that_cannot_be_is_refused_with_the_reason(connection: Connection, rule: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from ...models import Job
+from ...models import Job, LimitRow
 from ...statements.claim import claim_jobs, due_jobs
 from ...statements.complete import complete_jobs, delete_completed
 from ...words import listed
@@ -18,7 +18,7 @@ from ..plans import Reading, planned_as_worker, readings
 __all__ = ["check_plans"]
 
 _NOT_ALLOWED = "42501"
-_CLAIM = {"job_claim_idx", "job_pkey", "unique_key_pkey"}
+_CLAIM = {"job_claim_idx", "job_pkey", "unique_key_pkey", "job_key_ready_idx", "job_key_later_idx"}
 _COMPLETION = {"job_running_idx", "job_pkey", "unique_key_pkey"}
 _MEND = (
     "see what `indexes` says, then `ANALYZE {table}`; restart the workers, which keep their plans; if it stays so, "
@@ -81,6 +81,7 @@ def _judged(
 
 
 def _words(name: str, nodes: Sequence[Reading], first: str, allowed: set[str]) -> tuple[str, Level | None]:
+    nodes = [one for one in nodes if one.table != LimitRow.__tablename__]  # a claim reads all of its few rows
     walks = [one for one in nodes if not one.narrowed or one.index is None]
     if walks:
         how = listed(

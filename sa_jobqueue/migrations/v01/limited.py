@@ -21,12 +21,15 @@ _LATER = (
 _BEGUN = "job.concurrency_key IS NOT NULL AND (job.status = 'running' OR (job.status = 'queued' AND job.attempt > 0))"
 _TURN = "(- job.priority), job.run_at, job.id"
 _OF_JOB = "job.id, job.task, coalesce(job.units, 1)::integer AS units"
+# Said so that only the index of the condition can be used: not that of all running jobs, nor that of the ready ones.
 _RUNNING_OF_KEY = (
-    f"SELECT count(*) FROM {{schema}}.job WHERE job.concurrency_key = c.key AND {_BEGUN} AND job.status = 'running'"
+    f"SELECT count(*) FROM {{schema}}.job WHERE job.concurrency_key = c.key AND {_BEGUN} AND job.status <> 'queued'"
 )
+_BEGUN_AND_READY = f"{_BEGUN} AND job.status <> 'running' AND NOT job.run_at > GREATEST(job.created_at, job.ready_at)"
+_BEGUN_AND_LATER = f"{_BEGUN} AND job.status <> 'running' AND NOT job.run_at <= GREATEST(job.created_at, job.ready_at)"
 # What the statement that calls the function can see, too. A job that was enqueued while this one waited for a lock is none of its rows.
 # Of the ages, those far below zero are of rows that are older than any transaction that goes on.
-_SEEN = "(age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished) OR age(job.xmin) < -1000000 OR job.xmin = own OR newest IS NULL)"
+_VISIBLE = "(age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished) OR age(job.xmin) < -1000000 OR job.xmin = own OR newest IS NULL)"
 # When a rate would let the next unit start.
 _NEXT = "{state}.free_at - ({limit}burst - 1) * {limit}seconds / {limit}count * interval '1 second'"
 
@@ -53,11 +56,94 @@ _RING = f"""
     $body$
     """
 
+# Ends jobs of a key that wait, where more wait than its limits allow. `started`: how many of its jobs are being started now, the `picked`.
+_DROP = f"""
+    CREATE FUNCTION {{schema}}.drop_waiting(owner text, name text, queue text, key text, started integer, picked bigint[]) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $body$
+    #variable_conflict use_column
+    DECLARE
+        rule record;
+        most integer;
+        is_group boolean := $4 < chr(2);
+        is_full boolean;
+        reason text;
+        dropped bigint[];
+    BEGIN
+        SELECT l.when_full, l.max_waiting, CASE WHEN is_group THEN l.running ELSE coalesce(k.running, l.key_running) END AS running,
+            CASE WHEN is_group THEN l.rate_count ELSE coalesce(k.rate_count, l.key_rate_count) END AS rate_count,
+            CASE WHEN is_group THEN l.rate_seconds WHEN k.rate_count IS NULL THEN l.key_rate_seconds ELSE k.rate_seconds END AS rate_seconds,
+            CASE WHEN is_group THEN l.rate_burst WHEN k.rate_count IS NULL THEN l.key_rate_burst ELSE k.rate_burst END AS rate_burst,
+            s.free_at
+        INTO rule FROM {{schema}}.job_limit AS l
+        LEFT JOIN {{schema}}.job_key AS k ON k.owner = l.owner AND k.name = l.name AND k.key = $4
+        LEFT JOIN {{schema}}.limit_state AS s ON s.owner = l.owner AND s.name = l.name AND s.key = CASE WHEN is_group THEN '' ELSE $4 END
+        WHERE l.owner = $1 AND l.name = $2;
+        most := coalesce(rule.max_waiting, CASE rule.when_full WHEN 'wait' THEN NULL WHEN 'drop_newest' THEN 0 ELSE 1 END);
+        IF most IS NULL THEN
+            RETURN;
+        END IF;
+        IF is_group THEN
+            is_full := (SELECT count(*) FROM {{schema}}.job WHERE job.status = 'running' AND job.task = $2) + $5 >= rule.running;
+        ELSE
+            is_full := (SELECT count(*) FROM {{schema}}.job WHERE job.concurrency_key = $4 AND {_BEGUN} AND job.status <> 'queued'
+                AND CASE $1 WHEN 'queue' THEN job.queue = $3 ELSE job.task = $2 END) + $5 >= rule.running;
+        END IF;
+        is_full := coalesce(is_full, false)
+            OR coalesce({{schema}}.rate_room(rule.free_at, clock_timestamp(), rule.rate_count, rule.rate_seconds, rule.rate_burst) <= $5, false);
+        IF NOT is_full AND rule.max_waiting IS NULL THEN
+            RETURN;
+        END IF;
+        reason := format('%s %L lets at most %s jobs%s wait: when_full is %s', $1, $2, most,
+            CASE WHEN is_group THEN '' ELSE ' of the key ' || quote_literal($4) END, rule.when_full);
+        SELECT array_agg(d.id) INTO dropped FROM (
+            SELECT w.id FROM (
+                SELECT j.id, row_number() OVER (ORDER BY j.id) AS place, count(*) OVER () AS number FROM (
+                    SELECT job.id FROM {{schema}}.job
+                    WHERE job.queue = $3 AND job.concurrency_key = $4 AND {_READY} AND ($1 = 'queue' OR job.task = $2) AND job.id <> ALL (picked)
+                    ORDER BY job.concurrency_key, {_TURN} LIMIT 1000) AS j) AS w
+            WHERE CASE WHEN rule.when_full IN ('wait', 'drop_newest') THEN w.place > most ELSE w.place <= w.number - most END) AS d;
+        IF dropped IS NOT NULL THEN
+            WITH locked AS MATERIALIZED (
+                SELECT job.id FROM {{schema}}.job WHERE job.id = ANY (dropped) AND job.status = 'queued'
+                ORDER BY job.id FOR NO KEY UPDATE SKIP LOCKED),
+            ended AS (
+                UPDATE {{schema}}.job SET status = 'cancelled', finished_at = clock_timestamp(), purge_at = clock_timestamp() + interval '7 days',
+                    errors = CASE WHEN jsonb_typeof(job.errors) = 'array' THEN job.errors ELSE '[]' END || jsonb_build_array(jsonb_build_object(
+                        'at', clock_timestamp(), 'attempt', job.attempt, 'type', 'Dropped', 'message', reason, 'traceback', ''))
+                WHERE job.id = ANY (ARRAY (SELECT locked.id FROM locked))
+                RETURNING job.id, job.uniqueness ->> 'key' AS key),
+            freed AS (
+                DELETE FROM {{schema}}.unique_key AS taken USING ended
+                WHERE taken.key = ended.key AND taken.job_id = ended.id AND taken.keep IS NULL AND taken.expires_at IS NULL),
+            kept AS (
+                UPDATE {{schema}}.unique_key AS taken SET expires_at = clock_timestamp() + taken.keep * interval '1 second' FROM ended
+                WHERE taken.key = ended.key AND taken.job_id = ended.id AND taken.keep IS NOT NULL AND taken.expires_at IS NULL)
+            SELECT array_agg(ended.id) INTO dropped FROM ended;
+            IF {{schema}}.any_awaited() THEN
+                PERFORM {{schema}}.tell_ended(dropped);
+            END IF;
+        END IF;
+        -- What waits now takes the place of what runs.
+        IF rule.when_full = 'cancel_running' AND is_full AND EXISTS (
+            SELECT FROM {{schema}}.job WHERE job.queue = $3 AND job.concurrency_key = $4 AND {_READY} AND ($1 = 'queue' OR job.task = $2)
+                AND job.id <> ALL (picked)
+        ) THEN
+            UPDATE {{schema}}.job SET cancel_requested_at = {{schema}}.tell_workers(job.tableoid)
+            WHERE job.cancel_requested_at IS NULL AND job.id = ANY (ARRAY (
+                SELECT job.id FROM {{schema}}.job WHERE job.concurrency_key = $4 AND {_BEGUN} AND job.status <> 'queued'
+                    AND CASE $1 WHEN 'queue' THEN job.queue = $3 ELSE job.task = $2 END
+                UNION ALL
+                SELECT job.id FROM {{schema}}.job WHERE is_group AND job.status = 'running' AND job.task = $2));
+        END IF;
+    END
+    $body$
+    """
+
 # The `concurrency_key` of a limited task's jobs that have no key is chr(1) and the task's name. All other keys are not below chr(2).
 _PICK = f"""
     CREATE FUNCTION {{schema}}.pick_limited(
         queue_names text[], wanted integer[], after_keys text[], had_turns integer[], limited_tasks text[], known bigint,
-        but_ids bigint[], opener integer, freed boolean, seen pg_snapshot
+        but_ids bigint[], opener integer, freed boolean, visible pg_snapshot
     ) RETURNS TABLE (id bigint, at timestamptz, info text) LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
     SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan AS $body$
@@ -67,8 +153,8 @@ _PICK = f"""
         owner_space integer := hashtext('sa_jobqueue owners ' || jobs::oid);
         key_space integer := hashtext('sa_jobqueue keys ' || jobs::oid);
         -- Of the caller's snapshot: the age of the first transaction that it knows nothing of, those that went on, and the caller's own.
-        newest integer := age(pg_snapshot_xmax(seen)::xid);
-        unfinished xid[] := ARRAY (SELECT x::xid FROM pg_snapshot_xip(seen) AS x);
+        newest integer := age(pg_snapshot_xmax(visible)::xid);
+        unfinished xid[] := ARRAY (SELECT x::xid FROM pg_snapshot_xip(visible) AS x);
         own xid := pg_current_xact_id_if_assigned()::xid;
         clock timestamptz;
         this text;  -- the queue
@@ -82,7 +168,7 @@ _PICK = f"""
         picked bigint[]; of_keys text[]; of_tasks text[]; of_units integer[]; all_keys text[] := '{{{{}}}}'; all_tasks text[] := '{{{{}}}}'; to_route bigint[]; skipped bigint[];
         task_names text[] := '{{{{}}}}'; task_rooms integer[] := '{{{{}}}}'; task_units integer[] := '{{{{}}}}'; by_key boolean := false;
         had integer; visited text;
-        permit boolean; again boolean; any_permit boolean := false; has_rates boolean; has_keys boolean; has_states boolean;
+        permit boolean; again boolean; any_permit boolean := false; has_rates boolean; has_keys boolean; has_states boolean; drops boolean; seen text[];
         tasks_at timestamptz; rate_at timestamptz; next_at timestamptz; stopped text; turns integer; lowest bigint; cell bigint; seconds bigint;
     BEGIN
         IF (SELECT bit_xor(l.version) FROM {{schema}}.job_limit AS l) IS DISTINCT FROM known THEN
@@ -116,6 +202,8 @@ _PICK = f"""
             task_names := answer.names; task_rooms := answer.rooms; task_units := answer.units; by_key := answer.by_key; tasks_at := answer.again_at;
             any_permit := answer.full;
         END IF;
+        drops := EXISTS (SELECT FROM {{schema}}.job_limit AS l WHERE (l.when_full <> 'wait' OR l.max_waiting IS NOT NULL)
+            AND ((l.owner = 'queue' AND l.name = ANY (queue_names)) OR (l.owner = 'task' AND l.name = ANY (limited_tasks))));
         FOR place IN 1 .. cardinality(queue_names) LOOP
             this := queue_names[place];
             room := wanted[place];
@@ -124,7 +212,7 @@ _PICK = f"""
             inclusive := after_keys[place] IS NULL OR had_turns[place] > 0;
             stopped := cursor_key; turns := coalesce(had_turns[place], 0);
             visits := 0; again := false; permit := any_permit; rate_at := tasks_at; next_at := NULL; units_left := NULL; lowest := NULL; circled := false; visited := NULL;
-            picked := '{{{{}}}}'; of_keys := '{{{{}}}}'; of_tasks := '{{{{}}}}'; of_units := '{{{{}}}}'; to_route := '{{{{}}}}'; skipped := '{{{{}}}}';
+            picked := '{{{{}}}}'; of_keys := '{{{{}}}}'; of_tasks := '{{{{}}}}'; of_units := '{{{{}}}}'; to_route := '{{{{}}}}'; skipped := '{{{{}}}}'; seen := '{{{{}}}}';
             SELECT * INTO rule FROM {{schema}}.job_limit AS l WHERE l.owner = 'queue' AND l.name = this;
             SELECT * INTO state FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = '';
             has_keys := EXISTS (SELECT FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this);
@@ -176,6 +264,7 @@ _PICK = f"""
                     keys := keys || CASE WHEN inclusive THEN array_remove(more_keys, cursor_key) ELSE more_keys END;
                 END IF;
                 visits := visits + cardinality(keys) + 1;
+                seen := CASE WHEN drops THEN seen || keys ELSE seen END;
                 CONTINUE WHEN cardinality(keys) = 0;
                 -- 2. Which of them may start jobs at all. Those with limits of their own are locked, and none is waited for.
                 WITH said AS MATERIALIZED (
@@ -218,10 +307,10 @@ _PICK = f"""
                         CASE WHEN s.blocked_until > clock OR k.is_closed THEN 0 ELSE CASE WHEN k.running IS NULL THEN 1000000 ELSE greatest(k.running - k.runs, 0) END END AS room,
                         {{schema}}.rate_room(s.free_at, clock, k.count, k.seconds, k.burst) AS units,
                         greatest(s.blocked_until, {_NEXT.format(state="s", limit="k.")}) AS again_at
-                    FROM (SELECT c.*, CASE WHEN c.running IS NOT NULL THEN ({_RUNNING_OF_KEY.replace("{{", "{").replace("}}", "}")} AND job.queue = this) END AS runs,
+                    FROM (SELECT c.*, CASE WHEN c.running IS NOT NULL THEN ({_RUNNING_OF_KEY} AND job.queue = this) END AS runs,
                             -- A job that waits to be tried again keeps its key closed.
                             rule."strict" AND EXISTS (SELECT FROM {{schema}}.job
-                                WHERE job.concurrency_key = c.key AND {_BEGUN} AND {_LATER} AND job.attempt > 0 AND job.queue = this) AS is_closed
+                                WHERE job.concurrency_key = c.key AND {_BEGUN_AND_LATER} AND job.queue = this) AS is_closed
                           FROM unnest(keys, answer.running, answer.counts, answer.spans, answer.bursts) WITH ORDINALITY
                               AS c (key, running, count, seconds, burst, number)
                          ) AS k LEFT JOIN LATERAL (
@@ -248,21 +337,21 @@ _PICK = f"""
                             SELECT * FROM (
                                 -- What has begun goes before the others, where a key is to keep its order.
                                 SELECT {_OF_JOB} FROM {{schema}}.job
-                                WHERE job.concurrency_key = c.key AND {_BEGUN} AND {_READY} AND job.attempt > 0 AND job.queue = this
-                                    AND {_SEEN} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                WHERE job.concurrency_key = c.key AND {_BEGUN_AND_READY} AND job.queue = this
+                                    AND {_VISIBLE} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
                                 ORDER BY job.id LIMIT CASE WHEN rule."strict" AND c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS begun
                             UNION ALL
                             SELECT * FROM (
                                 SELECT {_OF_JOB} FROM {{schema}}.job
                                 WHERE job.queue = this AND job.concurrency_key = c.key AND {_READY} AND NOT (coalesce(rule."strict", false) AND job.attempt > 0)
-                                    AND {_SEEN} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                    AND {_VISIBLE} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
                                 ORDER BY job.concurrency_key, {_TURN} LIMIT CASE WHEN c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS with_key
                             UNION ALL
                             SELECT * FROM (
                                 SELECT u.* FROM generate_series(9, 0, -1) AS p (level) CROSS JOIN LATERAL (
                                     SELECT {_OF_JOB} FROM {{schema}}.job
                                     WHERE job.queue = this AND job.priority = p.level AND job.status = 'queued' AND job.concurrency_key IS NULL
-                                        AND job.run_at <= clock AND {_SEEN} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                        AND job.run_at <= clock AND {_VISIBLE} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
                                     ORDER BY job.run_at, job.id LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS u
                                 LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END) AS without_key
                             LIMIT c.most) AS d
@@ -357,7 +446,7 @@ _PICK = f"""
                             LEFT JOIN unnest(tasks, units) AS g (task, units) ON g.task = w.name GROUP BY 1, 2, 3) AS t;
                         task_rooms := coalesce(task_rooms, '{{{{}}}}'); task_units := coalesce(task_units, '{{{{}}}}');
                     END IF;
-                    IF units_left IS NOT NULL OR has_rates OR cardinality(task_names) > 0 THEN
+                    IF units_left IS NOT NULL OR has_rates OR drops OR cardinality(task_names) > 0 THEN
                         SELECT of_keys || array_agg(keys[p.place]), of_tasks || array_agg(p.task), of_units || array_agg(p.units)
                         INTO of_keys, of_tasks, of_units FROM unnest(places, tasks, units) AS p (place, task, units);
                         SELECT all_keys || array_agg(keys[p.place]), all_tasks || array_agg(p.task)
@@ -383,6 +472,18 @@ _PICK = f"""
             END LOOP;
             IF room > 0 AND NOT circled AND visited IS NOT NULL THEN
                 stopped := visited; turns := 0;
+            END IF;
+            -- Jobs that may not wait, in these keys and in the group of each task.
+            IF drops AND rule.paused_at IS NULL THEN
+                PERFORM {{schema}}.drop_waiting(l.owner, l.name, this, l.key, (SELECT count(*) FROM unnest(of_keys, of_tasks) AS g (key, task)
+                    WHERE (g.key = l.key OR l.key < chr(2)) AND (l.owner = 'queue' OR g.task = l.name))::integer, picked)
+                FROM (
+                    SELECT l.owner, l.name, k.key FROM {{schema}}.job_limit AS l CROSS JOIN LATERAL (
+                        SELECT k.key FROM unnest(seen) AS k (key) WHERE k.key >= chr(2)
+                        UNION ALL SELECT chr(1) || l.name WHERE l.owner = 'task') AS k
+                    WHERE ((l.owner = 'queue' AND l.name = this) OR (l.owner = 'task' AND l.name = ANY (limited_tasks)))
+                        AND (l.when_full <> 'wait' OR l.max_waiting IS NOT NULL)
+                    ORDER BY 3, 1, 2) AS l;
             END IF;
             -- 6. What rates were used, and the lowest id that may run.
             IF cardinality(picked) > 0 THEN
@@ -483,16 +584,19 @@ UP = (
     $body$
     """,
     _RING,
+    _DROP,
     # A ring of keys: each gets jobs by its weight, until as many are picked as are wanted, or all have had their turn.
     #
     # Returns a row for each job that it picked, and a row without an id for each queue, whose `info` says where the ring stopped, when to
-    # look again, and whether jobs wait for a permit. `seen`: what the statement sees that is to claim the jobs; NULL: all. `known`: the versions of the limits that the worker has read. `opener`: 1 to 999, the
-    # worker; `freed`: whether limited jobs of it have ended since its last claim.
+    # look again, and whether jobs wait for a permit. `known`: the versions of the limits that the worker has read. `opener`: 1 to 999, the
+    # worker; `freed`: whether limited jobs of it have ended since its last claim. `visible`: what the statement sees that
+    # is to claim the jobs; NULL: all.
     _PICK,
 )
 
 DOWN = (
     "DROP FUNCTION {schema}.pick_limited(text[], integer[], text[], integer[], text[], bigint, bigint[], integer, boolean, pg_snapshot)",
+    "DROP FUNCTION {schema}.drop_waiting(text, text, text, text, integer, bigint[])",
     "DROP FUNCTION {schema}.permits_freed(integer)",
     "DROP FUNCTION {schema}.ready_keys(text, text, text, integer)",
     "DROP FUNCTION {schema}.rate_room(timestamptz, timestamptz, integer, double precision, integer)",

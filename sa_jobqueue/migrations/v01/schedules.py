@@ -27,6 +27,8 @@ UP = (
         uniqueness jsonb,
         expires_in double precision,
         deadline double precision,
+        concurrency_key text COLLATE "C",
+        units smallint,
         created_at timestamptz NOT NULL DEFAULT now(),
         counts_from timestamptz NOT NULL DEFAULT now(),
         next_at timestamptz,
@@ -57,7 +59,9 @@ UP = (
         CONSTRAINT schedule_task_check CHECK (char_length(task) BETWEEN 1 AND 200),
         CONSTRAINT schedule_queue_check CHECK (char_length(queue) BETWEEN 1 AND 200),
         CONSTRAINT schedule_priority_check CHECK (priority BETWEEN 0 AND 9),
-        CONSTRAINT schedule_max_attempts_check CHECK (max_attempts >= 1)
+        CONSTRAINT schedule_max_attempts_check CHECK (max_attempts >= 1),
+        CONSTRAINT schedule_concurrency_key_check CHECK (char_length(concurrency_key) BETWEEN 1 AND 200),
+        CONSTRAINT schedule_units_check CHECK (units >= 1)
     ) WITH (
         autovacuum_vacuum_scale_factor = 0,
         autovacuum_vacuum_threshold = 5000
@@ -105,11 +109,12 @@ UP = (
     RETURNS SETOF bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
         INSERT INTO {schema}.job (
             task, args, queue, priority, max_attempts, meta, uniqueness, expires_at, deadline_at, run_at, schedule_id,
-            tick_at, ticks
+            tick_at, ticks, concurrency_key, units
         )
         SELECT planned.task, planned.args, planned.queue, planned.priority, planned.max_attempts, planned.meta,
             planned.uniqueness, now() + planned.expires_in * interval '1 second', now() + planned.deadline * interval '1 second',
-            greatest(to_timestamp(tick.at + tick.delay), now()), planned.id, to_timestamp(tick.at), tick.number
+            greatest(to_timestamp(tick.at + tick.delay), now()), planned.id, to_timestamp(tick.at), tick.number,
+            planned.concurrency_key, planned.units
         FROM (SELECT * FROM {schema}.schedule WHERE schedule.id = ANY ($1)) AS planned
         JOIN unnest($1, $2, $3, $4) WITH ORDINALITY AS tick (schedule, at, number, delay, place) ON tick.schedule = planned.id
         ORDER BY planned.uniqueness ->> 'key', tick.place

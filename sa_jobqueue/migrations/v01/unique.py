@@ -80,11 +80,13 @@ UP = (
         IF jsonb_typeof(rule -> 'key') IS DISTINCT FROM 'string' OR char_length(wanted) NOT BETWEEN 1 AND 500
                 OR scope NOT IN ('queued', 'started', 'finished', 'window') OR clash NOT IN ('skip', 'replace', 'raise')
                 OR (scope IN ('finished', 'window')) <> (period IS NOT NULL) OR (period IS NULL AND rule ->> 'period' IS NOT NULL)
-                OR jsonb_typeof(parts) <> 'array' OR NOT parts <@ '["args", "run_at", "priority"]' THEN
+                OR jsonb_typeof(parts) <> 'array' OR NOT parts <@ '["args", "run_at", "priority"]'
+                OR (clash = 'replace' AND rule ? 'max_wait' AND CASE jsonb_typeof(rule -> 'max_wait') WHEN 'number'
+                    THEN (rule -> 'max_wait')::numeric NOT BETWEEN 0 AND 3155760000 ELSE true END) THEN
             RAISE invalid_parameter_value USING MESSAGE = format(
                 'job.uniqueness must have a key of 1 to 500 characters, perhaps a scope (queued, started, finished, window), for '
                 'the last two a period in seconds, up to 100 years, perhaps on_clash (skip, replace, raise), and for replace a '
-                'list of args, run_at and priority, not %s', left(rule::text, 1000));
+                'list of args, run_at and priority, and perhaps a max_wait in seconds, not %s', left(rule::text, 1000));
         END IF;
         IF scope = 'finished' THEN
             kept := period;
@@ -173,7 +175,9 @@ UP = (
                 -- Not one that is being claimed, or is locked by another, just now: it is not waited for.
                 UPDATE {schema}.job AS job
                 SET args = CASE WHEN parts ? 'args' THEN NEW.args ELSE job.args END,
-                    run_at = CASE WHEN parts ? 'run_at' THEN NEW.run_at ELSE job.run_at END,
+                    run_at = CASE WHEN parts ? 'run_at'
+                        THEN least(NEW.run_at, job.created_at + (rule -> 'max_wait')::double precision * interval '1 second')
+                        ELSE job.run_at END,
                     priority = CASE WHEN parts ? 'priority' THEN NEW.priority ELSE job.priority END
                 WHERE job.id = (
                     SELECT waiting.id FROM {schema}.unique_key AS key

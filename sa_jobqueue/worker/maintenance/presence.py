@@ -20,6 +20,7 @@ from ...version import __version__
 from ..connections.service import Connector
 from ..tally import Tally
 from .chore import Chore, Turn
+from .declaring import GONE
 
 __all__ = ["Presence", "Vitals"]
 
@@ -41,7 +42,8 @@ class Presence(Chore):
     """Keeps this worker's row in the table of workers.
 
     `tasks`: those it knows, as in `WorkerRow.tasks`. `vitals()`: what changes of the row. `tally`: is told the database's time.
-    `next_look`: is told after how many seconds a schedule is due, or None.
+    `next_look`: is told after how many seconds a schedule is due, or None. `undeclared`: is told whether there are limits that no
+    code declares any more.
     """
 
     def __init__(
@@ -54,18 +56,19 @@ class Presence(Chore):
         vitals: Callable[[], Vitals],
         tally: Tally,
         next_look: Callable[[float | None], None],
+        undeclared: Callable[[bool], None],
     ) -> None:
         super().__init__(max(min(connector.lease / 3, 20.0), 1.0))
         self._connector, self._worker, self._queues = connector, worker, queues
         self._tasks, self._vitals, self._tally = tasks, vitals, tally
-        self._next_look = next_look
+        self._next_look, self._undeclared = next_look, undeclared
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Say that we are alive, and strike off workers that were not seen for long."""
         try:
             with self._connector.begin(connection):
                 asked = monotonic()
-                seconds, clock = self._connector.store.enrol(
+                seconds, clock, undeclared = self._connector.store.enrol(
                     connection,
                     self._worker,
                     host=socket.gethostname(),
@@ -76,11 +79,13 @@ class Presence(Chore):
                     lease=self._connector.lease,
                     schema_version=CURRENT,
                     tasks=self._tasks,
+                    undeclared_for=GONE,
                     **self._vitals(),
                 )
                 self._tally.zero = clock - (asked + monotonic()) / 2
                 self._connector.store.forget_workers(connection, unseen_for=_FORGET)
             self._next_look(seconds)
+            self._undeclared(undeclared)
         except DBAPIError as error:
             if fault_of(error) is not Fault.LATE:
                 raise

@@ -11,4 +11,11 @@ RETURNING (
     ORDER BY sa_jobqueue.schedule.due_at
     LIMIT 1
 ) AS next_look,
-    date_part('epoch', clock_timestamp()) AS clock
+    date_part('epoch', clock_timestamp()) AS clock,
+    EXISTS (
+    SELECT 1
+    FROM sa_jobqueue.job_limit
+    WHERE sa_jobqueue.job_limit.declared_at < now() - %(now_1)s
+    AND NOT sa_jobqueue.job_limit.held
+    AND sa_jobqueue.job_limit.paused_at IS NULL
+) AS undeclared

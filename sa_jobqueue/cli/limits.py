@@ -1,0 +1,306 @@
+"""Limits: `limits list`, `limits set`, `limits remove`; and `pause` and `resume` of a queue, a task, or one key of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args
+
+import typer
+from sqlalchemy import Executable
+
+from sa_jobqueue.errors import ConfigurationError, OptionError
+from sa_jobqueue.limits import (
+    Owner,
+    Rate,
+    WhenFull,
+    checked_max_waiting,
+    checked_running,
+    checked_weight,
+    checked_when_full,
+    rate_columns,
+)
+from sa_jobqueue.log import one_line
+from sa_jobqueue.statements import list_limits, pause, remove_limit, resume
+from sa_jobqueue.statements.depths import capped
+from sa_jobqueue.statements.limit_admin import change_limits
+from sa_jobqueue.urls import mask_passwords
+
+from .config import Config
+from .options import Json, Options, parse_duration
+from .output import Column, age, cleaned, masked, note, print_json, print_table, say
+from .place import transaction
+
+__all__ = ["list_", "pause_", "remove", "resume_", "set_"]
+
+_WHEN_FULL = ", ".join(get_args(WhenFull))
+_RATE = re.compile(r"(\d+)\s*/\s*(\d.*|[a-z]+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Target(Options):
+    """Whose limits: a queue's or a task's, or those of one key of it."""
+
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The queue; with --task, the task.")]
+    task: Annotated[bool, typer.Option("--task", "-t", help="NAME is that of a task, in whatever queue.")] = False
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Only the jobs with this key.")] = None
+
+    @property
+    def owner(self) -> Owner:
+        """Whether it is a queue or a task."""
+        return "task" if self.task else "queue"
+
+    @property
+    def said(self) -> str:
+        """As people say it: "queue mail", "task shop.sync, key 42"."""
+        return f"{self.owner} {self.name}" + ("" if self.key is None else f", key {self.key}")
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """As statements take it, beside the name."""
+        return {"key": self.key, "owner": self.owner}
+
+
+def list_(config: Config, *, json: Json = False) -> None:
+    """List limits and pauses: of queues, of tasks, and of the keys that have their own. How many run and wait is counted now.
+
+    What an operator has changed is held: what code declares is not written over it, until `limits remove`.
+
+    sa-jobqueue limits list
+    sa-jobqueue limits list --json
+    """
+    with transaction(config) as connection:
+        rows = connection.execute(list_limits()).mappings().all()
+    if json:
+        print_json([_as_json(row) for row in rows])
+        return
+    if not rows:
+        note(
+            "no limits, and nothing is paused; set some with `sa-jobqueue limits set`, or in code with @task(limits=...)"
+        )
+        return
+    lines = [_line(row) for row in rows]
+    styles = ["dim" if row["paused_at"] is not None else "" for row in rows]
+    print_table(_COLUMNS, lines, styles=styles)
+
+
+_COLUMNS = (
+    Column("of", wide=True, least=12),
+    Column("running", "right"),
+    Column("waiting", "right"),
+    Column("rate"),
+    Column("each key", wide=True, least=8),
+    Column("note", wide=True, least=12),
+)
+
+
+def set_(
+    config: Config,
+    target: Target,
+    *,
+    running: Annotated[
+        str | None, typer.Option(metavar="N|none", help="How many may run at once.", show_default=False)
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(metavar="N/TIME|none", help="How many may start in a time: 500/1m, 20/s.")
+    ] = None,
+    burst: Annotated[int | None, typer.Option(metavar="N", help="How many of them at once. Default: 1.")] = None,
+    key_running: Annotated[
+        str | None, typer.Option(metavar="N|none", help="How many of each key may run at once.")
+    ] = None,
+    key_rate: Annotated[
+        str | None, typer.Option(metavar="N/TIME|none", help="How many of each key may start in a time.")
+    ] = None,
+    key_burst: Annotated[int | None, typer.Option(metavar="N", help="How many of them at once. Default: 1.")] = None,
+    strict: Annotated[
+        bool | None,
+        typer.Option("--strict/--not-strict", help="A key waits while a job of it waits for its next attempt."),
+    ] = None,
+    max_waiting: Annotated[str | None, typer.Option(metavar="N|none", help="How many of each key may wait.")] = None,
+    when_full: Annotated[
+        str | None, typer.Option(metavar="CHOICE", help=f"What becomes of more: {_WHEN_FULL}.")
+    ] = None,
+    weight: Annotated[
+        int | None, typer.Option(metavar="1-1000", help="With --key: how many jobs it gets in its turn. Default: 1.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Change limits: those that are given; the others stay. "none" takes one away.
+
+    From then on they are held: a deployment does not change them.
+
+    sa-jobqueue limits set sync --running 50 --rate 500/1m --burst 50
+    sa-jobqueue limits set sync --key 42 --running 3 --weight 5
+    sa-jobqueue limits set shop.sync --task --key-running 1
+    """
+    changes: dict[str, Any] = {}
+    if running is not None:
+        changes["running"] = checked_running(_number(running, "--running"))
+    changes |= _rate(rate, burst, "")
+    of_keys: dict[str, Any] = {}
+    if key_running is not None:
+        of_keys["key_running"] = checked_running(_number(key_running, "--key-running"))
+    of_keys |= _rate(key_rate, key_burst, "key_")
+    if strict is not None:
+        of_keys["strict"] = strict
+    if max_waiting is not None:
+        of_keys["max_waiting"] = checked_max_waiting(_number(max_waiting, "--max-waiting"))
+    if when_full is not None:
+        of_keys["when_full"] = checked_when_full(when_full)
+    if target.key is not None and of_keys:
+        raise ConfigurationError(
+            "--key takes --running, --rate, --burst and --weight; the others are for all keys of a queue or task"
+        )
+    if weight is not None:
+        if target.key is None:
+            raise ConfigurationError("--weight is that of a key: give --key with it")
+        changes["weight"] = checked_weight(weight)
+    changes |= of_keys
+    if not changes:
+        raise ConfigurationError("say what changes, as in --running 50")
+    _act(config, target, change_limits(target.name, changes, **target.place), "set", json=json, changes=changes)
+
+
+def remove(config: Config, target: Target, *, json: Json = False) -> None:
+    """Take back what `limits set` has changed: what code declares holds again, or else nothing. A pause stays.
+
+    sa-jobqueue limits remove sync
+    sa-jobqueue limits remove sync --key 42
+    """
+    _act(
+        config, target, remove_limit(target.name, **target.place), "removed", json=json, left="has no limits that were set by hand"
+    )  # fmt: skip
+
+
+def pause_(
+    config: Config,
+    target: Target,
+    *,
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="What `limits list` says of it.")] = None,
+    json: Json = False,
+) -> None:
+    """Start nothing more of a queue, a task, or one key of it, until it is resumed, whatever is deployed meanwhile.
+
+    What runs goes on, and jobs can be enqueued.
+
+    sa-jobqueue pause mail --reason "the provider is down"
+    sa-jobqueue pause sync --key 42
+    """
+    _act(config, target, pause(target.name, reason=reason, **target.place), "paused", json=json)
+
+
+def resume_(config: Config, target: Target, *, json: Json = False) -> None:
+    """End the pause of a queue, a task, or one key of it.
+
+    sa-jobqueue resume mail
+    sa-jobqueue resume sync --key 42
+    """
+    _act(config, target, resume(target.name, **target.place), "resumed", json=json, left="is not paused")
+
+
+def _act(
+    config: Config,
+    target: Target,
+    statement: Executable,
+    done: str,
+    *,
+    json: bool,
+    left: str = "",
+    changes: Mapping[str, Any] | None = None,
+) -> None:
+    """Execute it, and say what was done; exit code 1 where there was nothing to do."""
+    with transaction(config) as connection:
+        touched = bool(connection.scalars(statement).all())
+    if json:
+        said = {"action": done, "owner": target.owner, "name": target.name, "key": target.key, "touched": touched}
+        print_json(said if changes is None else {**said, "changes": dict(changes)})
+    elif touched:
+        what = "limits of " if done in {"set", "removed"} else ""
+        say(cleaned(f"{done} {what}{target.said}"))
+    else:
+        note(cleaned(f"{target.said}: {left}"))
+    if not touched:
+        raise typer.Exit(1)
+
+
+def _number(text: str, option: str) -> int | None:
+    if text.lower() == "none":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise OptionError(f"{option} must be a whole number or none, not {text!r}") from None
+
+
+def _rate(text: str | None, burst: int | None, prefix: str) -> dict[str, Any]:
+    """The columns of a rate like "500/1m"; none of them if it is not given."""
+    option, of_burst = (f"--{prefix}{name}".replace("_", "-") for name in ("rate", "burst"))
+    if text is None or text.lower() == "none":
+        if burst is not None:
+            raise ConfigurationError(f"{of_burst} is that of a rate: give {option} with it")
+        return {} if text is None else rate_columns(None, prefix)
+    found = _RATE.fullmatch(text)
+    try:
+        if found is None:
+            raise OptionError
+        time = found[2] if found[2][0].isdigit() else f"1{found[2]}"
+        per = parse_duration(time)
+    except (OptionError, typer.BadParameter):
+        raise OptionError(
+            f"{option} must be a number and a time, as in 500/1m or 20/s, or none, not {text!r}"
+        ) from None
+    return rate_columns(Rate(int(found[1]), per=per, burst=1 if burst is None else burst), prefix)
+
+
+# ---- how a row is shown
+
+
+def _as_json(row: Any) -> dict[str, Any]:
+    kept = {name: value for name, value in row.items() if name != "now"}
+    return kept | {"pause_reason": masked(row["pause_reason"])}
+
+
+def _line(row: Any) -> tuple[object, ...]:
+    of = f"{row['owner']} {row['name']}" if row["key"] is None else f"  key {row['key']}"
+    running = f"{row['runs']:,}" + ("" if row["running"] is None else f" of {row['running']:,}")
+    return of, running, capped(row["waits"]), _rate_said(row, ""), _of_each_key(row), _note(row)
+
+
+def _rate_said(row: Any, prefix: str) -> str:
+    count, seconds, burst = (row[f"{prefix}rate_{part}"] for part in ("count", "seconds", "burst"))
+    if count is None:
+        return ""
+    return f"{count:,}/{_span(seconds)}" + (f", burst {burst:,}" if burst > 1 else "")
+
+
+def _span(seconds: float) -> str:
+    """A time as `--rate` takes it: 1m, 90s, 0.5s."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
+
+
+def _of_each_key(row: Any) -> str:
+    if row["key"] is not None:
+        return "" if row["weight"] == 1 else f"weight {row['weight']}"
+    said = [
+        "" if row["key_running"] is None else f"{row['key_running']:,} running",
+        _rate_said(row, "key_"),
+        "strict" if row["strict"] else "",
+        "" if row["max_waiting"] is None else f"{row['max_waiting']:,} waiting, else {row['when_full']}",
+    ]
+    return ", ".join(one for one in said if one)
+
+
+def _note(row: Any) -> str:
+    said: list[str] = []
+    if row["paused_at"] is not None:
+        since = f"paused {age((row['now'] - row['paused_at']).total_seconds(), short=True)} ago"
+        said.append(f"{since}: {row['pause_reason']}" if row["pause_reason"] else since)
+    if row["blocked_until"] is not None and row["blocked_until"] > row["now"]:
+        said.append(f"waits for {age((row['blocked_until'] - row['now']).total_seconds(), short=True)}")
+    if row["held"]:
+        said.append("held")
+    return cleaned(one_line(mask_passwords("; ".join(said))))

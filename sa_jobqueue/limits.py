@@ -1,0 +1,203 @@
+"""Limits of a queue or a task: how many of its jobs may run, how fast they may start, for all together and for each key.
+
+>>> limits = Limits(running=100, per_key=KeyLimits(running=1, rate=Rate(20, per=60, burst=5)))
+>>> limits.columns()["key_rate_seconds"]
+60.0
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+from .durations import Duration, checked_duration
+from .errors import OptionError
+
+__all__ = [
+    "KeyLimits",
+    "Limits",
+    "Owner",
+    "Rate",
+    "WhenFull",
+    "checked_flag",
+    "checked_max_waiting",
+    "checked_number",
+    "checked_per_key",
+    "checked_rate",
+    "checked_running",
+    "checked_weight",
+    "checked_when_full",
+    "limit_columns",
+    "rate_columns",
+]
+
+#: Whose limits they are.
+Owner: TypeAlias = Literal["queue", "task"]
+WhenFull: TypeAlias = Literal["wait", "drop_newest", "replace_oldest_waiting", "cancel_running"]
+
+#: The most jobs that a limit lets run, and that may wait: beyond a million nobody counts them.
+MOST_JOBS = 1_000_000
+#: The largest weight of a key.
+_HEAVIEST = 1_000
+#: The largest numbers of a rate, which PostgreSQL keeps as integers.
+_MOST_UNITS = 1_000_000_000
+#: The longest period of a rate, in seconds: a year.
+_LONGEST = 365.25 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `count` starts in `per`, which is seconds or a timedelta, up to a year.
+
+    They are spread evenly, by the generic cell rate algorithm (ITU-T I.371). `burst`: how many may start at once after a time in
+    which none did; then the others follow one by one. So no window of the length `per` has more than `count + burst` starts.
+    `count` and `burst` are 1 to 1,000,000,000. A job counts as its `units`.
+
+    Raises OptionError for a value that cannot be used.
+    """
+
+    count: int
+    per: Duration = 1.0
+    burst: int = 1
+
+    def __post_init__(self) -> None:
+        checked_number(self.count, "a rate's count", 1, _MOST_UNITS)
+        checked_number(self.burst, "a rate's burst", 1, _MOST_UNITS)
+        seconds = checked_duration(self.per, "a rate's per")
+        if not 0 < seconds <= _LONGEST:
+            raise OptionError(f"a rate's per must be more than 0 seconds and at most a year, not {self.per!r}")
+        object.__setattr__(self, "per", seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What holds for the jobs of each key by itself: how many may run at once, and how fast they may start.
+
+    `running`: 1 to 1,000,000; 1 is one after the other. None: no such limit. Raises OptionError for a value that cannot be used.
+    """
+
+    running: int | None = None
+    rate: Rate | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.running, self.rate)
+
+    def columns(self, prefix: str = "key_") -> dict[str, Any]:
+        """The columns of `LimitRow` that say this; with the prefix "" those of `KeyRow`."""
+        return limit_columns(prefix, running=self.running, rate=self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of a queue, or of a task in whatever queue its jobs are. They hold over all workers together; the strictest wins.
+
+    `running`: how many of its jobs may run at once, 1 to 1,000,000. `rate`: how fast they may start. `per_key`: the same for the
+    jobs of each key by itself. None: no such limit.
+
+    `strict`: while a job of a key waits for its next attempt, no other job of that key starts. `max_waiting`: how many jobs of a
+    key may wait, 0 to 1,000,000. `when_full`, what becomes of more: "wait", they wait all the same; "drop_newest", they are
+    cancelled; "replace_oldest_waiting", the one that has waited longest is cancelled; "cancel_running", the one that runs is
+    cancelled.
+
+    Raises OptionError for a value that cannot be used.
+    """
+
+    running: int | None = None
+    rate: Rate | None = None
+    per_key: KeyLimits | None = None
+    strict: bool = False
+    when_full: WhenFull = "wait"
+    max_waiting: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.running, self.rate)
+        checked_per_key(self.per_key)
+        checked_flag(self.strict, "strict")
+        checked_when_full(self.when_full)
+        checked_max_waiting(self.max_waiting)
+        if self.max_waiting is not None and self.when_full == "wait":
+            others = ", ".join(get_args(WhenFull)[1:])
+            raise OptionError(f"limits: max_waiting needs a when_full that says what becomes of more jobs: {others}")
+        if self.max_waiting is None and self.when_full in {"drop_newest", "replace_oldest_waiting"}:
+            raise OptionError(
+                f"limits: when_full={self.when_full!r} needs max_waiting, the number of jobs of a key that may wait"
+            )
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of `LimitRow` that say this, also those that say that there is no limit."""
+        return {
+            **limit_columns(running=self.running, rate=self.rate),
+            **(self.per_key or KeyLimits()).columns(),
+            "strict": self.strict,
+            "when_full": self.when_full,
+            "max_waiting": self.max_waiting,
+        }
+
+
+def limit_columns(prefix: str = "", *, running: int | None, rate: Rate | None) -> dict[str, Any]:
+    """What the columns whose names begin with `prefix` have for these limits."""
+    return {f"{prefix}running": running, **rate_columns(rate, prefix)}
+
+
+def rate_columns(rate: Rate | None, prefix: str = "") -> dict[str, Any]:
+    """The same of a rate alone."""
+    count, seconds, burst = (None, None, None) if rate is None else (rate.count, rate.per, rate.burst)
+    return {f"{prefix}rate_count": count, f"{prefix}rate_seconds": seconds, f"{prefix}rate_burst": burst}
+
+
+# ---- each raises OptionError for a value that cannot be used
+
+
+def checked_number(value: object, what: str, low: int, high: int) -> int:
+    """`value` if it is an integer (no bool) from `low` to `high`."""
+    if type(value) is not int or not low <= value <= high:
+        raise OptionError(f"{what} must be an integer from {low} to {high:,}, not {value!r}")
+    return value
+
+
+def checked_running(value: object) -> int | None:
+    """How many jobs may run at once, or None."""
+    return None if value is None else checked_number(value, "limits: running", 1, MOST_JOBS)
+
+
+def checked_rate(value: object) -> Rate | None:
+    """A rate, or None."""
+    if value is not None and not isinstance(value, Rate):
+        raise OptionError(f"limits: rate must be Rate(count, per=seconds) or None, not {value!r}")
+    return value
+
+
+def checked_per_key(value: object) -> KeyLimits | None:
+    """The limits of each key, or None."""
+    if value is not None and not isinstance(value, KeyLimits):
+        raise OptionError(f"limits: per_key must be KeyLimits(...) or None, not {value!r}")
+    return value
+
+
+def checked_flag(value: object, what: str) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise OptionError(f"limits: {what} must be True or False, not {value!r}")
+    return value
+
+
+def checked_when_full(value: object) -> WhenFull:
+    """What becomes of jobs beyond `max_waiting`."""
+    if value not in get_args(WhenFull):
+        raise OptionError(f"limits: when_full must be one of {', '.join(get_args(WhenFull))}, not {value!r}")
+    return cast(WhenFull, value)
+
+
+def checked_max_waiting(value: object) -> int | None:
+    """How many jobs of a key may wait, or None."""
+    return None if value is None else checked_number(value, "limits: max_waiting", 0, MOST_JOBS)
+
+
+def checked_weight(value: object) -> int:
+    """How many jobs a key gets in its turn."""
+    return checked_number(value, "limits: weight", 1, _HEAVIEST)
+
+
+def _check(running: object, rate: object) -> None:
+    checked_running(running)
+    checked_rate(rate)

@@ -1,0 +1,151 @@
+"""What code declares of limits: new ones, changed ones, and those that no code declares any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    Text,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    not_,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB, insert
+
+from ..limits import Limits
+from ..models import LimitRow
+from .parts import array, epoch, rows, table_of
+
+__all__ = [
+    "LIMITS",
+    "are_undeclared",
+    "change_declared_limit",
+    "declare_new_limit",
+    "declared_limits",
+    "drop_undeclared_limits",
+    "lock_declared_limit",
+    "say_declared_limits",
+]
+
+#: What a definition says.
+LIMITS = tuple(Limits().columns())
+
+
+def declared_limits(owners: Sequence[str], names: Sequence[str], *, limit: type[LimitRow] = LimitRow) -> Executable:
+    """Those of these limits that are there. Columns: owner; name; current, the digest of the definition that code declared last, and
+    age, the seconds since then, both NULL if code has not declared it yet.
+    """
+    table = table_of(limit)
+    given = _given(owners, names)
+    columns = table.c
+    current = columns.definitions[func.cardinality(columns.definitions)]
+    return select(
+        columns.owner,
+        columns.name,
+        current.label("current"),
+        (epoch(func.now()) - epoch(columns.declared_at)).label("age"),
+    ).select_from(table.join(given, (columns.owner == given.c.owner) & (columns.name == given.c.name)))
+
+
+def declare_new_limit(
+    owner: str, name: str, *, values: Mapping[str, Any], digest: str, limit: type[LimitRow] = LimitRow
+) -> Executable:
+    """Insert limits that code declares. Nothing happens if the row is there."""
+    made = insert(table_of(limit)).values(
+        owner=owner, name=name, **values, declared=dict(values), definitions=[digest], declared_at=func.now()
+    )
+    return made.on_conflict_do_nothing(index_elements=["owner", "name"]).returning(literal_column("1"))
+
+
+def lock_declared_limit(owner: str, name: str, *, limit: type[LimitRow] = LimitRow) -> Executable:
+    """One row, locked: its limits, whether they are an operator's, what code had declared, and the digests so far.
+
+    Nothing if another transaction has locked it just now.
+    """
+    columns = table_of(limit).c
+    return (
+        select(*(columns[key] for key in LIMITS), columns.held, columns.declared, columns.definitions)
+        .where(*_is(limit, owner, name))
+        .with_for_update(key_share=True, skip_locked=True)
+    )
+
+
+def change_declared_limit(
+    owner: str,
+    name: str,
+    *,
+    changes: Mapping[str, Any],
+    declared: Mapping[str, Any],
+    definitions: Sequence[str],
+    limit: type[LimitRow] = LimitRow,
+) -> Executable:
+    """Write a new definition: the columns that are to change, and what code says of all of them."""
+    said = bindparam("declared_values", dict(declared), JSONB)
+    return (
+        update(table_of(limit))
+        .where(*_is(limit, owner, name))
+        .values(**changes, declared=said, definitions=list(definitions), declared_at=func.now())
+    )
+
+
+def say_declared_limits(owners: Sequence[str], names: Sequence[str], *, limit: type[LimitRow] = LimitRow) -> Executable:
+    """These limits are declared by a living worker. A row that another transaction has locked is left."""
+    table = table_of(limit)
+    given = _given(owners, names)
+    mine = _locked(limit, tuple_(table.c.owner, table.c.name).in_(select(given.c.owner, given.c.name)))
+    return update(table).where(_among(limit, mine)).values(declared_at=func.now())
+
+
+def are_undeclared(*, after: timedelta, limit: type[LimitRow] = LimitRow) -> ColumnElement[bool]:
+    """Whether there are limits that no code has declared for this long, and that nobody else needs."""
+    return select(literal_column("1")).where(*_undeclared(limit, after)).exists()
+
+
+def drop_undeclared_limits(*, after: timedelta, limit: type[LimitRow] = LimitRow) -> Executable:
+    """Delete the limits that code had declared, and that none has for this long; but not what an operator has changed or paused.
+    Returns owner and name; not of a row that another transaction has locked.
+    """
+    table = table_of(limit)
+    mine = _locked(limit, *_undeclared(limit, after))
+    return delete(table).where(_among(limit, mine)).returning(table.c.owner, table.c.name)
+
+
+def _undeclared(limit: type[LimitRow], after: timedelta) -> list[ColumnElement[bool]]:
+    columns = table_of(limit).c
+    return [columns.declared_at < func.now() - after, not_(columns.held), columns.paused_at.is_(None)]
+
+
+def _given(owners: Sequence[str], names: Sequence[str]) -> Any:
+    return rows("given", owner=array("limit_owners", owners, Text()), name=array("limit_names", names, Text()))
+
+
+def _is(limit: type[LimitRow], owner: str, name: str) -> list[ColumnElement[bool]]:
+    columns = table_of(limit).c
+    return [columns.owner == bindparam("of_owner", owner, Text), columns.name == bindparam("of_name", name, Text)]
+
+
+def _locked(limit: type[LimitRow], *where: ColumnElement[bool]) -> Any:
+    """The rows that match, locked by this statement in the order of their names."""
+    columns = table_of(limit).c
+    return (
+        select(columns.owner, columns.name)
+        .where(*where)
+        .order_by(columns.owner, columns.name)
+        .with_for_update(skip_locked=True)
+        .cte("locked")
+        .prefix_with("MATERIALIZED")
+    )
+
+
+def _among(limit: type[LimitRow], mine: Any) -> ColumnElement[bool]:
+    columns = table_of(limit).c
+    return tuple_(columns.owner, columns.name).in_(select(mine.c.owner, mine.c.name))

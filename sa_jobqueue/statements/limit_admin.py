@@ -1,0 +1,283 @@
+"""What an operator does to limits. Each is one statement, so it joins the caller's transaction:
+
+>>> from sa_jobqueue import Rate
+>>> statement = set_limit("sync", running=50, rate=Rate(500, burst=50))
+>>> statement = set_limit("sync", key="42", running=3, weight=5)
+>>> statement = pause("sync", key="42", reason="the provider is down")
+
+`name` is that of a queue; with `owner="task"` that of a task, for which a `Task` may be given. With `key` a statement is about the
+jobs of that key alone. Workers that listen are told at the commit. Objects that are already loaded keep what they show until they
+are refreshed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Final, get_args
+
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Executable,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    delete,
+    false,
+    func,
+    literal_column,
+    not_,
+    null,
+    or_,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+
+from ..errors import OptionError
+from ..failures import clean
+from ..limits import (
+    KeyLimits,
+    Limits,
+    Owner,
+    Rate,
+    WhenFull,
+    checked_flag,
+    checked_max_waiting,
+    checked_per_key,
+    checked_rate,
+    checked_running,
+    checked_weight,
+    checked_when_full,
+    rate_columns,
+)
+from ..models import KeyRow, LimitRow
+from ..options import Enqueueable, checked_key, checked_name
+from .admin import UNSYNCHRONIZED
+from .parts import table_of
+
+__all__ = ["UNCHANGED", "Unchanged", "change_limits", "pause", "remove_limit", "resume", "set_limit"]
+
+
+class Unchanged(Enum):
+    """The type of `UNCHANGED`."""
+
+    UNCHANGED = "unchanged"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
+"""What is not given, and stays as it is. None takes a limit away."""
+
+
+def set_limit(
+    name: str | Enqueueable,
+    /,
+    *,
+    key: str | None = None,
+    owner: Owner = "queue",
+    running: int | Unchanged | None = UNCHANGED,
+    rate: Rate | Unchanged | None = UNCHANGED,
+    per_key: KeyLimits | Unchanged | None = UNCHANGED,
+    strict: bool | Unchanged = UNCHANGED,
+    when_full: WhenFull | Unchanged = UNCHANGED,
+    max_waiting: int | Unchanged | None = UNCHANGED,
+    weight: int | Unchanged = UNCHANGED,
+    limit: type[LimitRow] = LimitRow,
+    limit_key: type[KeyRow] = KeyRow,
+) -> Executable:
+    """Change limits: those that are given, as in `Limits`; the others stay. None takes a limit away. Returns the name.
+
+    The row is made where it is not there, and from now on it is the operator's: what code declares is not written over it, until
+    `remove_limit`. `per_key` changes both of a key's limits.
+
+    With `key`: `running` and `rate` hold for that key in place of `per_key`, and None means that `per_key` holds. `weight`, 1 to
+    1,000: how many jobs the key gets in its turn, 1 unless it is said.
+
+    Raises OptionError for a value that cannot be used.
+    """
+    given: dict[str, Any] = {}
+    if running is not UNCHANGED:
+        given["running"] = checked_running(running)
+    if rate is not UNCHANGED:
+        given |= rate_columns(checked_rate(rate))
+    of_owner: dict[str, Any] = {}
+    if per_key is not UNCHANGED:
+        of_owner |= (checked_per_key(per_key) or KeyLimits()).columns()
+    if strict is not UNCHANGED:
+        of_owner["strict"] = checked_flag(strict, "strict")
+    if when_full is not UNCHANGED:
+        of_owner["when_full"] = checked_when_full(when_full)
+    if max_waiting is not UNCHANGED:
+        of_owner["max_waiting"] = checked_max_waiting(max_waiting)
+    of_key: dict[str, Any] = {}
+    if weight is not UNCHANGED:
+        of_key["weight"] = checked_weight(weight)
+    if key is None and of_key:
+        raise OptionError('set_limit: a weight is that of a key: give key="..." with it')
+    if key is not None and of_owner:
+        raise OptionError(f"set_limit: {next(iter(of_owner))} is for all keys of the {owner}, and not for one key")
+    return change_limits(name, given | of_owner | of_key, key=key, owner=owner, limit=limit, limit_key=limit_key)
+
+
+def change_limits(
+    name: str | Enqueueable,
+    columns: Mapping[str, Any],
+    *,
+    key: str | None = None,
+    owner: Owner = "queue",
+    limit: type[LimitRow] = LimitRow,
+    limit_key: type[KeyRow] = KeyRow,
+) -> Executable:
+    """`set_limit` by the columns of the row, which have been checked. Raises OptionError if there are none."""
+    if not columns:
+        raise OptionError('set_limit: say what changes, as in set_limit("sync", running=50)')
+    row = _row(name, key, owner)
+    changes = dict(columns) if key is not None else {**columns, "held": true()}
+    return _upsert(limit if key is None else limit_key, row, changes, changes)
+
+
+def remove_limit(
+    name: str | Enqueueable,
+    /,
+    *,
+    key: str | None = None,
+    owner: Owner = "queue",
+    limit: type[LimitRow] = LimitRow,
+    limit_key: type[KeyRow] = KeyRow,
+) -> Executable:
+    """Take back what `set_limit` has changed. Returns the name; nothing if there was no such change.
+
+    What code declares holds again; where it declares nothing, there is no limit any more. A pause stays.
+    """
+    row = _row(name, key, owner)
+    table = table_of(limit if key is None else limit_key)
+    columns = table.c
+    changed: ColumnElement[bool]
+    values: dict[str, Any]
+    if key is None:
+        changed, gone = columns.held, and_(columns.declared.is_(None), columns.paused_at.is_(None))
+        values = {name: _declared(columns, name, none) for name, none in Limits().columns().items()}
+        values["held"] = false()
+    else:
+        changed, gone = true(), columns.paused_at.is_(None)
+        values = {**KeyLimits().columns(""), "weight": literal_column("1")}
+    return _delete_or_update(limit if key is None else limit_key, row, changed, gone, values)
+
+
+def pause(
+    name: str | Enqueueable,
+    /,
+    *,
+    key: str | None = None,
+    owner: Owner = "queue",
+    reason: str | None = None,
+    limit: type[LimitRow] = LimitRow,
+    limit_key: type[KeyRow] = KeyRow,
+) -> Executable:
+    """Start nothing more of a queue, a task, or one key of it, until `resume`, whatever is deployed meanwhile. Returns the name.
+
+    What runs goes on, and jobs can be enqueued. One that was paused already is so since then, but for this reason.
+    """
+    if reason is not None and not isinstance(reason, str):
+        raise OptionError(f"pause: the reason must be a text, not {reason!r}")
+    mapped: type[LimitRow | KeyRow] = limit if key is None else limit_key
+    said = {"pause_reason": None if reason is None else clean(reason)}
+    since = func.coalesce(table_of(mapped).c.paused_at, func.now())
+    return _upsert(mapped, _row(name, key, owner), {"paused_at": func.now(), **said}, {"paused_at": since, **said})
+
+
+def resume(
+    name: str | Enqueueable,
+    /,
+    *,
+    key: str | None = None,
+    owner: Owner = "queue",
+    limit: type[LimitRow] = LimitRow,
+    limit_key: type[KeyRow] = KeyRow,
+) -> Executable:
+    """End a pause. Returns the name; nothing if there was none. A pause of the whole queue or task does not end with that of a key."""
+    mapped: type[LimitRow | KeyRow] = limit if key is None else limit_key
+    columns = table_of(mapped).c
+    if key is None:
+        gone = and_(not_(columns.held), columns.declared.is_(None), _is_plain(columns, Limits().columns()))
+    else:
+        gone = _is_plain(columns, {**KeyLimits().columns(""), "weight": 1})
+    values = {"paused_at": null(), "pause_reason": null()}
+    return _delete_or_update(mapped, _row(name, key, owner), columns.paused_at.is_not(None), gone, values)
+
+
+def _row(name: str | Enqueueable, key: str | None, owner: str) -> dict[str, str]:
+    """The primary key of a row."""
+    if isinstance(name, Enqueueable):
+        owner, name = "task", name.name
+    if owner not in get_args(Owner):
+        raise OptionError(f"the owner of a limit must be one of {', '.join(get_args(Owner))}, not {owner!r}")
+    row = {"owner": owner, "name": checked_name(name, f"the {owner}'s name", OptionError)}
+    return row if key is None else {**row, "key": checked_key(key)}
+
+
+def _upsert(
+    mapped: type[LimitRow | KeyRow], row: Mapping[str, str], values: Mapping[str, Any], changes: Mapping[str, Any]
+) -> Executable:
+    """Insert the row with `values`; or make `changes` where it is there."""
+    made = insert(mapped).values(**row, **values)
+    return (
+        made.on_conflict_do_update(
+            index_elements=list(row),
+            set_={name: made.excluded[name] if value is values[name] else value for name, value in changes.items()},
+        )
+        .returning(table_of(mapped).c.name)
+        .execution_options(**UNSYNCHRONIZED)
+    )
+
+
+def _delete_or_update(
+    mapped: type[LimitRow | KeyRow],
+    row: Mapping[str, str],
+    where: ColumnElement[bool],
+    gone: ColumnElement[bool],
+    values: Mapping[str, Any],
+) -> Executable:
+    """Delete the row if nothing is left to say, else change it. What is left is looked at under the lock."""
+    table = table_of(mapped)
+    this = [table.c[name] == bindparam(f"of_{name}", value, Text) for name, value in row.items()]
+    mine: CTE = select(gone.label("gone")).where(*this, where).with_for_update().cte("mine").prefix_with("MATERIALIZED")
+    deleted = delete(table).where(*this, select(mine.c.gone).where(mine.c.gone).exists()).returning(table.c.name)
+    changed = (
+        update(table)
+        .where(*this, select(mine.c.gone).where(not_(mine.c.gone)).exists())
+        .values(**values)
+        .returning(table.c.name)
+    )
+    done = [one.cte(name).c.name for one, name in ((deleted, "deleted"), (changed, "changed"))]
+    # The row is still there as this statement began; a session that is bound by class finds its engine.
+    return select(mapped.name).where(*this, or_(*(select(name).exists() for name in done)))
+
+
+def _declared(columns: Any, name: str, none: object) -> ColumnElement[Any]:
+    """What code has declared for a column, or else that there is no such limit."""
+    text = columns.declared.op("->>", return_type=Text())(literal_column(f"'{name}'"))
+    value: ColumnElement[Any] = cast(text, columns[name].type)
+    return value if none is None else func.coalesce(value, _literal(none))
+
+
+def _is_plain(columns: Any, plain: Mapping[str, object]) -> ColumnElement[bool]:
+    """Whether a row limits nothing."""
+    return and_(
+        *(
+            columns[name].is_(None) if value is None else columns[name] == _literal(value)
+            for name, value in plain.items()
+        )
+    )
+
+
+def _literal(value: object) -> Any:
+    if isinstance(value, bool):
+        return true() if value else false()
+    return literal_column(str(value) if isinstance(value, int) else f"'{value}'")

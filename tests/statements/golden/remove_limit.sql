@@ -1,0 +1,55 @@
+WITH mine AS MATERIALIZED (
+    SELECT sa_jobqueue.job_limit.declared IS NULL
+    AND sa_jobqueue.job_limit.paused_at IS NULL AS gone
+    FROM sa_jobqueue.job_limit
+    WHERE sa_jobqueue.job_limit.owner = %(of_owner)s::VARCHAR
+    AND sa_jobqueue.job_limit.name = %(of_name)s::VARCHAR
+    AND sa_jobqueue.job_limit.held
+    FOR UPDATE
+),
+    deleted AS (
+    DELETE
+    FROM sa_jobqueue.job_limit
+    WHERE sa_jobqueue.job_limit.owner = %(of_owner)s::VARCHAR
+    AND sa_jobqueue.job_limit.name = %(of_name)s::VARCHAR
+    AND (EXISTS (
+        SELECT mine.gone
+        FROM mine
+        WHERE mine.gone
+    ))
+    RETURNING sa_jobqueue.job_limit.name
+),
+    changed AS (
+    UPDATE sa_jobqueue.job_limit
+    SET running=CAST(sa_jobqueue.job_limit.declared ->> 'running' AS INTEGER),
+        rate_count=CAST(sa_jobqueue.job_limit.declared ->> 'rate_count' AS INTEGER),
+        rate_seconds=CAST(sa_jobqueue.job_limit.declared ->> 'rate_seconds' AS DOUBLE PRECISION),
+        rate_burst=CAST(sa_jobqueue.job_limit.declared ->> 'rate_burst' AS INTEGER),
+        key_running=CAST(sa_jobqueue.job_limit.declared ->> 'key_running' AS INTEGER),
+        key_rate_count=CAST(sa_jobqueue.job_limit.declared ->> 'key_rate_count' AS INTEGER),
+        key_rate_seconds=CAST(sa_jobqueue.job_limit.declared ->> 'key_rate_seconds' AS DOUBLE PRECISION),
+        key_rate_burst=CAST(sa_jobqueue.job_limit.declared ->> 'key_rate_burst' AS INTEGER),
+        strict=coalesce(CAST(sa_jobqueue.job_limit.declared ->> 'strict' AS BOOLEAN), false),
+        when_full=coalesce(CAST(sa_jobqueue.job_limit.declared ->> 'when_full' AS TEXT), 'wait'),
+        max_waiting=CAST(sa_jobqueue.job_limit.declared ->> 'max_waiting' AS INTEGER),
+        held=false
+    WHERE sa_jobqueue.job_limit.owner = %(of_owner)s::VARCHAR
+    AND sa_jobqueue.job_limit.name = %(of_name)s::VARCHAR
+    AND (EXISTS (
+        SELECT mine.gone
+        FROM mine
+        WHERE NOT mine.gone
+    ))
+    RETURNING sa_jobqueue.job_limit.name
+)
+SELECT sa_jobqueue.job_limit.name
+FROM sa_jobqueue.job_limit
+WHERE sa_jobqueue.job_limit.owner = %(of_owner)s::VARCHAR
+AND sa_jobqueue.job_limit.name = %(of_name)s::VARCHAR
+AND ((EXISTS (
+    SELECT deleted.name
+    FROM deleted
+)) OR (EXISTS (
+    SELECT changed.name
+    FROM changed
+)))

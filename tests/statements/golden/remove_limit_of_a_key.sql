@@ -1,0 +1,50 @@
+WITH mine AS MATERIALIZED (
+    SELECT sa_jobqueue.job_key.paused_at IS NULL AS gone
+    FROM sa_jobqueue.job_key
+    WHERE sa_jobqueue.job_key.owner = %(of_owner)s::VARCHAR
+    AND sa_jobqueue.job_key.name = %(of_name)s::VARCHAR
+    AND sa_jobqueue.job_key.key = %(of_key)s::VARCHAR
+    FOR UPDATE
+),
+    deleted AS (
+    DELETE
+    FROM sa_jobqueue.job_key
+    WHERE sa_jobqueue.job_key.owner = %(of_owner)s::VARCHAR
+    AND sa_jobqueue.job_key.name = %(of_name)s::VARCHAR
+    AND sa_jobqueue.job_key.key = %(of_key)s::VARCHAR
+    AND (EXISTS (
+        SELECT mine.gone
+        FROM mine
+        WHERE mine.gone
+    ))
+    RETURNING sa_jobqueue.job_key.name
+),
+    changed AS (
+    UPDATE sa_jobqueue.job_key
+    SET running=%(param_1)s::INTEGER,
+        rate_count=%(param_2)s::INTEGER,
+        rate_seconds=%(param_3)s,
+        rate_burst=%(param_4)s::INTEGER,
+        weight=1
+    WHERE sa_jobqueue.job_key.owner = %(of_owner)s::VARCHAR
+    AND sa_jobqueue.job_key.name = %(of_name)s::VARCHAR
+    AND sa_jobqueue.job_key.key = %(of_key)s::VARCHAR
+    AND (EXISTS (
+        SELECT mine.gone
+        FROM mine
+        WHERE NOT mine.gone
+    ))
+    RETURNING sa_jobqueue.job_key.name
+)
+SELECT sa_jobqueue.job_key.name
+FROM sa_jobqueue.job_key
+WHERE sa_jobqueue.job_key.owner = %(of_owner)s::VARCHAR
+AND sa_jobqueue.job_key.name = %(of_name)s::VARCHAR
+AND sa_jobqueue.job_key.key = %(of_key)s::VARCHAR
+AND ((EXISTS (
+    SELECT deleted.name
+    FROM deleted
+)) OR (EXISTS (
+    SELECT changed.name
+    FROM changed
+)))
