@@ -324,7 +324,7 @@ _PICK = f"""
                     array_agg(r.lowest ORDER BY r.number) AS lowest, array_agg(r.lowest_id ORDER BY r.number) AS known_lowest,
                     coalesce(bool_or(r.full), false) AS full, min(r.again_at) FILTER (WHERE r.again_at > clock) AS again_at
                 INTO answer FROM (
-                    SELECT c.number, c.running <= n.runs AS full, n.lowest, CASE WHEN s.version = rule.version AND NOT has_keys THEN s.lowest_id END AS lowest_id,
+                    SELECT c.number, c.running <= n.runs AS full, n.lowest, CASE WHEN s.version = rule.version AND rule.key_running IS NOT NULL THEN s.lowest_id END AS lowest_id,
                         CASE WHEN s.blocked_until > clock
                                 -- A job that waits to be tried again keeps its key closed.
                                 OR rule."strict" AND EXISTS (SELECT FROM {{schema}}.job
@@ -337,7 +337,7 @@ _PICK = f"""
                     LEFT JOIN LATERAL (SELECT * FROM {{schema}}.limit_state AS s
                         WHERE s.owner = 'queue' AND s.name = this AND s.key = c.key AND c.key <> '' AND has_states OFFSET 0) AS s ON true
                     CROSS JOIN LATERAL (SELECT count(*) AS runs, min(o.id) AS lowest FROM ({_RUNNING_OF_KEY.replace("count(*)", "job.id")}
-                        AND c.running IS NOT NULL AND job.queue = this AND job.id >= coalesce(CASE WHEN s.version = rule.version AND NOT has_keys THEN s.lowest_id END, 0)) AS o) AS n) AS r;
+                        AND c.running IS NOT NULL AND job.queue = this AND job.id >= coalesce(CASE WHEN s.version = rule.version AND rule.key_running IS NOT NULL THEN s.lowest_id END, 0)) AS o) AS n) AS r;
                 -- Behind the entries of jobs that are done, which an old snapshot keeps, it pays to note where those that run begin.
                 slow := clock_timestamp() - began > interval '1 ms' + cardinality(keys) * interval '15 microseconds';
                 rooms := answer.rooms; limits := rooms; key_units := answer.units; lows := answer.lowest; known_lows := answer.known_lowest;
@@ -495,7 +495,7 @@ _PICK = f"""
                     stopped := keys[total];
                     turns := (cardinality(array_positions(places, total)) + CASE WHEN total = 1 THEN had ELSE 0 END) % weights[total];
                 END LOOP;
-                IF (slow OR has_states) AND NOT has_keys THEN
+                IF (slow OR has_states) AND rule.key_running IS NOT NULL THEN
                     INSERT INTO {{schema}}.limit_state AS s (owner, name, key, lowest_id, version)
                     SELECT 'queue', this, k.key, k.lowest, rule.version
                     FROM unnest(keys, taken, lows, known_lows) AS k (key, taken, lowest, known)
