@@ -68,6 +68,14 @@ async def note_start(n: int) -> None:
     STARTED[n] = time.perf_counter()
 
 
+@task(registry=REGISTRY, name="turn")
+async def turn(n: int) -> None:
+    """Take a fifth of a second; note when it started, and under `~n` when it ended."""
+    STARTED[n] = time.perf_counter()
+    await asyncio.sleep(0.2)
+    STARTED[~n] = time.perf_counter()
+
+
 @task(registry=REGISTRY, name="hold")
 async def hold(n: int) -> None:
     """Keep a slot."""
