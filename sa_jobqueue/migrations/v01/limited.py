@@ -341,13 +341,13 @@ _PICK = f"""
                         SELECT c.place::integer, d.id, d.task, d.units
                         FROM unnest(keys, asked) WITH ORDINALITY AS c (key, most, place) CROSS JOIN LATERAL (
                             SELECT * FROM (
-                                -- What has begun goes before the others, where a key is to keep its order.
+                                -- What has begun goes before the others, where a key is to keep its order. `+ 0`, so that no plan reads all jobs in this order.
                                 SELECT {_OF_JOB} FROM {{schema}}.job
                                 WHERE job.concurrency_key = c.key AND {_BEGUN_AND_READY} AND job.queue = this
                                     AND {
     _VISIBLE
 } AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
-                                ORDER BY job.id LIMIT CASE WHEN rule."strict" AND c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS begun
+                                ORDER BY (job.id + 0) LIMIT CASE WHEN rule."strict" AND c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS begun
                             UNION ALL
                             SELECT * FROM (
                                 SELECT {_OF_JOB} FROM {{schema}}.job
