@@ -32,6 +32,8 @@ _BEGUN_AND_LATER = f"{_BEGUN} AND job.status <> 'running' AND NOT job.run_at <= 
 _VISIBLE = "(age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished) OR age(job.xmin) < -1000000 OR job.xmin = own OR newest IS NULL)"
 # When a rate would let the next unit start.
 _NEXT = "{state}.free_at - ({limit}burst - 1) * {limit}seconds / {limit}count * interval '1 second'"
+# When it would let these units of one job start, behind those that are used in this claim; `all`: the units of all that were found up to it.
+_NEEDED = "greatest({free}, clock) + (coalesce({used}, 0) + coalesce({all}, 0) - {units} + least({units}, {burst}) - {burst}) * ({step}) * interval '1 second'"
 
 # With the place of each key's first job: what reads its jobs then begins there, and not at the entries of those that are done.
 _RING = f"""
@@ -172,7 +174,7 @@ _PICK = f"""
         ids bigint[]; places integer[]; tasks text[]; units integer[];
         picked bigint[]; of_keys text[]; of_tasks text[]; of_units integer[]; all_keys text[] := '{{{{}}}}'; all_tasks text[] := '{{{{}}}}'; to_route bigint[]; skipped bigint[];
         task_names text[] := '{{{{}}}}'; task_rooms integer[] := '{{{{}}}}'; task_units integer[] := '{{{{}}}}'; by_key boolean := false;
-        had integer; visited text;
+        had integer; visited text; short integer; key_frees timestamptz[]; task_frees timestamptz[]; all_units integer[] := '{{{{}}}}';
         permit boolean; again boolean; any_permit boolean := false; has_rates boolean; has_keys boolean; has_states boolean; drops boolean; seen text[];
         tasks_at timestamptz; began timestamptz; slow boolean; lows bigint[]; known_lows bigint[]; rate_at timestamptz; next_at timestamptz; stopped text; turns integer; lowest bigint; cell bigint; seconds bigint;
     BEGIN
@@ -189,7 +191,7 @@ _PICK = f"""
         clock := clock_timestamp();
         -- What limited tasks may start, in all queues together.
         IF cardinality(limited_tasks) > 0 THEN
-            SELECT coalesce(array_agg(t.name), '{{{{}}}}') AS names, array_agg(t.room) AS rooms, array_agg(t.units) AS units,
+            SELECT coalesce(array_agg(t.name), '{{{{}}}}') AS names, array_agg(t.room) AS rooms, array_agg(t.units) AS units, array_agg(t.free_at) AS frees,
                 coalesce(bool_or(t.by_key), false) AS by_key, min(t.again_at) FILTER (WHERE t.again_at > clock) AS again_at,
                 coalesce(bool_or(t.room <= 0), false) AS full
             INTO answer FROM (
@@ -199,12 +201,12 @@ _PICK = f"""
                         WHEN l.running IS NULL THEN 1000000
                         ELSE greatest(l.running - (SELECT count(*) FROM {{schema}}.job
                             WHERE job.status = 'running' AND job.task = l.name), 0) END AS room,
-                    {{schema}}.rate_room(s.free_at, clock, l.rate_count, l.rate_seconds, l.rate_burst) AS units,
+                    {{schema}}.rate_room(s.free_at, clock, l.rate_count, l.rate_seconds, l.rate_burst) AS units, s.free_at,
                     greatest(s.blocked_until, {_NEXT.format(state="s", limit="l.rate_")}) AS again_at
                 FROM {{schema}}.job_limit AS l LEFT JOIN {{schema}}.limit_state AS s
                     ON s.owner = 'task' AND s.name = l.name AND s.key = ''
                 WHERE l.owner = 'task' AND l.name = ANY (limited_tasks)) AS t;
-            task_names := answer.names; task_rooms := answer.rooms; task_units := answer.units; by_key := answer.by_key; tasks_at := answer.again_at;
+            task_names := answer.names; task_rooms := answer.rooms; task_units := answer.units; task_frees := answer.frees; by_key := answer.by_key; tasks_at := answer.again_at;
             any_permit := answer.full;
         END IF;
         drops := EXISTS (SELECT FROM {{schema}}.job_limit AS l WHERE (l.when_full <> 'wait' OR l.max_waiting IS NOT NULL)
@@ -216,7 +218,7 @@ _PICK = f"""
             -- Whether the key at which the last claim stopped has turns left.
             inclusive := after_keys[place] IS NULL OR had_turns[place] > 0;
             stopped := cursor_key; turns := coalesce(had_turns[place], 0);
-            visits := 0; again := false; permit := any_permit; rate_at := tasks_at; next_at := NULL; units_left := NULL; lowest := NULL; circled := false; visited := NULL;
+            visits := 0; again := false; permit := any_permit; rate_at := tasks_at; next_at := NULL; units_left := NULL; lowest := NULL; circled := false; visited := NULL; short := NULL;
             picked := '{{{{}}}}'; of_keys := '{{{{}}}}'; of_tasks := '{{{{}}}}'; of_units := '{{{{}}}}'; to_route := '{{{{}}}}'; skipped := '{{{{}}}}'; seen := '{{{{}}}}';
             SELECT * INTO rule FROM {{schema}}.job_limit AS l WHERE l.owner = 'queue' AND l.name = this;
             SELECT * INTO state FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = '';
@@ -322,9 +324,10 @@ _PICK = f"""
                 began := clock_timestamp();
                 SELECT array_agg(r.room ORDER BY r.number) AS rooms, array_agg(r.units ORDER BY r.number) AS units,
                     array_agg(r.lowest ORDER BY r.number) AS lowest, array_agg(r.lowest_id ORDER BY r.number) AS known_lowest,
+                    array_agg(r.free_at ORDER BY r.number) AS frees,
                     coalesce(bool_or(r.full), false) AS full, min(r.again_at) FILTER (WHERE r.again_at > clock) AS again_at
                 INTO answer FROM (
-                    SELECT c.number, c.running <= n.runs AS full, n.lowest, CASE WHEN s.version = rule.version AND rule.key_running IS NOT NULL THEN s.lowest_id END AS lowest_id,
+                    SELECT c.number, c.running <= n.runs AS full, n.lowest, s.free_at, CASE WHEN s.version = rule.version AND rule.key_running IS NOT NULL THEN s.lowest_id END AS lowest_id,
                         CASE WHEN s.blocked_until > clock
                                 -- A job that waits to be tried again keeps its key closed.
                                 OR rule."strict" AND EXISTS (SELECT FROM {{schema}}.job
@@ -340,10 +343,10 @@ _PICK = f"""
                         AND c.running IS NOT NULL AND job.queue = this AND job.id >= coalesce(CASE WHEN s.version = rule.version AND rule.key_running IS NOT NULL THEN s.lowest_id END, 0)) AS o) AS n) AS r;
                 -- Behind the entries of jobs that are done, which an old snapshot keeps, it pays to note where those that run begin.
                 slow := clock_timestamp() - began > interval '1 ms' + cardinality(keys) * interval '15 microseconds';
-                rooms := answer.rooms; limits := rooms; key_units := answer.units; lows := answer.lowest; known_lows := answer.known_lowest;
+                rooms := answer.rooms; limits := rooms; key_units := answer.units; lows := answer.lowest; known_lows := answer.known_lowest; key_frees := answer.frees;
                 permit := permit OR answer.full;
                 rate_at := least(rate_at, answer.again_at);
-                taken := array_fill(0, ARRAY[cardinality(keys)]);
+                taken := array_fill(0, ARRAY[cardinality(keys)]); short := NULL;
                 -- 4. Jobs for each, by its weight; where some have fewer, the others get more.
                 FOR pass IN 1 .. 6 LOOP
                     SELECT sum(w.weight) INTO total FROM unnest(weights, rooms, key_units) AS w (weight, room, units)
@@ -359,11 +362,11 @@ _PICK = f"""
                         SELECT c.place::integer, d.id, d.task, d.units
                         FROM unnest(keys, asked, priorities, times, firsts) WITH ORDINALITY AS c (key, most, priority, time, first, place) CROSS JOIN LATERAL (
                             SELECT * FROM (
-                                -- What has begun goes before the others, where a key is to keep its order.
+                                -- What has begun goes before the others, where a key is to keep its order. `+ 0`, so that no plan reads all jobs in this order.
                                 SELECT {_OF_JOB} FROM {{schema}}.job
                                 WHERE job.concurrency_key = c.key AND {_BEGUN_AND_READY} AND job.queue = this
                                     AND {_VISIBLE} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
-                                ORDER BY job.id LIMIT CASE WHEN rule."strict" AND c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS begun
+                                ORDER BY (job.id + 0) LIMIT CASE WHEN rule."strict" AND c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS begun
                             UNION ALL
                             SELECT * FROM (
                                 SELECT {_OF_JOB} FROM {{schema}}.job
@@ -392,15 +395,19 @@ _PICK = f"""
                             array_agg(l.task ORDER BY l.number) FILTER (WHERE l.goes) AS tasks, array_agg(l.units ORDER BY l.number) FILTER (WHERE l.goes) AS units,
                             array_agg(l.id) FILTER (WHERE NOT l.goes) AS skipped, array_agg(l.id) FILTER (WHERE NOT l.goes AND l.key = '' AND NOT l.task_goes) AS to_route,
                             coalesce(array_agg(DISTINCT l.place) FILTER (WHERE NOT l.goes AND l.key <> ''), '{{{{}}}}') AS closed,
-                            coalesce(bool_or(l.full), false) AS full, min(l.again_at) FILTER (WHERE NOT l.goes AND l.again_at > clock) AS again_at
+                            coalesce(bool_or(l.full), false) AS full, min(l.again_at) FILTER (WHERE NOT l.goes AND l.again_at > clock) AS again_at,
+                            min(l.place) FILTER (WHERE l.task_goes AND NOT l.goes) AS short,
+                            coalesce(array_agg(DISTINCT l.task) FILTER (WHERE l.key_goes AND NOT l.task_has_room), '{{{{}}}}') AS short_tasks
                         INTO answer FROM (
-                            SELECT q.*, q.task_goes AND (units_left IS NULL OR sum(q.units) FILTER (WHERE q.task_goes) OVER (ORDER BY q.number) <= units_left
+                            SELECT q.*, greatest(q.task_again_at, {_NEEDED.format(free="state.free_at", step="rule.rate_seconds / rule.rate_count", burst="rule.rate_burst", used="(SELECT sum(u) FROM unnest(of_units) AS u)", units="q.units", all="sum(q.units) FILTER (WHERE q.task_goes) OVER (ORDER BY q.number)")}) AS again_at,
+                                q.task_goes AND (units_left IS NULL OR sum(q.units) FILTER (WHERE q.task_goes) OVER (ORDER BY q.number) <= units_left
                                     OR (units_left >= rule.rate_burst AND sum(q.units) FILTER (WHERE q.task_goes) OVER (ORDER BY q.number) = q.units)) AS goes
                             FROM (
                                 SELECT t.*, CASE WHEN t.key >= chr(2) THEN bool_and(t.task_has_room) OVER (PARTITION BY t.place ORDER BY t.number)
                                     ELSE t.task_has_room END AS task_goes
                                 FROM (
-                                    SELECT k.*, k.key_goes AND (k.task_place IS NULL OR (
+                                    SELECT k.*, greatest(k.key_again_at, {_NEEDED.format(free="task_frees[k.task_place]", step="k.step", burst="k.burst", used="(SELECT sum(g.units) FROM unnest(all_tasks, all_units) AS g (task, units) WHERE g.task = k.task)", units="k.units", all="sum(k.units) FILTER (WHERE k.key_goes) OVER (PARTITION BY k.task ORDER BY k.number)")}) AS task_again_at,
+                                        k.key_goes AND (k.task_place IS NULL OR (
                                         count(*) FILTER (WHERE k.key_goes) OVER (PARTITION BY k.task ORDER BY k.number) <= task_rooms[k.task_place]
                                         AND (task_units[k.task_place] IS NULL
                                             OR sum(k.units) FILTER (WHERE k.key_goes) OVER (PARTITION BY k.task ORDER BY k.number) <= task_units[k.task_place]
@@ -420,6 +427,8 @@ _PICK = f"""
                                                     OR (r.units_of_key >= r.burst_of_key
                                                         AND sum(r.units) OVER (PARTITION BY r.task, r.place ORDER BY r.number) = r.units))
                                                 AND NOT r.is_behind AS key_has_room,
+                                                greatest(r.blocked_until, {_NEEDED.format(free="key_frees[r.place]", step="r.key_step", burst="r.key_burst", units="r.units", used="(SELECT sum(g.units) FROM unnest(of_keys, of_units) AS g (key, units) WHERE g.key = r.key)", all="sum(r.units) OVER (PARTITION BY r.place ORDER BY r.number)")},
+                                                    {_NEEDED.format(free="r.free_at", step="r.step_of_key", burst="r.burst_of_key", units="r.units", used="(SELECT sum(g.units) FROM unnest(of_keys, of_tasks, of_units) AS g (key, task, units) WHERE g.key = r.key AND g.task = r.task)", all="sum(r.units) OVER (PARTITION BY r.task, r.place ORDER BY r.number)")}) AS key_again_at,
                                                 r.room_of_key <= 0 AS full
                                             FROM (
                                                 SELECT c.*, l.rate_burst AS burst, array_position(task_names, c.task) AS task_place,
@@ -440,9 +449,11 @@ _PICK = f"""
                                                         - (SELECT coalesce(sum(g.units), 0) FROM unnest(of_keys, of_tasks, of_units) AS g (key, task, units)
                                                            WHERE g.key = c.key AND g.task = c.task)::integer
                                                     END AS units_of_key,
-                                                    greatest(s.blocked_until, s.free_at - (coalesce(o.rate_burst, l.key_rate_burst) - 1)
-                                                        * CASE WHEN o.rate_count IS NULL THEN l.key_rate_seconds ELSE o.rate_seconds END
-                                                        / coalesce(o.rate_count, l.key_rate_count) * interval '1 second') AS again_at
+                                                    s.blocked_until, s.free_at, l.rate_seconds / l.rate_count AS step,
+                                                    CASE WHEN own.rate_count IS NULL THEN rule.key_rate_seconds / rule.key_rate_count
+                                                        ELSE own.rate_seconds / own.rate_count END AS key_step,
+                                                    CASE WHEN o.rate_count IS NULL THEN l.key_rate_seconds / l.key_rate_count
+                                                        ELSE o.rate_seconds / o.rate_count END AS step_of_key
                                                 FROM (SELECT j.*, keys[j.place] AS key FROM unnest(ids, places, tasks, units) WITH ORDINALITY
                                                           AS j (id, place, task, units, number)) AS c
                                                 LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_limit AS l
@@ -459,9 +470,21 @@ _PICK = f"""
                         -- A key with a job that has to wait gets no more.
                         SELECT array_agg(CASE WHEN w.number = ANY (answer.closed) THEN 0 ELSE w.room END ORDER BY w.number) INTO limits
                         FROM unnest(limits) WITH ORDINALITY AS w (room, number);
-                        rooms := limits;
-                        ids := answer.ids; places := answer.places; tasks := answer.tasks; units := answer.units;
-                        CONTINUE WHEN ids IS NULL;
+                        ids := answer.ids; places := answer.places; tasks := answer.tasks; units := answer.units; short := answer.short;
+                        -- Nor does a task of which one has to wait; so jobs of fewer units do not take what it waits for.
+                        SELECT coalesce(array_agg(CASE WHEN w.name = ANY (answer.short_tasks) THEN least(w.unit, 0) ELSE w.unit END ORDER BY w.number), '{{{{}}}}')
+                        INTO task_units FROM unnest(task_names, task_units) WITH ORDINALITY AS w (name, unit, number);
+                        IF ids IS NULL THEN
+                            -- Where it is the rate of the queue that is used up, the next claim begins with this key.
+                            IF short > 1 THEN
+                                stopped := keys[short - 1]; turns := 0;
+                            END IF;
+                            EXIT WHEN short IS NOT NULL;
+                            FOR n IN 1 .. cardinality(keys) LOOP
+                                rooms[n] := limits[n] - taken[n];
+                            END LOOP;
+                            CONTINUE;
+                        END IF;
                         picked := picked || ids;
                         room := room - cardinality(ids);
                         units_left := units_left - (SELECT sum(u) FROM unnest(units) AS u);
@@ -476,6 +499,7 @@ _PICK = f"""
                         INTO of_keys, of_tasks, of_units FROM unnest(places, tasks, units) AS p (place, task, units);
                         SELECT all_keys || array_agg(keys[p.place]), all_tasks || array_agg(p.task)
                         INTO all_keys, all_tasks FROM unnest(places, tasks) AS p (place, task);
+                        all_units := all_units || units;
                     END IF;
                     FOR n IN 1 .. cardinality(ids) LOOP
                         total := places[n];
@@ -494,6 +518,12 @@ _PICK = f"""
                     -- The next claim goes on behind the last key that got a job, or with it while it has turns left.
                     stopped := keys[total];
                     turns := (cardinality(array_positions(places, total)) + CASE WHEN total = 1 THEN had ELSE 0 END) % weights[total];
+                    IF short IS NOT NULL THEN
+                        IF short > 1 AND taken[short] = 0 THEN
+                            stopped := keys[short - 1]; turns := 0;
+                        END IF;
+                        EXIT;
+                    END IF;
                 END LOOP;
                 IF (slow OR has_states) AND rule.key_running IS NOT NULL THEN
                     INSERT INTO {{schema}}.limit_state AS s (owner, name, key, lowest_id, version)
@@ -503,8 +533,9 @@ _PICK = f"""
                     ORDER BY k.key
                     ON CONFLICT (owner, name, key) DO UPDATE SET lowest_id = excluded.lowest_id, version = excluded.version;
                 END IF;
+                EXIT WHEN short IS NOT NULL;
             END LOOP;
-            IF room > 0 AND NOT circled AND visited IS NOT NULL THEN
+            IF short IS NULL AND room > 0 AND NOT circled AND visited IS NOT NULL THEN
                 stopped := visited; turns := 0;
             END IF;
             -- Jobs that may not wait, in these keys and in the group of each task.
