@@ -35,6 +35,7 @@ _NEXT = "{state}.free_at - ({limit}burst - 1) * {limit}seconds / {limit}count * 
 # When it would let these units of one job start, behind those that are used in this claim; `all`: the units of all that were found up to it.
 _NEEDED = "greatest({free}, clock) + (coalesce({used}, 0) + coalesce({all}, 0) - {units} + least({units}, {burst}) - {burst}) * ({step}) * interval '1 second'"
 
+# fmt: off
 # With the place of each key's first job: what reads its jobs then begins there, and not at the entries of those that are done.
 _RING = f"""
     CREATE FUNCTION {{schema}}.ready_keys(
@@ -624,6 +625,8 @@ _PICK = f"""
     END
     $body$
     """
+
+# fmt: on
 
 UP = (
     # How many units may start now: the generic cell rate algorithm, `free_at` is its theoretical arrival time. NULL without a rate. It is
