@@ -6,6 +6,7 @@ claim times out. Or a trigger returns NULL, and the row stays as it is without a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,13 +98,23 @@ class BisectingClaims:
         return Found(bool(due), jobs, began, len(new), no_room=len(new) < len(refused))
 
     def claim_skipped(self, connection: Connection, skipped: Mapping[int, str]) -> list[ClaimedJob]:
-        """Claim these skipped jobs, given by id and queue, as far as that is possible by now."""
+        """Claim these skipped jobs, given by id and queue, as far as that is possible by now. Of a queue with limits, those
+        that come next, skipped or not: which these are depends on what else runs.
+        """
         began = monotonic()
+        limited = Counter(queue for queue in skipped.values() if self.limited.has(queue))
+        queues = dict(skipped)
         with self._begin(connection):
-            due = self.connector.store.lock_these(connection, list(skipped))
+            due = self.connector.store.lock_these(
+                connection, [one for one, queue in skipped.items() if queue not in limited]
+            )
+            for queue, most in limited.items():
+                next_ones = self.limited.lock_due(connection, queue, most, tried=skipped)
+                queues |= next_ones
+                due += next_ones
             jobs, refused = self._claim(connection, due, len(due))
         self.skipped.forget(skipped.keys() - set(due))
-        self._skip(skipped, refused)
+        self._skip(queues, refused)
         self.skipped.claimed(job.id for job in jobs)
         self.skipped.rest(monotonic() - began, in_vain=len(refused))
         return jobs

@@ -254,7 +254,14 @@ class Claimer:
     def _timed_round(self) -> bool:
         connection = self._connection.current or self._connect()
         with self.deadline.over(connection):
-            return self._round(connection)
+            try:
+                return self._round(connection)
+            except DBAPIError as error:
+                if not is_limits_changed(error):
+                    raise
+                # Of a claim by bisection, of skipped jobs, or a look for overlooked ones: it was rolled back, and wrote no outcomes.
+                self._limited.stale, self._connection.in_doubt = True, False
+                return True
 
     def _connect(self) -> Connection:
         connection = self._connection.make(any_claimed=self.claimed > 0)
@@ -269,6 +276,7 @@ class Claimer:
             slots.measure()
         if self._writer.asked:
             self._writer.look_up(lambda: self._begin_apart(connection), connection)
+        self._limited.refresh(connection)
         again = self._unclaimable.claim_skipped(connection)
         changes = self._writer.take(_BATCH)
         wanted = self._demand.now()
@@ -283,7 +291,6 @@ class Claimer:
         if self._mode is Mode.BISECTING:
             self._claim_by_bisection(connection, wanted, quiet=quiet)
             return True
-        self._limited.refresh(connection)
         limited = self._limited.part(wanted)
         if limited:
             self._write_claim_and_settle(connection, changes, limited, quiet=quiet, limited=True)

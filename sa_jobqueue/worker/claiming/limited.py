@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from operator import attrgetter
 from time import monotonic
 
@@ -100,9 +101,9 @@ class LimitedQueues:
             inline=inline,
         )
 
-    def lock_due(self, connection: Connection, queue: str, most: int) -> dict[int, str]:
-        """The jobs of a limited queue that a claim would take."""
-        request = self.request({queue: most})
+    def lock_due(self, connection: Connection, queue: str, most: int, *, tried: Collection[int] = ()) -> dict[int, str]:
+        """The jobs of a limited queue that a claim would take; they may be among `tried` although these are skipped."""
+        request = replace(self.request({queue: most}), but=[one for one in self._skipped.ids() if one not in tried])
         return dict.fromkeys(self._connector.store.pick_limited(connection, request), queue)
 
     def after_claim(
