@@ -120,7 +120,8 @@ class LimitState(Base):
     blocked_until: Mapped[datetime | None]
     """Until when nothing of it is started, because a handler has said so."""
     lowest_id: Mapped[int | None] = mapped_column(BigInteger)
-    """No job of it with a lower id runs."""
+    """No job of it with a lower id runs, as long as its limit has this `version`."""
+    version: Mapped[int | None] = mapped_column(BigInteger)
     owner: Mapped[str] = mapped_column(Text, primary_key=True)
     name: Mapped[str] = mapped_column(Text, primary_key=True)
     key: Mapped[str] = mapped_column(Text(collation="C"), primary_key=True)

@@ -15,6 +15,7 @@ from sqlalchemy import (
     CTE,
     BigInteger,
     Boolean,
+    ColumnElement,
     CompoundSelect,
     DateTime,
     Integer,
@@ -120,7 +121,7 @@ def claim_limited(request: LimitedRequest, *, job: type[Job] = Job) -> CompoundS
     `meta` is for `ring_state`.
     """
     table = table_of(job)
-    picked = _picked(table, pick_parameters(request))
+    picked = _picked(table, pick_parameters(request), visible=func.pg_current_snapshot())
     claimed = taken(
         table,
         select(picked.c.id).where(picked.c.id.is_not(None)),
@@ -135,7 +136,7 @@ def claim_limited(request: LimitedRequest, *, job: type[Job] = Job) -> CompoundS
 
 def picked_jobs(request: LimitedRequest, *, job: type[Job] = Job) -> Select[Any]:
     """The ids of the jobs that `claim_limited` would claim; they are locked, and so are their keys, until the transaction ends."""
-    picked = _picked(table_of(job), pick_parameters(request))
+    picked = _picked(table_of(job), pick_parameters(request), visible=null())
     return select(picked.c.id).where(picked.c.id.is_not(None))
 
 
@@ -166,7 +167,7 @@ def is_state(row: Sequence[Any]) -> bool:
 _ID = ClaimedJob._fields.index("id")
 
 
-def _picked(table: Table, given: Mapping[str, Any]) -> CTE:
+def _picked(table: Table, given: Mapping[str, Any], *, visible: ColumnElement[Any]) -> CTE:
     call: Any = schema_function(
         "pick_limited",
         table.schema,
@@ -179,6 +180,7 @@ def _picked(table: Table, given: Mapping[str, Any]) -> CTE:
         array("limited_but", given["limited_but"], BigInteger()),
         bindparam("limit_opener", given["limit_opener"], Integer),
         bindparam("limit_freed", given["limit_freed"], Boolean),
+        visible,
         of=Text(),
     )
     rows = call.table_valued(

@@ -17,7 +17,7 @@ def sync(tenant: int) -> None: ...
 
 async def test_jobs_with_and_without_keys_go_into_one_statement(client: Client, application: Engine) -> None:
     """In their order; one that has none has none. Any text but NUL is a key."""
-    keys = ["42", None, 'qu"eue\'s\\{}', "NULL", "ä\n", None, "\x02", "42"]
+    keys = ["42", None, "qu\"eue's\\{}", "NULL", "ä\n", None, "\x02", "42"]
     calls = [(sync.options(key=key or False, units=(number % 3) or None), number) for number, key in enumerate(keys)]
     with client.watched() as sent:
         async with client.open() as unit:

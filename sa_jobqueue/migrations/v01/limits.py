@@ -79,12 +79,14 @@ UP = (
     )
     """,
     # What claims keep: `free_at`, when a rate would be as if nothing had started (the theoretical arrival time of GCRA); until when
-    # nothing starts, because the other side has said so; and an id below which no job of the owner runs. `key` is '' for all of them.
+    # nothing starts, because the other side has said so; and an id below which no job of the owner runs, as long as its limit has this
+    # `version`. `key` is '' for all of them.
     """
     CREATE TABLE {schema}.limit_state (
         free_at timestamptz,
         blocked_until timestamptz,
         lowest_id bigint,
+        version bigint,
         owner text NOT NULL,
         name text NOT NULL,
         key text COLLATE "C" NOT NULL,
