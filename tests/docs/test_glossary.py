@@ -33,6 +33,8 @@ PLAIN = {
     "setting",
     "sum",
     "version",
+    "waiting",
+    "why",
 }
 #: What the events are called in the glossary, where that is another word.
 SAME = {"complete": "outcome", "fail": "outcome", "unblock": "event"}
