@@ -35,7 +35,7 @@ __all__ = [
 Owner: TypeAlias = Literal["queue", "task"]
 WhenFull: TypeAlias = Literal["wait", "drop_newest", "replace_oldest_waiting", "cancel_running"]
 
-#: The most jobs that a limit lets run, and that may wait: beyond a million nobody counts them.
+#: The most jobs that a limit lets run, and that may wait: more than a million are not counted.
 MOST_JOBS = 1_000_000
 #: The largest weight of a key.
 _HEAVIEST = 1_000

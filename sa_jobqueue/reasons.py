@@ -36,7 +36,7 @@ class WaitReason(NamedTuple):
     job_ids: Sequence[int] | None = None
     """Which run, or which wait to be tried again: the first 20, by id."""
     until: datetime | None = None
-    """When it is over; None: nobody knows."""
+    """When it is over; None: that is not known."""
     seconds: float | None = None
     """The period of a rate."""
     reason: str | None = None
