@@ -15,7 +15,20 @@ from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.lifecycle import Change, Rules, decide
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.models import Awaited, Job, LogPart, Progress, Schedule, Stat, UniqueKey, Uptime, WorkerRow
+from sa_jobqueue.models import (
+    Awaited,
+    Job,
+    KeyRow,
+    LimitRow,
+    LimitState,
+    LogPart,
+    Progress,
+    Schedule,
+    Stat,
+    UniqueKey,
+    Uptime,
+    WorkerRow,
+)
 from sa_jobqueue.outcomes import Completed
 from sa_jobqueue.statements import insert_jobs
 from sa_jobqueue.store import FIRST_ID, Answer, ClaimRequest, LogLines, Report, Store, Tables, default_store
@@ -65,6 +78,18 @@ class OtherStat(OtherBase):
     __table__ = Stat.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
 
 
+class OtherLimit(OtherBase):
+    __table__ = LimitRow.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
+class OtherKey(OtherBase):
+    __table__ = KeyRow.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
+class OtherLimitState(OtherBase):
+    __table__ = LimitState.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
 class OtherSchedule(OtherBase):
     __table__ = Schedule.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
 
@@ -76,7 +101,15 @@ JOB, WORKER, UPTIME, KEY, SCHEDULE = (
     cast("type[UniqueKey]", OtherUniqueKey),
     cast("type[Schedule]", OtherSchedule),
 )
-REST: dict[str, Any] = {"progress": OtherProgress, "log": OtherLogPart, "awaited": OtherAwaited, "stat": OtherStat}
+REST: dict[str, Any] = {
+    "progress": OtherProgress,
+    "log": OtherLogPart,
+    "awaited": OtherAwaited,
+    "stat": OtherStat,
+    "limit": OtherLimit,
+    "key": OtherKey,
+    "limit_state": OtherLimitState,
+}
 OTHER = Store(Tables(job=JOB, worker=WORKER, uptime=UPTIME, unique_key=KEY, schedule=SCHEDULE, **REST))
 BOTH = [default_store, OTHER]
 ME = {"worker": "me", "queues": {"default": 5}}
@@ -207,7 +240,9 @@ def test_each_store_has_a_channel_and_gates_of_its_own(both: Connection) -> None
 
 def test_the_tables_of_a_store_are_of_one_schema() -> None:
     """Else its jobs would wake, or count, the workers of another's."""
-    with pytest.raises(ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, Stat in sa_jobqueue"):
+    with pytest.raises(
+        ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, LimitState in sa_jobqueue"
+    ):
         store_of(JOB)
 
 
