@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TypeVar
 
-from sqlalchemy import Connection, Integer, func, or_, select
+from sqlalchemy import Connection, Integer, and_, func, or_, select
 
 from sa_jobqueue.errors import JobQueueError
 from sa_jobqueue.lifecycle import JobStatus
@@ -25,6 +25,8 @@ Tell = Callable[[int, int], None]
 #: Seconds without any progress after which something must be wrong.
 _STALLED = 60.0
 _QUEUED, _RUNNING = status_literal(JobStatus.QUEUED), status_literal(JobStatus.RUNNING)
+#: Those that run, and those that wait, each as an index has them: a measured job has no concurrency key.
+_LIVE = (Job.status == _RUNNING, and_(Job.status == _QUEUED, Job.concurrency_key.is_(None)))
 
 
 def seconds_to_drain(
@@ -65,18 +67,18 @@ class _Progress:
 
     def ended(self) -> datetime | None:
         """The time now, if nothing is live any more."""
-        live = [select(Job.id).where(Job.status == one, Job.id <= self._last).exists() for one in (_RUNNING, _QUEUED)]
+        live = [select(Job.id).where(one, Job.id <= self._last).exists() for one in _LIVE]
         return self._connection.scalar(select(func.statement_timestamp()).where(~live[0], ~live[1]))
 
     def _front(self) -> int:
         """The id of the next job to be claimed: nearly all before it are done. One look at an index."""
-        due = select(Job.id).where(Job.status == _QUEUED, Job.queue == "default", Job.priority == 4)
+        due = select(Job.id).where(_LIVE[1], Job.queue == "default", Job.priority == 4)
         found = self._connection.scalar(due.order_by(Job.run_at, Job.id).limit(1))
         return self._last + 1 if found is None else found
 
     def _live(self) -> int:
         """How many jobs are queued or running; a slow query."""
-        both = [select(Job.id).where(Job.status == one, Job.id <= self._last) for one in (_QUEUED, _RUNNING)]
+        both = [select(Job.id).where(one, Job.id <= self._last) for one in _LIVE]
         return self._connection.scalars(select(func.count()).select_from(both[0].union_all(both[1]).subquery())).one()
 
     def until(self, look: Callable[[], T | None], pause: float) -> T:
@@ -99,5 +101,5 @@ class _Progress:
 def live_numbers(connection: Connection) -> set[int]:
     """The numbers of the jobs that are queued or running."""
     number = Job.args["n"].astext.cast(Integer)
-    queued, running = (select(number).where(Job.status == one) for one in (_QUEUED, _RUNNING))
+    running, queued = (select(number).where(one) for one in _LIVE)
     return set(connection.scalars(queued.union_all(running)))

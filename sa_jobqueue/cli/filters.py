@@ -14,6 +14,8 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job, status_literal
+from sa_jobqueue.statements.limits import is_queued
+from sa_jobqueue.statements.parts import table_of
 
 from .options import Options, parse_duration, parse_moment
 
@@ -38,12 +40,14 @@ class Status(StrEnum):
 
 def _criterion(status: Status) -> Any:
     match status:
+        case Status.QUEUED:
+            return is_queued(table_of(Job))
         case Status.SCHEDULED:
-            return Job.is_scheduled
+            return and_(is_queued(table_of(Job)), Job.is_scheduled)
         case Status.RETRYING:
-            return Job.is_retrying
+            return and_(is_queued(table_of(Job)), Job.is_retrying)
         case Status.DUE:
-            return and_(Job.status == status_literal(JobStatus.QUEUED), Job.run_at <= func.now())
+            return and_(is_queued(table_of(Job)), Job.run_at <= func.now())
         case Status.LIVE:
             return Job.is_live
         case Status.FINISHED:

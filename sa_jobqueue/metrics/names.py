@@ -109,7 +109,10 @@ TABLE_AUTOVACUUMS = _counter("table_autovacuums", "Vacuums of a table by autovac
 INDEX_BYTES = _gauge("index_bytes", "Size of an index", "table", "index")
 INDEX_SCANS = _counter("index_scans", "Scans of an index", "table", "index")
 INDEX_ROWS_READ = _counter(
-    "index_rows_read", "Entries of an index that its scans read. By job_claim_idx: what claims read", "table", "index"
+    "index_rows_read",
+    "Entries of an index that its scans read. By job_claim_idx: what claims read, but for jobs with a key",
+    "table",
+    "index",
 )
 
 SNAPSHOT_SECONDS = _gauge(

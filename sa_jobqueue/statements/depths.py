@@ -9,9 +9,11 @@ from typing import Any
 
 from sqlalchemy import (
     CTE,
+    Column,
     ColumnElement,
     Executable,
     Float,
+    FromClause,
     Integer,
     ScalarSelect,
     Select,
@@ -22,13 +24,14 @@ from sqlalchemy import (
     literal_column,
     select,
     true,
+    tuple_,
     type_coerce,
     union_all,
 )
 
-from ..lifecycle import JobStatus
-from ..models import Job, status_literal
+from ..models import Job
 from .claim import PRIORITIES
+from .limits import is_keyless, is_later, is_ready
 from .parts import array, rows, table_of
 
 __all__ = ["CAP", "capped", "purge_overdue", "queue_depths", "queued_tasks"]
@@ -38,6 +41,8 @@ CAP = 10_001
 
 #: Queues that are looked at.
 _QUEUES = 10_000
+#: Keys and priorities of a queue of which the first job is looked at, where more are ready than are counted.
+_TURNS = 1_000
 
 #: A time before which no job is due, for PostgreSQL has no difference to -infinity before version 17.
 _EARLIEST: ColumnElement[Any] = literal_column("timestamptz '0002-01-01 00:00:00+00'")
@@ -71,41 +76,58 @@ def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[Job] = Job)
     """A row per queue that has queued jobs, by name: `queued` and `due`, each counted up to `cap`, and `oldest_due_age`, the
     seconds since which the first due job waits; NULL if none is due. `queues`: rows at most.
 
-    The names are found by one probe of the claim's index each, and each (queue, priority) is read from its front.
+    The names are found by one probe of each index of queued jobs, and each (queue, priority) is read from its front. Jobs with a
+    concurrency key are ordered by key first: where `cap` of them are ready, the age is that of the oldest among these, and among the
+    first jobs of 1,000 keys and priorities.
     """
-    columns = table_of(job).c
-    queued = columns.status == status_literal(JobStatus.QUEUED)
+    table = table_of(job)
+    columns = table.c
     limit = bindparam("cap", cap, Integer)
     one: ColumnElement[int] = literal_column("1")
 
     names = _queues(job, queues)
-    all_of_queue = select(one).where(queued, columns.queue == names.c.queue).limit(limit).correlate(names)
+    of_queue = columns.queue == names.c.queue
     slot = rows("slot", priority=array("priorities", PRIORITIES, SmallInteger()))
     due = (
         select(columns.run_at)
-        .where(
-            queued, columns.queue == names.c.queue, columns.priority == slot.c.priority, columns.run_at <= func.now()
-        )
+        .where(is_keyless(table), of_queue, columns.priority == slot.c.priority, columns.run_at <= func.now())
         .order_by(columns.run_at)
         .correlate(names, slot)
     )
     counted = due.limit(limit).lateral("due")
     all_due = select(one).select_from(slot.join(counted, true())).limit(limit).correlate(names).subquery("all_due")
-    number = select(func.count().label("due")).select_from(all_due).lateral("number")
-    # Where that number is due, at least as many are queued.
-    full = number.c.due >= limit
+    keyless = select(func.count().label("due")).select_from(all_due).lateral("keyless")
     front = due.limit(one).lateral("front")
-    oldest: Any = select(func.min(func.greatest(front.c.run_at, _EARLIEST))).select_from(slot.join(front, true()))
-    age = func.extract("epoch", func.now() - oldest.correlate(names).scalar_subquery())
+    oldest: Any = select(_first(front.c.run_at)).select_from(slot.join(front, true()))
+    ready = _ready(job, names, limit)
+    coming = select(columns.run_at).where(is_later(table), of_queue, columns.run_at <= func.now())
+    later = _summary(coming.order_by(columns.run_at).limit(limit).correlate(names), "later")
+    turn = _turns(job, ready, columns.run_at, min(cap, _TURNS), ready.c.due >= limit)
+    first_turn = select(turn.c.queue, _first(turn.c.run_at).label("oldest")).group_by(turn.c.queue).subquery("turns")
+
+    number = keyless.c.due + ready.c.due + later.c.due
+    without_key = _number(select(one).where(is_keyless(table), of_queue).limit(limit).correlate(names))
+    not_ready = _number(select(one).where(is_later(table), of_queue).limit(limit).correlate(names))
+    of_keyless = oldest.correlate(names).scalar_subquery()
+    age = func.extract(
+        "epoch", func.now() - func.least(of_keyless, ready.c.oldest, first_turn.c.oldest, later.c.oldest)
+    )
     return (
         select(
             names.c.queue,
-            case((full, number.c.due), else_=_number(all_of_queue)).label("queued"),
-            number.c.due,
+            # Where that number is due, at least as many are queued.
+            case((number >= limit, limit), else_=func.least(without_key + ready.c.due + not_ready, limit)).label(
+                "queued"
+            ),
+            func.least(number, limit).label("due"),
             type_coerce(age, Float).label("oldest_due_age"),
         )
-        .select_from(names.join(number, true()))
-        .where(names.c.queue.is_not(None))
+        .select_from(
+            names.join(keyless, true())
+            .join(later, true())
+            .join(ready, ready.c.queue == names.c.queue)
+            .outerjoin(first_turn, first_turn.c.queue == names.c.queue)
+        )
         .order_by(names.c.queue)
     )
 
@@ -114,47 +136,107 @@ def queued_tasks(*, sample: int, job: type[Job] = Job) -> Executable:
     """A row per queue and task of queued jobs: queue, task, and how many there are `jobs` among those looked at.
 
     Of each queue and priority these are the first `sample` that are due, and the first `sample` that will be: a worker that does
-    not know a job's task gives it back for at most five minutes.
+    not know a job's task gives it back for at most five minutes. Of jobs with a concurrency key that are ready, they are the first of
+    each key and priority, up to ten times `sample` of a queue; of the others, the first `sample` of a queue that are due, and the first
+    that will be.
     """
-    columns = table_of(job).c
+    table = table_of(job)
+    columns = table.c
     names = _queues(job, _QUEUES)
     slot = rows("slot", priority=array("priorities", PRIORITIES, SmallInteger()))
+    number = bindparam("sample", sample, Integer)
 
-    def some(when: ColumnElement[bool]) -> Any:
-        first = (
-            select(columns.task)
-            .where(
-                columns.status == status_literal(JobStatus.QUEUED),
-                columns.queue == names.c.queue,
-                columns.priority == slot.c.priority,
-                when,
-            )
-            .order_by(columns.run_at)
-            .limit(bindparam("sample", sample, Integer))
-            .correlate(names, slot)
-        )
-        page = first.lateral("some")
-        joined = names.join(slot, true()).join(page, true())
-        return select(names.c.queue, page.c.task).select_from(joined)
+    def some(when: ColumnElement[bool]) -> list[Any]:
+        first = select(columns.task).where(columns.queue == names.c.queue, when).order_by(columns.run_at).limit(number)
+        of_slot = first.where(is_keyless(table), columns.priority == slot.c.priority).correlate(names, slot)
+        of_queue = first.where(is_later(table)).correlate(names)
+        page, later = of_slot.lateral("some"), of_queue.lateral("later")
+        return [
+            select(names.c.queue, page.c.task).select_from(names.join(slot, true()).join(page, true())),
+            select(names.c.queue, later.c.task).select_from(names.join(later, true())),
+        ]
 
-    both = union_all(some(columns.run_at <= func.now()), some(columns.run_at > func.now())).subquery("both")
+    turn = _turns(job, names, columns.task, sample * len(PRIORITIES))
+    parts = [*some(columns.run_at <= func.now()), *some(columns.run_at > func.now()), select(turn.c.queue, turn.c.task)]
+    found = union_all(*parts).subquery("found")
     return (
-        select(both.c.queue, both.c.task, func.count().label("jobs"))
-        .group_by(both.c.queue, both.c.task)
-        .order_by(both.c.queue, both.c.task)
+        select(found.c.queue, found.c.task, func.count().label("jobs"))
+        .group_by(found.c.queue, found.c.task)
+        .order_by(found.c.queue, found.c.task)
     )
 
 
 def _queues(job: type[Job], most: int) -> CTE:
-    """The names of the queues with queued jobs, and behind them NULL: by one probe of the claim's index for each."""
-    columns = table_of(job).c
-    queued = columns.status == status_literal(JobStatus.QUEUED)
-    first: Any = select(columns.queue).where(queued).order_by(columns.queue).limit(literal_column("1"))
+    """The names of the queues with queued jobs, and behind them NULL: by one probe of each index of queued jobs for each."""
+    table = table_of(job)
+    columns = table.c
     one: ColumnElement[int] = literal_column("1", Integer)
-    names = select(first.scalar_subquery().label("queue"), one.label("number")).cte("names", recursive=True)
-    following = first.where(columns.queue > names.c.queue).correlate(names).scalar_subquery()
+
+    def first(*after: ColumnElement[bool]) -> Any:
+        of_indexes = (
+            select(columns.queue).where(kind, *after) for kind in (is_keyless(table), is_ready(table), is_later(table))
+        )
+        return [page.order_by(columns.queue).limit(one) for page in of_indexes]
+
+    start = func.least(*(page.scalar_subquery() for page in first()), type_=columns.queue.type)
+    names = select(start.label("queue"), one.label("number")).cte("names", recursive=True)
+    following = func.least(
+        *(page.correlate(names).scalar_subquery() for page in first(columns.queue > names.c.queue)),
+        type_=columns.queue.type,
+    )
     more = select(following, names.c.number + one)
     return names.union_all(more.where(names.c.queue.is_not(None), names.c.number < bindparam("queues", most, Integer)))
+
+
+def _ready(job: type[Job], names: CTE, limit: ColumnElement[int]) -> CTE:
+    """Of each queue: how many jobs with a key are ready, and since when the oldest of those that were counted is due."""
+    table = table_of(job)
+    columns = table.c
+    page = select(columns.run_at).where(is_ready(table), columns.queue == names.c.queue).limit(limit).correlate(names)
+    found = _summary(page, "found")
+    return (
+        select(names.c.queue, found.c.due, found.c.oldest)
+        .select_from(names.join(found, true()))
+        .where(names.c.queue.is_not(None))
+        .cte("ready")
+        .prefix_with("MATERIALIZED")
+    )
+
+
+def _turns(job: type[Job], queues: CTE, seen: Column[Any], most: int, *where: ColumnElement[bool]) -> CTE:
+    """The first ready job of each key and priority, `most` of each queue, by one probe for each: queue, and what is `seen` of it."""
+    table = table_of(job)
+    columns = table.c
+    turn = -columns.priority
+    one: ColumnElement[int] = literal_column("1", Integer)
+
+    def front(of: CTE, *after: ColumnElement[bool]) -> Any:
+        return (
+            select(columns.concurrency_key.label("key"), turn.label("turn"), seen)
+            .where(is_ready(table), columns.queue == of.c.queue, *after)
+            .order_by(columns.concurrency_key, turn, columns.run_at)
+            .limit(one)
+            .correlate(of)
+            .lateral("front")
+        )
+
+    start = front(queues)
+    begin = select(queues.c.queue, *start.c, one.label("number")).select_from(queues.join(start, true())).where(*where)
+    turns = begin.cte("turn", recursive=True)
+    following = front(turns, tuple_(columns.concurrency_key, turn) > tuple_(turns.c.key, turns.c.turn))
+    more = select(turns.c.queue, *following.c, turns.c.number + one).select_from(turns.join(following, true()))
+    return turns.union_all(more.where(turns.c.number < bindparam("turns", most, Integer)))
+
+
+def _summary(page: Select[Any], name: str) -> FromClause:
+    """How many jobs are on the page, and since when the oldest of them is due."""
+    its = page.subquery("page").c
+    return select(func.count().label("due"), _first(its.run_at).label("oldest")).lateral(name)
+
+
+def _first(time: ColumnElement[Any]) -> ColumnElement[Any]:
+    # A job that was enqueued after this transaction began may be ready, and due a moment later.
+    return func.min(func.least(func.greatest(time, _EARLIEST), func.now()))
 
 
 def _number(page: Select[Any]) -> ScalarSelect[int]:

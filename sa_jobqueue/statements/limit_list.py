@@ -23,7 +23,7 @@ from sqlalchemy import (
 from ..lifecycle import JobStatus
 from ..models import Job, KeyRow, LimitRow, LimitState, status_literal
 from .depths import CAP
-from .limits import is_later, is_ready
+from .limits import is_keyless, is_later, is_ready
 from .parts import table_of
 
 __all__ = ["list_limits"]
@@ -87,7 +87,7 @@ def _numbers(of: Any, job: type[Job], *of_key: ColumnElement[bool]) -> list[Colu
     columns = table_of(job).c
     running = [columns.status == status_literal(JobStatus.RUNNING)]
     ready, later = [is_ready(table_of(job))], [is_later(table_of(job))]
-    keyless = [columns.status == status_literal(JobStatus.QUEUED), columns.concurrency_key.is_(None)]
+    keyless = [is_keyless(table_of(job))]
     waiting = [ready, later] if of_key else [keyless, ready, later]
 
     def number(its: ColumnElement[bool], parts: Sequence[Sequence[ColumnElement[bool]]]) -> ColumnElement[int]:

@@ -31,14 +31,23 @@ from ..lifecycle import Event, sources
 from ..models import Job, LimitRow, schema_function, status_in
 from .parts import array, rows, table_of
 
-__all__ = ["LIMITS_CHANGED", "is_later", "is_ready", "knows_limits", "read_limits"]
+__all__ = ["LIMITS_CHANGED", "is_keyless", "is_later", "is_queued", "is_ready", "knows_limits", "read_limits"]
 
 #: The SQLSTATE of a claim that does not know the limits that there are.
 LIMITS_CHANGED = "SJQ03"
 
 
+def _waits(table: Table) -> ColumnElement[bool]:
+    return status_in(table.c.status, sources(Event.CLAIM))
+
+
 def _with_key(table: Table) -> ColumnElement[bool]:
-    return and_(table.c.concurrency_key.is_not(None), status_in(table.c.status, sources(Event.CLAIM)))
+    return and_(table.c.concurrency_key.is_not(None), _waits(table))
+
+
+def is_keyless(table: Table) -> ColumnElement[bool]:
+    """Whether a job waits that has no key: as the index `job_claim_idx` says it."""
+    return and_(_waits(table), table.c.concurrency_key.is_(None))
 
 
 def is_ready(table: Table) -> ColumnElement[bool]:
@@ -49,6 +58,11 @@ def is_ready(table: Table) -> ColumnElement[bool]:
 def is_later(table: Table) -> ColumnElement[bool]:
     """Whether it is not yet: as the index `job_key_later_idx` says it."""
     return and_(_with_key(table), table.c.run_at > func.greatest(table.c.created_at, table.c.ready_at))
+
+
+def is_queued(table: Table) -> ColumnElement[bool]:
+    """Whether a job is queued, said so that the three indexes of queued jobs can be used for it. No index has all of them."""
+    return or_(is_keyless(table), is_ready(table), is_later(table))
 
 
 def knows_limits(table: Table, limit: Table, given: Mapping[str, Any]) -> ColumnElement[bool]:

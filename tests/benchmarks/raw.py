@@ -17,7 +17,8 @@ WITH picked AS MATERIALIZED (
     SELECT due.id FROM unnest('{{9,8,7,6,5,4,3,2,1,0}}'::smallint[]) AS slot(level)
     CROSS JOIN LATERAL (
         SELECT id FROM {SCHEMA}.job
-        WHERE queue = 'default' AND priority = slot.level AND status = 'queued' AND run_at <= now()
+        WHERE queue = 'default' AND priority = slot.level AND status = 'queued' AND concurrency_key IS NULL
+            AND run_at <= now()
         ORDER BY run_at, id LIMIT %(free)s FOR NO KEY UPDATE SKIP LOCKED
     ) AS due
     LIMIT %(free)s

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 from sqlalchemy import ClauseElement, Connection, Engine, create_engine, select, text
 
+from sa_jobqueue.cli.filters import Filters, Status
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
 from sa_jobqueue.models import Job, status_in
 from sa_jobqueue.statements import apply_changes, claim_jobs, count_jobs, expired_leases, prune_jobs, renew_leases
@@ -46,6 +47,24 @@ FILL = f"""
         CASE WHEN status = 'completed' THEN now() + (n - {ROWS} / 2) * interval '1 s' END
     FROM (
         SELECT n, CASE WHEN mod(n, 100) = 0 THEN 'running' WHEN mod(n, 5) = 0 THEN 'completed' ELSE 'queued' END AS status
+        FROM generate_series(1, {ROWS}) AS n
+    ) AS made
+"""
+
+#: The same number of jobs with 7,001 keys, over the same queues and all priorities. Nearly half of these are ready; some came back and
+#: are due again, and a third is for later.
+FILL_KEYED = f"""
+    INSERT INTO sa_jobqueue.job (id, queue, task, priority, run_at, created_at, concurrency_key)
+    SELECT
+        {ROWS} + n,
+        (ARRAY['a', 'b', 'c'])[1 + mod(n, 3)],
+        'a_task',
+        mod(n, 10),
+        run_at,
+        CASE WHEN mod(n, 5) = 0 THEN run_at - interval '1 hour' ELSE now() END,
+        'k' || mod(n, 7001)
+    FROM (
+        SELECT n, now() - n * interval '1 ms' + CASE WHEN mod(n, 7) < 2 THEN interval '1 day' ELSE interval '0' END AS run_at
         FROM generate_series(1, {ROWS}) AS n
     ) AS made
 """
@@ -132,6 +151,12 @@ def statements(request: pytest.FixtureRequest, databases: Databases) -> Iterator
     databases.drop(name)
 
 
+#: What tells a claim that no queue of its has jobs with keys: a probe of each, once.
+KEYS = ("job_key_ready_idx", "job_key_later_idx")
+#: What a claim reads.
+CLAIM = ("job_claim_idx", "job_pkey", "unique_key_pkey", *KEYS)
+
+
 def assert_by(plan: Plan, *indexes: str) -> None:
     """The table is read through these indexes only, nothing of it is sorted, nothing is read in vain."""
     readings = plan.on("job")
@@ -141,6 +166,14 @@ def assert_by(plan: Plan, *indexes: str) -> None:
     assert "Sort" not in plan.kinds, plan
 
 
+def assert_limits_are_known(plan: Plan) -> None:
+    """All limits, of which there are few, are read once, and so is each index of jobs with keys; there it finds none."""
+    keys = [node for node in plan.on("job") if node["Index Name"] in KEYS]
+    assert sorted(node["Index Name"] for node in keys) == sorted(KEYS), plan
+    assert all((node["Actual Rows"], node["Actual Loops"]) == (0, 1) for node in keys), plan
+    assert sum(node["Actual Loops"] for node in plan.on("job_limit")) == 1, plan
+
+
 @pytest.mark.parametrize("size", [1, 10, 100])
 def test_a_claim_reads_what_it_takes(statements: Statements, size: int) -> None:
     """Two probes of indexes, a lock and an update for each job, and one probe for each slot."""
@@ -148,7 +181,8 @@ def test_a_claim_reads_what_it_takes(statements: Statements, size: int) -> None:
 
     plan = statements.claim.explain(parameters)
 
-    assert_by(plan, "job_claim_idx", "job_pkey", "unique_key_pkey")
+    assert_by(plan, *CLAIM)
+    assert_limits_are_known(plan)
     assert plan.root["Actual Rows"] == 2 * size, plan
     assert plan.largest_discard <= 10, plan  # a slot of the other queue
     assert plan.blocks <= 100 + 2 * size * 20, plan
@@ -162,7 +196,8 @@ def test_a_claim_that_leaves_some_out_reads_these_and_what_it_takes(statements: 
 
     plan = statements.claim_but.explain(but)
 
-    assert_by(plan, "job_claim_idx", "job_pkey", "unique_key_pkey")
+    assert_by(plan, *CLAIM)
+    assert_limits_are_known(plan)
     assert plan.root["Actual Rows"] == by_plain_claim.root["Actual Rows"] == 10, plan
     assert plan.largest_discard <= 50 + 10, plan
 
@@ -227,7 +262,8 @@ def test_exchanging_reads_what_both_halves_do(statements: Statements, size: int)
     gone = statements.exchange_deleted.explain(claim | completion_parameters(changes, kept=False))
 
     for plan in (kept, gone):
-        assert_by(plan, "job_running_idx", "job_claim_idx", "job_pkey", "unique_key_pkey")
+        assert_by(plan, "job_running_idx", *CLAIM)
+        assert_limits_are_known(plan)
         assert plan.root["Actual Rows"] == size + 1, plan
         assert plan.largest_discard <= 10, plan
         assert plan.blocks <= 200 + size * 45, plan
@@ -312,6 +348,37 @@ def test_dead_letters_are_listed_and_counted_by_their_index(databases: Databases
             assert plan.indexes == {"job_failed_idx"}, plan
             assert plan.largest_discard == 0, plan
             assert plan.blocks <= 100, plan
+    engine.dispose()
+    databases.drop(name)
+
+
+@pytest.mark.parametrize("status", [Status.QUEUED, Status.DUE, Status.SCHEDULED, Status.RETRYING])
+@pytest.mark.parametrize("analyzed", [True, False])
+def test_queued_jobs_are_listed_by_their_indexes(databases: Databases, status: Status, analyzed: bool) -> None:
+    """With and without a key, and without a look at the jobs that completed, however many those are."""
+    name = databases.new_name()
+    engine = create_engine(databases.create(name))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE sa_jobqueue.job SET (autovacuum_enabled = off)")
+        connection.exec_driver_sql(
+            "INSERT INTO sa_jobqueue.job (task, status, finished_at) SELECT 'a_task', 'completed', now() FROM generate_series(1, 50000)"
+        )
+        connection.exec_driver_sql(
+            "INSERT INTO sa_jobqueue.job (task, attempt, concurrency_key, run_at) "
+            "SELECT 'a_task', attempt, key, now() + wait FROM (VALUES (0), (1)) AS a (attempt), (VALUES ('k'), (NULL)) AS k (key), "
+            "(VALUES (interval '-1 s'), (interval '1 hour')) AS w (wait)"
+        )
+    if analyzed:
+        vacuum(engine)
+    listing = select(Job.id).where(*Filters(status=[status]).criteria()).order_by(Job.id.desc()).limit(50)
+
+    with engine.connect() as connection:
+        compiled = listing.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
+        said = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {compiled}").scalar_one()
+        plan = Plan(said[0]["Plan"])
+    assert plan.root["Actual Rows"] == (8 if status is Status.QUEUED else 4), plan
+    assert plan.indexes <= {"job_claim_idx", "job_key_begun_idx", *KEYS}, plan
+    assert plan.blocks <= 20, plan
     engine.dispose()
     databases.drop(name)
 

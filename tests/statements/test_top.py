@@ -14,7 +14,7 @@ from sa_jobqueue.cli.jobs import newest_jobs
 from sa_jobqueue.cli.top import read
 from sa_jobqueue.statements.backlog import running_jobs
 from sa_jobqueue.statements.depths import CAP, queue_depths
-from tests.statements.test_plans import FILL
+from tests.statements.test_plans import FILL, FILL_KEYED
 from tests.support.databases import Databases
 from tests.support.factory import make_job, make_jobs
 from tests.support.plans import Plan
@@ -51,18 +51,25 @@ def test_running_jobs_are_counted_by_queue_and_worker(connection: Connection) ->
 # ---- plans
 
 
-@pytest.fixture(scope="module", params=["without statistics", "with statistics"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "without statistics", "with statistics", "with keys and without statistics", "with keys and with statistics",
+    ],
+)  # fmt: skip
 def large(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Connection]:
-    """200,000 jobs, read with the settings of `top`."""
+    """200,000 jobs, and perhaps as many with keys, read with the settings of `top`."""
     name = databases.new_name()
     engine: Engine = create_engine(databases.create(name))
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("ALTER TABLE sa_jobqueue.job SET (autovacuum_enabled = false)")
         connection.exec_driver_sql(FILL)
+        if request.param.startswith("with keys"):
+            connection.exec_driver_sql(FILL_KEYED)
         connection.exec_driver_sql(
             "INSERT INTO sa_jobqueue.job (id, task, status, finished_at) SELECT 1000000 + n, 'a_task', 'failed', now() FROM generate_series(1, 300) AS n"
         )
-        if request.param == "with statistics":
+        if request.param.endswith("with statistics"):
             connection.exec_driver_sql("VACUUM ANALYZE sa_jobqueue.job")
     with engine.connect() as connection:
         read.settle(connection)
@@ -81,13 +88,22 @@ def explained(connection: Connection, statement: object) -> Plan:
     return Plan(found["Plan"])
 
 
-@pytest.mark.parametrize("statement", [queue_depths(cap=1_000), running_jobs()], ids=["depths", "running"])  # fmt: skip
-def test_each_number_reads_no_more_of_an_index_than_the_cap(large: Connection, statement: object) -> None:
+@pytest.mark.parametrize(
+    ("statement", "indexes"),
+    [
+        (queue_depths(cap=1_000), {"job_claim_idx", "job_key_ready_idx", "job_key_later_idx"}),
+        (running_jobs(), {"job_running_idx"}),
+    ],
+    ids=["depths", "running"],
+)
+def test_each_number_reads_no_more_of_an_index_than_the_cap(
+    large: Connection, statement: object, indexes: set[str]
+) -> None:
     """By index and not by the table, which has 200,000 rows, also while nothing is known of it."""
     plan = explained(large, statement)
     readings = plan.on("job")
     assert {node["Node Type"] for node in readings} <= {"Index Scan", "Index Only Scan"}, plan
-    assert plan.indexes <= {"job_claim_idx", "job_running_idx", "job_failed_idx"}, plan
+    assert plan.indexes == indexes, plan
     assert plan.largest_discard == 0, plan
     assert max(node["Actual Rows"] for node in readings) <= 2_000, plan
 

@@ -76,7 +76,7 @@ def _one(title: str, unit: str, expr: str, legend: str, about: str = "") -> Pane
     return Panel(title, unit, (Line(expr, legend),), about)
 
 
-_CLAIM_INDEX = 'index="job_claim_idx"'
+_CLAIM_INDEXES = 'index=~"job_claim_idx|job_key_ready_idx|job_key_later_idx"'
 
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Throughput": (
@@ -164,7 +164,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         _one(
             "Index entries read per job claimed", "short",
-            f"{rate(names.INDEX_ROWS_READ, where=_CLAIM_INDEX)} / clamp_min({rate(names.CLAIMED)}, 0.1)", "entries",
+            f"sum ({rate(names.INDEX_ROWS_READ, 'index', where=_CLAIM_INDEXES)}) / clamp_min({rate(names.CLAIMED)}, 0.1)", "entries",
             "Claims that meet many dead rows read many entries.",
         ),
         _one("Scans of indexes", "ops", rate(names.INDEX_SCANS, "index"), "{{index}}"),

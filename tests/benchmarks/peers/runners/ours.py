@@ -24,7 +24,7 @@ PEER = Peer(
         "async": Way("async", f"psycopg's C part, uvloop, queue of {SLOTS['async']} slots; {KEPT}"),
         "sync": Way("sync", f"psycopg's C part, uvloop, queue of {SLOTS['sync']} slots: threads; {KEPT}"),
     },
-    unfinished="SELECT (SELECT count(*) FROM (SELECT FROM sa_jobqueue.job WHERE status = 'queued' LIMIT 1)) "
+    unfinished="SELECT (SELECT count(*) FROM (SELECT FROM sa_jobqueue.job WHERE status = 'queued' AND concurrency_key IS NULL LIMIT 1)) "
     "+ (SELECT count(*) FROM (SELECT FROM sa_jobqueue.job WHERE status = 'running' LIMIT 1))",
     finished="SELECT count(*) FROM sa_jobqueue.job WHERE status = 'completed'",
     jobs=150_000,
