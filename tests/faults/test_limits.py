@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import create_engine
 
 from tests.faults.limited import LEASE, Load, Look, Said, above_limits, above_rates
+from tests.faults.limited_mutants import MUTANTS, mutate
 from tests.support import pooler
 
 
@@ -34,6 +36,21 @@ def test_limits_hold_and_no_permit_is_lost_while_workers_are_killed(database_url
 def test_limits_hold_for_long(database_url: str, seed: int) -> None:
     """The same for five minutes."""
     suffer(database_url, 300.0, seed=seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", [one for one in MUTANTS if one != "without the locks of keys"])
+def test_the_auditor_sees_a_function_that_is_broken_on_purpose(database_url: str, mutant: str) -> None:
+    """By what it sees run, or by what workers say of the second witness."""
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        mutate(connection, mutant)
+    engine.dispose()
+    with Load(database_url, seed=7) as load:
+        load.torment(25.0)
+        load.finish(patience=20)
+    print(load, *load.findings[:3], sep="\n")
+    assert load.findings
 
 
 def test_the_auditor_sees_more_than_a_limit() -> None:
