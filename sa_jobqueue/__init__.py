@@ -20,6 +20,7 @@ from .middleware import Attempt, Middleware, add_middleware, remove_middleware
 from .models import Job, Schedule
 from .outcomes import Cancel, Discard, Retry, Snooze
 from .read import JobRead
+from .reasons import WaitReason
 from .results import JobEnd
 from .retry import RetryPolicy
 from .schedules import every
@@ -57,6 +58,7 @@ __all__ = [
     "TaskName",
     "TaskTally",
     "Unique",
+    "WaitReason",
     "Worker",
     "WorkerSettings",
     "WorkerState",

@@ -35,7 +35,7 @@ __all__ = [
 Owner: TypeAlias = Literal["queue", "task"]
 WhenFull: TypeAlias = Literal["wait", "drop_newest", "replace_oldest_waiting", "cancel_running"]
 
-#: The most jobs that a limit lets run, and that may wait: beyond a million nobody counts them.
+#: The most jobs that a limit lets run, and that may wait: more than a million are not counted.
 MOST_JOBS = 1_000_000
 #: The largest weight of a key.
 _HEAVIEST = 1_000
@@ -94,10 +94,12 @@ class Limits:
     `running`: how many of its jobs may run at once, 1 to 1,000,000. `rate`: how fast they may start. `per_key`: the same for the
     jobs of each key by itself. None: no such limit.
 
-    `strict`: while a job of a key waits for its next attempt, no other job of that key starts. `max_waiting`: how many jobs of a
-    key may wait, 0 to 1,000,000. `when_full`, what becomes of more: "wait", they wait all the same; "drop_newest", they are
-    cancelled; "replace_oldest_waiting", the one that has waited longest is cancelled; "cancel_running", the one that runs is
-    cancelled.
+    `strict`: while a job of a key waits for its next attempt, no other job of that key starts.
+
+    `when_full`, what becomes of jobs that wait because their key is at its limit: "wait", they wait; "drop_newest", they are
+    cancelled; "replace_oldest_waiting", the newest waits and the others are cancelled; "cancel_running", the same, and what runs is
+    cancelled, too. `max_waiting`: how many jobs of a key may wait, 0 to 1,000,000; of more, the oldest are cancelled with
+    "replace_oldest_waiting" and "cancel_running", else the newest. None: as many as `when_full` says.
 
     Raises OptionError for a value that cannot be used.
     """
@@ -115,13 +117,6 @@ class Limits:
         checked_flag(self.strict, "strict")
         checked_when_full(self.when_full)
         checked_max_waiting(self.max_waiting)
-        if self.max_waiting is not None and self.when_full == "wait":
-            others = ", ".join(get_args(WhenFull)[1:])
-            raise OptionError(f"limits: max_waiting needs a when_full that says what becomes of more jobs: {others}")
-        if self.max_waiting is None and self.when_full in {"drop_newest", "replace_oldest_waiting"}:
-            raise OptionError(
-                f"limits: when_full={self.when_full!r} needs max_waiting, the number of jobs of a key that may wait"
-            )
 
     def columns(self) -> dict[str, Any]:
         """The columns of `LimitRow` that say this, also those that say that there is no limit."""
@@ -182,7 +177,7 @@ def checked_flag(value: object, what: str) -> bool:
 
 
 def checked_when_full(value: object) -> WhenFull:
-    """What becomes of jobs beyond `max_waiting`."""
+    """What becomes of jobs that wait because their key is at its limit."""
     if value not in get_args(WhenFull):
         raise OptionError(f"limits: when_full must be one of {', '.join(get_args(WhenFull))}, not {value!r}")
     return cast(WhenFull, value)

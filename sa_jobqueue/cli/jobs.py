@@ -15,7 +15,8 @@ from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.log import one_line
 from sa_jobqueue.models import Job, Progress, Schedule
-from sa_jobqueue.statements import job_logs
+from sa_jobqueue.reasons import WaitReason
+from sa_jobqueue.statements import job_logs, why_waiting
 from sa_jobqueue.statements.overview import list_workers
 from sa_jobqueue.urls import mask_passwords
 
@@ -164,7 +165,7 @@ def show(
     logs: Annotated[bool, typer.Option("--logs", help="All log lines that are kept of it, and nothing else.")] = False,
     json: Json = False,
 ) -> None:
-    """Show one job: its arguments, its times, how far it is, every attempt with its error, its last log lines.
+    """Show one job: why it waits, its arguments, its times, how far it is, every attempt with its error, its last log lines.
 
     sa-jobqueue show 7 --logs
     """
@@ -174,6 +175,7 @@ def show(
         schedule = "" if found is None else _name_of_schedule(session, found[0].schedule_id)
         progress = session.scalars(_PROGRESS.where(Job.id == id)).one_or_none()
         lines = session.execute(job_logs(id)).all()
+        reasons = [WaitReason(*row) for row in session.execute(why_waiting(id))]
     if found is None:
         fail(f"there is no job {id}", 1)
     job, reading, now = found
@@ -189,16 +191,16 @@ def show(
             "progress_message": masked(progress and progress.message),
             "progress_at": progress and progress.written_at,
         }
-        print_json(columns | far | {"reading": reading} | seconds | {"errors": masked(job.errors)})
+        waits = {"waits_for": [_reason_as_json(reason) for reason in reasons]}
+        print_json(columns | far | {"reading": reading} | seconds | waits | {"errors": masked(job.errors)})
         return
     _print_head(job, reading, worker, schedule)
+    _print_reasons(reasons)
     _print_times(job, now)
     for name, time in durations.items():
         say(f"{name:<13} {duration(time.total_seconds())}")
     if progress is not None:
-        said = f" {cleaned(mask_passwords(progress.message))}" if progress.message else ""
-        ago = _since(progress.written_at, now, short=False)
-        say(f"{'progress':<13} {progress.fraction:.0%}{said}  ({ago} ago)")
+        _print_progress(progress, now)
     _print_value("arguments", job.args)
     if job.meta:
         _print_value("meta", job.meta)
@@ -215,6 +217,10 @@ def show(
         _print_lines(lines[-_LAST_LINES:])
         if len(lines) > _LAST_LINES:
             note(f"the last {_LAST_LINES} of {len(lines)} log lines; --logs shows all")
+
+
+def _reason_as_json(reason: WaitReason) -> dict[str, Any]:
+    return reason._asdict() | {"reason": masked(reason.reason), "said": mask_passwords(str(reason))}
 
 
 def _show_lines(lines: Sequence[Any], *, json: bool) -> None:
@@ -277,6 +283,17 @@ def _print_head(job: Job, reading: str, worker: str, schedule: str) -> None:
         say(f"schedule {schedule}" + (f" · stands for {job.ticks} ticks" if (job.ticks or 1) > 1 else ""))
     if job.unique_key is not None:
         say(f"unique key {cleaned(job.unique_key)}")
+
+
+def _print_reasons(reasons: Sequence[WaitReason]) -> None:
+    for reason in reasons:
+        say(cleaned(one_line(mask_passwords(reason.said(moment)))), "yellow")
+
+
+def _print_progress(progress: Progress, now: datetime) -> None:
+    said = f" {cleaned(mask_passwords(progress.message))}" if progress.message else ""
+    ago = _since(progress.written_at, now, short=False)
+    say(f"{'progress':<13} {progress.fraction:.0%}{said}  ({ago} ago)")
 
 
 def _print_times(job: Job, now: datetime) -> None:

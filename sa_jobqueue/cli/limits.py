@@ -119,7 +119,8 @@ def set_(
     ] = None,
     max_waiting: Annotated[str | None, typer.Option(metavar="N|none", help="How many of each key may wait.")] = None,
     when_full: Annotated[
-        str | None, typer.Option(metavar="CHOICE", help=f"What becomes of more: {_WHEN_FULL}.")
+        str | None,
+        typer.Option(metavar="CHOICE", help=f"What becomes of jobs whose key is at its limit: {_WHEN_FULL}."),
     ] = None,
     weight: Annotated[
         int | None, typer.Option(metavar="1-1000", help="With --key: how many jobs it gets in its turn. Default: 1.")
@@ -289,7 +290,8 @@ def _of_each_key(row: Any) -> str:
         "" if row["key_running"] is None else f"{row['key_running']:,} running",
         _rate_said(row, "key_"),
         "strict" if row["strict"] else "",
-        "" if row["max_waiting"] is None else f"{row['max_waiting']:,} waiting, else {row['when_full']}",
+        "" if row["max_waiting"] is None else f"{row['max_waiting']:,} waiting",
+        "" if row["when_full"] == "wait" else f"if full {row['when_full']}",
     ]
     return ", ".join(one for one in said if one)
 

@@ -21,6 +21,7 @@ from .notes import job_logs
 from .prune import prune_jobs
 from .schedule_admin import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
 from .stats import sum_stats
+from .why import why_waiting
 
 __all__ = [
     "apply_changes",
@@ -46,4 +47,5 @@ __all__ = [
     "run_schedules",
     "set_limit",
     "sum_stats",
+    "why_waiting",
 ]

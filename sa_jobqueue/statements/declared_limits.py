@@ -106,7 +106,7 @@ def say_declared_limits(owners: Sequence[str], names: Sequence[str], *, limit: t
 
 
 def are_undeclared(*, after: timedelta, limit: type[LimitRow] = LimitRow) -> ColumnElement[bool]:
-    """Whether there are limits that no code has declared for this long, and that nobody else needs."""
+    """Whether there are limits that no code has declared for this long, and that nothing else needs."""
     return select(literal_column("1")).where(*_undeclared(limit, after)).exists()
 
 

@@ -25,6 +25,7 @@ from .counts import counts
 from .depth import dead_entries, depth, future, queues
 from .drain import drain, notes_drain, record, retain, unique_drain
 from .enqueue import bulk, gated, one_by_one, unique_enqueue
+from .fairness import MEASURES as FAIRNESS
 from .idle import idle
 from .latency import latency
 from .limits import cancel, child_drain, limits_drain
@@ -49,6 +50,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         unique_drain,
         notes_drain,
         limits_drain,
+        *FAIRNESS,
         governor,
         metrics,
         child_drain,

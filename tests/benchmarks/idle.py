@@ -19,9 +19,17 @@ MIB = 1024 * 1024
 
 def idle(bench: Bench) -> Iterator[Figure]:
     """After the first looks, which come soon after each other. The server processes count only if the server is on this machine."""
-    seconds = 2.0 if bench.small else 20.0
     bench.empty()
     bench.settle()
+    own, server, servers, resident = cost(bench)
+    yield Figure(f"idle worker and its {servers} server processes", own + server, "% of a core", at_most=0.5)
+    yield Figure("idle worker alone", own, "% of a core")
+    yield Figure("idle worker, resident memory", resident, "MiB", at_most=90)
+
+
+def cost(bench: Bench) -> tuple[float, float, int, float]:
+    """Of an idle worker: percent of a core for itself and for its server processes, how many these are, and its memory in MiB."""
+    seconds = 2.0 if bench.small else 20.0
     before = _backends(bench)
     with processes(1, serve, bench.address, {"default": SLOTS}) as group:
         group.go()
@@ -37,10 +45,7 @@ def idle(bench: Bench) -> Iterator[Figure]:
             server_shares.append((sum(map(_processor_time, servers)) - theirs) / seconds * 100)
         resident = worker.memory_info().rss / MIB
         group.stop()
-    own, server = statistics.median(shares), statistics.median(server_shares)
-    yield Figure(f"idle worker and its {len(servers)} server processes", own + server, "% of a core", at_most=0.5)
-    yield Figure("idle worker alone", own, "% of a core")
-    yield Figure("idle worker, resident memory", resident, "MiB", at_most=90)
+    return statistics.median(shares), statistics.median(server_shares), len(servers), resident
 
 
 def _backends(bench: Bench) -> set[int]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, text
+from sqlalchemy import URL, Connection, Engine, Executable, NullPool, create_engine, text
 from sqlalchemy.exc import ProgrammingError
 
 from sa_jobqueue.migrations import upgrade_database
@@ -24,7 +24,10 @@ from sa_jobqueue.worker.connections.service import Connector
 
 SCHEMA = "sa_jobqueue"
 #: The tables that are emptied for each run.
-_TABLES = ", ".join(f"{SCHEMA}.{name}" for name in ("job", "unique_key", "job_progress", "job_log", "schedule"))
+_TABLES = ", ".join(
+    f"{SCHEMA}.{name}"
+    for name in ("job", "unique_key", "job_progress", "job_log", "schedule", "job_limit", "job_key", "limit_state")
+)
 
 #: The arguments of a job that `fill` makes: about as long as those of a small call.
 _ARGS = "jsonb_build_object('n', n)"
@@ -56,21 +59,21 @@ class Bench:
             return found.scalar() if found.returns_rows else None
 
     def empty(self) -> None:
-        """No jobs, no files of the old ones."""
+        """No jobs and no limits, no files of the old ones."""
         self.execute(f"TRUNCATE {_TABLES}")
 
     def fill(
         self, jobs: int, *, task: str = "nothing", queues: Sequence[str] = ("default",), priority: int = 4,
-        due: str = "now()", scope: str | None = None, limits: bool = False,
+        due: str = "now()", scope: str | None = None, limits: bool = False, key: str = "NULL",
     ) -> None:  # fmt: skip
         """Queue this number of jobs, shared out among `queues`; each has one argument, `n`. `scope`: of their unique keys.
-        `limits`: they expire, and have a deadline, in an hour.
+        `limits`: they expire, and have a deadline, in an hour. `key`: SQL for the key of job `n`.
         """
         limit = "now() + interval '1 hour'" if limits else "NULL"
         rule = "NULL" if scope is None else f"jsonb_build_object('key', 'nothing:' || md5(n::text), 'scope', '{scope}')"
         self.execute(
-            f"INSERT INTO {SCHEMA}.job (task, args, queue, priority, run_at, uniqueness, expires_at, deadline_at) "
-            f"SELECT :task, {_ARGS}, (:queues)[1 + n % cardinality(:queues)], :priority, {due}, {rule}, {limit}, {limit} "
+            f"INSERT INTO {SCHEMA}.job (task, args, queue, priority, run_at, uniqueness, expires_at, deadline_at, concurrency_key) "
+            f"SELECT :task, {_ARGS}, (:queues)[1 + n % cardinality(:queues)], :priority, {due}, {rule}, {limit}, {limit}, {key} "
             "FROM generate_series(1, :jobs) AS n".replace(":queues", "CAST(:queues AS text[])"),
             task=task, queues=list(queues), priority=priority, jobs=jobs,
         )  # fmt: skip
@@ -81,9 +84,12 @@ class Bench:
         with suppress(ProgrammingError):  # the role may not
             self.execute("CHECKPOINT")
 
-    def prepare(self, jobs: int, **options: Any) -> None:
-        """An empty table, filled and settled."""
+    def prepare(self, jobs: int, *statements: Executable, **options: Any) -> None:
+        """An empty table, filled and settled. `statements` are executed before, to set limits perhaps."""
         self.empty()
+        with self.engine.begin() as connection:
+            for one in statements:
+                connection.execute(one)
         self.fill(jobs, **options)
         self.settle()
 

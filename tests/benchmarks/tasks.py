@@ -68,6 +68,20 @@ async def note_start(n: int) -> None:
     STARTED[n] = time.perf_counter()
 
 
+@task(registry=REGISTRY, name="turn")
+async def turn(n: int) -> None:
+    """Take half a second; note when it started, and under `~n` when it ended."""
+    STARTED[n] = time.perf_counter()
+    await asyncio.sleep(0.5)
+    STARTED[~n] = time.perf_counter()
+
+
+@task(registry=REGISTRY, name="nap")
+async def nap(n: int) -> None:
+    """Take a hundredth of a second."""
+    await asyncio.sleep(0.01)
+
+
 @task(registry=REGISTRY, name="hold")
 async def hold(n: int) -> None:
     """Keep a slot."""

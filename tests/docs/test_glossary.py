@@ -29,9 +29,12 @@ PLAIN = {
     "policy",
     "read",
     "remove",
+    "set",
     "setting",
     "sum",
     "version",
+    "waiting",
+    "why",
 }
 #: What the events are called in the glossary, where that is another word.
 SAME = {"complete": "outcome", "fail": "outcome", "unblock": "event"}

@@ -47,6 +47,7 @@ def reader(
     monkeypatch.setenv("SA_JOBQUEUE_DATABASE_URL", url)
     monkeypatch.setattr(default_registry, "_tasks", tasks := {})
     monkeypatch.setattr(default_registry, "get", tasks.get)
+    monkeypatch.setattr(default_registry, "_queues", {})
     for name in ("max_payload", "sessionmaker", "async_sessionmaker"):
         monkeypatch.setattr(default_registry, name, getattr(default_registry, name))  # a page may change it
     for name in ("all", "around", "enqueueing"):

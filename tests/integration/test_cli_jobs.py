@@ -18,9 +18,11 @@ from rich.console import Console
 from sqlalchemy import Engine, func, insert
 from sqlalchemy.orm import Session
 
+from sa_jobqueue import KeyLimits
 from sa_jobqueue.cli import output as printing
 from sa_jobqueue.cli.filters import Filters
 from sa_jobqueue.models import LogPart, Progress, Schedule, WorkerRow
+from sa_jobqueue.statements import pause, set_limit
 from sa_jobqueue.tasks import TaskName
 from tests.support.cli import as_json, invoke, notes, output, refused
 from tests.support.commands import CLI, environment
@@ -546,3 +548,23 @@ def test_show_says_nothing_of_the_progress_of_an_earlier_claim(engine: Engine, u
     note_down(engine, id)
     assert "progress" not in output("show", str(id), url=url)
     assert as_json("show", str(id), url=url)["progress"] is None
+
+
+def test_show_says_what_a_queued_job_waits_for(engine: Engine, url: str) -> None:
+    """In sentences, and as data."""
+    with engine.begin() as connection:
+        connection.execute(set_limit("sync", per_key=KeyLimits(running=2)))
+        connection.execute(pause("a_task", owner="task", reason="postgresql://me:secret@down is\nslow"))
+        ran = [make_job(connection, "running", queue="sync", concurrency_key="42") for _ in range(2)]
+        job = make_job(connection, queue="sync", concurrency_key="42")
+    shown = output("show", str(job), url=url)
+    assert f"waits for limit sync/42: 2 of 2 running (jobs {ran[0]}, {ran[1]})\n" in shown
+    assert "waits for pause task a_task to end: postgresql://me:***@down is slow\n" in shown
+    paused, full = as_json("show", str(job), url=url)["waits_for"]
+    assert (paused["what"], paused["owner"], paused["name"]) == ("paused", "task", "a_task")
+    assert "secret" not in paused["reason"] + paused["said"]
+    assert full == {
+        "owner": "queue", "name": "sync", "key": "42", "what": "running", "limit": 2, "used": 2, "job_ids": ran, "until": None,
+        "seconds": None, "reason": None, "said": f"waits for limit sync/42: 2 of 2 running (jobs {ran[0]}, {ran[1]})",
+    }  # fmt: skip
+    assert as_json("show", str(ran[0]), url=url)["waits_for"] == []

@@ -172,7 +172,7 @@ def test_list_shows_what_limits_what_runs_and_what_waits(engine: Engine, url: st
     assert declared.split() == ["queue", "declared", "0", "of", "3", "0", "waits", "for", "30m"]
     assert mail.split("  ")[0] == "queue mail"
     assert "1 of 50        1  500/90s, burst 20" in mail
-    assert "1 running, 20/2h, strict, 7 waiting, else drop_newest" in mail
+    assert "1 running, 20/2h, strict, 7 waiting, if full drop_newest" in mail
     assert mail.endswith("held")
     assert key.startswith("  key 42")
     assert "1 of 2" in key

@@ -234,7 +234,7 @@ def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
         "sa-jobqueue list --wa",
         "sa-jobqueue list --status fai",
     )
-    assert offered == [["list"], ["drain"], ["--watch"], ["failed"]]
+    assert offered == [["list", "limits"], ["drain"], ["--watch"], ["failed"]]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

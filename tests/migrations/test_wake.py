@@ -358,6 +358,7 @@ class TestLeastPrivilege:
             ("any_awaited", False, None, True),
             ("complete_job", False, ["enable_seqscan=off"], True),
             ("complete_job", False, ["enable_seqscan=off"], True),
+            ("drop_waiting", False, [path, "enable_seqscan=off", "plan_cache_mode=force_generic_plan"], True),
             ("due_at", False, None, True),
             ("enqueue_ticks", True, [path], False),
             ("hold_queued", False, [path, "lock_timeout=100ms"], False),

@@ -44,6 +44,7 @@ from sa_jobqueue.statements import (
     retry_jobs,
     run_schedules,
     set_limit,
+    why_waiting,
 )
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.apply import written_before
@@ -249,6 +250,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "resume": lambda: resume("sync"),
     "resume_key": lambda: resume("sync", key="42"),
     "list_limits": list_limits,
+    "why_waiting": lambda: why_waiting(7),
     "job_logs": lambda: job_logs(7),
     "job_logs_of_an_attempt": lambda: job_logs(7, attempt=2),
     "channel_of": lambda: channel_of(table="job", schema="a"),

@@ -14,11 +14,35 @@ from sqlalchemy.orm import DeclarativeBase
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.lifecycle import Change, Rules, decide
+from sa_jobqueue.limits import Limits
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.models import Awaited, Job, LogPart, Progress, Schedule, Stat, UniqueKey, Uptime, WorkerRow
+from sa_jobqueue.models import (
+    Awaited,
+    Job,
+    KeyRow,
+    LimitRow,
+    LimitState,
+    LogPart,
+    Progress,
+    Schedule,
+    Stat,
+    UniqueKey,
+    Uptime,
+    WorkerRow,
+)
 from sa_jobqueue.outcomes import Completed
 from sa_jobqueue.statements import insert_jobs
-from sa_jobqueue.store import FIRST_ID, Answer, ClaimRequest, LogLines, Report, Store, Tables, default_store
+from sa_jobqueue.store import (
+    FIRST_ID,
+    Answer,
+    ClaimRequest,
+    LogLines,
+    Report,
+    Store,
+    Tables,
+    default_store,
+    limits_definition,
+)
 from sa_jobqueue.store.store import store_of
 from sa_jobqueue.tally import TaskTally
 from sa_jobqueue.worker.connections.driver import psycopg_of
@@ -69,6 +93,18 @@ class OtherSchedule(OtherBase):
     __table__ = Schedule.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
 
 
+class OtherLimit(OtherBase):
+    __table__ = LimitRow.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
+class OtherKey(OtherBase):
+    __table__ = KeyRow.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
+class OtherLimitState(OtherBase):
+    __table__ = LimitState.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
 JOB, WORKER, UPTIME, KEY, SCHEDULE = (
     cast("type[Job]", OtherJob),
     cast("type[WorkerRow]", OtherWorker),
@@ -76,7 +112,10 @@ JOB, WORKER, UPTIME, KEY, SCHEDULE = (
     cast("type[UniqueKey]", OtherUniqueKey),
     cast("type[Schedule]", OtherSchedule),
 )
-REST: dict[str, Any] = {"progress": OtherProgress, "log": OtherLogPart, "awaited": OtherAwaited, "stat": OtherStat}
+REST: dict[str, Any] = {
+    "progress": OtherProgress, "log": OtherLogPart, "awaited": OtherAwaited, "stat": OtherStat, "limit": OtherLimit,
+    "key": OtherKey, "limit_state": OtherLimitState,
+}  # fmt: skip
 OTHER = Store(Tables(job=JOB, worker=WORKER, uptime=UPTIME, unique_key=KEY, schedule=SCHEDULE, **REST))
 BOTH = [default_store, OTHER]
 ME = {"worker": "me", "queues": {"default": 5}}
@@ -103,7 +142,7 @@ def all_rows(connection: Connection, store: Store) -> list[Any]:
     tables = store.tables
     return [
         list(connection.execute(select(one.__table__).order_by(*one.__table__.primary_key)))
-        for one in (tables.job, tables.worker, tables.uptime, tables.progress, tables.log, tables.stat)
+        for one in (tables.job, tables.worker, tables.uptime, tables.progress, tables.log, tables.stat, tables.limit)
     ]
 
 
@@ -118,6 +157,9 @@ def live(connection: Connection, store: Store) -> None:
     assert store.cancelled_among(connection, held) == frozenset()
     worker = uuid.uuid4()
     store.enrol(connection, worker, host="web-1", pid=47, queues=["default"], concurrency=5, version="1")
+    limits = {("queue", "default"): limits_definition(Limits(running=3))}
+    assert store.declare_limits(connection, limits, gone=timedelta(minutes=5)).made == ["queue 'default'"]
+    assert store.drop_undeclared_limits(connection, after=timedelta(minutes=-1)) == ["queue 'default'"]
     assert store.add_stats(connection, [TaskTally("default", "send", completed=1)], worker=worker, number=1)
     assert store.roll_up_stats(connection, keep=timedelta(days=-1), limit=10) == 1
     assert store.drop_old_stats(connection, keep=timedelta(days=7), limit=10) == 0
@@ -207,7 +249,9 @@ def test_each_store_has_a_channel_and_gates_of_its_own(both: Connection) -> None
 
 def test_the_tables_of_a_store_are_of_one_schema() -> None:
     """Else its jobs would wake, or count, the workers of another's."""
-    with pytest.raises(ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, Stat in sa_jobqueue"):
+    with pytest.raises(
+        ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, LimitState in sa_jobqueue"
+    ):
         store_of(JOB)
 
 

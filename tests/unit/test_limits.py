@@ -60,9 +60,6 @@ def test_limits_are_values() -> None:
         (lambda: Limits(strict=1), "strict must be True or False, not 1"),  # type: ignore[arg-type]
         (lambda: Limits(when_full="drop"), "when_full must be one of wait, drop_newest, replace_oldest_waiting"),  # type: ignore[arg-type]
         (lambda: Limits(max_waiting=-1, when_full="drop_newest"), "max_waiting must be an integer from 0 to 1,000,000"),
-        (lambda: Limits(max_waiting=3), "max_waiting needs a when_full that says what becomes of more jobs: drop_newest"),
-        (lambda: Limits(when_full="drop_newest"), "when_full='drop_newest' needs max_waiting"),
-        (lambda: Limits(when_full="replace_oldest_waiting"), "needs max_waiting"),
     ],
 )  # fmt: skip
 def test_what_cannot_limit_is_refused(made: Any, said: str) -> None:

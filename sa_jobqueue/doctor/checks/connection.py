@@ -88,7 +88,7 @@ def check_wake_ups(examination: Examination) -> Finding:
         return Finding("wake-ups", "ok", "not tried here: it takes two more connections, to a primary")
     probe = f"{examination.store.channel(examination.connection)}_check"
     with engine.connect() as listening, engine.connect() as other:
-        listening.detach()  # it will listen, and not in transactions: nobody is to get it from the application's pool
+        listening.detach()  # it will listen, outside of transactions: the pool must not hand it to the application
         raw = listening.connection.dbapi_connection
         if not isinstance(raw, psycopg.Connection):
             raise ConfigurationError(

@@ -35,25 +35,28 @@ _NEXT = "{state}.free_at - ({limit}burst - 1) * {limit}seconds / {limit}count * 
 # When it would let these units of one job start, behind those that are used in this claim; `all`: the units of all that were found up to it.
 _NEEDED = "greatest({free}, clock) + (coalesce({used}, 0) + coalesce({all}, 0) - {units} + least({units}, {burst}) - {burst}) * ({step}) * interval '1 second'"
 
+# fmt: off
+# With the place of each key's first job: what reads its jobs then begins there, and not at the entries of those that are done.
 _RING = f"""
-    CREATE FUNCTION {{schema}}.ready_keys(queue text, after text, up_to text, most integer) RETURNS text[] LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
+    CREATE FUNCTION {{schema}}.ready_keys(
+        queue text, after text, up_to text, most integer,
+        OUT keys text[], OUT priorities smallint[], OUT times timestamptz[], OUT ids bigint[]
+    ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
     #variable_conflict use_column
-    DECLARE
-        answer text[];
     BEGIN
         WITH RECURSIVE ring AS (
-            (SELECT job.concurrency_key AS key, 1 AS number FROM {{schema}}.job
+            (SELECT job.concurrency_key AS key, - job.priority AS priority, job.run_at, job.id, 1 AS number FROM {{schema}}.job
              WHERE job.queue = $1 AND job.concurrency_key > $2 AND {_READY}
              ORDER BY job.concurrency_key, {_TURN} LIMIT 1)
             UNION ALL
-            SELECT next.key, ring.number + 1 FROM ring CROSS JOIN LATERAL (
-                SELECT job.concurrency_key AS key FROM {{schema}}.job
+            SELECT next.key, next.priority, next.run_at, next.id, ring.number + 1 FROM ring CROSS JOIN LATERAL (
+                SELECT job.concurrency_key AS key, - job.priority AS priority, job.run_at, job.id FROM {{schema}}.job
                 WHERE job.queue = $1 AND job.concurrency_key > ring.key AND {_READY}
                 ORDER BY job.concurrency_key, {_TURN} LIMIT 1) AS next
             WHERE ring.number < $4 AND (ring.key < $3 COLLATE "C" OR $3 IS NULL))
-        SELECT array_agg(ring.key ORDER BY ring.number) INTO answer FROM ring WHERE ring.key <= $3 COLLATE "C" OR $3 IS NULL;
-        RETURN coalesce(answer, '{{{{}}}}');
+        SELECT coalesce(array_agg(ring.key ORDER BY ring.number), '{{{{}}}}'), array_agg(ring.priority::smallint ORDER BY ring.number),
+            array_agg(ring.run_at ORDER BY ring.number), array_agg(ring.id ORDER BY ring.number)
+        INTO keys, priorities, times, ids FROM ring WHERE ring.key <= $3 COLLATE "C" OR $3 IS NULL;
     END
     $body$
     """
@@ -141,6 +144,8 @@ _DROP = f"""
     $body$
     """
 
+# OFFSET 0 is a fence: what is looked up for each key is looked up by index, also by a plan that was made when there was nothing.
+#
 # The `concurrency_key` of a limited task's jobs that have no key is chr(1) and the task's name. All other keys are not below chr(2).
 _PICK = f"""
     CREATE FUNCTION {{schema}}.pick_limited(
@@ -162,7 +167,8 @@ _PICK = f"""
         this text;  -- the queue
         rule record; state record; answer record;
         room integer; units_left integer; visits integer; quantum integer; bound integer; total integer;
-        cursor_key text; inclusive boolean; from_key text; second_half boolean; circled boolean; keys text[]; more_keys text[];
+        cursor_key text; inclusive boolean; from_key text; second_half boolean; circled boolean; keys text[];
+        priorities smallint[]; times timestamptz[]; firsts bigint[];  -- of the first job of each key
         -- Of the keys that may start jobs, side by side.
         weights integer[]; rooms integer[]; limits integer[]; key_units integer[]; asked integer[]; taken integer[];
         -- Of the jobs found for them, side by side.
@@ -171,7 +177,7 @@ _PICK = f"""
         task_names text[] := '{{{{}}}}'; task_rooms integer[] := '{{{{}}}}'; task_units integer[] := '{{{{}}}}'; by_key boolean := false;
         had integer; visited text; short integer; key_frees timestamptz[]; task_frees timestamptz[]; all_units integer[] := '{{{{}}}}';
         permit boolean; again boolean; any_permit boolean := false; has_rates boolean; has_keys boolean; has_states boolean; drops boolean; seen text[];
-        tasks_at timestamptz; rate_at timestamptz; next_at timestamptz; stopped text; turns integer; lowest bigint; cell bigint; seconds bigint;
+        tasks_at timestamptz; began timestamptz; slow boolean; lows bigint[]; known_lows bigint[]; rate_at timestamptz; next_at timestamptz; stopped text; turns integer; lowest bigint; cell bigint; seconds bigint;
     BEGIN
         IF (SELECT bit_xor(l.version) FROM {{schema}}.job_limit AS l) IS DISTINCT FROM known THEN
             PERFORM {{schema}}.limits_changed(known);
@@ -246,31 +252,41 @@ _PICK = f"""
                 -- 1. The next keys with ready jobs: those behind the one at which the last claim stopped, then those up to it. The jobs
                 -- without a key are one of them, ''.
                 bound := least(room + room / 8 + 8, 256);
-                keys := CASE WHEN inclusive AND visits = 0 THEN ARRAY[cursor_key] ELSE '{{{{}}}}' END;
+                keys := '{{{{}}}}'; priorities := '{{{{}}}}'; times := '{{{{}}}}'; firsts := '{{{{}}}}';
+                IF inclusive AND visits = 0 THEN
+                    keys := ARRAY[cursor_key]; priorities := ARRAY[-100::smallint]; times := ARRAY['-infinity'::timestamptz]; firsts := ARRAY[0::bigint];
+                END IF;
                 IF NOT second_half THEN
-                    more_keys := {{schema}}.ready_keys(this, from_key, NULL, bound);
-                    keys := keys || more_keys;
-                    second_half := cardinality(more_keys) < bound;
-                    from_key := CASE WHEN second_half THEN NULL ELSE more_keys[bound] END;
+                    SELECT * INTO answer FROM {{schema}}.ready_keys(this, from_key, NULL, bound);
+                    keys := keys || answer.keys; priorities := priorities || answer.priorities; times := times || answer.times;
+                    firsts := firsts || answer.ids;
+                    second_half := cardinality(answer.keys) < bound;
+                    from_key := CASE WHEN second_half THEN NULL ELSE answer.keys[bound] END;
                 END IF;
                 IF second_half AND cardinality(keys) < bound THEN
                     IF from_key IS NULL THEN
                         from_key := '';
                         IF NOT (inclusive AND cursor_key = '') THEN
-                            keys := keys || ''::text;
+                            keys := keys || ''::text; priorities := priorities || -100::smallint; times := times || '-infinity'::timestamptz;
+                            firsts := firsts || 0::bigint;
                         END IF;
                     END IF;
-                    more_keys := {{schema}}.ready_keys(this, from_key, cursor_key, bound);
-                    circled := cardinality(more_keys) < bound;
-                    from_key := coalesce(more_keys[cardinality(more_keys)], from_key);
-                    keys := keys || CASE WHEN inclusive THEN array_remove(more_keys, cursor_key) ELSE more_keys END;
+                    SELECT * INTO answer FROM {{schema}}.ready_keys(this, from_key, cursor_key, bound);
+                    total := cardinality(answer.keys);
+                    circled := total < bound;
+                    from_key := coalesce(answer.keys[total], from_key);
+                    IF inclusive AND answer.keys[total] = cursor_key THEN
+                        total := total - 1;
+                    END IF;
+                    keys := keys || answer.keys[1:total]; priorities := priorities || answer.priorities[1:total];
+                    times := times || answer.times[1:total]; firsts := firsts || answer.ids[1:total];
                 END IF;
                 visits := visits + cardinality(keys) + 1;
                 seen := CASE WHEN drops THEN seen || keys ELSE seen END;
                 CONTINUE WHEN cardinality(keys) = 0;
                 -- 2. Which of them may start jobs at all. Those with limits of their own are locked, and none is waited for.
                 WITH said AS MATERIALIZED (
-                    SELECT r.key, r.number, coalesce(k.weight, 1)::integer AS weight, r.key >= chr(2) AS is_key,
+                    SELECT r.key, r.number, r.priority, r.time, r.first, coalesce(k.weight, 1)::integer AS weight, r.key >= chr(2) AS is_key,
                         k.paused_at IS NOT NULL OR (r.key < chr(2) AND coalesce(
                             least(task_rooms[array_position(task_names, substr(r.key, 2))],
                                   task_units[array_position(task_names, substr(r.key, 2))]) <= 0, false)) AS closed,
@@ -278,8 +294,8 @@ _PICK = f"""
                         CASE WHEN r.key >= chr(2) THEN coalesce(k.rate_count, rule.key_rate_count) END AS rate_count,
                         CASE WHEN k.rate_count IS NULL THEN rule.key_rate_seconds ELSE k.rate_seconds END AS rate_seconds,
                         CASE WHEN k.rate_count IS NULL THEN rule.key_rate_burst ELSE k.rate_burst END AS rate_burst
-                    FROM unnest(keys) WITH ORDINALITY AS r (key, number) LEFT JOIN LATERAL (
-                        SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.key = r.key AND has_keys) AS k ON true),
+                    FROM unnest(keys, priorities, times, firsts) WITH ORDINALITY AS r (key, priority, time, first, number) LEFT JOIN LATERAL (
+                        SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.key = r.key AND has_keys OFFSET 0) AS k ON true),
                 locked AS MATERIALIZED (
                     SELECT s.*, CASE
                         WHEN s.closed THEN false
@@ -290,6 +306,9 @@ _PICK = f"""
                     FROM said AS s)
                 SELECT array_agg(l.key ORDER BY l.number) FILTER (WHERE l.mine) AS keys,
                     array_agg(l.weight ORDER BY l.number) FILTER (WHERE l.mine) AS weights,
+                    array_agg(l.priority ORDER BY l.number) FILTER (WHERE l.mine) AS priorities,
+                    array_agg(l.time ORDER BY l.number) FILTER (WHERE l.mine) AS times,
+                    array_agg(l.first ORDER BY l.number) FILTER (WHERE l.mine) AS firsts,
                     array_agg(l.running ORDER BY l.number) FILTER (WHERE l.mine) AS running,
                     array_agg(l.rate_count ORDER BY l.number) FILTER (WHERE l.mine) AS counts,
                     array_agg(l.rate_seconds ORDER BY l.number) FILTER (WHERE l.mine) AS spans,
@@ -300,29 +319,32 @@ _PICK = f"""
                 visited := keys[cardinality(keys)];
                 again := again OR answer.taken_by_others;
                 CONTINUE WHEN answer.keys IS NULL;
-                keys := answer.keys; weights := answer.weights; has_rates := answer.has_rates;
+                keys := answer.keys; weights := answer.weights; priorities := answer.priorities; times := answer.times; firsts := answer.firsts;
+                has_rates := answer.has_rates;
                 -- 3. How many each may start. This statement is younger than the locks, so it sees all that runs.
-                SELECT array_agg(r.room ORDER BY r.number) AS rooms, array_agg(r.units ORDER BY r.number) AS units, array_agg(r.free_at ORDER BY r.number) AS frees,
+                began := clock_timestamp();
+                SELECT array_agg(r.room ORDER BY r.number) AS rooms, array_agg(r.units ORDER BY r.number) AS units,
+                    array_agg(r.lowest ORDER BY r.number) AS lowest, array_agg(r.lowest_id ORDER BY r.number) AS known_lowest,
+                    array_agg(r.free_at ORDER BY r.number) AS frees,
                     coalesce(bool_or(r.full), false) AS full, min(r.again_at) FILTER (WHERE r.again_at > clock) AS again_at
                 INTO answer FROM (
-                    SELECT k.number, k.running <= k.runs AS full,
-                        CASE WHEN s.blocked_until > clock OR k.is_closed THEN 0 ELSE CASE WHEN k.running IS NULL THEN 1000000 ELSE greatest(k.running - k.runs, 0) END END AS room,
-                        {{schema}}.rate_room(s.free_at, clock, k.count, k.seconds, k.burst) AS units, s.free_at,
-                        greatest(s.blocked_until, {_NEXT.format(state="s", limit="k.")}) AS again_at
-                    FROM (SELECT c.*, CASE WHEN c.running IS NOT NULL THEN ({
-    _RUNNING_OF_KEY
-} AND job.queue = this) END AS runs,
-                            -- A job that waits to be tried again keeps its key closed.
-                            rule."strict" AND EXISTS (SELECT FROM {{schema}}.job
-                                WHERE job.concurrency_key = c.key AND {
-    _BEGUN_AND_LATER
-} AND job.queue = this) AS is_closed
-                          FROM unnest(keys, answer.running, answer.counts, answer.spans, answer.bursts) WITH ORDINALITY
-                              AS c (key, running, count, seconds, burst, number)
-                         ) AS k LEFT JOIN LATERAL (
-                        SELECT * FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = k.key AND k.key <> '' AND has_states) AS s
-                        ON true) AS r;
-                rooms := answer.rooms; limits := rooms; key_units := answer.units; key_frees := answer.frees;
+                    SELECT c.number, c.running <= n.runs AS full, n.lowest, s.free_at, CASE WHEN s.version = rule.version AND rule.key_running IS NOT NULL THEN s.lowest_id END AS lowest_id,
+                        CASE WHEN s.blocked_until > clock
+                                -- A job that waits to be tried again keeps its key closed.
+                                OR rule."strict" AND EXISTS (SELECT FROM {{schema}}.job
+                                    WHERE job.concurrency_key = c.key AND {_BEGUN_AND_LATER} AND job.queue = this) THEN 0
+                            WHEN c.running IS NULL THEN 1000000 ELSE greatest(c.running - n.runs, 0) END AS room,
+                        {{schema}}.rate_room(s.free_at, clock, c.count, c.seconds, c.burst) AS units,
+                        greatest(s.blocked_until, {_NEXT.format(state="s", limit="c.")}) AS again_at
+                    FROM unnest(keys, answer.running, answer.counts, answer.spans, answer.bursts) WITH ORDINALITY
+                        AS c (key, running, count, seconds, burst, number)
+                    LEFT JOIN LATERAL (SELECT * FROM {{schema}}.limit_state AS s
+                        WHERE s.owner = 'queue' AND s.name = this AND s.key = c.key AND c.key <> '' AND has_states OFFSET 0) AS s ON true
+                    CROSS JOIN LATERAL (SELECT count(*) AS runs, min(o.id) AS lowest FROM ({_RUNNING_OF_KEY.replace("count(*)", "job.id")}
+                        AND c.running IS NOT NULL AND job.queue = this AND job.id >= coalesce(CASE WHEN s.version = rule.version AND rule.key_running IS NOT NULL THEN s.lowest_id END, 0)) AS o) AS n) AS r;
+                -- Behind the entries of jobs that are done, which an old snapshot keeps, it pays to note where those that run begin.
+                slow := clock_timestamp() - began > interval '1 ms' + cardinality(keys) * interval '15 microseconds';
+                rooms := answer.rooms; limits := rooms; key_units := answer.units; lows := answer.lowest; known_lows := answer.known_lowest; key_frees := answer.frees;
                 permit := permit OR answer.full;
                 rate_at := least(rate_at, answer.again_at);
                 taken := array_fill(0, ARRAY[cardinality(keys)]); short := NULL;
@@ -339,35 +361,26 @@ _PICK = f"""
                     INTO asked FROM unnest(weights, rooms, key_units) WITH ORDINALITY AS w (weight, room, units, number);
                     SELECT array_agg(d.id), array_agg(d.place), array_agg(d.task), array_agg(d.units) INTO ids, places, tasks, units FROM (
                         SELECT c.place::integer, d.id, d.task, d.units
-                        FROM unnest(keys, asked) WITH ORDINALITY AS c (key, most, place) CROSS JOIN LATERAL (
+                        FROM unnest(keys, asked, priorities, times, firsts) WITH ORDINALITY AS c (key, most, priority, time, first, place) CROSS JOIN LATERAL (
                             SELECT * FROM (
                                 -- What has begun goes before the others, where a key is to keep its order. `+ 0`, so that no plan reads all jobs in this order.
                                 SELECT {_OF_JOB} FROM {{schema}}.job
                                 WHERE job.concurrency_key = c.key AND {_BEGUN_AND_READY} AND job.queue = this
-                                    AND {
-    _VISIBLE
-} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                    AND {_VISIBLE} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
                                 ORDER BY (job.id + 0) LIMIT CASE WHEN rule."strict" AND c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS begun
                             UNION ALL
                             SELECT * FROM (
                                 SELECT {_OF_JOB} FROM {{schema}}.job
-                                WHERE job.queue = this AND job.concurrency_key = c.key AND {
-    _READY
-} AND NOT (coalesce(rule."strict", false) AND job.attempt > 0)
-                                    AND {
-    _VISIBLE
-} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
-                                ORDER BY job.concurrency_key, {
-    _TURN
-} LIMIT CASE WHEN c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS with_key
+                                WHERE job.queue = this AND job.concurrency_key = c.key AND ((- job.priority), job.run_at, job.id) >= (c.priority, c.time, c.first)
+                                    AND {_READY} AND NOT (coalesce(rule."strict", false) AND job.attempt > 0)
+                                    AND {_VISIBLE} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                ORDER BY job.concurrency_key, {_TURN} LIMIT CASE WHEN c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS with_key
                             UNION ALL
                             SELECT * FROM (
                                 SELECT u.* FROM generate_series(9, 0, -1) AS p (level) CROSS JOIN LATERAL (
                                     SELECT {_OF_JOB} FROM {{schema}}.job
                                     WHERE job.queue = this AND job.priority = p.level AND job.status = 'queued' AND job.concurrency_key IS NULL
-                                        AND job.run_at <= clock AND {
-    _VISIBLE
-} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                        AND job.run_at <= clock AND {_VISIBLE} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
                                     ORDER BY job.run_at, job.id LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS u
                                 LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END) AS without_key
                             LIMIT c.most) AS d
@@ -387,32 +400,14 @@ _PICK = f"""
                             min(l.place) FILTER (WHERE l.task_goes AND NOT l.goes) AS short,
                             coalesce(array_agg(DISTINCT l.task) FILTER (WHERE l.key_goes AND NOT l.task_has_room), '{{{{}}}}') AS short_tasks
                         INTO answer FROM (
-                            SELECT q.*, greatest(q.task_again_at, {
-    _NEEDED.format(
-        free="state.free_at",
-        step="rule.rate_seconds / rule.rate_count",
-        burst="rule.rate_burst",
-        used="(SELECT sum(u) FROM unnest(of_units) AS u)",
-        units="q.units",
-        all="sum(q.units) FILTER (WHERE q.task_goes) OVER (ORDER BY q.number)",
-    )
-}) AS again_at,
+                            SELECT q.*, greatest(q.task_again_at, {_NEEDED.format(free="state.free_at", step="rule.rate_seconds / rule.rate_count", burst="rule.rate_burst", used="(SELECT sum(u) FROM unnest(of_units) AS u)", units="q.units", all="sum(q.units) FILTER (WHERE q.task_goes) OVER (ORDER BY q.number)")}) AS again_at,
                                 q.task_goes AND (units_left IS NULL OR sum(q.units) FILTER (WHERE q.task_goes) OVER (ORDER BY q.number) <= units_left
                                     OR (units_left >= rule.rate_burst AND sum(q.units) FILTER (WHERE q.task_goes) OVER (ORDER BY q.number) = q.units)) AS goes
                             FROM (
                                 SELECT t.*, CASE WHEN t.key >= chr(2) THEN bool_and(t.task_has_room) OVER (PARTITION BY t.place ORDER BY t.number)
                                     ELSE t.task_has_room END AS task_goes
                                 FROM (
-                                    SELECT k.*, greatest(k.key_again_at, {
-    _NEEDED.format(
-        free="task_frees[k.task_place]",
-        step="k.step",
-        burst="k.burst",
-        used="(SELECT sum(g.units) FROM unnest(all_tasks, all_units) AS g (task, units) WHERE g.task = k.task)",
-        units="k.units",
-        all="sum(k.units) FILTER (WHERE k.key_goes) OVER (PARTITION BY k.task ORDER BY k.number)",
-    )
-}) AS task_again_at,
+                                    SELECT k.*, greatest(k.key_again_at, {_NEEDED.format(free="task_frees[k.task_place]", step="k.step", burst="k.burst", used="(SELECT sum(g.units) FROM unnest(all_tasks, all_units) AS g (task, units) WHERE g.task = k.task)", units="k.units", all="sum(k.units) FILTER (WHERE k.key_goes) OVER (PARTITION BY k.task ORDER BY k.number)")}) AS task_again_at,
                                         k.key_goes AND (k.task_place IS NULL OR (
                                         count(*) FILTER (WHERE k.key_goes) OVER (PARTITION BY k.task ORDER BY k.number) <= task_rooms[k.task_place]
                                         AND (task_units[k.task_place] IS NULL
@@ -433,40 +428,18 @@ _PICK = f"""
                                                     OR (r.units_of_key >= r.burst_of_key
                                                         AND sum(r.units) OVER (PARTITION BY r.task, r.place ORDER BY r.number) = r.units))
                                                 AND NOT r.is_behind AS key_has_room,
-                                                greatest(r.blocked_until, {
-    _NEEDED.format(
-        free="key_frees[r.place]",
-        step="r.key_step",
-        burst="r.key_burst",
-        units="r.units",
-        used="(SELECT sum(g.units) FROM unnest(of_keys, of_units) AS g (key, units) WHERE g.key = r.key)",
-        all="sum(r.units) OVER (PARTITION BY r.place ORDER BY r.number)",
-    )
-},
-                                                    {
-    _NEEDED.format(
-        free="r.free_at",
-        step="r.step_of_key",
-        burst="r.burst_of_key",
-        units="r.units",
-        used="(SELECT sum(g.units) FROM unnest(of_keys, of_tasks, of_units) AS g (key, task, units) WHERE g.key = r.key AND g.task = r.task)",
-        all="sum(r.units) OVER (PARTITION BY r.task, r.place ORDER BY r.number)",
-    )
-}) AS key_again_at,
+                                                greatest(r.blocked_until, {_NEEDED.format(free="key_frees[r.place]", step="r.key_step", burst="r.key_burst", units="r.units", used="(SELECT sum(g.units) FROM unnest(of_keys, of_units) AS g (key, units) WHERE g.key = r.key)", all="sum(r.units) OVER (PARTITION BY r.place ORDER BY r.number)")},
+                                                    {_NEEDED.format(free="r.free_at", step="r.step_of_key", burst="r.burst_of_key", units="r.units", used="(SELECT sum(g.units) FROM unnest(of_keys, of_tasks, of_units) AS g (key, task, units) WHERE g.key = r.key AND g.task = r.task)", all="sum(r.units) OVER (PARTITION BY r.task, r.place ORDER BY r.number)")}) AS key_again_at,
                                                 r.room_of_key <= 0 AS full
                                             FROM (
                                                 SELECT c.*, l.rate_burst AS burst, array_position(task_names, c.task) AS task_place,
                                                     coalesce(own.rate_burst, rule.key_rate_burst) AS key_burst,
                                                     -- Those that were put aside have waited longer.
                                                     c.key = '' AND l.name IS NOT NULL AND EXISTS (SELECT FROM {{schema}}.job
-                                                        WHERE job.queue = this AND job.concurrency_key = chr(1) || c.task AND {
-    _READY
-}) AS is_behind,
+                                                        WHERE job.queue = this AND job.concurrency_key = chr(1) || c.task AND {_READY}) AS is_behind,
                                                     CASE WHEN c.key >= chr(2) AND s.blocked_until > clock OR o.paused_at IS NOT NULL THEN 0
                                                         WHEN c.key >= chr(2) AND coalesce(o.running, l.key_running) IS NOT NULL THEN
-                                                            greatest(coalesce(o.running, l.key_running) - ({
-    _RUNNING_OF_KEY
-} AND job.task = c.task)
+                                                            greatest(coalesce(o.running, l.key_running) - ({_RUNNING_OF_KEY} AND job.task = c.task)
                                                                 - (SELECT count(*) FROM unnest(all_keys, all_tasks) AS g (key, task) WHERE g.key = c.key AND g.task = c.task), 0)
                                                     END AS room_of_key,
                                                     coalesce(o.rate_burst, l.key_rate_burst) AS burst_of_key,
@@ -485,13 +458,13 @@ _PICK = f"""
                                                 FROM (SELECT j.*, keys[j.place] AS key FROM unnest(ids, places, tasks, units) WITH ORDINALITY
                                                           AS j (id, place, task, units, number)) AS c
                                                 LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_limit AS l
-                                                    WHERE l.owner = 'task' AND l.name = c.task AND c.task = ANY (limited_tasks)) AS l ON true
+                                                    WHERE l.owner = 'task' AND l.name = c.task AND c.task = ANY (limited_tasks) OFFSET 0) AS l ON true
                                                 LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS o
-                                                    WHERE o.owner = 'task' AND o.name = c.task AND o.key = c.key AND l.name IS NOT NULL) AS o ON true
+                                                    WHERE o.owner = 'task' AND o.name = c.task AND o.key = c.key AND l.name IS NOT NULL OFFSET 0) AS o ON true
                                                 LEFT JOIN LATERAL (SELECT * FROM {{schema}}.limit_state AS s
-                                                    WHERE s.owner = 'task' AND s.name = c.task AND s.key = c.key AND c.key <> '' AND l.name IS NOT NULL) AS s ON true
+                                                    WHERE s.owner = 'task' AND s.name = c.task AND s.key = c.key AND c.key <> '' AND l.name IS NOT NULL OFFSET 0) AS s ON true
                                                 LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS own
-                                                    WHERE own.owner = 'queue' AND own.name = this AND own.key = c.key AND has_rates) AS own ON true
+                                                    WHERE own.owner = 'queue' AND own.name = this AND own.key = c.key AND has_rates OFFSET 0) AS own ON true
                                             ) AS r) AS h) AS k) AS t) AS q) AS l;
                         skipped := skipped || answer.skipped; to_route := to_route || answer.to_route;
                         permit := permit OR answer.full; rate_at := least(rate_at, answer.again_at);
@@ -532,6 +505,7 @@ _PICK = f"""
                     FOR n IN 1 .. cardinality(ids) LOOP
                         total := places[n];
                         taken[total] := taken[total] + 1;
+                        lows[total] := least(lows[total], ids[n]);
                         asked[total] := asked[total] - 1;
                         key_units[total] := key_units[total] - units[n];
                     END LOOP;
@@ -552,6 +526,14 @@ _PICK = f"""
                         EXIT;
                     END IF;
                 END LOOP;
+                IF (slow OR has_states) AND rule.key_running IS NOT NULL THEN
+                    INSERT INTO {{schema}}.limit_state AS s (owner, name, key, lowest_id, version)
+                    SELECT 'queue', this, k.key, k.lowest, rule.version
+                    FROM unnest(keys, taken, lows, known_lows) AS k (key, taken, lowest, known)
+                    WHERE k.taken > 0 AND k.key >= chr(2) AND (k.lowest < k.known OR (slow AND random() < 0.2))
+                    ORDER BY k.key
+                    ON CONFLICT (owner, name, key) DO UPDATE SET lowest_id = excluded.lowest_id, version = excluded.version;
+                END IF;
                 EXIT WHEN short IS NOT NULL;
             END LOOP;
             IF short IS NULL AND room > 0 AND NOT circled AND visited IS NOT NULL THEN
@@ -594,14 +576,14 @@ _PICK = f"""
                     SELECT 'queue' AS owner, this AS name, g.key, g.units, CASE WHEN k.rate_count IS NULL THEN rule.key_rate_seconds / rule.key_rate_count
                         ELSE k.rate_seconds / k.rate_count END AS step
                     FROM (SELECT g.key, sum(g.units) AS units FROM unnest(of_keys, of_units) AS g (key, units) WHERE g.key >= chr(2) GROUP BY g.key) AS g
-                    LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.key = g.key) AS k ON true
+                    LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.key = g.key OFFSET 0) AS k ON true
                     UNION ALL
                     SELECT 'task', g.task, g.key, g.units, CASE WHEN k.rate_count IS NULL THEN l.key_rate_seconds / l.key_rate_count
                         ELSE k.rate_seconds / k.rate_count END
                     FROM (SELECT g.key, g.task, sum(g.units) AS units FROM unnest(of_keys, of_tasks, of_units) AS g (key, task, units)
                           WHERE g.key >= chr(2) AND g.task = ANY (task_names) GROUP BY g.key, g.task) AS g
                     JOIN {{schema}}.job_limit AS l ON l.owner = 'task' AND l.name = g.task
-                    LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'task' AND k.name = g.task AND k.key = g.key) AS k ON true) AS r
+                    LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'task' AND k.name = g.task AND k.key = g.key OFFSET 0) AS k ON true) AS r
                 WHERE r.step IS NOT NULL
                 ORDER BY 1, 2, 3
                 ON CONFLICT (owner, name, key) DO UPDATE SET free_at = greatest(s.free_at, clock) + (excluded.free_at - clock);
@@ -613,9 +595,7 @@ _PICK = f"""
                     SELECT job.id FROM {{schema}}.job WHERE job.queue = this AND {_LATER} AND job.run_at <= clock
                     ORDER BY job.run_at, job.id LIMIT 200 FOR NO KEY UPDATE SKIP LOCKED));
                 again := again OR FOUND;
-                SELECT job.run_at INTO next_at FROM {{schema}}.job WHERE job.queue = this AND {
-    _LATER
-} AND job.run_at > clock
+                SELECT job.run_at INTO next_at FROM {{schema}}.job WHERE job.queue = this AND {_LATER} AND job.run_at > clock
                 ORDER BY job.run_at, job.id LIMIT 1;
             END IF;
             IF cardinality(to_route) > 0 THEN
@@ -645,6 +625,8 @@ _PICK = f"""
     END
     $body$
     """
+
+# fmt: on
 
 UP = (
     # How many units may start now: the generic cell rate algorithm, `free_at` is its theoretical arrival time. NULL without a rate. It is

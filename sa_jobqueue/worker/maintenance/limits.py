@@ -24,7 +24,7 @@ __all__ = ["DeclareLimits"]
 logger = get_logger(__name__)
 
 #: Seconds for which the first claim waits at most for a transaction that has locked the limits. What holds until that ends is in the
-#: table, and a transaction that somebody has forgotten must not keep workers from working.
+#: table, and a forgotten transaction must not keep workers from working.
 _WAIT = 10.0
 
 
