@@ -104,6 +104,26 @@ def told(url: str) -> None:
 # ---- at once
 
 
+@pytest.mark.parametrize("owner", ["queue", "task", "key", "key of a task"])
+def test_a_permit_that_is_free_again_is_used_at_once(
+    engine: Engine, url: str, registry: Registry, gate: Gate, owner: str
+) -> None:
+    """By whichever worker: none polls before this test gives up."""
+    told(url)
+    columns = {"key_running" if owner.startswith("key") else "running": 1}
+    by_task = owner.endswith("task")
+    set_limit(engine, "held" if by_task else "default", owner="task" if by_task else "queue", **columns)
+    with two(url, registry):
+        fill(engine, range(3), "a")
+        for n in range(3):
+            wait_until(lambda n=n: len(gate.begun) == n + 1, AT_ONCE if n else 10)  # type: ignore[misc]
+            time.sleep(REST)
+            gate.let_go(gate.begun[-1])
+        wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED}, 10)
+    assert gate.begun == list(range(3))
+    assert gate.most["a"] == 1
+
+
 def test_a_raised_limit_a_resumed_queue_and_one_without_limits_start_what_waits(
     engine: Engine, url: str, registry: Registry, gate: Gate
 ) -> None:
@@ -149,6 +169,28 @@ def test_a_resumed_key_starts_at_once(engine: Engine, url: str, registry: Regist
         with engine.begin() as connection:
             key(connection, "a", paused_at=None)
         wait_until(lambda: sorted(gate.begun) == [0, 1, 2, 3], 10)
+
+
+def test_a_worker_that_leaves_tells_of_each_permit_that_it_frees(
+    engine: Engine, url: str, registry: Registry, gate: Gate
+) -> None:
+    """While others of its jobs go on."""
+    told(url)
+    set_limit(engine, running=2)
+    options: dict[str, Any] = {"poll": LONG, "queues": {"default": 2}, "grace": 30.0}
+    with working(url, registry, **options) as first:
+        fill(engine, range(2))
+        wait_until(lambda: len(gate.begun) == 2, 10)
+        with working(url, registry, **options):
+            fill(engine, range(2, 4))
+            time.sleep(0.3)
+            assert len(gate.begun) == 2
+            first.stop()
+            time.sleep(REST)
+            gate.let_go(0)
+            wait_until(lambda: len(gate.begun) == 3, AT_ONCE)
+            gate.all_open.set()
+            wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED}, 10)
 
 
 def test_what_a_rate_keeps_waiting_starts_when_it_may(engine: Engine, url: str, registry: Registry, gate: Gate) -> None:

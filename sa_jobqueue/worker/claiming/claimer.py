@@ -163,6 +163,7 @@ class Claimer:
         outcomes = len(self._writer.pending)
         if self._limited.has(slots.name):
             self._limited.freed = True
+            self._demand.notify_limited()
             self._wake.set()
         if outcomes or slots.hungry:
             self._wake.set()
@@ -224,9 +225,6 @@ class Claimer:
                 self.moves_at = monotonic() + pause
                 self._wake.wait(pause)
             self._gather()
-        with suppress(BaseException):  # the others would find out by themselves, a little later
-            if self._connection.current is not None:
-                self._limited.leave(self._connection.current)
         self._connection.close()
 
     def _gather(self) -> None:
@@ -255,7 +253,9 @@ class Claimer:
         connection = self._connection.current or self._connect()
         with self.deadline.over(connection):
             try:
-                return self._round(connection)
+                busy = self._round(connection)
+                self._limited.tell(connection)
+                return busy
             except DBAPIError as error:
                 if not is_limits_changed(error):
                     raise
@@ -278,6 +278,7 @@ class Claimer:
             self._writer.look_up(lambda: self._begin_apart(connection), connection)
         self._limited.refresh(connection)
         again = self._unclaimable.claim_skipped(connection)
+        self._limited.note_ends()
         changes = self._writer.take(_BATCH)
         wanted = self._demand.now()
         if not changes and not wanted:

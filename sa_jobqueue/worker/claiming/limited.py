@@ -53,7 +53,9 @@ class LimitedQueues:
         self.stale = True
         """Whether to read the limits before the next claim. Set by any thread, reset by the claimer's."""
         self.freed = False
-        """Whether jobs of limited queues have ended since the last claim from one. Set by any thread, reset by the claimer's."""
+        """Whether jobs of limited queues have ended. Set by any thread, reset by the claimer's."""
+        self._untold = False
+        """Whether others may wait for permits that are free, or will be with the next commit."""
         self.dry: frozenset[str] = frozenset()
         """The queues that had nothing to give in the last claim."""
         self._known = KnownLimits(None, frozenset(), ())
@@ -81,13 +83,18 @@ class LimitedQueues:
                 self.stale = True
                 raise
 
+    def note_ends(self) -> None:
+        """Called before outcomes are taken to be written: of those that come later others are told later."""
+        if self.freed:
+            self.freed = False
+            self._untold = True
+
     def part(self, wanted: dict[str, int]) -> dict[str, int]:
         """Take the limited queues out of `wanted`."""
         return {name: wanted.pop(name) for name in list(wanted) if self.has(name)}
 
     def request(self, wanted: Mapping[str, int], *, inline: bool = True) -> LimitedRequest:
         """What to claim."""
-        freed, self.freed = self.freed, False
         return LimitedRequest(
             self._worker,
             wanted,
@@ -97,7 +104,7 @@ class LimitedQueues:
             known=self._known.version,
             but=self._skipped.ids(),
             opener=self._opener,
-            freed=freed,
+            freed=self._untold,
             inline=inline,
         )
 
@@ -114,6 +121,7 @@ class LimitedQueues:
         states: Mapping[str, RingState],
     ) -> bool:
         """Decide when each of these queues is claimed from again. Returns whether claims overlook jobs."""
+        self._untold = False
         got = Counter(map(_QUEUE, jobs))
         timers, now, dry, waiting = self._demand.timers, monotonic(), set[str](), list[str]()
         for name, state in states.items():
@@ -139,9 +147,9 @@ class LimitedQueues:
                         timer.not_before(now + max(seconds, 0.0))
         return overlooked
 
-    def leave(self, connection: Connection) -> None:
-        """Tell the others of permits that are free: this worker claims no more."""
-        if self.freed:
-            self.freed = False
+    def tell(self, connection: Connection) -> None:
+        """Tell the others of permits that are free, if no claim has done so."""
+        if self._untold:
+            self._untold = False
             with self._connector.begin_one(connection):
                 self._connector.store.permits_freed(connection, opener=self._opener)

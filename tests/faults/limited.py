@@ -1,0 +1,443 @@
+"""Load under limits that is killed, cancelled, paused and changed all the time, and an auditor that looks meanwhile.
+
+    with Load(url, seed=1) as load:
+        load.torment(seconds=15)
+        load.finish()
+    assert load.findings == []
+
+Each look of the auditor is one statement, so one snapshot. A trigger notes each start in `audit.start`, in the transaction that makes it.
+A unique index is a second witness: no key of the queue "default" runs twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from itertools import count
+from typing import Any, NamedTuple, Self
+
+import psycopg
+from sqlalchemy import Engine, create_engine, insert, text
+
+from sa_jobqueue import AsyncJobContext, JobContext, Registry, RetryPolicy, Snooze, task
+from tests.support.commands import Command, start_command
+from tests.support.databases import connect
+from tests.support.factory import TABLE
+from tests.support.limits import key, limit, no_limit, rate
+from tests.support.waiting import wait_until
+
+__all__ = ["LEASE", "Load", "Look", "above_limits", "above_rates", "registry"]
+
+LEASE = 2.0
+WORKERS = 3
+KEYS = [f"k{n}" for n in range(12)]
+#: Of the queue "rated": starts a second, and at once.
+RATE, BURST = 20, 3
+#: The same for each of its keys.
+KEY_RATE, KEY_BURST = 5, 2
+#: Seconds between the statement that sets a limit and the moment from which all claims know it, at most.
+_SLACK = 1.0
+
+registry = Registry()
+_options: dict[str, Any] = {
+    "registry": registry,
+    "retry": RetryPolicy(base=0.05, factor=1.5, cap=0.5, jitter=0.5),
+    "max_attempts": 50,
+}
+
+
+@task(**_options)
+def write(ctx: JobContext, seconds: float) -> None:
+    """Ends with what it wrote."""
+    ctx.session.execute(text("INSERT INTO audit.effect (job_id) VALUES (:id)"), {"id": ctx.job_id})
+    time.sleep(seconds)
+
+
+@task(**_options)
+async def wait(ctx: AsyncJobContext, seconds: float) -> None:
+    """Does nothing."""
+    await asyncio.sleep(seconds)
+
+
+@task(**_options)
+async def write_async(ctx: AsyncJobContext, seconds: float) -> None:
+    """As `write`."""
+    await ctx.session.execute(text("INSERT INTO audit.effect (job_id) VALUES (:id)"), {"id": ctx.job_id})
+    await asyncio.sleep(seconds)
+
+
+@task(**_options)
+async def stumble(ctx: AsyncJobContext, seconds: float) -> None:
+    """Fails at first."""
+    await asyncio.sleep(seconds)
+    if ctx.attempt == 1:
+        raise RuntimeError("on purpose")
+
+
+@task(**_options)
+async def snooze(ctx: AsyncJobContext, seconds: float) -> Snooze | None:
+    """Comes back a few times."""
+    await asyncio.sleep(seconds)
+    return Snooze(0.1) if random.random() < 0.5 else None
+
+
+@task(**_options)
+def few(ctx: JobContext, seconds: float) -> None:
+    """Its task has a limit, in both queues."""
+    time.sleep(seconds)
+
+
+TASKS = ["write", "wait", "write_async", "stumble", "snooze", "few"]
+NAMES = {one.name.rsplit(".", 1)[-1]: one.name for one in (write, wait, write_async, stumble, snooze, few)}
+
+_AUDIT = (
+    "CREATE SCHEMA audit",
+    "CREATE TABLE audit.effect (job_id bigint NOT NULL)",
+    """
+    CREATE TABLE audit.start (
+        id bigserial, job_id bigint, queue text, task text, key text, units integer, at timestamptz, xid text DEFAULT pg_current_xact_id()::text)
+    """,
+    """
+    CREATE FUNCTION audit.started() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO audit.start (job_id, queue, task, key, units, at)
+        VALUES (NEW.id, NEW.queue, NEW.task, NEW.concurrency_key, coalesce(NEW.units, 1), NEW.claimed_at);
+        RETURN NULL;
+    END $$
+    """,
+    """
+    CREATE TRIGGER started AFTER UPDATE ON sa_jobqueue.job FOR EACH ROW
+    WHEN (NEW.status = 'running' AND (OLD.status <> 'running' OR OLD.claims <> NEW.claims)) EXECUTE FUNCTION audit.started()
+    """,
+    """
+    CREATE UNIQUE INDEX second_witness ON sa_jobqueue.job (queue, concurrency_key)
+    WHERE status = 'running' AND queue = 'default' AND concurrency_key >= chr(2)
+    """,
+)
+
+
+class Said(NamedTuple):
+    """A limit that was set; None: none. Seconds of the epoch, from just before its transaction until just after."""
+
+    owner: str
+    name: str
+    running: int | None
+    since: float
+    until: float
+
+
+class Look(NamedTuple):
+    """How many ran at once of something, and when the last of them was started."""
+
+    owner: str
+    name: str
+    running: int
+    last: float
+
+
+def above_limits(looks: Sequence[Look], said: Sequence[Said]) -> Iterator[str]:
+    """The looks that saw more than any limit allowed that may have held when the last of them was started."""
+    for look in looks:
+        allowed: list[int | None] = []
+        history = [one for one in said if (one.owner, one.name) == (look.owner, look.name)]
+        for n, one in enumerate(history):
+            ends = history[n + 1].until + _SLACK if n + 1 < len(history) else float("inf")
+            if one.since - _SLACK <= look.last <= ends:
+                allowed.append(one.running)
+        if allowed and None not in allowed and look.running > max(n for n in allowed if n is not None):
+            yield f"{look.running} of {look.owner} {look.name} ran at {look.last}, the limits were {allowed}"
+
+
+def above_rates(starts: Sequence[tuple[float, int]], most: int, seconds: float) -> Iterator[str]:
+    """The windows in which more units were started. `starts`: when, and their units."""
+    times = sorted(starts)
+    at = [when for when, _ in times]
+    sums = [0]
+    for _, units in times:
+        sums.append(sums[-1] + units)
+    for n, begin in enumerate(at):
+        end = bisect_left(at, begin + seconds - 1e-5)
+        if sums[end] - sums[n] > most:
+            yield f"{sums[end] - sums[n]} units in {seconds} s from {begin} on, of {most}"
+
+
+_LOOK = """
+    SELECT 'queue', queue, count(*), max(extract(epoch FROM claimed_at))::float8 FROM sa_jobqueue.job WHERE status = 'running' GROUP BY queue
+    UNION ALL
+    SELECT 'task', task, count(*), max(extract(epoch FROM claimed_at))::float8 FROM sa_jobqueue.job WHERE status = 'running' GROUP BY task
+    UNION ALL
+    SELECT 'key', queue || '/' || concurrency_key, count(*), max(extract(epoch FROM claimed_at))::float8 FROM sa_jobqueue.job
+    WHERE status = 'running' AND concurrency_key >= chr(2) GROUP BY queue, concurrency_key
+    UNION ALL
+    SELECT 'key of few', concurrency_key, count(*), max(extract(epoch FROM claimed_at))::float8 FROM sa_jobqueue.job
+    WHERE status = 'running' AND concurrency_key >= chr(2) AND task = %(few)s GROUP BY concurrency_key
+"""
+
+
+class Load:
+    """Workers, producers, an operator, and the auditor. `app`: where the workers' tasks are."""
+
+    def __init__(
+        self, url: str, *, seed: int = 0, app: str = "tests.faults.limited:registry", workers: int = WORKERS
+    ) -> None:
+        self.url, self._app, self._number = url, app, workers
+        self.random = random.Random(seed)
+        self.findings: list[str] = []
+        self.looks = 0
+        self.kills = 0
+        self.most: Counter[tuple[str, str]] = Counter()
+        self.committed: set[int] = set()
+        self.emptied_in = 0.0
+        """Seconds from the end of all trouble until nothing was left."""
+        self._looks: list[Look] = []
+        self._said: list[Said] = []
+        self._stop, self._end = threading.Event(), threading.Event()
+        self._errors: list[BaseException] = []
+        self._stack = ExitStack()
+        self._commands: list[Command] = []
+        self._threads: list[threading.Thread] = []
+        self._numbers = count()
+
+    def __enter__(self) -> Self:
+        self._engine: Engine = create_engine(self.url, pool_size=20)
+        self._stack.callback(self._engine.dispose)
+        with self._engine.begin() as connection:
+            for statement in _AUDIT:
+                connection.exec_driver_sql(statement)
+        self.say("queue", "default", 5, key_running=1)
+        self.say("task", NAMES["few"], 2, key_running=1)
+        with self._engine.begin() as connection:
+            limit(connection, "rated", **rate(RATE, 1.0, BURST), **rate(KEY_RATE, 1.0, KEY_BURST, prefix="key_"))
+            key(connection, "k0", "rated", weight=3)
+        now = time.time()
+        for one in KEYS:
+            self._said.append(Said("key", f"default/{one}", 1, 0.0, now))
+            self._said.append(Said("key of few", one, 1, 0.0, now))
+        try:
+            for _ in range(self._number):
+                self._commands.append(self._worker())
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+        self._stack.close()
+
+    def say(self, owner: str, name: str, running: int | None, **columns: Any) -> None:
+        """Set a limit of what may run."""
+        since = time.time()
+        with self._engine.begin() as connection:
+            limit(connection, name, owner=owner, running=running, **columns)
+        self._said.append(Said(owner, name, running, since, time.time()))
+
+    def _worker(self) -> Command:
+        return self._stack.enter_context(
+            start_command(
+                "work", f"--app={self._app}", "--queue=default=6", "--queue=rated=4", f"--lease={LEASE}", "--poll=0.5", "--grace=3",
+                "--max-rescues=1000", url=self.url,
+            )
+        )  # fmt: skip
+
+    # ---- trouble
+
+    def torment(self, seconds: float) -> None:
+        """Let everything happen for so long."""
+        for run in (self._produce, self._produce, self._operate, self._cancel, self._kill):
+            self._start(run, self._stop)
+        self._start(self._look, self._end)
+        self._stop.wait(seconds)
+        self._stop.set()
+
+    def finish(self, patience: float = 60.0) -> None:
+        """Let the workers end everything, and audit what was seen."""
+        for thread in self._threads[:5]:
+            thread.join()
+        self.say("queue", "default", 5, paused_at=None)
+        self.say("task", NAMES["few"], 2, paused_at=None)
+        with self._engine.begin() as connection:
+            for one in KEYS:
+                key(connection, one, paused_at=None)
+        begun = time.monotonic()
+
+        def left() -> int:
+            with self._engine.connect() as connection:
+                return int(
+                    connection.scalar(
+                        text("SELECT count(*) FROM sa_jobqueue.job WHERE status IN ('queued', 'running')")
+                    )
+                    or 0
+                )
+
+        with suppress(AssertionError):
+            wait_until(lambda: left() == 0, patience)
+        self.emptied_in = time.monotonic() - begun
+        if number := left():
+            self.findings.append(f"{number} jobs came to no end: a permit was lost, or a key starves")
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+        self._audit()
+
+    def _start(self, run: Callable[[random.Random], None], end: threading.Event) -> None:
+        own = random.Random(self.random.random())
+
+        def loop() -> None:
+            while not end.is_set():
+                try:
+                    run(own)
+                except psycopg.Error as error:
+                    self._errors.append(error)
+                    return
+
+        thread = threading.Thread(target=loop, name=run.__name__, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _produce(self, own: random.Random) -> None:
+        """A transaction with some jobs: their keys in any order, some for later, some without a key; rolled back, or left open for a while."""
+        rows = [
+            {
+                "task": NAMES[own.choice(TASKS)],
+                "args": {"seconds": own.uniform(0.0, 0.05)},
+                "concurrency_key": own.choice([*KEYS, None, None]),
+                "queue": own.choice(["default", "default", "rated"]),
+                "priority": own.choice([0, 5, 9]),
+            }
+            for _ in range(own.randint(1, 5))
+        ]
+        with self._engine.connect() as connection:
+            ids = [int(connection.scalar(insert(TABLE).values(**one).returning(TABLE.c.id))) for one in rows]
+            if own.random() < 0.1:
+                connection.execute(
+                    text("UPDATE sa_jobqueue.job SET run_at = now() + interval '0.4 s' WHERE id = ANY (:ids)"),
+                    {"ids": ids},
+                )
+            if own.random() < 0.03:
+                self._stop.wait(2.0)
+            if own.random() < 0.15:
+                connection.rollback()
+            else:
+                connection.commit()
+                self.committed.update(ids)
+        self._stop.wait(own.uniform(0.05, 0.15))
+
+    def _operate(self, own: random.Random) -> None:
+        """Change a limit, pause and resume."""
+        what = own.randrange(5)
+        if what == 0:
+            self.say("queue", "default", own.choice([2, 3, 5, 8]))
+        elif what == 1:
+            self.say("task", NAMES["few"], own.choice([1, 2, 4]))
+        elif what == 2:
+            self._pause(own, lambda connection, at: limit(connection, paused_at=at))
+        elif what == 3:
+            one = own.choice(KEYS)
+            self._pause(own, lambda connection, at: key(connection, one, paused_at=at))
+        else:
+            with self._engine.begin() as connection:  # of what is nobody's
+                limit(connection, "other", running=1)
+                no_limit(connection, "other")
+        self._stop.wait(own.uniform(0.2, 0.8))
+
+    def _pause(self, own: random.Random, say: Callable[[Any, Any], None]) -> None:
+        with self._engine.begin() as connection:
+            say(connection, text("now()"))
+        self._stop.wait(own.uniform(0.1, 0.5))
+        with self._engine.begin() as connection:
+            say(connection, None)
+
+    def _cancel(self, own: random.Random) -> None:
+        """Cancel some jobs, whatever they do."""
+        from sa_jobqueue.statements import cancel_jobs
+
+        with self._engine.begin() as connection:
+            ids = connection.scalars(
+                text("SELECT id FROM sa_jobqueue.job WHERE status IN ('queued', 'running') ORDER BY random() LIMIT 2")
+            ).all()
+            connection.execute(cancel_jobs(TABLE.c.id.in_(ids)))
+        self._stop.wait(own.uniform(0.2, 0.6))
+
+    def _kill(self, own: random.Random) -> None:
+        """Kill one of the workers, and start another one."""
+        self._stop.wait(own.uniform(0.4, 1.2))
+        place = own.randrange(len(self._commands))
+        self._note(self._commands[place])
+        self._commands[place].kill_group()
+        self.kills += 1
+        self._commands[place] = self._worker()
+
+    def _note(self, command: Command) -> None:
+        for line in command.output.splitlines():
+            if any(
+                word in line
+                for word in ("cannot be claimed", "second_witness", "deadlock", "Traceback", "refuses what")
+            ):
+                self.findings.append(f"a worker said: {line}")
+
+    # ---- the auditor
+
+    def _look(self, own: random.Random) -> None:
+        with connect(self.url) as connection:
+            while not self._end.is_set():
+                for owner, name, running, last in connection.execute(_LOOK, {"few": NAMES["few"]}):
+                    look = Look(owner, name, running, last)
+                    if running > 1 or owner == "queue":
+                        self._looks.append(look)
+                    self.most[owner, name] = max(self.most[owner, name], running)
+                self.looks += 1
+                time.sleep(0.002)
+
+    def _audit(self) -> None:
+        self.findings += [f"{error!r}" for error in self._errors]
+        for command in self._commands:
+            self._note(command)
+        self.findings += list(above_limits(list(dict.fromkeys(self._looks)), self._said))[:20]
+        by_key: dict[str, list[tuple[float, int]]] = defaultdict(list)
+        with self._engine.connect() as connection:
+            starts = connection.execute(
+                text("SELECT extract(epoch FROM at)::float8, units, key FROM audit.start WHERE queue = 'rated'")
+            ).all()
+            for at, units, of in starts:
+                if of is not None and of >= "\x02":
+                    by_key[of].append((at, units))
+            self.findings += list(above_rates([(at, units) for at, units, _ in starts], RATE + BURST, 1.0))[:5]
+            self.findings += list(above_rates([(at, units) for at, units, _ in starts], RATE // 4 + BURST, 0.25))[:5]
+            for of, found in by_key.items():
+                self.findings += [f"{of}: {one}" for one in above_rates(found, KEY_RATE + KEY_BURST, 1.0)][:5]
+            ended = set(
+                connection.scalars(text("SELECT id FROM sa_jobqueue.job WHERE status IN ('completed', 'cancelled')"))
+            )
+            odd = connection.execute(
+                text("SELECT id, status FROM sa_jobqueue.job WHERE status NOT IN ('completed', 'cancelled')")
+            ).all()
+            twice = connection.scalar(
+                text("SELECT count(*) FROM (SELECT job_id FROM audit.effect GROUP BY 1 HAVING count(*) > 1) AS x")
+            )
+        self.findings += [f"job {one} is lost" for one in sorted(self.committed - ended)][:5]
+        self.findings += [f"job {one} is {status}" for one, status in odd][:5]
+        if twice:
+            self.findings.append(f"the effects of {twice} jobs were committed twice")
+
+    def __str__(self) -> str:
+        most = {
+            f"{owner} {name}": n
+            for (owner, name), n in self.most.items()
+            if owner == "queue" or (owner == "task" and name == NAMES["few"])
+        }
+        keys = max((n for (owner, _), n in self.most.items() if owner == "key"), default=0)
+        return (
+            f"{self.kills} kills, {self.looks} looks, {len(self.committed)} jobs, at most {most}, {keys} of a key, "
+            f"emptied in {self.emptied_in:.1f} s, pid {os.getpid()}"
+        )

@@ -1,0 +1,83 @@
+"""Limits hold whatever happens to workers, and no permit is lost. `nox -s slow` has the long run."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import create_engine
+
+from tests.faults.limited import LEASE, Load, Look, Said, above_limits, above_rates
+from tests.faults.limited_mutants import MUTANTS, mutate
+from tests.support import pooler
+
+
+def suffer(url: str, seconds: float, *, seed: int) -> None:
+    if pooler.is_pooled(url):
+        pytest.skip("the limits are the same behind a pooler; the workers of this test are told")
+    with Load(url, seed=seed) as load:
+        load.torment(seconds)
+        load.finish()
+    print(load)
+    assert load.findings == []
+    assert load.kills >= seconds / 3
+    assert load.looks > 20 * seconds
+    assert load.most["queue", "default"] > 1
+    # Jobs of a worker that was killed last are rescued after their lease.
+    assert load.emptied_in < 45
+
+
+@pytest.mark.slow
+def test_limits_hold_and_no_permit_is_lost_while_workers_are_killed(database_url: str) -> None:
+    """Three workers, one of them killed each second; retries, snoozes, cancels, changes of limits, pauses, open transactions."""
+    suffer(database_url, 12.0, seed=20_261_125)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [1, 2])
+def test_limits_hold_for_long(database_url: str, seed: int) -> None:
+    """The same for five minutes."""
+    suffer(database_url, 300.0, seed=seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", [one for one in MUTANTS if one != "without the locks of keys"])
+def test_the_auditor_sees_a_function_that_is_broken_on_purpose(database_url: str, mutant: str) -> None:
+    """By what it sees run, or by what workers say of the second witness."""
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        mutate(connection, mutant)
+    engine.dispose()
+    with Load(database_url, seed=7) as load:
+        load.torment(25.0)
+        load.finish(patience=20)
+    print(load, *load.findings[:3], sep="\n")
+    assert load.findings
+
+
+def test_the_auditor_sees_more_than_a_limit() -> None:
+    """By the limits that may have held when the last job was started."""
+    said = [
+        Said("queue", "a", 5, 0.0, 1.0),
+        Said("queue", "a", 2, 100.0, 100.1),
+        Said("queue", "a", None, 200.0, 200.1),
+    ]
+
+    def seen(running: int, last: float) -> int:
+        return len(list(above_limits([Look("queue", "a", running, last)], said)))
+
+    assert [seen(5, 50.0), seen(6, 50.0), seen(5, 100.5), seen(2, 150.0), seen(3, 150.0), seen(9, 300.0)] == [
+        0,
+        1,
+        0,
+        0,
+        1,
+        0,
+    ]
+    assert seen(6, 100.5) == 1
+
+
+def test_the_auditor_sees_more_than_a_rate() -> None:
+    """In any window."""
+    assert list(above_rates([(0.0, 1), (0.5, 1), (1.0, 1), (1.5, 1)], 2, 1.0)) == []
+    assert len(list(above_rates([(0.0, 1), (0.5, 1), (0.9, 1), (1.5, 1)], 2, 1.0))) == 1
+    assert len(list(above_rates([(0.0, 2), (0.5, 1)], 2, 1.0))) == 1
+    assert LEASE < 10
