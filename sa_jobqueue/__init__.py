@@ -18,7 +18,7 @@ from .lifecycle import JobStatus
 from .limits import KeyLimits, Limits, Rate
 from .middleware import Attempt, Middleware, add_middleware, remove_middleware
 from .models import Job, Schedule
-from .outcomes import Cancel, Discard, Retry, Snooze
+from .outcomes import Cancel, Discard, RateLimited, Retry, Snooze
 from .read import JobRead
 from .reasons import WaitReason
 from .results import JobEnd
@@ -49,6 +49,7 @@ __all__ = [
     "Middleware",
     "QueueState",
     "Rate",
+    "RateLimited",
     "Registry",
     "Retry",
     "RetryPolicy",

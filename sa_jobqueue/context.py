@@ -19,8 +19,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from .durations import Duration
 from .errors import JobStopped, OptionError
 from .lifecycle import extra
+from .outcomes import RateLimited
 
 __all__ = ["AsyncJobContext", "ClaimedJob", "JobContext", "JobFacts"]
 
@@ -241,6 +243,16 @@ class _Context(JobFacts, Generic[S]):
         """
         if self._is_stopping():
             raise JobStopped(f"job {self._job.id} is to stop")
+
+    def rate_limited(self, retry_after: Duration) -> RateLimited:
+        """The outcome for a "429 Too Many Requests" of the other side: return it or raise it, as `return ctx.rate_limited(30)`.
+
+        The job runs again after `retry_after` (seconds or timedelta), and no attempt is spent. Until then no worker starts another job
+        with its key; if it has none, no job of its queue. Nothing happens by the call alone.
+
+        Raises TypeError or ValueError for what is no such time.
+        """
+        return RateLimited(retry_after)
 
     @property
     def session(self) -> S:

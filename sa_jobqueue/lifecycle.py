@@ -28,6 +28,7 @@ from .outcomes import (
     Failed,
     NotStarted,
     Outcome,
+    RateLimited,
     Released,
     Rescued,
     Retry,
@@ -199,7 +200,8 @@ class Change(NamedTuple):
     claim and `retain` the time until the row may be deleted, both in seconds from the database's now; `retain` 0 on
     a completion deletes the row at once, None keeps it. `attempt` and `rescues` are added to the counters.
     `expired`: only if the lease has run out, looked at again in the write itself. `unique`: the job has a key to give back
-    when it ends.
+    when it ends. `blocks`: the time for which no other job of its key is to be started, or of its queue if it has none; a cancel
+    does not change that.
     """
 
     id: int
@@ -215,6 +217,7 @@ class Change(NamedTuple):
     retain: float | None = None
     expired: bool = False
     unique: bool = False
+    blocks: float | None = None
 
     @property
     def plain(self) -> bool:
@@ -277,8 +280,8 @@ def _decide(claim: Claimed, outcome: Outcome, rules: Rules, random: float) -> Ch
             return _change(claim, Event.FAIL, rules.retain_failed, attempt=-1, error=DEADLINE_OVER)
         case NotStarted():
             return _change(claim, Event.CANCEL, rules.retain, attempt=-1, error=EXPIRED)
-        case Snooze():
-            return _change(claim, Event.SNOOZE, rules.retain, delay=outcome.seconds, attempt=-1)
+        case Snooze() | RateLimited():
+            return _snoozed(claim, outcome, rules)
         case Released() | Rescued() | Crashed():
             return _interrupted(claim, outcome, rules, random)
         case Cancelled(error):
@@ -333,12 +336,18 @@ def unwritable(change: Change, reason: str) -> Change | None:
     failed = TRANSITIONS[_S.RUNNING, Event.FAIL]
     return change._replace(
         event=Event.FAIL, status=failed, if_cancelled=failed,
-        error=entry(_UNWRITABLE, reason), result=None, delay=0.0, retain=None,
+        error=entry(_UNWRITABLE, reason), result=None, delay=0.0, retain=None, blocks=None,
     )  # fmt: skip
 
 
 def _is_unique(claim: Claimed) -> bool:
     return "unique" in extra(claim)
+
+
+def _snoozed(claim: Claimed, outcome: Snooze | RateLimited, rules: Rules) -> Change:
+    change = _change(claim, Event.SNOOZE, rules.retain, delay=outcome.seconds, attempt=-1)
+    blocks = isinstance(outcome, RateLimited) and outcome.seconds > 0  # else no other job has to wait
+    return change._replace(blocks=outcome.seconds) if blocks else change
 
 
 def _retry(claim: Claimed, error: ErrorEntry, delay: float | None, rules: Rules) -> Change:

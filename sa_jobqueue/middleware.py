@@ -95,7 +95,7 @@ class Middleware:
         same task. Handlers of both kinds have the same one; it must not block for long.
 
         An exception of the handler comes through it. If entering it raises, the handler is not called. What it raises, it raises
-        as the handler would: `Retry`, `Snooze`, `Cancel` and `Discard` mean the same, any other exception is a failed attempt.
+        as the handler would: `Retry`, `Snooze`, `RateLimited`, `Cancel` and `Discard` mean the same, any other exception is a failed attempt.
         """
         return nullcontext()
 

@@ -1,6 +1,6 @@
 """How a run of a job can end.
 
-A handler says `Retry`, `Snooze`, `Cancel` or `Discard` by returning it, which commits what it wrote through
+A handler says `Retry`, `Snooze`, `RateLimited`, `Cancel` or `Discard` by returning it, which commits what it wrote through
 `ctx.session`, or by raising it, which rolls that back:
 
 >>> def charge(order_id: int) -> Snooze | None:
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from .durations import Duration, seconds_of
 
-__all__ = ["Cancel", "Discard", "ErrorEntry", "Outcome", "Retry", "Snooze"]
+__all__ = ["Cancel", "Discard", "ErrorEntry", "Outcome", "RateLimited", "Retry", "Snooze"]
 
 
 class Signal(Exception):
@@ -43,6 +43,18 @@ class Snooze(Signal):
     def __init__(self, delay: Duration) -> None:
         self.seconds = seconds_of(delay, what="Snooze(...)")
         super().__init__(f"snoozed for {self.seconds:g} s")
+
+
+class RateLimited(Signal):
+    """The other side has said "too many requests": run the job again after `retry_after` (seconds or timedelta), and start no other
+    job of its key before; without a key, none of its queue. No attempt is spent.
+
+    Jobs that are running or already claimed go on.
+    """
+
+    def __init__(self, retry_after: Duration) -> None:
+        self.seconds = seconds_of(retry_after, what="RateLimited(retry_after=...)")
+        super().__init__(f"rate limited for {self.seconds:g} s")
 
 
 class Cancel(Signal):
@@ -151,6 +163,7 @@ Outcome: TypeAlias = (
     | Cancelled
     | Retry
     | Snooze
+    | RateLimited
     | Cancel
     | Discard
 )

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import PayloadError, TaskError
-from ..outcomes import Cancel, Discard, Retry, Snooze
+from ..outcomes import Cancel, Discard, RateLimited, Retry, Snooze
 from ..results import Typed, typed
 from .plain import encode_result
 from .signature import return_hint
@@ -29,7 +29,7 @@ from .storable import MAX_PAYLOAD, checked_json, refusal, shown, unstorable
 __all__ = ["Results"]
 
 #: Compared by ==, because an annotation need not be hashable.
-_SIGNALS = (Cancel, Discard, Retry, Snooze)
+_SIGNALS = (Cancel, Discard, RateLimited, Retry, Snooze)
 _SAYS_NOTHING = (*_SIGNALS, typing.NoReturn, typing.Never, object)
 
 

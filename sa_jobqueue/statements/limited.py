@@ -36,6 +36,7 @@ from .claim import INLINE_LIMIT, NOTHING_INLINE, taken, taken_by
 from .parts import array, packed, packed_texts, table_of
 
 __all__ = [
+    "NOBODY",
     "LimitedRequest",
     "Ring",
     "RingState",
@@ -47,6 +48,10 @@ __all__ = [
     "picked_jobs",
     "ring_state",
 ]
+
+
+#: The `opener` of permits that were freed by none of the workers that wait. Not 0: the gate says 0 where several wait.
+NOBODY = -1
 
 
 class Ring(NamedTuple):
@@ -140,8 +145,8 @@ def picked_jobs(request: LimitedRequest, *, job: type[Job] = Job) -> Select[Any]
     return select(picked.c.id).where(picked.c.id.is_not(None))
 
 
-def permits_freed(*, opener: int, job: type[Job] = Job) -> Select[Any]:
-    """Tell the workers that wait for a permit that some of the worker `opener` are free."""
+def permits_freed(*, opener: int = NOBODY, job: type[Job] = Job) -> Select[Any]:
+    """Tell the workers that wait for a permit, except the `opener`, that some are free. It does nothing if none waits."""
     schema = table_of(job).schema
     return select(schema_function("permits_freed", schema, bindparam("limit_opener", opener, Integer), of=Text()))
 

@@ -12,6 +12,7 @@ transaction the connection is in, and never commit.
 """
 
 from ..statements.claim import ClaimRequest
+from ..statements.limit_state import FIRST_STATE
 from ..statements.limited import LimitedRequest, Ring, RingState
 from ..statements.parts import FIRST_ID, FIRST_TIME
 from .claims import MOST_TEXT, Texts
@@ -34,6 +35,7 @@ from .workers import end_backend
 
 __all__ = [
     "FIRST_ID",
+    "FIRST_STATE",
     "FIRST_TIME",
     "MOST_TEXT",
     "Answer",

@@ -11,7 +11,9 @@ from sqlalchemy import Connection
 from ..context import ClaimedJob
 from ..lifecycle import Change
 from ..statements.complete import complete_jobs, completion_parameters, delete_completed, has_results, written_ids
+from ..statements.limit_state import FIRST_STATE, StateKey, forget_states
 from ..statements.limited import (
+    NOBODY,
     LimitedRequest,
     RingState,
     claim_limited,
@@ -28,7 +30,7 @@ from .compiled import Compiled
 from .outcomes import Answer
 from .tables import OfTables
 
-__all__ = ["KnownLimits", "LimitedClaims"]
+__all__ = ["ForgottenStates", "KnownLimits", "LimitedClaims"]
 
 _META = ClaimedJob._fields.index("meta")
 
@@ -40,6 +42,13 @@ class KnownLimits(NamedTuple):
     queues: frozenset[str]
     """Queues that have limits, are paused, or have waiting jobs with keys."""
     tasks: tuple[str, ...]
+
+
+class ForgottenStates(NamedTuple):
+    """A page of states that was looked at: the last of them, None if no others follow; how many of them are gone."""
+
+    last: StateKey | None
+    forgotten: int
 
 
 class LimitedClaims(OfTables):
@@ -71,9 +80,19 @@ class LimitedClaims(OfTables):
         """The jobs that a claim would take. They are locked till the transaction ends."""
         return [row[0] for row in self._pick.rows(connection, pick_parameters(request))]
 
-    def permits_freed(self, connection: Connection, *, opener: int) -> None:
-        """Permits of this worker's jobs are free: tell those that wait for one."""
+    def permits_freed(self, connection: Connection, *, opener: int = NOBODY) -> None:
+        """Permits are free: tell the workers that wait for one, except the `opener`, which knows."""
         connection.execute(permits_freed(opener=opener, job=self.tables.job))
+
+    def forget_states(
+        self, connection: Connection, *, after: StateKey = FIRST_STATE, limit: int = 1_000
+    ) -> ForgottenStates:
+        """Look at a page of what claims keep, and delete what says nothing any more."""
+        tables = self.tables
+        statement = forget_states(after=after, limit=limit, state=tables.limit_state, limits=tables.limit)
+        row = connection.execute(statement).one()
+        last = StateKey(row.owner, row.name, row.key) if row.looked_at == limit else None
+        return ForgottenStates(last, row.forgotten)
 
     @cached_property
     def _claim_limited(self) -> Compiled:

@@ -22,6 +22,7 @@ from ..statements.complete import (
     own_parameters,
     written_ids,
 )
+from ..statements.limit_state import block, limit_queues
 from .claims import Claims, in_order
 from .compiled import Compiled
 from .faults import Fault
@@ -41,6 +42,9 @@ class Answer(StrEnum):
     """Applied as a cancel, which was asked for meanwhile."""
     LOST = "lost"
     LOCKED = "locked"
+
+
+_WRITTEN = frozenset({Answer.APPLIED, Answer.CANCELLED})
 
 
 def alike(changes: Sequence[Change]) -> bool:
@@ -77,6 +81,7 @@ class Outcomes(Claims):
             left = [change for change in changes if change.id not in answers]
             for row in connection.execute(self._apply_to(left), apply_parameters(left)):
                 answers[row.id] = Answer(row.answer)
+            self._block(connection, [change for change in left if answers[change.id] in _WRITTEN])
         return answers
 
     def apply_one(self, connection: Connection, change: Change) -> Answer:
@@ -89,6 +94,7 @@ class Outcomes(Claims):
         else:
             (row,) = connection.execute(self._apply_to([change], waiting=True), apply_parameters([change]))
             answer = Answer(row.answer)
+            self._block(connection, [change] if answer in _WRITTEN else [])
             return Answer.LOST if answer is Answer.LOCKED else answer  # as the statement first saw it, before it waited
         return Answer.APPLIED if written else Answer.LOST
 
@@ -133,6 +139,21 @@ class Outcomes(Claims):
             statements = self._record_and_claim if has_results(parameters) else self._complete_and_claim
         first, *claimed = statements[bool(request.but)].rows(connection, parameters)
         return dict.fromkeys(written_ids(first), Answer.APPLIED), in_order(claimed)
+
+    def _block(self, connection: Connection, written: Sequence[Change]) -> None:
+        """Where these have said that others are to wait, too: those that are written.
+
+        Not in the transaction of a claim. Another worker's claim may write these rows, and wait for locks that this one would take.
+        """
+        wanted = [(change.id, change.blocks) for change in written if change.blocks is not None]
+        if not wanted:
+            return
+        ids, seconds = zip(*wanted, strict=True)
+        tables = self.tables
+        blocked = connection.execute(block(ids, seconds, job=tables.job, state=tables.limit_state)).all()
+        # Jobs with keys are never claimed but under limits.
+        if queues := [row.name for row in blocked if not row.key]:
+            connection.execute(limit_queues(queues, limit=tables.limit))
 
     # The values are given at each execution.
 

@@ -32,6 +32,7 @@ from .dispatch import Dispatch
 from .maintenance.cancels import Cancels
 from .maintenance.expiry import EndLate
 from .maintenance.governor import Governor
+from .maintenance.limit_state import ForgetStates
 from .maintenance.limits import DeclareLimits
 from .maintenance.loop import Maintenance
 from .maintenance.notes import DropStrayNotes, WriteNotes
@@ -206,6 +207,7 @@ class Services:
                 Rescue(connector, registry=spec.registry, observer=self.observer, max_rescues=settings.max_rescues),
                 Prune(connector, every=settings.prune_every),
                 FreeKeys(connector, every=settings.prune_every),
+                ForgetStates(connector, every=settings.prune_every),
                 EndLate(connector, registry=spec.registry, observer=self.observer),
                 DropStrayNotes(connector, every=settings.prune_every),
                 KeepStats(connector),
@@ -245,6 +247,7 @@ class Services:
         """Give these jobs back to their queues, and wait for their handlers no longer."""
         for run in runs:
             self.executor.give_up(run, Released(started=run.started is not None))
+            self.claimer.gave_up(run.job.queue)
 
     def close_slots(self) -> None:
         """Claim no more, start no more, and give back the jobs that wait."""
@@ -253,7 +256,7 @@ class Services:
         for slots in self.all_slots.values():
             for run in slots.close():
                 self.executor.give_up(run, Released())
-        self.claimer.wake()
+            self.claimer.gave_up(slots.name)
 
     def finish(self) -> None:
         """Write the last outcomes, and end the threads and children; maintenance strikes this worker off."""

@@ -12,16 +12,16 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from sqlalchemy import Engine, NullPool, create_engine, make_url, select, update
+from sqlalchemy import Engine, NullPool, create_engine, func, make_url, select, update
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Job, JobContext, JobStatus, Limits, Registry, Snooze, enqueue, enqueue_many, task
+from sa_jobqueue import Job, JobContext, JobStatus, Limits, RateLimited, Registry, Snooze, enqueue, enqueue_many, task
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.grants import Can, grant_statements
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.models import LimitRow
+from sa_jobqueue.models import LimitRow, LimitState
 from sa_jobqueue.statements import (
     cancel_jobs,
     job_logs,
@@ -38,7 +38,7 @@ from tests.support.cli import as_json, invoke, output, refused
 from tests.support.databases import connect, driver_url
 from tests.support.factory import make_job
 from tests.support.waiting import wait_until
-from tests.support.working import gate_is_open, job_of, services_of, working
+from tests.support.working import add, gate_is_open, job_of, services_of, working
 
 NAMES = ["web", 'we"b', "it's; DROP ROLE postgres --", "%s :x {schema} \\"]
 
@@ -537,6 +537,25 @@ def test_a_worker_writes_down_the_limits_that_its_code_declares_and_no_others(
         )
         == []
     )
+
+
+def test_a_worker_keeps_a_queue_waiting_and_forgets_it(
+    make_role: MakeRole, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For a handler that was rate limited: by the row of the queue, which goes with the wait."""
+    registry, said = Registry(), iter([RateLimited(3_600)])
+
+    @task(registry=registry)
+    def handler() -> RateLimited | None:
+        return next(said, None)
+
+    add(engine, enqueue(handler))
+    with working(make_role("work"), registry, prune_every=0.1):
+        wait_until(lambda: limits_of(engine) == [("default", None)])
+        with engine.begin() as connection:
+            connection.execute(update(LimitState).values(blocked_until=func.now() - timedelta(minutes=2)))
+        wait_until(lambda: limits_of(engine) == [])
+    assert "permission denied" not in caplog.text
 
 
 def limits_of(engine: Engine) -> list[Any]:

@@ -21,6 +21,7 @@ from sa_jobqueue import (
     Job,
     JobContext,
     JobStatus,
+    RateLimited,
     Registry,
     Retry,
     RetryPolicy,
@@ -34,6 +35,7 @@ from tests.support.working import add, add_one, drain, job_of, working
 OUTCOMES: dict[str, tuple[Any, JobStatus]] = {
     "retry": (lambda: Retry(after=3600, reason="later"), JobStatus.QUEUED),
     "snooze": (lambda: Snooze(timedelta(hours=1)), JobStatus.QUEUED),
+    "rate limited": (lambda: RateLimited(3_600), JobStatus.QUEUED),
     "cancel": (lambda: Cancel("not wanted"), JobStatus.CANCELLED),
     "discard": (lambda: Discard("hopeless"), JobStatus.FAILED),
 }
@@ -84,15 +86,15 @@ def test_a_returned_outcome_keeps_the_writes_and_a_raised_one_does_not(
     job = job_of(notes, id)
     assert job.status == status
     assert written(notes) == ([name] if way == "returned" else [])
-    assert job.attempt == (0 if name == "snooze" else 1)
-    if name in ("retry", "snooze"):
+    assert job.attempt == (0 if name in ("snooze", "rate limited") else 1)
+    if status is JobStatus.QUEUED:
         assert timedelta(minutes=59) < job.run_at - job.created_at < timedelta(minutes=61)
-    if name != "snooze":
+    if name not in ("snooze", "rate limited"):
         assert job.errors[0]["message"] in ("later", "not wanted", "hopeless")
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("outcome", [Retry, Snooze, Cancel, Discard])
+@pytest.mark.parametrize("outcome", [Retry, Snooze, RateLimited, Cancel, Discard])
 def test_the_class_of_an_outcome_is_a_mistake(
     notes: Engine, url: str, registry: Registry, outcome: type, kind: str
 ) -> None:

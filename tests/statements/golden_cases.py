@@ -70,6 +70,8 @@ from sa_jobqueue.statements.depths import purge_overdue, queue_depths, queued_ta
 from sa_jobqueue.statements.expiry import end_expired, end_overdue, forget_expiry
 from sa_jobqueue.statements.fetch import fetch_args
 from sa_jobqueue.statements.leases import attest_uptime, cancel_requests
+from sa_jobqueue.statements.limit_state import FIRST_STATE, block, forget_states, limit_queues
+from sa_jobqueue.statements.limited import permits_freed
 from sa_jobqueue.statements.notes import (
     drop_old_logs,
     drop_stray_logs,
@@ -128,6 +130,8 @@ BATCHES: dict[str, Callable[[int], object]] = {
         after={(f"q{i}", 4): (_TIME.timestamp(), i) for i in range(n)},
     ),
     "live_jobs": lambda n: live_jobs(range(n)),
+    "block": lambda n: block(range(n), [30.0] * n),
+    "limit_queues": lambda n: limit_queues([f"q{i}" for i in range(n)]),
     "failing_schedules": lambda n: failing_schedules(range(n)),
     "pause_failing": lambda n: pause_failing(range(n)),
     "move_schedules": lambda n: move_schedules(**{name: range(n) for name in MOVE}),
@@ -251,6 +255,8 @@ SINGLE: dict[str, Callable[[], object]] = {
     "resume_key": lambda: resume("sync", key="42"),
     "list_limits": list_limits,
     "why_waiting": lambda: why_waiting(7),
+    "forget_states": lambda: forget_states(after=FIRST_STATE, limit=10),
+    "permits_freed": permits_freed,
     "job_logs": lambda: job_logs(7),
     "job_logs_of_an_attempt": lambda: job_logs(7, attempt=2),
     "channel_of": lambda: channel_of(table="job", schema="a"),

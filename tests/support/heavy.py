@@ -90,6 +90,7 @@ def outcome(ctx: JobContext, kind: str, raised: bool, with_session: bool) -> Any
     said = {
         "retry": Retry(3_600, reason="later"),
         "snooze": Snooze(3_600),
+        "rate limited": ctx.rate_limited(3_600),
         "cancel": Cancel("not wanted"),
         "discard": Discard("hopeless"),
     }[kind]

@@ -15,6 +15,7 @@ from sa_jobqueue.outcomes import (
     ErrorEntry,
     Failed,
     Outcome,
+    RateLimited,
     Released,
     Rescued,
     Retry,
@@ -41,6 +42,7 @@ run_outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.sampled_from([None, ENTRY]).map(Cancelled),
     st.one_of(st.none(), delays).map(Retry),
     delays.map(Snooze),
+    delays.map(RateLimited),
     st.sampled_from(["", "enough"]).map(Cancel),
     st.sampled_from(["", "useless"]).map(Discard),
 )

@@ -38,6 +38,7 @@ from sa_jobqueue.outcomes import (
     Failed,
     NotStarted,
     Outcome,
+    RateLimited,
     Released,
     Rescued,
     Retry,
@@ -115,6 +116,10 @@ CASES: dict[str, tuple[Claim, Outcome, Change]] = {
         final(Event.FAIL, FAILED, error=ErrorEntry("Retry", "busy"), retain=300.0),
     ),
     "Snooze gives the attempt back": (claimed(3), Snooze(30), again(Event.SNOOZE, delay=30.0, attempt=-1)),
+    "RateLimited is a snooze that keeps others waiting": (
+        claimed(3), RateLimited(30), again(Event.SNOOZE, delay=30.0, attempt=-1, blocks=30.0),
+    ),
+    "RateLimited for no time is a snooze": (claimed(3), RateLimited(0), again(Event.SNOOZE, delay=0.0, attempt=-1)),
     "a release gives the attempt back": (claimed(1), Released(), again(Event.RELEASE, attempt=-1)),
     "a release may wait": (claimed(1), Released(9.0), again(Event.RELEASE, delay=9.0, attempt=-1)),
     "a run that its worker's leaving interrupts gives the attempt back and counts as a rescue": (
@@ -165,6 +170,9 @@ CASES: dict[str, tuple[Claim, Outcome, Change]] = {
     ),
     "a snooze beyond the deadline fails the job": (
         limited(deadline=20.0), Snooze(10.0), late(Event.FAIL, error=DEADLINE_OVER, attempt=-1),
+    ),
+    "RateLimited beyond the deadline fails the job, and keeps others waiting": (
+        limited(deadline=20.0), RateLimited(10.0), late(Event.FAIL, error=DEADLINE_OVER, attempt=-1, blocks=10.0),
     ),
     "a rescue after the deadline fails the job": (
         limited(deadline=10.0), Rescued(ERROR),

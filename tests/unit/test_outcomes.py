@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sa_jobqueue.durations import MAX_DELAY, Duration, seconds_of
-from sa_jobqueue.outcomes import Cancel, Discard, Retry, Snooze
+from sa_jobqueue.outcomes import Cancel, Discard, RateLimited, Retry, Snooze
 
 
 @pytest.mark.parametrize(
@@ -51,19 +51,24 @@ def test_signals_carry_what_was_said() -> None:
     assert Retry(after=timedelta(hours=1)).seconds == 3_600.0
     assert Retry(0).seconds == 0.0
     assert Snooze(1).seconds == 1.0
+    assert RateLimited(timedelta(minutes=1)).seconds == 60.0
     assert Cancel("why").reason == "why"
     assert Discard().reason == "the handler discarded the job"
-    assert all(isinstance(one, Exception) for one in (Retry(), Snooze(0), Cancel(), Discard()))
+    assert all(isinstance(one, Exception) for one in (Retry(), Snooze(0), RateLimited(0), Cancel(), Discard()))
 
 
-@pytest.mark.parametrize("make", [lambda: Retry(-1), lambda: Snooze(-1), lambda: Snooze(float("nan"))])
+@pytest.mark.parametrize(
+    "make", [lambda: Retry(-1), lambda: Snooze(-1), lambda: Snooze(float("nan")), lambda: RateLimited(-1)]
+)
 def test_a_wrong_time_is_refused_where_it_is_said(make: object) -> None:
     """In the handler, so that its traceback shows the line."""
-    with pytest.raises(ValueError, match=r"(Retry\(after=\.\.\.\)|Snooze\(\.\.\.\))"):
+    with pytest.raises(ValueError, match=r"(Retry\(after=\.\.\.\)|Snooze\(\.\.\.\)|RateLimited\(retry_after=\.\.\.\))"):
         make()  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("signal", [Retry(5, reason="busy"), Retry(), Snooze(2.5), Cancel("c"), Discard("d")])
+@pytest.mark.parametrize(
+    "signal", [Retry(5, reason="busy"), Retry(), Snooze(2.5), RateLimited(3), Cancel("c"), Discard("d")]
+)
 def test_signals_survive_a_process_pool(signal: Exception) -> None:
     """A handler may hand its work to another process; what it raises there comes back whole."""
     copy = pickle.loads(pickle.dumps(signal))

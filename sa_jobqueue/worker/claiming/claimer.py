@@ -170,6 +170,12 @@ class Claimer:
         if outcomes >= self._batch:
             self._enough.set()
 
+    def gave_up(self, queue: str) -> None:
+        """A job of this queue has ended, or went back, without the end of its handler."""
+        if self._limited.has(queue):
+            self._limited.freed = True
+        self._wake.set()
+
     def notify(self, queue: str | None) -> None:
         """New jobs were announced in this queue; None: perhaps in any."""
         self._demand.notify(queue)
@@ -317,10 +323,15 @@ class Claimer:
     ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, RingState]] | None:
         """In one transaction; and nearly always in one statement, which is its own transaction.
 
-        None: that failed. The changes were written alone then, and the next round claims in another mode.
+        None: nothing was claimed. That failed, or one of the changes keeps others waiting. The changes were written alone then, and the
+        next round claims, after a failure in another mode.
         """
+        in_one = not changes or alike(changes)
+        if not in_one and any(change.blocks is not None for change in changes):
+            self._write_apart(connection, changes)  # see `Outcomes._block`
+            return None
         try:
-            if not changes or alike(changes):
+            if in_one:
                 with self._connector.begin_one(connection):
                     return self._claim(connection, wanted, changes, limited=limited)
             with self._connector.begin(connection):

@@ -90,8 +90,8 @@ class LimitedQueues:
             self._untold = True
 
     def part(self, wanted: dict[str, int]) -> dict[str, int]:
-        """Take the limited queues out of `wanted`."""
-        return {name: wanted.pop(name) for name in list(wanted) if self.has(name)}
+        """Take the limited queues out of `wanted`. All workers have them in one order, in which claims write what they keep."""
+        return {name: wanted.pop(name) for name in sorted(wanted) if self.has(name)}
 
     def request(self, wanted: Mapping[str, int], *, inline: bool = True) -> LimitedRequest:
         """What to claim."""

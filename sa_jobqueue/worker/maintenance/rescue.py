@@ -65,11 +65,13 @@ class Rescue(Chore):
             return self._connector.store.expired(connection, after=self._after, limit=_PAGE)
 
     def _write(self, connection: Connection, page: list[Expired]) -> None:
-        by_id = {found.claim.id: found for found in page}
+        by_id, rescued = {found.claim.id: found for found in page}, 0
         changes = [decide(found.claim, _rescued(found), self._rules(found), random=random.random()) for found in page]
 
         def done(ended: list[Change], answer: Answer) -> None:
+            nonlocal rescued
             if answer is Answer.APPLIED:
+                rescued += len(ended)
                 for change in ended:
                     found = by_id[change.id]
                     task = self._registry.get(found.task)
@@ -78,6 +80,9 @@ class Rescue(Chore):
 
         writer = OutcomeWriter(done, store=self._connector.store)
         writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
+        if rescued:
+            with self._connector.begin_one(connection):
+                self._connector.store.permits_freed(connection)
 
     def _rules(self, found: Expired) -> Rules:
         """A worker may rescue a job whose task it does not know: `rescue=False` is checked again where the job would run."""

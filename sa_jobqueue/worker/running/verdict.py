@@ -26,6 +26,7 @@ from ...outcomes import (
     ErrorEntry,
     Failed,
     Outcome,
+    RateLimited,
     Released,
     Retry,
     Snooze,
@@ -40,7 +41,7 @@ __all__ = ["left_early", "may_go_back", "of_error", "of_stop", "of_value", "unru
 
 logger = get_logger(__name__)
 
-_SIGNALS = (Retry, Snooze, Cancel, Discard)
+_SIGNALS = (Retry, Snooze, RateLimited, Cancel, Discard)
 _COMPLETED = Completed()
 #: The SQLSTATE of a statement in a transaction that an earlier one has ended.
 _IN_FAILED_TRANSACTION = "25P02"

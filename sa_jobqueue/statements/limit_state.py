@@ -1,0 +1,186 @@
+"""What is kept beside the limits: a key or a queue that the other side has asked to wait, and rows that say nothing any more.
+
+Claims write the rest of it, in the function that picks the jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Executable,
+    Float,
+    Integer,
+    Text,
+    and_,
+    bindparam,
+    case,
+    collate,
+    delete,
+    func,
+    literal_column,
+    not_,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+
+from ..limits import Limits
+from ..models import Job, LimitRow, LimitState
+from .ends import at_end
+from .parts import array, in_seconds, rows, table_of
+
+__all__ = ["FIRST_STATE", "StateKey", "block", "forget_states", "limit_queues"]
+
+#: A rate or a wait that is over for this long says nothing any more, by whatever clock a claim has begun.
+_OVER = timedelta(minutes=1)
+_QUEUE = literal_column("'queue'", Text)
+
+
+class StateKey(NamedTuple):
+    """Which row of `LimitState`."""
+
+    owner: str
+    name: str
+    key: str
+
+
+#: Before all of them.
+FIRST_STATE = StateKey("", "", "")
+
+
+def block(
+    ids: Sequence[int], seconds: Sequence[float], *, job: type[Job] = Job, state: type[LimitState] = LimitState
+) -> Executable:
+    """For these `seconds` start no job with the key of one of these jobs, or of its queue if it has none. A longer wait stays.
+
+    Returns name and key of each; the key is empty where it is the whole queue.
+    """
+    table, states = table_of(job), table_of(state)
+    given = array("blocking_ids", ids, BigInteger())
+    said = rows("said", id=given, seconds=array("blocking_seconds", seconds, Float(53)))
+    # Below are no keys of users: see TASK_GROUP.
+    key = case(
+        (table.c.concurrency_key > literal_column("chr(2)"), table.c.concurrency_key), else_=literal_column("''")
+    )
+    of = (
+        select(table.c.queue.label("name"), key.label("key"), func.max(said.c.seconds).label("seconds"))
+        .select_from(table.join(said, said.c.id == table.c.id))
+        .where(table.c.id == func.any(given))
+        .group_by(table.c.queue, key)
+        .subquery("of")
+    )
+    # In the order in which claims write these rows, so that neither waits for the other.
+    found = select(_QUEUE, of.c.name, of.c.key, in_seconds(of.c.seconds, after=at_end())).order_by(
+        collate(of.c.name, "C"), collate(of.c.key, "default")
+    )
+    made = insert(states).from_select(["owner", "name", "key", "blocked_until"], found)
+    longest = func.greatest(states.c.blocked_until, made.excluded.blocked_until)
+    return made.on_conflict_do_update(
+        index_elements=["owner", "name", "key"], set_={"blocked_until": longest}
+    ).returning(states.c.name, states.c.key)
+
+
+def limit_queues(names: Sequence[str], *, limit: type[LimitRow] = LimitRow) -> Executable:
+    """Have these queues claimed from under limits: those that have none get a row that limits nothing.
+
+    A statement after `block`, whose lock keeps `forget_states` from deleting such a row meanwhile.
+    """
+    limits = table_of(limit)
+    given = rows("given", name=array("limited_queues", names, Text()))
+    there = select(limits.c.name).where(limits.c.owner == _QUEUE, limits.c.name == given.c.name).correlate(given)
+    # Without the condition each would fire the trigger, which tells all workers, also where the row is there.
+    missing = select(_QUEUE, given.c.name).where(not_(there.exists())).order_by(given.c.name)
+    return insert(limits).from_select(["owner", "name"], missing).on_conflict_do_nothing(
+        index_elements=["owner", "name"]
+    )  # fmt: skip
+
+
+def forget_states(
+    *,
+    after: StateKey,
+    limit: int,
+    state: type[LimitState] = LimitState,
+    limits: type[LimitRow] = LimitRow,
+) -> Executable:
+    """Of `limit` rows from `after` (exclusive) on, delete those that say nothing any more, except rows that are locked just now.
+
+    Where one has kept a queue waiting, the queue's row that limits nothing goes with it. And lowest ids are forgotten, so that the next
+    claim counts from the start: somebody may have set an older job to running by hand.
+
+    Returns one row: owner, name and key of the last one, NULL if there was none; how many were looked at, and how many are deleted.
+    """
+    states, said = table_of(state), table_of(limits)
+    columns = states.c
+    page = (
+        select(columns.owner, columns.name, columns.key)
+        .where(
+            _key(columns) > tuple_(*(bindparam(f"after_{part}", text, Text) for part, text in after._asdict().items()))
+        )
+        .order_by(columns.owner, columns.name, columns.key)
+        .limit(bindparam("page", limit, Integer))
+        .cte("page")
+        .prefix_with("MATERIALIZED")
+    )
+    idle = and_(
+        *(or_(time.is_(None), time < func.now() - _OVER) for time in (columns.free_at, columns.blocked_until)),
+        or_(columns.lowest_id.is_(None), columns.key != literal_column("''")),
+    )
+    mine = (
+        select(columns.owner, columns.name, columns.key)
+        .where(_among(columns, page), or_(idle, columns.lowest_id.is_not(None)))
+        .order_by(columns.owner, columns.name, columns.key)
+        .with_for_update(skip_locked=True)
+        .cte("mine")
+        .prefix_with("MATERIALIZED")
+    )
+    gone = (
+        delete(states)
+        .where(_among(columns, mine), idle)
+        .returning(columns.owner, columns.name, columns.key, columns.blocked_until)
+        .cte("gone")
+    )
+    counted = update(states).where(_among(columns, mine), not_(idle)).values(lowest_id=None).cte("counted")
+    waited = select(gone.c.name).where(
+        gone.c.owner == _QUEUE, gone.c.key == literal_column("''"), gone.c.blocked_until.is_not(None)
+    )
+    empty = (
+        select(said.c.name)
+        .where(said.c.owner == _QUEUE, said.c.name.in_(waited), *_limits_nothing(said.c))
+        .with_for_update(skip_locked=True)
+        .cte("empty")
+        .prefix_with("MATERIALIZED")
+    )
+    unlimited = delete(said).where(said.c.owner == _QUEUE, said.c.name.in_(select(empty.c.name))).cte("unlimited")
+    last = select(page).order_by(page.c.owner.desc(), page.c.name.desc(), page.c.key.desc()).limit(1).subquery("last")
+    one = select(func.count().label("looked_at")).select_from(page).subquery("one")
+    return (
+        select(last.c.owner, last.c.name, last.c.key, one.c.looked_at, _number(gone).label("forgotten"))
+        .select_from(one.outerjoin(last, literal_column("true")))
+        .add_cte(counted, unlimited)
+    )
+
+
+def _key(columns: Any) -> Any:
+    return tuple_(columns.owner, columns.name, columns.key)
+
+
+def _among(columns: Any, found: Any) -> ColumnElement[bool]:
+    among: ColumnElement[bool] = _key(columns).in_(select(found.c.owner, found.c.name, found.c.key))
+    return among
+
+
+def _number(of: Any) -> Any:
+    return select(func.count()).select_from(of).scalar_subquery()
+
+
+def _limits_nothing(columns: Any) -> list[ColumnElement[bool]]:
+    """Whether nobody has said anything in a row of `LimitRow`."""
+    unsaid = [columns[name].is_not_distinct_from(value) for name, value in Limits().columns().items()]
+    return [*unsaid, columns.paused_at.is_(None), not_(columns.held), columns.declared.is_(None)]
