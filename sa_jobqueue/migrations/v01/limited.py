@@ -69,7 +69,7 @@ _DROP = f"""
     DECLARE
         rule record;
         most integer;
-        is_group boolean := $4 < chr(2);
+        is_group boolean := $4 < chr(2) COLLATE "C";
         is_full boolean;
         reason text;
         dropped bigint[];
@@ -286,12 +286,12 @@ _PICK = f"""
                 CONTINUE WHEN cardinality(keys) = 0;
                 -- 2. Which of them may start jobs at all. Those with limits of their own are locked, and none is waited for.
                 WITH said AS MATERIALIZED (
-                    SELECT r.key, r.number, r.priority, r.time, r.first, coalesce(k.weight, 1)::integer AS weight, r.key >= chr(2) AS is_key,
-                        k.paused_at IS NOT NULL OR (r.key < chr(2) AND coalesce(
+                    SELECT r.key, r.number, r.priority, r.time, r.first, coalesce(k.weight, 1)::integer AS weight, r.key >= chr(2) COLLATE "C" AS is_key,
+                        k.paused_at IS NOT NULL OR (r.key < chr(2) COLLATE "C" AND coalesce(
                             least(task_rooms[array_position(task_names, substr(r.key, 2))],
                                   task_units[array_position(task_names, substr(r.key, 2))]) <= 0, false)) AS closed,
-                        CASE WHEN r.key >= chr(2) THEN coalesce(k.running, rule.key_running) END AS running,
-                        CASE WHEN r.key >= chr(2) THEN coalesce(k.rate_count, rule.key_rate_count) END AS rate_count,
+                        CASE WHEN r.key >= chr(2) COLLATE "C" THEN coalesce(k.running, rule.key_running) END AS running,
+                        CASE WHEN r.key >= chr(2) COLLATE "C" THEN coalesce(k.rate_count, rule.key_rate_count) END AS rate_count,
                         CASE WHEN k.rate_count IS NULL THEN rule.key_rate_seconds ELSE k.rate_seconds END AS rate_seconds,
                         CASE WHEN k.rate_count IS NULL THEN rule.key_rate_burst ELSE k.rate_burst END AS rate_burst
                     FROM unnest(keys, priorities, times, firsts) WITH ORDINALITY AS r (key, priority, time, first, number) LEFT JOIN LATERAL (
@@ -404,7 +404,7 @@ _PICK = f"""
                                 q.task_goes AND (units_left IS NULL OR sum(q.units) FILTER (WHERE q.task_goes) OVER (ORDER BY q.number) <= units_left
                                     OR (units_left >= rule.rate_burst AND sum(q.units) FILTER (WHERE q.task_goes) OVER (ORDER BY q.number) = q.units)) AS goes
                             FROM (
-                                SELECT t.*, CASE WHEN t.key >= chr(2) THEN bool_and(t.task_has_room) OVER (PARTITION BY t.place ORDER BY t.number)
+                                SELECT t.*, CASE WHEN t.key >= chr(2) COLLATE "C" THEN bool_and(t.task_has_room) OVER (PARTITION BY t.place ORDER BY t.number)
                                     ELSE t.task_has_room END AS task_goes
                                 FROM (
                                     SELECT k.*, greatest(k.key_again_at, {_NEEDED.format(free="task_frees[k.task_place]", step="k.step", burst="k.burst", used="(SELECT sum(g.units) FROM unnest(all_tasks, all_units) AS g (task, units) WHERE g.task = k.task)", units="k.units", all="sum(k.units) FILTER (WHERE k.key_goes) OVER (PARTITION BY k.task ORDER BY k.number)")}) AS task_again_at,
@@ -415,7 +415,7 @@ _PICK = f"""
                                             OR (task_units[k.task_place] >= k.burst
                                                 AND sum(k.units) FILTER (WHERE k.key_goes) OVER (PARTITION BY k.task ORDER BY k.number) = k.units)))) AS task_has_room
                                     FROM (
-                                        SELECT h.*, CASE WHEN h.key >= chr(2) THEN bool_and(h.key_has_room) OVER (PARTITION BY h.place ORDER BY h.number)
+                                        SELECT h.*, CASE WHEN h.key >= chr(2) COLLATE "C" THEN bool_and(h.key_has_room) OVER (PARTITION BY h.place ORDER BY h.number)
                                             ELSE h.key_has_room END AS key_goes
                                         FROM (
                                             SELECT r.*, (key_units[r.place] IS NULL
@@ -437,13 +437,13 @@ _PICK = f"""
                                                     -- Those that were put aside have waited longer.
                                                     c.key = '' AND l.name IS NOT NULL AND EXISTS (SELECT FROM {{schema}}.job
                                                         WHERE job.queue = this AND job.concurrency_key = chr(1) || c.task AND {_READY}) AS is_behind,
-                                                    CASE WHEN c.key >= chr(2) AND s.blocked_until > clock OR o.paused_at IS NOT NULL THEN 0
-                                                        WHEN c.key >= chr(2) AND coalesce(o.running, l.key_running) IS NOT NULL THEN
+                                                    CASE WHEN c.key >= chr(2) COLLATE "C" AND s.blocked_until > clock OR o.paused_at IS NOT NULL THEN 0
+                                                        WHEN c.key >= chr(2) COLLATE "C" AND coalesce(o.running, l.key_running) IS NOT NULL THEN
                                                             greatest(coalesce(o.running, l.key_running) - ({_RUNNING_OF_KEY} AND job.task = c.task)
                                                                 - (SELECT count(*) FROM unnest(all_keys, all_tasks) AS g (key, task) WHERE g.key = c.key AND g.task = c.task), 0)
                                                     END AS room_of_key,
                                                     coalesce(o.rate_burst, l.key_rate_burst) AS burst_of_key,
-                                                    CASE WHEN c.key >= chr(2) AND coalesce(o.rate_count, l.key_rate_count) IS NOT NULL THEN
+                                                    CASE WHEN c.key >= chr(2) COLLATE "C" AND coalesce(o.rate_count, l.key_rate_count) IS NOT NULL THEN
                                                         {{schema}}.rate_room(s.free_at, clock, coalesce(o.rate_count, l.key_rate_count),
                                                             CASE WHEN o.rate_count IS NULL THEN l.key_rate_seconds ELSE o.rate_seconds END,
                                                             coalesce(o.rate_burst, l.key_rate_burst))
@@ -530,7 +530,7 @@ _PICK = f"""
                     INSERT INTO {{schema}}.limit_state AS s (owner, name, key, lowest_id, version)
                     SELECT 'queue', this, k.key, k.lowest, rule.version
                     FROM unnest(keys, taken, lows, known_lows) AS k (key, taken, lowest, known)
-                    WHERE k.taken > 0 AND k.key >= chr(2) AND (k.lowest < k.known OR (slow AND random() < 0.2))
+                    WHERE k.taken > 0 AND k.key >= chr(2) COLLATE "C" AND (k.lowest < k.known OR (slow AND random() < 0.2))
                     ORDER BY k.key
                     ON CONFLICT (owner, name, key) DO UPDATE SET lowest_id = excluded.lowest_id, version = excluded.version;
                 END IF;
@@ -542,10 +542,10 @@ _PICK = f"""
             -- Jobs that may not wait, in these keys and in the group of each task.
             IF drops AND rule.paused_at IS NULL THEN
                 PERFORM {{schema}}.drop_waiting(l.owner, l.name, this, l.key, (SELECT count(*) FROM unnest(of_keys, of_tasks) AS g (key, task)
-                    WHERE (g.key = l.key OR l.key < chr(2)) AND (l.owner = 'queue' OR g.task = l.name))::integer, picked)
+                    WHERE (g.key = l.key OR l.key < chr(2) COLLATE "C") AND (l.owner = 'queue' OR g.task = l.name))::integer, picked)
                 FROM (
                     SELECT l.owner, l.name, k.key FROM {{schema}}.job_limit AS l CROSS JOIN LATERAL (
-                        SELECT k.key FROM unnest(seen) AS k (key) WHERE k.key >= chr(2)
+                        SELECT k.key FROM unnest(seen) AS k (key) WHERE k.key >= chr(2) COLLATE "C"
                         UNION ALL SELECT chr(1) || l.name WHERE l.owner = 'task') AS k
                     WHERE ((l.owner = 'queue' AND l.name = this) OR (l.owner = 'task' AND l.name = ANY (limited_tasks)))
                         AND (l.when_full <> 'wait' OR l.max_waiting IS NOT NULL)
@@ -575,13 +575,13 @@ _PICK = f"""
                 SELECT r.owner, r.name, r.key, clock + r.units * r.step * interval '1 second' FROM (
                     SELECT 'queue' AS owner, this AS name, g.key, g.units, CASE WHEN k.rate_count IS NULL THEN rule.key_rate_seconds / rule.key_rate_count
                         ELSE k.rate_seconds / k.rate_count END AS step
-                    FROM (SELECT g.key, sum(g.units) AS units FROM unnest(of_keys, of_units) AS g (key, units) WHERE g.key >= chr(2) GROUP BY g.key) AS g
+                    FROM (SELECT g.key, sum(g.units) AS units FROM unnest(of_keys, of_units) AS g (key, units) WHERE g.key >= chr(2) COLLATE "C" GROUP BY g.key) AS g
                     LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.key = g.key OFFSET 0) AS k ON true
                     UNION ALL
                     SELECT 'task', g.task, g.key, g.units, CASE WHEN k.rate_count IS NULL THEN l.key_rate_seconds / l.key_rate_count
                         ELSE k.rate_seconds / k.rate_count END
                     FROM (SELECT g.key, g.task, sum(g.units) AS units FROM unnest(of_keys, of_tasks, of_units) AS g (key, task, units)
-                          WHERE g.key >= chr(2) AND g.task = ANY (task_names) GROUP BY g.key, g.task) AS g
+                          WHERE g.key >= chr(2) COLLATE "C" AND g.task = ANY (task_names) GROUP BY g.key, g.task) AS g
                     JOIN {{schema}}.job_limit AS l ON l.owner = 'task' AND l.name = g.task
                     LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'task' AND k.name = g.task AND k.key = g.key OFFSET 0) AS k ON true) AS r
                 WHERE r.step IS NOT NULL
