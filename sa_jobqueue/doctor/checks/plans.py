@@ -18,7 +18,9 @@ from ..plans import Reading, planned_as_worker, readings
 __all__ = ["check_plans"]
 
 _NOT_ALLOWED = "42501"
-_CLAIM = {"job_claim_idx", "job_pkey", "unique_key_pkey", "job_key_ready_idx", "job_key_later_idx"}
+#: What a claim probes once, to see that its queues have no jobs with keys.
+_KEYS = {"job_key_ready_idx", "job_key_later_idx"}
+_CLAIM = {"job_claim_idx", "job_pkey", "unique_key_pkey", *_KEYS}
 _COMPLETION = {"job_running_idx", "job_pkey", "unique_key_pkey"}
 _MEND = (
     "see what `indexes` says, then `ANALYZE {table}`; restart the workers, which keep their plans; if it stays so, "
@@ -91,7 +93,8 @@ def _words(name: str, nodes: Sequence[Reading], first: str, allowed: set[str]) -
             ]
         )
         return f"{name}: {how}", "problem"
-    names = list(dict.fromkeys(one.index for one in nodes if one.index))
+    # In the order of reading, but for the probes, which come last.
+    names = sorted(dict.fromkeys(one.index for one in nodes if one.index), key=_KEYS.__contains__)
     if first not in names or not set(names) <= allowed:
         return f"{name} reads {listed(names)} instead of {first}", "problem"
     return f"{name} reads {' and '.join(names)}", None
