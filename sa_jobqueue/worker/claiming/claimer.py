@@ -272,7 +272,7 @@ class Claimer:
     def _connect(self) -> Connection:
         connection = self._connection.make(any_claimed=self.claimed > 0)
         self._gates.forget()
-        self._limited.stale = True
+        self._limited.begin_again()
         self._demand.poll_all()
         return connection
 

@@ -26,6 +26,8 @@ _CONTENDED = 0.002
 #: Seconds for which a rate may keep jobs waiting, so that a worker that ends when nothing is due still waits for them.
 _WORTH_WAITING = 60.0
 
+_NONE = KnownLimits(None, frozenset(), ())
+
 
 class LimitedQueues:
     """Only for the claimer's thread, except the fields that say so.
@@ -50,7 +52,8 @@ class LimitedQueues:
         self._skipped, self._worker, self._poll, self._listening = skipped, worker, poll, listening
         demand.is_limited = self.has
         self._opener = random.randrange(1, 1000)
-        self.stale = True
+        # Most queues have none, and a claim that should know of some fails: so a worker reads them only then.
+        self.stale = False
         """Whether to read the limits before the next claim. Set by any thread, reset by the claimer's."""
         self.freed = False
         """Whether jobs of limited queues have ended. Set by any thread, reset by the claimer's."""
@@ -58,7 +61,7 @@ class LimitedQueues:
         """Whether others may wait for permits that are free, or will be with the next commit."""
         self.dry: frozenset[str] = frozenset()
         """The queues that had nothing to give in the last claim."""
-        self._known = KnownLimits(None, frozenset(), ())
+        self._known = _NONE
         self._rings: dict[str, Ring] = {}
         self._ignored: frozenset[str] = frozenset()
         """Queues whose last claim picked jobs, and did not get them all."""
@@ -67,6 +70,10 @@ class LimitedQueues:
     def known(self) -> int | None:
         """The versions of the limits that were read last."""
         return self._known.version
+
+    def begin_again(self) -> None:
+        """Another server may answer from now on."""
+        self.stale = self.stale or self._known != _NONE
 
     def has(self, queue: str) -> bool:
         """Whether this queue is to be claimed from under limits. For any thread."""
