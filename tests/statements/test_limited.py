@@ -397,12 +397,13 @@ def test_lowering_a_limit_stops_nothing_and_raising_it_lets_more_start(connectio
 # ---- strict, and pauses
 
 
-def test_under_strict_a_key_waits_for_its_head_that_is_tried_again(connection: Connection) -> None:
-    """Other keys go on; when it is due, it comes before all others of its key."""
+@pytest.mark.parametrize("owner", ["queue", "task"])
+def test_under_strict_a_key_waits_for_its_head_that_is_tried_again(connection: Connection, owner: str) -> None:
+    """Other keys go on; when it is due, it comes before all others of its key. The limits of a queue and of a task say so alike."""
     head = make_job(connection, concurrency_key="a", attempt=1, run_at=HOUR)
     fill(connection, 2, "a", priority=9)
     (other,) = fill(connection, 1, "b")
-    limit(connection, key_running=1, strict=True)
+    limit(connection, "a_task" if owner == "task" else "default", owner=owner, key_running=1, strict=True)
     claimant = Claimant(connection)
 
     assert ids(claimant.claim()) == [other]

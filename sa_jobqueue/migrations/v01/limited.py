@@ -174,7 +174,7 @@ _PICK = f"""
         -- Of the jobs found for them, side by side.
         ids bigint[]; places integer[]; tasks text[]; units integer[];
         picked bigint[]; of_keys text[]; of_tasks text[]; of_units integer[]; all_keys text[] := '{{{{}}}}'; all_tasks text[] := '{{{{}}}}'; to_route bigint[]; skipped bigint[];
-        task_names text[] := '{{{{}}}}'; task_rooms integer[] := '{{{{}}}}'; task_units integer[] := '{{{{}}}}'; by_key boolean := false;
+        task_names text[] := '{{{{}}}}'; task_rooms integer[] := '{{{{}}}}'; task_units integer[] := '{{{{}}}}'; by_key boolean := false; by_strict boolean := false; is_strict boolean;
         had integer; visited text; short integer; key_frees timestamptz[]; task_frees timestamptz[]; all_units integer[] := '{{{{}}}}';
         permit boolean; again boolean; any_permit boolean := false; has_rates boolean; has_keys boolean; has_states boolean; drops boolean; seen text[];
         tasks_at timestamptz; began timestamptz; slow boolean; lows bigint[]; known_lows bigint[]; rate_at timestamptz; next_at timestamptz; stopped text; turns integer; lowest bigint; cell bigint; seconds bigint;
@@ -193,11 +193,12 @@ _PICK = f"""
         -- What limited tasks may start, in all queues together.
         IF cardinality(limited_tasks) > 0 THEN
             SELECT coalesce(array_agg(t.name), '{{{{}}}}') AS names, array_agg(t.room) AS rooms, array_agg(t.units) AS units, array_agg(t.free_at) AS frees,
-                coalesce(bool_or(t.by_key), false) AS by_key, min(t.again_at) FILTER (WHERE t.again_at > clock) AS again_at,
+                coalesce(bool_or(t.by_key), false) AS by_key, coalesce(bool_or(t.is_strict), false) AS is_strict, min(t.again_at) FILTER (WHERE t.again_at > clock) AS again_at,
                 coalesce(bool_or(t.room <= 0), false) AS full
             INTO answer FROM (
                 SELECT l.name, l.key_running IS NOT NULL OR l.key_rate_count IS NOT NULL
-                        OR EXISTS (SELECT FROM {{schema}}.job_key AS k WHERE k.owner = 'task' AND k.name = l.name) AS by_key,
+                        OR l."strict" OR EXISTS (SELECT FROM {{schema}}.job_key AS k WHERE k.owner = 'task' AND k.name = l.name) AS by_key,
+                    l."strict" AS is_strict,
                     CASE WHEN l.paused_at IS NOT NULL OR s.blocked_until > clock THEN 0
                         WHEN l.running IS NULL THEN 1000000
                         ELSE greatest(l.running - (SELECT count(*) FROM {{schema}}.job
@@ -207,7 +208,7 @@ _PICK = f"""
                 FROM {{schema}}.job_limit AS l LEFT JOIN {{schema}}.limit_state AS s
                     ON s.owner = 'task' AND s.name = l.name AND s.key = ''
                 WHERE l.owner = 'task' AND l.name = ANY (limited_tasks)) AS t;
-            task_names := answer.names; task_rooms := answer.rooms; task_units := answer.units; task_frees := answer.frees; by_key := answer.by_key; tasks_at := answer.again_at;
+            task_names := answer.names; task_rooms := answer.rooms; task_units := answer.units; task_frees := answer.frees; by_key := answer.by_key; by_strict := answer.is_strict; tasks_at := answer.again_at;
             any_permit := answer.full;
         END IF;
         drops := EXISTS (SELECT FROM {{schema}}.job_limit AS l WHERE (l.when_full <> 'wait' OR l.max_waiting IS NOT NULL)
@@ -223,6 +224,7 @@ _PICK = f"""
             picked := '{{{{}}}}'; of_keys := '{{{{}}}}'; of_tasks := '{{{{}}}}'; of_units := '{{{{}}}}'; to_route := '{{{{}}}}'; skipped := '{{{{}}}}'; seen := '{{{{}}}}';
             SELECT * INTO rule FROM {{schema}}.job_limit AS l WHERE l.owner = 'queue' AND l.name = this;
             SELECT * INTO state FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = '';
+            is_strict := by_strict OR coalesce(rule."strict", false);
             has_keys := EXISTS (SELECT FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this);
             has_states := EXISTS (SELECT FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key > '');
             -- Under other limits, or none, jobs with lower ids may have been started.
@@ -367,12 +369,12 @@ _PICK = f"""
                                 SELECT {_OF_JOB} FROM {{schema}}.job
                                 WHERE job.concurrency_key = c.key AND {_BEGUN_AND_READY} AND job.queue = this
                                     AND {_VISIBLE} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
-                                ORDER BY (job.id + 0) LIMIT CASE WHEN rule."strict" AND c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS begun
+                                ORDER BY (job.id + 0) LIMIT CASE WHEN is_strict AND c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS begun
                             UNION ALL
                             SELECT * FROM (
                                 SELECT {_OF_JOB} FROM {{schema}}.job
                                 WHERE job.queue = this AND job.concurrency_key = c.key AND ((- job.priority), job.run_at, job.id) >= (c.priority, c.time, c.first)
-                                    AND {_READY} AND NOT (coalesce(rule."strict", false) AND job.attempt > 0)
+                                    AND {_READY} AND NOT (is_strict AND job.attempt > 0)
                                     AND {_VISIBLE} AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
                                 ORDER BY job.concurrency_key, {_TURN} LIMIT CASE WHEN c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS with_key
                             UNION ALL
@@ -437,7 +439,9 @@ _PICK = f"""
                                                     -- Those that were put aside have waited longer.
                                                     c.key = '' AND l.name IS NOT NULL AND EXISTS (SELECT FROM {{schema}}.job
                                                         WHERE job.queue = this AND job.concurrency_key = chr(1) || c.task AND {_READY}) AS is_behind,
-                                                    CASE WHEN c.key >= chr(2) COLLATE "C" AND s.blocked_until > clock OR o.paused_at IS NOT NULL THEN 0
+                                                    CASE WHEN c.key >= chr(2) COLLATE "C" AND s.blocked_until > clock OR o.paused_at IS NOT NULL
+                                                            OR l."strict" AND EXISTS (SELECT FROM {{schema}}.job
+                                                                WHERE job.concurrency_key = c.key AND {_BEGUN_AND_LATER} AND job.task = c.task) THEN 0
                                                         WHEN c.key >= chr(2) COLLATE "C" AND coalesce(o.running, l.key_running) IS NOT NULL THEN
                                                             greatest(coalesce(o.running, l.key_running) - ({_RUNNING_OF_KEY} AND job.task = c.task)
                                                                 - (SELECT count(*) FROM unnest(all_keys, all_tasks) AS g (key, task) WHERE g.key = c.key AND g.task = c.task), 0)
