@@ -544,3 +544,13 @@ def test_the_jobs_of_a_limited_task_are_told_from_keys_whatever_the_collation() 
     compared = re.findall(r"[<>]=? chr\(2\)(.{0,12})", " ".join(limited.UP))
     assert len(compared) > 10
     assert all(after.startswith(' COLLATE "C"') for after in compared)
+
+
+def test_a_key_of_a_task_may_be_paused_where_the_task_has_no_limits(connection: Connection) -> None:
+    """Its jobs are not claimed, in whatever queue; those of other keys and tasks are."""
+    fill(connection, 1, "a", task="mail", queue="one")
+    (other,) = fill(connection, 1, "b", task="mail", queue="one")
+    (free,) = fill(connection, 1, "c", queue="one")
+    key(connection, "a", "mail", owner="task", paused_at=text("now()"))
+
+    assert sorted(ids(Claimant(connection, "one").claim(9))) == [other, free]

@@ -131,6 +131,10 @@ UP = (
         IF TG_OP = 'DELETE' THEN
             RETURN OLD;
         END IF;
+        IF TG_TABLE_NAME = 'job_key' AND NEW.owner = 'task' THEN
+            -- Workers know the tasks that have a row of their own.
+            INSERT INTO {schema}.job_limit (owner, name) VALUES (NEW.owner, NEW.name) ON CONFLICT (owner, name) DO NOTHING;
+        END IF;
         IF TG_TABLE_NAME = 'job_limit' THEN
             NEW.version := (random() * 4503599627370000)::bigint * 1024 + (random() * 1023)::bigint;
         END IF;
