@@ -124,8 +124,10 @@ def test_each_engine_has_its_own_default_schema(database_url: str, engine: Engin
     with engine.begin() as connection:
         for schema in ("here", "there"):
             connection.execute(CreateSchema(schema))
-            for table in ("job", "unique_key"):
+            for table in ("job", "unique_key", "job_limit"):
                 connection.execute(text(f"CREATE TABLE {schema}.{table} (LIKE sa_jobqueue.{table} INCLUDING ALL)"))
+            failing = f"CREATE FUNCTION {schema}.limits_changed(bigint) RETURNS boolean LANGUAGE sql RETURN 1 / 0 > 0"
+            connection.execute(text(failing))
     for schema in ("here", "there"):
         own = create_engine(
             pooler.direct(database_url),

@@ -28,7 +28,7 @@ from sa_jobqueue.statements import cancel_jobs, discard_jobs, insert_jobs, prune
 from sa_jobqueue.store import Answer, ClaimRequest, Expired, default_store, started_keys
 from tests.support.factory import TABLE, make_job
 from tests.support.model import ModelJob
-from tests.support.outcomes import all_rules, rescues, run_outcomes
+from tests.support.outcomes import all_rules, plain_outcomes, rescues
 
 QUEUES = ("mail", "slow")
 WORKERS = ("ada", "bob", "cy")
@@ -246,7 +246,7 @@ class QueueMachine(RuleBasedStateMachine):
         return -job.priority, job.run_at, id
 
     @precondition(lambda self: self.claims)
-    @rule(ends=st.lists(st.tuples(which, run_outcomes), min_size=1, max_size=3), kept=kept)
+    @rule(ends=st.lists(st.tuples(which, plain_outcomes), min_size=1, max_size=3), kept=kept)
     def finish(self, ends: list[tuple[int, Outcome]], kept: bool) -> None:
         """A batch of outcomes, of claims that are held and of zombies'."""
         changes: dict[int, Change] = {}
@@ -261,7 +261,7 @@ class QueueMachine(RuleBasedStateMachine):
             self._forget(changes)
 
     @precondition(lambda self: self.claims)
-    @rule(back=which, outcome=run_outcomes)
+    @rule(back=which, outcome=plain_outcomes)
     def finish_with_effects(self, back: int, outcome: Outcome) -> None:
         """What the handler wrote is kept if, and only if, its claim was still valid."""
         if back >= len(self.claims):

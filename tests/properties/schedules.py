@@ -25,7 +25,7 @@ from sa_jobqueue.store import Ticked, default_store
 from tests.properties.machine import LATER, QUEUES, QueueMachine, Tracked, kept, queues, uniques, which
 from tests.support.factory import TABLE
 from tests.support.model_schedule import ModelSchedule, Plan
-from tests.support.outcomes import all_rules, run_outcomes
+from tests.support.outcomes import all_rules, plain_outcomes
 
 SCHEDULE = Schedule.__table__
 HOUR = timedelta(hours=1)
@@ -269,7 +269,7 @@ class ScheduleMachine(QueueMachine):
                         schedule.count_from(now)
 
     @precondition(lambda self: any(job.status is JobStatus.QUEUED and job.due for job in self.jobs.values()))
-    @rule(outcome=run_outcomes)
+    @rule(outcome=plain_outcomes)
     def work(self, outcome: Outcome) -> None:
         """A worker takes what is due, and all of it comes to the same end."""
         number = len(self.claims)

@@ -14,8 +14,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Job, Registry, enqueue, enqueue_many, task
 from sa_jobqueue.store import ClaimRequest, default_store, started_keys
 from tests.statements.conftest import connected
-from tests.support.factory import TABLE
-from tests.support.waiting import wait_until
+from tests.support.factory import TABLE, wait_until_blocked_by
 
 registry = Registry()
 
@@ -116,7 +115,6 @@ def test_two_calls_at_once_are_one_job_with_the_later_arguments(engine: Engine) 
     """The second waits until the first has committed, and then moves the job on."""
     with connected(engine) as first:
         put(first, soon.call(1))
-        pid = first.scalar(text("SELECT pg_backend_pid()"))
 
         def call() -> None:
             with connected(engine) as second:
@@ -125,9 +123,7 @@ def test_two_calls_at_once_are_one_job_with_the_later_arguments(engine: Engine) 
 
         thread = threading.Thread(target=call)
         thread.start()
-        with engine.connect() as looking:
-            blocked = text("SELECT count(*) FROM pg_stat_activity WHERE :pid = ANY (pg_blocking_pids(pid))")
-            wait_until(lambda: looking.execute(blocked, {"pid": pid}).scalar())
+        wait_until_blocked_by(first)
         first.commit()
         thread.join()
         job, duplicate = jobs(first)
