@@ -126,7 +126,9 @@ def test_each_engine_has_its_own_default_schema(database_url: str, engine: Engin
             connection.execute(CreateSchema(schema))
             for table in ("job", "unique_key", "job_limit"):
                 connection.execute(text(f"CREATE TABLE {schema}.{table} (LIKE sa_jobqueue.{table} INCLUDING ALL)"))
-            failing = f"CREATE FUNCTION {schema}.limits_changed(bigint) RETURNS boolean LANGUAGE sql RETURN 1 / 0 > 0"
+            # Of what a claim calls where it does not know the limits.
+            body = "LANGUAGE plpgsql AS 'BEGIN RETURN 1 / 0 > 0; END'"
+            failing = f"CREATE FUNCTION {schema}.limits_changed(bigint) RETURNS boolean {body}"
             connection.execute(text(failing))
     for schema in ("here", "there"):
         own = create_engine(

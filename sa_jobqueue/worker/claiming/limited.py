@@ -62,6 +62,8 @@ class LimitedQueues:
         self.dry: frozenset[str] = frozenset()
         """The queues that had nothing to give in the last claim."""
         self._known = _NONE
+        self.any = False
+        """Whether any queue is claimed from under limits. Written by the claimer's thread, read by any."""
         self._rings: dict[str, Ring] = {}
         self._ignored: frozenset[str] = frozenset()
         """Queues whose last claim picked jobs, and did not get them all."""
@@ -86,6 +88,7 @@ class LimitedQueues:
             try:
                 with self._connector.begin_one(connection):
                     self._known = self._connector.store.read_limits(connection, self._queues)
+                    self.any = bool(self._known.queues or self._known.tasks)
             except BaseException:
                 self.stale = True
                 raise
@@ -98,7 +101,7 @@ class LimitedQueues:
 
     def part(self, wanted: dict[str, int]) -> dict[str, int]:
         """Take the limited queues out of `wanted`. All workers have them in one order, in which claims write what they keep."""
-        return {name: wanted.pop(name) for name in sorted(wanted) if self.has(name)}
+        return {name: wanted.pop(name) for name in sorted(wanted) if self.has(name)} if self.any else {}
 
     def request(self, wanted: Mapping[str, int], *, inline: bool = True) -> LimitedRequest:
         """What to claim."""
