@@ -450,19 +450,19 @@ def test_metrics_are_what_the_workers_have_counted(
     """Of all workers of the process; cumulative, by task and outcome."""
     traced.instrument()
 
-    @task(registry=registry, name="counted")  # no other test has a task of this name
+    @task(registry=registry, name="counted_by_otel")  # no other test has a task of this name
     def counted() -> None: ...
 
     for _ in range(2):
         add_one(engine, enqueue(counted))
-        add_one(engine, enqueue(TaskName("counted"), wrong=1))
+        add_one(engine, enqueue(TaskName("counted_by_otel"), wrong=1))
     workers = [drain(url, registry, queues={"default": 1}) for _ in range(2)]
     assert sum(one.counts["completed"] for one in workers) == 2
-    assert traced.metric("sa_jobqueue.jobs", task="counted", outcome="completed") == 2
-    assert traced.metric("sa_jobqueue.jobs", task="counted", outcome="failed") == 2
-    assert traced.metric("messaging.client.consumed.messages", task="counted", system="sa_jobqueue") == 4
-    assert (traced.metric("sa_jobqueue.job.wait_time", task="counted") or 0) > 0
-    assert traced.metric("sa_jobqueue.job.run_time.bucket", task="counted", le="+Inf") == sum(
+    assert traced.metric("sa_jobqueue.jobs", task="counted_by_otel", outcome="completed") == 2
+    assert traced.metric("sa_jobqueue.jobs", task="counted_by_otel", outcome="failed") == 2
+    assert traced.metric("messaging.client.consumed.messages", task="counted_by_otel", system="sa_jobqueue") == 4
+    assert (traced.metric("sa_jobqueue.job.wait_time", task="counted_by_otel") or 0) > 0
+    assert traced.metric("sa_jobqueue.job.run_time.bucket", task="counted_by_otel", le="+Inf") == sum(
         sum(one.runs) for worker in workers for one in worker.tally()
     )
 
