@@ -113,13 +113,13 @@ def test_a_call_after_the_start_is_a_job_of_its_own(engine: Engine) -> None:
 
 def test_two_calls_at_once_are_one_job_with_the_later_arguments(engine: Engine) -> None:
     """The second waits until the first has committed, and then moves the job on."""
-    with connected(engine) as first:
+    # Both are connected before the first looks who waits: within a transaction the server shows the same processes again.
+    with connected(engine) as first, connected(engine) as second:
         put(first, soon.call(1))
 
         def call() -> None:
-            with connected(engine) as second:
-                put(second, soon.call(2))
-                second.commit()
+            put(second, soon.call(2))
+            second.commit()
 
         thread = threading.Thread(target=call)
         thread.start()
