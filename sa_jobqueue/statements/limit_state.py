@@ -112,7 +112,7 @@ def forget_states(
     """Of `limit` rows from `after` (exclusive) on, delete those that say nothing any more, except rows that are locked just now.
 
     Where one has kept a queue waiting, the queue's row that limits nothing goes with it. And lowest ids are forgotten, so that the next
-    claim counts from the start: somebody may have set an older job to running by hand.
+    claim counts from the start: an operator may have set an older job to running by plain SQL.
 
     Returns one row: owner, name and key of the last one, NULL if there was none; how many were looked at, and how many are deleted.
     """
@@ -181,6 +181,6 @@ def _number(of: Any) -> Any:
 
 
 def _limits_nothing(columns: Any) -> list[ColumnElement[bool]]:
-    """Whether nobody has said anything in a row of `LimitRow`."""
+    """Whether a row of `LimitRow` says nothing."""
     unsaid = [columns[name].is_not_distinct_from(value) for name, value in Limits().columns().items()]
     return [*unsaid, columns.paused_at.is_(None), not_(columns.held), columns.declared.is_(None)]

@@ -79,7 +79,7 @@ def locked(engine: Engine) -> Iterator[None]:
 
 @contextmanager
 def refusing(engine: Engine) -> Iterator[None]:
-    """Meanwhile nobody may write limits."""
+    """Meanwhile no role may write limits."""
     with engine.begin() as connection:
         connection.execute(
             text(

@@ -194,7 +194,7 @@ def test_a_worker_that_leaves_tells_of_each_permit_that_it_frees(
 
 
 def test_what_a_rate_keeps_waiting_starts_when_it_may(engine: Engine, url: str, registry: Registry, gate: Gate) -> None:
-    """Nobody polls: the worker knows when."""
+    """No poll is needed: the worker knows when."""
     set_limit(engine, **rate(10, 1.0, 1))
     gate.all_open.set()
     with working(url, registry, poll=LONG):
