@@ -176,7 +176,7 @@ _PICK = f"""
         picked bigint[]; of_keys text[]; of_tasks text[]; of_units integer[]; all_keys text[] := '{{{{}}}}'; all_tasks text[] := '{{{{}}}}'; to_route bigint[]; skipped bigint[];
         task_names text[] := '{{{{}}}}'; task_rooms integer[] := '{{{{}}}}'; task_units integer[] := '{{{{}}}}'; by_key boolean := false; by_strict boolean := false; is_strict boolean;
         had integer; visited text; short integer; key_frees timestamptz[]; task_frees timestamptz[]; all_units integer[] := '{{{{}}}}';
-        permit boolean; again boolean; any_permit boolean := false; has_rates boolean; has_keys boolean; has_states boolean; drops boolean; seen text[];
+        permit boolean; again boolean; alike boolean; any_permit boolean := false; has_rates boolean; has_keys boolean; has_states boolean; drops boolean; seen text[];
         tasks_at timestamptz; began timestamptz; slow boolean; lows bigint[]; known_lows bigint[]; rate_at timestamptz; next_at timestamptz; stopped text; turns integer; lowest bigint; cell bigint; seconds bigint;
     BEGIN
         IF (SELECT bit_xor(l.version) FROM {{schema}}.job_limit AS l) IS DISTINCT FROM known THEN
@@ -227,6 +227,8 @@ _PICK = f"""
             is_strict := by_strict OR coalesce(rule."strict", false);
             has_keys := EXISTS (SELECT FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this);
             has_states := EXISTS (SELECT FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key > '');
+            alike := NOT (has_keys OR has_states OR cardinality(limited_tasks) > 0 OR coalesce(rule.key_running IS NOT NULL
+                OR rule.key_rate_count IS NOT NULL OR rule."strict" OR rule.max_waiting IS NOT NULL OR rule.when_full <> 'wait', false));
             -- Under other limits, or none, jobs with lower ids may have been started.
             IF state.version IS DISTINCT FROM rule.version THEN
                 state.lowest_id := NULL;
@@ -273,19 +275,29 @@ _PICK = f"""
                             firsts := firsts || 0::bigint;
                         END IF;
                     END IF;
-                    SELECT * INTO answer FROM {{schema}}.ready_keys(this, from_key, cursor_key, bound);
-                    total := cardinality(answer.keys);
-                    circled := total < bound;
-                    from_key := coalesce(answer.keys[total], from_key);
-                    IF inclusive AND answer.keys[total] = cursor_key THEN
-                        total := total - 1;
+                    circled := cursor_key = '';
+                    IF NOT circled THEN
+                        SELECT * INTO answer FROM {{schema}}.ready_keys(this, from_key, cursor_key, bound);
+                        total := cardinality(answer.keys);
+                        circled := total < bound;
+                        from_key := coalesce(answer.keys[total], from_key);
+                        IF inclusive AND answer.keys[total] = cursor_key THEN
+                            total := total - 1;
+                        END IF;
+                        keys := keys || answer.keys[1:total]; priorities := priorities || answer.priorities[1:total];
+                        times := times || answer.times[1:total]; firsts := firsts || answer.ids[1:total];
                     END IF;
-                    keys := keys || answer.keys[1:total]; priorities := priorities || answer.priorities[1:total];
-                    times := times || answer.times[1:total]; firsts := firsts || answer.ids[1:total];
                 END IF;
                 visits := visits + cardinality(keys) + 1;
                 seen := CASE WHEN drops THEN seen || keys ELSE seen END;
                 CONTINUE WHEN cardinality(keys) = 0;
+                visited := keys[cardinality(keys)];
+                IF alike THEN
+                    -- Nothing is said of any key, so each may start as many as there is room for.
+                    weights := array_fill(1, ARRAY[cardinality(keys)]); rooms := array_fill(1000000, ARRAY[cardinality(keys)]);
+                    limits := rooms; key_units := array_fill(NULL::integer, ARRAY[cardinality(keys)]); key_frees := NULL; lows := NULL;
+                    has_rates := false; slow := false;
+                ELSE
                 -- 2. Which of them may start jobs at all. Those with limits of their own are locked, and none is waited for.
                 WITH said AS MATERIALIZED (
                     SELECT r.key, r.number, r.priority, r.time, r.first, coalesce(k.weight, 1)::integer AS weight, r.key >= chr(2) COLLATE "C" AS is_key,
@@ -306,28 +318,27 @@ _PICK = f"""
                             THEN pg_try_advisory_xact_lock(key_space, hashtext(s.key) & 1023)
                         ELSE true END AS mine
                     FROM said AS s)
-                SELECT array_agg(l.key ORDER BY l.number) FILTER (WHERE l.mine) AS keys,
-                    array_agg(l.weight ORDER BY l.number) FILTER (WHERE l.mine) AS weights,
-                    array_agg(l.priority ORDER BY l.number) FILTER (WHERE l.mine) AS priorities,
-                    array_agg(l.time ORDER BY l.number) FILTER (WHERE l.mine) AS times,
-                    array_agg(l.first ORDER BY l.number) FILTER (WHERE l.mine) AS firsts,
-                    array_agg(l.running ORDER BY l.number) FILTER (WHERE l.mine) AS running,
-                    array_agg(l.rate_count ORDER BY l.number) FILTER (WHERE l.mine) AS counts,
-                    array_agg(l.rate_seconds ORDER BY l.number) FILTER (WHERE l.mine) AS spans,
-                    array_agg(l.rate_burst ORDER BY l.number) FILTER (WHERE l.mine) AS bursts,
+                SELECT array_agg(l.key) FILTER (WHERE l.mine) AS keys,
+                    array_agg(l.weight) FILTER (WHERE l.mine) AS weights,
+                    array_agg(l.priority) FILTER (WHERE l.mine) AS priorities,
+                    array_agg(l.time) FILTER (WHERE l.mine) AS times,
+                    array_agg(l.first) FILTER (WHERE l.mine) AS firsts,
+                    array_agg(l.running) FILTER (WHERE l.mine) AS running,
+                    array_agg(l.rate_count) FILTER (WHERE l.mine) AS counts,
+                    array_agg(l.rate_seconds) FILTER (WHERE l.mine) AS spans,
+                    array_agg(l.rate_burst) FILTER (WHERE l.mine) AS bursts,
                     bool_or(l.mine AND l.rate_count IS NOT NULL) AS has_rates,
                     coalesce(bool_or(NOT l.mine AND NOT l.closed), false) AS taken_by_others
-                INTO answer FROM locked AS l;
-                visited := keys[cardinality(keys)];
+                INTO answer FROM (SELECT * FROM locked ORDER BY number) AS l;
                 again := again OR answer.taken_by_others;
                 CONTINUE WHEN answer.keys IS NULL;
                 keys := answer.keys; weights := answer.weights; priorities := answer.priorities; times := answer.times; firsts := answer.firsts;
                 has_rates := answer.has_rates;
                 -- 3. How many each may start. This statement is younger than the locks, so it sees all that runs.
                 began := clock_timestamp();
-                SELECT array_agg(r.room ORDER BY r.number) AS rooms, array_agg(r.units ORDER BY r.number) AS units,
-                    array_agg(r.lowest ORDER BY r.number) AS lowest, array_agg(r.lowest_id ORDER BY r.number) AS known_lowest,
-                    array_agg(r.free_at ORDER BY r.number) AS frees,
+                SELECT array_agg(r.room) AS rooms, array_agg(r.units) AS units,
+                    array_agg(r.lowest) AS lowest, array_agg(r.lowest_id) AS known_lowest,
+                    array_agg(r.free_at) AS frees,
                     coalesce(bool_or(r.full), false) AS full, min(r.again_at) FILTER (WHERE r.again_at > clock) AS again_at
                 INTO answer FROM (
                     SELECT c.number, c.running <= n.runs AS full, n.lowest, s.free_at, CASE WHEN s.version = rule.version AND rule.key_running IS NOT NULL THEN s.lowest_id END AS lowest_id,
@@ -343,12 +354,14 @@ _PICK = f"""
                     LEFT JOIN LATERAL (SELECT * FROM {{schema}}.limit_state AS s
                         WHERE s.owner = 'queue' AND s.name = this AND s.key = c.key AND c.key <> '' AND has_states OFFSET 0) AS s ON true
                     CROSS JOIN LATERAL (SELECT count(*) AS runs, min(o.id) AS lowest FROM ({_RUNNING_OF_KEY.replace("count(*)", "job.id")}
-                        AND c.running IS NOT NULL AND job.queue = this AND job.id >= coalesce(CASE WHEN s.version = rule.version AND rule.key_running IS NOT NULL THEN s.lowest_id END, 0)) AS o) AS n) AS r;
+                        AND c.running IS NOT NULL AND job.queue = this AND job.id >= coalesce(CASE WHEN s.version = rule.version AND rule.key_running IS NOT NULL THEN s.lowest_id END, 0)) AS o) AS n
+                    ORDER BY c.number) AS r;
                 -- Behind the entries of jobs that are done, which an old snapshot keeps, it pays to note where those that run begin.
                 slow := clock_timestamp() - began > interval '1 ms' + cardinality(keys) * interval '15 microseconds';
                 rooms := answer.rooms; limits := rooms; key_units := answer.units; lows := answer.lowest; known_lows := answer.known_lowest; key_frees := answer.frees;
                 permit := permit OR answer.full;
                 rate_at := least(rate_at, answer.again_at);
+                END IF;
                 taken := array_fill(0, ARRAY[cardinality(keys)]); short := NULL;
                 -- 4. Jobs for each, by its weight; where some have fewer, the others get more.
                 FOR pass IN 1 .. 6 LOOP
