@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .texts import BEGUN, READY, TURN
+from .texts import READY, TURN, running_of_key
 
 __all__ = ["DROP"]
 
@@ -36,7 +36,7 @@ DROP = f"""
         IF is_group THEN
             is_full := (SELECT count(*) FROM {{schema}}.job WHERE job.status = 'running' AND job.task = $2) + $5 >= rule.running;
         ELSE
-            is_full := (SELECT count(*) FROM {{schema}}.job WHERE job.concurrency_key = $4 AND {BEGUN} AND job.status <> 'queued'
+            is_full := (SELECT count(*) FROM {{schema}}.job WHERE {running_of_key('$4')}
                 AND CASE $1 WHEN 'queue' THEN job.queue = $3 ELSE job.task = $2 END) + $5 >= rule.running;
         END IF;
         is_full := coalesce(is_full, false)
@@ -81,7 +81,7 @@ DROP = f"""
         ) THEN
             UPDATE {{schema}}.job SET cancel_requested_at = {{schema}}.tell_workers(job.tableoid)
             WHERE job.cancel_requested_at IS NULL AND job.id = ANY (ARRAY (
-                SELECT job.id FROM {{schema}}.job WHERE job.concurrency_key = $4 AND {BEGUN} AND job.status <> 'queued'
+                SELECT job.id FROM {{schema}}.job WHERE {running_of_key('$4')}
                     AND CASE $1 WHEN 'queue' THEN job.queue = $3 ELSE job.task = $2 END
                 UNION ALL
                 SELECT job.id FROM {{schema}}.job WHERE is_group AND job.status = 'running' AND job.task = $2));

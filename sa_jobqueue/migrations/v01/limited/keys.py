@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from .texts import BEGUN_AND_LATER, RUNNING_OF_KEY, next_at
+from .texts import BEGUN_AND_LATER, next_at, running_of_key
 
 __all__ = ["ALIKE", "LOCKED_KEYS", "NEXT_KEYS", "NOTED", "ROOMS"]
+
+_LOWEST = "coalesce(CASE WHEN s.version = rule.version AND rule.key_running IS NOT NULL THEN s.lowest_id END, 0)"
 
 # fmt: off
 # The next keys with ready jobs: those behind the one at which the last claim stopped, then those up to it. The jobs
@@ -113,8 +115,8 @@ INTO answer FROM (
         AS c (key, running, count, seconds, burst, number)
     LEFT JOIN LATERAL (SELECT * FROM {{schema}}.limit_state AS s
         WHERE s.owner = 'queue' AND s.name = this AND s.key = c.key AND c.key <> '' AND has_states OFFSET 0) AS s ON true
-    CROSS JOIN LATERAL (SELECT count(*) AS runs, min(o.id) AS lowest FROM ({RUNNING_OF_KEY.replace("count(*)", "job.id")}
-        AND c.running IS NOT NULL AND job.queue = this AND job.id >= coalesce(CASE WHEN s.version = rule.version AND rule.key_running IS NOT NULL THEN s.lowest_id END, 0)) AS o) AS n
+    CROSS JOIN LATERAL (SELECT count(*) AS runs, min(o.id) AS lowest FROM (SELECT job.id FROM {{schema}}.job
+        WHERE c.running IS NOT NULL AND job.queue = this AND {running_of_key("c.key", _LOWEST)}) AS o) AS n
     ORDER BY c.number) AS r;
 -- Behind the entries of jobs that are done, which an old snapshot keeps, it pays to note where those that run begin.
 slow := clock_timestamp() - began > interval '1 ms' + cardinality(keys) * interval '15 microseconds';

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .texts import BEGUN_AND_LATER, READY, RUNNING_OF_KEY, needed_at
+from .texts import BEGUN_AND_LATER, READY, needed_at, running_of_key
 
 __all__ = ["LEFT", "WAITING"]
 
@@ -56,7 +56,7 @@ said AS (
                 OR l."strict" AND EXISTS (SELECT FROM {{schema}}.job
                     WHERE job.concurrency_key = c.key AND {BEGUN_AND_LATER} AND job.task = c.task) THEN 0
             WHEN c.is_key AND coalesce(o.running, l.key_running) IS NOT NULL THEN
-                greatest(coalesce(o.running, l.key_running) - ({RUNNING_OF_KEY} AND job.task = c.task)
+                greatest(coalesce(o.running, l.key_running) - (SELECT count(*) FROM {{schema}}.job WHERE {running_of_key('c.key')} AND job.task = c.task)
                     - (SELECT count(*) FROM unnest(all_keys, all_tasks) AS g (key, task) WHERE g.key = c.key AND g.task = c.task), 0)
         END AS room_of_key,
         coalesce(o.rate_burst, l.key_rate_burst) AS burst_of_key,
