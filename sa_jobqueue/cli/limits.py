@@ -81,14 +81,21 @@ def list_(config: Config, *, json: Json = False) -> None:
             "no limits, and nothing is paused; set some with `sa-jobqueue limits set`, or in code with @task(limits=...)"
         )
         return
-    lines = [_line(row) for row in rows]
-    styles = ["dim" if row["paused_at"] is not None else "" for row in rows]
-    print_table(
-        _COLUMNS,
-        lines,
-        styles=styles,
-        narrow=(_NARROW, [_narrow_line(line, row) for line, row in zip(lines, rows, strict=True)]),
-    )
+    lines: list[tuple[object, ...]] = []
+    narrow: list[tuple[object, ...]] = []
+    styles: list[str] = []
+    above = None
+    for row in rows:
+        owner = f"{row['owner']} {row['name']}"
+        if row["key"] is not None and owner != above:  # nothing is limited there but single keys
+            lines.append((owner, *[""] * 5))
+            narrow.append((owner, *[""] * 3))
+            styles.append("")
+        above = owner
+        lines.append(_line(row))
+        narrow.append(_narrow_line(lines[-1], row))
+        styles.append("dim" if row["paused_at"] is not None else "")
+    print_table(_COLUMNS, lines, styles=styles, narrow=(_NARROW, narrow))
 
 
 _COLUMNS = (

@@ -206,6 +206,18 @@ def test_list_shows_what_limits_what_runs_and_what_waits(engine: Engine, url: st
     assert "secret" not in json.dumps(rows)
 
 
+def test_a_key_is_listed_below_its_queue_or_task_also_where_only_the_key_is_limited(engine: Engine, url: str) -> None:
+    """And not below the one before it."""
+    declare(engine, "mail", Limits(running=3))
+    for key in ("1", "2"):
+        output("limits", "set", "sync", "--key", key, "--weight", "5", url=url)
+    output("limits", "set", "sync", "--task", "--key", "1", "--weight", "5", url=url)
+    lines = output("limits", "list", url=url).splitlines()[1:]
+    assert [" ".join(line.split()[:2]) for line in lines] == [
+        "queue mail", "queue sync", "key 1", "key 2", "task sync", "key 1",
+    ]  # fmt: skip
+
+
 @pytest.mark.usefixtures("measured")
 def test_list_in_80_columns_cuts_no_limit(engine: Engine, url: str) -> None:
     """What has no place beside the rest goes below each other, in a column of its own."""
