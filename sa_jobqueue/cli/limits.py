@@ -120,14 +120,18 @@ def set_(
     rate: Annotated[
         str | None, typer.Option(metavar="N/TIME|none", help="How many may start in a time: 500/1m, 20/s.")
     ] = None,
-    burst: Annotated[int | None, typer.Option(metavar="N", help="How many of them at once. Default: 1.")] = None,
+    burst: Annotated[
+        int | None, typer.Option(metavar="N", help="How many of them at once; 1, if --rate is given alone.")
+    ] = None,
     key_running: Annotated[
         str | None, typer.Option(metavar="N|none", help="How many of each key may run at once.")
     ] = None,
     key_rate: Annotated[
         str | None, typer.Option(metavar="N/TIME|none", help="How many of each key may start in a time.")
     ] = None,
-    key_burst: Annotated[int | None, typer.Option(metavar="N", help="How many of them at once. Default: 1.")] = None,
+    key_burst: Annotated[
+        int | None, typer.Option(metavar="N", help="How many of them at once; 1, if --key-rate is given alone.")
+    ] = None,
     strict: Annotated[
         bool | None,
         typer.Option("--strict/--not-strict", help="A key waits while a job of it waits for its next attempt."),
