@@ -6,6 +6,9 @@ from .texts import READY, TURN, running_of_key
 
 __all__ = ["DROP"]
 
+#: What was begun once is not dropped: it may have done a part of its work, and its own start may be what makes the limit full.
+_NEW = "job.claims = 0"
+
 # fmt: off
 # Ends jobs of a key that wait, where more wait than its limits allow. `started`: how many of its jobs are being started now, the `picked`.
 DROP = f"""
@@ -44,13 +47,16 @@ DROP = f"""
         IF NOT is_full AND rule.max_waiting IS NULL THEN
             RETURN;
         END IF;
-        reason := format('%s %L lets at most %s jobs%s wait: when_full is %s', $1, $2, most,
-            CASE WHEN is_group THEN '' ELSE ' of the key ' || quote_literal($4) END, rule.when_full);
+        reason := concat(CASE WHEN NOT is_group THEN format('key %L of ', $4) END, format('%s %L: ', $1, $2),
+            CASE WHEN rule.max_waiting IS NULL THEN 'it is full, and when_full is ' || rule.when_full
+                WHEN most = 0 THEN 'none may wait (max_waiting)'
+                ELSE format('no more than %s may wait (max_waiting)', most) END);
         SELECT array_agg(d.id) INTO dropped FROM (
             SELECT w.id FROM (
                 SELECT j.id, row_number() OVER (ORDER BY j.id) AS place, count(*) OVER () AS number FROM (
                     SELECT job.id FROM {{schema}}.job
-                    WHERE job.queue = $3 AND job.concurrency_key = $4 AND {READY} AND ($1 = 'queue' OR job.task = $2) AND job.id <> ALL (picked)
+                    WHERE job.queue = $3 AND job.concurrency_key = $4 AND {READY} AND {_NEW} AND ($1 = 'queue' OR job.task = $2)
+                        AND job.id <> ALL (picked)
                     ORDER BY job.concurrency_key, {TURN} LIMIT 1000) AS j) AS w
             WHERE CASE WHEN rule.when_full IN ('wait', 'drop_newest') THEN w.place > most ELSE w.place <= w.number - most END) AS d;
         IF dropped IS NOT NULL THEN
@@ -76,7 +82,7 @@ DROP = f"""
         END IF;
         -- What waits now takes the place of what runs.
         IF rule.when_full = 'cancel_running' AND is_full AND EXISTS (
-            SELECT FROM {{schema}}.job WHERE job.queue = $3 AND job.concurrency_key = $4 AND {READY} AND ($1 = 'queue' OR job.task = $2)
+            SELECT FROM {{schema}}.job WHERE job.queue = $3 AND job.concurrency_key = $4 AND {READY} AND {_NEW} AND ($1 = 'queue' OR job.task = $2)
                 AND job.id <> ALL (picked)
         ) THEN
             UPDATE {{schema}}.job SET cancel_requested_at = {{schema}}.tell_workers(job.tableoid)
