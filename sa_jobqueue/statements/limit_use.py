@@ -13,6 +13,7 @@ from sqlalchemy import (
     CTE,
     BigInteger,
     ColumnElement,
+    Executable,
     Float,
     FromClause,
     Integer,
@@ -68,7 +69,7 @@ _QUEUE, _TASK = literal_column("'queue'", Text), literal_column("'task'", Text)
 _FIRST_KEY: ColumnElement[str] = literal_column(f"chr({ord(TASK_GROUP) + 1})", Text)
 
 
-def limits_said(*, limits: int = 1_000, limit: type[LimitRow] = LimitRow) -> Select[Any]:
+def limits_said(*, limits: int = 1_000, limit: type[LimitRow] = LimitRow) -> Executable:
     """A row per queue and task that has limits or is paused, `limits` at most: `owner` and `name`; whether it is `limited`, and `held`;
     how many may run, `running`; for how many seconds it is paused, `paused`, NULL if it is not; and `pause_reason`.
     """
@@ -91,7 +92,7 @@ def limits_said(*, limits: int = 1_000, limit: type[LimitRow] = LimitRow) -> Sel
     )
 
 
-def paused_keys(*, cap: int = CAP, most: int = _MOST, limit_key: type[KeyRow] = KeyRow) -> Select[Any]:
+def paused_keys(*, cap: int = CAP, most: int = _MOST, limit_key: type[KeyRow] = KeyRow) -> Executable:
     """A row per paused key, `most` at most, among the first `cap` that operators have said something of: `owner`, `name`, `key`,
     `paused` seconds, `pause_reason`.
     """
@@ -116,7 +117,7 @@ def paused_keys(*, cap: int = CAP, most: int = _MOST, limit_key: type[KeyRow] = 
     )
 
 
-def running_of_tasks(*, cap: int = CAP, job: type[Job] = Job) -> Select[Any]:
+def running_of_tasks(*, cap: int = CAP, job: type[Job] = Job) -> Executable:
     """A row per queue and task of running jobs: how many there are, `running`, among `cap` of all."""
     columns = table_of(job).c
     held = (
@@ -129,7 +130,7 @@ def running_of_tasks(*, cap: int = CAP, job: type[Job] = Job) -> Select[Any]:
     return select(held.c.queue, held.c.task, func.count().label("running")).group_by(held.c.queue, held.c.task)
 
 
-def due_of_queues(names: Sequence[str], *, cap: int = CAP, job: type[Job] = Job) -> Select[Any]:
+def due_of_queues(names: Sequence[str], *, cap: int = CAP, job: type[Job] = Job) -> Executable:
     """A row per given queue: `name`, and how many of its jobs are `due`, counted up to `cap`."""
     table = table_of(job)
     columns = table.c
@@ -160,7 +161,7 @@ def ready_of_keys(
     cap: int = CAP,
     queues: int = _QUEUES,
     job: type[Job] = Job,
-) -> Select[Any]:
+) -> Executable:
     """A row per given key of a queue or task: `owner`, `name`, `key`, and how many of its jobs are `due`, among the first `cap` of the
     key in each queue. A key None of a task stands for its jobs that have none, and which claims have passed over.
     """
@@ -196,7 +197,7 @@ def ready_of_keys(
     return select(asked.c.owner, asked.c.name, asked.c.key, func.least(number, most).label("due"))
 
 
-def ready_keys(*, keys: int = KEYS, cap: int = CAP, queues: int = _QUEUES, job: type[Job] = Job) -> Select[Any]:
+def ready_keys(*, keys: int = KEYS, cap: int = CAP, queues: int = _QUEUES, job: type[Job] = Job) -> Executable:
     """A row per queue with ready jobs that have keys: the `number` of keys that take turns, counted up to `keys` of a queue, and up to `cap` of
     all together. One probe of an index for each.
     """
@@ -227,7 +228,7 @@ def stuck_permits(
     job: type[Job] = Job,
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
-) -> Select[Any]:
+) -> Executable:
     """A row per queue, task and key all of whose permits are held by jobs whose lease has run out, or that were claimed `seconds` ago.
 
     Columns: `owner`, `name`, `key`, NULL for all jobs of the owner; `limit` and `used`; whether all leases have `expired`; the
@@ -282,7 +283,7 @@ def stuck_permits(
     )
 
 
-def count_states(*, cap: int = CAP, state: type[LimitState] = LimitState) -> Select[Any]:
+def count_states(*, cap: int = CAP, state: type[LimitState] = LimitState) -> Executable:
     """How many rows claims keep about limits, counted up to `cap`."""
     columns = table_of(state).c
     page = (
@@ -311,7 +312,7 @@ def _held(table: Table, cap: int) -> CTE:
     )
 
 
-def _scope(held: CTE, owner: ColumnElement[str], name: ColumnElement[str], key: ColumnElement[Any]) -> Select[Any]:
+def _scope(held: CTE, owner: ColumnElement[str], name: ColumnElement[str], key: ColumnElement[Any]) -> Any:
     """The running jobs as those of their queue or task, and perhaps of a key of it."""
     return select(
         owner.label("owner"), name.label("name"), cast(key, Text).label("key"), held.c.id, held.c.expired, held.c.seconds

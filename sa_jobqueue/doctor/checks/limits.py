@@ -24,6 +24,7 @@ _Ill = tuple[Level, str, str]
 
 _DAY = timedelta(days=1)
 _BY_QUEUE: tuple[By, ...] = ("queue",)
+_ILL: tuple[Level, ...] = ("problem", "notice")
 #: Pauses and limits that are named.
 _NAMED = 3
 #: Keys that take turns in a queue, from which on they are told.
@@ -78,8 +79,10 @@ def _waits(examination: Examination, one: LimitUse | PausedKey) -> bool:
 
 def _pauses(examination: Examination, waiting: Sequence[LimitUse | PausedKey]) -> Iterator[_Ill]:
     levels = [beyond(one.paused or 0.0, examination.thresholds.paused) for one in waiting]
-    for level in sorted(set(levels) - {"ok"}):
+    for level in _ILL:
         its = [one for one, other in zip(waiting, levels, strict=True) if other == level]
+        if not its:
+            continue
         its.sort(key=lambda one: -one.due)
         names = listed([f"{_named(one.owner, one.name, _key(one))} {_since(one)}" for one in its], _NAMED)
         yield level, f"jobs wait because of a pause: {names}", _how_to_resume(its)
