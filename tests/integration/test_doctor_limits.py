@@ -53,7 +53,7 @@ def test_a_pause_is_a_notice_while_jobs_wait(engine: Engine, database_url: str) 
     assert finding.level == "notice"
     assert finding.detail.startswith(
         "jobs wait because of a pause: queue mail (for 0s, 'the provider is down'; 3 due), queue sync key 42 (for 0s; 2 due), "
-        "task send (for 0s; some of them due)"
+        "task send (for 0s; some are queued)"
     )
     assert finding.advice == (
         "when the reason is gone: `sa-jobqueue resume mail`, `sa-jobqueue resume sync --key 42`, `sa-jobqueue resume send --task`"

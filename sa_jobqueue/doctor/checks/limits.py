@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from ...health import LimitUse, PausedKey
 from ...log import escaped, one_line
-from ...statements.depths import capped
+from ...statements.depths import CAP, capped
 from ...statements.limit_use import KEYS, count_states, ready_of_keys, stuck_permits
 from ...statements.stats import By, sum_stats
 from ...words import age, listed
@@ -72,7 +72,7 @@ def _said(number: int) -> str:
 
 
 def _waits(examination: Examination, one: LimitUse | PausedKey) -> bool:
-    """Whether jobs wait because of it. Of a task, a claim may not have passed any yet."""
+    """Whether jobs wait because of it. Of a task that no claim has passed yet, only a sample tells."""
     is_task = isinstance(one, LimitUse) and one.owner == "task"
     return one.due > 0 or (is_task and any(task == one.name for _, task in examination.queued_tasks))
 
@@ -90,7 +90,7 @@ def _pauses(examination: Examination, waiting: Sequence[LimitUse | PausedKey]) -
 
 def _since(one: LimitUse | PausedKey) -> str:
     reason = f", {escaped(one_line(one.pause_reason))!r}" if one.pause_reason else ""
-    number = f"{capped(one.due)} due" if one.due else "some of them due"
+    number = f"{capped(one.due)} due" if one.due else "some are queued"
     return f"(for {age(one.paused)}{reason}; {number})"
 
 
@@ -196,9 +196,11 @@ def _names(examination: Examination, owner: str) -> set[str]:
 
 
 def _long_rings(rings: Mapping[str, int]) -> list[str]:
-    long = sorted((name for name, keys in rings.items() if keys >= _MANY_KEYS), key=lambda name: -rings[name])
-    said = [
-        f"{rings[name] - (rings[name] == KEYS):,}{'+' if rings[name] == KEYS else ''} in {escaped(name)}"
-        for name in long
-    ]
+    not_all = sum(rings.values()) >= CAP  # each was counted up to its share
+
+    def of(name: str, number: int) -> str:
+        return f"{KEYS - 1:,}+ in {name}" if number == KEYS else f"{number:,}{'+' if not_all else ''} in {name}"
+
+    long = sorted(((number, name) for name, number in rings.items() if number >= _MANY_KEYS), reverse=True)
+    said = [of(escaped(name), number) for number, name in long]
     return [f"keys that take turns: {listed(said, _NAMED)}"] if said else []
