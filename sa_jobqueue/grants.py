@@ -138,6 +138,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             f"EXECUTE ON FUNCTION {_ENQUEUE_TICKS}",
             "INSERT, UPDATE, DELETE ON TABLE {schema}.job_limit",
             "INSERT, UPDATE, DELETE ON TABLE {schema}.job_key",
+            "SELECT, UPDATE ON SEQUENCE {schema}.gate_limit",
             *_TELL,
         ),
     }
