@@ -18,6 +18,7 @@ from .lifecycle import JobStatus
 from .limits import KeyLimits, Limits, Rate
 from .middleware import Attempt, Middleware, add_middleware, remove_middleware
 from .models import Job, Schedule
+from .objects import Fresh, Load
 from .outcomes import Cancel, Discard, RateLimited, Retry, Snooze
 from .read import JobRead
 from .reasons import WaitReason
@@ -38,6 +39,7 @@ __all__ = [
     "Call",
     "Cancel",
     "Discard",
+    "Fresh",
     "Job",
     "JobContext",
     "JobEnd",
@@ -46,6 +48,7 @@ __all__ = [
     "JobStatus",
     "KeyLimits",
     "Limits",
+    "Load",
     "Middleware",
     "QueueState",
     "Rate",

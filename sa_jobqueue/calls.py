@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from .errors import OptionError, PayloadError
+from .objects import Waiting
 from .payload import encode_plain, load
 
 __all__ = ["Call"]
@@ -40,8 +41,18 @@ class Call(NamedTuple):
     """By which it is ordered, limited and served in turn."""
     units: int | None = None
     """How much of a rate it takes; None: 1."""
+    waiting: Waiting | None = None
+    """What completes `args` once objects in them have their keys; None: they are complete."""
     given_meta: str | None = None
     """The `meta` before any middleware changed it, which is that of a schedule's jobs; None: none has changed it."""
+
+    def completed(self) -> Call:
+        """A copy with the keys of all objects. Raises PayloadError if one is not in the database yet."""
+        if self.waiting is None:
+            return self
+        self.waiting.refuse_changes()
+        args, rule = self.waiting.completed(self.args), self.waiting.rule
+        return self._replace(args=args, uniqueness=self.uniqueness if rule is None else rule(args), waiting=None)
 
     def with_meta(self, /, **entries: Any) -> Call:
         """A copy with these entries in its `meta`, beside those that are there, or in their place.

@@ -27,6 +27,7 @@ __all__ = [
     "JobQueueError",
     "JobStopped",
     "MiddlewareError",
+    "ObjectMissing",
     "OptionError",
     "PayloadError",
     "ResultError",
@@ -111,6 +112,10 @@ class OptionError(JobQueueError, ValueError):
 
 class PayloadError(JobQueueError, ValueError):
     """The arguments of a job do not fit its handler, or cannot be stored as JSON."""
+
+
+class ObjectMissing(JobQueueError, LookupError):
+    """The row of an object argument is not there when its job runs."""
 
 
 class ResultError(JobQueueError, ValueError):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal, Self, cast
 
 from .calls import Call
@@ -19,6 +20,7 @@ from .durations import Duration, checked_duration
 from .errors import JobQueueError, OptionError, PayloadError
 from .middleware import before_enqueue, installed
 from .models import AT_ONCE, TASK_GROUP, checked_due
+from .objects import UnflushedText, Waiting
 from .payload import encode_plain, load, shown, unstorable_text
 from .unique import Unique, debounced
 
@@ -152,6 +154,9 @@ class Enqueueable:
         """The call to enqueue; `plain`: past all middleware."""
         options = self._options
         due, rule = options.run_at, None
+        waiting = self._waiting(args) if type(args) is UnflushedText else None
+        if plain and waiting is not None:
+            args, waiting = waiting.completed(args, versioned=False), None
         if options.unique is not None:
             rule = options.unique.rule(self.name, args, self._defaults())
         if options.debounce is not None:
@@ -161,9 +166,14 @@ class Enqueueable:
             _check_order(options, due)
         call = Call(
             self.name, args, options.queue, options.priority, options.max_attempts, due, options.meta, rule,
-            options.expires, options.deadline, options.key, options.units,
+            options.expires, options.deadline, options.key, options.units, waiting,
         )  # fmt: skip
         return before_enqueue(call) if installed.enqueueing and not plain else call
+
+    def _waiting(self, args: UnflushedText) -> Waiting:
+        unique, defaults = self._options.unique, self._defaults()
+        rule = None if unique is None else partial(unique.rule, self.name, defaults=defaults)
+        return Waiting(self.name, args.references, rule)
 
     def _defaults(self) -> Mapping[str, Any] | None:
         """What the parameters are that a call does not give, as plain JSON; None if that is not known."""

@@ -175,6 +175,10 @@ class Schedule(Base):
         else:
             mend = f"by name it is TaskName({job!r})" if isinstance(job, str) else "decorate the function with @task"
             raise OptionError(f"a schedule takes a task or a call, task.call(...), not {job!r}: {mend}")
+        if (waiting := getattr(call, "waiting", None)) is not None:
+            raise waiting.error(
+                "a schedule takes objects with the task, schedule(rule, task, order), and not in a call"
+            )
         if getattr(call, "run_at", None):  # a delay of 0 is none
             raise OptionError(
                 "a schedule says when its jobs are due: give the task no run_at and no delay, but perhaps jitter="

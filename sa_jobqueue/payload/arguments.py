@@ -10,6 +10,7 @@ from pydantic_core import to_json, to_jsonable_python
 
 from ..context import AsyncJobContext, JobContext
 from ..errors import PayloadError
+from ..objects import REFUSED, UnflushedText, references
 from .plain import EXPONENT, load
 from .signature import Plan, plan_of, signature
 from .storable import MAX_PAYLOAD, as_jsonb, checked_json, refusal, same, shown, unstorable
@@ -72,7 +73,10 @@ class Arguments:
         return plan
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, limit: int = MAX_PAYLOAD) -> str:
-        """The arguments of one call as JSON text. Raises PayloadError if they do not fit or cannot be stored."""
+        """The arguments of one call as JSON text. Raises PayloadError if they do not fit or cannot be stored.
+
+        An `UnflushedText` if the key of an object is not known before the next flush.
+        """
         plan = self._plan or self.resolve()
         given, rest = self._bind(plan, args, kwargs)
         try:
@@ -87,12 +91,17 @@ class Arguments:
         text = checked_json(data, valid, what=self._what, item="argument ", limit=limit)
         if not plan.exact:
             self._check_return(plan, text, valid)
+        if plan.objects and (unflushed := [one for one in references(valid) if one.object is not None]):
+            return UnflushedText.of(text, unflushed)
         return text
 
     def decode(
         self, text: str | bytes, *, what: str = "the stored arguments"
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the handler is called with after its context. Raises PayloadError if the JSON, called `what`, does not fit."""
+        """What the handler is called with after its context; with references, where `Plan.objects` says that there are some.
+
+        Raises PayloadError if the JSON, called `what`, does not fit.
+        """
         plan = self._plan or self.resolve()
         try:
             found = plan.validate_json(text, strict=True)
@@ -175,6 +184,8 @@ class Arguments:
         path = _path(loc[:-2] if of_key else loc)
         if len(loc) == 1 and kind in _NAMES:
             return _NAMES[kind].format(path)
+        if kind == REFUSED:
+            return f"argument {path}: {one['msg']}"
         said = one["msg"][:1].lower() + one["msg"][1:]
         if of_key:
             return f"argument {path}: the key {shown(value)}: {said}"

@@ -18,6 +18,7 @@ from pydantic_core import SchemaSerializer, to_json
 
 from ..context import AsyncJobContext, JobContext
 from ..errors import TaskError
+from ..objects import ObjectArgument, with_objects
 from ..results import NOT_CHECKABLE, TO_JSON, reason_of, strict_adapter
 
 __all__ = ["Plan", "plan_of", "return_hint", "signature"]
@@ -72,6 +73,8 @@ class Plan:
     exact: bool
     as_keywords: bool
     names: tuple[str, ...]
+    objects: bool
+    """Whether an argument is a mapped object, or holds some."""
 
 
 def plan_of(handler: Callable[..., Any], what: str) -> Plan:
@@ -94,10 +97,14 @@ def plan_of(handler: Callable[..., Any], what: str) -> Plan:
     fields: dict[str, Any] = {}
     variable: str | None = None
     rest: _Rest | None = None
+    objects = False
     for parameter in parameters:
         hint: Any = hints.get(parameter.name, Any)
         if hint in (JobContext, AsyncJobContext):
             raise TaskError(f"{what}: the context must be the first parameter, not {parameter.name!r}")
+        hint = _with_objects(hint, parameter.name, what)
+        objects = objects or hint is not hints.get(parameter.name, Any)
+        hints[parameter.name] = hint
         if parameter.kind is _Parameter.VAR_KEYWORD:
             of = hint.__args__[0] if typing.get_origin(hint) is Unpack else GenericAlias(dict, (str, hint))
             rest = _Rest(parameter.name, _adapter(what, {parameter.name: of}))
@@ -122,7 +129,15 @@ def plan_of(handler: Callable[..., Any], what: str) -> Plan:
         exact=rest is None and all(_exact(hints.get(name, Any)) for name in names if name != variable) and not variable,
         as_keywords=not only and variable is None and rest is None,
         names=names,
+        objects=objects,
     )
+
+
+def _with_objects(hint: Any, name: str, what: str) -> Any:
+    try:
+        return with_objects(hint, name)
+    except (TypeError, TaskError) as error:
+        raise TaskError(f"{what}: the annotation of {name!r} cannot be used: {error}") from error
 
 
 def _check_context(handler: Callable[..., Any], context: Any, parameter: inspect.Parameter, what: str) -> None:
@@ -202,7 +217,7 @@ def _culprit(fields: dict[str, Any]) -> str | None:
                 return f"the annotation of {name!r} cannot be checked: {said}"
             return (
                 f"the annotation of {name!r} cannot be checked ({said}): "
-                "pass a row's key, plain JSON, a dataclass or a pydantic model"
+                "pass a mapped object, plain JSON, a dataclass or a pydantic model"
             )
     return None
 
@@ -212,6 +227,8 @@ def _exact(hint: Any) -> bool:
     if hint in _EXACT:
         return True
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return isinstance(inner[1], ObjectArgument)
     if origin is list:
         return _exact(inner[0])
     if origin is dict:

@@ -92,7 +92,9 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass or of a pydantic model."""
+    """The fields of a dataclass or of a pydantic model. A mapped object might load them."""
+    if hasattr(cast(Any, type(value)), "__mapper__"):
+        return {}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     if hasattr(cast(Any, type(value)), "__pydantic_validator__"):

@@ -45,7 +45,7 @@ def insert_jobs(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
     """
     calls = list(calls)
     if any(call[_OF_FEW] != _NONE for call in calls):
-        return _insert_few(calls, job)
+        return _insert_few([call.completed() for call in calls], job)
     return _InsertJobs(job, _parameters(calls))
 
 
@@ -176,15 +176,15 @@ _FEW: Mapping[str, str] = {
 }
 #: The types of those that are no text.
 _ARRAYS: Mapping[str, TypeEngine[Any]] = {"units": SmallInteger()}
-#: Where the fields of these are in a call, and what they are in nearly all.
-_OF_FEW = slice(Call._fields.index("uniqueness"), Call._fields.index("uniqueness") + len(_FEW))
-_NONE = (None,) * len(_FEW)
+#: Where the fields of these are in a call, with what completes its arguments, and what they are in nearly all.
+_OF_FEW = slice(Call._fields.index("uniqueness"), Call._fields.index("waiting") + 1)
+_NONE = (None,) * (len(_FEW) + 1)
 
 
 def _parameters(calls: Iterable[Call]) -> dict[str, Any]:
     """A list for each parameter of the statement, by its name."""
     columns: Sequence[Sequence[Any]] = list(zip(*calls, strict=True)) or [()] * len(Call._fields)
-    task, args, queue, priority, max_attempts, due, meta, uniqueness, expires, deadline, key, units, _ = columns
+    task, args, queue, priority, max_attempts, due, meta, uniqueness, expires, deadline, key, units, _, _ = columns
     given = (uniqueness, map(due_text, expires), map(due_text, deadline), key, units)
     few = {name: values for name, values in zip(_FEW, map(list, given), strict=True) if any(values)}
     return {

@@ -87,7 +87,10 @@ class Task(Enqueueable, Generic[F, P, R]):
         self._arguments = Arguments(handler, task=name)
         self._results = Results(handler, task=name)
         self.decode = self._arguments.decode
-        """JSON text of a row -> (args, kwargs) for the handler, after its context. Raises PayloadError if it does not fit."""
+        """JSON text of a row -> (args, kwargs) for the handler, after its context. Raises PayloadError if it does not fit.
+
+        If the task `takes_objects`, they are still references.
+        """
         functools.update_wrapper(self, handler)
         if self.is_async:
             _mark_coroutine_function(self)
@@ -111,6 +114,11 @@ class Task(Enqueueable, Generic[F, P, R]):
     def context(self) -> type[JobContext | AsyncJobContext] | None:
         """The class of the context that the handler takes first; None if it takes none."""
         return self._arguments.context
+
+    @functools.cached_property
+    def takes_objects(self) -> bool:
+        """Whether an argument is a mapped object, or holds some."""
+        return self._arguments.resolve().objects
 
     @overload
     def result(self: Task[F, P, Coroutine[Any, Any, T]], job: Job | JobEnd) -> T: ...

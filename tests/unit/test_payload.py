@@ -522,7 +522,7 @@ def test_an_annotation_that_pydantic_cannot_check_is_a_task_error() -> None:
     """It says what to pass in place of such a value."""
     with pytest.raises(
         TaskError,
-        match=r"task 'shop.handler': the annotation of 'value' cannot be checked .*Opaque.*: pass a row's key",
+        match=r"task 'shop.handler': the annotation of 'value' cannot be checked .*Opaque.*: pass a mapped object",
     ) as error:
         arguments(Opaque).resolve()
     assert "arbitrary_types_allowed" not in str(error.value)

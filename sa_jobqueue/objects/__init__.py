@@ -1,0 +1,20 @@
+"""Mapped objects as arguments: their key is stored, and a worker loads them in `ctx.session`.
+
+>>> hint = with_objects(list[Order], "orders")  # what pydantic is to check instead
+>>> with_objects(list[int], "numbers") is list[int]
+
+At the enqueueing an object becomes a `Reference`, whose JSON is the key. At the run the JSON becomes a `Reference` again, `load`
+fetches its object, and `filled` puts that in its place. An object that has no key yet is waited for: see `Waiting`.
+"""
+
+from __future__ import annotations
+
+from .annotations import Fresh, Load
+from .holders import with_objects
+from .loading import filled, load
+from .references import REFUSED, ObjectArgument, Reference, references
+from .waiting import UnflushedText, Waiting
+
+__all__ = [
+    "REFUSED", "Fresh", "Load", "ObjectArgument", "Reference", "UnflushedText", "Waiting", "filled", "load", "references", "with_objects",
+]  # fmt: skip

@@ -1,0 +1,112 @@
+"""Loading what references name, in the session of the handler."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from pydantic import BaseModel, ValidationError
+from sqlalchemy import Select, inspect, select, tuple_
+from sqlalchemy.orm import Session
+
+from ..errors import ObjectMissing, PayloadError
+from ..outcomes import Discard
+from .references import Held, ObjectArgument, Reference, references
+
+__all__ = ["filled", "load"]
+
+logger = logging.getLogger("sa_jobqueue.objects")
+
+#: Keys in one statement: a protocol of PostgreSQL's drivers takes 65,535 parameters, and a key has several.
+_PAGE = 5_000
+
+
+def load(session: Session, wanted: Sequence[Reference]) -> None:
+    """Load the object of each reference: one statement for those of one argument.
+
+    Raises Discard or ObjectMissing, as the annotation says, where there is none, Discard where it has another version, and
+    PayloadError for a reference without a key.
+    """
+    of_each: dict[ObjectArgument, list[Reference]] = {}
+    for one in wanted:
+        of_each.setdefault(one.of, []).append(one)
+    for of, ones in of_each.items():
+        if any(one.key is None for one in ones):
+            raise ones[0].error(f"the {of.cls.__name__} had no key yet when the job was written")
+        found = _found(session, of, list(dict.fromkeys(one.key for one in ones if one.key is not None)))
+        for one in ones:
+            one.object = _checked(found.get(one.key), one)
+
+
+def _found(session: Session, of: ObjectArgument, keys: list[tuple[Any, ...]]) -> dict[tuple[Any, ...] | None, Any]:
+    """What is there, by key."""
+    said = of.said.load
+    if len(keys) == 1 and not said.options and said.for_update is None:
+        return {keys[0]: session.get(of.cls, keys[0])}
+    # The options hold for an object, too, that another argument has loaded: `Session.get` would not look.
+    found: dict[tuple[Any, ...] | None, Any] = {}
+    for first in range(0, len(keys), _PAGE):
+        page = session.scalars(_query(of, keys[first : first + _PAGE])).unique()
+        found |= {tuple(inspect(one).identity): one for one in page}
+    # The database may take another key for equal, as CHAR does with blanks behind it.
+    return {key: found[key] if key in found else session.get(of.cls, key) for key in keys}
+
+
+def _query(of: ObjectArgument, keys: list[tuple[Any, ...]]) -> Select[Any]:
+    said = of.said.load
+    columns = [of.mapper.get_property_by_column(column).class_attribute for column in of.keys.columns]
+    where = tuple_(*columns).in_(keys) if len(columns) > 1 else columns[0].in_([key[0] for key in keys])
+    query = select(of.cls).where(where).options(*said.options)
+    if said.for_update is None:
+        return query
+    # In the order of their keys, so that two jobs with the same objects cannot deadlock.
+    return query.order_by(*columns).with_for_update(**said.for_update).execution_options(populate_existing=True)
+
+
+def _checked(one: Any, wanted: Reference) -> Any:
+    of = wanted.of
+    if one is None:
+        said = f"argument {of.name}: {wanted} is not there: it was deleted, or never committed"
+        match of.said.load.missing:
+            case "discard":
+                raise Discard(said)
+            case "error":
+                raise ObjectMissing(said)
+            case "none":
+                return None
+    if of.said.fresh and wanted.version is not None:
+        version = of.version_of(one)
+        if version != wanted.version:
+            logger.info("argument %s: %s has version %s, not %s", of.name, wanted, version, wanted.version)
+            raise Discard("superseded")
+    return one
+
+
+def filled(value: Any) -> Any:
+    """`value` with the loaded objects in place of the references, and itself if it has none.
+
+    Raises PayloadError where a model refuses them.
+    """
+    if isinstance(value, Reference):
+        return value.object
+    if next(references(value), None) is None:
+        return value
+    if isinstance(value, Held):
+        return _made(value.cls, filled(value.values))
+    if isinstance(value, Mapping):
+        return {key: filled(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        kind: Any = type(cast(Any, value))
+        parts = [filled(one) for one in cast(Sequence[Any], value)]
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    return value
+
+
+def _made(cls: type[Any], values: dict[str, Any]) -> Any:
+    if not issubclass(cls, BaseModel):
+        return cls(**values)
+    try:
+        return cls.model_validate(values, strict=True, by_name=True)
+    except ValidationError as error:
+        raise PayloadError(f"a {cls.__name__} cannot be made of the stored arguments: {error}") from error

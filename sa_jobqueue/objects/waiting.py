@@ -1,0 +1,78 @@
+"""Arguments with objects whose keys only a flush gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import to_json
+from sqlalchemy import inspect
+from sqlalchemy.orm import InstanceState
+
+from ..errors import PayloadError
+from .references import Reference
+
+__all__ = ["UnflushedText", "Waiting"]
+
+
+class UnflushedText(str):
+    """The arguments of a call as JSON text, with a placeholder for each key that is not known yet."""
+
+    __slots__ = ("references",)
+
+    references: Sequence[Reference]
+
+    @classmethod
+    def of(cls, text: str, references: Sequence[Reference]) -> UnflushedText:
+        """`text`, in which these are not known."""
+        made = cls(text)
+        made.references = references
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What completes the arguments of a job when the keys of its objects are known."""
+
+    task: str
+    references: Sequence[Reference]
+    rule: Callable[[str], str] | None = None
+    """What makes the rule of a unique job of its arguments as JSON text; None: no rule depends on them."""
+
+    def completed(self, args: Any, *, versioned: bool = True) -> str:
+        """`args`, as JSON text or as what was read of it, with all keys. Raises PayloadError if one is not known yet."""
+        text = _text(args)
+        for one in self.references:
+            try:
+                plain = one.now(versioned=versioned).plain()
+            except PayloadError as error:
+                raise self.error(str(error)) from error
+            text = text.replace(one.placeholder, to_json(plain).decode())
+        return text
+
+    def refuse_changes(self) -> None:
+        """Raise PayloadError if the next flush would change a version."""
+        for one in self.references:
+            state: InstanceState[Any] = inspect(one.object)
+            if one.of.said.fresh and state.session is not None and state.session.is_modified(one.object):
+                raise self.error(
+                    str(one.error(f"{one} has changes that are not flushed yet: flush first (session.flush())"))
+                )
+
+    def decides_the_key(self, args: Any) -> bool:
+        """Whether the key of a unique job depends on an object."""
+        if self.rule is None:
+            return False
+        text = other = _text(args)
+        for one in self.references:
+            other = other.replace(one.placeholder, "0")
+        return self.rule(text) != self.rule(other)
+
+    def error(self, said: str) -> PayloadError:
+        """What to raise because of one argument."""
+        return PayloadError(f"task {self.task!r}: {said}")
+
+
+def _text(args: Any) -> str:
+    return str.__str__(args) if isinstance(args, str) else to_json(args).decode()
