@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -14,6 +15,7 @@ from ...log import get_logger
 from ...middleware import installed
 from ...outcomes import Discard
 from .around import surrounded
+from .objects import call_async_with_objects, call_with_objects
 from .run import Run
 from .sessions import Sessions
 from .transaction import HandlerTransaction
@@ -48,6 +50,8 @@ class Call:
         args, kwargs = task.decode(job.args or "")
         run.undecoded = False
         handler: Callable[..., Any] = task.handler
+        if task.takes_objects:
+            handler = self._with_objects(handler)
         if layers := installed.around:
             handler = surrounded(run, layers, handler)
         if task.context is None:
@@ -57,6 +61,12 @@ class Call:
             return handler(async_context, *args, **kwargs)
         context = JobContext(job, self._open, run.notice_stop, self._notes, task.keep_logs)
         return handler(context, *args, **kwargs)
+
+    def _with_objects(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """`handler`, called with the objects that the arguments name."""
+        if self.run.task.is_async:
+            return partial(call_async_with_objects, self.run, self._open_async, handler)
+        return partial(call_with_objects, self.run, self._open, handler)
 
     def settle(self) -> bool:
         """Whether the outcome of this call is the run's; another thread may have given the run up."""
