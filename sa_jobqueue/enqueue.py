@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar, cast, overload
 from sqlalchemy import Executable
 
 from .errors import OptionError
+from .flushing import wait_for_keys
 from .models import Job, JsonText, insert_in_order
 from .options import Call
 from .statements.insert import insert_jobs
@@ -38,6 +39,8 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
     `task`: a `Task`, or a name for producers that do not import the handlers; then the arguments are keywords of
     plain JSON, the queue is "default" (`TaskName(name).options(queue=...)` for another), and the worker checks them.
 
+    An argument that is a mapped object is stored as its key. It may be new: then the flush that writes it writes its job, too.
+
     Raises PayloadError where the arguments do not fit the handler or cannot be stored, OptionError for a bad name,
     TaskError where the handler's annotations cannot be resolved.
     """
@@ -57,6 +60,8 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
         run_at=call.run_at,
         meta=JsonText(call.meta),
     )
+    if call.waiting is not None:
+        wait_for_keys(made, call.waiting)
     if call.uniqueness is not None:
         insert_in_order(Job)
         made.uniqueness = cast(Any, JsonText(call.uniqueness))

@@ -15,17 +15,17 @@ from .base import SCHEMA, Base
 from .due_time import AT_ONCE, checked_due, due_text
 from .functions import schema_function
 from .job import Job
-from .json_text import JsonText
+from .json_text import JsonText, UnfinishedJson
 from .limits import TASK_GROUP, KeyRow, LimitRow, LimitState
 from .notes import LogPart, Progress
 from .schedule import Overlap, Schedule
 from .stat import Stat
 from .status import StatusText, status_in, status_literal
 from .tables import Awaited, SchemaVersion, UniqueKey, Uptime, WorkerRow
-from .unique import insert_in_order
+from .unique import insert_in_order, say_all
 
 __all__ = [
     "AT_ONCE", "SCHEMA", "TASK_GROUP", "Awaited", "Base", "Job", "JsonText", "KeyRow", "LimitRow", "LimitState", "LogPart", "Overlap", "Progress", "Schedule", "SchemaVersion", "Stat",
-    "StatusText", "UniqueKey", "Uptime", "WorkerRow", "checked_due", "due_text", "insert_in_order", "schema_function", "status_in",
+    "StatusText", "UnfinishedJson", "UniqueKey", "Uptime", "WorkerRow", "checked_due", "due_text", "insert_in_order", "say_all", "schema_function", "status_in",
     "status_literal",
 ]  # fmt: skip

@@ -14,11 +14,19 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.types import TypeEngine
 
-__all__ = ["JsonObject", "JsonText", "decode_on_read"]
+from ..errors import PayloadError
+
+__all__ = ["JsonObject", "JsonText", "UnfinishedJson", "decode_on_read"]
 
 
 class JsonText(str):
     """JSON text that is ready to be stored. A job carries it from `enqueue` to the INSERT, unless it is read before."""
+
+    __slots__ = ()
+
+
+class UnfinishedJson(JsonText):
+    """The same, before it is complete: it must not be stored yet."""
 
     __slots__ = ()
 
@@ -37,6 +45,11 @@ class JsonObject(TypeDecorator[dict[str, Any]]):
 
         def process(value: Any) -> Any:
             if type(value) is not JsonText:
+                if type(value) is UnfinishedJson:
+                    raise PayloadError(
+                        "a job whose arguments are new objects is written by a flush, session.add(job): or flush the objects "
+                        "before it is made"
+                    )
                 return encode(value)
             text = str.__str__(value)
             return text if wrapper is None else wrapper(text, dumps=str)
@@ -54,7 +67,7 @@ class _DecodedOnRead(InstrumentedAttribute[Any]):  # pyright: ignore[reportIncom
 
     def __get__(self, instance: object | None, owner: Any) -> Any:
         value = super().__get__(instance, owner)
-        if type(value) is JsonText:
+        if isinstance(value, JsonText):
             value = vars(instance)[self.key] = from_json(value)  # not a change of the row: the INSERT stays the same
         return value
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from sqlalchemy import event, inspect
 from sqlalchemy.orm import Session
 
-__all__ = ["insert_in_order"]
+__all__ = ["insert_in_order", "say_all"]
 
 #: The columns that only few jobs set.
 _FEW = ("uniqueness", "expires_at", "deadline_at", "concurrency_key", "units")
@@ -29,14 +30,19 @@ def insert_in_order(job: type[Any]) -> None:
     event.listen(Session, "before_flush", order)
 
 
-def _order(session: Session, job: type[Any]) -> None:
-    jobs = [one for one in session.new if isinstance(one, job)]
+def say_all(jobs: Sequence[Any]) -> bool:
+    """Have all of these jobs say what one of them says. False: none says anything that only few do."""
     said = {name for one in jobs for name in _FEW if vars(one).get(name) is not None}
-    if not said or len(jobs) == 1:
-        return
     for one in jobs:
         for name in said - vars(one).keys():
             setattr(one, name, None)
+    return bool(said)
+
+
+def _order(session: Session, job: type[Any]) -> None:
+    jobs = [one for one in session.new if isinstance(one, job)]
+    if len(jobs) == 1 or not say_all(jobs):
+        return
     unique = [one for one in jobs if vars(one).get("uniqueness") is not None]
     states: list[Any] = [inspect(one) for one in unique]
     places = sorted(state.insert_order for state in states)

@@ -48,6 +48,7 @@ from sa_jobqueue.statements import (
 )
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.apply import written_before
+from sa_jobqueue.statements.arguments import complete_arguments
 from sa_jobqueue.statements.backlog import count_by_queue, running_jobs, schedule_lag
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
@@ -139,6 +140,7 @@ BATCHES: dict[str, Callable[[int], object]] = {
         lease=60.0,
         after={(f"q{i}", 4): (_TIME.timestamp(), i) for i in range(n)},
     ),
+    "complete_arguments": lambda n: complete_arguments(ids=range(n), args=["{}"] * n),
     "live_jobs": lambda n: live_jobs(range(n)),
     "block": lambda n: block(range(n), [30.0] * n),
     "limit_queues": lambda n: limit_queues([f"q{i}" for i in range(n)]),

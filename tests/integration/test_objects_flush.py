@@ -1,0 +1,387 @@
+"""Jobs whose arguments are new objects: what a flush refuses, and what a rollback leaves."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Annotated, Any
+
+import pytest
+from sqlalchemy import Engine, event, func, inspect, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from sa_jobqueue import Fresh, Job, Registry, Unique, enqueue, task
+from sa_jobqueue.errors import PayloadError
+from tests.support.orders import Article, Base, Customer, Order, Report
+
+registry = Registry()
+
+
+@task(registry=registry, name="ship")
+def ship(order: Order, note: str = "") -> None: ...
+
+
+@task(registry=registry, name="reprice")
+def reprice(article: Annotated[Article, Fresh()]) -> None: ...
+
+
+@task(registry=registry, name="build")
+def build(report: Report, order: Order | None = None) -> None: ...
+
+
+@pytest.fixture
+def tables(engine: Engine) -> Engine:
+    Base.metadata.drop_all(engine)
+    Base.metadata.create_all(engine)
+    return engine
+
+
+def args_of(engine: Engine) -> list[Any]:
+    with Session(engine) as session:
+        return list(session.scalars(select(Job.args).order_by(Job.id)))
+
+
+def count(engine: Engine, *kinds: type[Any]) -> list[int]:
+    with Session(engine) as session:
+        return [session.scalar(select(func.count()).select_from(kind)) or 0 for kind in kinds]
+
+
+# ---- what is refused, before anything is written
+
+
+def test_an_object_that_nobody_adds(tables: Engine) -> None:
+    """It would get no key."""
+    job, other = enqueue(ship, Order()), Order()
+    with Session(tables) as session:
+        session.add_all([other, job])
+        with pytest.raises(PayloadError) as caught:
+            session.flush()
+        assert str(caught.value) == (
+            "task 'ship': argument order: the Order is not in the database yet, and it is in no session: add it, "
+            "session.add(...), or flush it first"
+        )
+        assert inspect(other).pending
+        assert inspect(job).pending
+        assert not session.connection().scalar(select(func.count()).select_from(Order))
+
+
+def test_an_object_that_is_added_then(tables: Engine) -> None:
+    """After such a refusal the session goes on."""
+    order = Order()
+    job = enqueue(ship, order)
+    with Session(tables) as session:
+        session.add(job)
+        with pytest.raises(PayloadError):
+            session.flush()
+        session.add(order)
+        session.commit()
+        assert job.args == {"order": order.id}
+
+
+def test_a_new_object_of_another_session(tables: Engine) -> None:
+    """Nobody knows which of the two is committed first."""
+    order = Order()
+    with Session(tables) as session, Session(tables) as other:
+        other.add(order)
+        session.add(enqueue(ship, order))
+        with pytest.raises(PayloadError, match="it is in another session than its job: flush it there, and commit"):
+            session.commit()
+
+
+def test_an_object_of_another_session_that_is_stored(tables: Engine) -> None:
+    """Its key is known, also if it became so after the job was made."""
+    order = Order()
+    job = enqueue(ship, order)
+    with Session(tables) as other:
+        other.add(order)
+        other.commit()
+        with Session(tables) as session:
+            session.add(job)
+            session.commit()
+    assert args_of(tables) == [{"order": 1}]
+
+
+def test_an_object_that_is_deleted_meanwhile(tables: Engine) -> None:
+    """Between the making of the job and its flush, and before."""
+    with Session(tables) as session:
+        article, order = Article(), Order()
+        session.add_all([article, order])
+        session.flush()
+        session.add(enqueue(reprice, article))
+        session.delete(article)
+        with pytest.raises(PayloadError, match=r"argument article: Article 1 is about to be deleted"):
+            session.flush()
+        session.rollback()
+        session.add(order)
+        session.flush()
+        session.delete(order)
+        session.flush()
+        with pytest.raises(PayloadError, match=r"argument order: Order \d was deleted"):
+            enqueue(ship, order)
+
+
+def test_a_unique_job_whose_key_cannot_be_known(tables: Engine) -> None:
+    """Its report refers to it, and it is unique by its report."""
+    report = Report()
+    report.job = enqueue(build.options(unique=Unique()), report)
+    with Session(tables) as session:
+        session.add(report)
+        with pytest.raises(PayloadError, match="the key of this unique job depends on an object"):
+            session.flush()
+        report.job = enqueue(build.options(unique=Unique("one")), report)
+        session.commit()
+        assert report.job.args == {"report": report.id}
+
+
+def test_a_bulk_save_past_the_unit_of_work(tables: Engine) -> None:
+    """No flush could complete it."""
+    with Session(tables) as session, pytest.raises(Exception, match="is written by a flush"):
+        session.bulk_save_objects([enqueue(ship, Order())])
+
+
+# ---- what may be so
+
+
+def test_unique_jobs_by_new_objects(tables: Engine) -> None:
+    """The key is made of the order's."""
+    first, second = Order(), Order()
+    unique = ship.options(unique=Unique(by=("order",)))
+    jobs = [enqueue(unique, first, "a"), enqueue(unique, second), enqueue(unique, first, "b")]
+    with Session(tables) as session:
+        session.add_all([*jobs, first, second])
+        session.flush()
+        assert sorted(job.is_duplicate for job in jobs) == [False, False, True]
+        again = enqueue(unique, first)
+        assert again.unique_key == jobs[0].unique_key
+        session.commit()
+
+
+def test_what_was_changed_of_the_job_meanwhile_counts(tables: Engine) -> None:
+    """Also its arguments, which may have been read."""
+    order = Order()
+    job = enqueue(ship, order)
+    job.priority = 9
+    job.args = {**job.args, "note": "mine"}
+    with Session(tables) as session:
+        session.add_all([job, order])
+        session.commit()
+        assert (job.args, job.priority) == ({"order": order.id, "note": "mine"}, 9)
+
+
+def test_a_job_that_another_object_refers_to(tables: Engine) -> None:
+    """A stored report refers to the job of an order that is new: both keys are there after the flush."""
+    with Session(tables) as session:
+        report, order = Report(), Order()
+        session.add(report)
+        session.commit()
+        report.job = enqueue(ship, order)
+        session.add(order)
+        session.commit()
+        assert (report.job.args, report.job_id) == ({"order": order.id}, report.job.id)
+
+
+def test_a_longer_cycle(tables: Engine) -> None:
+    """The job takes the order, whose report refers to the job."""
+    with Session(tables) as session:
+        order = Order()
+        report = Report(order=order)
+        report.job = enqueue(build, report, order)
+        session.add(report)
+        session.commit()
+        assert report.job.args == {"report": report.id, "order": order.id}
+
+
+def test_an_autoflush_and_a_savepoint(tables: Engine) -> None:
+    """They flush as any other."""
+    with Session(tables) as session:
+        order = Order()
+        job = enqueue(ship, order)
+        session.add_all([job, order])
+        with session.begin_nested():
+            assert session.scalars(select(Job)).one() is job
+        session.commit()
+        assert job.args == {"order": order.id}
+
+
+def test_events_of_the_mapper_hear_of_each_insert(tables: Engine) -> None:
+    """As of the job that waits for nothing."""
+    heard: list[Any] = []
+
+    def note(mapper: Any, connection: Any, job: Job) -> None:
+        heard.append(dict(job.args))
+
+    event.listen(Job, "after_insert", note)
+    try:
+        with Session(tables) as session:
+            order = Order()
+            session.add_all([enqueue(ship, order), order])
+            session.commit()
+            assert heard == [{"order": order.id}]
+    finally:
+        event.remove(Job, "after_insert", note)
+
+
+def test_another_listener_that_refuses_the_flush(tables: Engine) -> None:
+    """The next flush writes what it has set aside."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("not now")
+
+    order = Order()
+    job = enqueue(ship, order)
+    with Session(tables) as session:
+        event.listen(session, "before_flush", refuse)
+        session.add_all([job, order])
+        with pytest.raises(RuntimeError):
+            session.flush()
+        event.remove(session, "before_flush", refuse)
+        session.commit()
+        assert job.args == {"order": order.id}
+
+
+async def test_an_async_session_keeps_what_was_loaded(tables: Engine, async_engine: AsyncEngine) -> None:
+    """No attribute has to be loaded after the flush."""
+    async with AsyncSession(async_engine, expire_on_commit=False) as session:
+        order = Order(customer=Customer())
+        job = enqueue(ship, order)
+        session.add_all([job, order])
+        await session.commit()
+        assert (job.args, job.is_duplicate, job.claims, job.attempt) == ({"order": order.id}, False, 0, 0)
+
+
+# ---- what a rollback leaves
+
+
+def alone(order: Order) -> tuple[Job, list[Any]]:
+    """A job that nothing refers to."""
+    job = enqueue(ship, order)
+    return job, [job, order]
+
+
+def in_a_cycle(order: Order) -> tuple[Job, list[Any]]:
+    """A job that its report refers to, so that it is completed by an UPDATE."""
+    job = enqueue(ship, order)
+    return job, [Report(order=order, job=job)]
+
+
+both = pytest.mark.parametrize("make", [alone, in_a_cycle])
+
+
+@both
+def test_a_rollback_makes_the_job_what_it_was(tables: Engine, make: Any) -> None:
+    """So it can be added again, with its object; then it gets the new key."""
+    order = Order()
+    job, objects = make(order)
+    with Session(tables) as session:
+        session.add_all(objects)
+        session.flush()
+        before = job.args["order"]
+        session.rollback()
+        assert inspect(job).transient
+        assert job not in session
+
+        del order.id  # as SQLAlchemy leaves it
+        vars(job).pop("id", None)
+        session.add_all([job, order, Report(job=job)] if make is in_a_cycle else [job, order])
+        session.commit()
+        assert job.args == {"order": order.id}
+        assert order.id != before
+    assert count(tables, Job, Order) == [1, 1]
+
+
+@both
+def test_a_rollback_to_a_savepoint(tables: Engine, make: Any) -> None:
+    """Undoes what came after it, and no more."""
+    kept, undone = Order(), Order()
+    first, before = make(kept)
+    second, after = make(undone)
+    with Session(tables) as session:
+        session.add_all(before)
+        session.flush()
+        savepoint = session.begin_nested()
+        session.add_all(after)
+        session.flush()
+        savepoint.rollback()
+        assert (inspect(first).persistent, inspect(second).transient) == (True, True)
+        session.commit()
+        assert first.args == {"order": kept.id}
+    assert count(tables, Job, Order) == [1, 1]
+
+
+@both
+def test_a_rollback_of_what_a_savepoint_has_kept(tables: Engine, make: Any) -> None:
+    """The outer transaction takes all with it."""
+    job, objects = make(Order())
+    with Session(tables) as session:
+        with session.begin_nested():
+            session.add_all(objects)
+        assert inspect(job).persistent
+        session.rollback()
+        assert inspect(job).transient
+        assert "unflushed" in str(job.args)
+    assert count(tables, Job, Order) == [0, 0]
+
+
+def test_a_flush_that_fails(tables: Engine) -> None:
+    """In the application's own INSERT: nothing is left aside, and the session goes on."""
+    order = Order(customer_id=99)
+    job = enqueue(ship, order)
+    with Session(tables) as session:
+        session.add_all([job, order])
+        with pytest.raises(IntegrityError):
+            session.flush()
+        session.rollback()
+        session.add(Order())
+        session.commit()
+        assert count(tables, Job, Order) == [0, 1]
+
+        order.customer_id = None
+        session.add_all([job, order])
+        session.commit()
+        assert job.args == {"order": order.id}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_insert_of_the_job_that_fails(tables: Engine, nested: bool) -> None:
+    """The order is not kept without it."""
+    raising = ship.options(unique=Unique("one", on_clash="raise"))
+    with Session(tables) as session:
+        session.add(first := Order())
+        session.add(enqueue(raising, first))
+        session.commit()
+        order = Order()
+        job = enqueue(raising, order)
+
+        def add_both() -> None:
+            session.add_all([job, order])
+            session.flush()
+
+        if nested:
+            with pytest.raises(IntegrityError), session.begin_nested():
+                add_both()
+        else:
+            with pytest.raises(IntegrityError):
+                add_both()
+            session.rollback()
+        assert inspect(job).transient
+        session.add(Customer())
+        session.commit()
+    assert count(tables, Job, Order, Customer) == [1, 1, 1]
+
+
+def test_after_the_commit_nothing_holds_the_objects(tables: Engine) -> None:
+    """Neither the session nor the job."""
+    with Session(tables) as session:
+        order = Order()
+        job = enqueue(ship, order)
+        session.add_all([job, order])
+        session.commit()
+        seen = weakref.ref(order)
+        del order
+        session.add_all([enqueue(ship, other := Order()), other])
+        session.commit()
+        gc.collect()
+        assert seen() is None
+        assert job.args == {"order": 1}
