@@ -1,7 +1,16 @@
 """Mapped objects as arguments: their key is stored, and a worker loads them in `ctx.session`.
 
->>> hint = with_objects(list[Order], "orders")  # what pydantic is to check instead
->>> with_objects(list[int], "numbers") is list[int]
+>>> from pydantic import TypeAdapter
+>>> from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+>>> class Base(DeclarativeBase): ...
+>>> class Order(Base):
+...     __tablename__ = "orders"
+...     id: Mapped[int] = mapped_column(primary_key=True)
+>>> orders = TypeAdapter(with_objects(list[Order], "orders"))
+>>> orders.validate_json("[7, 8]")
+[Order 7, Order 8]
+>>> orders.dump_json(orders.validate_json("[7, 8]"))
+b'[7,8]'
 
 At the enqueueing an object becomes a `Reference`, whose JSON is the key. At the run the JSON becomes a `Reference` again, `load`
 fetches its object, and `filled` puts that in its place. An object that has no key yet is waited for: see `Waiting`.
