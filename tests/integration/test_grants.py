@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from sqlalchemy import Engine, NullPool, create_engine, func, make_url, select, update
+from sqlalchemy import Engine, NullPool, create_engine, func, make_url, select, text, update
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -33,7 +33,7 @@ from sa_jobqueue.statements import (
     set_limit,
 )
 from sa_jobqueue.tasks import TaskName
-from tests.support import pooler
+from tests.support import orders, pooler
 from tests.support.cli import as_json, invoke, output, refused
 from tests.support.databases import connect, driver_url
 from tests.support.factory import make_job
@@ -220,6 +220,40 @@ def test_an_enqueuer_makes_queued_jobs_with_the_next_ids_only(make_role: MakeRol
         copy.write_row(["{}", "42", None, None, 10, "{}", 4, "default", "now", "a_task", None, 3])
     with engine.connect() as connection:
         assert [job.status for job in connection.execute(select(Job.status))] == [JobStatus.QUEUED]
+
+
+def test_an_enqueuer_takes_new_objects_as_arguments(make_role: MakeRole, engine: Engine) -> None:
+    """In one flush with them. Where an object refers to its job the role needs the right to complete arguments."""
+    orders.Base.metadata.drop_all(engine)
+    orders.Base.metadata.create_all(engine)
+    own = create_engine(make_role("enqueue"))
+    name = own.url.username
+    with engine.begin() as connection:
+        connection.execute(text(f'GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA public TO "{name}"'))
+        connection.execute(text(f'GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO "{name}"'))
+
+    @task(registry=Registry(), name="ship")
+    def ship(order: orders.Order) -> None: ...
+
+    with Session(own) as session:
+        order = orders.Order()
+        session.add_all([job := enqueue(ship, order), order])
+        session.flush()
+        assert (job.args, job.status, job.errors) == ({"order": order.id}, JobStatus.QUEUED, [])
+        session.commit()
+
+        def add_a_cycle() -> None:
+            order = orders.Order()
+            session.add(orders.Report(order=order, job=enqueue(ship, order)))
+            session.commit()
+
+        with pytest.raises(ProgrammingError, match="permission denied"):
+            add_a_cycle()
+        session.rollback()
+        with engine.begin() as connection:
+            connection.execute(text(f'GRANT UPDATE (args) ON sa_jobqueue.job TO "{name}"'))
+        add_a_cycle()
+    own.dispose()
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
