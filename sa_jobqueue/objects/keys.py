@@ -21,12 +21,16 @@ class Keys:
         mapper: Mapper[Any] = inspect(cls)
         self.columns = mapper.primary_key
         types = tuple(_type_of(column, cls) for column in self.columns)
+        self._as_it_is = types if set(types) <= {int, str} else None
+        """The types of keys that JSON has as they are: nearly all. They need no adapter."""
         self.type = ", ".join(one.__name__ for one in types)
         made: Any = tuple[types]  # type: ignore[valid-type]
         self._adapter: TypeAdapter[Any] = TypeAdapter(made, config=_BYTES)
 
     def write(self, key: tuple[Any, ...]) -> Any:
         """A key as plain JSON. Raises ValueError if the type of its column does not hold it."""
+        if self._as_it_is == tuple(map(type, key)):
+            return key[0] if len(key) == 1 else list(key)
         try:
             valid = self._adapter.validate_python(tuple(key), strict=True)
         except ValidationError as error:
@@ -37,6 +41,8 @@ class Keys:
     def read(self, plain: Any) -> tuple[Any, ...]:
         """The key that was written as `plain`. Raises ValueError if it is none."""
         parts = [plain] if len(self.columns) == 1 else plain
+        if self._as_it_is is not None and isinstance(parts, list) and self._as_it_is == tuple(map(type, parts)):
+            return tuple(parts)
         try:
             key: tuple[Any, ...] = self._adapter.validate_json(to_json(parts), strict=True)
         except ValidationError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
@@ -94,7 +94,7 @@ def filled(value: Any) -> Any:
         return value
     if isinstance(value, Held):
         return _made(value.cls, filled(value.values))
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {key: filled(one) for key, one in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         kind: Any = type(cast(Any, value))

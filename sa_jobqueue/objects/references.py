@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, ClassVar, cast
@@ -39,6 +39,8 @@ class ObjectArgument:
         self.cls, self.said, self.name = cls, said, name
         self.keys = Keys(cls)
         self.mapper: Mapper[Any] = inspect(cls)
+        self._identity: Any = self.mapper.identity_key_from_primary_key((None,) * len(self.keys.columns))[0]
+        """The class in the identities of its objects."""
         version = self.mapper.version_id_col
         self.version = None if version is None else self.mapper.get_property_by_column(version).key
         """The attribute with the version of a row, if the mapper says it."""
@@ -79,7 +81,7 @@ class ObjectArgument:
             raise refused(said)
         if state.key is None or (self.said.fresh and state.session is not None):
             return Reference(self, None, None, given, secrets.token_hex(8))
-        if state.key[0] is not self.mapper.identity_key_from_primary_key(state.key[1])[0]:
+        if state.key[0] is not self._identity:
             raise refused(
                 f"{type(given).__name__} has keys of its own (concrete inheritance), so it is no {self.cls.__name__} by its key: "
                 f"annotate a parameter with {type(given).__name__}"
@@ -207,7 +209,7 @@ def references(value: Any) -> Iterator[Reference]:
     """All references in arguments that were validated."""
     if isinstance(value, Reference):
         yield value
-    elif isinstance(value, Mapping):
+    elif isinstance(value, dict):
         for one in value.values():
             yield from references(one)
     elif isinstance(value, (list, tuple, set, frozenset)):

@@ -31,6 +31,7 @@ from .latency import latency
 from .limits import cancel, child_drain, limits_drain
 from .memory import memory
 from .metrics import metrics
+from .objects import objects
 from .pressure import governor
 from .report import Figure, line, print_figures, write_json
 from .schedules import schedules
@@ -59,6 +60,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         schedules,
         session,
         record_session,
+        objects,
         latency,
         wait_for,
         one_by_one,

@@ -49,6 +49,15 @@ class Plain(Base):
     result: Mapped[Any | None] = mapped_column(JSONB(none_as_null=True))
 
 
+class Item(Base):
+    """What a measured handler loads and changes."""
+
+    __tablename__ = "item"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    n: Mapped[int]
+
+
 def plain_row(n: int) -> Plain:
     """A row that says as much as `enqueue(nothing, n)` writes."""
     return Plain(task="nothing", args={"n": n}, queue="default", priority=4, max_attempts=10, meta={})

@@ -9,7 +9,7 @@ from sqlalchemy import insert
 
 from sa_jobqueue import AsyncJobContext, JobContext, Registry, task
 
-from .plain import notes
+from .plain import Item, notes
 
 REGISTRY = Registry()
 
@@ -117,6 +117,30 @@ async def write(ctx: AsyncJobContext, n: int) -> None:
 def write_sync(ctx: JobContext, n: int) -> None:
     """One INSERT, in the transaction of the job's completion."""
     ctx.session.execute(insert(notes), {"n": n})
+
+
+@task(registry=REGISTRY, name="get_sync")
+def get_sync(ctx: JobContext, n: int) -> None:
+    """Load a row by its key, and change it."""
+    ctx.session.get_one(Item, n).n += 1
+
+
+@task(registry=REGISTRY, name="get")
+async def get(ctx: AsyncJobContext, n: int) -> None:
+    """The same."""
+    (await ctx.session.get_one(Item, n)).n += 1
+
+
+@task(registry=REGISTRY, name="take_sync")
+def take_sync(ctx: JobContext, n: Item) -> None:
+    """The same of an object argument."""
+    n.n += 1
+
+
+@task(registry=REGISTRY, name="take")
+async def take(ctx: AsyncJobContext, n: Item) -> None:
+    """The same."""
+    n.n += 1
 
 
 @task(registry=REGISTRY, name="write_result", record=True)
