@@ -9,8 +9,8 @@ from typing import Any, cast
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
-from ..models import Job, JsonText, UnfinishedJson
-from ..objects import Waiting
+from ..models import Job, JsonText, UnfinishedJson, put_in_order
+from ..objects import Waiting, as_text
 from .links import linked
 from .pending import Pending, is_settled, waiting_of
 from .writing import complete, insert
@@ -33,7 +33,7 @@ def wait_for_keys(job: Job, waiting: Waiting) -> None:
 @cache
 def _listen() -> None:
     """Called with the first such job, so that a program without them pays nothing."""
-    event.listen(Session, "before_flush", _before_flush, insert=True)
+    event.listen(Session, "before_flush", _before_flush)
     event.listen(Session, "after_flush", _after_flush)
     event.listen(Session, "after_soft_rollback", _after_rollback)
 
@@ -50,14 +50,13 @@ def _before_flush(session: Session, *_: Any) -> None:
     referred_to = linked(session, list(late.values())) if late else []
     _refuse_unknown_keys(referred_to)
     session.info.pop(_ASIDE, None)
-    for job in jobs:
-        if id(job) not in late:
-            _remember(session, Pending.completed(job, session))
-            session.add(job)
+    if settled := [job for job in jobs if id(job) not in late]:
+        _remember(session, [Pending.completed(job, session) for job in settled])
+        session.add_all(settled)
+        put_in_order(session, Job)  # some have got their unique keys just now
     for job in referred_to:
         del late[id(job)]
-        if isinstance(text := vars(job)["args"], UnfinishedJson):
-            vars(job)["args"] = JsonText(text)
+        vars(job)["args"] = JsonText(as_text(vars(job)["args"]))
         session.add(job)
     for job in late.values():
         if job in session:
@@ -84,15 +83,14 @@ def _after_flush(session: Session, *_: Any) -> None:
     aside: Sequence[Job] = session.info.pop(_ASIDE, ())
     referred_to: Sequence[Job] = session.info.pop(_LINKED, ())
     if aside:
-        done = [Pending.completed(job, session, aside=True) for job in aside]
-        _remember(session, *done)
+        _remember(session, [Pending.completed(job, session, aside=True) for job in aside])
         insert(session, aside)
     if referred_to:
-        _remember(session, *(Pending.completed(job, session) for job in referred_to))
+        _remember(session, [Pending.completed(job, session) for job in referred_to])
         complete(session, referred_to)
 
 
-def _remember(session: Session, *done: Pending) -> None:
+def _remember(session: Session, done: Sequence[Pending]) -> None:
     kept: list[Pending] = session.info.setdefault(_DONE, [])
     kept[:] = [one for one in kept if one.may_roll_back]
     kept.extend(done)
@@ -104,6 +102,6 @@ def _after_rollback(session: Session, previous: SessionTransaction) -> None:
         session.info.pop(name, None)
     kept: list[Pending] = session.info.get(_DONE, [])
     undone = [one for one in kept if one.is_undone_by(previous)]
+    kept[:] = [one for one in kept if not one.is_undone_by(previous)]
     for one in undone:
-        kept.remove(one)
         one.restore(session)

@@ -20,6 +20,20 @@ def insert(session: Session, jobs: Sequence[Job]) -> None:
     another one. Listeners to the mapper's events hear of it. Unique jobs are inserted in the order of their keys: see
     `models.insert_in_order`.
     """
+    for one in _by_class(jobs):
+        _insert(session, one)
+    session.add_all(jobs)
+
+
+def _by_class(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Each table has a class."""
+    found: dict[type[Job], list[Job]] = {}
+    for job in jobs:
+        found.setdefault(type(job), []).append(job)
+    return list(found.values())
+
+
+def _insert(session: Session, jobs: Sequence[Job]) -> None:
     job, connection = type(jobs[0]), _connection(session, jobs[0])
     ordered = sorted(jobs, key=lambda one: str(one.unique_key))
     states: list[InstanceState[Job]] = [inspect(one) for one in ordered]
@@ -37,14 +51,14 @@ def insert(session: Session, jobs: Sequence[Job]) -> None:
         state.dict.update({names[key]: value for key, value in row.items()})
         mapper.dispatch.after_insert(mapper, connection, state)
         make_transient_to_detached(state.obj())
-    session.add_all(jobs)
 
 
 def complete(session: Session, jobs: Sequence[Job]) -> None:
     """Write the arguments of jobs that were inserted without them."""
-    texts = [str.__str__(vars(job)["args"]) for job in jobs]
-    statement = complete_arguments(ids=[job.id for job in jobs], args=texts, job=type(jobs[0]))
-    _connection(session, jobs[0]).execute(statement)
+    for alike in _by_class(jobs):
+        texts = [str.__str__(vars(job)["args"]) for job in alike]
+        statement = complete_arguments(ids=[job.id for job in alike], args=texts, job=type(alike[0]))
+        _connection(session, alike[0]).execute(statement)
 
 
 def _connection(session: Session, job: Job) -> Connection:

@@ -22,10 +22,10 @@ from .schedule import Overlap, Schedule
 from .stat import Stat
 from .status import StatusText, status_in, status_literal
 from .tables import Awaited, SchemaVersion, UniqueKey, Uptime, WorkerRow
-from .unique import insert_in_order, say_all
+from .unique import insert_in_order, put_in_order, say_all
 
 __all__ = [
     "AT_ONCE", "SCHEMA", "TASK_GROUP", "Awaited", "Base", "Job", "JsonText", "KeyRow", "LimitRow", "LimitState", "LogPart", "Overlap", "Progress", "Schedule", "SchemaVersion", "Stat",
-    "StatusText", "UnfinishedJson", "UniqueKey", "Uptime", "WorkerRow", "checked_due", "due_text", "insert_in_order", "say_all", "schema_function", "status_in",
+    "StatusText", "UnfinishedJson", "UniqueKey", "Uptime", "WorkerRow", "checked_due", "due_text", "insert_in_order", "put_in_order", "say_all", "schema_function", "status_in",
     "status_literal",
 ]  # fmt: skip

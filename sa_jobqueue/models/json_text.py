@@ -31,6 +31,10 @@ class UnfinishedJson(JsonText):
     __slots__ = ()
 
 
+class UnfinishedObject(dict[str, Any]):
+    """What was read of an `UnfinishedJson`."""
+
+
 class JsonObject(TypeDecorator[dict[str, Any]]):
     """A jsonb object. A `JsonText` goes to the driver as it is."""
 
@@ -45,7 +49,7 @@ class JsonObject(TypeDecorator[dict[str, Any]]):
 
         def process(value: Any) -> Any:
             if type(value) is not JsonText:
-                if type(value) is UnfinishedJson:
+                if isinstance(value, (UnfinishedJson, UnfinishedObject)):
                     raise PayloadError(
                         "a job whose arguments are new objects is written by a flush, session.add(job): or flush the objects "
                         "before it is made"
@@ -68,7 +72,9 @@ class _DecodedOnRead(InstrumentedAttribute[Any]):  # pyright: ignore[reportIncom
     def __get__(self, instance: object | None, owner: Any) -> Any:
         value = super().__get__(instance, owner)
         if isinstance(value, JsonText):
-            value = vars(instance)[self.key] = from_json(value)  # not a change of the row: the INSERT stays the same
+            plain = from_json(value)
+            # Not a change of the row: the INSERT stays the same.
+            value = vars(instance)[self.key] = UnfinishedObject(plain) if type(value) is UnfinishedJson else plain
         return value
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import event, inspect
 from sqlalchemy.orm import Session
 
-__all__ = ["insert_in_order", "say_all"]
+__all__ = ["insert_in_order", "put_in_order", "say_all"]
 
 #: The columns that only few jobs set.
 _FEW = ("uniqueness", "expires_at", "deadline_at", "concurrency_key", "units")
@@ -25,7 +25,7 @@ def insert_in_order(job: type[Any]) -> None:
     """
 
     def order(session: Session, *_: Any) -> None:
-        _order(session, job)
+        put_in_order(session, job)
 
     event.listen(Session, "before_flush", order)
 
@@ -39,7 +39,8 @@ def say_all(jobs: Sequence[Any]) -> bool:
     return bool(said)
 
 
-def _order(session: Session, job: type[Any]) -> None:
+def put_in_order(session: Session, job: type[Any]) -> None:
+    """The same for the next flush of this session alone."""
     jobs = [one for one in session.new if isinstance(one, job)]
     if len(jobs) == 1 or not say_all(jobs):
         return

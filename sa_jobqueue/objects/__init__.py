@@ -22,8 +22,8 @@ from .annotations import Fresh, Load
 from .holders import with_objects
 from .loading import filled, load
 from .references import REFUSED, ObjectArgument, Reference, references
-from .waiting import UnflushedText, Waiting
+from .waiting import UnflushedText, Waiting, as_text
 
 __all__ = [
-    "REFUSED", "Fresh", "Load", "ObjectArgument", "Reference", "UnflushedText", "Waiting", "filled", "load", "references", "with_objects",
+    "REFUSED", "Fresh", "Load", "ObjectArgument", "Reference", "UnflushedText", "Waiting", "as_text", "filled", "load", "references", "with_objects",
 ]  # fmt: skip

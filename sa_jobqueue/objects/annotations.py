@@ -98,7 +98,7 @@ def replaced(
     hint: Any,
     make: Callable[[Any, Said], Any],
     *,
-    of_other: Callable[[Any], Any] = lambda cls: cls,
+    of_other: Callable[[Any, Said], Any] = lambda cls, _: cls,
     said: Said | None = None,
 ) -> Any:
     """`hint` with what `make` returns for each mapped class in it, and `of_other` for each other class. `hint` itself if nothing changes.
@@ -118,11 +118,13 @@ def replaced(
         if is_mapped(hint):
             return make(hint, said)
         _refuse_unmapped(hint)
-        return of_other(hint)
+        return of_other(hint, said)
     if origin is Annotated:
         of, *beside = inner
         changed = again(of, said=_said_beside(beside, said))
         rest = tuple(one for one in beside if not isinstance(one, _OfObjects))
+        if changed is of and len(rest) < len(beside):
+            raise TypeError("Load() and Fresh() say how a mapped object is loaded, and there is none in it")
         return hint if changed is of else Annotated[(changed, *rest)] if rest else changed
     is_union = origin in (typing.Union, UnionType)
     if is_union:

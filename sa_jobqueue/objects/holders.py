@@ -31,9 +31,9 @@ def _of(name: str) -> Callable[[Any, Said], Any]:
     return lambda cls, said: Annotated[cls, ObjectArgument(cls, said, name)]
 
 
-def _holder(cls: type[Any], name: str) -> Any:
+def _holder(cls: type[Any], said: Said, *, name: str) -> Any:
     hints = _fields(cls)
-    changed = {field: replaced(hint, _of(f"{name}.{field}")) for field, (hint, _) in hints.items()}
+    changed = {field: replaced(hint, _of(f"{name}.{field}"), said=said) for field, (hint, _) in hints.items()}
     if all(changed[field] is hint for field, (hint, _) in hints.items()):
         return cls
     if issubclass(cls, BaseModel) and cls.model_config.get("extra") == "allow":

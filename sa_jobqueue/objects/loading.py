@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -11,12 +10,13 @@ from sqlalchemy import Select, inspect, select, tuple_
 from sqlalchemy.orm import Session
 
 from ..errors import ObjectMissing, PayloadError
+from ..log import get_logger
 from ..outcomes import Discard
 from .references import Held, ObjectArgument, Reference, references
 
 __all__ = ["filled", "load"]
 
-logger = logging.getLogger("sa_jobqueue.objects")
+logger = get_logger(__name__)
 
 #: Keys in one statement: a protocol of PostgreSQL's drivers takes 65,535 parameters, and a key has several.
 _PAGE = 5_000

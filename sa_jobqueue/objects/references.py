@@ -39,8 +39,7 @@ class ObjectArgument:
         self.cls, self.said, self.name = cls, said, name
         self.keys = Keys(cls)
         self.mapper: Mapper[Any] = inspect(cls)
-        self._identity: Any = self.mapper.identity_key_from_primary_key((None,) * len(self.keys.columns))[0]
-        """The class in the identities of its objects."""
+        self._identity = _identity_of(self.mapper)
         version = self.mapper.version_id_col
         self.version = None if version is None else self.mapper.get_property_by_column(version).key
         """The attribute with the version of a row, if the mapper says it."""
@@ -79,13 +78,13 @@ class ObjectArgument:
         state: InstanceState[Any] = inspect(given)
         if said := _deleted(state):
             raise refused(said)
-        if state.key is None or (self.said.fresh and state.session is not None):
-            return Reference(self, None, None, given, secrets.token_hex(8))
-        if state.key[0] is not self._identity:
+        if type(given) is not self.cls and _identity_of(state.mapper) is not self._identity:
             raise refused(
                 f"{type(given).__name__} has keys of its own (concrete inheritance), so it is no {self.cls.__name__} by its key: "
                 f"annotate a parameter with {type(given).__name__}"
             )
+        if state.key is None or (self.said.fresh and state.session is not None):
+            return Reference(self, None, None, given, secrets.token_hex(8))
         made = Reference(self, tuple(state.key[1]))
         try:
             self.keys.write(tuple(state.key[1]))
@@ -193,6 +192,11 @@ def _deleted(state: InstanceState[Any]) -> str | None:
     if state.session is not None and state.obj() in state.session.deleted:
         return f"{_shown(state)} is about to be deleted"
     return None
+
+
+def _identity_of(mapper: Mapper[Any]) -> type[Any]:
+    """The class in the identities of its objects."""
+    return mapper.identity_key_from_primary_key((None,) * len(mapper.primary_key))[0]
 
 
 @dataclass(slots=True)

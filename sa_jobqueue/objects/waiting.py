@@ -13,7 +13,7 @@ from sqlalchemy.orm import InstanceState
 from ..errors import PayloadError
 from .references import Reference
 
-__all__ = ["UnflushedText", "Waiting"]
+__all__ = ["UnflushedText", "Waiting", "as_text"]
 
 
 class UnflushedText(str):
@@ -42,7 +42,7 @@ class Waiting:
 
     def completed(self, args: Any, *, versioned: bool = True) -> str:
         """`args`, as JSON text or as what was read of it, with all keys. Raises PayloadError if one is not known yet."""
-        text = _text(args)
+        text = as_text(args)
         for one in self.references:
             try:
                 plain = one.now(versioned=versioned).plain()
@@ -64,7 +64,7 @@ class Waiting:
         """Whether the key of a unique job depends on an object."""
         if self.rule is None:
             return False
-        text = other = _text(args)
+        text = other = as_text(args)
         for one in self.references:
             other = other.replace(one.placeholder, "0")
         return self.rule(text) != self.rule(other)
@@ -74,5 +74,6 @@ class Waiting:
         return PayloadError(f"task {self.task!r}: {said}")
 
 
-def _text(args: Any) -> str:
+def as_text(args: Any) -> str:
+    """Arguments as JSON text, which they may be already."""
     return str.__str__(args) if isinstance(args, str) else to_json(args).decode()

@@ -82,11 +82,12 @@ async def test_many_take_two_statements(client: Client, tables: Engine) -> None:
         with client.watched() as sent:
             await settle(unit.flush())
         assert len([one for one in sent if "INSERT" in one]) == 2
-        assert [job.args["order"] for job in jobs] == [order.id for order in orders]
+        ids = [order.id for order in orders]
+        assert [job.args["order"] for job in jobs] == ids
         assert {job.key for job in jobs} == {None, "a"}
         assert {(job.run_at - job.created_at).total_seconds() for job in jobs} == {0.0, 60.0}
         await settle(unit.commit())
-    assert sorted(args["order"] for args in args_of(tables)) == sorted(inspect(order).identity[0] for order in orders)
+    assert sorted(args["order"] for args in args_of(tables)) == sorted(ids)
 
 
 @sessions
@@ -108,17 +109,19 @@ async def test_keys_of_all_kinds(client: Client, tables: Engine) -> None:
 async def test_a_true_cycle(client: Client, tables: Engine) -> None:
     """The report refers to the job, and the job to the report: one is inserted first, and completed."""
     reports = [Report(), Report()]
-    for report in reports:
-        report.job = enqueue(build, report)
+    jobs = [enqueue(build, report) for report in reports]
+    for report, job in zip(reports, jobs, strict=True):
+        report.job = job
     async with client.open() as unit:
         unit.add_all(reports)
         with client.watched() as sent:
             await settle(unit.flush())
-        found = [(report.job.args, report.job_id) for report in reports]
-        assert found == [({"report": report.id}, report.job.id) for report in reports]
+        found = [job.args for job in jobs]
+        assert found == [{"report": report.id} for report in reports]
+        assert [report.job_id for report in reports] == [job.id for job in jobs]
         assert len([one for one in sent if one.startswith("UPDATE")]) == 1
         await settle(unit.commit())
-    assert args_of(tables) == [args for args, _ in found]
+    assert args_of(tables) == found
 
 
 @sessions

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import pytest
 from sqlalchemy import Engine, event, func, inspect, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, StatementError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Fresh, Job, Registry, Unique, enqueue, task
 from sa_jobqueue.errors import PayloadError
-from tests.support.orders import Article, Base, Customer, Order, Report
+from tests.support.orders import Article, Base, Customer, Document, Invoice, Letter, Order, Report
 
 registry = Registry()
 
@@ -135,10 +135,21 @@ def test_a_unique_job_whose_key_cannot_be_known(tables: Engine) -> None:
         assert report.job.args == {"report": report.id}
 
 
-def test_a_bulk_save_past_the_unit_of_work(tables: Engine) -> None:
+@pytest.mark.parametrize("read", [False, True])
+def test_a_bulk_save_past_the_unit_of_work(tables: Engine, read: bool) -> None:
     """No flush could complete it."""
-    with Session(tables) as session, pytest.raises(Exception, match="is written by a flush"):
-        session.bulk_save_objects([enqueue(ship, Order())])
+    job = enqueue(ship, Order())
+    assert not read or job.args
+    with Session(tables) as session, pytest.raises(StatementError, match="is written by a flush"):
+        session.bulk_save_objects([job])
+
+
+def test_a_copy_that_a_merge_makes(tables: Engine) -> None:
+    """The copy does not know the object."""
+    with Session(tables) as session:
+        session.merge(enqueue(ship, Order()))
+        with pytest.raises(StatementError, match="is written by a flush"):
+            session.flush()
 
 
 # ---- what may be so
@@ -191,6 +202,20 @@ def test_a_longer_cycle(tables: Engine) -> None:
         session.add(report)
         session.commit()
         assert report.job.args == {"report": report.id, "order": order.id}
+
+
+def test_a_new_object_of_a_subclass(tables: Engine) -> None:
+    """Of a joined table, and of the same."""
+
+    @task(registry=Registry(), name="read")
+    def read(document: Document) -> None: ...
+
+    with Session(tables) as session:
+        documents = [Invoice(), Letter(), Document()]
+        jobs = [enqueue(read, one) for one in documents]
+        session.add_all([*jobs, *documents])
+        session.commit()
+        assert [job.args["document"] for job in jobs] == [one.id for one in documents]
 
 
 def test_an_autoflush_and_a_savepoint(tables: Engine) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, model_validator
 from sqlalchemy import Engine, event, inspect, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.orm import Session, object_session, selectinload
+from sqlalchemy.orm import Session, joinedload, object_session, selectinload
 
 from sa_jobqueue import (
     AsyncJobContext,
@@ -30,6 +30,7 @@ from sa_jobqueue import (
     remove_middleware,
     task,
 )
+from sa_jobqueue.objects import loading
 from tests.support import orders
 from tests.support.orders import Article, Base, Document, Invoice, Letter, Line, Order, Parcel, Stock
 from tests.support.working import add, add_one, drain, job_of, worker_for
@@ -122,7 +123,10 @@ async def test_a_new_object_goes_from_one_handler_to_the_next(
             more = Order(note=f"{order.note}, from an async def")
             ctx.session.add_all([enqueue(handler, more), more])
 
-    add(tables, enqueue(handler, first := Order(note="the first")), first)
+    first = Order(note="the first")
+    with Session(tables) as session:
+        session.add_all([enqueue(handler, first), first])
+        session.commit()
     await worker_for(tables, registry, async_engine=async_engine).serve(until_idle=True)
     assert notes(tables)[-1] == "the first, from a def, from an async def, from a def"
     with Session(tables) as session:
@@ -188,8 +192,12 @@ def test_several_in_all_the_places_where_they_may_stand(tables: Engine, registry
     assert seen == [None, None, [2, 1, 0], [1, 2], {"of_stock": "left"}]
 
 
-def test_a_list_takes_one_statement(tables: Engine, registry: Registry) -> None:
-    """However many objects it has, and in its order."""
+@pytest.mark.parametrize("page", [20, 5_000])
+def test_a_list_takes_one_statement(
+    tables: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    """For thousands of objects, in the order of the list."""
+    monkeypatch.setattr(loading, "_PAGE", page)
     seen: list[int] = []
 
     @task(registry=registry, name="list")
@@ -202,7 +210,7 @@ def test_a_list_takes_one_statement(tables: Engine, registry: Registry) -> None:
     with sent(tables) as texts:
         drain(tables, registry)
     assert seen == ids
-    assert len([one for one in texts if "an_order" in one]) == 1
+    assert len([one for one in texts if "an_order" in one]) == (3 if page == 20 else 1)
 
 
 def test_keys_and_classes_of_all_kinds(tables: Engine, registry: Registry) -> None:
@@ -243,13 +251,15 @@ def test_for_update_in_another_way(tables: Engine, registry: Registry) -> None:
     """The arguments of `with_for_update` travel."""
 
     @task(registry=registry, name="locks")
-    def locks(order: Annotated[Order, Load(for_update={"key_share": True, "nowait": True})]) -> None: ...
+    def locks(
+        order: Annotated[Order, Load(joinedload(Order.customer), for_update={"key_share": True, "of": Order})],
+    ) -> None: ...
 
     store(tables, order := Order())
     add(tables, enqueue(locks, order))
     with sent(tables) as texts:
         drain(tables, registry)
-    assert "FOR NO KEY UPDATE NOWAIT" in next(one for one in texts if "an_order" in one)
+    assert "FOR NO KEY UPDATE OF an_order" in next(one for one in texts if "an_order" in one)
 
 
 def test_each_attempt_loads_them_again(tables: Engine, registry: Registry) -> None:

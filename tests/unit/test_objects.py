@@ -12,12 +12,15 @@ from pydantic import BaseModel, ConfigDict
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
+    MappedAsDataclass,
     Session,
     make_transient_to_detached,
     mapped_column,
     selectinload,
 )
 from sqlalchemy.types import UserDefinedType
+from sqlmodel import Field as SqlField
+from sqlmodel import SQLModel
 
 from sa_jobqueue import Fresh, Job, Load, Registry, Schedule, Unique, enqueue, enqueue_many, task
 from sa_jobqueue.errors import PayloadError, TaskError
@@ -106,6 +109,26 @@ def test_the_key_is_stored(annotation: Any, value: Any, text: str) -> None:
     made = arguments(annotation)
     assert made.encode((value,), {}) == f'{{"value":{text}}}'
     assert made.encode((made.decode(f'{{"value":{text}}}')[1]["value"],), {}) == f'{{"value":{text}}}'
+
+
+class Data(MappedAsDataclass, DeclarativeBase):
+    """Its classes are dataclasses, too."""
+
+
+class Coupon(Data):
+    __tablename__ = "coupon"
+    code: Mapped[str] = mapped_column(primary_key=True)
+
+
+class Hero(SQLModel, table=True):
+    id: int | None = SqlField(default=None, primary_key=True)
+    name: str
+
+
+@pytest.mark.parametrize(("one", "plain"), [(Coupon("A1"), '"A1"'), (Hero(id=3, name="Ann"), "3")])
+def test_classes_that_are_dataclasses_or_models_too(one: Any, plain: str) -> None:
+    """That they are mapped decides: their key is stored."""
+    assert arguments(type(one)).encode((stored(one),), {}) == f'{{"value":{plain}}}'
 
 
 def test_a_plain_key_will_do_where_a_version_may_stand() -> None:
@@ -226,6 +249,11 @@ class Open(BaseModel):
         (Annotated[Order, Fresh()], "Fresh() needs a version, and the mapper of Order has no version_id_col"),
         (Annotated[Order, Load(missing="none")], 'missing="none" needs an annotation that allows None: Order | None'),
         (Annotated[Order, Load], "it has the class Load: write Load()"),
+        (Annotated[int, Load()], "Load() and Fresh() say how a mapped object is loaded, and there is none in it"),
+        (
+            Annotated[Shipment, Load(missing="none")],
+            'missing="none" needs an annotation that allows None: Order | None',
+        ),
         (Open, 'Open has extra="allow", and holds mapped objects: a model cannot do both'),
     ],
 )
@@ -252,8 +280,9 @@ def test_load_is_checked_where_it_stands(make: Callable[[], Load], said: str) ->
 
 def test_an_object_with_a_key_of_its_own_is_no_object_of_the_base() -> None:
     """Concrete inheritance: the same number is another row."""
-    with pytest.raises(PayloadError, match="Concrete has keys of its own"):
-        arguments(Plain).encode((stored(Concrete(id=1)),), {})
+    for one in (stored(Concrete(id=1)), Concrete()):
+        with pytest.raises(PayloadError, match="Concrete has keys of its own"):
+            arguments(Plain).encode((one,), {})
 
 
 def test_a_task_that_is_known_by_name_takes_the_key() -> None:
