@@ -379,6 +379,23 @@ def test_a_limited_claim_fails_where_limits_are_not_known(connection: Connection
     assert is_limits_changed(caught.value)
 
 
+def test_a_claim_that_has_waited_for_another_fails_where_limits_have_changed_meanwhile(engine: Engine) -> None:
+    """It would not keep those of which it knows nothing."""
+    with engine.begin() as setup:
+        fill(setup, 5)
+        limit(setup, running=5)
+    with engine.connect() as one, engine.connect() as two, ThreadPoolExecutor(1) as threads:
+        assert len(Claimant(one).claim(1)) == 1
+        second = threads.submit(lambda: Claimant(two, name="two").claim(4))
+        wait_until_blocked_by(one)
+        with engine.begin() as operator:
+            limit(operator, "a_task", owner="task", paused_at=text("now()"))
+        one.commit()
+        with pytest.raises(DBAPIError) as caught:
+            second.result(10)
+    assert is_limits_changed(caught.value)
+
+
 def test_lowering_a_limit_stops_nothing_and_raising_it_lets_more_start(connection: Connection) -> None:
     """What runs, runs; nothing starts until it is below the new limit."""
     fill(connection, 10)
@@ -410,6 +427,18 @@ def test_under_strict_a_key_waits_for_its_head_that_is_tried_again(connection: C
     assert claimant.claim() == []
     connection.execute(update(TABLE).where(TABLE.c.id == head).values(run_at=text("now()")))
     assert ids(claimant.claim() or claimant.claim()) == [head]  # the first may only find that it is due
+
+
+@pytest.mark.parametrize("owner", ["queue", "task"])
+def test_strict_is_for_keys_and_not_for_jobs_without_one(connection: Connection, owner: str) -> None:
+    """Those of a limited task go on, while one of them waits to be tried again; also where they were put aside."""
+    group = f"{TASK_GROUP}few"
+    make_job(connection, concurrency_key=group, task="few", attempt=1, run_at=HOUR)
+    (behind,) = fill(connection, 1, group, task="few")
+    limit(connection, "few", owner="task", running=5)
+    limit(connection, "few" if owner == "task" else "default", owner=owner, strict=True)
+
+    assert ids(Claimant(connection).claim()) == [behind]
 
 
 def test_without_strict_a_key_goes_on_while_a_job_waits_to_be_tried_again(connection: Connection) -> None:
