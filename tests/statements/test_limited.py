@@ -151,7 +151,7 @@ def test_more_keys_than_one_look_finds_all_get_their_turn(connection: Connection
     found: list[ClaimedJob] = []
     for _ in range(4):
         found += claimant.claim(10)
-        if found or not claimant.state.again:
+        if found or not claimant.state.unseen:
             break
 
     assert ids(found) == [last]
