@@ -15,7 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.migrations.v01 import limited
 from sa_jobqueue.models import TASK_GROUP
-from sa_jobqueue.store import ClaimRequest, default_store, is_limits_changed
+from sa_jobqueue.statements import pause, resume, set_limit
+from sa_jobqueue.store import ClaimRequest, KnownLimits, default_store, is_limits_changed
 from tests.support.factory import TABLE, make_job, wait_until_blocked_by
 from tests.support.limits import Claimant, end, fill, key, limit, no_limit
 
@@ -366,6 +367,22 @@ def test_a_plain_claim_fails_where_limits_are_not_known(connection: Connection) 
     fails(None)
     connection.execute(update(TABLE).where(TABLE.c.concurrency_key == "a").values(run_at=HOUR))
     assert len(plain(None)) == 1
+
+
+def test_a_task_is_limited_for_as_long_as_one_of_its_keys_is(connection: Connection) -> None:
+    """The row that was made for it stays, and costs nothing; a claim that knows only of that fails where a key is paused again."""
+
+    def known() -> KnownLimits:
+        return default_store.read_limits(connection, ["default"])
+
+    connection.execute(pause("mail", owner="task", key="a"))
+    assert known().tasks == ("mail",)
+    connection.execute(resume("mail", owner="task", key="a"))
+    assert known().tasks == ()
+    before = known().version
+    connection.execute(set_limit("mail", owner="task", key="b", running=1))
+    assert known().tasks == ("mail",)
+    assert known().version != before
 
 
 def test_a_limited_claim_fails_where_limits_are_not_known(connection: Connection) -> None:
