@@ -208,6 +208,15 @@ def test_no_more_run_than_each_key_may(connection: Connection) -> None:
     assert claimant.state.permit
 
 
+def test_the_limit_of_a_key_counts_within_its_queue(connection: Connection) -> None:
+    """What else runs with that key, in another queue, takes none of it."""
+    make_job(connection, "running", concurrency_key="a", queue="other")
+    fill(connection, 3, "a")
+    limit(connection, key_running=2)
+
+    assert len(Claimant(connection).claim()) == 2
+
+
 def test_a_task_has_its_limit_over_all_queues(connection: Connection) -> None:
     """In one claim, and over several; other tasks of the queues go on."""
     for queue in ("x", "y"):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, select, text
@@ -82,10 +83,15 @@ def test_where_a_key_begins_is_noted_right_by_a_claim_that_has_begun_before(slow
         assert Claimant(connection).claim(10) == []
 
 
-def test_a_job_of_a_savepoint_is_not_picked_before_the_claim_can_see_it(engine: Engine) -> None:
-    """Its transaction was under way as the claim began. It would use up the rate, and not be started."""
+@pytest.mark.parametrize(
+    ("of_savepoint", "said"), [(False, {"running": 5}), (True, rate(1, 3600.0))], ids=["transaction", "savepoint"]
+)
+def test_a_job_whose_transaction_commits_meanwhile_is_not_picked_in_vain(
+    engine: Engine, of_savepoint: bool, said: dict[str, Any]
+) -> None:
+    """It was under way as the claim began, which cannot see the job. It would use up the rate, and not be started."""
     with engine.begin() as setup:
-        limit(setup, **rate(1, 3600.0))
+        limit(setup, **said)
     with (
         engine.connect() as one,
         engine.connect() as two,
@@ -93,9 +99,9 @@ def test_a_job_of_a_savepoint_is_not_picked_before_the_claim_can_see_it(engine: 
         ThreadPoolExecutor(1) as threads,
     ):
         producer.begin()
-        with producer.begin_nested():
+        with producer.begin_nested() if of_savepoint else nullcontext():
             fill(producer, 1, "a")
-        with engine.begin() as younger:
+        with engine.begin() as younger:  # so that the snapshot of the claim tells of those before it
             fill(younger, 1, "z", queue="other")
         assert Claimant(one).claim(1) == []
         claimant = Claimant(two, name="two")
