@@ -86,7 +86,8 @@ class Middleware:
     def before_enqueue(self, call: Call) -> Call:
         """The call to enqueue in place of `call`; mostly `call.with_meta(...)`.
 
-        For `enqueue`, `Task.call` and `TaskName.call`. An exception goes to their caller, before any SQL.
+        For `enqueue`, `Task.call` and `TaskName.call`. An exception goes to their caller, before any SQL. Where an argument is an object
+        that has no key yet, `call.args` has a placeholder.
         """
         return call
 
