@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
+from typing import Any
 
 from sqlalchemy import Connection, inspect
 from sqlalchemy import insert as insert_into
-from sqlalchemy.orm import InstanceState, Mapper, Session, make_transient_to_detached
+from sqlalchemy.orm import Mapper, Session, make_transient_to_detached
 
 from ..models import Job, say_all
 from ..statements.arguments import complete_arguments
@@ -16,46 +18,58 @@ __all__ = ["complete", "insert"]
 
 
 def insert(session: Session, jobs: Sequence[Job]) -> None:
-    """Insert jobs in the transaction of `session` by one statement, and put them into it, as a flush would, which cannot begin in
-    another one. Listeners to the mapper's events hear of it. Unique jobs are inserted in the order of their keys: see
-    `models.insert_in_order`.
+    """Insert jobs in the transaction of `session`, and put them into it, as a flush would, which cannot begin in another one: by one
+    statement for all that set the same columns. Listeners to the mapper's events hear of it.
+
+    Unique jobs are inserted in the order of their keys: see `models.insert_in_order`.
     """
-    for one in _by_class(jobs):
-        _insert(session, one)
+    ordered = sorted(jobs, key=lambda one: str(one.unique_key))
+    for job in ordered:
+        mapper: Mapper[Job] = inspect(type(job))
+        mapper.dispatch.before_insert(mapper, _connection(session, job), inspect(job))
+    say_all(ordered)
+    for alike in _grouped(ordered, lambda job: (type(job), frozenset(_columns(job)))):
+        _insert(_connection(session, alike[0]), alike)
     session.add_all(jobs)
 
 
-def _by_class(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Each table has a class."""
-    found: dict[type[Job], list[Job]] = {}
-    for job in jobs:
-        found.setdefault(type(job), []).append(job)
-    return list(found.values())
-
-
-def _insert(session: Session, jobs: Sequence[Job]) -> None:
-    job, connection = type(jobs[0]), _connection(session, jobs[0])
-    ordered = sorted(jobs, key=lambda one: str(one.unique_key))
-    states: list[InstanceState[Job]] = [inspect(one) for one in ordered]
-    mapper: Mapper[Job] = inspect(job)
-    for state in states:
-        mapper.dispatch.before_insert(mapper, connection, state)
-    say_all(ordered)
-    names = {column.key: mapper.get_property_by_column(column).key for column in table_of(job).c}
-    rows = [{key: vars(one)[name] for key, name in names.items() if name in vars(one)} for one in ordered]
-    unsaid = [
-        one for one in table_of(job).c if one.server_default is not None and not any(one.key in row for row in rows)
+def _insert(connection: Connection, jobs: Sequence[Job]) -> None:
+    mapper: Mapper[Job] = inspect(type(jobs[0]))
+    table, names = table_of(type(jobs[0])), _names(type(jobs[0]))
+    rows = [_columns(job) for job in jobs]
+    made = [
+        one for one in table.c if one.key not in rows[0] and (one.server_default is not None or one.default is not None)
     ]
-    statement = insert_into(table_of(job)).returning(*unsaid, sort_by_parameter_order=True)
-    for state, row in zip(states, connection.execute(statement, rows).mappings(), strict=True):
-        state.dict.update({names[key]: value for key, value in row.items()})
-        mapper.dispatch.after_insert(mapper, connection, state)
-        make_transient_to_detached(state.obj())
+    statement = insert_into(table).returning(*made, sort_by_parameter_order=True)
+    for job, row in zip(jobs, connection.execute(statement, rows), strict=True):
+        vars(job).update({names[one.key]: value for one, value in zip(made, row, strict=True)})
+        mapper.dispatch.after_insert(mapper, connection, inspect(job))
+        make_transient_to_detached(job)
+
+
+def _columns(job: Job) -> dict[str, Any]:
+    """The values that are set, by column."""
+    known = vars(job)
+    return {key: known[name] for key, name in _names(type(job)).items() if name in known}
+
+
+@cache
+def _names(job: type[Job]) -> dict[str, str]:
+    """The attribute of each column."""
+    mapper: Mapper[Job] = inspect(job)
+    return {column.key: mapper.get_property_by_column(column).key for column in table_of(job).c}
+
+
+def _grouped(jobs: Sequence[Job], by: Callable[[Job], Hashable]) -> list[list[Job]]:
+    found: dict[Hashable, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(by(job), []).append(job)
+    return list(found.values())
 
 
 def complete(session: Session, jobs: Sequence[Job]) -> None:
     """Write the arguments of jobs that were inserted without them."""
-    for alike in _by_class(jobs):
+    for alike in _grouped(jobs, type):
         texts = [str.__str__(vars(job)["args"]) for job in alike]
         statement = complete_arguments(ids=[job.id for job in alike], args=texts, job=type(alike[0]))
         _connection(session, alike[0]).execute(statement)

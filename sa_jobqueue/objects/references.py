@@ -16,8 +16,9 @@ from sqlalchemy.orm import InstanceState, Mapper
 from ..errors import PayloadError
 from .annotations import Said
 from .keys import Keys
+from .naming import deleted, named, named_anything, named_object
 
-__all__ = ["REFUSED", "Held", "ObjectArgument", "Reference", "named", "references", "refused"]
+__all__ = ["REFUSED", "Held", "ObjectArgument", "Reference", "references", "refused"]
 
 #: pydantic's kind of an error that is ours, in our words.
 REFUSED = "object_argument"
@@ -74,9 +75,9 @@ class ObjectArgument:
         if isinstance(given, Reference) and given.of.cls is self.cls:
             return Reference(self, given.key, given.version, given.object, given.token)
         if not isinstance(given, self.cls):
-            raise refused(f"an object of {self.cls.__name__} is expected, not {_named_anything(given)}")
+            raise refused(f"an object of {self.cls.__name__} is expected, not {named_anything(given)}")
         state: InstanceState[Any] = inspect(given)
-        if said := _deleted(state):
+        if said := deleted(state):
             raise refused(said)
         if type(given) is not self.cls and _identity_of(state.mapper) is not self._identity:
             raise refused(
@@ -101,11 +102,11 @@ class ObjectArgument:
         assert self.version is not None
         if not load and self.version not in vars(one):
             raise PayloadError(
-                f"the version of {_shown(inspect(one))} is not loaded, and it is in no session that could: refresh it first"
+                f"the version of {named_object(inspect(one))} is not loaded, and it is in no session that could: refresh it first"
             )
         if (version := getattr(one, self.version)) is None:
             raise PayloadError(
-                f"the version of {_shown(inspect(one))} is not known: its mapper needs eager_defaults=True"
+                f"the version of {named_object(inspect(one))} is not known: its mapper needs eager_defaults=True"
             )
         return to_jsonable_python(version)
 
@@ -145,7 +146,7 @@ class Reference:
     def now(self, *, versioned: bool = True) -> Reference:
         """The reference with the key, and the version, that the object has by now. Raises PayloadError if it has no key."""
         state: InstanceState[Any] = inspect(self.object)
-        if said := _deleted(state):
+        if said := deleted(state):
             raise self.error(said)
         key = tuple(state.mapper.primary_key_from_instance(self.object)) if state.key is None else tuple(state.key[1])
         if None in key:
@@ -160,38 +161,10 @@ class Reference:
     def __str__(self) -> str:
         """Order 7; or the class alone."""
         if self.key is None:
-            return _shown(inspect(self.object)) if self.object is not None else f"the {self.of.cls.__name__}"
+            return named_object(inspect(self.object)) if self.object is not None else f"the {self.of.cls.__name__}"
         return named(self.of.cls, self.key)
 
     __repr__ = __str__
-
-
-def named(cls: type[Any], key: tuple[Any, ...]) -> str:
-    """The object for a message: its class and key. Its own repr might ask the database."""
-    return f"{cls.__name__} {', '.join(map(str, key))}"
-
-
-def _shown(state: InstanceState[Any]) -> str:
-    return f"the {state.class_.__name__}" if state.key is None else named(state.class_, tuple(state.key[1]))
-
-
-def _named_anything(value: object) -> str:
-    state: InstanceState[Any] | None = inspect(value, raiseerr=False)
-    if isinstance(state, InstanceState):
-        return _shown(state)
-    try:
-        return f"{value!r:.80}"
-    except Exception:  # from the application's __repr__
-        return f"a {type(value).__name__}"
-
-
-def _deleted(state: InstanceState[Any]) -> str | None:
-    """What to say of an object that was deleted, or is about to be."""
-    if state.deleted or state.was_deleted:
-        return f"{_shown(state)} was deleted"
-    if state.session is not None and state.obj() in state.session.deleted:
-        return f"{_shown(state)} is about to be deleted"
-    return None
 
 
 def _identity_of(mapper: Mapper[Any]) -> type[Any]:

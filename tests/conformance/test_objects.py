@@ -139,6 +139,20 @@ async def test_the_version_is_that_after_the_flush(client: Client, tables: Engin
     assert [args["article"]["version"] for args in args_of(tables)] == [1, 1, 2]
 
 
+@sessions
+async def test_bulk_takes_calls_that_were_made_before_the_flush(client: Client, tables: Engine) -> None:
+    """Their keys are looked up when the statement is made. Others may stand beside them."""
+    orders = [Order(), Order()]
+    calls = [ship.call(orders[0]), weigh.call([]), ship.options(key="a").call(orders[1])]
+    async with client.open() as unit:
+        unit.add_all(orders)
+        await settle(unit.flush())
+        await settle(unit.execute(enqueue_many(calls)))
+        expected = [{"order": orders[0].id}, {"lines": []}, {"order": orders[1].id}]
+        await settle(unit.commit())
+    assert args_of(tables) == expected
+
+
 async def test_bulk_takes_objects_that_were_flushed(client: Client, tables: Engine) -> None:
     """In Sessions and on plain connections."""
     with Session(tables, expire_on_commit=False) as session:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import pytest
@@ -17,6 +18,7 @@ from sa_jobqueue.errors import PayloadError
 from tests.support.orders import Article, Base, Customer, Document, Invoice, Letter, Order, Report
 
 registry = Registry()
+NOW = datetime.now(UTC)
 
 
 @task(registry=registry, name="ship")
@@ -179,6 +181,20 @@ def test_what_was_changed_of_the_job_meanwhile_counts(tables: Engine) -> None:
         session.add_all([job, order])
         session.commit()
         assert (job.args, job.priority) == ({"order": order.id, "note": "mine"}, 9)
+
+
+def test_jobs_that_set_other_columns(tables: Engine) -> None:
+    """Each keeps what was set of it, in whatever order they stand."""
+    orders = [Order() for _ in range(4)]
+    jobs = [enqueue(ship, order) for order in orders]
+    jobs[1].tick_at = jobs[3].tick_at = NOW
+    jobs[2].schedule_id = 7
+    with Session(tables) as session:
+        session.add_all([*jobs, *orders])
+        session.commit()
+        assert [job.tick_at for job in jobs] == [None, NOW, None, NOW]
+        assert [job.schedule_id for job in jobs] == [None, None, 7, None]
+        assert [job.args["order"] for job in jobs] == [order.id for order in orders]
 
 
 def test_a_job_that_another_object_refers_to(tables: Engine) -> None:
