@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 from sqlalchemy import inspect
@@ -76,7 +77,7 @@ class Pending:
         waiting = waiting_of(job)
         assert waiting is not None
         known = vars(job)
-        before = {name: known[name] for name in inspect(type(job)).column_attrs.keys() if name in known}  # noqa: SIM118
+        before = {name: known[name] for name in _attributes(type(job)) if name in known}
         args = waiting.completed(known["args"])
         del known[_WAITING]
         known["args"] = JsonText(args)
@@ -104,11 +105,16 @@ class Pending:
             if job in session:
                 session.expunge(job)
             make_transient(job)
-            for name in inspect(type(job)).column_attrs.keys() - self.before.keys():
+            for name in _attributes(type(job)) - self.before.keys():
                 known.pop(name, None)
             known.update(self.before)
         known.update({name: self.before[name] for name in ("args", "uniqueness") if name in self.before})
         waiting_of(job, self.waiting)
+
+
+@cache
+def _attributes(job: type[Job]) -> frozenset[str]:
+    return frozenset(inspect(job).column_attrs.keys())
 
 
 def _transactions(session: Session) -> tuple[weakref.ref[SessionTransaction], ...]:

@@ -24,9 +24,11 @@ def insert(session: Session, jobs: Sequence[Job]) -> None:
     Unique jobs are inserted in the order of their keys: see `models.insert_in_order`.
     """
     ordered = sorted(jobs, key=lambda one: str(one.unique_key))
-    for job in ordered:
-        mapper: Mapper[Job] = inspect(type(job))
-        mapper.dispatch.before_insert(mapper, _connection(session, job), inspect(job))
+    for alike in _grouped(ordered, type):
+        mapper: Mapper[Job] = inspect(type(alike[0]))
+        connection = _connection(session, alike[0])
+        for job in alike:
+            mapper.dispatch.before_insert(mapper, connection, inspect(job))
     say_all(ordered)
     for alike in _grouped(ordered, lambda job: (type(job), frozenset(_columns(job)))):
         _insert(_connection(session, alike[0]), alike)
