@@ -14,10 +14,8 @@ from sqlalchemy import (
     ARRAY,
     BigInteger,
     Boolean,
-    Delete,
     Executable,
     Integer,
-    Select,
     Text,
     and_,
     bindparam,
@@ -70,7 +68,7 @@ __all__ = [
     "workflows_over",
 ]
 
-_OUT = {
+_OUT: Mapping[str, Any] = {
     "again_ids": ARRAY(BigInteger), "busy_ids": ARRAY(BigInteger), "read_ids": ARRAY(BigInteger), "last_ids": ARRAY(BigInteger),
     "queues": ARRAY(Text), "eaten": Integer,
 }  # fmt: skip
@@ -215,11 +213,11 @@ def page_of_inputs(
     return page.where(dependency.position > bindparam("after", after, Integer)).limit(bindparam("page", limit, Integer))
 
 
-def _inputs(job: type[Job], dependency: type[WorkflowDependency], child: Any) -> Select[Any]:
+def _inputs(job: type[Job], dependency: type[WorkflowDependency], child: Any) -> Any:
     parent = table_of(job)
     edge = table_of(dependency)
     last = parent.c.errors.op("->", return_type=JSONB())(literal_column("-1"))
-    return (
+    found: Any = (
         select(
             edge.c.position,
             edge.c.policy,
@@ -232,6 +230,7 @@ def _inputs(job: type[Job], dependency: type[WorkflowDependency], child: Any) ->
         .where(edge.c.child_id == child, edge.c.position.is_not(None))
         .order_by(edge.c.position)
     )
+    return found
 
 
 # ---- looking
@@ -338,7 +337,7 @@ def prune_members(
     progress: type[Progress] = Progress,
     log: type[LogPart] = LogPart,
     dependency: type[WorkflowDependency] = WorkflowDependency,
-) -> Delete:
+) -> Executable:
     """Delete a page of the members of a workflow that has ended, and what each waited for. Returns their ids."""
     columns = table_of(job).c
     page = (
@@ -364,7 +363,7 @@ def forget_workflows(
     callback: type[WorkflowCallback] = WorkflowCallback,
     join: type[WorkflowJoin] = WorkflowJoin,
     event: type[WorkflowEvent] = WorkflowEvent,
-) -> Delete:
+) -> Executable:
     """Delete workflows that have no members left, and what else there is of them. Returns their ids."""
     columns = table_of(job).c
     has_members = select(columns.id).where(columns.workflow_id == workflow.id).correlate(table_of(workflow)).exists()

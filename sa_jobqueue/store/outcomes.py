@@ -247,10 +247,8 @@ class Outcomes(Claims):
     def _completing_and_claiming(self, *, recording: bool, in_workflows: bool) -> tuple[Compiled, Compiled]:
         claims = (self.claim_statement(some_left_out=some) for some in (False, True))
         of_jobs: dict[str, Any] = {"ids": [], "tokens": [], "retain": [], "results": [] if recording else None}
-        tables = {"in_workflows": in_workflows, "job": self.tables.job, "event": self.tables.event}
-        all_jobs, but_some = (
-            Compiled(complete_jobs(**of_jobs, **tables, claim=claim), binary=True) for claim in claims
-        )
+        of_jobs |= {"in_workflows": in_workflows, "job": self.tables.job, "event": self.tables.event}
+        all_jobs, but_some = (Compiled(complete_jobs(**of_jobs, claim=claim), binary=True) for claim in claims)
         return all_jobs, but_some
 
     @cached_property

@@ -37,6 +37,10 @@ logger = get_logger(__name__)
 _MOST_INPUTS, _MOST_BYTES = 256, 65_536
 
 
+#: The values are given at each execution.
+_NONE: Mapping[int, int] = {}
+
+
 class Advanced(NamedTuple):
     """What a step has done: workflows that have more to read, those that another transaction has locked or members of which, the last
     event that was read of each, the queues in which jobs were released, and how many events were read.
@@ -52,7 +56,7 @@ class Advanced(NamedTuple):
 class Input(NamedTuple):
     """What became of a parent of a member. `result` and `error`: as JSON text."""
 
-    position: int
+    position: int | None
     policy: str
     parent_id: int
     status: str | None
@@ -68,18 +72,18 @@ class Workflows(OfTables):
         ((again, busy, read, last, queues, eaten),) = self._advance.rows(
             connection, advance_parameters(after, most=most)
         )
-        points = dict(zip(read or (), last or (), strict=True))
+        points: dict[int, int] = dict(zip(read or (), last or (), strict=True))
         return Advanced(frozenset(again or ()), frozenset(busy or ()), points, queues or (), eaten)
 
     @cached_property
     def _advance(self) -> Compiled:
-        return Compiled(advance_workflows({}, most=0, schema=self.tables.job.__table__.schema or ""))
+        return Compiled(advance_workflows(_NONE, most=0, schema=self.tables.job.__table__.schema or ""))
 
     def stray_workflows(self, connection: Connection, *, limit: int = 1_000) -> list[int]:
         """Workflows that have events, which nobody may know of; first, those are cancelled whose deadline is over."""
         schema = self.tables.job.__table__.schema or ""
         found, overdue = connection.execute(stray_workflows(limit=limit, schema=schema)).one()
-        strays = list(found or ())
+        strays: list[int] = list(found or ())
         if overdue:
             ended = cancel_workflows(*overdue, reason="the deadline of the workflow is over", schema=schema)
             strays += connection.scalars(ended).all()

@@ -9,7 +9,7 @@ from sqlalchemy import Executable
 from ..errors import WorkflowError
 from ..models import SCHEMA
 from ..statements.workflow_insert import add_members
-from .graph import Graph, Node
+from .graph import Graph, Node, Place
 from .nodes import AddsNodes
 
 __all__ = ["Addition"]
@@ -32,12 +32,12 @@ class Addition(AddsNodes):
 
     def node(self, job_id: int) -> Node[Any]:
         """A job of the workflow that is there, as a parent. If its result is taken, its task must say `record=True`."""
-        return Node(self._graph, 0, job_id=job_id)
+        return Node(Place(self._graph, 0, job_id))
 
     def before_children(self, *nodes: Node[Any]) -> None:
         """Let the children of the job that adds these nodes wait for them, too. They take nothing of them."""
         _ = self.me
-        self._graph.rows.before += [-node.code for node in nodes]
+        self._graph.rows.before += [-node.place.code for node in nodes]
 
     def insert(self) -> Executable:
         """The statement that adds them, for `session.execute` or `connection.execute`: `ctx.session` in a handler. Returns their jobs' ids.

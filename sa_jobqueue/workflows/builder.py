@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, cast, overload
 
 from sqlalchemy import Connection, event
 from sqlalchemy.orm import Mapper
@@ -25,8 +25,8 @@ from .nodes import AddsNodes, AddsOnly
 
 __all__ = ["Batch", "Workflow"]
 
-F, P = ParamSpec("F"), ParamSpec("P")
-R = TypeVar("R")
+F = ParamSpec("F")
+P = ParamSpec("P")
 
 _RETAIN = 7 * 86_400.0
 
@@ -68,19 +68,32 @@ class _Built(AddsOnly):
         self._graph = Graph()
         self._callbacks = []
 
-    def on_success(self, task: Task[F, P, Any] | TaskName, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    @overload
+    def on_success(self, task: Task[F, P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    @overload
+    def on_success(self, task: str | TaskName, /, **kwargs: Any) -> None: ...
+    def on_success(self, task: Any, /, *args: Any, **kwargs: Any) -> None:
         """Enqueue this job once all have completed."""
         self._call_back("success", task, args, kwargs)
 
-    def on_failure(self, task: Task[F, P, Any] | TaskName, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    @overload
+    def on_failure(self, task: Task[F, P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    @overload
+    def on_failure(self, task: str | TaskName, /, **kwargs: Any) -> None: ...
+    def on_failure(self, task: Any, /, *args: Any, **kwargs: Any) -> None:
         """Enqueue this job once the first has failed for good. The others go on, unless `fail_fast` says otherwise."""
         self._call_back("failure", task, args, kwargs)
 
-    def on_end(self, task: Task[F, P, Any] | TaskName, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    @overload
+    def on_end(self, task: Task[F, P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    @overload
+    def on_end(self, task: str | TaskName, /, **kwargs: Any) -> None: ...
+    def on_end(self, task: Any, /, *args: Any, **kwargs: Any) -> None:
         """Enqueue this job once all have ended, in whatever way; and again after a retry of the workflow."""
         self._call_back("end", task, args, kwargs)
 
     def _call_back(self, happened: str, task: Any, args: Any, kwargs: Any) -> None:
+        task = TaskName(task) if isinstance(task, str) else task
         if not isinstance(task, (Task, TaskName)):
             raise WorkflowError(f"what is called back is a task, not {task!r}")
         call = task.call(*args, **kwargs)

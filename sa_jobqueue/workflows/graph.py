@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from ..calls import Call
 from ..errors import WorkflowError
@@ -13,7 +13,7 @@ from ..payload import Failed
 from ..statements.workflow_insert import BEGINS, COUNTS, LATER, MemberRows
 from ..tasks import Task, TaskName
 
-__all__ = ["Graph", "Join", "Node", "Policy", "joined"]
+__all__ = ["Graph", "Join", "Node", "Place", "Policy", "joined"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -23,38 +23,48 @@ Policy: TypeAlias = Literal["cancel", "run", "skip", "count"]
 _GATE = Call(GATE, "{}", "default", 4, 1, AT_ONCE, "{}")
 
 
-class Node(Generic[T_co]):
-    """One job to be, of a graph. `T_co` is what its handler returns."""
+class Place(NamedTuple):
+    """Where a node is: its number in a graph, or the job that is there already; and what becomes of its children if it does not complete."""
 
-    __slots__ = ("_graph", "_job_id", "_number", "_policy")
-
-    def __init__(self, graph: Graph, number: int, *, job_id: int | None = None, policy: Policy = "cancel") -> None:
-        self._graph, self._number, self._job_id, self._policy = graph, number, job_id, policy
-
-    @property
-    def job_id(self) -> int:
-        """`Job.id`, once the workflow has been flushed. Raises WorkflowError before."""
-        if self._job_id is not None:
-            return self._job_id
-        if self._graph.ids is None:
-            raise WorkflowError("the node has no job yet: add its workflow to a session, and flush")
-        return self._graph.ids[self._number - 1]
-
-    @property
-    def settled(self) -> Node[T_co | Failed]:
-        """The same, for a child that is to run also if this one does not complete; it is given a `Failed` in place of the result."""
-        return Node(self._graph, self._number, job_id=self._job_id, policy="run")
+    graph: Graph
+    number: int
+    job_id: int | None = None
+    policy: Policy = "cancel"
 
     @property
     def code(self) -> int:
         """Of the parent of an edge: the id of the job if it is there, else minus the number."""
-        return -self._number if self._job_id is None else self._job_id
+        return -self.number if self.job_id is None else self.job_id
+
+
+class Node(Generic[T_co]):
+    """One job to be, of a graph. `T_co` is what its handler returns."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    @property
+    def job_id(self) -> int:
+        """`Job.id`, once the workflow has been flushed. Raises WorkflowError before."""
+        place = self.place
+        if place.job_id is not None:
+            return place.job_id
+        if place.graph.ids is None:
+            raise WorkflowError("the node has no job yet: add its workflow to a session, and flush")
+        return place.graph.ids[place.number - 1]
+
+    @property
+    def settled(self) -> Node[T_co | Failed]:
+        """The same, for a child that is to run also if this one does not complete; it is given a `Failed` in place of the result."""
+        return Node(self.place._replace(policy="run"))
 
     def __repr__(self) -> str:
-        what = (
-            f"job {self._job_id}" if self._job_id is not None else repr(self._graph.rows.calls[self._number - 1].task)
-        )
-        return f"<Node {self._number} {what}>"
+        place = self.place
+        if place.job_id is not None:
+            return f"<Node of job {place.job_id}>"
+        return f"<Node {place.number} {place.graph.rows.calls[place.number - 1].task!r}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,46 +130,46 @@ class Graph:
         position = 0
         for join in joins:
             for node in join.nodes:
-                policy = join.policy or node._policy  # noqa: SLF001
+                policy = join.policy or node.place.policy
                 self._edge(number, node, policy, position if inputs is not None else None)
                 position += 1
             if join.needed is not None:
                 if number in rows.needed:
                     raise WorkflowError("a node can wait for some of its parents once: put a gate between")
                 rows.needed[number] = join.needed
-        return Node(self, number)
+        return Node(Place(self, number))
 
     def _edge(self, child: int, parent: Node[Any], policy: Policy, position: int | None) -> None:
         rows = self.rows
         rows.children.append(child)
-        rows.parents.append(parent.code)
+        rows.parents.append(parent.place.code)
         rows.policies.append(policy)
         rows.positions.append(position)
         before = rows.waits[child - 1]
         if policy == "count":
             rows.waits[child - 1] = COUNTS if before == BEGINS else before
-        elif parent.code > 0 or before == LATER:
+        elif parent.place.code > 0 or before == LATER:
             rows.waits[child - 1] = LATER
         else:
-            rows.waits[child - 1] = min(before, -parent.code) if before > 0 else -parent.code
+            rows.waits[child - 1] = min(before, -parent.place.code) if before > 0 else -parent.place.code
 
     def _join(self, of: Node[Any] | Join[Any], *, takes: bool) -> Join[Any]:
         join = Join((of,)) if isinstance(of, Node) else of
         for node in join.nodes:
             if not isinstance(node, Node):
                 raise WorkflowError(f"a node waits for nodes, not for {node!r}")
-            if node._graph is not self:  # noqa: SLF001
+            if node.place.graph is not self:
                 raise WorkflowError(f"{node!r} is of another workflow: edges across workflows cannot be")
             if takes:
                 self._check_recorded(node)
-        if len({node.code for node in join.nodes}) < len(join.nodes):
+        if len({node.place.code for node in join.nodes}) < len(join.nodes):
             raise WorkflowError("a node is given twice among the parents of another")
         return join
 
     def _check_recorded(self, node: Node[Any]) -> None:
-        if node._job_id is not None:  # noqa: SLF001
+        if node.place.job_id is not None:
             return
-        task = self.tasks[node._number - 1]  # noqa: SLF001
+        task = self.tasks[node.place.number - 1]
         if isinstance(task, Task) and not task.record:
             raise WorkflowError(
                 f"task {task.name!r} must say record=True: its result is taken by another, and would not be stored"
@@ -167,15 +177,15 @@ class Graph:
 
     def depend(self, child: Node[Any], parent: Node[Any]) -> None:
         """One more edge; refuses a cycle."""
-        if child._graph is not self or child._job_id is not None:  # noqa: SLF001
+        if child.place.graph is not self or child.place.job_id is not None:
             raise WorkflowError(f"{child!r} is not to be added with this graph")
         (only,) = self._join(parent, takes=False).nodes
-        if only.code < 0 and self._reaches(child._number, -only.code):  # noqa: SLF001
+        number, code = child.place.number, only.place.code
+        if code < 0 and self._reaches(number, -code):
             raise WorkflowError(f"{child!r} would wait for {parent!r}, which waits for it: a cycle")
-        numbers = zip(self.rows.children, self.rows.parents, strict=True)
-        if (child._number, only.code) in numbers:  # noqa: SLF001
+        if (number, code) in zip(self.rows.children, self.rows.parents, strict=True):
             raise WorkflowError(f"{child!r} waits for {parent!r} already")
-        self._edge(child._number, only, parent._policy, None)  # noqa: SLF001
+        self._edge(number, only, parent.place.policy, None)
 
     def _reaches(self, target: int, start: int) -> bool:
         """Whether `start` waits for `target`, over however many others."""
@@ -209,9 +219,9 @@ class Graph:
         firsts = [number for number, wait in enumerate(rows.waits, 1) if wait == BEGINS]
         for number in firsts:
             for node in self._join(Join(tuple(after)), takes=False).nodes:
-                self._edge(number + offset, node, node._policy, None)  # noqa: SLF001
+                self._edge(number + offset, node, node.place.policy, None)
         inner.ids = ()  # it is of this one now
-        return self.gate([Node(self, number + offset) for number in range(1, len(rows.calls) + 1)])
+        return self.gate([Node(Place(self, number + offset)) for number in range(1, len(rows.calls) + 1)])
 
 
 def joined(nodes: Iterable[Node[Any]], *, policy: Policy | None = None, needed: int | None = None) -> Join[Any]:

@@ -11,8 +11,12 @@ from .graph import Graph, Join, Node, joined
 
 __all__ = ["AddsNodes", "AddsOnly"]
 
-F, P = ParamSpec("F"), ParamSpec("P")
-R, A, B, C = TypeVar("R"), TypeVar("A"), TypeVar("B"), TypeVar("C")
+F = ParamSpec("F")
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 
 
 class AddsOnly:

@@ -8,6 +8,11 @@ from __future__ import annotations
 
 __all__ = ["DOWN", "UP"]
 
+_ADD_MEMBERS = (
+    "bigint, boolean, text[], text[], text[], smallint[], smallint[], text[], text[], text[], text[], text[], text[], smallint[], smallint[], "
+    "integer[], integer[], bigint[], text[], integer[], integer[], integer[], bigint, integer[]"
+)
+
 UP = (
     # `watched_id`: a member that has not ended, so that the end of the workflow is found without counting. `is_broken`: whether a member
     # did not complete, as far as events have said. `retain`: seconds for which it stays after its end, with its members.
@@ -197,7 +202,7 @@ UP = (
     END
     $body$
     """,
-    "REVOKE ALL ON FUNCTION {schema}.add_members({add_members}) FROM PUBLIC",
+    f"REVOKE ALL ON FUNCTION {{schema}}.add_members({_ADD_MEMBERS}) FROM PUBLIC",
     # Members that wait end as cancelled, except those that another transaction has locked. `causes`: the job because of which each does;
     # NULL: it is because of the workflow. Returns those that ended.
     """
@@ -244,7 +249,7 @@ UP = (
 
 DOWN = (
     "DROP FUNCTION {schema}.cancel_members(bigint[], bigint[], text, text)",
-    "DROP FUNCTION {schema}.add_members({add_members})",
+    f"DROP FUNCTION {{schema}}.add_members({_ADD_MEMBERS})",
     "DROP FUNCTION {schema}.wake_queues(text[])",
     "DROP FUNCTION {schema}.tell_workflows()",
     "DROP TABLE {schema}.workflow_event",
@@ -253,10 +258,3 @@ DOWN = (
     "DROP TABLE {schema}.workflow_dependency",
     "DROP TABLE {schema}.workflow",
 )
-
-_ADD_MEMBERS = (
-    "bigint, boolean, text[], text[], text[], smallint[], smallint[], text[], text[], text[], text[], text[], text[], smallint[], smallint[], "
-    "integer[], integer[], bigint[], text[], integer[], integer[], integer[], bigint, integer[]"
-)
-UP = tuple(one.replace("{add_members}", _ADD_MEMBERS) for one in UP)
-DOWN = tuple(one.replace("{add_members}", _ADD_MEMBERS) for one in DOWN)

@@ -51,8 +51,8 @@ class Call:
         if taken is None:
             args, kwargs = task.decode(job.args or "")
             return self._invoke(args, kwargs)
-        args, kwargs = task.decode_after(taken.count, taken.args)
-        values = values_of(job, taken, task.inputs(taken.count), self._sessions.read_inputs)
+        args, kwargs = task.decode_after(taken.number, taken.args)
+        values = values_of(job, taken, task.inputs(taken.number), self._sessions.read_inputs)
         if not callable(values):
             return self._invoke((*values, *args), kwargs)
         if task.is_async:

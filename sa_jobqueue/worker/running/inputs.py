@@ -25,7 +25,7 @@ class Taken(NamedTuple):
     """What one member takes. `parts`: None where they are still to be read."""
 
     args: str
-    count: int
+    number: int
     parts: list[Part] | None
 
 
@@ -63,7 +63,7 @@ class Reader:
         page = self._read(self._id, self._after, _PAGE)
         if not page:
             return None
-        self._after = page[-1].position
+        self._after = page[-1].position or 0
         return self._inputs.of_list(parts_of(page))
 
     def all(self) -> list[Any]:
