@@ -31,7 +31,7 @@ _ADVANCE = f"""
         mine bigint[]; points bigint[]; seen integer; fast bigint[]; stopping bigint[]; joining boolean; stuck boolean := false;
         flows bigint[]; ended bigint[]; broken bigint[]; ended_flows bigint[]; broken_flows bigint[]; looks bigint[]; look_flows bigint[];
         hits bigint[]; extra bigint[]; anew bigint[]; hit integer := 0; done integer; page bigint[]; flow bigint;
-        moved bigint[]; targets bigint[]; refused bigint[]; causes bigint[]; counted bigint[]; missing integer[]; spares integer[];
+        moved bigint[]; targets bigint[]; refused bigint[]; causes bigint[]; counted bigint[]; missings integer[]; spares integer[];
         gates bigint[]; failed bigint[]; ending bigint[];
     BEGIN
         again_ids := '{{{{}}}}'; eaten := 0;
@@ -144,7 +144,7 @@ _ADVANCE = f"""
             SELECT count(*), array_agg(v.id) FILTER (WHERE v.moves), array_agg(CASE WHEN v.free THEN NULL ELSE coalesce(v.parent_id, 0) END) FILTER (WHERE v.moves),
                 array_agg(v.id) FILTER (WHERE v.cause IS NOT NULL), array_agg(v.cause) FILTER (WHERE v.cause IS NOT NULL),
                 array_agg(v.id) FILTER (WHERE v.counts), array_agg(v.missing) FILTER (WHERE v.counts), array_agg(v.spare) FILTER (WHERE v.counts)
-            INTO done, moved, targets, refused, causes, counted, missing, spares FROM ruled AS v;
+            INTO done, moved, targets, refused, causes, counted, missings, spares FROM ruled AS v;
             IF moved IS NOT NULL THEN
                 WITH moved_on AS (
                     UPDATE {{schema}}.job SET waits_for = m.target,
@@ -166,7 +166,7 @@ _ADVANCE = f"""
             END IF;
             IF counted IS NOT NULL THEN
                 UPDATE {{schema}}.workflow_join AS j SET missing = m.missing, spare = m.spare
-                FROM unnest(counted, missing, spares) AS m (id, missing, spare) WHERE j.job_id = m.id;
+                FROM unnest(counted, missings, spares) AS m (id, missing, spare) WHERE j.job_id = m.id;
             END IF;
             IF refused IS NOT NULL THEN
                 PERFORM {{schema}}.cancel_members(refused, causes, 'ParentNotCompleted', {_REASON});
@@ -246,7 +246,10 @@ _ADVANCE = f"""
                     WHEN EXISTS (SELECT FROM {{schema}}.job WHERE job.workflow_id = w.id AND job.status = 'failed') THEN 'failed'
                     WHEN EXISTS (SELECT FROM {{schema}}.job WHERE job.workflow_id = w.id AND job.status = 'cancelled') THEN 'cancelled'
                     ELSE 'completed' END
-            FROM due WHERE w.id = due.id
+            FROM due
+            WHERE w.id = due.id
+                -- What is not read yet may be of one that did not complete.
+                AND (due.live IS NOT NULL OR NOT EXISTS (SELECT FROM {{schema}}.workflow_event AS event WHERE event.workflow_id = w.id))
             RETURNING w.id, w.status, w.finished_at)
         SELECT array_agg(c.id), array_agg(c.id) FILTER (WHERE c.status = 'completed') INTO ending, failed
         FROM changed AS c WHERE c.finished_at IS NOT NULL;
