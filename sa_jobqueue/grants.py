@@ -97,7 +97,7 @@ _MOVED_BY_WORKERS = f"next_at, due_at, last_tick_at, waiting_since, left_out, er
 _ENQUEUE_TICKS = "{schema}.enqueue_ticks(bigint[], double precision[], integer[], double precision[])"
 _WRITTEN_BY_OPERATORS = (
     "status, attempt, rescues, run_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, errors, result, "
-    "duplicate_of, expires_at, deadline_at, waits_for"
+    "duplicate_of, expires_at, deadline_at, blocked_by"
 )
 
 #: Capability -> what is granted. Columns are named where a whole table would be more than is needed.

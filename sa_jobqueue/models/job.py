@@ -137,7 +137,7 @@ class Job(Base):
     """How much of a rate it takes; None: 1."""
     workflow_id: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
     """The workflow that it is a member of."""
-    waits_for: Mapped[int | None] = mapped_column(_UNSAID_NUMBER, deferred=True)
+    blocked_by: Mapped[int | None] = mapped_column(_UNSAID_NUMBER, deferred=True)
     """While it is blocked: a job that it waits for; 0: for some of several; or minus its workflow's id, until that is found."""
     inputs: Mapped[int | None] = mapped_column(SmallInteger().evaluates_none(), deferred=True)
     """How many of its first parameters are results of others; 0: one is, a list of them all. None: none is."""
@@ -310,9 +310,9 @@ class Job(Base):
         Index("job_failed_idx", "id", postgresql_where=text("status = 'failed'")),
         Index("job_workflow_idx", "workflow_id", "id", postgresql_where=text("workflow_id IS NOT NULL")),
         Index(
-            "job_waits_idx",
-            "waits_for",
-            postgresql_where=text("waits_for IS NOT NULL AND status = 'blocked'"),
+            "job_blocked_idx",
+            "blocked_by",
+            postgresql_where=text("blocked_by IS NOT NULL AND status = 'blocked'"),
         ),
         Index("job_schedule_idx", "schedule_id", "finished_at", postgresql_where=text("schedule_id IS NOT NULL")),
         Index(

@@ -114,7 +114,7 @@ def retry_jobs(
     queued = status_literal(TRANSITIONS[JobStatus.FAILED, Event.REQUEUE])
     values = {
         "status": type_coerce(case((waits, reopened), else_=queued), StatusText()),
-        "waits_for": case((waits, -columns.workflow_id), else_=columns.waits_for),
+        "blocked_by": case((waits, -columns.workflow_id), else_=columns.blocked_by),
         "run_at": func.least(columns.run_at, func.now()),
         "attempt": case((finished, literal_column("0")), else_=columns.attempt),
         "rescues": literal_column("0"),

@@ -18,7 +18,6 @@ from sqlalchemy import (
     bindparam,
     cast,
     func,
-    null,
     select,
 )
 from sqlalchemy.dialects.postgresql import JSONB, insert
@@ -68,8 +67,6 @@ _OF_CALLS: Mapping[str, tuple[TypeEngine[Any], Callable[[Call], Any]]] = {
     "keys": (Text(), attrgetter("key")),
     "units": (SmallInteger(), attrgetter("units")),
 }
-#: Those that few calls give.
-_FEW = frozenset({"uniqueness", "expiries", "deadlines", "keys", "units"})
 
 
 def add_members(
@@ -82,39 +79,39 @@ def add_members(
     """
     arguments: list[Any] = [bindparam("workflow", workflow, BigInteger), bindparam("outside", outside, Boolean)]
     for name, (of, fill) in _OF_CALLS.items():
-        values = list(map(fill, added.calls))
-        arguments.append(_array(name, values, of, few=name in _FEW))
+        arguments.append(_array(name, list(map(fill, added.calls)), of))
     arguments += [
-        _array("inputs", added.inputs, SmallInteger(), few=True),
+        _array("inputs", added.inputs, SmallInteger()),
         _array("waits", added.waits, Integer()),
         _array("children", added.children, Integer()),
         _array("parents", added.parents, BigInteger()),
         _array("policies", added.policies, Text()),
         _array("positions", added.positions, Integer()),
-        _array("counting", list(added.needed) or [None], Integer(), few=True),
-        _array("needed", list(added.needed.values()) or [None], Integer(), few=True),
+        _array("counting", list(added.needed), Integer()),
+        _array("needed", list(added.needed.values()), Integer()),
         bindparam("me", me, BigInteger),
-        _array("before", added.before or [None], Integer(), few=True),
+        _array("before", added.before, Integer()),
     ]
     ids = schema_function("add_members", schema, *arguments, of=ARRAY(BigInteger))
     return select(ids.label("ids"))
 
 
-def _array(name: str, values: Sequence[Any], of: TypeEngine[Any], *, few: bool = False) -> Any:
-    """An array parameter; NULL where it has no value at all."""
-    if few and values.count(None) == len(values):
-        return cast(null(), ARRAY(of))
+def _array(name: str, values: Sequence[Any], of: TypeEngine[Any]) -> Any:
+    """An array parameter, empty where it has no value at all: in the function it is as long as the others. Texts that are equal, as most
+    are, are quoted once.
+    """
+    if values.count(None) == len(values):
+        return array(name, (), of)
     if isinstance(of, Text):
-        distinct: dict[Any, str] = {}
-        texts = [distinct.get(one) or distinct.setdefault(one, packed_texts([one])[1:-1]) for one in values]
-        return array(name, cast_text(texts), of)
-    numbers: Any = packed_alike(values) if name not in {"children", "parents"} else packed(values)
-    return array(name, numbers, of)
+        quoted = {one: packed_texts([one])[1:-1] for one in dict.fromkeys(values)}
+        return array(name, _joined(quoted[one] for one in values), of)
+    numbers = packed(values) if name in {"children", "parents"} else packed_alike(values)
+    return array(name, _joined([numbers[1:-1]]), of)
 
 
-def cast_text(texts: Iterable[str]) -> Any:
-    """The text of an array of these, which are quoted already."""
-    return f"{{{','.join(texts)}}}"
+def _joined(parts: Iterable[str]) -> Any:
+    """The text of an array."""
+    return f"{{{','.join(parts)}}}"
 
 
 def insert_callbacks(

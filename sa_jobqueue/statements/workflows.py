@@ -54,6 +54,7 @@ __all__ = [
     "advance_parameters",
     "advance_workflows",
     "cancel_workflows",
+    "count_members",
     "forget_workflows",
     "heal_members",
     "inputs_of",
@@ -64,6 +65,7 @@ __all__ = [
     "resume_workflows",
     "retry_workflow",
     "stray_workflows",
+    "workflow_callbacks",
     "workflow_nodes",
     "workflows_over",
 ]
@@ -209,8 +211,11 @@ def page_of_inputs(
     dependency: type[WorkflowDependency] = WorkflowDependency,
 ) -> Executable:
     """A page of what the parents of one job have returned, from the position `after` (exclusive) on: the columns of `inputs_of`."""
-    page = _inputs(job, dependency, bindparam("child_id", id, BigInteger))
-    return page.where(dependency.position > bindparam("after", after, Integer)).limit(bindparam("page", limit, Integer))
+    given = _inputs(job, dependency, bindparam("child_id", id, BigInteger))
+    page: Executable = given.where(dependency.position > bindparam("after", after, Integer)).limit(
+        bindparam("page", limit, Integer)
+    )
+    return page
 
 
 def _inputs(job: type[Job], dependency: type[WorkflowDependency], child: Any) -> Any:
@@ -244,7 +249,7 @@ def workflow_nodes(
     job: type[Job] = Job,
     dependency: type[WorkflowDependency] = WorkflowDependency,
 ) -> Executable:
-    """The members of a workflow, by id, from `after` (exclusive) on: id, task, queue, status, attempt, waits_for, created_at, claimed_at,
+    """The members of a workflow, by id, from `after` (exclusive) on: id, task, queue, status, attempt, blocked_by, created_at, claimed_at,
     finished_at, the last error, and parents, an array of ids.
     """
     columns = table_of(job).c
@@ -258,13 +263,32 @@ def workflow_nodes(
     last = columns.errors.op("->", return_type=JSONB())(literal_column("-1"))
     return (
         select(
-            columns.id, columns.task, columns.queue, columns.status, columns.attempt, columns.waits_for, columns.created_at,
+            columns.id, columns.task, columns.queue, columns.status, columns.attempt, columns.blocked_by, columns.created_at,
             columns.claimed_at, columns.finished_at, last.label("error"), parents.label("parents"),
         )
         .where(columns.workflow_id == bindparam("of_workflow", id, BigInteger), columns.id > bindparam("after_id", after, BigInteger))
         .order_by(columns.id)
         .limit(bindparam("page", limit, Integer))
     )  # fmt: skip
+
+
+def count_members(ids: Sequence[int], *, job: type[Job] = Job) -> Executable:
+    """How many members of these workflows have which status: workflow_id, status, number."""
+    columns = table_of(job).c
+    return (
+        select(columns.workflow_id, columns.status, func.count().label("number"))
+        .where(columns.workflow_id == func.any(array("workflow_ids", list(ids), BigInteger())))
+        .group_by(columns.workflow_id, columns.status)
+    )
+
+
+def workflow_callbacks(id: int, *, callback: type[WorkflowCallback] = WorkflowCallback) -> Executable:
+    """What is to be enqueued when something happens to a workflow: event, task, queue, fired_at."""
+    return (
+        select(callback.event, callback.task, callback.queue, callback.fired_at)
+        .where(callback.workflow_id == bindparam("of_workflow", id, BigInteger))
+        .order_by(callback.number)
+    )
 
 
 # ---- keeping order
@@ -285,9 +309,9 @@ def heal_members(
     table = table_of(job)
     columns = table.c
     page = (
-        select(columns.waits_for, columns.workflow_id)
-        .where(columns.status == status_literal(JobStatus.BLOCKED), columns.waits_for > bindparam("after_id", after, BigInteger))
-        .order_by(columns.waits_for)
+        select(columns.blocked_by, columns.workflow_id)
+        .where(columns.status == status_literal(JobStatus.BLOCKED), columns.blocked_by > bindparam("after_id", after, BigInteger))
+        .order_by(columns.blocked_by)
         .limit(bindparam("page", limit, Integer))
         .cte("page")
         .prefix_with("MATERIALIZED")
@@ -296,17 +320,17 @@ def heal_members(
     happened = table_of(event)
     lives = (
         select(parent.c.id)
-        .where(parent.c.id == page.c.waits_for, not_(status_in(parent.c.status, FINISHED)))
+        .where(parent.c.id == page.c.blocked_by, not_(status_in(parent.c.status, FINISHED)))
         .correlate(page)
     )
     known = (
         select(happened.c.id)
-        .where(happened.c.workflow_id == page.c.workflow_id, happened.c.job_id == page.c.waits_for)
+        .where(happened.c.workflow_id == page.c.workflow_id, happened.c.job_id == page.c.blocked_by)
         .correlate(page)
     )
     strays = (
-        select(page.c.workflow_id, page.c.waits_for, cast(literal_column("false"), Boolean))
-        .where(page.c.waits_for > literal_column("0"), not_(lives.exists()), not_(known.exists()))
+        select(page.c.workflow_id, page.c.blocked_by, cast(literal_column("false"), Boolean))
+        .where(page.c.blocked_by > literal_column("0"), not_(lives.exists()), not_(known.exists()))
         .distinct()
     )
     appended = (
@@ -315,7 +339,7 @@ def heal_members(
         .returning(happened.c.id)
         .cte("appended")
     )
-    last = select(func.max(page.c.waits_for)).scalar_subquery()
+    last = select(func.max(page.c.blocked_by)).scalar_subquery()
     return select(last.label("last"), select(func.count()).select_from(appended).scalar_subquery().label("healed"))
 
 

@@ -135,10 +135,9 @@ def work(url: str, seed: int) -> None:
     engine = create_engine(url, connect_args={"options": _OPTIONS})
     worker = _Worker(random.Random(seed))
     while True:
-        with suppress(DBAPIError):
-            with engine.connect() as connection:
-                while True:
-                    worker.round(connection)
+        with suppress(DBAPIError), engine.connect() as connection:
+            while True:
+                worker.round(connection)
 
 
 @dataclass
@@ -347,9 +346,22 @@ class Stress:
         with self._engine.begin() as connection:
             workflow = connection.scalar(text("SELECT id FROM sa_jobqueue.workflow ORDER BY random() LIMIT 1"))
             some = Job.id % 37 == random.randrange(37)
-            broken = text("SELECT id, workflow_id FROM sa_jobqueue.job WHERE status = 'failed' AND workflow_id IS NOT NULL ORDER BY random() LIMIT 1")
+            broken = text(
+                "SELECT id, workflow_id FROM sa_jobqueue.job WHERE status = 'failed' AND workflow_id IS NOT NULL ORDER BY random() LIMIT 1"
+            )
             match what := random.choice(
-                ["cancel", "retry", "retry from", "cancel jobs", "retry jobs", "discard jobs", "pause", "resume", "add", "new"]
+                [
+                    "cancel",
+                    "retry",
+                    "retry from",
+                    "cancel jobs",
+                    "retry jobs",
+                    "discard jobs",
+                    "pause",
+                    "resume",
+                    "add",
+                    "new",
+                ]
             ):
                 case "cancel":
                     connection.execute(cancel_workflows(workflow))
@@ -361,7 +373,9 @@ class Stress:
                 case "cancel jobs":
                     connection.execute(cancel_jobs(some, Job.workflow_id.is_not(None)))
                 case "retry jobs":
-                    connection.execute(retry_jobs(some, Job.status.in_(["failed", "cancelled"]), Job.workflow_id.is_not(None)))
+                    connection.execute(
+                        retry_jobs(some, Job.status.in_(["failed", "cancelled"]), Job.workflow_id.is_not(None))
+                    )
                 case "discard jobs":
                     connection.execute(discard_jobs(some, Job.workflow_id.is_not(None)))
                 case "pause":
@@ -405,9 +419,13 @@ class Stress:
             return list(connection.execute(text(query)))
 
     def _check_model(self) -> None:
-        rows = self._rows("SELECT id, coalesce(args ->> 'fate', 'ok'), status, workflow_id FROM sa_jobqueue.job WHERE workflow_id IS NOT NULL")
+        rows = self._rows(
+            "SELECT id, coalesce(args ->> 'fate', 'ok'), status, workflow_id FROM sa_jobqueue.job WHERE workflow_id IS NOT NULL"
+        )
         fast = {row.id for row in self._rows("SELECT id FROM sa_jobqueue.workflow WHERE fail_fast")}
-        edges = [tuple(row) for row in self._rows("SELECT child_id, parent_id, policy FROM sa_jobqueue.workflow_dependency")]
+        edges = [
+            tuple(row) for row in self._rows("SELECT child_id, parent_id, policy FROM sa_jobqueue.workflow_dependency")
+        ]
         needed = {row.job_id: row.needed for row in self._rows("SELECT job_id, needed FROM sa_jobqueue.workflow_join")}
         ends = expected({row[0]: row[1] for row in rows}, edges, needed)
         for job_id, fate, status, workflow in rows:
@@ -450,5 +468,3 @@ class Stress:
 
     def __str__(self) -> str:
         return f"{self.jobs} jobs; " + ", ".join(f"{name}: {number}" for name, number in sorted(self.did.items()))
-
-

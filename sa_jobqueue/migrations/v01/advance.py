@@ -72,13 +72,13 @@ _ADVANCE = f"""
         -- 3. Who is to be looked at: those that wait for one that has ended, or for a look;
         SELECT array_agg(w.id) INTO hits FROM (
             SELECT job.id FROM {{schema}}.job
-            WHERE job.status = 'blocked' AND job.waits_for IS NOT NULL AND job.waits_for = ANY (ended || looks) LIMIT most) AS w;
+            WHERE job.status = 'blocked' AND job.blocked_by IS NOT NULL AND job.blocked_by = ANY (ended || looks) LIMIT most) AS w;
         hit := cardinality(hits);
         --    those that depend on one that did not complete, whatever they wait for;
         IF broken IS NOT NULL THEN
             SELECT array_agg(c.child_id) INTO extra FROM (
                 SELECT d.child_id FROM unnest(broken) AS b (id) JOIN {{schema}}.workflow_dependency AS d ON d.parent_id = b.id AND d.policy = 'cancel'
-                JOIN {{schema}}.job ON job.id = d.child_id AND job.status = 'blocked' AND job.waits_for IS NOT NULL
+                JOIN {{schema}}.job ON job.id = d.child_id AND job.status = 'blocked' AND job.blocked_by IS NOT NULL
                 LIMIT most) AS c;
             hit := greatest(hit, cardinality(extra));
         END IF;
@@ -86,7 +86,7 @@ _ADVANCE = f"""
             --    those that were added, or have come back, and the children of these: also such as were past them;
             anew := ARRAY (
                 SELECT job.id FROM unnest(looks) AS b (id) JOIN {{schema}}.workflow_dependency AS d ON d.parent_id = b.id
-                JOIN {{schema}}.job ON job.id = d.child_id AND job.status = 'blocked' AND (job.waits_for > b.id OR job.waits_for = 0)
+                JOIN {{schema}}.job ON job.id = d.child_id AND job.status = 'blocked' AND (job.blocked_by > b.id OR job.blocked_by = 0)
                 UNION ALL SELECT job.id FROM {{schema}}.job WHERE job.id = ANY (looks) AND job.status = 'blocked');
             extra := extra || anew;
             UPDATE {{schema}}.workflow_join AS j SET missing = 0, spare = 0 WHERE joining AND j.workflow_id = ANY (look_flows);
@@ -111,18 +111,21 @@ _ADVANCE = f"""
         -- back, the children are looked at.
         IF cardinality(hits) > 0 THEN
             WITH candidate AS MATERIALIZED (
-                SELECT job.id, job.waits_for, CASE WHEN job.id = ANY (anew) THEN 0 ELSE greatest(job.waits_for, 0) END AS point
-                FROM {{schema}}.job WHERE job.id = ANY (hits) AND job.status = 'blocked' AND job.waits_for IS NOT NULL
+                SELECT job.id, job.blocked_by, CASE WHEN job.id = ANY (anew) THEN 0 ELSE greatest(job.blocked_by, 0) END AS point
+                FROM {{schema}}.job WHERE job.id = ANY (hits) AND job.status = 'blocked' AND job.blocked_by IS NOT NULL
                 FOR NO KEY UPDATE SKIP LOCKED),
             verdict AS MATERIALIZED (
-                SELECT c.id, c.waits_for, coalesce(early.cause, next.cause, part.cause) AS cause, next.parent_id,
+                SELECT c.id, c.blocked_by, coalesce(early.cause, next.cause, part.cause) AS cause, next.parent_id,
                     early.cause IS NULL AND next.parent_id IS NULL AND next.cause IS NULL AND (part.needed IS NULL OR part.completed >= part.needed) AS free,
                     part.needed - part.completed AS missing, part.completed + part.live - part.needed AS spare
                 FROM candidate AS c
                 LEFT JOIN LATERAL (
                     SELECT {_CAUSE} AS cause FROM {{schema}}.workflow_dependency AS d JOIN {{schema}}.job AS p ON p.id = d.parent_id
-                    WHERE d.child_id = c.id AND d.parent_id = ANY (broken) AND d.policy = 'cancel' AND p.status IN {_BROKEN}
-                    LIMIT 1) AS early ON broken IS NOT NULL
+                    WHERE broken IS NOT NULL AND d.child_id = c.id AND d.parent_id = ANY (broken) AND d.policy = 'cancel' AND p.status IN {_BROKEN}
+                    UNION ALL
+                    SELECT {_CAUSE} AS cause FROM {{schema}}.workflow_dependency AS d JOIN {{schema}}.job AS p ON p.id = d.parent_id
+                    WHERE c.blocked_by < 0 AND d.child_id = c.id AND d.policy = 'cancel' AND p.status IN {_BROKEN}
+                    LIMIT 1) AS early ON true
                 LEFT JOIN LATERAL (
                     SELECT CASE WHEN p.status IN {_LIVE} THEN d.parent_id END AS parent_id,
                         CASE WHEN p.status IN {_LIVE} THEN NULL ELSE {_CAUSE} END AS cause
@@ -138,7 +141,7 @@ _ADVANCE = f"""
                     LEFT JOIN {{schema}}.job AS p ON p.id = d.parent_id
                     WHERE j.job_id = c.id AND next.parent_id IS NULL AND next.cause IS NULL GROUP BY j.needed) AS part ON joining),
             ruled AS MATERIALIZED (
-                SELECT v.*, v.cause IS NULL AND (v.free OR v.waits_for IS DISTINCT FROM coalesce(v.parent_id, 0)) AS moves,
+                SELECT v.*, v.cause IS NULL AND (v.free OR v.blocked_by IS DISTINCT FROM coalesce(v.parent_id, 0)) AS moves,
                     v.cause IS NULL AND NOT v.free AND v.parent_id IS NULL AS counts
                 FROM verdict AS v)
             SELECT count(*), array_agg(v.id) FILTER (WHERE v.moves), array_agg(CASE WHEN v.free THEN NULL ELSE coalesce(v.parent_id, 0) END) FILTER (WHERE v.moves),
@@ -147,7 +150,7 @@ _ADVANCE = f"""
             INTO done, moved, targets, refused, causes, counted, missings, spares FROM ruled AS v;
             IF moved IS NOT NULL THEN
                 WITH moved_on AS (
-                    UPDATE {{schema}}.job SET waits_for = m.target,
+                    UPDATE {{schema}}.job SET blocked_by = m.target,
                         status = CASE WHEN m.target IS NOT NULL THEN 'blocked' WHEN job.task = '(gate)' THEN 'completed' ELSE 'queued' END,
                         run_at = CASE WHEN m.target IS NULL THEN greatest(job.run_at, now()) ELSE job.run_at END,
                         finished_at = CASE WHEN m.target IS NULL AND job.task = '(gate)' THEN clock_timestamp() END
@@ -177,18 +180,18 @@ _ADVANCE = f"""
             IF hit >= most OR stuck THEN
                 INSERT INTO {{schema}}.workflow_event (workflow_id, job_id, completed)
                 SELECT DISTINCT e.flow, e.id, e.id <> ALL (coalesce(broken, '{{{{}}}}')) FROM unnest(ended_flows, ended) AS e (flow, id)
-                WHERE EXISTS (SELECT FROM {{schema}}.job WHERE job.status = 'blocked' AND job.waits_for IS NOT NULL AND job.waits_for = e.id)
+                WHERE EXISTS (SELECT FROM {{schema}}.job WHERE job.status = 'blocked' AND job.blocked_by IS NOT NULL AND job.blocked_by = e.id)
                         AND NOT EXISTS (SELECT FROM {{schema}}.job AS p WHERE p.id = e.id AND p.status IN {_LIVE})
                     OR e.id = ANY (broken) AND EXISTS (SELECT FROM {{schema}}.job AS p WHERE p.id = e.id AND p.status IN {_BROKEN}) AND EXISTS (
                         SELECT FROM {{schema}}.workflow_dependency AS d JOIN {{schema}}.job ON job.id = d.child_id AND job.status = 'blocked'
-                        WHERE d.parent_id = e.id AND d.policy = 'cancel' AND job.waits_for IS NOT NULL)
+                        WHERE d.parent_id = e.id AND d.policy = 'cancel' AND job.blocked_by IS NOT NULL)
                     OR joining AND stuck AND EXISTS (
                         SELECT FROM {{schema}}.workflow_dependency AS d JOIN {{schema}}.job ON job.id = d.child_id AND job.status = 'blocked'
                         WHERE d.parent_id = e.id AND d.policy = 'count');
                 INSERT INTO {{schema}}.workflow_event (workflow_id, job_id)
                 SELECT DISTINCT e.flow, e.id FROM unnest(look_flows, looks) AS e (flow, id)
                 WHERE stuck AND e.id > 0
-                    OR EXISTS (SELECT FROM {{schema}}.job WHERE job.status = 'blocked' AND job.waits_for IS NOT NULL AND job.waits_for = e.id AND e.id < 0);
+                    OR EXISTS (SELECT FROM {{schema}}.job WHERE job.status = 'blocked' AND job.blocked_by IS NOT NULL AND job.blocked_by = e.id AND e.id < 0);
                 again_ids := again_ids || flows;
             END IF;
         END IF;

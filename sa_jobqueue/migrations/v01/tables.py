@@ -33,7 +33,7 @@ UP = (
         ticks integer,
         duplicate_of bigint,
         workflow_id bigint,
-        waits_for bigint,
+        blocked_by bigint,
         ready_at timestamptz,
         units smallint,
         inputs smallint,

@@ -204,7 +204,7 @@ UP = (
         IF NEW.workflow_id IS NOT NULL THEN
             -- It stays as long as its workflow, and has ended without one of the statements that say so.
             NEW.purge_at := NULL;
-            NEW.waits_for := NULL;
+            NEW.blocked_by := NULL;
             INSERT INTO {schema}.workflow_event (workflow_id, job_id, completed) VALUES (NEW.workflow_id, NEW.id, false);
         END IF;
         NEW.errors := jsonb_build_array(jsonb_build_object('at', now(), 'attempt', 0, 'type', 'Duplicate',

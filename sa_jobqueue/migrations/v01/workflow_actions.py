@@ -64,7 +64,7 @@ UP = (
         IF cardinality(back) = 0 THEN
             RETURN;
         END IF;
-        UPDATE {schema}.job SET status = 'blocked', waits_for = - $1, attempt = 0, rescues = 0, finished_at = NULL, purge_at = NULL,
+        UPDATE {schema}.job SET status = 'blocked', blocked_by = - $1, attempt = 0, rescues = 0, finished_at = NULL, purge_at = NULL,
             cancel_requested_at = NULL, lease_expires_at = NULL, result = NULL, duplicate_of = NULL, run_at = least(job.run_at, now()),
             expires_at = CASE WHEN job.expires_at > now() THEN job.expires_at END,
             deadline_at = CASE WHEN job.deadline_at > now() THEN job.deadline_at END
@@ -96,7 +96,7 @@ UP = (
             SELECT w.id FROM {schema}.workflow AS w WHERE w.id = ANY ($1) AND w.finished_at IS NULL AND w.paused_at IS NULL ORDER BY w.id FOR NO KEY UPDATE
         LOOP
             UPDATE {schema}.workflow AS w SET paused_at = clock_timestamp() WHERE w.id = flow;
-            UPDATE {schema}.job SET status = 'blocked', waits_for = - flow
+            UPDATE {schema}.job SET status = 'blocked', blocked_by = - flow
             WHERE job.status = 'queued' AND job.id = ANY (ARRAY (
                 SELECT q.id FROM {schema}.job AS q WHERE q.workflow_id = flow AND q.status = 'queued' FOR NO KEY UPDATE SKIP LOCKED));
             RETURN NEXT flow;

@@ -110,7 +110,7 @@ UP = (
     )
     """,
     "CREATE INDEX job_workflow_idx ON {schema}.job (workflow_id, id) WHERE workflow_id IS NOT NULL",
-    "CREATE INDEX job_waits_idx ON {schema}.job (waits_for) WHERE waits_for IS NOT NULL AND status = 'blocked'",
+    "CREATE INDEX job_blocked_idx ON {schema}.job (blocked_by) WHERE blocked_by IS NOT NULL AND status = 'blocked'",
     # Workers that listen look at once which workflows have events.
     """
     CREATE FUNCTION {schema}.tell_workflows() RETURNS void LANGUAGE sql VOLATILE AS $body$
@@ -170,7 +170,7 @@ UP = (
         -- Unique keys are taken in their order, so that two of these cannot deadlock.
         INSERT INTO {schema}.job (
             id, task, args, queue, priority, max_attempts, run_at, meta, uniqueness, expires_at, deadline_at, concurrency_key, units, inputs,
-            workflow_id, status, waits_for
+            workflow_id, status, blocked_by
         )
         SELECT ids[c.place], c.task, c.args::jsonb, c.queue, c.priority, c.max_attempts, {schema}.due_at(c.due), c.meta::jsonb, c.uniqueness::jsonb,
             {schema}.due_at(c.expiry), {schema}.due_at(c.deadline), c.key, c.units, c.inputs, $1,
@@ -182,11 +182,11 @@ UP = (
         INSERT INTO {schema}.workflow_dependency (child_id, parent_id, policy, position)
         SELECT ids[e.child], CASE WHEN e.parent < 0 THEN ids[- e.parent] ELSE e.parent END, e.policy, e.position
         FROM unnest(children, parents, policies, positions) AS e (child, parent, policy, position);
-        IF counting IS NOT NULL THEN
+        IF cardinality(counting) > 0 THEN
             INSERT INTO {schema}.workflow_join (job_id, workflow_id, needed)
             SELECT ids[j.place], $1, j.needed FROM unnest(counting, needed) AS j (place, needed);
         END IF;
-        IF before IS NOT NULL THEN
+        IF cardinality(before) > 0 THEN
             INSERT INTO {schema}.workflow_dependency (child_id, parent_id, policy)
             SELECT d.child_id, ids[b.place], CASE d.policy WHEN 'count' THEN 'cancel' ELSE d.policy END
             FROM {schema}.workflow_dependency AS d CROSS JOIN unnest(before) AS b (place) WHERE d.parent_id = me;
@@ -218,7 +218,7 @@ UP = (
             SELECT job.id FROM {schema}.job WHERE job.id = ANY ($1) AND job.status IN ('queued', 'blocked')
             ORDER BY job.id FOR NO KEY UPDATE SKIP LOCKED) AS l;
         WITH ended AS (
-            UPDATE {schema}.job SET status = 'cancelled', waits_for = NULL, finished_at = clock_timestamp(), purge_at = NULL,
+            UPDATE {schema}.job SET status = 'cancelled', blocked_by = NULL, finished_at = clock_timestamp(), purge_at = NULL,
                 errors = CASE WHEN jsonb_typeof(job.errors) = 'array' THEN job.errors ELSE '[]' END || jsonb_build_array(jsonb_strip_nulls(
                     jsonb_build_object('at', clock_timestamp(), 'attempt', job.attempt, 'type', kind, 'traceback', '',
                         'message', CASE WHEN m.cause IS NULL THEN reason ELSE format(reason, m.cause) END, 'failed_id', m.cause)))
