@@ -87,7 +87,7 @@ class Event(StrEnum):
     DISCARD = "discard"  # an operator gives it up
     UNBLOCK = "unblock"  # what it waited for is done
     REQUEUE = "requeue"  # an operator retries it
-    HOLD = "hold"  # its workflow is paused
+    PAUSE = "pause"  # its workflow is paused
     REOPEN = "reopen"  # an operator retries it, and it waits for the others of its workflow again
     OPEN = "open"  # a gate, which has no handler: what it waited for is done
 
@@ -104,7 +104,7 @@ TRANSITIONS: dict[tuple[JobStatus, Event], JobStatus] = {
     (_S.QUEUED, Event.CANCEL): _S.CANCELLED,
     (_S.QUEUED, Event.DISCARD): _S.FAILED,
     (_S.QUEUED, Event.REQUEUE): _S.QUEUED,
-    (_S.QUEUED, Event.HOLD): _S.BLOCKED,
+    (_S.QUEUED, Event.PAUSE): _S.BLOCKED,
     (_S.RUNNING, Event.COMPLETE): _S.COMPLETED,
     (_S.RUNNING, Event.RETRY): _S.QUEUED,
     (_S.RUNNING, Event.SNOOZE): _S.QUEUED,

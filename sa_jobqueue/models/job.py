@@ -137,9 +137,9 @@ class Job(Base):
     """How much of a rate it takes; None: 1."""
     workflow_id: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
     """The workflow that it is a member of."""
-    blocked_by: Mapped[int | None] = mapped_column(_UNSAID_NUMBER, deferred=True)
+    blocked_by: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
     """While it is blocked: a job that it waits for; 0: for some of several; or minus its workflow's id, until that is found."""
-    inputs: Mapped[int | None] = mapped_column(SmallInteger().evaluates_none(), deferred=True)
+    inputs: Mapped[int | None] = mapped_column(SmallInteger().evaluates_none())
     """How many of its first parameters are results of others; 0: one is, a list of them all. None: none is."""
     ready_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     """The due time at which a claim has let it take its turn among the jobs with keys; None: it was due when it was enqueued."""

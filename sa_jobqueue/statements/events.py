@@ -3,8 +3,8 @@
 >>> from sqlalchemy import select
 >>> from sa_jobqueue.models import Job
 >>> ended = select(Job.id, Job.workflow_id).cte("ended")
->>> str(members_ended([ended])).splitlines()[0]
-'INSERT INTO sa_jobqueue.workflow_event (workflow_id, job_id, completed) SELECT ended.workflow_id, ended.id, true AS anon_1 '
+>>> "INSERT INTO sa_jobqueue.workflow_event" in str(members_ended([ended]))
+True
 """
 
 from __future__ import annotations
