@@ -27,10 +27,10 @@ from ..models import SCHEMA, WorkflowCallback, due_text, schema_function
 from ..options import Call
 from .parts import array, packed, packed_alike, packed_texts, rows, table_of
 
-__all__ = ["BEGINS", "COUNTS", "LATER", "MemberRows", "add_members", "insert_callbacks"]
+__all__ = ["BEGINS", "BEHIND_ME", "COUNTS", "LATER", "MemberRows", "add_members", "insert_callbacks"]
 
-#: For what a member waits first: for nothing; for what is still to be found; for some of its parents.
-BEGINS, LATER, COUNTS = 0, -1, -2
+#: For what a member waits first: for nothing; for what is still to be found; for some of its parents; for the job that adds it.
+BEGINS, LATER, COUNTS, BEHIND_ME = 0, -1, -2, -3
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ class Addition(AddsNodes):
     def __init__(self, workflow_id: int, *, me: int | None = None) -> None:
         self.workflow_id = workflow_id
         self._me = me
-        self._graph = Graph()
+        self._graph = Graph(me)
 
     @property
     def me(self) -> Node[Any]:

@@ -10,7 +10,7 @@ from ..calls import Call
 from ..errors import WorkflowError
 from ..models import AT_ONCE, GATE
 from ..payload import Failed
-from ..statements.workflow_insert import BEGINS, COUNTS, LATER, MemberRows
+from ..statements.workflow_insert import BEGINS, BEHIND_ME, COUNTS, LATER, MemberRows
 from ..tasks import Task, TaskName
 
 __all__ = ["Graph", "Join", "Node", "Place", "Policy", "joined"]
@@ -81,7 +81,9 @@ class Join(Generic[T_co]):
 class Graph:
     """Nodes and edges as columns, in the order in which they were added."""
 
-    def __init__(self) -> None:
+    def __init__(self, me: int | None = None) -> None:
+        self._me = me
+        """The job that adds the nodes, which runs until they are there. It is older than they are."""
         self.rows = MemberRows()
         self.ids: Sequence[int] | None = None
         """Of the jobs, after the flush."""
@@ -145,13 +147,17 @@ class Graph:
         rows.parents.append(parent.place.code)
         rows.policies.append(policy)
         rows.positions.append(position)
-        before = rows.waits[child - 1]
+        rows.waits[child - 1] = self._first(rows.waits[child - 1], parent.place, policy)
+
+    def _first(self, before: int, parent: Place, policy: Policy) -> int:
+        """For what a child waits first that has one more parent."""
         if policy == "count":
-            rows.waits[child - 1] = COUNTS if before == BEGINS else before
-        elif parent.place.code > 0 or before == LATER:
-            rows.waits[child - 1] = LATER
-        else:
-            rows.waits[child - 1] = min(before, -parent.place.code) if before > 0 else -parent.place.code
+            return COUNTS if before == BEGINS else before
+        if before == LATER or (parent.job_id is not None and parent.job_id != self._me):
+            return LATER
+        if before == BEHIND_ME or parent.job_id is not None:
+            return BEHIND_ME
+        return min(before, parent.number) if before > 0 else parent.number
 
     def _join(self, of: Node[Any] | Join[Any], *, takes: bool) -> Join[Any]:
         join = Join((of,)) if isinstance(of, Node) else of

@@ -85,8 +85,10 @@ _ADVANCE = f"""
         IF looks IS NOT NULL THEN
             --    those that were added, or have come back, and the children of these: also such as were past them;
             anew := ARRAY (
-                SELECT job.id FROM unnest(looks) AS b (id) JOIN {{schema}}.workflow_dependency AS d ON d.parent_id = b.id
-                JOIN {{schema}}.job ON job.id = d.child_id AND job.status = 'blocked' AND (job.blocked_by > b.id OR job.blocked_by = 0)
+                SELECT c.id FROM unnest(looks) AS b (id) JOIN {{schema}}.workflow_dependency AS d ON d.parent_id = b.id
+                CROSS JOIN LATERAL (
+                    SELECT job.id FROM {{schema}}.job
+                    WHERE job.id = d.child_id AND job.status = 'blocked' AND (job.blocked_by > b.id OR job.blocked_by = 0) OFFSET 0) AS c
                 UNION ALL SELECT job.id FROM {{schema}}.job WHERE job.id = ANY (looks) AND job.status = 'blocked');
             extra := extra || anew;
             UPDATE {{schema}}.workflow_join AS j SET missing = 0, spare = 0 WHERE joining AND j.workflow_id = ANY (look_flows);
@@ -110,44 +112,65 @@ _ADVANCE = f"""
         -- because of one that did not complete; or it is released. The parents before had completed, or need not. Of one that comes
         -- back, the children are looked at.
         IF cardinality(hits) > 0 THEN
-            WITH candidate AS MATERIALIZED (
-                SELECT job.id, job.blocked_by, CASE WHEN job.id = ANY (anew) THEN 0 ELSE greatest(job.blocked_by, 0) END AS point
-                FROM {{schema}}.job WHERE job.id = ANY (hits) AND job.status = 'blocked' AND job.blocked_by IS NOT NULL
-                FOR NO KEY UPDATE SKIP LOCKED),
-            verdict AS MATERIALIZED (
-                SELECT c.id, c.blocked_by, coalesce(early.cause, next.cause, part.cause) AS cause, next.parent_id,
-                    early.cause IS NULL AND next.parent_id IS NULL AND next.cause IS NULL AND (part.needed IS NULL OR part.completed >= part.needed) AS free,
-                    part.needed - part.completed AS missing, part.completed + part.live - part.needed AS spare
-                FROM candidate AS c
-                LEFT JOIN LATERAL (
-                    SELECT {_CAUSE} AS cause FROM {{schema}}.workflow_dependency AS d JOIN {{schema}}.job AS p ON p.id = d.parent_id
-                    WHERE broken IS NOT NULL AND d.child_id = c.id AND d.parent_id = ANY (broken) AND d.policy = 'cancel' AND p.status IN {_BROKEN}
-                    UNION ALL
-                    SELECT {_CAUSE} AS cause FROM {{schema}}.workflow_dependency AS d JOIN {{schema}}.job AS p ON p.id = d.parent_id
-                    WHERE c.blocked_by < 0 AND d.child_id = c.id AND d.policy = 'cancel' AND p.status IN {_BROKEN}
-                    LIMIT 1) AS early ON true
-                LEFT JOIN LATERAL (
-                    SELECT CASE WHEN p.status IN {_LIVE} THEN d.parent_id END AS parent_id,
-                        CASE WHEN p.status IN {_LIVE} THEN NULL ELSE {_CAUSE} END AS cause
-                    FROM {{schema}}.workflow_dependency AS d LEFT JOIN {{schema}}.job AS p ON p.id = d.parent_id
-                    WHERE d.child_id = c.id AND d.parent_id >= c.point AND d.policy <> 'count'
-                        AND (p.status IN {_LIVE} OR d.policy = 'cancel' AND (p.id IS NULL OR p.status IN {_BROKEN}))
-                    ORDER BY d.child_id, d.parent_id LIMIT 1) AS next ON true
-                LEFT JOIN LATERAL (
-                    SELECT j.needed, count(*) FILTER (WHERE p.status = 'completed') AS completed, count(*) FILTER (WHERE p.status IN {_LIVE}) AS live,
-                        CASE WHEN count(*) FILTER (WHERE p.status = 'completed' OR p.status IN {_LIVE}) < j.needed
-                            THEN coalesce(min({_CAUSE}) FILTER (WHERE p.status IN {_BROKEN}), min(d.parent_id)) END AS cause
-                    FROM {{schema}}.workflow_join AS j JOIN {{schema}}.workflow_dependency AS d ON d.child_id = j.job_id AND d.policy = 'count'
-                    LEFT JOIN {{schema}}.job AS p ON p.id = d.parent_id
-                    WHERE j.job_id = c.id AND next.parent_id IS NULL AND next.cause IS NULL GROUP BY j.needed) AS part ON joining),
-            ruled AS MATERIALIZED (
-                SELECT v.*, v.cause IS NULL AND (v.free OR v.blocked_by IS DISTINCT FROM coalesce(v.parent_id, 0)) AS moves,
-                    v.cause IS NULL AND NOT v.free AND v.parent_id IS NULL AS counts
-                FROM verdict AS v)
-            SELECT count(*), array_agg(v.id) FILTER (WHERE v.moves), array_agg(CASE WHEN v.free THEN NULL ELSE coalesce(v.parent_id, 0) END) FILTER (WHERE v.moves),
-                array_agg(v.id) FILTER (WHERE v.cause IS NOT NULL), array_agg(v.cause) FILTER (WHERE v.cause IS NOT NULL),
-                array_agg(v.id) FILTER (WHERE v.counts), array_agg(v.missing) FILTER (WHERE v.counts), array_agg(v.spare) FILTER (WHERE v.counts)
-            INTO done, moved, targets, refused, causes, counted, missings, spares FROM ruled AS v;
+            IF broken IS NULL AND looks IS NULL AND NOT joining THEN
+                -- As below, for nearly all: a parent has completed.
+                WITH candidate AS MATERIALIZED (
+                    SELECT job.id, job.blocked_by, job.blocked_by AS point FROM {{schema}}.job
+                    WHERE job.id = ANY (hits) AND job.status = 'blocked' AND job.blocked_by IS NOT NULL
+                    FOR NO KEY UPDATE SKIP LOCKED),
+                verdict AS MATERIALIZED (
+                    SELECT c.id, c.blocked_by, next.parent_id, next.cause, next.parent_id IS DISTINCT FROM c.blocked_by AND next.cause IS NULL AS moves
+                    FROM candidate AS c
+                    LEFT JOIN LATERAL (
+                        SELECT CASE WHEN p.status IN {_LIVE} THEN d.parent_id END AS parent_id,
+                            CASE WHEN p.status IN {_LIVE} THEN NULL ELSE {_CAUSE} END AS cause
+                        FROM {{schema}}.workflow_dependency AS d LEFT JOIN {{schema}}.job AS p ON p.id = d.parent_id
+                        WHERE d.child_id = c.id AND d.parent_id >= c.point AND d.policy <> 'count'
+                            AND (p.status IN {_LIVE} OR d.policy = 'cancel' AND (p.id IS NULL OR p.status IN {_BROKEN}))
+                        ORDER BY d.child_id, d.parent_id LIMIT 1) AS next ON true)
+                SELECT count(*), array_agg(v.id) FILTER (WHERE v.moves), array_agg(v.parent_id) FILTER (WHERE v.moves),
+                    array_agg(v.id) FILTER (WHERE v.cause IS NOT NULL), array_agg(v.cause) FILTER (WHERE v.cause IS NOT NULL)
+                INTO done, moved, targets, refused, causes FROM verdict AS v;
+            ELSE
+                WITH candidate AS MATERIALIZED (
+                    SELECT job.id, job.blocked_by, CASE WHEN job.id = ANY (anew) THEN 0 ELSE greatest(job.blocked_by, 0) END AS point
+                    FROM {{schema}}.job WHERE job.id = ANY (hits) AND job.status = 'blocked' AND job.blocked_by IS NOT NULL
+                    FOR NO KEY UPDATE SKIP LOCKED),
+                verdict AS MATERIALIZED (
+                    SELECT c.id, c.blocked_by, coalesce(early.cause, next.cause, part.cause) AS cause, next.parent_id,
+                        early.cause IS NULL AND next.parent_id IS NULL AND next.cause IS NULL AND (part.needed IS NULL OR part.completed >= part.needed) AS free,
+                        part.needed - part.completed AS missing, part.completed + part.live - part.needed AS spare
+                    FROM candidate AS c
+                    LEFT JOIN LATERAL (
+                        SELECT {_CAUSE} AS cause FROM {{schema}}.workflow_dependency AS d JOIN {{schema}}.job AS p ON p.id = d.parent_id
+                        WHERE broken IS NOT NULL AND d.child_id = c.id AND d.parent_id = ANY (broken) AND d.policy = 'cancel' AND p.status IN {_BROKEN}
+                        UNION ALL
+                        SELECT {_CAUSE} AS cause FROM {{schema}}.workflow_dependency AS d JOIN {{schema}}.job AS p ON p.id = d.parent_id
+                        WHERE c.blocked_by < 0 AND d.child_id = c.id AND d.policy = 'cancel' AND p.status IN {_BROKEN}
+                        LIMIT 1) AS early ON true
+                    LEFT JOIN LATERAL (
+                        SELECT CASE WHEN p.status IN {_LIVE} THEN d.parent_id END AS parent_id,
+                            CASE WHEN p.status IN {_LIVE} THEN NULL ELSE {_CAUSE} END AS cause
+                        FROM {{schema}}.workflow_dependency AS d LEFT JOIN {{schema}}.job AS p ON p.id = d.parent_id
+                        WHERE d.child_id = c.id AND d.parent_id >= c.point AND d.policy <> 'count'
+                            AND (p.status IN {_LIVE} OR d.policy = 'cancel' AND (p.id IS NULL OR p.status IN {_BROKEN}))
+                        ORDER BY d.child_id, d.parent_id LIMIT 1) AS next ON true
+                    LEFT JOIN LATERAL (
+                        SELECT j.needed, count(*) FILTER (WHERE p.status = 'completed') AS completed, count(*) FILTER (WHERE p.status IN {_LIVE}) AS live,
+                            CASE WHEN count(*) FILTER (WHERE p.status = 'completed' OR p.status IN {_LIVE}) < j.needed
+                                THEN coalesce(min({_CAUSE}) FILTER (WHERE p.status IN {_BROKEN}), min(d.parent_id)) END AS cause
+                        FROM {{schema}}.workflow_join AS j JOIN {{schema}}.workflow_dependency AS d ON d.child_id = j.job_id AND d.policy = 'count'
+                        LEFT JOIN {{schema}}.job AS p ON p.id = d.parent_id
+                        WHERE j.job_id = c.id AND next.parent_id IS NULL AND next.cause IS NULL GROUP BY j.needed) AS part ON joining),
+                ruled AS MATERIALIZED (
+                    SELECT v.*, v.cause IS NULL AND (v.free OR v.blocked_by IS DISTINCT FROM coalesce(v.parent_id, 0)) AS moves,
+                        v.cause IS NULL AND NOT v.free AND v.parent_id IS NULL AS counts
+                    FROM verdict AS v)
+                SELECT count(*), array_agg(v.id) FILTER (WHERE v.moves), array_agg(CASE WHEN v.free THEN NULL ELSE coalesce(v.parent_id, 0) END) FILTER (WHERE v.moves),
+                    array_agg(v.id) FILTER (WHERE v.cause IS NOT NULL), array_agg(v.cause) FILTER (WHERE v.cause IS NOT NULL),
+                    array_agg(v.id) FILTER (WHERE v.counts), array_agg(v.missing) FILTER (WHERE v.counts), array_agg(v.spare) FILTER (WHERE v.counts)
+                INTO done, moved, targets, refused, causes, counted, missings, spares FROM ruled AS v;
+            END IF;
             IF moved IS NOT NULL THEN
                 WITH moved_on AS (
                     UPDATE {{schema}}.job SET blocked_by = m.target,
@@ -180,18 +203,20 @@ _ADVANCE = f"""
             IF hit >= most OR stuck THEN
                 INSERT INTO {{schema}}.workflow_event (workflow_id, job_id, completed)
                 SELECT DISTINCT e.flow, e.id, e.id <> ALL (coalesce(broken, '{{{{}}}}')) FROM unnest(ended_flows, ended) AS e (flow, id)
-                WHERE EXISTS (SELECT FROM {{schema}}.job WHERE job.status = 'blocked' AND job.blocked_by IS NOT NULL AND job.blocked_by = e.id)
-                        AND NOT EXISTS (SELECT FROM {{schema}}.job AS p WHERE p.id = e.id AND p.status IN {_LIVE})
-                    OR e.id = ANY (broken) AND EXISTS (SELECT FROM {{schema}}.job AS p WHERE p.id = e.id AND p.status IN {_BROKEN}) AND EXISTS (
-                        SELECT FROM {{schema}}.workflow_dependency AS d JOIN {{schema}}.job ON job.id = d.child_id AND job.status = 'blocked'
-                        WHERE d.parent_id = e.id AND d.policy = 'cancel' AND job.blocked_by IS NOT NULL)
-                    OR joining AND stuck AND EXISTS (
-                        SELECT FROM {{schema}}.workflow_dependency AS d JOIN {{schema}}.job ON job.id = d.child_id AND job.status = 'blocked'
-                        WHERE d.parent_id = e.id AND d.policy = 'count');
+                WHERE (SELECT true FROM {{schema}}.job WHERE job.status = 'blocked' AND job.blocked_by IS NOT NULL AND job.blocked_by = e.id LIMIT 1)
+                        AND (SELECT p.status NOT IN {_LIVE} FROM {{schema}}.job AS p WHERE p.id = e.id) IS NOT FALSE
+                    OR e.id = ANY (broken) AND (SELECT p.status IN {_BROKEN} FROM {{schema}}.job AS p WHERE p.id = e.id) AND (
+                        SELECT true FROM {{schema}}.workflow_dependency AS d CROSS JOIN LATERAL (
+                            SELECT FROM {{schema}}.job WHERE job.id = d.child_id AND job.status = 'blocked' AND job.blocked_by IS NOT NULL OFFSET 0) AS child
+                        WHERE d.parent_id = e.id AND d.policy = 'cancel' LIMIT 1)
+                    OR joining AND stuck AND (
+                        SELECT true FROM {{schema}}.workflow_dependency AS d CROSS JOIN LATERAL (
+                            SELECT FROM {{schema}}.job WHERE job.id = d.child_id AND job.status = 'blocked' OFFSET 0) AS child
+                        WHERE d.parent_id = e.id AND d.policy = 'count' LIMIT 1);
                 INSERT INTO {{schema}}.workflow_event (workflow_id, job_id)
                 SELECT DISTINCT e.flow, e.id FROM unnest(look_flows, looks) AS e (flow, id)
                 WHERE stuck AND e.id > 0
-                    OR EXISTS (SELECT FROM {{schema}}.job WHERE job.status = 'blocked' AND job.blocked_by IS NOT NULL AND job.blocked_by = e.id AND e.id < 0);
+                    OR e.id < 0 AND (SELECT true FROM {{schema}}.job WHERE job.status = 'blocked' AND job.blocked_by IS NOT NULL AND job.blocked_by = e.id LIMIT 1);
                 again_ids := again_ids || flows;
             END IF;
         END IF;

@@ -137,7 +137,7 @@ UP = (
     #
     # `outside`: whether another than a member adds to a workflow that is there; NULL: it is a new one. All arrays of members are side by
     # side, and so are those of edges. `waits`: for which of them, counted from 1, a member waits first; 0:
-    # for none; -1: that is still to be found; -2: it needs some of its parents. Below zero, a parent is one of these members, too. `before`:
+    # for none; -1: that is still to be found; -2: it needs some of its parents; -3: for the job `me`, which adds them. Below zero, a parent is one of these members, too. `before`:
     # members for which the children of the job `me` wait, too.
     """
     CREATE FUNCTION {schema}.add_members(
@@ -175,7 +175,7 @@ UP = (
         SELECT ids[c.place], c.task, c.args::jsonb, c.queue, c.priority, c.max_attempts, {schema}.due_at(c.due), c.meta::jsonb, c.uniqueness::jsonb,
             {schema}.due_at(c.expiry), {schema}.due_at(c.deadline), c.key, c.units, c.inputs, $1,
             CASE WHEN c.wait = 0 AND flow.paused_at IS NULL THEN 'queued' ELSE 'blocked' END,
-            CASE WHEN c.wait > 0 THEN ids[c.wait] WHEN c.wait = -2 THEN 0 WHEN c.wait < 0 OR flow.paused_at IS NOT NULL THEN - $1 END
+            CASE WHEN c.wait > 0 THEN ids[c.wait] WHEN c.wait = -2 THEN 0 WHEN c.wait = -3 THEN me WHEN c.wait < 0 OR flow.paused_at IS NOT NULL THEN - $1 END
         FROM unnest(tasks, args, queues, priorities, max_attempts, dues, metas, uniqueness, expiries, deadlines, keys, units, inputs, waits)
             WITH ORDINALITY AS c (task, args, queue, priority, max_attempts, due, meta, uniqueness, expiry, deadline, key, units, inputs, wait, place)
         ORDER BY c.uniqueness::jsonb ->> 'key', c.place;
