@@ -53,6 +53,7 @@ from .parts import FIRST_ID, array, members, packed, table_of
 __all__ = [
     "advance_parameters",
     "advance_workflows",
+    "blocked_edges",
     "cancel_workflows",
     "count_members",
     "forget_workflows",
@@ -64,6 +65,7 @@ __all__ = [
     "prune_members",
     "resume_workflows",
     "retry_workflow",
+    "stray_members",
     "stray_workflows",
     "workflow_callbacks",
     "workflow_nodes",
@@ -341,6 +343,46 @@ def heal_members(
     )
     last = select(func.max(page.c.blocked_by)).scalar_subquery()
     return select(last.label("last"), select(func.count()).select_from(appended).scalar_subquery().label("healed"))
+
+
+def stray_members(*, limit: int, job: type[Job] = Job, event: type[WorkflowEvent] = WorkflowEvent) -> Executable:
+    """The ids of members that wait for one that has ended or is gone, and of which no event says so, among the first `limit`."""
+    table = table_of(job)
+    first = (
+        select(table.c.id, table.c.blocked_by, table.c.workflow_id)
+        .where(table.c.status == status_literal(JobStatus.BLOCKED), table.c.blocked_by > literal_column("0"))
+        .order_by(table.c.blocked_by)
+        .limit(bindparam("sample", limit, Integer))
+        .subquery("waiting")
+    )
+    parent, happened = table.alias("parent"), table_of(event)
+    # OFFSET 0 is a fence: each is looked up by its id.
+    lives = (
+        select(parent.c.id)
+        .where(parent.c.id == first.c.blocked_by, not_(status_in(parent.c.status, FINISHED)))
+        .offset(literal_column("0"))
+    )
+    known = (
+        select(happened.c.id)
+        .where(happened.c.workflow_id == first.c.workflow_id, happened.c.job_id == first.c.blocked_by)
+        .offset(literal_column("0"))
+    )
+    return select(first.c.id).where(not_(lives.exists()), not_(known.exists())).order_by(first.c.id)
+
+
+def blocked_edges(
+    *, limit: int, job: type[Job] = Job, dependency: type[WorkflowDependency] = WorkflowDependency
+) -> Executable:
+    """Of blocked members, for which others that are blocked they wait: child_id, parent_id; at most `limit` rows."""
+    table, edge = table_of(job), table_of(dependency)
+    child, parent = table.alias("child"), table.alias("parent")
+    blocked = status_literal(JobStatus.BLOCKED)
+    return (
+        select(edge.c.child_id, edge.c.parent_id)
+        .select_from(child.join(edge, edge.c.child_id == child.c.id).join(parent, parent.c.id == edge.c.parent_id))
+        .where(child.c.status == blocked, child.c.blocked_by.is_not(None), parent.c.status == blocked)
+        .limit(bindparam("sample", limit, Integer))
+    )
 
 
 def workflows_over(*, limit: int, workflow: type[WorkflowRow] = WorkflowRow) -> Executable:

@@ -107,6 +107,7 @@ from sa_jobqueue.statements.workers import end_backend, enrol_worker, forget_wor
 from sa_jobqueue.statements.workflow_insert import MemberRows, add_members, insert_callbacks
 from sa_jobqueue.statements.workflows import (
     advance_workflows,
+    blocked_edges,
     count_members,
     forget_workflows,
     heal_members,
@@ -114,6 +115,7 @@ from sa_jobqueue.statements.workflows import (
     page_of_inputs,
     postpone_workflow,
     prune_members,
+    stray_members,
     stray_workflows,
     workflow_callbacks,
     workflows_over,
@@ -304,6 +306,8 @@ SINGLE: dict[str, Callable[[], object]] = {
     "stray_workflows": lambda: stray_workflows(limit=10),
     "page_of_inputs": lambda: page_of_inputs(7, limit=10),
     "heal_members": lambda: heal_members(limit=10),
+    "stray_members": lambda: stray_members(limit=10),
+    "blocked_edges": lambda: blocked_edges(limit=10),
     "workflows_over": lambda: workflows_over(limit=10),
     "prune_members": lambda: prune_members(7, limit=10),
     "postpone_workflow": lambda: postpone_workflow(7),
