@@ -170,6 +170,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "EXECUTE ON FUNCTION {schema}.retry_workflow(bigint, bigint)",
             "EXECUTE ON FUNCTION {schema}.pause_workflows(bigint[]), {schema}.resume_workflows(bigint[])",
             *_TELL_WORKFLOWS,
+            "SELECT, UPDATE ON SEQUENCE {schema}.gate_limit",
             *_TELL,
         ),
     }

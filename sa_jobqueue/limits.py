@@ -99,7 +99,8 @@ class Limits:
     `when_full`, what becomes of jobs that wait because their key is at its limit: "wait", they wait; "drop_newest", they are
     cancelled; "replace_oldest_waiting", the newest waits and the others are cancelled; "cancel_running", the same, and what runs is
     cancelled, too. `max_waiting`: how many jobs of a key may wait, 0 to 1,000,000; of more, the oldest are cancelled with
-    "replace_oldest_waiting" and "cancel_running", else the newest. None: as many as `when_full` says.
+    "replace_oldest_waiting" and "cancel_running", else the newest, also with "wait". None: any number with "wait", none with
+    "drop_newest", else one.
 
     Raises OptionError for a value that cannot be used.
     """
@@ -143,16 +144,17 @@ def rate_columns(rate: Rate | None, prefix: str = "") -> dict[str, Any]:
 # ---- each raises OptionError for a value that cannot be used
 
 
-def checked_number(value: object, what: str, low: int, high: int) -> int:
-    """`value` if it is an integer (no bool) from `low` to `high`."""
+def checked_number(value: object, what: str, low: int, high: int, *, hint: str = "") -> int:
+    """`value` if it is an integer (no bool) from `low` to `high`. `hint` ends what is said of another one."""
     if type(value) is not int or not low <= value <= high:
-        raise OptionError(f"{what} must be an integer from {low} to {high:,}, not {value!r}")
+        raise OptionError(f"{what} must be an integer from {low} to {high:,}, not {value!r}{hint}")
     return value
 
 
 def checked_running(value: object) -> int | None:
     """How many jobs may run at once, or None."""
-    return None if value is None else checked_number(value, "limits: running", 1, MOST_JOBS)
+    hint = "; to start none, pause it" if value == 0 else ""
+    return None if value is None else checked_number(value, "limits: running", 1, MOST_JOBS, hint=hint)
 
 
 def checked_rate(value: object) -> Rate | None:

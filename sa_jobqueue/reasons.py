@@ -56,7 +56,7 @@ class WaitReason(NamedTuple):
             case "paused":
                 return f"waits for {self._whose('pause')} to end" + ("" if self.reason is None else f": {self.reason}")
             case "blocked":
-                return f"waits for {self._whose('block')} to end: a handler has said so, {until}"
+                return f"waits for {self.owner} {self._place()}: the other side has rate limited it, {until}"
             case "strict":
                 return f"waits for {self._whose('strict order')}: others are tried again first{self._jobs()}, {until}"
             case "parents":
@@ -67,8 +67,10 @@ class WaitReason(NamedTuple):
                 return f"waits {until}, when it is due"
 
     def _whose(self, what: str) -> str:
-        owner = "task " if self.owner == "task" else ""
-        return f"{what} {owner}{self.name}" + ("" if self.key is None else f"/{self.key}")
+        return f"{what} {'task ' if self.owner == 'task' else ''}{self._place()}"
+
+    def _place(self) -> str:
+        return f"{self.name}" if self.key is None else f"{self.name}/{self.key}"
 
     def _jobs(self) -> str:
         ids = list(self.job_ids or ())

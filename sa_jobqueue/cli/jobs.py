@@ -176,6 +176,7 @@ def show(
         progress = session.scalars(_PROGRESS.where(Job.id == id)).one_or_none()
         lines = session.execute(job_logs(id)).all()
         reasons = [WaitReason(*row) for row in session.execute(why_waiting(id))]
+        turn = "" if found is None or reasons else _turn(session, found[0])
     if found is None:
         fail(f"there is no job {id}", 1)
     job, reading, now = found
@@ -195,7 +196,7 @@ def show(
         print_json(columns | far | {"reading": reading} | seconds | waits | {"errors": masked(job.errors)})
         return
     _print_head(job, reading, worker, schedule)
-    _print_reasons(reasons)
+    _print_reasons(reasons, turn)
     _print_times(job, now)
     for name, time in durations.items():
         say(f"{name:<13} {duration(time.total_seconds())}")
@@ -253,6 +254,15 @@ def _durations(job: Job, now: datetime) -> dict[str, timedelta]:
     return {"waited": claimed - job.run_at, "ran": end - claimed}
 
 
+def _turn(session: Session, job: Job) -> str:
+    """What a queued job waits for that nothing holds back."""
+    if job.status != JobStatus.QUEUED:
+        return ""
+    if any(job.queue in worker.queues for worker in session.execute(list_workers()) if not worker.stale):
+        return "waits for a free slot, or for its turn"
+    return "waits for a worker: no live one serves its queue"
+
+
 def _name_of_worker(session: Session, id: str | None) -> str:
     """Its host and process, if it has not left; else its id."""
     if id is None:
@@ -281,13 +291,19 @@ def _print_head(job: Job, reading: str, worker: str, schedule: str) -> None:
         say(f"worker {worker}")
     if schedule:
         say(f"schedule {schedule}" + (f" · stands for {job.ticks} ticks" if (job.ticks or 1) > 1 else ""))
+    if job.key is not None:
+        say(f"key {cleaned(job.key)}")
+    if job.units is not None:
+        say(f"units {job.units:,}")
     if job.unique_key is not None:
         say(f"unique key {cleaned(job.unique_key)}")
 
 
-def _print_reasons(reasons: Sequence[WaitReason]) -> None:
+def _print_reasons(reasons: Sequence[WaitReason], turn: str) -> None:
     for reason in reasons:
         say(cleaned(one_line(mask_passwords(reason.said(moment)))), "yellow")
+    if turn:
+        say(turn, "yellow")
 
 
 def _print_progress(progress: Progress, now: datetime) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
 import typer
-from sqlalchemy import Executable
+from sqlalchemy import Connection, Executable
 
 from sa_jobqueue.errors import ConfigurationError, OptionError
 from sa_jobqueue.limits import (
@@ -25,6 +25,7 @@ from sa_jobqueue.log import one_line
 from sa_jobqueue.statements import list_limits, pause, remove_limit, resume
 from sa_jobqueue.statements.depths import capped
 from sa_jobqueue.statements.limit_admin import change_limits
+from sa_jobqueue.statements.overview import list_workers
 from sa_jobqueue.urls import mask_passwords
 
 from .config import Config
@@ -80,9 +81,21 @@ def list_(config: Config, *, json: Json = False) -> None:
             "no limits, and nothing is paused; set some with `sa-jobqueue limits set`, or in code with @task(limits=...)"
         )
         return
-    lines = [_line(row) for row in rows]
-    styles = ["dim" if row["paused_at"] is not None else "" for row in rows]
-    print_table(_COLUMNS, lines, styles=styles)
+    lines: list[tuple[object, ...]] = []
+    narrow: list[tuple[object, ...]] = []
+    styles: list[str] = []
+    above = None
+    for row in rows:
+        owner = f"{row['owner']} {row['name']}"
+        if row["key"] is not None and owner != above:  # nothing is limited there but single keys
+            lines.append((owner, *[""] * 5))
+            narrow.append((owner, *[""] * 3))
+            styles.append("")
+        above = owner
+        lines.append(_line(row))
+        narrow.append(_narrow_line(lines[-1], row))
+        styles.append("dim" if row["paused_at"] is not None else "")
+    print_table(_COLUMNS, lines, styles=styles, narrow=(_NARROW, narrow))
 
 
 _COLUMNS = (
@@ -93,6 +106,8 @@ _COLUMNS = (
     Column("each key", wide=True, least=8),
     Column("note", wide=True, least=12),
 )
+#: The same with the last three in one, each on lines of its own.
+_NARROW = (*_COLUMNS[:3], Column("limits", wrapped=True, least=20))
 
 
 def set_(
@@ -105,14 +120,18 @@ def set_(
     rate: Annotated[
         str | None, typer.Option(metavar="N/TIME|none", help="How many may start in a time: 500/1m, 20/s.")
     ] = None,
-    burst: Annotated[int | None, typer.Option(metavar="N", help="How many of them at once. Default: 1.")] = None,
+    burst: Annotated[
+        int | None, typer.Option(metavar="N", help="How many of them at once; 1, if --rate is given alone.")
+    ] = None,
     key_running: Annotated[
         str | None, typer.Option(metavar="N|none", help="How many of each key may run at once.")
     ] = None,
     key_rate: Annotated[
         str | None, typer.Option(metavar="N/TIME|none", help="How many of each key may start in a time.")
     ] = None,
-    key_burst: Annotated[int | None, typer.Option(metavar="N", help="How many of them at once. Default: 1.")] = None,
+    key_burst: Annotated[
+        int | None, typer.Option(metavar="N", help="How many of them at once; 1, if --key-rate is given alone.")
+    ] = None,
     strict: Annotated[
         bool | None,
         typer.Option("--strict/--not-strict", help="A key waits while a job of it waits for its next attempt."),
@@ -213,6 +232,11 @@ def _act(
     """Execute it, and say what was done; exit code 1 where there was nothing to do."""
     with transaction(config) as connection:
         touched = bool(connection.scalars(statement).all())
+        unserved = (
+            target.owner == "queue"
+            and (not touched or done in {"set", "paused"})
+            and not _served(connection, target.name)
+        )
     if json:
         said = {"action": done, "owner": target.owner, "name": target.name, "key": target.key, "touched": touched}
         print_json(said if changes is None else {**said, "changes": dict(changes)})
@@ -220,9 +244,17 @@ def _act(
         what = "limits of " if done in {"set", "removed"} else ""
         say(cleaned(f"{done} {what}{target.said}"))
     else:
-        note(cleaned(f"{target.said}: {left}"))
+        note(cleaned(f"{target.said} {left}"))
+    if unserved and not json:
+        note("no live worker serves a queue of this name; for a task add --task")
     if not touched:
         raise typer.Exit(1)
+
+
+def _served(connection: Connection, queue: str) -> bool:
+    """Whether a live worker serves it; without any live workers nothing can be said, so yes."""
+    live = [worker for worker in connection.execute(list_workers()) if not worker.stale]
+    return not live or any(queue in worker.queues for worker in live)
 
 
 def _number(text: str, option: str) -> int | None:
@@ -251,7 +283,7 @@ def _rate(text: str | None, burst: int | None, prefix: str) -> dict[str, Any]:
         raise OptionError(
             f"{option} must be a number and a time, as in 500/1m or 20/s, or none, not {text!r}"
         ) from None
-    return rate_columns(Rate(int(found[1]), per=per, burst=1 if burst is None else burst), prefix)
+    return rate_columns(Rate(int(found[1]), per=per.total_seconds(), burst=1 if burst is None else burst), prefix)
 
 
 # ---- how a row is shown
@@ -266,6 +298,13 @@ def _line(row: Any) -> tuple[object, ...]:
     of = f"{row['owner']} {row['name']}" if row["key"] is None else f"  key {row['key']}"
     running = f"{row['runs']:,}" + ("" if row["running"] is None else f" of {row['running']:,}")
     return of, running, capped(row["waits"]), _rate_said(row, ""), _of_each_key(row), _note(row)
+
+
+def _narrow_line(line: tuple[object, ...], row: Any) -> tuple[object, ...]:
+    rate, of_each_key, note = map(str, line[3:])
+    if of_each_key and row["key"] is None:
+        of_each_key = f"each key: {of_each_key}"
+    return *line[:3], "\n".join(said for said in (rate, of_each_key, note) if said)
 
 
 def _rate_said(row: Any, prefix: str) -> str:
@@ -302,7 +341,9 @@ def _note(row: Any) -> str:
         since = f"paused {age((row['now'] - row['paused_at']).total_seconds(), short=True)} ago"
         said.append(f"{since}: {row['pause_reason']}" if row["pause_reason"] else since)
     if row["blocked_until"] is not None and row["blocked_until"] > row["now"]:
-        said.append(f"waits for {age((row['blocked_until'] - row['now']).total_seconds(), short=True)}")
+        said.append(
+            f"rate limited by the other side, for {age((row['blocked_until'] - row['now']).total_seconds(), short=True)}"
+        )
     if row["held"]:
         said.append("held")
     return cleaned(one_line(mask_passwords("; ".join(said))))

@@ -41,25 +41,40 @@ Rows = Iterable[Sequence[object]]
 class Column:
     """A column of a table, and what happens to it where the terminal is narrow.
 
-    `shortened` makes its cells shorter; then it is left out if it is `optional`; then it is cut if it is `wide`, but not to
-    less than `least`.
+    `shortened` makes its cells shorter; then it is left out if it is `optional`; then it is cut if it is `wide`, or broken between
+    words if it is `wrapped`, but not to less than `least`.
     """
 
     name: str
     justify: Literal["left", "right"] = "left"
     wide: bool = False
+    wrapped: bool = False
     least: int = 1
     optional: bool = False
     shortened: Callable[[str], str] | None = None
 
 
-def print_table(columns: Sequence[Column], rows: Rows, *, styles: Sequence[str] = (), rule: bool = True) -> None:
-    """Print a table: fitted into a terminal, or in full as plain columns. `styles`: one for each row. `rule`: see `fitted`."""
+def print_table(
+    columns: Sequence[Column],
+    rows: Rows,
+    *,
+    styles: Sequence[str] = (),
+    rule: bool = True,
+    narrow: tuple[Sequence[Column], Rows] | None = None,
+) -> None:
+    """Print a table: fitted into a terminal, or in full as plain columns. `styles`: one for each row. `rule`: see `fitted`.
+
+    `narrow`: the columns and rows that say the same where the terminal has no room for these.
+    """
     cells = [[cleaned(value) for value in row] for row in rows]
     console = Console(highlight=False)
     if not console.is_terminal:
         sys.stdout.write(_plain(columns, cells))
         return
+    if narrow is not None and not _fits(columns, cells, console.width, 2 if rule else 1):
+        columns = narrow[0]
+        keeps = ["\n" if column.wrapped else "" for column in columns]
+        cells = [[cleaned(value, keep=keep) for value, keep in zip(row, keeps, strict=True)] for row in narrow[1]]
     console.print(fitted(columns, cells, styles, console.width, rule=rule))
 
 
@@ -82,10 +97,15 @@ def fitted(
     for column, needed in zip(columns, _widths(columns, cells), strict=True):
         title = Text(column.name, style="bold", no_wrap=True, overflow="ellipsis")
         least = min(column.least, needed)
-        table.add_column(title, justify=column.justify, no_wrap=not column.wide, min_width=least)
+        table.add_column(title, justify=column.justify, no_wrap=not (column.wide or column.wrapped), min_width=least)
     for number, row in enumerate(cells):
         style = styles[number] if styles else ""
-        table.add_row(*(Text(cell, style=style, no_wrap=True, overflow="ellipsis") for cell in row))
+        table.add_row(
+            *(
+                Text(cell, style=style, no_wrap=not column.wrapped, overflow="fold" if column.wrapped else "ellipsis")
+                for column, cell in zip(columns, row, strict=True)
+            )
+        )
     return table
 
 

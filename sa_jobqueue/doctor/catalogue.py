@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .checks.connection import check_clock, check_database, check_schema_version, check_wake_ups
 from .checks.jobs import check_cleanup, check_leases, check_unique, check_waiting
+from .checks.limits import check_limits
 from .checks.plans import check_plans
 from .checks.pressure import (
     check_connections,
@@ -51,6 +52,7 @@ CHECKS: tuple[Check, ...] = (
     Check("leases", "running jobs whose worker is gone", check_leases),
     Check("timeouts", "timeouts and leases beside how long the runs take", check_timeouts),
     Check("failures", "jobs that failed for good, and outcomes that came too late", check_failures),
+    Check("limits", "pauses that keep jobs waiting, and permits that do not come free", check_limits),
     Check("unique", "unique keys that no job needs any more", check_unique),
     Check("schedules", "schedules that are behind, fail or were paused", check_schedules),
     Check("workflows", "jobs that wait for each other, or for what will not come", check_workflows),

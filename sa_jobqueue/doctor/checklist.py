@@ -28,7 +28,7 @@ ITEMS: Sequence[Item] = (
     Item("Jobs are claimed in a predictable order", ("plans", "waiting")),
     Item("The claim reads an index of queued jobs alone", ("indexes", "plans", "bloat")),
     Item("Finished jobs are out of the claim's way", ("dead-rows", "vacuum")),
-    Item("Every queue and every task has workers", ("workers", "queues", "tasks", "wake-ups")),
+    Item("Every queue and every task has workers", ("workers", "queues", "tasks", "wake-ups", "limits")),
     Item("Failed attempts wait, and end", ("failures",)),
     Item("The lease and the timeouts fit the jobs", ("leases", "timeouts")),
     Item("Handlers may run twice"),

@@ -14,8 +14,10 @@ from ..health import (
     Depth,
     Holder,
     IndexSize,
+    LimitUse,
     LockWait,
     Overdue,
+    PausedKey,
     Server,
     Slot,
     Standby,
@@ -23,14 +25,18 @@ from ..health import (
     read_depths,
     read_holders,
     read_indexes,
+    read_limit_uses,
     read_lock_waits,
     read_overdue,
+    read_paused_keys,
+    read_ready_keys,
     read_server,
     read_slots,
     read_standbys,
     read_tables,
 )
 from ..migrations.steps import quote
+from ..statements.depths import queued_tasks
 from ..statements.overview import list_workers
 from ..statements.stats import By, sum_stats
 from ..store import Store, default_store
@@ -119,6 +125,27 @@ class Examination:
     def depths(self) -> Sequence[Depth]:
         """The queues with queued jobs."""
         return read_depths(self.connection, self.store)
+
+    @cached_property
+    def queued_tasks(self) -> Sequence[tuple[str, str]]:
+        """Queue and task of jobs that wait, as a sample finds them."""
+        sample = queued_tasks(sample=self.thresholds.unknown_sample, job=self.store.tables.job)
+        return [(row.queue, row.task) for row in self.connection.execute(sample)]
+
+    @cached_property
+    def limit_uses(self) -> Sequence[LimitUse]:
+        """The queues and tasks that have limits or are paused."""
+        return read_limit_uses(self.connection, self.store)
+
+    @cached_property
+    def paused_keys(self) -> Sequence[PausedKey]:
+        """The keys that are paused."""
+        return read_paused_keys(self.connection, self.store)
+
+    @cached_property
+    def ready_keys(self) -> Mapping[str, int]:
+        """How many keys of each queue take turns."""
+        return read_ready_keys(self.connection, self.store)
 
     @cached_property
     def workers(self) -> Sequence[Any]:

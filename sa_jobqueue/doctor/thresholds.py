@@ -24,6 +24,11 @@ class Thresholds:
     """A schedule whose time has passed for longer is not looked at. A live worker looks within a second or two, or within
     20 s where no NOTIFY reached it."""
 
+    paused: tuple[float, float] = (0.0, 86_400.0)
+    """How long a queue, a task or a key has been paused while jobs of it wait. An operator wants it so; after a day it may be forgotten."""
+    permits_held: float = 3_600.0
+    """How long all permits of a limit may be held by the same jobs while others wait for one."""
+
     snapshot: tuple[float, float] = (300.0, 3_600.0)
     """Age of the oldest snapshot. Five minutes is a report; in an hour 1,000 jobs a second leave some 7,000,000 dead rows,
     which claims have to pass. A notice becomes a problem where dead rows are over their first limit already."""

@@ -7,6 +7,7 @@
 Each part can be read alone: `read_server`, `read_holders`, `read_tables` and so on are one statement each.
 """
 
+from .limits import LimitUse, PausedKey, read_limit_uses, read_paused_keys, read_ready_keys
 from .read import (
     read_depths,
     read_health,
@@ -29,8 +30,10 @@ __all__ = [
     "Health",
     "Holder",
     "IndexSize",
+    "LimitUse",
     "LockWait",
     "Overdue",
+    "PausedKey",
     "Server",
     "Slot",
     "Standby",
@@ -40,8 +43,11 @@ __all__ = [
     "read_holders",
     "read_indexes",
     "read_io",
+    "read_limit_uses",
     "read_lock_waits",
     "read_overdue",
+    "read_paused_keys",
+    "read_ready_keys",
     "read_server",
     "read_slots",
     "read_standbys",

@@ -89,6 +89,28 @@ RUNNING = _gauge("running", "Jobs that run; 10,001 of all queues are counted", "
 FAILED = _gauge("failed", "Failed jobs that were not deleted yet; 10,001 of all queues are counted", "queue")
 WORKERS = _gauge("workers", "Worker processes in the table of workers. state: live or stale", "state")
 QUEUE_WORKERS = _gauge("queue_workers", "Live worker processes that serve a queue", "queue")
+LIMITED = _gauge(
+    "limited",
+    "1 if a queue or task has limits, else 0. Of those that have limits or are paused. owner: queue or task",
+    "owner",
+    "name",
+)
+LIMIT_RUNNING = _gauge(
+    "limit_running", "How many jobs of a queue or task may run at once, if that is limited", "owner", "name"
+)
+LIMIT_USED = _gauge("limit_used", "How many of them run; 10,001 running jobs are counted", "owner", "name")
+PAUSED = _gauge(
+    "paused", "1 if a queue or task is paused, else 0. Of those that have limits or are paused", "owner", "name"
+)
+PAUSED_DUE = _gauge(
+    "paused_due",
+    "Due jobs that wait because a queue or task is paused, or some keys of it; counted up to 10,001 for each. Of a task, those without a key that a claim has passed",
+    "owner",
+    "name",
+)
+READY_KEYS = _gauge(
+    "ready_keys", "Keys of which jobs are ready; counted up to 1,001 of a queue, and up to 10,001 of all", "queue"
+)
 SCHEDULES = _gauge("schedules", "Schedules that are not paused")
 SCHEDULES_BEHIND = _gauge(
     "schedules_behind", "Schedules whose time passed more than a minute ago, and no worker has looked at them"
@@ -157,7 +179,8 @@ FINDING = _gauge(
 )
 
 DATABASE = (
-    UP, READ, QUEUED, DUE, OLDEST_DUE, RUNNING, FAILED, WORKERS, QUEUE_WORKERS, SCHEDULES, SCHEDULES_BEHIND, SCHEDULES_FAILING,
+    UP, READ, QUEUED, DUE, OLDEST_DUE, RUNNING, FAILED, WORKERS, QUEUE_WORKERS, LIMITED, LIMIT_RUNNING, LIMIT_USED, PAUSED, PAUSED_DUE,
+    READY_KEYS, SCHEDULES, SCHEDULES_BEHIND, SCHEDULES_FAILING,
     SCHEDULE_BEHIND_SECONDS, OVERDUE, OVERDUE_SECONDS, TABLE_BYTES, TABLE_LIVE, TABLE_DEAD, TABLE_SINCE_VACUUM, TABLE_SINCE_ANALYZE,
     TABLE_AUTOVACUUMS, INDEX_BYTES, INDEX_SCANS, INDEX_ROWS_READ, SNAPSHOT_SECONDS, SNAPSHOT_XIDS, LOCK_WAITS, ACTIVE, CONNECTIONS,
     CONNECTIONS_MAX, REPLICATION_SECONDS, REPLICATION_BYTES, NOTIFY_QUEUE, FROZEN_AGE, TRANSACTIONS, DEADLOCKS, TEMP_BYTES, BLOCKS,

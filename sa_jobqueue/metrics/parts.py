@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from ..health import read_depths, read_indexes, read_io, read_overdue, read_server, read_tables
+from ..health import (
+    read_depths,
+    read_indexes,
+    read_io,
+    read_limit_uses,
+    read_overdue,
+    read_paused_keys,
+    read_ready_keys,
+    read_server,
+    read_tables,
+)
 from ..lifecycle import JobStatus
 from ..statements.backlog import count_by_queue, schedule_lag
 from ..statements.overview import list_workers
@@ -20,6 +30,9 @@ __all__ = ["PARTS", "Part"]
 #: Queues above this number are added up under `OTHER`, so that names made by a program do not fill the memory of Prometheus.
 _MOST_QUEUES = 200
 OTHER = "other"
+
+#: The name of a queue, or owner and name of a limit.
+_Of = TypeVar("_Of", str, tuple[str, str])
 
 #: Reads one part, and adds its values.
 Part = Callable[[Connection, Store, Families], None]
@@ -58,13 +71,48 @@ def add_jobs(connection: Connection, store: Store, families: Families) -> None:
 
 
 def _together(
-    label: Mapping[str, str], values: Mapping[str, float], together: Callable[[list[float]], float]
-) -> dict[str, float]:
+    label: Mapping[_Of, _Of], values: Mapping[_Of, float], together: Callable[[list[float]], float]
+) -> dict[_Of, float]:
     """A value for each label; 0 where a queue has none."""
-    of_label: dict[str, list[float]] = {}
+    of_label: dict[_Of, list[float]] = {}
     for queue, name in label.items():
         of_label.setdefault(name, []).append(values.get(queue, 0))
     return {name: together(found) for name, found in of_label.items()}
+
+
+def add_limits(connection: Connection, store: Store, families: Families) -> None:
+    """Limits and pauses of queues and tasks, and how many keys take turns. Where there are none, it looks at empty tables."""
+    uses, keys = read_limit_uses(connection, store), read_paused_keys(connection, store)
+    said = {(one.owner, one.name): one for one in uses}
+    waiting = {owner: one.due for owner, one in said.items()}
+    for one in keys:  # of queues that may have no limits themselves
+        waiting[one.owner, one.name] = waiting.get((one.owner, one.name), 0) + one.due
+    label = _labels(sorted({*said, *waiting}))
+    for metric, values, together in (
+        (names.LIMITED, {owner: float(one.limited) for owner, one in said.items()}, max),
+        (names.PAUSED, {owner: float(one.paused is not None) for owner, one in said.items()}, max),
+        (names.PAUSED_DUE, waiting, sum),
+    ):
+        for labels, value in _together(label, values, together).items():
+            families.add(metric, value, *labels)
+    limited = {owner: place for owner, place in label.items() if owner in said and said[owner].running is not None}
+    for metric, values in (
+        (names.LIMIT_RUNNING, {owner: said[owner].running or 0 for owner in limited}),
+        (names.LIMIT_USED, {owner: said[owner].used or 0 for owner in limited}),
+    ):
+        for labels, value in _together(limited, values, sum).items():
+            families.add(metric, value, *labels)
+    for queue, number in read_ready_keys(connection, store).items():
+        families.add(names.READY_KEYS, number, queue)
+
+
+def _labels(owners: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
+    """The labels of queues and tasks: of each kind, those above a number have one together."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for kind in ("queue", "task"):
+        of_kind = [one for one in owners if one[0] == kind]
+        found |= {one: one if number < _MOST_QUEUES else (kind, OTHER) for number, one in enumerate(of_kind)}
+    return found
 
 
 def add_schedules(connection: Connection, store: Store, families: Families) -> None:
@@ -139,6 +187,7 @@ def add_server(connection: Connection, store: Store, families: Families) -> None
 
 PARTS: Mapping[str, Part] = {
     "jobs": add_jobs,
+    "limits": add_limits,
     "schedules": add_schedules,
     "cleanup": add_cleanup,
     "pressure": add_pressure,

@@ -343,6 +343,7 @@ class Job(Base):
         Index(
             "job_key_begun_idx",
             "concurrency_key",
+            text("(status <> 'queued')"),
             "id",
             postgresql_where=text(
                 "concurrency_key IS NOT NULL AND (status = 'running' OR (status = 'queued' AND attempt > 0))"

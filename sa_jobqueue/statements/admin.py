@@ -49,6 +49,7 @@ from .apply import append_error, as_entry
 from .ends import at_end, ended, is_held, told_one
 from .events import LOOK, NOT_COMPLETED, member_events
 from .expiry import is_late
+from .limited import permits_freed
 from .parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .unique import given_back, key_of, takes_key
 
@@ -161,7 +162,8 @@ def release_jobs(
 ) -> Executable:
     """Give running jobs back to the queue, to be claimed again after `delay`; no attempt is spent.
 
-    Their workers, if they still work on them, lose them at once. One that was asked to cancel ends as cancelled.
+    Their workers, if they still work on them, lose them at once. One that was asked to cancel ends as cancelled. Workers that
+    listen and wait for a permit are told at the commit.
     """
     columns = table_of(job).c
     asked = columns.cancel_requested_at.is_not(None)
@@ -179,7 +181,16 @@ def release_jobs(
         "attempt": func.greatest(columns.attempt - literal_column("1"), literal_column("0")),
     }
     return _act(
-        "release_jobs", job, Event.RELEASE, where, values=values, locked=locked, ends=asked, keys=keys, events=events
+        "release_jobs",
+        job,
+        Event.RELEASE,
+        where,
+        values=values,
+        locked=locked,
+        ends=asked,
+        frees=True,
+        keys=keys,
+        events=events,
     )
 
 
@@ -206,12 +217,14 @@ def _act(
     values: Mapping[str, Any],
     locked: Locked,
     ends: ColumnElement[bool] | None = None,
+    frees: bool = False,
     keys: type[UniqueKey] = UniqueKey,
     events: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
     """The statement of `name`: jobs that match and are in a state `event` is allowed in; looked at again under the lock.
 
-    `ends`: which of them end by it, give their unique keys back, and are told to those who wait, and to their workflows.
+    `ends`: which of them end by it, give their unique keys back, and are told to those who wait, and to their workflows. `frees`: they
+    had permits, and workers that wait for some are told.
     """
     if not where:
         raise ValueError(f"say which jobs: {name}(Job.queue == 'mail'), or {name}(true()) for all of them")
@@ -245,7 +258,11 @@ def _act(
         also_done = [member_events([back_in], LOOK, told=True, event=events)]
     else:
         also_done = [*given_back([mine], keys), member_events([mine], NOT_COMPLETED, told=True, event=events)]
-    changed_id = table.c.id if ends is None else told_one(table)
+    changed_id: ColumnElement[int] = table.c.id if ends is None else told_one(table)
+    if frees:
+        # Called once for all rows, if there is one. It returns void, which is not NULL.
+        telling = permits_freed(job=job).scalar_subquery()
+        changed_id = case((telling.is_not(None), changed_id)).label("id")
     statement: Any = update(job).where(members(table.c.id, chosen), allowed).values(**values).returning(changed_id)
     if locked == "skip":
         matched = select(table.c.id).where(allowed, *where).cte("matched")

@@ -121,7 +121,8 @@ def set_limit(
     if key is None and of_key:
         raise OptionError('set_limit: a weight is that of a key: give key="..." with it')
     if key is not None and of_owner:
-        raise OptionError(f"set_limit: {next(iter(of_owner))} is for all keys of the {owner}, and not for one key")
+        refused = next(iter(of_owner)) if per_key is UNCHANGED else "per_key"
+        raise OptionError(f"set_limit: {refused} is for all keys of the {owner}, and not for one key")
     return change_limits(name, given | of_owner | of_key, key=key, owner=owner, limit=limit, limit_key=limit_key)
 
 
@@ -182,7 +183,7 @@ def pause(
 ) -> Executable:
     """Start nothing more of a queue, a task, or one key of it, until `resume`, whatever is deployed meanwhile. Returns the name.
 
-    What runs goes on, and jobs can be enqueued. One that was paused already is so since then, but for this reason.
+    What runs goes on, and jobs can be enqueued. A pause that is there already keeps its beginning, and takes this reason.
     """
     if reason is not None and not isinstance(reason, str):
         raise OptionError(f"pause: the reason must be a text, not {reason!r}")

@@ -58,7 +58,7 @@ def pause_schedules(
 ) -> Executable:
     """Pause schedules: they enqueue nothing until they are resumed, whatever is deployed meanwhile. Returns their names.
 
-    One that was paused already is so since then, but for this reason. Jobs that are enqueued already are not touched.
+    A pause that is there already keeps its beginning, and takes this reason. Jobs that are enqueued already are not touched.
     """
     if not isinstance(reason, str):
         raise TypeError(f"the reason must be a string, not {reason!r}")

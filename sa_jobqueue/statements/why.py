@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -32,6 +33,7 @@ from sqlalchemy import (
     or_,
     select,
     true,
+    tuple_,
     union_all,
 )
 from sqlalchemy.dialects.postgresql import aggregate_order_by
@@ -224,7 +226,7 @@ def _row(place: int, what: str, scope: CTE | None = None, /, **details: ColumnEl
 def _full(table: Table, scope: CTE, *, of_key: bool) -> Select[Any]:
     """As many run as may. Those of a key are read by its index, all others by that of the running jobs."""
     if of_key:
-        runs = _named(table, _begun(table, scope), table.c.status != _QUEUED, _of(table, scope))
+        runs = _named(table, *_running(table, scope), _of(table, scope))
     else:
         runs = _named(table, table.c.status == _RUNNING, _of(table, scope))
     of = scope.c.key.is_not(None) if of_key else scope.c.key.is_(None)
@@ -264,7 +266,8 @@ def _too_fast(table: Table, asked: CTE, scope: CTE) -> Select[Any]:
 def _named(table: Table, *where: ColumnElement[bool]) -> LateralFromClause:
     """How many jobs there are, the first of them, and when the last one is due."""
     number = func.count()
-    ids = func.array_agg(aggregate_order_by(table.c.id, table.c.id), type_=ARRAY(BigInteger))
+    # `+ 0`, so that no plan reads all jobs in this order.
+    ids = func.array_agg(aggregate_order_by(table.c.id, table.c.id + literal_column("0")), type_=ARRAY(BigInteger))
     others = func.greatest(number - literal_column(str(_NAMED)), literal_column("0"))
     named = func.trim_array(ids, cast(others, Integer), type_=ARRAY(BigInteger))
     last = func.max(table.c.run_at)
@@ -276,11 +279,21 @@ def _of(table: Table, scope: CTE) -> ColumnElement[bool]:
     return case((scope.c.owner == _QUEUE, table.c.queue == scope.c.name), else_=table.c.task == scope.c.name)
 
 
+def _running(table: Table, scope: CTE) -> Sequence[ColumnElement[bool]]:
+    """The running jobs of this key, as claims read them: from where they begin in the index."""
+    key = table.c.concurrency_key
+    return (
+        tuple_(key, table.c.status != _QUEUED, table.c.id) >= tuple_(scope.c.key, true(), literal_column("0")),
+        key <= scope.c.key,
+        _is_begun(table),
+    )
+
+
 def _begun(table: Table, scope: CTE) -> ColumnElement[bool]:
     """As the index `job_key_begun_idx` says it, of this key."""
+    return and_(table.c.concurrency_key == scope.c.key, _is_begun(table))
+
+
+def _is_begun(table: Table) -> ColumnElement[bool]:
     tried = and_(table.c.status == _QUEUED, table.c.attempt > literal_column("0"))
-    return and_(
-        table.c.concurrency_key == scope.c.key,
-        table.c.concurrency_key.is_not(None),
-        or_(table.c.status == _RUNNING, tried),
-    )
+    return and_(table.c.concurrency_key.is_not(None), or_(table.c.status == _RUNNING, tried))

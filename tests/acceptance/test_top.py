@@ -102,6 +102,24 @@ def test_a_schedule_is_paused_and_goes_on(shop: Shop) -> None:
         shell.wait_for("schedule hourly goes on")
 
 
+@pytest.mark.parametrize(("columns", "rows"), SIZES)
+def test_a_queue_is_paused_and_resumed_in_the_overview(shop: Shop, columns: int, rows: int) -> None:
+    """The workers start nothing of it meanwhile."""
+    with shop.work("--queue=default=4"), top(shop, columns, rows) as shell:
+        shell.wait_for("default ", "p pause or resume")
+        shell.type("j", "p")
+        shell.wait_for("Pause queue default? What runs goes on. y: yes, any other key: no")
+        shell.type("y")
+        shell.wait_for("queue default is paused", "paused ")
+        (id,) = shop.add(enqueue(app.nothing, 1))
+        shell.wait_for("1 due")
+        assert shop.job(id).status is JobStatus.QUEUED
+        shell.type("p", "y")
+        lines = shell.wait_for("queue default is resumed", "0 due")
+        assert max(map(len, lines)) <= columns
+        shop.wait_for(id, status=JobStatus.COMPLETED)
+
+
 ENDS: dict[str, tuple[Callable[[Shell], None], int]] = {
     "q": (lambda shell: shell.type("q"), 0),
     "Ctrl-C": (lambda shell: shell.type("C-c"), 0),

@@ -61,7 +61,9 @@ def key_limits(bench: Bench) -> Iterator[Figure]:
         (few, [], "no limit", 0.6, None),
     ):
         pairs = interleaved(
-            bench.repeat, partial(rate, bench, jobs, *limits, key=f"(n % {keys})::text"), partial(rate, bench, jobs)
+            bench.repeat,
+            partial(rate, bench, jobs, *limits, slots=200, key=f"(n % {keys})::text"),
+            partial(rate, bench, jobs, slots=200),
         )
         found = compared(f"drain, {keys:,} keys, {title}", pairs, "jobs/s", "no keys", at_least=least)
         yield found

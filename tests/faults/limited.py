@@ -27,6 +27,7 @@ import psycopg
 from sqlalchemy import Engine, create_engine, insert, text
 
 from sa_jobqueue import AsyncJobContext, JobContext, Registry, RetryPolicy, Snooze, task
+from tests.support import pooler
 from tests.support.commands import Command, start_command
 from tests.support.databases import connect
 from tests.support.factory import TABLE
@@ -182,12 +183,15 @@ _LOOK = """
 
 
 class Load:
-    """Workers, producers, an operator, and the auditor. `app`: where the workers' tasks are."""
+    """Workers, producers, an operator, and the auditor. `app`: where the workers' tasks are.
+
+    Behind a pooler only the workers are; the auditor is not.
+    """
 
     def __init__(
         self, url: str, *, seed: int = 0, app: str = "tests.faults.limited:registry", workers: int = WORKERS
     ) -> None:
-        self.url, self._app, self._number = url, app, workers
+        self.url, self._workers_url, self._app, self._number = pooler.direct(url), url, app, workers
         self.random = random.Random(seed)
         self.findings: list[str] = []
         self.looks = 0
@@ -246,7 +250,7 @@ class Load:
         return self._stack.enter_context(
             start_command(
                 "work", f"--app={self._app}", "--queue=default=6", "--queue=rated=4", f"--lease={LEASE}", "--poll=0.5", "--grace=3",
-                "--max-rescues=1000", url=self.url,
+                "--max-rescues=1000", url=self._workers_url,
             )
         )  # fmt: skip
 

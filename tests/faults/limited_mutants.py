@@ -10,7 +10,7 @@ __all__ = ["MUTANTS", "mutate"]
 
 _RUNS = "job.status = 'running' AND job.queue = this"
 _RUNS_OF_TASK = "job.status = 'running' AND job.task = l.name"
-_RUNS_OF_KEY = "job.status <> 'queued'"
+_RUNS_OF_KEY = "job.concurrency_key <= c.key"
 
 #: What is replaced in the function, by what; each occurs at least once.
 MUTANTS: Mapping[str, Sequence[tuple[str, str]]] = {

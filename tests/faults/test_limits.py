@@ -10,10 +10,8 @@ from tests.faults.limited_mutants import MUTANTS, mutate
 from tests.support import pooler
 
 
-def suffer(url: str, seconds: float, *, seed: int) -> None:
-    if pooler.is_pooled(url):
-        pytest.skip("the limits are the same behind a pooler; the workers of this test are told")
-    with Load(url, seed=seed) as load:
+def suffer(url: str, seconds: float, *, seed: int, workers: int = 3) -> None:
+    with Load(url, seed=seed, workers=workers) as load:
         load.torment(seconds)
         load.finish()
     print(load)
@@ -34,15 +32,15 @@ def test_limits_hold_and_no_permit_is_lost_while_workers_are_killed(database_url
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", [1, 2])
 def test_limits_hold_for_long(database_url: str, seed: int) -> None:
-    """The same for five minutes."""
-    suffer(database_url, 300.0, seed=seed)
+    """The same for five minutes, with four workers."""
+    suffer(database_url, 300.0, seed=seed, workers=4)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mutant", [one for one in MUTANTS if one != "without the locks of keys"])
 def test_the_auditor_sees_a_function_that_is_broken_on_purpose(database_url: str, mutant: str) -> None:
     """By what it sees run, or by what workers say of the second witness."""
-    engine = create_engine(database_url)
+    engine = create_engine(pooler.direct(database_url))
     with engine.begin() as connection:
         mutate(connection, mutant)
     engine.dispose()

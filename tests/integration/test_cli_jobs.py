@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from rich.console import Console
-from sqlalchemy import Engine, func, insert
+from sqlalchemy import Engine, func, insert, update
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import KeyLimits
@@ -25,7 +25,7 @@ from sa_jobqueue.models import LogPart, Progress, Schedule, WorkerRow
 from sa_jobqueue.statements import pause, set_limit
 from sa_jobqueue.tasks import TaskName
 from tests.support.cli import as_json, invoke, notes, output, refused
-from tests.support.commands import CLI, environment
+from tests.support.commands import CLI, environment, in_terminal
 from tests.support.factory import make_job, row
 from tests.support.waiting import wait_until
 
@@ -247,18 +247,6 @@ def test_doctor_in_60_columns_wraps_a_sentence_below_itself(url: str) -> None:
     lines = [line for line in in_terminal("doctor", url=url, columns=60).splitlines() if line.strip()]
     assert any(re.match(r"ok +database +\S", line) for line in lines), lines
     assert any(re.match(r" {8,}\S", line) for line in lines), lines
-
-
-def in_terminal(*arguments: str, url: str, columns: int) -> str:
-    """What a command shows in a terminal of this width; it must fit into the terminal's buffer."""
-    screen, terminal = pty.openpty()
-    env = environment(url, {"TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"})
-    subprocess.run([*CLI, *arguments], stdin=terminal, stdout=terminal, stderr=subprocess.DEVNULL, env=env, check=True)
-    shown = os.read(screen, 65_536).decode()
-    os.close(screen)
-    os.close(terminal)
-    assert all(len(line) <= columns for line in re.sub(r"\x1b\[\d*m", "", shown).splitlines())
-    return shown
 
 
 def test_an_empty_list_is_no_error(url: str) -> None:
@@ -568,3 +556,31 @@ def test_show_says_what_a_queued_job_waits_for(engine: Engine, url: str) -> None
         "seconds": None, "reason": None, "said": f"waits for limit sync/42: 2 of 2 running (jobs {ran[0]}, {ran[1]})",
     }  # fmt: skip
     assert as_json("show", str(ran[0]), url=url)["waits_for"] == []
+
+
+def test_show_says_whether_a_worker_serves_the_queue_of_a_job_that_nothing_holds_back(engine: Engine, url: str) -> None:
+    """Then it waits for a free slot, or for its turn. A stale worker serves nothing, and a job that runs waits for nothing."""
+    with engine.begin() as connection:
+        job, later = make_job(connection, queue="mail"), make_job(connection, queue="mail", run_at=timedelta(hours=1))
+        ran = make_job(connection, "running", queue="mail")
+        stale = {"id": uuid.uuid4(), "host": "web-1", "pid": 7, "queues": ["mail"], "concurrency": 4, "version": "1"}
+        connection.execute(insert(WorkerRow).values(**stale, seen_at=func.now() - timedelta(minutes=5)))
+    alone = "waits for a worker: no live one serves its queue\n"
+    assert alone in output("show", str(job), url=url)
+    with engine.begin() as connection:
+        connection.execute(update(WorkerRow).values(seen_at=func.now()))
+    assert "waits for a free slot, or for its turn\n" in output("show", str(job), url=url)
+    assert "waits for a" not in output("show", str(later), url=url)
+    assert "waits for" not in output("show", str(ran), url=url)
+
+
+def test_show_names_the_key_and_the_units(engine: Engine, url: str) -> None:
+    """Only where a job has them; the group of a limited task is no key."""
+    with engine.begin() as connection:
+        keyed = make_job(connection, concurrency_key="4\n2", units=3)
+        plain, grouped = make_job(connection), make_job(connection, concurrency_key="\x01a_task")
+    assert "\nkey 4\\n2\nunits 3\n" in output("show", str(keyed), url=url)
+    for job in (plain, grouped):
+        shown = output("show", str(job), url=url)
+        assert "\nkey" not in shown
+        assert "\nunits" not in shown

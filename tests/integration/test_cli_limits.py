@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import uuid
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, insert, select, text
 
-from sa_jobqueue import Limits
-from sa_jobqueue.models import KeyRow, LimitRow, LimitState
+from sa_jobqueue import KeyLimits, Limits, Rate
+from sa_jobqueue.models import KeyRow, LimitRow, LimitState, WorkerRow
 from tests.support.cli import as_json, invoke, notes, output, refused
+from tests.support.commands import in_terminal
 from tests.support.factory import make_job
 
 LIMIT, KEY = LimitRow.__table__, KeyRow.__table__
@@ -84,7 +87,7 @@ def test_set_is_for_a_task_or_a_key_too(engine: Engine, url: str) -> None:
         (["sync", "--rate", "5/parsec"], "--rate must be a number and a time"),
         (["sync", "--key-rate", "1m/5"], "--key-rate must be a number and a time"),
         (["sync", "--rate", "0/s"], "a rate's count must be an integer from 1"),
-        (["sync", "--rate", "5/0s"], "a rate's per must be more than 0 seconds"),
+        (["sync", "--rate", "5/0s"], "a rate's per must be more than 0 seconds and at most a year, not 0.0"),
         (["sync", "--burst", "5"], "--burst is that of a rate: give --rate with it"),
         (["sync", "--key-rate", "none", "--key-burst", "5"], "--key-burst is that of a rate: give --key-rate with it"),
         (["sync", "--max-waiting", "-1"], "max_waiting must be an integer from 0 to 1,000,000, not -1"),
@@ -117,7 +120,7 @@ def test_remove_brings_back_what_code_declares(engine: Engine, url: str) -> None
     assert row(engine, key="42") is None
     again = invoke("limits", "remove", "sync", url=url)
     assert (again.exit_code, again.stdout, notes(again)) == (
-        1, "", "queue sync: has no limits that were set by hand\n",
+        1, "", "queue sync has no limits that were set by hand\n",
     )  # fmt: skip
 
 
@@ -140,13 +143,30 @@ def test_a_queue_a_task_and_a_key_are_paused_and_resumed(engine: Engine, url: st
     assert json.loads(result.stdout) == {
         "action": "resumed", "owner": "queue", "name": "mail", "key": None, "touched": False,
     }  # fmt: skip
-    assert notes(invoke("resume", "mail", url=url)) == "queue mail: is not paused\n"
+    assert notes(invoke("resume", "mail", url=url)) == "queue mail is not paused\n"
 
 
 def test_a_pause_needs_a_name(url: str) -> None:
     """There is none of all queues."""
     assert "Missing argument 'NAME'" in invoke("pause", url=url).stderr
     assert "key" in refused("pause", "mail", "--key", "", url=url)
+
+
+def test_a_name_that_no_live_worker_serves_is_done_and_said(engine: Engine, url: str) -> None:
+    """It may be misspelt, or that of a task. Without any workers nothing can be said."""
+    hint = "no live worker serves a queue of this name; for a task add --task\n"
+    assert notes(invoke("pause", "mial", url=url)) == ""
+    worker = {"id": uuid.uuid4(), "host": "web-1", "pid": 7, "queues": ["mail"], "concurrency": 4, "version": "1"}
+    with engine.begin() as connection:
+        connection.execute(insert(WorkerRow).values(**worker))
+    for arguments in (["pause", "mial"], ["limits", "set", "mial", "--running", "5"], ["pause", "mial", "--key", "42"]):
+        result = invoke(*arguments, url=url)
+        assert (result.exit_code, notes(result)) == (0, hint)
+    assert notes(invoke("resume", "send", url=url)) == "queue send is not paused\n" + hint
+    assert notes(invoke("limits", "remove", "send", url=url)).endswith(hint)
+    for arguments in (["pause", "mail"], ["pause", "send", "--task"], ["resume", "mial"], ["limits", "remove", "mial"]):
+        assert notes(invoke(*arguments, url=url)) == ""
+    assert json.loads(invoke("pause", "mial", "--json", url=url).stdout)["touched"]
 
 
 # ---- the list
@@ -169,7 +189,7 @@ def test_list_shows_what_limits_what_runs_and_what_waits(engine: Engine, url: st
         connection.execute(state)
     header, declared, mail, key, send = output("limits", "list", url=url).splitlines()
     assert header.split() == ["OF", "RUNNING", "WAITING", "RATE", "EACH", "KEY", "NOTE"]
-    assert declared.split() == ["queue", "declared", "0", "of", "3", "0", "waits", "for", "30m"]
+    assert declared.endswith("  rate limited by the other side, for 30m")
     assert mail.split("  ")[0] == "queue mail"
     assert "1 of 50        1  500/90s, burst 20" in mail
     assert "1 running, 20/2h, strict, 7 waiting, if full drop_newest" in mail
@@ -184,6 +204,41 @@ def test_list_shows_what_limits_what_runs_and_what_waits(engine: Engine, url: st
     ]  # fmt: skip
     assert rows[0]["declared"]["running"] == 3
     assert "secret" not in json.dumps(rows)
+
+
+def test_a_key_is_listed_below_its_queue_or_task_also_where_only_the_key_is_limited(engine: Engine, url: str) -> None:
+    """And not below the one before it."""
+    declare(engine, "mail", Limits(running=3))
+    for key in ("1", "2"):
+        output("limits", "set", "sync", "--key", key, "--weight", "5", url=url)
+    output("limits", "set", "sync", "--task", "--key", "1", "--weight", "5", url=url)
+    lines = output("limits", "list", url=url).splitlines()[1:]
+    assert [" ".join(line.split()[:2]) for line in lines] == [
+        "queue mail", "queue sync", "key 1", "key 2", "task sync", "key 1",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("measured")
+def test_list_in_80_columns_cuts_no_limit(engine: Engine, url: str) -> None:
+    """What has no place beside the rest goes below each other, in a column of its own."""
+    limits = Limits(
+        rate=Rate(500, per=60, burst=50),
+        per_key=KeyLimits(running=1),
+        max_waiting=1,
+        when_full="replace_oldest_waiting",
+    )
+    declare(engine, "previews", limits)
+    output("limits", "set", "previews", "--key", "4\n2", "--weight", "5", url=url)
+    output("pause", "previews", "--reason", "the renderer is down until Monday", url=url)
+    shown = in_terminal("limits", "list", url=url, columns=80)
+    assert "…" not in shown
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert re.fullmatch(r"queue previews +0 +0  500/1m, burst 50", lines[2])
+    said = " ".join(line.strip() for line in lines[3:-1])
+    assert "each key: 1 running, 1 waiting, if full replace_oldest_waiting paused" in said
+    assert said.endswith("s ago: the renderer is down until Monday")
+    assert re.fullmatch(r"  key 4\\n2 +0 +0  weight 5", lines[-1])
+    assert "each key  " in in_terminal("limits", "list", url=url, columns=160)
 
 
 def test_without_limits_list_says_how_to_set_some(url: str) -> None:

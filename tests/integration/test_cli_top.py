@@ -9,21 +9,22 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, insert, text
+from sqlalchemy import Engine, create_engine, delete, event, insert, select, text
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Registry, enqueue, every, task
+from sa_jobqueue import Job, Registry, enqueue, every, task
 from sa_jobqueue.cli.config import Config
 from sa_jobqueue.cli.place import open_engine
 from sa_jobqueue.cli.top.controls import press
 from sa_jobqueue.cli.top.read import SHOWN, read_job, read_picture
 from sa_jobqueue.cli.top.reader import Reader, Wanted
 from sa_jobqueue.cli.top.views import Stand
-from sa_jobqueue.models import Schedule, WorkerRow
+from sa_jobqueue.models import LimitRow, Schedule, WorkerRow
 from sa_jobqueue.tasks import TaskName
 from tests.support.cli import output, refused
 from tests.support.databases import connect
 from tests.support.factory import make_job, make_jobs, row
+from tests.support.limits import limit
 from tests.support.waiting import wait_until
 from tests.support.working import add, drain
 
@@ -221,6 +222,31 @@ def test_a_failed_job_is_retried_and_a_schedule_paused(engine: Engine, reading: 
     assert reading.reader.seen.said == f"job {other} is cancelled, or was asked to stop"
     with engine.connect() as connection:
         assert (row(connection, id).status, row(connection, other).status) == ("queued", "cancelled")
+
+
+def test_a_queue_is_paused_and_resumed(engine: Engine, reading: Reading) -> None:
+    """It is shown with its limit meanwhile, also when it has no job any more."""
+    with engine.begin() as connection:
+        make_job(connection, "running", queue="mail")
+        other = make_job(connection, queue="other")
+        limit(connection, "mail", running=3)
+    reading.reader.start()
+
+    def queue(name: str) -> Any:
+        return next((one for one in reading.reader.seen.picture.queues if one.name == name), None)
+
+    reading.wait_for(lambda _: queue("mail") and (queue("mail").running, queue("mail").limit) == (1, 3))
+    reading.press("p y", Stand(selected="other"))
+    assert reading.reader.seen.said == "queue other is paused"
+    with engine.begin() as connection:
+        assert connection.scalar(select(LimitRow.paused_at).where(LimitRow.name == "other")) is not None
+        connection.execute(delete(Job).where(Job.id == other))
+    reading.wait_for(lambda _: queue("other") and queue("other").paused is not None and not queue("other").queued)
+    reading.press("p y", Stand(selected="other"))
+    assert reading.reader.seen.said == "queue other is resumed"
+    reading.wait_for(lambda _: queue("other") is None)
+    with engine.connect() as connection:
+        assert connection.scalars(select(LimitRow.name)).all() == ["mail"]
 
 
 def test_an_action_that_is_refused_says_why(engine: Engine, reading: Reading) -> None:

@@ -76,6 +76,14 @@ def database_url(database_url: str) -> str:
             "due jobs that no live worker serves: images\\x1b (1)", "sa-jobqueue work --queue NAME",
         ),
         (ills.expired_lease, "leases", DEFAULT, "1 job running with an expired lease", "any worker rescues them"),
+        (
+            ills.forgotten_pause, "limits", DEFAULT,
+            "jobs wait because of a pause: queue mail\\x1b (for 2d, 'the provider is down'; 1 due)", "`sa-jobqueue resume mail\\x1b`",
+        ),
+        (
+            ills.lapsed_permits, "limits", DEFAULT,
+            "all permits are held by jobs whose lease has run out: task a_task (2 of 2: jobs 71, 72)", "any worker rescues them",
+        ),
         (ills.stray_key, "unique", DEFAULT, "as after a DELETE by hand: 'order 7' of job 4711", "a worker frees them"),
         (
             ills.waiting_in_a_circle, "workflows", DEFAULT,

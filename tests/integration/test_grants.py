@@ -475,10 +475,16 @@ def test_an_admin_can_look_and_act(make_role: MakeRole, engine: Engine) -> None:
     assert output("discard", str(queued), url=url) == "discarded 1 job\n"
     assert output("cancel", str(running), str(failed), url=url).startswith("cancelled 2 jobs")
     assert output("prune", str(old), url=url) == "pruned 1 job\n"
+    with engine.begin() as connection:  # a worker waits for a permit, and is told
+        connection.exec_driver_sql(
+            "SELECT setval('sa_jobqueue.gate_limit', (extract(epoch FROM now())::bigint + 60) * 1000)"
+        )
     own = create_engine(url)
     with own.begin() as connection:
         assert connection.scalars(release_jobs(Job.id == held)).all() == [held]
     own.dispose()
+    with engine.connect() as connection:  # it has been told, and the gate is closed
+        assert connection.exec_driver_sql("SELECT last_value FROM sa_jobqueue.gate_limit").scalar_one() == 0
     assert {job["id"]: job["status"] for job in as_json("list", url=url)} == {
         failed: "cancelled", queued: "failed", running: "running", held: "queued",
     }  # fmt: skip

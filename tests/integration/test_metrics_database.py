@@ -20,11 +20,14 @@ from sa_jobqueue import Registry, Worker, enqueue, task
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.grants import Can, grant_statements
 from sa_jobqueue.metrics import QueueCollector, WorkerCollector, metrics_app, metrics_wsgi_app, parts
+from sa_jobqueue.metrics.families import Families
 from sa_jobqueue.metrics.names import DATABASE, METRICS, WORKER, Metric
 from sa_jobqueue.models import WorkerRow
+from sa_jobqueue.store import default_store
 from tests.support import pooler
 from tests.support.databases import Databases, connect
-from tests.support.factory import make_job
+from tests.support.factory import make_job, make_jobs
+from tests.support.limits import key, limit
 from tests.support.waiting import wait_until
 from tests.support.working import add_one, working
 
@@ -32,7 +35,7 @@ from tests.support.working import add_one, working
 class Scrape(dict[tuple[str, tuple[tuple[str, str], ...]], float]):
     """The samples of one scrape, by name and labels."""
 
-    def get_value(self, name: str, **labels: str) -> float | None:
+    def get_value(self, name: str, /, **labels: str) -> float | None:
         """One of them."""
         return self.get((name, tuple(sorted(labels.items()))))
 
@@ -93,6 +96,45 @@ def test_queues_are_counted_with_their_age_and_who_serves_them(engine: Engine) -
     assert found.of("sa_jobqueue_workers") == {"live": 1, "stale": 1}
 
 
+def test_limits_and_pauses_are_measured(engine: Engine) -> None:
+    """Of queues and tasks; what a paused key keeps waiting is added to its queue, which may have no limits."""
+    with engine.begin() as connection:
+        limit(connection, "sync", running=3)
+        limit(connection, "mail", paused_at=text("now()"))
+        limit(connection, "a_task", owner="task", running=50, key_running=1)
+        key(connection, "42", "index", paused_at=text("now()"))
+        make_jobs(connection, 2, "running", queue="sync")
+        make_jobs(connection, 3, queue="mail", run_at=timedelta(seconds=-1))
+        make_job(connection, queue="mail", run_at=timedelta(hours=1))
+        for name in ("42", "42", "43"):
+            make_job(connection, queue="index", concurrency_key=name)
+    found = scrape(QueueCollector(engine, findings=False))
+
+    def of(metric: str) -> dict[str, float | None]:
+        owners = {"sync": "queue", "mail": "queue", "index": "queue", "a_task": "task"}
+        return {
+            name: found.get_value(f"sa_jobqueue_{metric}", owner=owner, name=name) for name, owner in owners.items()
+        }
+
+    assert of("limited") == {"sync": 1, "mail": 0, "index": 0, "a_task": 1}
+    assert of("paused") == {"sync": 0, "mail": 1, "index": 0, "a_task": 0}
+    assert of("limit_running") == {"sync": 3, "mail": None, "index": None, "a_task": 50}
+    assert of("limit_used") == {"sync": 2, "mail": None, "index": None, "a_task": 2}
+    assert of("paused_due") == {"sync": 0, "mail": 3, "index": 2, "a_task": 0}
+    assert found.of("sa_jobqueue_ready_keys") == {"index": 2}
+
+
+def test_without_limits_three_empty_tables_are_looked_at(engine: Engine) -> None:
+    """The limits, the keys, and the index of jobs with keys. No series comes of it."""
+    families = Families()
+    with engine.begin() as connection:
+        make_jobs(connection, 3)
+        with counting(engine) as sent:
+            parts.add_limits(connection, default_store, families)
+    assert len(sent) == 3
+    assert list(families) == []
+
+
 def test_cleanup_that_is_behind_is_measured(engine: Engine) -> None:
     """In jobs and in time."""
     with engine.begin() as connection:
@@ -108,6 +150,9 @@ def test_every_metric_of_the_table_is_exposed_and_no_other(engine: Engine, url: 
     @task(registry=registry, name="runs")
     def runs() -> None: ...
 
+    with engine.begin() as connection:
+        limit(connection, "mail", running=1)
+        make_job(connection, queue="mail", concurrency_key="a")
     collector = QueueCollector(engine, keep=0.0)
     with working(url, registry) as worker:
         add_one(engine, enqueue(runs))
@@ -138,8 +183,10 @@ def test_more_queues_than_two_hundred_are_added_up_as_other(engine: Engine, monk
     with engine.begin() as connection:
         for number in range(5):
             make_job(connection, queue=f"q{number}", run_at=timedelta(seconds=-100 * number))
+            limit(connection, f"q{number}", running=2)
     found = scrape(QueueCollector(engine, findings=False))
     assert found.of("sa_jobqueue_queued") == {"q0": 1, "q1": 1, "other": 3}
+    assert found.get_value("sa_jobqueue_limit_running", owner="queue", name="other") == 6
     assert 400 <= found.of("sa_jobqueue_oldest_due_seconds")["other"] < 500
 
 
@@ -178,7 +225,7 @@ def test_a_database_without_our_tables_is_up_and_says_what_cannot_be_read(empty_
     engine.dispose()
     assert found.get_value("sa_jobqueue_database_up") == 1
     assert found.of("sa_jobqueue_database_read") == {
-        "cleanup": 0, "jobs": 0, "pressure": 1, "schedules": 0, "server": 1, "tables": 1,
+        "cleanup": 0, "jobs": 0, "limits": 0, "pressure": 1, "schedules": 0, "server": 1, "tables": 1,
     }  # fmt: skip
     assert found.get_value("sa_jobqueue_database_connections")
 

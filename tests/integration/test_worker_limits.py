@@ -13,19 +13,37 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from psycopg import sql
 from sqlalchemy import Engine, func, insert, select, text, update
 
-from sa_jobqueue import AsyncJobContext, Job, JobContext, JobStatus, Registry, Retry, Snooze, Unique, enqueue, task
+from sa_jobqueue import (
+    AsyncJobContext,
+    Job,
+    JobContext,
+    JobStatus,
+    Registry,
+    Retry,
+    Snooze,
+    Unique,
+    Worker,
+    enqueue,
+    task,
+)
+from sa_jobqueue.statements import release_jobs
+from sa_jobqueue.statements.admin import Locked
+from sa_jobqueue.store import default_store
 from tests.support import heavy, pooler
-from tests.support.factory import TABLE
+from tests.support.databases import connect
+from tests.support.factory import TABLE, make_job, make_jobs
 from tests.support.limits import key, limit, no_limit, rate
 from tests.support.waiting import wait_until
-from tests.support.working import add, assert_nothing_leaked, drain, job_of, statuses, working
+from tests.support.working import add, assert_nothing_leaked, drain, job_of, services_of, statuses, working
 
 #: Seconds between two polls: longer than any test waits, so that what happens sooner was not polled.
 LONG = 60.0
 #: Seconds after which workers that found nothing poll once in some seconds only; and until what was told has started.
 REST, AT_ONCE = 2.7, 1.5
+HALF_A_SECOND = 0.5
 
 
 class Gate:
@@ -94,6 +112,20 @@ def two(url: str, registry: Registry, **options: Any) -> Iterator[None]:
     options = {"poll": LONG, "queues": {"default": 8}, **options}
     with working(url, registry, **options), working(url, registry, **options):
         yield
+
+
+def limit_gate_is_open(url: str) -> bool:
+    """Whether a worker has asked to be told of a permit."""
+    with connect(url) as connection:
+        found = connection.execute(
+            "SELECT pg_sequence_last_value('sa_jobqueue.gate_limit') / 1000 > extract(epoch FROM clock_timestamp())"
+        ).fetchone()
+    return found == (True,)
+
+
+def rests(worker: Worker) -> bool:
+    """Whether it polls so rarely by now that what it starts within half a second was told."""
+    return services_of(worker).claimer._demand.timers["default"].at > time.monotonic() + 2 * HALF_A_SECOND
 
 
 def told(url: str) -> None:
@@ -169,6 +201,39 @@ def test_a_resumed_key_starts_at_once(engine: Engine, url: str, registry: Regist
         with engine.begin() as connection:
             key(connection, "a", paused_at=None)
         wait_until(lambda: sorted(gate.begun) == [0, 1, 2, 3], 10)
+
+
+@pytest.mark.parametrize("locked", ["wait", "skip"])
+def test_a_permit_of_a_job_that_an_operator_releases_is_used_at_once(
+    engine: Engine, url: str, registry: Registry, gate: Gate, locked: Locked
+) -> None:
+    """Nobody else would tell: the worker that held the job does not answer."""
+    told(url)
+    set_limit(engine, running=1)
+    with engine.begin() as connection:
+        held = make_job(connection, "running", lease_expires_at=timedelta(hours=1))
+    gate.all_open.set()
+    with working(url, registry, poll=LONG, queues={"default": 2}) as worker:
+        fill(engine, range(1))
+        wait_until(lambda: limit_gate_is_open(url) and rests(worker), 10)
+        with engine.begin() as connection:
+            released = connection.execute(release_jobs(Job.id == held, delay=3_600, locked=locked))
+            assert [row[0] for row in released] == [held]
+        wait_until(lambda: gate.begun == [0], HALF_A_SECOND)
+
+
+def test_nobody_is_told_of_a_permit_where_no_worker_waits(engine: Engine, url: str) -> None:
+    """The statement reads a cell, and writes none."""
+    told(url)
+    with engine.begin() as connection, connect(url) as listener:
+        jobs = make_jobs(connection, 3, "running")
+        channel = default_store.channel(connection)
+        listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        connection.execute(release_jobs(Job.id.in_(jobs)))
+        connection.execute(func.pg_notify(channel, "the end").select())
+        connection.commit()
+        heard = [one.payload for one in listener.notifies(timeout=10, stop_after=1)]
+    assert heard == ["the end"]
 
 
 def test_a_worker_that_leaves_tells_of_each_permit_that_it_frees(

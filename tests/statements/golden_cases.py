@@ -76,6 +76,16 @@ from sa_jobqueue.statements.expiry import end_expired, end_overdue, forget_expir
 from sa_jobqueue.statements.fetch import fetch_args
 from sa_jobqueue.statements.leases import attest_uptime, cancel_requests
 from sa_jobqueue.statements.limit_state import FIRST_STATE, block, forget_states, limit_queues
+from sa_jobqueue.statements.limit_use import (
+    count_states,
+    due_of_queues,
+    limits_said,
+    paused_keys,
+    ready_keys,
+    ready_of_keys,
+    running_of_tasks,
+    stuck_permits,
+)
 from sa_jobqueue.statements.limited import permits_freed
 from sa_jobqueue.statements.notes import (
     drop_old_logs,
@@ -165,6 +175,8 @@ BATCHES: dict[str, Callable[[int], object]] = {
     "live_jobs": lambda n: live_jobs(range(n)),
     "block": lambda n: block(range(n), [30.0] * n),
     "limit_queues": lambda n: limit_queues([f"q{i}" for i in range(n)]),
+    "due_of_queues": lambda n: due_of_queues([f"q{i}" for i in range(n)]),
+    "ready_of_keys": lambda n: ready_of_keys(["queue"] * n, [f"q{i}" for i in range(n)], [None] * n),
     "failing_schedules": lambda n: failing_schedules(range(n)),
     "pause_failing": lambda n: pause_failing(range(n)),
     "move_schedules": lambda n: move_schedules(**{name: range(n) for name in MOVE}),
@@ -311,6 +323,12 @@ SINGLE: dict[str, Callable[[], object]] = {
     "workflows_over": lambda: workflows_over(limit=10),
     "prune_members": lambda: prune_members(7, limit=10),
     "postpone_workflow": lambda: postpone_workflow(7),
+    "limits_said": limits_said,
+    "paused_keys": paused_keys,
+    "running_of_tasks": running_of_tasks,
+    "ready_keys": ready_keys,
+    "stuck_permits": lambda: stuck_permits(seconds=3_600.0),
+    "count_states": count_states,
     "forget_states": lambda: forget_states(after=FIRST_STATE, limit=10),
     "permits_freed": permits_freed,
     "job_logs": lambda: job_logs(7),

@@ -112,7 +112,7 @@ def test_a_key_has_limits_of_its_own(connection: Connection) -> None:
         (lambda: set_limit("sync", max_waiting=-1), "max_waiting must be an integer from 0"),
         (lambda: set_limit("sync", weight=3), "a weight is that of a key"),
         (lambda: set_limit("sync", key="42", weight=0), "weight must be an integer from 1 to 1,000, not 0"),
-        (lambda: set_limit("sync", key="42", per_key=None), "key_running is for all keys of the queue"),
+        (lambda: set_limit("sync", key="42", per_key=None), "per_key is for all keys of the queue"),
         (lambda: set_limit("sync", key="42", max_waiting=3), "max_waiting is for all keys of the queue"),
         (lambda: set_limit("sync", key="", running=3), "key must have 1 to 200 characters"),
         (lambda: pause("sync", key="\x01sync"), "key .* must not begin with"),

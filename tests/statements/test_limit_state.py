@@ -27,10 +27,10 @@ STATE, LIMIT = LimitState.__table__, LimitRow.__table__
 
 
 def blocked(connection: Connection) -> dict[tuple[str, str, str], float]:
-    """Seconds from this transaction's begin for which each has to wait."""
+    """For which each has to wait: seconds from this transaction's begin, to the next five."""
     seconds = func.extract("epoch", STATE.c.blocked_until - func.now())
     found = connection.execute(select(STATE.c.owner, STATE.c.name, STATE.c.key, seconds))
-    return {(owner, name, key): round(float(left)) for owner, name, key, left in found}
+    return {(owner, name, key): 5 * round(float(left) / 5) for owner, name, key, left in found}
 
 
 def limits(connection: Connection) -> list[str]:

@@ -145,6 +145,8 @@ def test_a_block_ends_at_a_time(connection: Connection, owner: str, name: str, k
     job = waiting(connection, concurrency_key="42")
     (reason,) = reasons(connection, job)
     assert (reason.owner, reason.name, reason.key, reason.what) == (owner, name, key or None, "blocked")
+    place = f"{owner} {name}" + (f"/{key}" if key else "")
+    assert str(reason) == f"waits for {place}: the other side has rate limited it, until {reason.until}"
     assert reason.until is not None
     assert timedelta(seconds=50) < reason.until - datetime.now(UTC) < timedelta(seconds=70)
     assert picked(connection, "a_task") == []

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -158,3 +160,15 @@ def start_command(
             yield started
         finally:
             started.kill_group()
+
+
+def in_terminal(*arguments: str, url: str, columns: int) -> str:
+    """What a command shows in a terminal of this width, without styles; it must fit into the terminal's buffer."""
+    screen, terminal = pty.openpty()
+    env = environment(url, {"TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"})
+    subprocess.run([*CLI, *arguments], stdin=terminal, stdout=terminal, stderr=subprocess.DEVNULL, env=env, check=True)
+    shown = re.sub(r"\x1b\[\d*m", "", os.read(screen, 65_536).decode())
+    os.close(screen)
+    os.close(terminal)
+    assert all(len(line) <= columns for line in shown.splitlines())
+    return shown

@@ -25,6 +25,7 @@ FILE = Path(metrics.__file__).with_name("grafana.json")
 #: What the reader of the board chooses: the database of Prometheus, and the queues.
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 _QUEUES = 'queue=~"$queue"'
+_OF_QUEUES, _OF_TASKS = 'owner="queue",name=~"$queue"', 'owner="task"'
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,36 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         _one("Schedules: furthest behind", "s", gauge(names.SCHEDULE_BEHIND_SECONDS, how="max"), "behind"),
+    ),
+    "Limits and pauses": (
+        Panel(
+            "Permits of queues", "short",
+            (
+                Line(gauge(names.LIMIT_USED, "name", where=_OF_QUEUES, how="max"), "{{name}} used"),
+                Line(gauge(names.LIMIT_RUNNING, "name", where=_OF_QUEUES, how="max"), "{{name}} limit"),
+            ),
+            "How many jobs run, and how many may run at once.",
+        ),
+        Panel(
+            "Permits of tasks", "short",
+            (
+                Line(gauge(names.LIMIT_USED, "name", where=_OF_TASKS, how="max"), "{{name}} used"),
+                Line(gauge(names.LIMIT_RUNNING, "name", where=_OF_TASKS, how="max"), "{{name}} limit"),
+            ),
+        ),
+        _one(
+            "Due, and waiting because of a pause", "short", gauge(names.PAUSED_DUE, "owner", "name", how="max"), "{{owner}} {{name}}",
+            "Counted up to 10,001.",
+        ),
+        Panel(
+            "Limited and paused", "short",
+            (
+                Line(f"sum ({gauge(names.LIMITED, 'owner', 'name', how='max')})", "limited"),
+                Line(f"sum ({gauge(names.PAUSED, 'owner', 'name', how='max')})", "paused"),
+            ),
+            "How many queues and tasks.",
+        ),
+        _one("Keys with ready jobs", "short", gauge(names.READY_KEYS, "queue", where=_QUEUES, how="max"), "{{queue}}", "Counted up to 1,001."),
     ),
     "Workers and slots": (
         Panel(

@@ -223,6 +223,32 @@ def expired_lease(url: str) -> Iterator[None]:
 
 
 @contextmanager
+def forgotten_pause(url: str) -> Iterator[None]:
+    """A queue that was paused two days ago and has a due job, until it is resumed."""
+    with connect(url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.job (task, queue) VALUES ('a_task', 'mail\x1b')")
+        connection.execute(
+            "INSERT INTO sa_jobqueue.job_limit (owner, name, paused_at, pause_reason)"
+            " VALUES ('queue', 'mail\x1b', now() - interval '2 days', 'the provider\nis down')"
+        )
+        yield
+        connection.execute("DELETE FROM sa_jobqueue.job_limit")
+
+
+@contextmanager
+def lapsed_permits(url: str) -> Iterator[None]:
+    """All permits of a limit are those of a dead worker, until its jobs are rescued."""
+    with connect(url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.job_limit (owner, name, running) VALUES ('task', 'a_task', 2)")
+        connection.execute(
+            "INSERT INTO sa_jobqueue.job (id, task, status, claim_token, claimed_at, lease_expires_at)"
+            " SELECT 70 + n, 'a_task', 'running', 1, now(), now() - interval '1 s' FROM generate_series(1, 2) AS n"
+        )
+        yield
+        connection.execute("UPDATE sa_jobqueue.job SET lease_expires_at = now() + interval '1 min'")
+
+
+@contextmanager
 def stray_key(url: str) -> Iterator[None]:
     """A key whose job was deleted by hand."""
     with connect(url) as connection:

@@ -51,7 +51,7 @@ def test_limits_are_values() -> None:
         (lambda: Rate(1, per=timedelta(days=367)), "a rate's per must be more than 0 seconds and at most a year"),
         (lambda: Rate(1, per="1s"), "a rate's per must be seconds or a timedelta, not '1s'"),  # type: ignore[arg-type]
         (lambda: Rate(1, burst=0), "a rate's burst must be an integer from 1"),
-        (lambda: KeyLimits(running=0), "running must be an integer from 1 to 1,000,000, not 0"),
+        (lambda: KeyLimits(running=0), "running must be an integer from 1 to 1,000,000, not 0; to start none, pause it"),
         (lambda: KeyLimits(rate=20), r"rate must be Rate\(count, per=seconds\) or None, not 20"),  # type: ignore[arg-type]
         (lambda: Limits(running=-1), "running must be an integer from 1 to 1,000,000, not -1"),
         (lambda: Limits(running="3"), "running must be an integer"),  # type: ignore[arg-type]

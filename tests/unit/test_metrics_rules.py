@@ -40,6 +40,10 @@ HEALTHY = {
     f'sa_jobqueue_loop_lag_seconds{{{WORKER},process="1"}}': "0.004",
     f"sa_jobqueue_slots_stuck{{{MAIL}}}": "0",
     f'sa_jobqueue_claim_share{{{WORKER},process="1"}}': "1",
+    f'sa_jobqueue_paused{{{DB},owner="queue",name="mail"}}': "0",
+    f'sa_jobqueue_paused{{{DB},owner="queue",name="idle"}}': "1",  # and no job waits
+    f'sa_jobqueue_paused_due{{{DB},owner="queue",name="mail"}}': "5",  # of a key that is paused
+    f'sa_jobqueue_paused_due{{{DB},owner="queue",name="idle"}}': "0",
     f"sa_jobqueue_schedules_behind{{{DB}}}": "0",
     f"sa_jobqueue_schedules_failing{{{DB}}}": "0",
     f"sa_jobqueue_purge_overdue_seconds{{{DB}}}": "20",
@@ -67,6 +71,7 @@ ILL: dict[str, dict[str, str]] = {
     "WorkerLoopBlocked": {f'sa_jobqueue_loop_lag_seconds{{{WORKER},process="1"}}': "6"},
     "SlotsStuck": {f"sa_jobqueue_slots_stuck{{{MAIL}}}": "1"},
     "WorkersHeldBack": {f'sa_jobqueue_claim_share{{{WORKER},process="1"}}': "0.25"},
+    "PausedForLong": {f'sa_jobqueue_paused{{{DB},owner="queue",name="mail"}}': "1"},
     "ScheduleBehind": {f"sa_jobqueue_schedules_behind{{{DB}}}": "1"},
     "ScheduleFails": {f"sa_jobqueue_schedules_failing{{{DB}}}": "1"},
     "CleanupBehind": {f"sa_jobqueue_purge_overdue_seconds{{{DB}}}": "4000"},

@@ -110,7 +110,7 @@ def test_the_overview_has_the_totals_and_a_part_of_each_section() -> None:
     assert lines[3].startswith("waited p50 75 ms p95 98 ms p99 0.1 s   ran p50")
     titles = {line.split()[0]: line.split()[1:4] for line in lines if line[:3].isupper()}
     assert titles == {name: ["1-2", "of", "60"] if name in {"WORKERS", "FAILED"} else ["1-3", "of", "60"] for name in ("QUEUES", "TASKS", "WORKERS", "FAILED")}  # fmt: skip
-    assert lines[-1] == "f failed jobs · w workers · t tasks · s schedules · q quit"
+    assert lines[-1] == "p pause or resume · f failed jobs · w workers · t tasks · s schedules · q quit"
 
 
 def test_a_wide_terminal_shows_what_a_narrow_one_leaves_out() -> None:
@@ -252,9 +252,15 @@ def test_nothing_is_done_without_a_yes(answer: str) -> None:
 
 
 def test_a_yes_does_what_was_asked() -> None:
-    """Retry of a failed job, and its cancel; pause of a schedule, or its end."""
-    seen = Seen(picture(many=3), job=job())
+    """Retry of a failed job, and its cancel; pause of a schedule or a queue, or its end."""
+    shown = picture(many=3)
+    paused = replace(shown.queues[2], paused=60.0)
+    seen = Seen(replace(shown, queues=[*shown.queues[:2], paused]), job=job())
     for keys, text in {
+        "p": "Pause queue mail0? What runs goes on.",
+        "j j p": "Pause queue mail1? What runs goes on.",
+        "end p": "Pause queue mail0? What runs goes on.",
+        "j end p": "Resume queue mail2?",
         "f r": "Run job 3 again, now?",
         "f enter c": "Cancel job 3?",
         "s p": "Pause the schedule mail0?",
@@ -266,12 +272,50 @@ def test_a_yes_does_what_was_asked() -> None:
         assert pressed("y", stand, seen)[1] is stand.question.action
 
 
-@pytest.mark.parametrize("keys", ["r", "p", "enter", "f p", "w r", "t enter", "s r", "s enter", "z", "f enter p"])
+@pytest.mark.parametrize(
+    "keys", ["r", "enter", "f p", "w r", "t p", "w p", "t enter", "s r", "s enter", "z", "f enter p"]
+)
 def test_a_key_that_means_nothing_here_changes_nothing(keys: str) -> None:
     """It asks nothing, and opens nothing."""
     stand, action = pressed(keys, Stand(), Seen(picture()))
     assert stand.question is None
     assert action is None
+
+
+def test_a_queue_is_marked_in_the_overview_from_the_first_key_on() -> None:
+    """It stays in sight, also where not all have place; without a key none is marked."""
+    seen = Seen(picture(many=60))
+    assert not any(styled(seen, Stand()))
+    stand, _ = pressed("j", Stand(), seen)
+    assert stand.selected == "mail0"
+    for _ in range(2):
+        stand, _ = press("page down", stand, seen)
+    assert stand.selected == "mail20"
+    lines = drawn(seen, stand)
+    assert any(line.startswith("QUEUES 20-22 of 60") for line in lines)
+    assert [line for line in styled(seen, stand) if line.startswith("mail20 ")]
+
+
+def styled(seen: Seen, stand: Stand) -> list[str]:
+    """The lines that are marked."""
+    console = Console(width=140, height=40, highlight=False, force_terminal=True, color_system="standard")
+    with console.capture() as capture:
+        console.print(frame(seen, stand, name="shop on db", width=140, height=40))
+    marked = [line for line in capture.get().split("\n") if re.search(r"\x1b\[(?:\d+;)*7(?:;\d+)*m", line)]
+    return [re.sub(r"\x1b\[[\d;]*m", "", line) for line in marked]
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_queue_shows_its_limit_and_that_it_is_paused(width: int) -> None:
+    """In a narrow terminal, too, where others are left out."""
+    shown = picture("default", many=2)
+    mail = replace(shown.queues[0], limit=50, paused=7_300.0, served=12)
+    lines = drawn(Seen(replace(shown, queues=[mail, shown.queues[1]])), width=width)
+    (first,), (second,) = ([line for line in lines if line.startswith(name)] for name in ("default0 ", "default1 "))
+    assert " 7/50 " in first
+    assert first.rstrip().endswith("paused 2h")
+    assert " 7 " in second
+    assert "paused" not in second
 
 
 def test_escape_goes_back() -> None:

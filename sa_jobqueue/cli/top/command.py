@@ -34,7 +34,7 @@ def top(
     """Watch queues, tasks, workers and failed jobs, live.
 
     Keys: o overview, f failed jobs, w workers, t tasks, s schedules, q quit. Arrows or j and k select, enter shows a failed job, r runs
-    it again, p pauses a schedule or lets it go on; each asks before. It reads in read-only transactions of at most 2 s a statement, and
+    it again, p pauses or resumes a schedule, in the overview a queue; each asks before. It reads in read-only transactions of at most 2 s a statement, and
     a replica will do.
 
     sa-jobqueue top

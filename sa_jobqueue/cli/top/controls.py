@@ -8,7 +8,7 @@ from functools import partial
 from sqlalchemy import Connection
 
 from sa_jobqueue.models import Job, Schedule
-from sa_jobqueue.statements import cancel_jobs, pause_schedules, resume_schedules, retry_jobs
+from sa_jobqueue.statements import cancel_jobs, pause, pause_schedules, resume, resume_schedules, retry_jobs
 
 from ..output import cleaned
 from .reader import Action, Seen
@@ -42,6 +42,8 @@ def _moved(stand: Stand, seen: Seen, step: int) -> Stand:
     rows = rows_of(stand.view, seen.picture)
     if not rows:
         return stand
+    if stand.view is View.OVERVIEW and stand.selected is None:
+        step = 0  # the first key marks a row
     position = max(0, min(stand.place(rows) + step, len(rows) - 1))
     return replace(stand, selected=rows[position], position=position)
 
@@ -59,8 +61,19 @@ def _on_selected(key: str, stand: Stand, seen: Seen) -> Stand:
             return replace(stand, question=Question(f"Cancel job {one}?", partial(_cancel, one)))
         case View.SCHEDULES, "p" if isinstance(one, str):
             return replace(stand, selected=one, question=_of_schedule(one, seen))
+        case View.OVERVIEW, "p" if isinstance(one, str):
+            return replace(stand, selected=one, question=_of_queue(one, seen))
         case _:
             return stand
+
+
+def _of_queue(name: str, seen: Seen) -> Question | None:
+    row = next((row for row in seen.picture.queues if row.name == name), None)
+    if row is None:
+        return None
+    if row.paused is None:
+        return Question(f"Pause queue {cleaned(name)}? What runs goes on.", partial(_pause_queue, name))
+    return Question(f"Resume queue {cleaned(name)}?", partial(_resume_queue, name))
 
 
 def _of_schedule(name: str, seen: Seen) -> Question | None:
@@ -80,6 +93,16 @@ def _retry(id: int, connection: Connection) -> str:
 def _cancel(id: int, connection: Connection) -> str:
     done = connection.execute(cancel_jobs(Job.id == id)).all()
     return f"job {id} is cancelled, or was asked to stop" if done else f"job {id} is not cancelled: it has ended"
+
+
+def _pause_queue(name: str, connection: Connection) -> str:
+    connection.execute(pause(name))
+    return f"queue {cleaned(name)} is paused"
+
+
+def _resume_queue(name: str, connection: Connection) -> str:
+    done = connection.execute(resume(name)).all()
+    return f"queue {cleaned(name)} is resumed" if done else f"queue {cleaned(name)} was not paused any more"
 
 
 def _pause(name: str, connection: Connection) -> str:

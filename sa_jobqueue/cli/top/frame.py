@@ -35,7 +35,7 @@ def frame(seen: Seen, stand: Stand, *, name: str, width: int, height: int | None
     """What is on the screen. `name`: of the database. `height` None: all there is, without keys."""
     space = None if height is None else body_lines(height)
     if stand.view is View.OVERVIEW:
-        body, lines = _overview(seen.picture, width, space)
+        body, lines = _overview(seen.picture, stand, width, space)
     elif stand.view is View.JOB:
         body, lines = _job(seen, stand, width, space or 0)
     else:
@@ -104,19 +104,23 @@ def _quantiles(lately: Figures, what: str) -> str:
     return " ".join(f"{name} {'-' if seconds is None else estimated(seconds)}" for name, seconds in found.items())
 
 
-def _overview(picture: Picture, width: int, space: int | None) -> tuple[list[RenderableType], int]:
+def _overview(picture: Picture, stand: Stand, width: int, space: int | None) -> tuple[list[RenderableType], int]:
     """The sections one below the other, each with its title and an empty line, and how many lines that is."""
-    found = [(TABLES[section], len(TABLES[section].of(picture))) for section in _SECTIONS]
-    found = [(rows, number) for rows, number in found if number]
+    sections = [(TABLES[section], len(TABLES[section].of(picture)), section == "queues") for section in _SECTIONS]
+    found = [one for one in sections if one[1]]
     if space is not None:
         found = found[: max((space + 1) // 3, 1)]  # those of which a row has place
     if not found:
         return [_line(("no jobs and no workers yet", "dim"))], 1
-    needs = [number for _, number in found]
+    needs = [number for _, number, _ in found]
     given = needs if space is None else shares(needs, space - 2 * len(found) + 1)
     body: list[RenderableType] = []
-    for (rows, _), number in zip(found, given, strict=True):
-        body += [drawn(rows, picture, width, first=0, number=number), Text()]
+    queues = rows_of(View.OVERVIEW, picture)
+    marked = stand.place(queues) if stand.selected is not None else None
+    for (rows, total, is_queues), number in zip(found, given, strict=True):
+        selected = marked if is_queues else None
+        first = 0 if selected is None else _first_line(selected, number, total)
+        body += [drawn(rows, picture, width, first=first, number=number, selected=selected), Text()]
     return body[:-1], sum(given) + 2 * len(found) - 1
 
 
@@ -126,9 +130,14 @@ def _table(picture: Picture, stand: Stand, width: int, space: int) -> tuple[list
     if not rows:
         return [_line((f"no {stand.view.value}", "dim"))], 1
     selected, number = stand.place(rows), space - 1
-    first = max(0, min(selected - number // 2, len(rows) - number))
+    first = _first_line(selected, number, len(rows))
     table = drawn(TABLES[stand.view], picture, width, first=first, number=number, selected=selected)
     return [table], min(number, len(rows) - first) + 1
+
+
+def _first_line(selected: int, number: int, total: int) -> int:
+    """Of which row a page of this number begins, so that the selected one is to be seen."""
+    return max(0, min(selected - number // 2, total - number))
 
 
 def _job(seen: Seen, stand: Stand, width: int, space: int) -> tuple[list[RenderableType], int]:
@@ -157,6 +166,7 @@ def _footer(seen: Seen, stand: Stand, width: int) -> list[Text]:
     own = {
         View.FAILED: ["enter show", "r retry"],
         View.SCHEDULES: ["p pause or resume"],
+        View.OVERVIEW: ["p pause or resume"] if seen.picture.queues else [],
         View.JOB: ["esc back", "r retry", "c cancel"],
     }
     return [_line((" · ".join([*own.get(stand.view, []), *views, "q quit"]), "dim"))]

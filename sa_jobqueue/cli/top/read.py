@@ -15,6 +15,7 @@ from sa_jobqueue.models import Job, WorkerRow
 from sa_jobqueue.statements import list_schedules, sum_stats
 from sa_jobqueue.statements.backlog import count_by_queue, running_jobs
 from sa_jobqueue.statements.depths import queue_depths
+from sa_jobqueue.statements.limit_use import limits_said
 from sa_jobqueue.statements.overview import STALE
 
 from ..figures import Figures
@@ -57,6 +58,10 @@ class QueueSeen:
     served: int
     """By how many workers that are not stale."""
     lately: Figures
+    limit: int | None = None
+    """How many of its jobs may run at once."""
+    paused: float | None = None
+    """For how many seconds it is paused; None: it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,9 @@ def read_job(connection: Connection, id: int) -> JobSeen | None:
 def _queues(
     connection: Connection, workers: Sequence[WorkerSeen], held: Sequence[Any], sums: Sequence[Any], seconds: float
 ) -> list[QueueSeen]:
-    """Those with jobs, those that workers serve, and those of the last minutes; the one with the most due jobs first."""
+    """Those with jobs, those that workers serve, those that are paused, and those of the last minutes; the one with the most due jobs first."""
+    limits = {row.name: row for row in connection.execute(limits_said()) if row.owner == "queue"}
+    paused = {name for name, row in limits.items() if row.paused is not None}
     deep = {row.queue: row for row in connection.execute(queue_depths(queues=QUEUES))}
     running: dict[str, int] = defaultdict(int)
     for row in held:
@@ -155,11 +162,13 @@ def _queues(
         for name in worker.queues:
             served[name] += not worker.stale
     found: list[QueueSeen] = []
-    for name in {*deep, *running, *counted, *served}:
+    for name in {*deep, *running, *counted, *served, *paused}:
         row = deep.get(name)
         queued, due, oldest = (0, 0, None) if row is None else (row.queued, row.due, row.oldest_due_age)
         lately = Figures.of(counted[name], seconds)
-        found.append(QueueSeen(name, queued, due, oldest, running[name], served[name], lately))
+        said = limits.get(name)
+        limit, since = (None, None) if said is None else (said.running, said.paused)
+        found.append(QueueSeen(name, queued, due, oldest, running[name], served[name], lately, limit, since))
     return sorted(found, key=lambda one: (-one.due, one.name))
 
 

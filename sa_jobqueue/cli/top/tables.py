@@ -62,12 +62,18 @@ def _seconds(value: float | None) -> str:
 def _queue(one: QueueSeen) -> tuple[Sequence[object], str]:
     lately = one.lately
     line = (
-        one.name, capped(one.due), age(one.oldest), capped(one.queued), f"{one.running:,}", rate(lately.per_minute()),
+        one.name, capped(one.due), age(one.oldest), capped(one.queued), _of_limit(one), rate(lately.per_minute()),
         _seconds(lately.wait("p50")), _seconds(lately.wait("p95")), f"{lately.counts['failed']:,}",
         "no worker" if not one.served else f"{one.served} worker{'' if one.served == 1 else 's'}",
+        "" if one.paused is None else f"paused {age(one.paused, short=True)}",
     )  # fmt: skip
     unserved = one.due and not one.served
-    return line, "red" if unserved else "yellow" if lately.counts["failed"] else ""
+    return line, "red" if unserved else "yellow" if lately.counts["failed"] or one.paused is not None else ""
+
+
+def _of_limit(one: QueueSeen) -> str:
+    """How many run, of how many that may."""
+    return f"{one.running:,}" if one.limit is None else f"{one.running:,}/{one.limit:,}"
 
 
 def _task(name: str, lately: Figures) -> tuple[Sequence[object], str]:
@@ -100,6 +106,7 @@ TABLES = {
             Column("queued", "right", optional=True), Column("running", "right"), Column("/min", "right"),
             Column("wait p50", "right", optional=True), Column("wait p95", "right"), Column("failed", "right"),
             Column("served by", shortened=lambda said: said.replace(" workers", "").replace(" worker", "") if said[0].isdigit() else "none"),
+            Column("", wide=True, least=6),
         ),
         lambda picture: [_queue(one) for one in picture.queues],
     ),

@@ -41,7 +41,7 @@ class Stand:
 
     view: View = View.OVERVIEW
     selected: object = None
-    """The id of a job, or the name of a schedule."""
+    """The id of a job, or the name of a schedule or a queue. None: no row is marked in the overview, and the first one elsewhere."""
     position: int = 0
     """Where that was, in case it is gone; in the view of a job, the first line that is shown."""
     job: int | None = None
@@ -57,7 +57,9 @@ class Stand:
 
 
 def rows_of(view: View, picture: Picture) -> list[object]:
-    """The keys of the rows of a view from which one can be selected."""
+    """The keys of the rows of a view from which one can be selected; in the overview a queue."""
+    if view is View.OVERVIEW:
+        return [one.name for one in picture.queues]
     if view is View.FAILED:
         return [row.id for row in picture.failures]
     if view is View.SCHEDULES:

@@ -10,13 +10,12 @@ from sqlalchemy import select
 
 from ...histogram import BOUNDS, quantile
 from ...log import escaped
-from ...statements.depths import queued_tasks
 from ...words import age, duration, listed
 from ..examination import Examination
 from ..finding import Finding, Level, beyond, found
 from ..thresholds import Thresholds
 
-__all__ = ["check_failures", "check_tasks", "check_timeouts"]
+__all__ = ["check_failures", "check_tasks", "check_timeouts", "known_tasks"]
 
 _Ill = list[tuple[Level, str, str]]
 
@@ -52,11 +51,9 @@ def check_tasks(examination: Examination) -> Finding:
 def _queued(examination: Examination) -> list[tuple[str, str]]:
     """Queue and task of jobs that wait, and of schedules that will enqueue some."""
     tables = examination.store.tables
-    sample = queued_tasks(sample=examination.thresholds.unknown_sample, job=tables.job)
-    waiting = [(row.queue, row.task) for row in examination.connection.execute(sample)]
     active = tables.schedule.paused_at.is_(None)
     planned = examination.connection.execute(select(tables.schedule.queue, tables.schedule.task).where(active))
-    return sorted({*waiting, *((row.queue, row.task) for row in planned)})
+    return sorted({*examination.queued_tasks, *((row.queue, row.task) for row in planned)})
 
 
 def _known(examination: Examination) -> Mapping[str, set[str]]:
@@ -64,12 +61,21 @@ def _known(examination: Examination) -> Mapping[str, set[str]]:
     known: dict[str, set[str]] = {}
     silent: set[str] = set()
     for worker in examination.abilities:
-        names = {name for task, about in worker.tasks.items() for name in (task, *_aliases(about))}
+        names = _names(worker)
         for queue in worker.queues:
             known.setdefault(queue, set()).update(names)
             if not names:
                 silent.add(queue)
     return {queue: names for queue, names in known.items() if queue not in silent}
+
+
+def known_tasks(examination: Examination) -> set[str]:
+    """The names of tasks that live workers know, whatever their queues."""
+    return {name for worker in examination.abilities for name in _names(worker)}
+
+
+def _names(worker: Any) -> set[str]:
+    return {name for task, about in worker.tasks.items() for name in (task, *_aliases(about))}
 
 
 def _aliases(about: Any) -> list[str]:

@@ -40,8 +40,6 @@ class BrokenCommits:
         try:
             with self.connector.begin(connection):
                 released = self.connector.store.release_unknown(connection, worker=self.worker, known=known)
-                if released:
-                    self.connector.store.permits_freed(connection)
         except DBAPIError as error:
             if not may_be_a_jobs(error):
                 raise

@@ -14,6 +14,8 @@ __all__ = ["Demand"]
 
 #: While the database refuses this many outcomes, no more jobs are claimed.
 _MOST_REFUSED = 100
+#: Where limits hold, a claim takes this many jobs or half of the slots, so that handlers run while the next claim goes on.
+_SMALL = 100
 
 
 class Demand:
@@ -79,7 +81,10 @@ class Demand:
 
     def _room(self, slots: Slots) -> int:
         room = self.throttle.room(slots)
-        return min(room, slots.limit - slots.running - slots.waiting) if self.is_limited(slots.name) else room
+        if not self.is_limited(slots.name):
+            return room
+        most = max((slots.limit + 1) // 2, _SMALL)
+        return min(room, most, slots.limit - slots.running - slots.waiting)
 
     def free(self) -> dict[str, int]:
         """How many jobs each queue has room for."""

@@ -105,7 +105,9 @@ def of_stop(run: Run) -> Outcome | Lost:
     """The run has ended because it was told to stop."""
     match run.stop:
         case Stop.CANCEL:
-            return Cancelled(ErrorEntry("Cancelled", "an operator asked for it to be cancelled while it ran"))
+            return Cancelled(
+                ErrorEntry("Cancelled", "it was cancelled while it ran: by an operator, a limit or its schedule")
+            )
         case Stop.SHUTDOWN:
             return Released(started=run.started is not None)
         case Stop.TIMEOUT:

@@ -63,6 +63,9 @@ WHERE sa_jobqueue.job.id = any(array((
 ))
 AND sa_jobqueue.job.status = 'running'
 RETURNING CASE WHEN ((
+        SELECT sa_jobqueue.permits_freed(%(limit_opener)s::INTEGER) AS permits_freed_1
+    ) IS NOT NULL
+) THEN CASE WHEN ((
         SELECT sa_jobqueue.any_awaited() AS any_awaited_1
     ) AND sa_jobqueue.job.finished_at IS NOT NULL
-) THEN (sa_jobqueue.tell_ended(ARRAY[sa_jobqueue.job.id]))[1] ELSE sa_jobqueue.job.id END AS id
+) THEN (sa_jobqueue.tell_ended(ARRAY[sa_jobqueue.job.id]))[1] ELSE sa_jobqueue.job.id END END AS id

@@ -150,7 +150,7 @@ FROM (
     FROM scope
     JOIN LATERAL (
         SELECT count(*) AS number,
-            trim_array(array_agg(sa_jobqueue.job.id ORDER BY sa_jobqueue.job.id), CAST(greatest(count(*) - 20, 0) AS INTEGER)) AS ids,
+            trim_array(array_agg(sa_jobqueue.job.id ORDER BY sa_jobqueue.job.id + 0), CAST(greatest(count(*) - 20, 0) AS INTEGER)) AS ids,
             max(sa_jobqueue.job.run_at) AS last
         FROM sa_jobqueue.job
         WHERE sa_jobqueue.job.concurrency_key = scope.key
@@ -181,7 +181,7 @@ FROM (
     FROM scope
     JOIN LATERAL (
         SELECT count(*) AS number,
-            trim_array(array_agg(sa_jobqueue.job.id ORDER BY sa_jobqueue.job.id), CAST(greatest(count(*) - 20, 0) AS INTEGER)) AS ids,
+            trim_array(array_agg(sa_jobqueue.job.id ORDER BY sa_jobqueue.job.id + 0), CAST(greatest(count(*) - 20, 0) AS INTEGER)) AS ids,
             max(sa_jobqueue.job.run_at) AS last
         FROM sa_jobqueue.job
         WHERE sa_jobqueue.job.status = 'running'
@@ -205,13 +205,13 @@ FROM (
     FROM scope
     JOIN LATERAL (
         SELECT count(*) AS number,
-            trim_array(array_agg(sa_jobqueue.job.id ORDER BY sa_jobqueue.job.id), CAST(greatest(count(*) - 20, 0) AS INTEGER)) AS ids,
+            trim_array(array_agg(sa_jobqueue.job.id ORDER BY sa_jobqueue.job.id + 0), CAST(greatest(count(*) - 20, 0) AS INTEGER)) AS ids,
             max(sa_jobqueue.job.run_at) AS last
         FROM sa_jobqueue.job
-        WHERE sa_jobqueue.job.concurrency_key = scope.key
+        WHERE (sa_jobqueue.job.concurrency_key, sa_jobqueue.job.status != 'queued', sa_jobqueue.job.id) >= (scope.key, true, 0)
+        AND sa_jobqueue.job.concurrency_key <= scope.key
         AND sa_jobqueue.job.concurrency_key IS NOT NULL
         AND (sa_jobqueue.job.status = 'running' OR sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.attempt > 0)
-        AND sa_jobqueue.job.status != 'queued'
         AND CASE WHEN (scope.owner = 'queue') THEN sa_jobqueue.job.queue = scope.name ELSE sa_jobqueue.job.task = scope.name END
     ) AS these ON true
     WHERE scope.key IS NOT NULL

@@ -1,0 +1,86 @@
+"""The jobs of the keys that have a turn."""
+
+from __future__ import annotations
+
+from .texts import BEGUN_AND_READY, FREE, OF_JOB, READY, TURN
+
+__all__ = ["ASKED", "FOUND", "TAKEN"]
+
+# fmt: off
+# How many of each, by its weight: as many whole rounds as there is room for, and then a part of one. The first key may
+# have had some of its turns.
+ASKED = """
+SELECT sum(w.weight) INTO total FROM unnest(weights, rooms, key_units) AS w (weight, room, units)
+WHERE w.room > 0 AND coalesce(w.units, 1) > 0;
+EXIT WHEN room <= 0 OR total IS NULL;
+-- As many whole rounds as there is room for, and then a part of one. The first key may have had some of its turns.
+had := CASE WHEN pass = 1 AND inclusive AND keys[1] = cursor_key AND rooms[1] > 0 AND coalesce(key_units[1], 1) > 0
+    THEN coalesce(had_turns[place], 0) % weights[1] ELSE 0 END;
+quantum := greatest((room + had) / total, 1);
+SELECT array_agg(greatest(least(w.room, w.units, w.weight * quantum - CASE WHEN w.number = 1 THEN had ELSE 0 END), 0) ORDER BY w.number)
+INTO asked FROM unnest(weights, rooms, key_units) WITH ORDINALITY AS w (weight, room, units, number);
+""".strip()
+
+FOUND = f"""
+SELECT array_agg(d.id), array_agg(d.place), array_agg(d.task), array_agg(d.units) INTO ids, places, tasks, units FROM (
+    SELECT c.place::integer, d.id, d.task, d.units
+    FROM unnest(keys, asked, priorities, times, firsts) WITH ORDINALITY AS c (key, most, priority, time, first, place) CROSS JOIN LATERAL (
+        SELECT * FROM (
+            -- What has begun goes before the others, where a key is to keep its order. `+ 0`, so that no plan reads all jobs in this order.
+            SELECT {OF_JOB} FROM {{schema}}.job
+            WHERE job.concurrency_key = c.key AND {BEGUN_AND_READY} AND job.queue = this
+                AND {FREE}
+            ORDER BY (job.id + 0) LIMIT CASE WHEN is_strict AND c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS begun
+        UNION ALL
+        SELECT * FROM (
+            SELECT {OF_JOB} FROM {{schema}}.job
+            WHERE job.queue = this AND job.concurrency_key = c.key AND ((- job.priority), job.run_at, job.id) >= (c.priority, c.time, c.first)
+                AND {READY} AND NOT (is_strict AND job.attempt > 0)
+                AND {FREE}
+            ORDER BY job.concurrency_key, {TURN} LIMIT CASE WHEN c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS with_key
+        UNION ALL
+        SELECT * FROM (
+            SELECT u.* FROM generate_series(9, 0, -1) AS p (level) CROSS JOIN LATERAL (
+                SELECT {OF_JOB} FROM {{schema}}.job
+                WHERE job.queue = this AND job.priority = p.level AND job.status = 'queued' AND job.concurrency_key IS NULL
+                    AND job.run_at <= clock AND {FREE}
+                ORDER BY job.run_at, job.id LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS u
+            LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END) AS without_key
+        LIMIT c.most) AS d
+    LIMIT room) AS d;
+""".strip()
+
+# What the keys, and the next claim, have of it.
+TAKEN = """
+IF units_left IS NOT NULL OR has_rates OR drops OR cardinality(task_names) > 0 THEN
+    SELECT of_keys || array_agg(keys[p.place]), of_tasks || array_agg(p.task), of_units || array_agg(p.units)
+    INTO of_keys, of_tasks, of_units FROM unnest(places, tasks, units) AS p (place, task, units);
+    SELECT all_keys || array_agg(keys[p.place]), all_tasks || array_agg(p.task)
+    INTO all_keys, all_tasks FROM unnest(places, tasks) AS p (place, task);
+    all_units := all_units || units;
+END IF;
+FOR n IN 1 .. cardinality(ids) LOOP
+    total := places[n];
+    taken[total] := taken[total] + 1;
+    lows[total] := least(lows[total], ids[n]);
+    asked[total] := asked[total] - 1;
+    key_units[total] := key_units[total] - units[n];
+END LOOP;
+total := places[cardinality(places)];
+IF room > 0 THEN
+    -- A key that got fewer than it was offered has no more.
+    FOR n IN 1 .. cardinality(keys) LOOP
+        rooms[n] := CASE WHEN asked[n] > 0 THEN 0 ELSE limits[n] - taken[n] END;
+    END LOOP;
+END IF;
+-- The next claim goes on behind the last key that got a job, or with it while it has turns left.
+stopped := keys[total];
+turns := (cardinality(array_positions(places, total)) + CASE WHEN total = 1 THEN had ELSE 0 END) % weights[total];
+IF short IS NOT NULL THEN
+    IF short > 1 AND taken[short] = 0 THEN
+        stopped := keys[short - 1]; turns := 0;
+    END IF;
+    EXIT;
+END IF;
+""".strip()
+# fmt: on

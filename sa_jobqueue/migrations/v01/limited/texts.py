@@ -1,0 +1,69 @@
+"""Texts that several parts of these functions share."""
+
+from __future__ import annotations
+
+from textwrap import indent
+
+__all__ = [
+    "BEGUN",
+    "BEGUN_AND_LATER",
+    "BEGUN_AND_READY",
+    "FREE",
+    "LATER",
+    "OF_JOB",
+    "READY",
+    "TURN",
+    "inside",
+    "needed_at",
+    "next_at",
+    "running_of_key",
+]
+
+#: The conditions of the indexes: jobs with a key that are ready, those that will be, and those that may have a permit.
+READY = (
+    "job.concurrency_key IS NOT NULL AND job.status = 'queued' AND job.run_at <= GREATEST(job.created_at, job.ready_at)"
+)
+LATER = (
+    "job.concurrency_key IS NOT NULL AND job.status = 'queued' AND job.run_at > GREATEST(job.created_at, job.ready_at)"
+)
+BEGUN = "job.concurrency_key IS NOT NULL AND (job.status = 'running' OR (job.status = 'queued' AND job.attempt > 0))"
+TURN = "(- job.priority), job.run_at, job.id"
+OF_JOB = "job.id, job.task, coalesce(job.units, 1)::integer AS units"
+# Said so that only the index of the condition can be used, not that of the ready jobs.
+BEGUN_AND_READY = f"{BEGUN} AND job.status <> 'running' AND NOT job.run_at > GREATEST(job.created_at, job.ready_at)"
+BEGUN_AND_LATER = f"{BEGUN} AND job.status <> 'running' AND NOT job.run_at <= GREATEST(job.created_at, job.ready_at)"
+# What the statement that calls the function can see, too. A job that was enqueued while this one waited for a lock is none of its rows.
+# Of the ages, those far below zero are of rows that are older than any transaction that goes on.
+FREE = (
+    "(age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished) OR age(job.xmin) < -1000000"
+    " OR job.xmin = own OR newest IS NULL)"
+    " AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)"
+)
+
+
+def inside(text: str, spaces: int) -> str:
+    """A part of a function, to stand at `spaces` behind the margin."""
+    return indent(text, " " * spaces).strip()
+
+
+def running_of_key(key: str, lowest: str = "0") -> str:
+    """The condition of the jobs of a key that run, where none of them has a lower id than `lowest`.
+
+    Said so that no plan can read all jobs from an id on, and the index is entered where they begin in it.
+    """
+    begin = f"(job.concurrency_key, job.status <> 'queued', job.id) >= ({key}, true, {lowest})"
+    return f"{begin} AND job.concurrency_key <= {key} AND {BEGUN}"
+
+
+def next_at(state: str, limit: str) -> str:
+    """When a rate would let the next unit start."""
+    return f"{state}.free_at - ({limit}burst - 1) * {limit}seconds / {limit}count * interval '1 second'"
+
+
+def needed_at(*, free: str, step: str, burst: str, used: str, units: str, found: str) -> str:
+    """When a rate would let these `units` of one job start, behind those that are `used` in this claim.
+
+    `found`: the units of all jobs up to it that were found now. `step`: seconds for one unit.
+    """
+    behind = f"coalesce({used}, 0) + coalesce({found}, 0) - {units}"
+    return f"greatest({free}, clock) + ({behind} + least({units}, {burst}) - {burst}) * ({step}) * interval '1 second'"

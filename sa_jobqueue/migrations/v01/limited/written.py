@@ -1,0 +1,106 @@
+"""What a claim writes beside the jobs, and what it tells."""
+
+from __future__ import annotations
+
+from .texts import LATER
+
+__all__ = ["DROPPED", "GATE", "READIED", "SAID", "USED"]
+
+# fmt: off
+# Jobs that may not wait, in these keys and in the group of each task.
+DROPPED = """
+IF drops AND rule.paused_at IS NULL THEN
+    PERFORM {schema}.drop_waiting(l.owner, l.name, this, l.key, (SELECT count(*) FROM unnest(of_keys, of_tasks) AS g (key, task)
+        WHERE (g.key = l.key OR l.key < chr(2) COLLATE "C") AND (l.owner = 'queue' OR g.task = l.name))::integer, picked)
+    FROM (
+        SELECT l.owner, l.name, k.key FROM {schema}.job_limit AS l CROSS JOIN LATERAL (
+            SELECT k.key FROM unnest(seen) AS k (key) WHERE k.key >= chr(2) COLLATE "C"
+            UNION ALL SELECT chr(1) || l.name WHERE l.owner = 'task') AS k
+        WHERE ((l.owner = 'queue' AND l.name = this) OR (l.owner = 'task' AND l.name = ANY (limited_tasks)))
+            AND (l.when_full <> 'wait' OR l.max_waiting IS NOT NULL)
+        ORDER BY 3, 1, 2) AS l;
+END IF;
+""".strip()
+
+# What rates were used, and the lowest id that may run.
+USED = """
+IF cardinality(picked) > 0 THEN
+    IF rule.rate_count IS NOT NULL OR rule.running IS NOT NULL THEN
+        lowest := least(lowest, (SELECT min(p) FROM unnest(picked) AS p));
+        INSERT INTO {schema}.limit_state AS s (owner, name, key, free_at, lowest_id, version)
+        SELECT 'queue', this, '', clock + (SELECT sum(u) FROM unnest(of_units) AS u) * (rule.rate_seconds / rule.rate_count) * interval '1 second',
+            CASE WHEN rule.running IS NOT NULL THEN lowest END, rule.version
+        WHERE rule.rate_count IS NOT NULL OR state.lowest_id IS NULL OR lowest < state.lowest_id OR lowest > state.lowest_id + 10000
+        ON CONFLICT (owner, name, key) DO UPDATE SET lowest_id = excluded.lowest_id, version = excluded.version,
+            free_at = greatest(s.free_at, clock) + (excluded.free_at - clock);
+    END IF;
+    IF cardinality(task_names) > 0 AND of_tasks && task_names THEN
+        INSERT INTO {schema}.limit_state AS s (owner, name, key, free_at)
+        SELECT 'task', l.name, '', clock + g.units * (l.rate_seconds / l.rate_count) * interval '1 second'
+        FROM (SELECT g.task, sum(g.units) AS units FROM unnest(of_tasks, of_units) AS g (task, units) GROUP BY g.task) AS g
+        JOIN {schema}.job_limit AS l ON l.owner = 'task' AND l.name = g.task
+        WHERE l.rate_count IS NOT NULL
+        ORDER BY l.name
+        ON CONFLICT (owner, name, key) DO UPDATE SET free_at = greatest(s.free_at, clock) + (excluded.free_at - clock);
+    END IF;
+    INSERT INTO {schema}.limit_state AS s (owner, name, key, free_at)
+    SELECT r.owner, r.name, r.key, clock + r.units * r.step * interval '1 second' FROM (
+        SELECT 'queue' AS owner, this AS name, g.key, g.units, CASE WHEN k.rate_count IS NULL THEN rule.key_rate_seconds / rule.key_rate_count
+            ELSE k.rate_seconds / k.rate_count END AS step
+        FROM (SELECT g.key, sum(g.units) AS units FROM unnest(of_keys, of_units) AS g (key, units) WHERE g.key >= chr(2) COLLATE "C" GROUP BY g.key) AS g
+        LEFT JOIN LATERAL (SELECT * FROM {schema}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.key = g.key OFFSET 0) AS k ON true
+        UNION ALL
+        SELECT 'task', g.task, g.key, g.units, CASE WHEN k.rate_count IS NULL THEN l.key_rate_seconds / l.key_rate_count
+            ELSE k.rate_seconds / k.rate_count END
+        FROM (SELECT g.key, g.task, sum(g.units) AS units FROM unnest(of_keys, of_tasks, of_units) AS g (key, task, units)
+              WHERE g.key >= chr(2) COLLATE "C" AND g.task = ANY (task_names) GROUP BY g.key, g.task) AS g
+        JOIN {schema}.job_limit AS l ON l.owner = 'task' AND l.name = g.task
+        LEFT JOIN LATERAL (SELECT * FROM {schema}.job_key AS k WHERE k.owner = 'task' AND k.name = g.task AND k.key = g.key OFFSET 0) AS k ON true) AS r
+    WHERE r.step IS NOT NULL
+    ORDER BY 1, 2, 3
+    ON CONFLICT (owner, name, key) DO UPDATE SET free_at = greatest(s.free_at, clock) + (excluded.free_at - clock);
+END IF;
+""".strip()
+
+# Jobs whose time has come are ready; those of limited tasks that have to wait leave the way of the others. The next claim
+# finds them.
+READIED = f"""
+IF rule.paused_at IS NULL THEN
+    UPDATE {{schema}}.job SET ready_at = job.run_at WHERE job.id = ANY (ARRAY (
+        SELECT job.id FROM {{schema}}.job WHERE job.queue = this AND {LATER} AND job.run_at <= clock
+        ORDER BY job.run_at, job.id LIMIT 200 FOR NO KEY UPDATE SKIP LOCKED));
+    again := again OR FOUND;
+    SELECT job.run_at INTO next_at FROM {{schema}}.job WHERE job.queue = this AND {LATER} AND job.run_at > clock
+    ORDER BY job.run_at, job.id LIMIT 1;
+END IF;
+IF cardinality(to_route) > 0 THEN
+    UPDATE {{schema}}.job SET concurrency_key = chr(1) || job.task, ready_at = job.run_at WHERE job.id = ANY (to_route);
+    again := true;
+END IF;
+""".strip()
+
+SAID = """
+RETURN QUERY SELECT p, clock, NULL::text FROM unnest(picked) AS p;
+permit := permit AND cardinality(picked) < wanted[place];
+any_permit := any_permit OR permit;
+RETURN QUERY SELECT NULL::bigint, clock, jsonb_build_object('queue', this, 'after', stopped, 'turns', turns, 'again', again OR (visits >= 1000 AND NOT circled),
+    'permit', permit, 'picked', cardinality(picked), 'rate_in', CASE WHEN rate_at > clock THEN date_part('epoch', rate_at - clock) END,
+    'due_in', date_part('epoch', next_at - clock))::text;
+""".strip()
+
+# A worker that waits for a permit of another's has opened the gate, and is told of permits that this one has freed.
+GATE = """
+IF freed THEN
+    PERFORM {schema}.permits_freed(opener);
+END IF;
+IF any_permit THEN
+    cell := coalesce(pg_sequence_last_value(({name} || '.gate_limit')::regclass), 0);
+    seconds := extract(epoch FROM clock_timestamp())::bigint;
+    IF cell / 1000 < seconds + 5 THEN
+        PERFORM setval(({name} || '.gate_limit')::regclass, (seconds + 10) * 1000 + opener);
+    ELSIF cell % 1000 NOT IN (opener, 0) THEN
+        PERFORM setval(({name} || '.gate_limit')::regclass, cell / 1000 * 1000);
+    END IF;
+END IF;
+""".strip()
+# fmt: on
