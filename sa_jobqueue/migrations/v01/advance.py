@@ -68,7 +68,6 @@ _ADVANCE = f"""
             again_ids := mine;
         END IF;
         joining := EXISTS (SELECT FROM {{schema}}.workflow_join AS j WHERE j.workflow_id = ANY (mine));
-
         -- 3. Who is to be looked at: those that wait for one that has ended, or for a look;
         SELECT array_agg(w.id) INTO hits FROM (
             SELECT job.id FROM {{schema}}.job
@@ -107,7 +106,6 @@ _ADVANCE = f"""
         IF cardinality(extra) > 0 THEN
             hits := ARRAY (SELECT DISTINCT h.id FROM unnest(hits || extra) AS h (id) JOIN {{schema}}.job ON job.id = h.id AND job.status = 'blocked');
         END IF;
-
         -- 4. What becomes of each: it waits for its first parent, from the one on that it waited for, that has not ended; it is cancelled
         -- because of one that did not complete; or it is released. The parents before had completed, or need not. Of one that comes
         -- back, the children are looked at.
@@ -220,7 +218,6 @@ _ADVANCE = f"""
                 again_ids := again_ids || flows;
             END IF;
         END IF;
-
         -- 5. The workflows themselves. One that was looked at may have come back, or have new members.
         IF looks IS NOT NULL THEN
             UPDATE {{schema}}.workflow AS w SET watched_id = 9223372036854775807, is_broken = true, finished_at = NULL, purge_at = NULL, status = 'running'
