@@ -38,6 +38,7 @@ __all__ = [
     "TaskWarning",
     "WaitTimeout",
     "WorkerBroken",
+    "WorkflowError",
 ]
 
 
@@ -57,6 +58,10 @@ class JobStopped(BaseException):
 
 class ConfigurationError(JobQueueError):
     """A setting is wrong."""
+
+
+class WorkflowError(JobQueueError, ValueError):
+    """A workflow cannot be built so."""
 
 
 class DatabaseUnavailable(JobQueueError):

@@ -24,11 +24,12 @@ the name of a time zone (its offset at that moment stays).
 from __future__ import annotations
 
 from .arguments import Arguments
+from .inputs import Failed, Inputs, Part
 from .plain import encode_plain, encode_result, load
 from .results import Results
 from .signature import signature
 from .storable import MAX_DIGITS, MAX_PAYLOAD, shown, unstorable_text
 
 __all__ = [
-    "MAX_DIGITS", "MAX_PAYLOAD", "Arguments", "Results", "encode_plain", "encode_result", "load", "shown", "signature", "unstorable_text",
+    "MAX_DIGITS", "MAX_PAYLOAD", "Arguments", "Failed", "Inputs", "Part", "Results", "encode_plain", "encode_result", "load", "shown", "signature", "unstorable_text",
 ]  # fmt: skip

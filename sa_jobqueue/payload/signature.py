@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -21,10 +21,13 @@ from ..errors import TaskError
 from ..objects import ObjectArgument, with_objects
 from ..results import NOT_CHECKABLE, TO_JSON, reason_of, strict_adapter
 
-__all__ = ["Plan", "plan_of", "return_hint", "signature"]
+__all__ = ["STREAMS", "Plan", "plan_of", "return_hint", "signature"]
 
 #: Types whose values are sure to come back from JSON as they were.
 _EXACT = frozenset({int, str, bool, float, NoneType, UUID, date})
+
+#: How a handler takes the results of others one by one; whether that is for an `async def`.
+STREAMS: Mapping[Any, bool] = {Iterator: False, Iterable: False, AsyncIterator: True, AsyncIterable: True}
 
 _Parameter = inspect.Parameter
 _POSITIONAL = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
@@ -75,10 +78,15 @@ class Plan:
     names: tuple[str, ...]
     objects: bool
     """Whether an argument is a mapped object, or holds some."""
+    given: tuple[Any, ...] = ()
+    """The types of the parameters that results of other jobs fill."""
 
 
-def plan_of(handler: Callable[..., Any], what: str) -> Plan:
-    """Resolve the handler's annotations. Raises TaskError, whose message begins with `what`, if one cannot be resolved."""
+def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:
+    """Resolve the handler's annotations. Raises TaskError, whose message begins with `what`, if one cannot be resolved.
+
+    `given`: how many of the first parameters, behind the context, are no arguments, because results of other jobs fill them.
+    """
     parameters = list(signature(handler).parameters.values())
     hints = _hints(handler, parameters, what)
     context = hints.get(parameters[0].name) if parameters else None
@@ -94,16 +102,22 @@ def plan_of(handler: Callable[..., Any], what: str) -> Plan:
             raise TaskError(
                 f"{what}: the worker gives the context to a parameter that is annotated: annotate 'ctx' with {needed}"
             )
+    firsts = parameters[:given]
+    if len(firsts) < given or any(one.kind not in _POSITIONAL for one in firsts):
+        raise TaskError(f"{what}: its first {given} parameters are to be results of other jobs, and it has not as many")
+    parameters = parameters[given:]
     fields: dict[str, Any] = {}
     variable: str | None = None
     rest: _Rest | None = None
     objects = False
     for parameter in parameters:
         hint: Any = hints.get(parameter.name, Any)
+        if typing.get_origin(hint) in STREAMS:
+            hint = Any  # it is for the results of others, and checked with them
         if hint in (JobContext, AsyncJobContext):
             raise TaskError(f"{what}: the context must be the first parameter, not {parameter.name!r}")
-        hint = _with_objects(hint, parameter.name, what)
-        objects = objects or hint is not hints.get(parameter.name, Any)
+        said, hint = hint, _with_objects(hint, parameter.name, what)
+        objects = objects or hint is not said
         hints[parameter.name] = hint
         if parameter.kind is _Parameter.VAR_KEYWORD:
             of = hint.__args__[0] if typing.get_origin(hint) is Unpack else GenericAlias(dict, (str, hint))
@@ -130,6 +144,7 @@ def plan_of(handler: Callable[..., Any], what: str) -> Plan:
         as_keywords=not only and variable is None and rest is None,
         names=names,
         objects=objects,
+        given=tuple(hints.get(one.name, Any) for one in firsts),
     )
 
 

@@ -25,11 +25,13 @@ from sa_jobqueue import (
     Middleware,
     Registry,
     RetryPolicy,
+    Workflow,
     add_middleware,
     enqueue,
     remove_middleware,
     task,
 )
+from sa_jobqueue.errors import PayloadError
 from sa_jobqueue.objects import loading
 from tests.support import orders
 from tests.support.orders import Article, Base, Document, Invoice, Letter, Line, Order, Parcel, Stock
@@ -319,6 +321,31 @@ def test_middleware_is_around_the_loading(tables: Engine, registry: Registry) ->
     finally:
         remove_middleware(watch)
     assert len(seen) == 1
+
+
+def test_members_of_a_workflow_take_objects(tables: Engine, registry: Registry) -> None:
+    """Beside the results of others. A new object must be flushed first: the graph is not written by the flush of its objects."""
+
+    @task(registry=registry, name="measure", record=True)
+    def measure(order: Order) -> int:
+        return len(order.lines)
+
+    @task(registry=registry, name="say")
+    def say(lines: int, order: Order) -> None:
+        order.note = f"{lines} lines"
+
+    with Session(tables) as session:
+        order = Order(lines=[Line(place=1)])
+        workflow = Workflow("orders")
+        with pytest.raises(PayloadError, match="flush first"):
+            workflow.add(measure, order)
+        session.add(order)
+        session.flush()
+        workflow.then(workflow.add(measure, order), say, order)
+        session.add(workflow)
+        session.commit()
+    drain(tables, registry)
+    assert notes(tables) == ["1 lines"]
 
 
 # ---- not there

@@ -282,11 +282,14 @@ def test_a_key_that_others_keep_closed_does_not_keep_the_rest(connection: Connec
 # ---- two at once
 
 
-def test_two_claims_at_once_do_not_exceed_a_key_and_do_not_wait(connection: Connection, other: Connection) -> None:
+@pytest.mark.parametrize("owner", ["queue", "task"])
+def test_two_claims_at_once_do_not_exceed_a_key_and_do_not_wait(
+    connection: Connection, other: Connection, owner: str
+) -> None:
     """One has claimed and not committed: the other gets none of its keys, at once, and says that it may look again."""
     for one in ("a", "b"):
         fill(connection, 5, one)
-    limit(connection, key_running=1)
+    limit(connection, "default" if owner == "queue" else "a_task", owner=owner, key_running=1)
     connection.commit()
 
     assert len(Claimant(connection).claim()) == 2

@@ -267,5 +267,8 @@ def _check_plan(engine: Engine, *, analyzed: bool) -> None:
         "job_limit_pkey",
         "job_key_pkey",
         "limit_state_pkey",
+        "workflow_pkey",
+        "workflow_dependency_pkey",
+        "job_workflow_idx",
     }, plan
     assert plan.blocks <= 2_000, plan

@@ -64,11 +64,15 @@ DROP = f"""
                 SELECT job.id FROM {{schema}}.job WHERE job.id = ANY (dropped) AND job.status = 'queued'
                 ORDER BY job.id FOR NO KEY UPDATE SKIP LOCKED),
             ended AS (
-                UPDATE {{schema}}.job SET status = 'cancelled', finished_at = clock_timestamp(), purge_at = clock_timestamp() + interval '7 days',
+                UPDATE {{schema}}.job SET status = 'cancelled', finished_at = clock_timestamp(), purge_at = CASE WHEN job.workflow_id IS NULL THEN clock_timestamp() + interval '7 days' END,
                     errors = CASE WHEN jsonb_typeof(job.errors) = 'array' THEN job.errors ELSE '[]' END || jsonb_build_array(jsonb_build_object(
                         'at', clock_timestamp(), 'attempt', job.attempt, 'type', 'Dropped', 'message', reason, 'traceback', ''))
                 WHERE job.id = ANY (ARRAY (SELECT locked.id FROM locked))
-                RETURNING job.id, job.uniqueness ->> 'key' AS key),
+                RETURNING job.id, job.workflow_id, job.uniqueness ->> 'key' AS key),
+            events AS (
+                INSERT INTO {{schema}}.workflow_event (workflow_id, job_id, completed)
+                SELECT ended.workflow_id, ended.id, false FROM ended WHERE ended.workflow_id IS NOT NULL
+                RETURNING {{schema}}.tell_workflows()),
             freed AS (
                 DELETE FROM {{schema}}.unique_key AS taken USING ended
                 WHERE taken.key = ended.key AND taken.job_id = ended.id AND taken.keep IS NULL AND taken.expires_at IS NULL),
