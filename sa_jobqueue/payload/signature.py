@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -27,6 +27,7 @@ _EXACT = frozenset({int, str, bool, float, NoneType, UUID, date})
 
 _Parameter = inspect.Parameter
 _POSITIONAL = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
+_VARIABLE = (_Parameter.VAR_POSITIONAL, _Parameter.VAR_KEYWORD)
 
 
 def signature(handler: Callable[..., Any]) -> inspect.Signature:
@@ -72,6 +73,21 @@ class Plan:
     exact: bool
     as_keywords: bool
     names: tuple[str, ...]
+    hints: Mapping[str, Any]
+    """The annotation of each parameter, `Any` where there is none; of `*args` and `**kwargs` that of one value."""
+    required: frozenset[str]
+    """The parameters without a default."""
+
+    def hint_of(self, name: str) -> Any:
+        """The annotation of an argument of this name; of one in `**kwargs`, what all of them have."""
+        if name in self.hints or self.rest is None:
+            return self.hints[name]
+        hint = self.hints[self.rest.name]
+        return (
+            typing.get_type_hints(typing.get_args(hint)[0]).get(name, Any)
+            if typing.get_origin(hint) is Unpack
+            else hint
+        )
 
 
 def plan_of(handler: Callable[..., Any], what: str) -> Plan:
@@ -122,6 +138,8 @@ def plan_of(handler: Callable[..., Any], what: str) -> Plan:
         exact=rest is None and all(_exact(hints.get(name, Any)) for name in names if name != variable) and not variable,
         as_keywords=not only and variable is None and rest is None,
         names=names,
+        hints={one.name: hints.get(one.name, Any) for one in parameters},
+        required=frozenset(one.name for one in parameters if one.default is one.empty and one.kind not in _VARIABLE),
     )
 
 

@@ -370,6 +370,7 @@ class TestLeastPrivilege:
             ("pick_limited", False, [path, *scans, "jit=off", "plan_cache_mode=force_generic_plan"], True),
             ("rate_room", False, None, True),
             ("ready_keys", False, [path, "plan_cache_mode=force_generic_plan"], True),
+            ("refuse_argument", False, None, True),
             ("schedule_changed", False, [path], False),
             ("take_key", False, [path, "lock_timeout=10ms"], True),
             ("tell_ended", True, [path, "enable_seqscan=off"], True),
