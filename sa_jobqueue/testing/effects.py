@@ -170,7 +170,7 @@ class _Relation(NamedTuple):
         key = connection.scalars(_KEY, {"relid": self.id}).all()
         row = table(self.name, schema=self.schema).alias("row")
         whole = func.to_jsonb(literal_column("row"), type_=JSONB)
-        found: Sequence[dict[str, Any]] = connection.scalars(select(whole).select_from(row).limit(_MOST + 1)).all()
+        found: Sequence[Any] = connection.scalars(select(whole).select_from(row).limit(_MOST + 1)).all()
         if len(found) > _MOST:
             raise JobQueueError(f"the table {self.name} has more than {_MOST:,} rows, which is too much to compare")
         times: Counter[str] = Counter()

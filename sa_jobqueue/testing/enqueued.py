@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeAlias, cast, overload
 
 from pydantic_core import to_json
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from ..errors import PayloadError
@@ -182,25 +182,28 @@ def _shown(value: Any) -> str:
 
 def _live(session: Session, wanted: _Wanted) -> Sequence[Job]:
     session.flush()
-    found = select(Job).where(Job.task.in_(wanted.names), Job.is_live).order_by(Job.id)
-    return session.scalars(found.execution_options(populate_existing=True)).all()
+    return _read(session, select(Job).where(Job.task.in_(wanted.names), Job.is_live).order_by(Job.id))
+
+
+def _read(session: Session, jobs: Select[Any]) -> Sequence[Job]:
+    """As they are in the database, whatever the session has loaded before."""
+    found: Sequence[Job] = session.scalars(jobs.execution_options(populate_existing=True)).all()
+    return found
 
 
 def _absent(session: Session, wanted: _Wanted, live: Sequence[Job]) -> str:
     lines = [f"{wanted} is not enqueued."]
+    of_task = Job.task.in_(wanted.names)
     if live:
         lines.append(
             f"{len(live):,} {'job' if len(live) == 1 else 'jobs'} of this task {'is' if len(live) == 1 else 'are'}:"
         )
         lines += [f"  job {job.id}: {', '.join(wanted.differences(job))}" for job in live[:_SHOWN]]
     else:
-        others = select(Job).where(Job.is_live, Job.task.not_in(wanted.names)).order_by(Job.id).limit(_SHOWN)
-        found = session.scalars(others).all()
-        lines.append("No job of this task is; enqueued are:" if found else "No job of any task is.")
-        lines += map(_said, found)
-    ended = session.scalars(
-        select(Job).where(Job.is_finished, Job.task.in_(wanted.names)).order_by(Job.id.desc()).limit(_SHOWN)
-    ).all()
+        others = _read(session, select(Job).where(Job.is_live, ~of_task).order_by(Job.id).limit(_SHOWN))
+        lines.append("No job of this task is; enqueued are:" if others else "No job of any task is.")
+        lines += map(_said, others)
+    ended = _read(session, select(Job).where(Job.is_finished, of_task).order_by(Job.id.desc()).limit(_SHOWN))
     if ended:
         lines += ["Ended, and so no longer enqueued:", *(f"{_said(job)}, {job.status.value}" for job in ended)]
     return "\n".join(lines)
