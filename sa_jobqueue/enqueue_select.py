@@ -50,15 +50,15 @@ from .unique import debounced
 __all__ = ["enqueue_select"]
 
 #: Expressions whose values may be NULL.
-Texts: TypeAlias = ColumnExpressionArgument[str] | ColumnExpressionArgument[str | None]
-Numbers: TypeAlias = ColumnExpressionArgument[int] | ColumnExpressionArgument[int | None]
-Times: TypeAlias = ColumnExpressionArgument[datetime] | ColumnExpressionArgument[datetime | None]
-Durations: TypeAlias = (
+TextExpression: TypeAlias = ColumnExpressionArgument[str] | ColumnExpressionArgument[str | None]
+NumberExpression: TypeAlias = ColumnExpressionArgument[int] | ColumnExpressionArgument[int | None]
+TimeExpression: TypeAlias = ColumnExpressionArgument[datetime] | ColumnExpressionArgument[datetime | None]
+DurationExpression: TypeAlias = (
     ColumnExpressionArgument[timedelta]
     | ColumnExpressionArgument[timedelta | None]
     | ColumnExpressionArgument[float]
     | ColumnExpressionArgument[float | None]
-    | Numbers
+    | NumberExpression
 )
 _Given: TypeAlias = Mapping[str, ColumnElement[Any]]
 
@@ -70,16 +70,16 @@ def enqueue_select(
     source: SelectBase,
     /,
     *,
-    queue: Texts | None = None,
-    priority: Numbers | None = None,
-    run_at: Times | None = None,
-    delay: Durations | None = None,
-    max_attempts: Numbers | None = None,
-    expires_at: Times | None = None,
-    expires_in: Durations | None = None,
-    deadline: Times | Durations | None = None,
-    key: Texts | None = None,
-    units: Numbers | None = None,
+    queue: TextExpression | None = None,
+    priority: NumberExpression | None = None,
+    run_at: TimeExpression | None = None,
+    delay: DurationExpression | None = None,
+    max_attempts: NumberExpression | None = None,
+    expires_at: TimeExpression | None = None,
+    expires_in: DurationExpression | None = None,
+    deadline: TimeExpression | DurationExpression | None = None,
+    key: TextExpression | None = None,
+    units: NumberExpression | None = None,
     job: type[Job] = Job,
 ) -> Insert:
     """One INSERT ... SELECT that enqueues a job of `task` for each row of `source`: for `session.execute(...)`, sync or async, ORM or

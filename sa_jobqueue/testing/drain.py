@@ -27,9 +27,6 @@ __all__ = ["drain", "work_one"]
 
 T = TypeVar("T")
 
-#: Jobs after which `drain` gives up: one that enqueues itself would go on for ever.
-_MOST = 1_000
-
 
 @overload
 def drain(
@@ -38,7 +35,7 @@ def drain(
     queues: Collection[str] | None = None,
     registry: Registry = default_registry,
     raise_errors: bool = True,
-    most: int = _MOST,
+    most: int = 1_000,
     job: type[Job] = Job,
 ) -> Drained: ...
 @overload
@@ -48,7 +45,7 @@ def drain(
     queues: Collection[str] | None = None,
     registry: Registry = default_registry,
     raise_errors: bool = True,
-    most: int = _MOST,
+    most: int = 1_000,
     job: type[Job] = Job,
 ) -> Coroutine[Any, Any, Drained]: ...
 def drain(
@@ -57,7 +54,7 @@ def drain(
     queues: Collection[str] | None = None,
     registry: Registry = default_registry,
     raise_errors: bool = True,
-    most: int = _MOST,
+    most: int = 1_000,
     job: type[Job] = Job,
 ) -> Any:
     """Run the jobs that are due, one after the other, in the session's own transaction, until none is. Returns those that ran.
@@ -70,7 +67,7 @@ def drain(
     session. Schedules that are due enqueue their jobs first, and jobs whose lease has run out are rescued.
 
     `queues`: whose jobs to run; None: those of all queues. `registry`: the tasks. `raise_errors`: raise what a handler has raised, when
-    what became of its job is written; False: leave it to the retry policy, and to `Drained.errors`. `most`: how many jobs.
+    what became of its job is written; False: leave it to the retry policy, and to `Drained.errors`. `most`: how many jobs, because one that enqueues itself would go on for ever.
 
     Raises TaskError for a job whose task the registry does not know, JobQueueError if more than `most` jobs are due.
     """
