@@ -202,9 +202,10 @@ def _argument(plan: Plan | None, name: str, column: Selected, value: ColumnEleme
         return Argument(name, value, kind, takes_none=True, column=column.name)
     hint = plan.hint_of(name)
     if not kind.fits(hint):
+        mend = ": annotate it with that type, which JSON does not have" if hint in (Any, object) else ""
         raise PayloadError(
             f"{what}: argument {name}: the column {column.name} ({_sql(value.type)}) is {kind.said}, and the parameter is "
-            f"annotated {_annotation(hint)}"
+            f"annotated {_annotation(hint)}{mend}"
         )
     return Argument(name, value, kind, takes_none(hint), column.name)
 

@@ -6,7 +6,7 @@ GRANT USAGE ON SCHEMA "sa_jobqueue" TO "web"
 GRANT SELECT ON TABLE "sa_jobqueue".schema_version TO "web"
 GRANT INSERT (task, args, queue, meta, priority, max_attempts, run_at, uniqueness, expires_at, deadline_at, concurrency_key, units), SELECT (id, created_at, claims, attempt, rescues, duplicate_of) ON TABLE "sa_jobqueue".job TO "web"
 GRANT SELECT ON SEQUENCE "sa_jobqueue".gate_any TO "web"
-GRANT EXECUTE ON FUNCTION "sa_jobqueue".due_at(text) TO "web"
+GRANT EXECUTE ON FUNCTION "sa_jobqueue".due_at(text), "sa_jobqueue".refuse_argument(text) TO "web"
 
 Each list is as short as possible. A test connects as such a role and shows both what it can do and what it cannot.
 """
@@ -94,7 +94,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             # trigger's function runs with the rights of its owner; only its condition does not.
             f"INSERT ({_WRITTEN_BY_PRODUCERS}), SELECT (id, created_at, claims, attempt, rescues, duplicate_of) ON TABLE {{schema}}.job",
             "SELECT ON SEQUENCE {schema}.gate_any",
-            "EXECUTE ON FUNCTION {schema}.due_at(text)",
+            "EXECUTE ON FUNCTION {schema}.due_at(text), {schema}.refuse_argument(text)",
         ),
         Can.WORK: (
             *_ALL,
