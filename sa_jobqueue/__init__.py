@@ -20,6 +20,7 @@ from .limits import KeyLimits, Limits, Rate
 from .middleware import Attempt, Middleware, add_middleware, remove_middleware
 from .models import Job, Schedule
 from .outcomes import Cancel, Discard, RateLimited, Retry, Snooze
+from .payload import Failed
 from .read import JobRead
 from .reasons import WaitReason
 from .results import JobEnd
@@ -32,13 +33,16 @@ from .unique import Unique
 from .version import __version__
 from .waiting import wait_for
 from .worker import QueueState, Worker, WorkerState
+from .workflows import Batch, Workflow
 
 __all__ = [
     "AsyncJobContext",
     "Attempt",
+    "Batch",
     "Call",
     "Cancel",
     "Discard",
+    "Failed",
     "Job",
     "JobContext",
     "JobEnd",
@@ -64,6 +68,7 @@ __all__ = [
     "Worker",
     "WorkerSettings",
     "WorkerState",
+    "Workflow",
     "__version__",
     "add_middleware",
     "default_registry",

@@ -206,6 +206,11 @@ class _Context(JobFacts, Generic[S]):
         return None if tick is None else tick[1]
 
     @property
+    def workflow_id(self) -> int | None:
+        """The workflow that the job is a member of; None: it is in none."""
+        return None if self._job.extra is None else extra(self._job).get("workflow")
+
+    @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger whose records carry job_id, task, queue and attempt. With `@task(keep_logs=True)` its lines are kept."""
         if self._logger is None:

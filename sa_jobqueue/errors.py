@@ -37,6 +37,7 @@ __all__ = [
     "TaskWarning",
     "WaitTimeout",
     "WorkerBroken",
+    "WorkflowError",
 ]
 
 
@@ -56,6 +57,10 @@ class JobStopped(BaseException):
 
 class ConfigurationError(JobQueueError):
     """A setting is wrong."""
+
+
+class WorkflowError(JobQueueError, ValueError):
+    """A workflow cannot be built so."""
 
 
 class DatabaseUnavailable(JobQueueError):

@@ -7,6 +7,9 @@ GRANT SELECT ON TABLE "sa_jobqueue".schema_version TO "web"
 GRANT INSERT (task, args, queue, meta, priority, max_attempts, run_at, uniqueness, expires_at, deadline_at, concurrency_key, units), SELECT (id, created_at, claims, attempt, rescues, duplicate_of) ON TABLE "sa_jobqueue".job TO "web"
 GRANT SELECT ON SEQUENCE "sa_jobqueue".gate_any TO "web"
 GRANT EXECUTE ON FUNCTION "sa_jobqueue".due_at(text), "sa_jobqueue".refuse_argument(text) TO "web"
+GRANT INSERT (name, deadline_at, fail_fast, retain, meta), SELECT (id, created_at, watched_id, is_broken, status, meta) ON TABLE "sa_jobqueue".workflow TO "web"
+GRANT INSERT ON TABLE "sa_jobqueue".workflow_callback TO "web"
+GRANT EXECUTE ON FUNCTION "sa_jobqueue".add_members TO "web"
 
 Each list is as short as possible. A test connects as such a role and shows both what it can do and what it cannot.
 """
@@ -30,7 +33,7 @@ class Can(StrEnum):
     """What a role may do."""
 
     ENQUEUE = "enqueue"
-    """Insert jobs, queued and with the next id; not read their arguments, nor change or delete any."""
+    """Insert jobs, queued and with the next id, and workflows; not read their arguments, nor change or delete any."""
     WORK = "work"
     """Run a worker: claim, finish, renew, rescue, prune, enqueue the ticks of schedules, write down the limits that its code
     declares; not enqueue other jobs, nor change what a job is to do."""
@@ -42,7 +45,7 @@ class Can(StrEnum):
     """Wait for the end of jobs, and read their results and errors."""
     ADMIN = "admin"
     """Look, and cancel, retry, discard, release and delete jobs; set limits; pause queues, tasks and schedules, and enqueue the jobs
-    of schedules."""
+    of schedules; cancel, retry and pause workflows."""
 
 
 # Each role finds the tables, and sees whether their version is the one that it needs.
@@ -62,12 +65,24 @@ _LOOK = (
     "SELECT ON TABLE {schema}.job_limit",
     "SELECT ON TABLE {schema}.job_key",
     "SELECT ON TABLE {schema}.limit_state",
+    *(f"SELECT ON TABLE {{schema}}.workflow{part}" for part in ("", "_dependency", "_join", "_callback", "_event")),
 )
 
 # What ends a job tells the programs that wait for it.
 _TELL = (
     "SELECT ON SEQUENCE {schema}.gate_end",
     "EXECUTE ON FUNCTION {schema}.any_awaited(), {schema}.tell_ended(bigint[])",
+)
+
+# And the workflow that it is a member of.
+_TELL_WORKFLOWS = (
+    "INSERT (workflow_id, job_id, completed) ON TABLE {schema}.workflow_event",
+    "EXECUTE ON FUNCTION {schema}.tell_workflows()",
+)
+_CANCEL_WORKFLOWS = "EXECUTE ON FUNCTION {schema}.cancel_workflows(bigint[], text)"
+# The rest of a row, and of all that belongs to it, is written by functions.
+_WORKFLOW = (
+    "INSERT (name, deadline_at, fail_fast, retain, meta), SELECT (id, created_at, watched_id, is_broken, status, meta)"
 )
 
 # What a job is to do, and when. The table decides all else: an id of a later job would make the INSERT of that job fail, and a
@@ -82,7 +97,7 @@ _MOVED_BY_WORKERS = f"next_at, due_at, last_tick_at, waiting_since, left_out, er
 _ENQUEUE_TICKS = "{schema}.enqueue_ticks(bigint[], double precision[], integer[], double precision[])"
 _WRITTEN_BY_OPERATORS = (
     "status, attempt, rescues, run_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, errors, result, "
-    "duplicate_of, expires_at, deadline_at"
+    "duplicate_of, expires_at, deadline_at, blocked_by"
 )
 
 #: Capability -> what is granted. Columns are named where a whole table would be more than is needed.
@@ -95,6 +110,9 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             f"INSERT ({_WRITTEN_BY_PRODUCERS}), SELECT (id, created_at, claims, attempt, rescues, duplicate_of) ON TABLE {{schema}}.job",
             "SELECT ON SEQUENCE {schema}.gate_any",
             "EXECUTE ON FUNCTION {schema}.due_at(text), {schema}.refuse_argument(text)",
+            f"{_WORKFLOW} ON TABLE {{schema}}.workflow",
+            "INSERT ON TABLE {schema}.workflow_callback",
+            "EXECUTE ON FUNCTION {schema}.add_members",  # there is one of this name
         ),
         Can.WORK: (
             *_ALL,
@@ -115,6 +133,16 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "EXECUTE ON FUNCTION {schema}.tell_workers(oid)",
             "EXECUTE ON FUNCTION {schema}.complete_job(bigint, bigint, double precision)",
             "EXECUTE ON FUNCTION {schema}.complete_job(bigint, bigint, double precision, jsonb)",
+            "EXECUTE ON FUNCTION {schema}.complete_member(bigint, bigint, double precision)",
+            "EXECUTE ON FUNCTION {schema}.complete_member(bigint, bigint, double precision, jsonb)",
+            "SELECT, DELETE, UPDATE (purge_at) ON TABLE {schema}.workflow",
+            *(
+                f"SELECT, DELETE ON TABLE {{schema}}.workflow_{part}"
+                for part in ("dependency", "join", "callback", "event")
+            ),
+            "EXECUTE ON FUNCTION {schema}.advance(bigint[], bigint[], integer), {schema}.stray_workflows(integer)",
+            _CANCEL_WORKFLOWS,
+            *_TELL_WORKFLOWS,
             *_TELL,
         ),
         Can.READ: (*_ALL, *_LOOK),
@@ -138,6 +166,10 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             f"EXECUTE ON FUNCTION {_ENQUEUE_TICKS}",
             "INSERT, UPDATE, DELETE ON TABLE {schema}.job_limit",
             "INSERT, UPDATE, DELETE ON TABLE {schema}.job_key",
+            _CANCEL_WORKFLOWS,
+            "EXECUTE ON FUNCTION {schema}.retry_workflow(bigint, bigint)",
+            "EXECUTE ON FUNCTION {schema}.pause_workflows(bigint[]), {schema}.resume_workflows(bigint[])",
+            *_TELL_WORKFLOWS,
             "SELECT, UPDATE ON SEQUENCE {schema}.gate_limit",
             *_TELL,
         ),

@@ -87,6 +87,9 @@ class Event(StrEnum):
     DISCARD = "discard"  # an operator gives it up
     UNBLOCK = "unblock"  # what it waited for is done
     REQUEUE = "requeue"  # an operator retries it
+    PAUSE = "pause"  # its workflow is paused
+    REOPEN = "reopen"  # an operator retries it, and it waits for the others of its workflow again
+    OPEN = "open"  # a gate, which has no handler: what it waited for is done
 
 
 _S = JobStatus
@@ -96,10 +99,12 @@ TRANSITIONS: dict[tuple[JobStatus, Event], JobStatus] = {
     (_S.BLOCKED, Event.UNBLOCK): _S.QUEUED,
     (_S.BLOCKED, Event.CANCEL): _S.CANCELLED,
     (_S.BLOCKED, Event.DISCARD): _S.FAILED,
+    (_S.BLOCKED, Event.OPEN): _S.COMPLETED,
     (_S.QUEUED, Event.CLAIM): _S.RUNNING,
     (_S.QUEUED, Event.CANCEL): _S.CANCELLED,
     (_S.QUEUED, Event.DISCARD): _S.FAILED,
     (_S.QUEUED, Event.REQUEUE): _S.QUEUED,
+    (_S.QUEUED, Event.PAUSE): _S.BLOCKED,
     (_S.RUNNING, Event.COMPLETE): _S.COMPLETED,
     (_S.RUNNING, Event.RETRY): _S.QUEUED,
     (_S.RUNNING, Event.SNOOZE): _S.QUEUED,
@@ -110,6 +115,9 @@ TRANSITIONS: dict[tuple[JobStatus, Event], JobStatus] = {
     (_S.COMPLETED, Event.REQUEUE): _S.QUEUED,
     (_S.FAILED, Event.REQUEUE): _S.QUEUED,
     (_S.CANCELLED, Event.REQUEUE): _S.QUEUED,
+    (_S.COMPLETED, Event.REOPEN): _S.BLOCKED,
+    (_S.FAILED, Event.REOPEN): _S.BLOCKED,
+    (_S.CANCELLED, Event.REOPEN): _S.BLOCKED,
 }
 
 #: What an event that ends a claim makes of the job, in one word: how jobs are counted everywhere, and
@@ -145,7 +153,8 @@ class Claimed(Protocol):
 
     `extra`: what only few jobs have, a JSON object as text; None for all others. Its keys: "unique", of a job with a unique
     key: the key if the job gives it back when it is started, else true; "expires" (only for the first attempt) and "deadline":
-    seconds from the claim; "tick": the seconds since 1970 of its schedule's tick, and the number of ticks for which it stands.
+    seconds from the claim; "tick": the seconds since 1970 of its schedule's tick, and the number of ticks for which it stands; "workflow": the
+    workflow that it is a member of; "inputs": how many of its first parameters are results of others, 0 for a list of them all.
     """
 
     @property
@@ -201,7 +210,7 @@ class Change(NamedTuple):
     a completion deletes the row at once, None keeps it. `attempt` and `rescues` are added to the counters.
     `expired`: only if the lease has run out, looked at again in the write itself. `unique`: the job has a key to give back
     when it ends. `blocks`: the time for which no other job of its key is to be started, or of its queue if it has none; a cancel
-    does not change that.
+    does not change that. `workflow`: the one that the job is a member of, to which its end is told.
     """
 
     id: int
@@ -218,6 +227,7 @@ class Change(NamedTuple):
     expired: bool = False
     unique: bool = False
     blocks: float | None = None
+    workflow: int | None = None
 
     @property
     def plain(self) -> bool:
@@ -266,10 +276,22 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float, ela
 
 def completed(claim: Claimed, outcome: Completed, rules: Rules) -> Change:
     """What `decide` says of `outcome`, as of nearly all outcomes: by the shortest way, without chance and time."""
+    if claim.extra is None:
+        return Change(
+            claim.id, claim.claim_token, _COMPLETE, _COMPLETED, _COMPLETED,
+            0.0, 0, 0, outcome.error, outcome.result, rules.retain, False,
+        )  # fmt: skip
+    few = extra(claim)
+    workflow = few.get("workflow")
     return Change(
         claim.id, claim.claim_token, _COMPLETE, _COMPLETED, _COMPLETED,
-        0.0, 0, 0, outcome.error, outcome.result, rules.retain, False, claim.extra is not None and _is_unique(claim),
+        0.0, 0, 0, outcome.error, outcome.result, _kept(rules.retain, workflow), False, "unique" in few, None, workflow,
     )  # fmt: skip
+
+
+def _kept(retain: float | None, workflow: int | None) -> float | None:
+    """A member stays as long as its workflow, because others may read its result."""
+    return retain if workflow is None else None
 
 
 def _decide(claim: Claimed, outcome: Outcome, rules: Rules, random: float) -> Change:
@@ -318,7 +340,9 @@ def _in_time(claim: Claimed, change: Change, rules: Rules, elapsed: float) -> Ch
     error, why = change.error, "its deadline is over before it could be tried again"
     error = DEADLINE_OVER if error is None else entry(error.type, f"{error.message}; {why}", error.traceback)
     failed = TRANSITIONS[_S.RUNNING, Event.FAIL]
-    return change._replace(event=Event.FAIL, status=failed, error=error, delay=0.0, retain=rules.retain_failed)
+    return change._replace(
+        event=Event.FAIL, status=failed, error=error, delay=0.0, retain=_kept(rules.retain_failed, change.workflow)
+    )
 
 
 def extra(claim: Claimed) -> Mapping[str, Any]:
@@ -338,10 +362,6 @@ def unwritable(change: Change, reason: str) -> Change | None:
         event=Event.FAIL, status=failed, if_cancelled=failed,
         error=entry(_UNWRITABLE, reason), result=None, delay=0.0, retain=None, blocks=None,
     )  # fmt: skip
-
-
-def _is_unique(claim: Claimed) -> bool:
-    return "unique" in extra(claim)
 
 
 def _snoozed(claim: Claimed, outcome: Snooze | RateLimited, rules: Rules) -> Change:
@@ -409,7 +429,9 @@ def _change(
     """
     status = TRANSITIONS[_S.RUNNING, event]
     if_cancelled = status if status in FINISHED else TRANSITIONS[_S.RUNNING, Event.CANCEL]
+    few = extra(claim)
+    workflow = few.get("workflow")
     return Change(
-        claim.id, claim.claim_token, event, status, if_cancelled,
-        delay, attempt, rescues, error, retain=retain, expired=expired, unique=_is_unique(claim),
+        claim.id, claim.claim_token, event, status, if_cancelled, delay, attempt, rescues, error,
+        retain=_kept(retain, workflow), expired=expired, unique="unique" in few, workflow=workflow,
     )  # fmt: skip

@@ -15,15 +15,15 @@ from .limits import Owner
 __all__ = ["WaitReason", "What"]
 
 #: What a job waits for: a limit of running jobs, a rate, the end of a pause, the time that a handler has said, another job of its key
-#: that is to be tried again, or its own time.
-What: TypeAlias = Literal["running", "rate", "paused", "blocked", "strict", "later"]
+#: that is to be tried again, its own time, other jobs of its workflow, or the end of the workflow's pause.
+What: TypeAlias = Literal["running", "rate", "paused", "blocked", "strict", "later", "parents", "held"]
 
 
 class WaitReason(NamedTuple):
     """A row of `why_waiting`: `WaitReason(*row)`. As text it is a sentence without its full stop."""
 
     owner: Owner | None
-    """Whose limit it is: "queue" or "task"; None: the job itself is due later."""
+    """Whose limit it is: "queue" or "task"; None: the job itself is due later, or waits for others of its workflow."""
     name: str | None
     """The queue's, or the task's."""
     key: str | None
@@ -59,6 +59,10 @@ class WaitReason(NamedTuple):
                 return f"waits for {self.owner} {self._place()}: the other side has rate limited it, {until}"
             case "strict":
                 return f"waits for {self._whose('strict order')}: others are tried again first{self._jobs()}, {until}"
+            case "parents":
+                return f"waits for {self.used or 0:,} of its workflow to end{self._jobs()}"
+            case "held":
+                return "waits for the pause of its workflow to end"
             case "later":
                 return f"waits {until}, when it is due"
 

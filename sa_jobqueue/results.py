@@ -74,6 +74,11 @@ class Typed(Generic[T]):
         valid = self._validate_python({"value": value}, strict=True)
         return self._serialize(valid, by_alias=True, warnings=False)[len(_BEFORE) : -len(_AFTER)]
 
+    def from_json(self, text: str) -> T:
+        """The value of which this JSON text was made. Raises ValidationError if it does not fit."""
+        found = self._validate_json(_BEFORE + text.encode() + _AFTER, strict=True)
+        return cast(T, found["value"])
+
     def from_plain(self, value: object) -> T:
         """The value of which plain JSON, as Python has loaded it, was made. Raises ValidationError if it does not fit."""
         found = self._validate_json(_BEFORE + to_json(value) + _AFTER, strict=True)

@@ -19,7 +19,7 @@ Arrows = dict[tuple[JobStatus, JobStatus], tuple[str, tuple[int, int, str]]]
 BOX_WIDTH, BOX_HEIGHT = 120, 44
 
 #: The box in which all is drawn: left, top, width, height.
-VIEW = (-40, 0, 900, 400)
+VIEW = (-40, -24, 930, 424)
 #: The middle of each state.
 STATES: Places = {
     JobStatus.BLOCKED: (90, 60),
@@ -33,6 +33,11 @@ STATES: Places = {
 ARROWS: Arrows = {
     (JobStatus.BLOCKED, JobStatus.QUEUED): ("M 60 82 V 176", (66, 134, "start")),
     (JobStatus.BLOCKED, JobStatus.CANCELLED): ("M 30 60 H -26 V 386 H 800 V 362", (420, 381, "middle")),
+    (JobStatus.BLOCKED, JobStatus.COMPLETED): ("M 150 66 H 706", (430, 62, "middle")),
+    (JobStatus.QUEUED, JobStatus.BLOCKED): ("M 84 178 V 84", (88, 160, "start")),
+    (JobStatus.COMPLETED, JobStatus.BLOCKED): ("M 740 38 C 700 22 300 20 154 44", (560, 26, "middle")),
+    (JobStatus.FAILED, JobStatus.BLOCKED): ("M 830 208 H 856 V 0 H 110 V 34", (470, -3, "middle")),
+    (JobStatus.CANCELLED, JobStatus.BLOCKED): ("M 830 340 H 868 V -12 H 80 V 34", (470, -15, "middle")),
     (JobStatus.BLOCKED, JobStatus.FAILED): ("M 150 50 H 590 C 640 50 650 180 710 186", (560, 44, "end")),
     (JobStatus.QUEUED, JobStatus.RUNNING): ("M 150 208 H 370", (260, 203, "middle")),
     (JobStatus.QUEUED, JobStatus.CANCELLED): ("M 80 222 V 352 H 710", (360, 347, "middle")),

@@ -38,6 +38,7 @@ from . import (
     top,
     work,
     workers,
+    workflows,
 )
 from .command import command, help_text
 from .config import LogLevel, defaults_from_pyproject, key_of, working_folder
@@ -245,6 +246,15 @@ _add_group(
     "schedule", _ACT, _SCHEDULE, schedules.list_, schedules.next_, schedule_actions.add, schedule_actions.pause,
     schedule_actions.resume, schedule_actions.run, schedule_actions.backfill, schedule_actions.remove,
     with_app=[schedule_actions.add],
+)  # fmt: skip
+_WORKFLOW = """\
+Graphs of jobs that wait for each other: look at them, cancel, retry and pause them.
+
+Code makes them: session.add(Workflow(...)).
+"""
+_add_group(
+    "workflow", _ACT, _WORKFLOW, workflows.list_, workflows.show, workflows.cancel, workflows.retry, workflows.pause,
+    workflows.resume,
 )  # fmt: skip
 _LIMITS = """\
 How many jobs run at once, and how fast they start: of a queue, a task, or each key.

@@ -21,6 +21,7 @@ from .checks.schedules import check_schedules
 from .checks.storage import check_bloat, check_dead_rows, check_frozen_age, check_indexes, check_vacuum
 from .checks.tasks import check_failures, check_tasks, check_timeouts
 from .checks.workers import check_queues, check_workers
+from .checks.workflows import check_workflows
 from .examination import Examination
 from .finding import Finding
 
@@ -54,6 +55,7 @@ CHECKS: tuple[Check, ...] = (
     Check("limits", "pauses that keep jobs waiting, and permits that do not come free", check_limits),
     Check("unique", "unique keys that no job needs any more", check_unique),
     Check("schedules", "schedules that are behind, fail or were paused", check_schedules),
+    Check("workflows", "jobs that wait for each other, or for what will not come", check_workflows),
     Check("cleanup", "finished jobs that should be deleted by now", check_cleanup),
     Check("plans", "how the claim and the completion are executed", check_plans),
     Check("indexes", "indexes that are missing or not valid", check_indexes),

@@ -23,9 +23,10 @@ from .stat import Stat
 from .status import StatusText, status_in, status_literal
 from .tables import Awaited, SchemaVersion, UniqueKey, Uptime, WorkerRow
 from .unique import insert_in_order
+from .workflow import GATE, WorkflowCallback, WorkflowDependency, WorkflowEvent, WorkflowJoin, WorkflowRow
 
 __all__ = [
-    "AT_ONCE", "SCHEMA", "TASK_GROUP", "Awaited", "Base", "Job", "JsonText", "KeyRow", "LimitRow", "LimitState", "LogPart", "Overlap", "Progress", "Schedule", "SchemaVersion", "Stat",
-    "StatusText", "UniqueKey", "Uptime", "WorkerRow", "checked_due", "due_text", "insert_in_order", "schema_function", "status_in",
+    "AT_ONCE", "GATE", "SCHEMA", "TASK_GROUP", "Awaited", "Base", "Job", "JsonText", "KeyRow", "LimitRow", "LimitState", "LogPart", "Overlap", "Progress", "Schedule", "SchemaVersion", "Stat",
+    "StatusText", "UniqueKey", "Uptime", "WorkerRow", "WorkflowCallback", "WorkflowDependency", "WorkflowEvent", "WorkflowJoin", "WorkflowRow", "checked_due", "due_text", "insert_in_order", "schema_function", "status_in",
     "status_literal",
 ]  # fmt: skip

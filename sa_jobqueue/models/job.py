@@ -135,6 +135,12 @@ class Job(Base):
     """By what it is ordered, limited and served in turn: its `key`, or a name that a claim gives to the jobs of a limited task."""
     units: Mapped[int | None] = mapped_column(SmallInteger().evaluates_none())
     """How much of a rate it takes; None: 1."""
+    workflow_id: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
+    """The workflow that it is a member of."""
+    blocked_by: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
+    """While it is blocked: a job that it waits for; 0: for some of several; or minus its workflow's id, until that is found."""
+    inputs: Mapped[int | None] = mapped_column(SmallInteger().evaluates_none())
+    """How many of its first parameters are results of others; 0: one is, a list of them all. None: none is."""
     ready_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     """The due time at which a claim has let it take its turn among the jobs with keys; None: it was due when it was enqueued."""
     progress: Mapped[float | None] = _reported(Progress.fraction, id, claim_token, name="progress")  # noqa: A003
@@ -302,6 +308,12 @@ class Job(Base):
         ),
         Index("job_running_idx", "id", postgresql_where=text("status = 'running'")),
         Index("job_failed_idx", "id", postgresql_where=text("status = 'failed'")),
+        Index("job_workflow_idx", "workflow_id", "id", postgresql_where=text("workflow_id IS NOT NULL")),
+        Index(
+            "job_blocked_idx",
+            "blocked_by",
+            postgresql_where=text("blocked_by IS NOT NULL AND status = 'blocked'"),
+        ),
         Index("job_schedule_idx", "schedule_id", "finished_at", postgresql_where=text("schedule_id IS NOT NULL")),
         Index(
             "job_limit_idx",

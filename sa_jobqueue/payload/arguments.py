@@ -38,12 +38,15 @@ _OBJECTS = (
 
 
 class Arguments:
-    """The arguments of one handler. Annotations are resolved at the first use, when all modules have been imported."""
+    """The arguments of one handler. Annotations are resolved at the first use, when all modules have been imported.
 
-    __slots__ = ("_defaults", "_plan", "_what", "handler")
+    `given`: how many of the first parameters are no arguments, because results of other jobs fill them.
+    """
 
-    def __init__(self, handler: Callable[..., Any], *, task: str) -> None:
-        self.handler = handler
+    __slots__ = ("_defaults", "_given", "_plan", "_what", "handler")
+
+    def __init__(self, handler: Callable[..., Any], *, task: str, given: int = 0) -> None:
+        self.handler, self._given = handler, given
         self._what = f"task {task!r}"
         self._plan: Plan | None = None
         self._defaults: dict[str, Any] | None = None
@@ -68,7 +71,7 @@ class Arguments:
         """Resolve the annotations now. Raises TaskError if one cannot be resolved."""
         plan = self._plan
         if plan is None:
-            plan = self._plan = plan_of(self.handler, self._what)
+            plan = self._plan = plan_of(self.handler, self._what, given=self._given)
         return plan
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, limit: int = MAX_PAYLOAD) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -20,10 +20,13 @@ from ..context import AsyncJobContext, JobContext
 from ..errors import TaskError
 from ..results import NOT_CHECKABLE, TO_JSON, reason_of, strict_adapter
 
-__all__ = ["Plan", "plan_of", "return_hint", "signature"]
+__all__ = ["STREAMS", "Plan", "plan_of", "return_hint", "signature"]
 
 #: Types whose values are sure to come back from JSON as they were.
 _EXACT = frozenset({int, str, bool, float, NoneType, UUID, date})
+
+#: How a handler takes the results of others one by one; whether that is for an `async def`.
+STREAMS: Mapping[Any, bool] = {Iterator: False, Iterable: False, AsyncIterator: True, AsyncIterable: True}
 
 _Parameter = inspect.Parameter
 _POSITIONAL = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
@@ -77,6 +80,8 @@ class Plan:
     """The annotation of each parameter, `Any` where there is none; of `*args` and `**kwargs` that of one value."""
     required: frozenset[str]
     """The parameters without a default."""
+    given: tuple[Any, ...] = ()
+    """The types of the parameters that results of other jobs fill."""
 
     def hint_of(self, name: str) -> Any:
         """The annotation of an argument of this name; of one in `**kwargs`, what all of them have."""
@@ -90,8 +95,11 @@ class Plan:
         )
 
 
-def plan_of(handler: Callable[..., Any], what: str) -> Plan:
-    """Resolve the handler's annotations. Raises TaskError, whose message begins with `what`, if one cannot be resolved."""
+def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:
+    """Resolve the handler's annotations. Raises TaskError, whose message begins with `what`, if one cannot be resolved.
+
+    `given`: how many of the first parameters, behind the context, are no arguments, because results of other jobs fill them.
+    """
     parameters = list(signature(handler).parameters.values())
     hints = _hints(handler, parameters, what)
     context = hints.get(parameters[0].name) if parameters else None
@@ -107,11 +115,17 @@ def plan_of(handler: Callable[..., Any], what: str) -> Plan:
             raise TaskError(
                 f"{what}: the worker gives the context to a parameter that is annotated: annotate 'ctx' with {needed}"
             )
+    firsts = parameters[:given]
+    if len(firsts) < given or any(one.kind not in _POSITIONAL for one in firsts):
+        raise TaskError(f"{what}: its first {given} parameters are to be results of other jobs, and it has not as many")
+    parameters = parameters[given:]
     fields: dict[str, Any] = {}
     variable: str | None = None
     rest: _Rest | None = None
     for parameter in parameters:
         hint: Any = hints.get(parameter.name, Any)
+        if typing.get_origin(hint) in STREAMS:
+            hint = Any  # it is for the results of others, and checked with them
         if hint in (JobContext, AsyncJobContext):
             raise TaskError(f"{what}: the context must be the first parameter, not {parameter.name!r}")
         if parameter.kind is _Parameter.VAR_KEYWORD:
@@ -140,6 +154,7 @@ def plan_of(handler: Callable[..., Any], what: str) -> Plan:
         names=names,
         hints={one.name: hints.get(one.name, Any) for one in parameters},
         required=frozenset(one.name for one in parameters if one.default is one.empty and one.kind not in _VARIABLE),
+        given=tuple(hints.get(one.name, Any) for one in firsts),
     )
 
 

@@ -22,10 +22,12 @@ from .prune import prune_jobs
 from .schedule_admin import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
 from .stats import sum_stats
 from .why import why_waiting
+from .workflows import cancel_workflows, pause_workflows, resume_workflows, retry_workflow, workflow_nodes
 
 __all__ = [
     "apply_changes",
     "cancel_jobs",
+    "cancel_workflows",
     "claim_jobs",
     "count_jobs",
     "discard_jobs",
@@ -36,6 +38,7 @@ __all__ = [
     "list_schedules",
     "pause",
     "pause_schedules",
+    "pause_workflows",
     "prune_jobs",
     "release_jobs",
     "remove_limit",
@@ -43,9 +46,12 @@ __all__ = [
     "renew_leases",
     "resume",
     "resume_schedules",
+    "resume_workflows",
     "retry_jobs",
+    "retry_workflow",
     "run_schedules",
     "set_limit",
     "sum_stats",
     "why_waiting",
+    "workflow_nodes",
 ]

@@ -44,9 +44,10 @@ from sqlalchemy.exc import ArgumentError
 from ..durations import Duration, seconds_of
 from ..failures import entry
 from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
-from ..models import Job, StatusText, UniqueKey, schema_function, status_in, status_literal
+from ..models import Job, StatusText, UniqueKey, WorkflowEvent, schema_function, status_in, status_literal
 from .apply import append_error, as_entry
 from .ends import at_end, ended, is_held, told_one
+from .events import LOOK, NOT_COMPLETED, member_events
 from .expiry import is_late
 from .limited import permits_freed
 from .parts import array, in_seconds, lock_in_order, members, rows, table_of
@@ -66,7 +67,11 @@ UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 def cancel_jobs(
-    *where: Criterion, locked: Locked = "wait", job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey
+    *where: Criterion,
+    locked: Locked = "wait",
+    job: type[Job] = Job,
+    keys: type[UniqueKey] = UniqueKey,
+    events: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
     """Cancel jobs: one that waits is cancelled, one that runs is asked to stop and not retried.
 
@@ -80,24 +85,37 @@ def cancel_jobs(
         type_coerce(case((not_(held), cancelled), else_=columns.status), StatusText()),
         retain=Rules().retain,
         only=not_(held),
+        of=table_of(job),
     )
     end["lease_expires_at"] = case((held, columns.lease_expires_at))  # its worker goes on until it hears of it
     telling = schema_function("tell_workers", table_of(job).schema, _TABLE_OID, of=DateTime(timezone=True))
     requested = func.coalesce(columns.cancel_requested_at, case((held, telling), else_=at_end()))
     values = {**end, "cancel_requested_at": requested}
-    return _act("cancel_jobs", job, Event.CANCEL, where, values=values, locked=locked, ends=not_(held), keys=keys)
+    return _act(
+        "cancel_jobs", job, Event.CANCEL, where, values=values, locked=locked, ends=not_(held), keys=keys, events=events
+    )
 
 
-def retry_jobs(*where: Criterion, locked: Locked = "wait", job: type[Job] = Job) -> Executable:
+def retry_jobs(
+    *where: Criterion,
+    locked: Locked = "wait",
+    job: type[Job] = Job,
+    events: type[WorkflowEvent] = WorkflowEvent,
+) -> Executable:
     """Run jobs again, now, however they ended, with all their attempts before them; `errors` is kept.
 
     A job that waits for a later time (scheduled, or retrying) becomes due now and keeps its count of attempts. A unique job
-    takes its key again; it is left as it is, and not returned, while another job has the key.
+    takes its key again; it is left as it is, and not returned, while another job has the key. A member of a workflow waits for its
+    parents again; those that were cancelled because it had failed come back by `retry_workflow`.
     """
     columns = table_of(job).c
     finished = status_in(columns.status, FINISHED)
+    waits = and_(finished, columns.workflow_id.is_not(None))
+    reopened = status_literal(TRANSITIONS[JobStatus.FAILED, Event.REOPEN])
+    queued = status_literal(TRANSITIONS[JobStatus.FAILED, Event.REQUEUE])
     values = {
-        "status": status_literal(TRANSITIONS[JobStatus.FAILED, Event.REQUEUE]),
+        "status": type_coerce(case((waits, reopened), else_=queued), StatusText()),
+        "blocked_by": case((waits, -columns.workflow_id), else_=columns.blocked_by),
         "run_at": func.least(columns.run_at, func.now()),
         "attempt": case((finished, literal_column("0")), else_=columns.attempt),
         "rescues": literal_column("0"),
@@ -111,7 +129,7 @@ def retry_jobs(*where: Criterion, locked: Locked = "wait", job: type[Job] = Job)
         "expires_at": case((columns.expires_at > func.now(), columns.expires_at)),
         "deadline_at": case((columns.deadline_at > func.now(), columns.deadline_at)),
     }
-    return _act("retry_jobs", job, Event.REQUEUE, where, values=values, locked=locked)
+    return _act("retry_jobs", job, Event.REQUEUE, where, values=values, locked=locked, events=events)
 
 
 def discard_jobs(
@@ -120,14 +138,18 @@ def discard_jobs(
     locked: Locked = "wait",
     job: type[Job] = Job,
     keys: type[UniqueKey] = UniqueKey,
+    events: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
     """Give up jobs that wait: they end as `failed`, with `reason` in `errors`. A running job is not touched: cancel it."""
     if not isinstance(reason, str):
         raise TypeError(f"the reason must be a string, not {reason!r}")
     table = table_of(job)
-    end = ended(status_literal(TRANSITIONS[JobStatus.QUEUED, Event.DISCARD]), retain=Rules().retain_failed)
+    failed = status_literal(TRANSITIONS[JobStatus.QUEUED, Event.DISCARD])
+    end = ended(failed, retain=Rules().retain_failed, of=table)
     values = {**end, "errors": append_error(table, as_entry(entry("Discard", reason)))}
-    return _act("discard_jobs", job, Event.DISCARD, where, values=values, locked=locked, ends=true(), keys=keys)
+    return _act(
+        "discard_jobs", job, Event.DISCARD, where, values=values, locked=locked, ends=true(), keys=keys, events=events
+    )
 
 
 def release_jobs(
@@ -136,6 +158,7 @@ def release_jobs(
     locked: Locked = "wait",
     job: type[Job] = Job,
     keys: type[UniqueKey] = UniqueKey,
+    events: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
     """Give running jobs back to the queue, to be claimed again after `delay`; no attempt is spent.
 
@@ -150,6 +173,7 @@ def release_jobs(
         type_coerce(case((asked, status_literal(cancelled)), else_=status_literal(back)), StatusText()),
         retain=Rules().retain,
         only=asked,
+        of=table_of(job),
     )
     values = {
         **end,
@@ -157,7 +181,16 @@ def release_jobs(
         "attempt": func.greatest(columns.attempt - literal_column("1"), literal_column("0")),
     }
     return _act(
-        "release_jobs", job, Event.RELEASE, where, values=values, locked=locked, ends=asked, frees=True, keys=keys
+        "release_jobs",
+        job,
+        Event.RELEASE,
+        where,
+        values=values,
+        locked=locked,
+        ends=asked,
+        frees=True,
+        keys=keys,
+        events=events,
     )
 
 
@@ -186,11 +219,12 @@ def _act(
     ends: ColumnElement[bool] | None = None,
     frees: bool = False,
     keys: type[UniqueKey] = UniqueKey,
+    events: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
     """The statement of `name`: jobs that match and are in a state `event` is allowed in; looked at again under the lock.
 
-    `ends`: which of them end by it, give their unique keys back, and are told to those who wait. `frees`: they had permits, and
-    workers that wait for some are told.
+    `ends`: which of them end by it, give their unique keys back, and are told to those who wait, and to their workflows. `frees`: they
+    had permits, and workers that wait for some are told.
     """
     if not where:
         raise ValueError(f"say which jobs: {name}(Job.queue == 'mail'), or {name}(true()) for all of them")
@@ -199,20 +233,31 @@ def _act(
         raise ValueError(f"{name}(locked=...) must be one of {', '.join(get_args(Locked))}, not {locked!r}")
     table = table_of(job)
     allowed = status_in(table.c.status, sources(event))
-    also: list[ColumnElement[Any]] = [] if ends is None else [case((ends, key_of(table))).label("key")]
+    ends_of_it = true() if ends is None else ends
+    workflow = case((ends_of_it, table.c.workflow_id)).label("workflow_id")
+    also: list[ColumnElement[Any]] = [case((ends_of_it, key_of(table))).label("key"), workflow]
     if event is Event.REQUEUE:
         # One that waits and whose time is over may have lost its key, too.
         keyless = or_(status_in(table.c.status, FINISHED), is_late(table))
-        also = [table.c.uniqueness, keyless.label("keyless")]
+        back = case((status_in(table.c.status, FINISHED), table.c.workflow_id)).label("workflow_id")
+        also = [table.c.uniqueness, keyless.label("keyless"), back]
     mine = lock_in_order(table, allowed, *where, skip_locked=locked == "skip", nowait=locked == "nowait", also=also)
     chosen: Any = select(mine.c.id)
     if event is Event.REQUEUE:
         may = (
-            select(mine.c.id, takes_key(table, mine.c.id, mine.c.uniqueness, mine.c.keyless).label("may"))
+            select(
+                mine.c.id,
+                takes_key(table, mine.c.id, mine.c.uniqueness, mine.c.keyless).label("may"),
+                mine.c.workflow_id,
+            )
             .cte("may_be_queued")
             .prefix_with("MATERIALIZED")
         )
         chosen = select(may.c.id).where(may.c.may)
+        back_in = select(may.c.id, may.c.workflow_id).where(may.c.may).cte("back_in")
+        also_done = [member_events([back_in], LOOK, told=True, event=events)]
+    else:
+        also_done = [*given_back([mine], keys), member_events([mine], NOT_COMPLETED, told=True, event=events)]
     changed_id: ColumnElement[int] = table.c.id if ends is None else told_one(table)
     if frees:
         # Called once for all rows, if there is one. It returns void, which is not NULL.
@@ -229,7 +274,7 @@ def _act(
         )
     else:
         statement = statement.execution_options(**UNSYNCHRONIZED)
-    done: Executable = statement if ends is None else statement.add_cte(*given_back([mine], keys))
+    done: Executable = statement.add_cte(*also_done)
     return done
 
 

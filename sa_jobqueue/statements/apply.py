@@ -38,9 +38,10 @@ from sqlalchemy.types import TypeEngine
 
 from ..failures import MAX_ERRORS
 from ..lifecycle import FINISHED, Change, JobStatus
-from ..models import Job, StatusText, UniqueKey, status_in, status_literal
+from ..models import Job, StatusText, UniqueKey, WorkflowEvent, status_in, status_literal
 from ..outcomes import ErrorEntry
 from .ends import answered, at_end, ended, fence, has_run_out, is_held, told_one
+from .events import member_events
 from .parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .unique import ended_key, given_back, key_of
 
@@ -80,14 +81,16 @@ def apply_changes(
     *,
     skip_locked: bool = True,
     unique: bool | None = None,
+    in_workflows: bool | None = None,
     job: type[Job] = Job,
     keys: type[UniqueKey] = UniqueKey,
+    event: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
     """Write what claimed jobs became, each only if its claim is still valid.
 
     `skip_locked`: do not wait for a row that another transaction has locked. Durations count from the beginning of the
     statement, by the database's clock. `unique`: also for jobs with unique keys, which those that end give back; None: if there
-    are such among the `changes`.
+    are such among the `changes`. `in_workflows`: the same of jobs in workflows, to which their ends are told.
 
     Returns a row per change: id, claim_token, answer. The answer is "applied"; "cancelled": applied, but as `if_cancelled`, because a
     cancel was asked for meanwhile; "lost": the claim is no longer valid, or, for a rescue, the lease was renewed; or "locked": try again.
@@ -96,13 +99,15 @@ def apply_changes(
     given = apply_parameters(changes)
     if unique is None:
         unique = any(one.unique for one in changes)
+    if in_workflows is None:
+        in_workflows = any(one.workflow is not None for one in changes)
     change = rows("change", **{column: array(name, given[name], of) for name, (column, of, _) in _ARRAYS.items()})
     ids = array("change_ids", given["change_ids"], BigInteger())
     locked = lock_in_order(table, table.c.id == func.any(ids), is_held(table), skip_locked=skip_locked)
     valid = _is_valid(table, change)
     mine = and_(members(table.c.id, select(locked.c.id)), valid)
     deleted = _deleted(table, change, mine, skip_locked=skip_locked, unique=unique)
-    updated = _updated(table, change, mine, unique=unique)
+    updated = _updated(table, change, mine, unique=unique, in_workflows=in_workflows)
     written = [select(one.c.id, one.c.claim_token, one.c.status) for one in (deleted, updated)]
     done = union_all(*written).subquery("done")
     cancelled = and_(
@@ -117,7 +122,12 @@ def apply_changes(
                 done, and_(done.c.id == change.c.id, done.c.claim_token.is_not_distinct_from(change.c.claim_token))
             )
         )
-        .add_cte(locked, *(given_back([deleted, updated], keys) if unique else ()))
+        .add_cte(
+            locked,
+            *(given_back([deleted, updated], keys) if unique else ()),
+            # No member is deleted by its end.
+            *([member_events([updated], event=event)] if in_workflows else ()),
+        )
     )
 
 
@@ -178,7 +188,9 @@ def _deleted(
     )
 
 
-def _updated(table: Table, change: TableValuedAlias, mine: ColumnElement[bool], *, unique: bool) -> CTE:
+def _updated(
+    table: Table, change: TableValuedAlias, mine: ColumnElement[bool], *, unique: bool, in_workflows: bool
+) -> CTE:
     """Write all others: the jobs that end, and those that go back to the queue."""
     columns = table.c
     status = case((columns.cancel_requested_at.is_(None), change.c.status), else_=change.c.if_cancelled)
@@ -211,9 +223,19 @@ def _updated(table: Table, change: TableValuedAlias, mine: ColumnElement[bool], 
             columns.claim_token,
             columns.status,
             *([ended_key(table, columns.status).label("key")] if unique else []),
+            *(_ended_member(table) if in_workflows else []),
         )
         .cte("updated")
     )
+
+
+def _ended_member(table: Table) -> list[ColumnElement[Any]]:
+    """The workflow of a member that has ended, and whether it completed."""
+    columns = table.c
+    return [
+        case((status_in(columns.status, FINISHED), columns.workflow_id)).label("workflow_id"),
+        (columns.status == status_literal(JobStatus.COMPLETED)).label("completed"),
+    ]
 
 
 def append_error(table: Any, entry: Any) -> Any:

@@ -36,8 +36,9 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from ..context import ClaimedJob
 from ..lifecycle import TRANSITIONS, Change, Event, JobStatus
-from ..models import Job, status_literal
+from ..models import Job, WorkflowEvent, status_literal
 from .ends import ended, fence, is_held, told, told_one
+from .events import member_events
 from .parts import array, lock_in_order, members, packed, packed_alike, packed_texts, rows, table_of
 
 __all__ = [
@@ -81,13 +82,17 @@ def complete_jobs(
     retain: Sequence[float | None],
     results: Sequence[str | None] | None = None,
     claim: Update | CompoundSelect[Any] | None = None,
+    in_workflows: bool = False,
     job: type[Job] = Job,
+    event: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
     """Jobs that ended well become `completed`, each only if its claim is still valid.
 
     `retain`: seconds, by the database's clock, until the row may be deleted, None: never. `results`: of each job its result as
     JSON text, None if it has none; or None for a statement that records none. One row comes back: the ids that were written,
     as an array, or NULL. A row that another transaction has locked is left out.
+
+    `in_workflows`: whether some of them are members of workflows, to which their ends are told.
 
     `claim`: a `claim_jobs`, or a `claim_limited`, to be executed with it. Then the ids come back as text in a first row that has nothing else (see
     `written_ids`), and behind it the rows of the claim.
@@ -96,8 +101,11 @@ def complete_jobs(
     more = {} if results is None else {"result": array(_RESULTS, results, Text())}
     done, locked, valid = _batch(table, ids, tokens, more={"retain": array("done_retain", retain, Float(53)), **more})
     result = None if results is None else cast(done.c.result, JSONB)
-    written = update(table).where(valid).values(_completed(done.c.retain, result)).returning(table.c.id).cte("written")
-    return _answered(table, locked, written, claim)
+    completed = update(table).where(valid).values(_completed(done.c.retain, result))
+    if not in_workflows:
+        return _answered(table, locked, completed.returning(table.c.id).cte("written"), claim)
+    written = completed.returning(table.c.id, table.c.workflow_id).cte("written")
+    return _answered(table, locked, written, claim, member_events([written], event=event))
 
 
 def own_parameters(change: Change) -> dict[str, Any]:
@@ -107,21 +115,31 @@ def own_parameters(change: Change) -> dict[str, Any]:
 
 
 def complete_job(
-    *, id: int, token: int, retain: float | None, result: str | None = None, job: type[Job] = Job
+    *,
+    id: int,
+    token: int,
+    retain: float | None,
+    result: str | None = None,
+    in_workflow: bool = False,
+    job: type[Job] = Job,
+    event: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
     """The same for one job, waiting for its row if another transaction has locked it. Its id comes back, or no row.
 
     For the transactions of handlers. It finds the row by its key, whatever planner settings their connections have.
-    `result`: as JSON text; None: the statement records none.
+    `result`: as JSON text; None: the statement records none. `in_workflow`: whether it is a member of a workflow.
     """
     table = table_of(job)
     recorded = None if result is None else cast(bindparam("done_result", result, Text), JSONB)
-    return (
+    completed = (
         update(table)
         .where(fence(table, id=bindparam("done_id", id, BigInteger), token=bindparam("done_token", token, BigInteger)))
         .values(_completed(bindparam("done_retain", retain, Float), recorded))
-        .returning(told_one(table))
     )
+    if not in_workflow:
+        return completed.returning(told_one(table))
+    written = completed.returning(told_one(table), table.c.workflow_id).cte("written")
+    return select(written.c.id).add_cte(member_events([written], event=event))
 
 
 def _completed(retain: ColumnElement[Any], result: ColumnElement[Any] | None) -> dict[str, ColumnElement[Any]]:
@@ -169,12 +187,14 @@ def written_ids(row: Sequence[Any]) -> list[int]:
     return [int(one) for one in written[1:-1].split(",")] if written else []
 
 
-def _answered(table: Table, locked: CTE, written: CTE, claim: Update | CompoundSelect[Any] | None) -> Executable:
+def _answered(
+    table: Table, locked: CTE, written: CTE, claim: Update | CompoundSelect[Any] | None, *also: CTE
+) -> Executable:
     ids = told(func.array_agg(written.c.id, type_=ARRAY(BigInteger)), of=table)
     if claim is None:
-        return select(ids).select_from(written).add_cte(locked)
+        return select(ids).select_from(written).add_cte(locked, *also)
     claimed = claim.cte("claimed")
     answer = [cast(ids, Text) if column.key == _IDS else null() for column in claimed.c]
     # The order matters, because they are executed in it: a unique index of the application's may allow only one running job
     # of a kind.
-    return union_all(select(*answer).select_from(written), select(*claimed.c)).add_cte(locked)
+    return union_all(select(*answer).select_from(written), select(*claimed.c)).add_cte(locked, *also)

@@ -52,17 +52,21 @@ def ended(
     retain: ColumnElement[Any] | float | None,
     result: ColumnElement[Any] | None = None,
     only: ColumnElement[bool] | None = None,
+    of: FromClause | None = None,
 ) -> dict[str, ColumnElement[Any]]:
     """The SET clause of an end, by column. `retain`: seconds until the row may be deleted; None, or NULL: never.
 
     `only`: which of the rows end, in a statement that writes others, too. `status` and `result` then speak of both kinds,
-    and a row that does not end has no time of an end.
+    and a row that does not end has no time of an end. `of`: the table, where there may be members of workflows among them: these are
+    deleted with their workflow.
     """
     if retain is None:
         purge_at: ColumnElement[Any] = null()
     else:
         seconds = retain if isinstance(retain, ColumnElement) else literal_column(str(float(retain)))
         purge_at = in_seconds(seconds, after=at_end())
+    if of is not None:
+        purge_at = case((of.c.workflow_id.is_(None), purge_at))
     return {
         "status": status,
         "finished_at": at_end() if only is None else case((only, at_end())),

@@ -19,31 +19,44 @@ from sqlalchemy import (
 )
 
 from ..lifecycle import DEADLINE_OVER, EXPIRED, TRANSITIONS, Event, JobStatus, Rules
-from ..models import Job, UniqueKey, status_literal
+from ..models import Job, UniqueKey, WorkflowEvent, status_literal
 from ..outcomes import ErrorEntry
 from .apply import append_error, as_entry
 from .ends import ended, told_one
+from .events import NOT_COMPLETED, member_events
 from .parts import members, table_of
 from .unique import given_back, key_of
 
 __all__ = ["end_expired", "end_overdue", "forget_expiry", "is_late"]
 
 
-def end_expired(*, limit: int, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
+def end_expired(
+    *,
+    limit: int,
+    job: type[Job] = Job,
+    keys: type[UniqueKey] = UniqueKey,
+    events: type[WorkflowEvent] = WorkflowEvent,
+) -> Executable:
     """Cancel at most `limit` jobs that were not started by their expiry, except those that are locked.
 
     Returns their ids, queues and tasks.
     """
     table = table_of(job)
     over = _over(table, table.c.expires_at <= func.now(), not_(_was_started(table)), limit=limit)
-    return _end(table, over, Event.CANCEL, EXPIRED, retain=Rules().retain, keys=keys)
+    return _end(table, over, Event.CANCEL, EXPIRED, retain=Rules().retain, keys=keys, events=events)
 
 
-def end_overdue(*, limit: int, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
+def end_overdue(
+    *,
+    limit: int,
+    job: type[Job] = Job,
+    keys: type[UniqueKey] = UniqueKey,
+    events: type[WorkflowEvent] = WorkflowEvent,
+) -> Executable:
     """The same for jobs whose deadline is over: they fail."""
     table = table_of(job)
     over = _over(table, table.c.deadline_at <= func.now(), limit=limit)
-    return _end(table, over, Event.DISCARD, DEADLINE_OVER, retain=Rules().retain_failed, keys=keys)
+    return _end(table, over, Event.DISCARD, DEADLINE_OVER, retain=Rules().retain_failed, keys=keys, events=events)
 
 
 def forget_expiry(*, limit: int, job: type[Job] = Job) -> Executable:
@@ -79,7 +92,7 @@ def _over(table: Table, *which: ColumnElement[bool], limit: int) -> CTE:
     """The jobs that wait, whose first limit is over and of which this is true, locked. One index has the first limit of each."""
     first = func.least(table.c.expires_at, table.c.deadline_at)
     return (
-        select(table.c.id, key_of(table).label("key"))
+        select(table.c.id, key_of(table).label("key"), table.c.workflow_id)
         .where(_waits(table), first <= func.now(), *which)
         .order_by(first)
         .limit(bindparam("page", limit))
@@ -90,15 +103,22 @@ def _over(table: Table, *which: ColumnElement[bool], limit: int) -> CTE:
 
 
 def _end(
-    table: Table, over: CTE, event: Event, error: ErrorEntry, *, retain: float | None, keys: type[UniqueKey]
+    table: Table,
+    over: CTE,
+    event: Event,
+    error: ErrorEntry,
+    *,
+    retain: float | None,
+    keys: type[UniqueKey],
+    events: type[WorkflowEvent],
 ) -> Executable:
     return (
         update(table)
         .where(members(table.c.id, select(over.c.id)), _waits(table))
         .values(
-            **ended(status_literal(TRANSITIONS[JobStatus.QUEUED, event]), retain=retain),
+            **ended(status_literal(TRANSITIONS[JobStatus.QUEUED, event]), retain=retain, of=table),
             errors=append_error(table, as_entry(error)),
         )
         .returning(told_one(table), table.c.queue, table.c.task)
-        .add_cte(*given_back([over], keys))
+        .add_cte(*given_back([over], keys), member_events([over], NOT_COMPLETED, told=True, event=events))
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Delete, Executable, Float, Integer, Select, bindparam, delete, func, select, text, update
+from sqlalchemy import Delete, Executable, Float, Integer, Select, bindparam, delete, func, not_, select, text, update
 
 from ..lifecycle import FINISHED
-from ..models import Job, LogPart, Progress, status_in
+from ..models import Job, LogPart, Progress, WorkflowRow, status_in
 from .admin import UNSYNCHRONIZED, Criterion, check_criteria
 from .notes import delete_notes
 from .parts import FIRST_TIME, epoch_of, in_seconds, members, table_of
@@ -29,8 +29,11 @@ def prune_jobs(
     job: type[Job] = Job,
     progress: type[Progress] = Progress,
     log: type[LogPart] = LogPart,
+    workflow: type[WorkflowRow] = WorkflowRow,
 ) -> Executable:
     """Delete at most `limit` finished jobs: those that match, or without criteria those whose time to be kept is over.
+
+    Not the members of a workflow that goes on: others may need their results. They are deleted with their workflow.
 
     Rows that another transaction has locked are left for the next time. A row that a foreign key of the application's
     still needs makes the statement fail, as any DELETE would.
@@ -41,7 +44,9 @@ def prune_jobs(
         raise ValueError(f"limit must be 0 or more, not {limit!r}")
     check_criteria("prune_jobs", where)
     columns = table_of(job).c
-    chosen = select(columns.id).where(*where).order_by(columns.id) if where else _over(job)
+    goes_on = select(workflow.id).where(workflow.id == columns.workflow_id, workflow.finished_at.is_(None))
+    named = select(columns.id).where(*where, not_(goes_on.correlate(table_of(job)).exists())).order_by(columns.id)
+    chosen = named if where else _over(job)
     return _delete_finished(job, chosen, limit, progress=progress, log=log).returning(columns.id)
 
 

@@ -16,12 +16,14 @@ from ..migrations.v01 import GATES
 from ..models import SCHEMA
 from .parts import array, rows
 
-__all__ = ["PERMITS_CHANGED", "SCHEDULES_CHANGED", "channel_of", "open_gates"]
+__all__ = ["PERMITS_CHANGED", "SCHEDULES_CHANGED", "WORKFLOWS_CHANGED", "channel_of", "open_gates"]
 
 #: What is told on a table's channel where a schedule was made or changed, instead of a queue's name.
 SCHEDULES_CHANGED = "(schedules)"
 #: The same where limits have changed, or a permit is free.
 PERMITS_CHANGED = "(limits)"
+#: The same where workflows have events that no worker may know of.
+WORKFLOWS_CHANGED = "(workflows)"
 
 
 def open_gates(*, queues: Sequence[str], seconds: float, schema: str = SCHEMA) -> Executable:

@@ -40,8 +40,19 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.sql.selectable import LateralFromClause
 from sqlalchemy.types import TypeEngine
 
-from ..lifecycle import JobStatus
-from ..models import TASK_GROUP, Job, KeyRow, LimitRow, LimitState, schema_function, status_literal
+from ..lifecycle import LIVE, JobStatus
+from ..models import (
+    TASK_GROUP,
+    Job,
+    KeyRow,
+    LimitRow,
+    LimitState,
+    WorkflowDependency,
+    WorkflowRow,
+    schema_function,
+    status_in,
+    status_literal,
+)
 from .parts import in_seconds, table_of
 
 __all__ = ["why_waiting"]
@@ -71,15 +82,18 @@ def why_waiting(
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
     limit_state: type[LimitState] = LimitState,
+    dependency: type[WorkflowDependency] = WorkflowDependency,
+    workflow: type[WorkflowRow] = WorkflowRow,
 ) -> Select[Any]:
-    """A row for each thing that keeps a queued job from being started now: `WaitReason(*row)` says it in a sentence.
+    """A row for each thing that keeps a queued or blocked job from being started now: `WaitReason(*row)` says it in a sentence.
 
     Columns: `owner`, "queue" or "task", and its `name`; `key`, NULL if it holds for all jobs of the owner; `what`, one of "running",
-    "rate", "paused", "blocked", "strict", and "later", whose job is not due and which has no owner; `limit` and `used`, how many
+    "rate", "paused", "blocked", "strict", and, without an owner, "later", where the job is not due, "parents", where it waits for others
+    of its workflow, and "held", where that is paused; `limit` and `used`, how many
     may run and how many do, or for a rate how many units may start in `seconds`; `job_ids`, the first 20 that run, or that are
     tried again before it; `until`, when it is over, if that is known; `reason`, of a pause.
 
-    No row: the job is not queued, or nothing but free slots and the turns of others keeps it waiting.
+    No row: the job does not wait, or nothing but free slots and the turns of others keeps it waiting.
     """
     table = table_of(job)
     asked = _asked(table, job_id)
@@ -92,10 +106,44 @@ def why_waiting(
         _full(table, scope, of_key=False),
         _full(table, scope, of_key=True),
         _too_fast(table, asked, scope),
+        _behind_parents(table, job_id, table_of(dependency)),
+        _row(7, "held").where(
+            select(workflow.id)
+            .join(table, table.c.workflow_id == workflow.id)
+            .where(_blocked(table, job_id), workflow.paused_at.is_not(None))
+            .exists()
+        ),
     ]
     found = union_all(*reasons).subquery("found")
     shown = [column for column in found.c if column.key != "place"]
     return select(*shown).order_by(found.c.place, found.c.owner, found.c.key.nulls_first())
+
+
+def _blocked(table: Table, job_id: int) -> ColumnElement[bool]:
+    return and_(
+        table.c.id == bindparam("job_id", job_id, BigInteger), table.c.status == status_literal(JobStatus.BLOCKED)
+    )
+
+
+def _behind_parents(table: Table, job_id: int, edge: Table) -> Select[Any]:
+    """Others of its workflow have not ended."""
+    me, parent = table.alias("me"), table.alias("parent")
+    number = func.count()
+    ids = func.array_agg(aggregate_order_by(parent.c.id, parent.c.id), type_=ARRAY(BigInteger))
+    named = func.trim_array(
+        ids, cast(func.greatest(number - literal_column(str(_NAMED)), literal_column("0")), Integer)
+    )
+    these = (
+        select(number.label("number"), cast(named, ARRAY(BigInteger)).label("ids"))
+        .select_from(me.join(edge, edge.c.child_id == me.c.id).join(parent, parent.c.id == edge.c.parent_id))
+        .where(
+            me.c.id == bindparam("job_id", job_id, BigInteger),
+            me.c.status == status_literal(JobStatus.BLOCKED),
+            status_in(parent.c.status, LIVE),
+        )
+        .subquery("parents")
+    )
+    return _row(6, "parents", used=these.c.number, job_ids=these.c.ids).where(these.c.number > literal_column("0"))
 
 
 def _asked(table: Table, job_id: int) -> CTE:
@@ -149,7 +197,7 @@ def _scopes(asked: CTE, limits: Table, keys: Table, states: Table) -> CTE:
             *(case((own_rate, keys.c[name]), else_=limits.c[f"key_{name}"]) for name in _RATE),
             keys.c.paused_at,
             keys.c.pause_reason,
-            and_(limits.c.strict, owner.c.owner == _QUEUE),
+            limits.c.strict,
         )
         .select_from(owner.outerjoin(limits, its_limits).outerjoin(keys, its_key))
         .where(holds, owner.c.key.is_not(None))
@@ -190,7 +238,7 @@ def _full(table: Table, scope: CTE, *, of_key: bool) -> Select[Any]:
 
 
 def _behind_a_retry(table: Table, asked: CTE, scope: CTE) -> Select[Any]:
-    """Another job of its key waits to be tried again, and the queue is strict."""
+    """Another job of its key waits to be tried again, and the queue or the task is strict."""
     # Said so that only the index of such jobs can be used.
     later = not_(table.c.run_at <= func.greatest(table.c.created_at, table.c.ready_at))
     others = table.c.id != select(asked.c.id).scalar_subquery()

@@ -32,18 +32,21 @@ from .store import Store, default_store, store_of
 from .tables import Tables
 from .unique import started_keys, without_key
 from .workers import end_backend
+from .workflows import Advanced, Input
 
 __all__ = [
     "FIRST_ID",
     "FIRST_STATE",
     "FIRST_TIME",
     "MOST_TEXT",
+    "Advanced",
     "Answer",
     "ClaimRequest",
     "Declaring",
     "Definition",
     "Expired",
     "Fault",
+    "Input",
     "KnownLimits",
     "Late",
     "LimitedRequest",

@@ -25,12 +25,12 @@ class Expiry(OfTables):
 
     def end_expired(self, connection: Connection, *, limit: int = 1_000) -> list[Late]:
         """Cancel jobs that were not started by their expiry, and return them."""
-        statement = end_expired(limit=limit, job=self.tables.job, keys=self.tables.unique_key)
+        statement = end_expired(limit=limit, job=self.tables.job, keys=self.tables.unique_key, events=self.tables.event)
         return list(map(Late._make, connection.execute(statement)))
 
     def end_overdue(self, connection: Connection, *, limit: int = 1_000) -> list[Late]:
         """Fail jobs that wait although their deadline is over, and return them."""
-        statement = end_overdue(limit=limit, job=self.tables.job, keys=self.tables.unique_key)
+        statement = end_overdue(limit=limit, job=self.tables.job, keys=self.tables.unique_key, events=self.tables.event)
         return list(map(Late._make, connection.execute(statement)))
 
     def forget_expiry(self, connection: Connection, *, limit: int = 1_000) -> list[int]:

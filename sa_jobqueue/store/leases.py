@@ -104,7 +104,9 @@ class Leases(OfTables):
         was lost.
         """
         job = self.tables.job
-        return list(connection.scalars(release_jobs(held_by(worker, but=known, job=job), job=job)))
+        return list(
+            connection.scalars(release_jobs(held_by(worker, but=known, job=job), job=job, events=self.tables.event))
+        )
 
     def _places(self, connection: Connection, workers: Iterable[str | None]) -> dict[str | None, str]:
         """Where these workers run, or ran, as far as their rows are still there. (Any text may stand for a worker.)"""

@@ -27,7 +27,7 @@ from ..statements.limited import (
 from ..statements.limits import read_limits
 from .claims import in_order
 from .compiled import Compiled
-from .outcomes import Answer
+from .outcomes import Answer, any_members
 from .tables import OfTables
 
 __all__ = ["ForgottenStates", "KnownLimits", "LimitedClaims"]
@@ -56,7 +56,9 @@ class LimitedClaims(OfTables):
 
     def read_limits(self, connection: Connection, queues: Collection[str]) -> KnownLimits:
         """Where there are limits, of these queues and of all tasks."""
-        row = connection.execute(read_limits(queues=queues, job=self.tables.job, limit=self.tables.limit)).one()
+        tables = self.tables
+        statement = read_limits(queues=queues, job=tables.job, limit=tables.limit, limit_key=tables.key)
+        row = connection.execute(statement).one()
         return KnownLimits(row.version, frozenset(row.queues or ()), tuple(sorted(row.tasks or ())))
 
     def claim_limited(
@@ -70,7 +72,8 @@ class LimitedClaims(OfTables):
         else:
             kept = not changes[0].deletes
             parameters |= completion_parameters(changes, kept=kept)
-            statement = self._limited_exchanges[has_results(parameters) if kept else None]
+            kind = (has_results(parameters), any_members(changes)) if kept else None
+            statement = self._limited_exchanges[kind]
             first, *rows = statement.rows(connection, parameters)
             answers = dict.fromkeys(written_ids(first), Answer.APPLIED)
         states = dict(ring_state(row[_META]) for row in rows if is_state(row))
@@ -103,16 +106,23 @@ class LimitedClaims(OfTables):
         return Compiled(picked_jobs(_NO_REQUEST, job=self.tables.job), binary=True)
 
     @cached_property
-    def _limited_exchanges(self) -> dict[bool | None, Compiled]:
-        """By whether results are recorded; None: the jobs are deleted."""
+    def _limited_exchanges(self) -> dict[tuple[bool, bool] | None, Compiled]:
+        """By whether results are recorded, and whether there are members of workflows; None: the jobs are deleted."""
         job = self.tables.job
         of_jobs: dict[str, Any] = {"ids": [], "tokens": [], "job": job}
         claim = claim_limited(_NO_REQUEST, job=job)
-        return {
-            None: Compiled(delete_completed(**of_jobs, claim=claim), binary=True),
-            False: Compiled(complete_jobs(**of_jobs, retain=[], claim=claim), binary=True),
-            True: Compiled(complete_jobs(**of_jobs, retain=[], results=[], claim=claim), binary=True),
-        }
+        found: dict[tuple[bool, bool] | None, Compiled] = {
+            (recording, in_workflows): Compiled(
+                complete_jobs(
+                    **of_jobs, retain=[], results=[] if recording else None, claim=claim, in_workflows=in_workflows,
+                    event=self.tables.event,
+                ),
+                binary=True,
+            )
+            for recording in (False, True)
+            for in_workflows in (False, True)
+        }  # fmt: skip
+        return found | {None: Compiled(delete_completed(**of_jobs, claim=claim), binary=True)}
 
 
 #: The values are given at each execution.

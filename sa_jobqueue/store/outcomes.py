@@ -27,7 +27,7 @@ from .claims import Claims, in_order
 from .compiled import Compiled
 from .faults import Fault
 
-__all__ = ["Answer", "Outcomes", "alike", "kept_for_now"]
+__all__ = ["Answer", "Outcomes", "alike", "any_members", "kept_for_now"]
 
 #: A completed job that a foreign key keeps from being deleted at once stays this long before pruning tries; the second
 #: where it only could not be deleted in time.
@@ -53,6 +53,11 @@ def alike(changes: Sequence[Change]) -> bool:
     return all(change.plain and change.deletes is deletes for change in changes)
 
 
+def any_members(changes: Sequence[Change]) -> bool:
+    """Whether some are of members of workflows, to which their ends are told."""
+    return any(change.workflow is not None for change in changes)
+
+
 def kept_for_now(change: Change, fault: Fault) -> Change:
     """What to write in place of a change that would delete its row and, for this fault, cannot."""
     return change.kept(_UNDELETED_RETAIN if fault is Fault.LATE else _UNDELETABLE_RETAIN)
@@ -72,7 +77,8 @@ class Outcomes(Claims):
         answers: dict[int, Answer] = {}
         if kept:
             parameters = completion_parameters(kept)
-            ((written,),) = self._complete[has_results(parameters)].rows(connection, parameters)
+            statements = self._complete_members if any_members(kept) else self._complete
+            ((written,),) = statements[has_results(parameters)].rows(connection, parameters)
             answers |= dict.fromkeys(written or (), Answer.APPLIED)
         if gone:
             ((written,),) = self._delete.rows(connection, completion_parameters(gone, kept=False))
@@ -90,7 +96,8 @@ class Outcomes(Claims):
         So the change is applied or lost, perhaps to the transaction that had the lock.
         """
         if change.plain and not change.deletes:
-            written = bool(self._complete_one[change.result is not None].rows(connection, own_parameters(change)))
+            statements = self._complete_one if change.workflow is None else self._complete_member
+            written = bool(statements[change.result is not None].rows(connection, own_parameters(change)))
         else:
             (row,) = connection.execute(self._apply_to([change], waiting=True), apply_parameters([change]))
             answer = Answer(row.answer)
@@ -136,7 +143,7 @@ class Outcomes(Claims):
         if not kept:
             statements = self._delete_and_claim
         else:
-            statements = self._record_and_claim if has_results(parameters) else self._complete_and_claim
+            statements = self._completions_and_claims[has_results(parameters), any_members(changes)]
         first, *claimed = statements[bool(request.but)].rows(connection, parameters)
         return dict.fromkeys(written_ids(first), Answer.APPLIED), in_order(claimed)
 
@@ -159,48 +166,88 @@ class Outcomes(Claims):
 
     def _apply_to(self, changes: Sequence[Change], *, waiting: bool = False) -> Any:
         """The statement that writes such changes."""
-        unique = any(change.unique for change in changes)
-        if (found := self._applies.get((unique, waiting))) is None:
-            found = self._applies[unique, waiting] = apply_changes(
-                [], skip_locked=not waiting, unique=unique, job=self.tables.job, keys=self.tables.unique_key
+        kind = any(change.unique for change in changes), any_members(changes), waiting
+        if (found := self._applies.get(kind)) is None:
+            unique, in_workflows, _ = kind
+            found = self._applies[kind] = apply_changes(
+                [],
+                skip_locked=not waiting,
+                unique=unique,
+                in_workflows=in_workflows,
+                job=self.tables.job,
+                keys=self.tables.unique_key,
+                event=self.tables.event,
             )
         return found
 
     @cached_property
-    def _applies(self) -> dict[tuple[bool, bool], Any]:
-        """By whether there are unique jobs, and whether locked rows are waited for."""
+    def _applies(self) -> dict[tuple[bool, bool, bool], Any]:
+        """By whether there are unique jobs, and members of workflows, and whether locked rows are waited for."""
         return {}
 
     @cached_property
     def _complete(self) -> tuple[Compiled, Compiled]:
         """Without results, and with some."""
-        plain = complete_jobs(ids=[], tokens=[], retain=[], job=self.tables.job)
-        recording = complete_jobs(ids=[], tokens=[], retain=[], results=[], job=self.tables.job)
-        return Compiled(plain), Compiled(recording)
+        return self._completing(in_workflows=False)
+
+    @cached_property
+    def _complete_members(self) -> tuple[Compiled, Compiled]:
+        """The same where some are members of workflows."""
+        return self._completing(in_workflows=True)
+
+    def _completing(self, *, in_workflows: bool) -> tuple[Compiled, Compiled]:
+        kinds: tuple[list[str] | None, list[str] | None] = None, []
+        plain, recording = (
+            Compiled(
+                complete_jobs(
+                    ids=[], tokens=[], retain=[], results=results, in_workflows=in_workflows, job=self.tables.job,
+                    event=self.tables.event,
+                )
+            )
+            for results in kinds
+        )  # fmt: skip
+        return plain, recording
 
     @cached_property
     def _complete_one(self) -> tuple[Compiled, Compiled]:
         """Without a result, and with one."""
-        plain = complete_job(id=0, token=0, retain=0.0, job=self.tables.job)
-        recording = complete_job(id=0, token=0, retain=0.0, result="", job=self.tables.job)
-        return Compiled(plain), Compiled(recording)
+        return self._completing_one(in_workflow=False)
+
+    @cached_property
+    def _complete_member(self) -> tuple[Compiled, Compiled]:
+        """The same for a member of a workflow."""
+        return self._completing_one(in_workflow=True)
+
+    def _completing_one(self, *, in_workflow: bool) -> tuple[Compiled, Compiled]:
+        kinds: tuple[str | None, str | None] = None, ""
+        plain, recording = (
+            Compiled(
+                complete_job(
+                    id=0, token=0, retain=0.0, result=result, in_workflow=in_workflow, job=self.tables.job,
+                    event=self.tables.event,
+                )
+            )
+            for result in kinds
+        )  # fmt: skip
+        return plain, recording
 
     @cached_property
     def _delete(self) -> Compiled:
         return Compiled(delete_completed(ids=[], tokens=[], job=self.tables.job))
 
     @cached_property
-    def _complete_and_claim(self) -> tuple[Compiled, Compiled]:
-        """With a claim of all jobs, and with one that leaves some out."""
-        return self._completing_and_claiming(results=None)
+    def _completions_and_claims(self) -> dict[tuple[bool, bool], tuple[Compiled, Compiled]]:
+        """By whether there are results, and members of workflows: with a claim of all jobs, and with one that leaves some out."""
+        return {
+            (recording, in_workflows): self._completing_and_claiming(recording=recording, in_workflows=in_workflows)
+            for recording in (False, True)
+            for in_workflows in (False, True)
+        }
 
-    @cached_property
-    def _record_and_claim(self) -> tuple[Compiled, Compiled]:
-        return self._completing_and_claiming(results=[])
-
-    def _completing_and_claiming(self, *, results: list[str] | None) -> tuple[Compiled, Compiled]:
+    def _completing_and_claiming(self, *, recording: bool, in_workflows: bool) -> tuple[Compiled, Compiled]:
         claims = (self.claim_statement(some_left_out=some) for some in (False, True))
-        of_jobs: dict[str, Any] = {"ids": [], "tokens": [], "retain": [], "results": results, "job": self.tables.job}
+        of_jobs: dict[str, Any] = {"ids": [], "tokens": [], "retain": [], "results": [] if recording else None}
+        of_jobs |= {"in_workflows": in_workflows, "job": self.tables.job, "event": self.tables.event}
         all_jobs, but_some = (Compiled(complete_jobs(**of_jobs, claim=claim), binary=True) for claim in claims)
         return all_jobs, but_some
 

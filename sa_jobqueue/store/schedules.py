@@ -125,7 +125,13 @@ class Schedules(OfTables):
         if cancelled := [step.move.id for step in steps if step.cancels]:
             job = tables.job
             connection.execute(
-                cancel_jobs(job.schedule_id.in_(cancelled), job.finished_at.is_(None), job=job, keys=tables.unique_key)
+                cancel_jobs(
+                    job.schedule_id.in_(cancelled),
+                    job.finished_at.is_(None),
+                    job=job,
+                    keys=tables.unique_key,
+                    events=tables.event,
+                )
             )
         if jobs := [one for step in steps for one in step.jobs]:
             schedules, times, numbers, delays = zip(*jobs, strict=True)

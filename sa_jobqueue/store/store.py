@@ -18,6 +18,7 @@ from .unique import UniqueKeys
 from .waiting import Waiting
 from .waking import Waking
 from .workers import Workers
+from .workflows import Workflows
 
 __all__ = ["Store", "default_store", "store_of"]
 
@@ -37,6 +38,7 @@ class Store(
     Waiting,
     Waking,
     Workers,
+    Workflows,
 ):
     """What a worker does to one bundle of tables.
 

@@ -18,6 +18,11 @@ from ..models import (
     UniqueKey,
     Uptime,
     WorkerRow,
+    WorkflowCallback,
+    WorkflowDependency,
+    WorkflowEvent,
+    WorkflowJoin,
+    WorkflowRow,
 )
 
 __all__ = ["OfTables", "Tables"]
@@ -43,6 +48,11 @@ class Tables:
     limit: type[LimitRow] = LimitRow
     key: type[KeyRow] = KeyRow
     limit_state: type[LimitState] = LimitState
+    workflow: type[WorkflowRow] = WorkflowRow
+    dependency: type[WorkflowDependency] = WorkflowDependency
+    join: type[WorkflowJoin] = WorkflowJoin
+    callback: type[WorkflowCallback] = WorkflowCallback
+    event: type[WorkflowEvent] = WorkflowEvent
 
     def __post_init__(self) -> None:
         classes = (
@@ -58,6 +68,11 @@ class Tables:
             self.limit,
             self.key,
             self.limit_state,
+            self.workflow,
+            self.dependency,
+            self.join,
+            self.callback,
+            self.event,
         )
         schemas = {str(one.__table__.schema): one.__name__ for one in classes}
         if len(schemas) > 1:
@@ -68,6 +83,12 @@ class Tables:
     def completion(self) -> str:
         """The SQL function by which a handler's transaction completes its job. Its text names the job table, so each has one."""
         return f"complete_{self.job.__tablename__}"
+
+    @property
+    def member_completion(self) -> str:
+        """The same for a member of a workflow, to which the end is told."""
+        name = self.job.__tablename__
+        return "complete_member" if name == "job" else f"complete_member_{name}"
 
 
 class OfTables:

@@ -200,6 +200,10 @@ class TaskName(Enqueueable):
         """One job with these keyword arguments, which must be plain JSON. A worker checks them against the handler."""
         return self._make_call(self._encode(args, kwargs))
 
+    def call_after(self, _count: int, /, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """The same for a job whose first parameters are results of others, as of `Task.call_after`."""
+        return self._make_call(self._encode(args, dict(kwargs)))
+
     def plain_call(self, /, *args: Any, **kwargs: Any) -> Call:
         """The same, past all middleware: what a schedule keeps."""
         return self._make_call(self._encode(args, kwargs), plain=True)

@@ -16,7 +16,7 @@ from ..limits import Limits
 from ..makers import SessionMaker
 from ..models import Job
 from ..options import Call, Enqueueable, Options
-from ..payload import Arguments, Plan, Results
+from ..payload import Arguments, Inputs, Plan, Results
 from ..results import JobEnd, result_as
 
 __all__ = ["AnyTask", "Home", "Task"]
@@ -86,6 +86,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         self._options = options
         self._arguments = Arguments(handler, task=name)
         self._results = Results(handler, task=name)
+        self._afters: dict[int, tuple[Arguments, Inputs]] = {}
         self.decode = self._arguments.decode
         """JSON text of a row -> (args, kwargs) for the handler, after its context. Raises PayloadError if it does not fit."""
         functools.update_wrapper(self, handler)
@@ -99,6 +100,25 @@ class Task(Enqueueable, Generic[F, P, R]):
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call:
         """One job with these arguments, for `enqueue_many`. Raises PayloadError if they do not fit."""
         return self._make_call(self._arguments.encode(args, kwargs, limit=self.registry.max_payload))
+
+    def call_after(self, count: int, /, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """The same for a job whose first parameters are results of others: `count` of them; 0: one, a list of them."""
+        given, _ = self._after(count)
+        return self._make_call(given.encode(args, kwargs, limit=self.registry.max_payload))
+
+    def decode_after(self, count: int, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the handler of such a job is called with, behind its context and those results."""
+        return self._after(count)[0].decode(text)
+
+    def inputs(self, count: int) -> Inputs:
+        """Those first parameters."""
+        return self._after(count)[1]
+
+    def _after(self, count: int) -> tuple[Arguments, Inputs]:
+        if (found := self._afters.get(count)) is None:
+            arguments = Arguments(self.handler, task=self.name, given=count or 1)
+            found = self._afters[count] = arguments, Inputs(self.handler, task=self.name, count=count)
+        return found
 
     def plain_call(self, /, *args: Any, **kwargs: Any) -> Call:
         """The same, past all middleware: what a schedule keeps."""

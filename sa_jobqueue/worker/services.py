@@ -18,7 +18,7 @@ from typing import Any
 from ..log import get_logger
 from ..outcomes import Released
 from ..settings import WorkerSettings
-from ..statements.waking import PERMITS_CHANGED, SCHEDULES_CHANGED
+from ..statements.waking import PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED
 from ..store import MOST_TEXT, Store
 from ..tasks import Registry
 from .children.pool import Children
@@ -45,6 +45,7 @@ from .maintenance.schedules import EnqueueTicks
 from .maintenance.stats import KeepStats, WriteStats
 from .maintenance.timeouts import Timeouts
 from .maintenance.unique import FreeKeys
+from .maintenance.workflows import FindWorkflows, KeepWorkflows
 from .observer import Observer
 from .process.memory import resident
 from .process.threads import ServiceThread
@@ -174,6 +175,8 @@ class Services:
         self.cancels = Cancels(connector, self.runs, self._is_listening)
         self.ticks = EnqueueTicks(connector, spec.registry)
         self.limits = DeclareLimits(connector, spec.registry)
+        self.runs.touched.wake = self.claimer.wake
+        self.workflows = FindWorkflows(connector, self.runs.touched)
         self.governor = Governor(settings.thresholds)
         presence = Presence(
             connector,
@@ -204,10 +207,18 @@ class Services:
                 self.cancels,
                 self.ticks,
                 self.limits,
-                Rescue(connector, registry=spec.registry, observer=self.observer, max_rescues=settings.max_rescues),
+                self.workflows,
+                Rescue(
+                    connector,
+                    registry=spec.registry,
+                    observer=self.observer,
+                    max_rescues=settings.max_rescues,
+                    touched=self.runs.touched,
+                ),
                 Prune(connector, every=settings.prune_every),
                 FreeKeys(connector, every=settings.prune_every),
                 ForgetStates(connector, every=settings.prune_every),
+                KeepWorkflows(connector, self.runs.touched, every=settings.prune_every),
                 EndLate(connector, registry=spec.registry, observer=self.observer),
                 DropStrayNotes(connector, every=settings.prune_every),
                 KeepStats(connector),
@@ -320,8 +331,12 @@ class Services:
             self.claimer.limits_changed()
         if payload == SCHEDULES_CHANGED:
             self.ticks.announce()
+        elif payload == WORKFLOWS_CHANGED:
+            self.workflows.announce()
         elif not payload:
             self.cancels.announce()
+            if payload is None:
+                self.workflows.announce()
         else:
             return
         self.maintenance.wake()

@@ -40,6 +40,7 @@ from .tally import tally
 from .tracing import middleware, tracing
 from .waiting import wait_for
 from .wal import wal
+from .workflows import MEASURES as WORKFLOWS
 
 MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     one.__name__: one
@@ -51,6 +52,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         notes_drain,
         limits_drain,
         *FAIRNESS,
+        *WORKFLOWS,
         governor,
         metrics,
         child_drain,

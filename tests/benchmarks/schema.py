@@ -26,7 +26,21 @@ SCHEMA = "sa_jobqueue"
 #: The tables that are emptied for each run.
 _TABLES = ", ".join(
     f"{SCHEMA}.{name}"
-    for name in ("job", "unique_key", "job_progress", "job_log", "schedule", "job_limit", "job_key", "limit_state")
+    for name in (
+        "job",
+        "unique_key",
+        "job_progress",
+        "job_log",
+        "schedule",
+        "job_limit",
+        "job_key",
+        "limit_state",
+        "workflow",
+        "workflow_dependency",
+        "workflow_join",
+        "workflow_callback",
+        "workflow_event",
+    )
 )
 
 #: The arguments of a job that `fill` makes: about as long as those of a small call.

@@ -66,7 +66,7 @@ LOOKING = re.compile(r"^(sa-jobqueue (list|show|stats|workers|check)\b|curl )")
 #: What imports no application does the same in the test's process, and takes a tenth of the time.
 ALONE = re.compile(
     r"^sa-jobqueue (migrate|list|show|workers|check|grants|retry|cancel|discard|prune"
-    r"|bench (drain|steady|enqueue)|schedule (list|next|pause|resume|run|backfill|remove))\b(?!.*--watch)[^|&;<>$`\\~*?]*$"
+    r"|bench (drain|steady|enqueue)|workflow (list|show|cancel|retry|pause|resume)|schedule (list|next|pause|resume|run|backfill|remove))\b(?!.*--watch)[^|&;<>$`\\~*?]*$"
 )
 #: What stays in the background, and what it says when it is ready.
 SERVERS = {"sa-jobqueue work": "serves", "uvicorn": "Uvicorn running on"}
@@ -240,7 +240,7 @@ class Reader:
                 stopped.interrupt()
                 self._expect(stopped, expected)
             elif (
-                server := next((name for name in SERVERS if command.startswith(name)), None)
+                server := next((name for name in SERVERS if f"{command} ".startswith(f"{name} ")), None)
             ) and "--drain" not in command:
                 started = self._start(command)
                 self.background.append(started)

@@ -102,3 +102,33 @@ def test_the_composition_works(services: dict[str, Any], empty_database_url: str
     dead = run_command(command=probe, **there)
     assert (dead.returncode, "there is no worker on " in dead.stdout) == (1, True), dead
     assert run_command(command=probe, **there | {"url": "postgresql://me@127.0.0.1:1/nowhere"}).returncode == 0
+
+
+def test_the_documents_are_read(database_url: str, tmp_path: Path) -> None:
+    """Some are poisoned: a report is made of the others, the failed jobs are retried when that is mended, and the tree shows it."""
+    shutil.copy(EXAMPLES / "documents.py", tmp_path)
+    there: dict[str, Any] = {"url": driver_url(database_url, "psycopg"), "cwd": tmp_path}
+
+    def said(*arguments: str) -> str:
+        done = run_command(*arguments, **there)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def work() -> None:
+        said("work", "--app", "documents:registry", "--queue", "default=4", "--drain")
+
+    made = run_command(command=(sys.executable, "documents.py"), **there)
+    assert made.returncode == 0, made.stderr
+    id = made.stdout.strip()
+    work()
+    tree = said("workflow", "show", id)
+    assert tree.splitlines()[:2] == [f"workflow {id} documents: failed", "7 completed, 2 failed, 3 cancelled"]
+    assert "documents.read failed: poison-1 is no document" in tree
+    failed = [
+        node["id"] for node in json.loads(said("workflow", "show", id, "--json"))["nodes"] if node["status"] == "failed"
+    ]
+    (tmp_path / "mended").touch()
+    for job in failed:
+        said("workflow", "retry", id, "--from", str(job))
+    work()
+    assert said("workflow", "show", id).splitlines()[:2] == [f"workflow {id} documents: completed", "12 completed"]

@@ -38,7 +38,7 @@ PLAIN = {
     "why",
 }
 #: What the events are called in the glossary, where that is another word.
-SAME = {"complete": "outcome", "fail": "outcome", "unblock": "event"}
+SAME = {"complete": "outcome", "fail": "outcome", "unblock": "event", "open": "gate node"}
 
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the wheel is tested without docs/")
 

@@ -86,6 +86,14 @@ def database_url(database_url: str) -> str:
         ),
         (ills.stray_key, "unique", DEFAULT, "as after a DELETE by hand: 'order 7' of job 4711", "a worker frees them"),
         (
+            ills.waiting_in_a_circle, "workflows", DEFAULT,
+            "jobs wait for each other: 7001 → 7002 → 7001", "sa-jobqueue workflow cancel ID",
+        ),
+        (
+            ills.waiting_for_an_ended_job, "workflows", DEFAULT,
+            "1 job waiting for others that have ended, as after an UPDATE by hand: 7002", "a worker releases or cancels",
+        ),
+        (
             ills.overdue_jobs, "cleanup", Thresholds(overdue_rows=10),
             "10 jobs should be deleted by now, the first for 3h", "workers delete them",
         ),

@@ -12,12 +12,13 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from sqlalchemy import Engine, NullPool, create_engine, func, literal, make_url, select, update
+from sqlalchemy import Engine, NullPool, create_engine, func, literal, make_url, select, text, update
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import (
+    Discard,
     Job,
     JobContext,
     JobStatus,
@@ -25,6 +26,7 @@ from sa_jobqueue import (
     RateLimited,
     Registry,
     Snooze,
+    Workflow,
     enqueue,
     enqueue_many,
     enqueue_select,
@@ -36,12 +38,17 @@ from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.models import LimitRow, LimitState
 from sa_jobqueue.statements import (
     cancel_jobs,
+    cancel_workflows,
     job_logs,
     list_limits,
     pause,
+    pause_workflows,
     release_jobs,
     remove_limit,
     resume,
+    resume_workflows,
+    retry_jobs,
+    retry_workflow,
     set_limit,
 )
 from sa_jobqueue.tasks import TaskName
@@ -50,7 +57,7 @@ from tests.support.cli import as_json, invoke, output, refused
 from tests.support.databases import connect, driver_url
 from tests.support.factory import make_job
 from tests.support.waiting import wait_until
-from tests.support.working import add, gate_is_open, job_of, services_of, working
+from tests.support.working import add, drain, gate_is_open, job_of, services_of, working
 
 NAMES = ["web", 'we"b', "it's; DROP ROLE postgres --", "%s :x {schema} \\"]
 
@@ -75,6 +82,7 @@ NOT_A_PRODUCERS = {
     "id": "1000000", "status": "'running'", "claims": "7", "claim_token": "7", "attempt": "3", "rescues": "1", "worker": "'other'",
     "created_at": "now()", "claimed_at": "now()", "lease_expires_at": "now()", "finished_at": "now()", "purge_at": "now()",
     "cancel_requested_at": "now()", "errors": "'[]'", "result": "'1'", "duplicate_of": "1", "schedule_id": "1", "tick_at": "now()", "ticks": "1", "ready_at": "now()",
+    "workflow_id": "1", "blocked_by": "1", "inputs": "0",
 }  # fmt: skip
 INSERT = "INSERT INTO sa_jobqueue.job (task) VALUES ('a_task')"
 #: What makes a job another one.
@@ -681,3 +689,41 @@ def test_a_role_that_does_not_exist_is_said(database_url: str) -> None:
     assert printed.stderr == f"{missing}\n"
     assert invoke(*wanted, url="postgresql://me@127.0.0.1:1/nowhere").stderr == ""
     assert refused(*wanted, "--apply", url=database_url) == f"error: {missing}\n"
+
+
+def test_roles_make_and_work_on_and_act_on_workflows(make_role: MakeRole, engine: Engine) -> None:
+    """Each by what it was granted: a producer may write no status, a worker moves on what it may not enqueue, an operator acts."""
+    producer, worker, operator = make_role("enqueue"), make_role("work"), make_role("admin")
+    registry = Registry()
+
+    @task(registry=registry, name="number", record=True)
+    def number(n: int) -> int:
+        if n < 0:
+            raise Discard("below zero")
+        return n
+
+    @task(registry=registry, name="total")
+    def total(parts: list[int]) -> None: ...
+
+    made = create_engine(producer)
+    with Session(made) as session:
+        good, bad = Workflow("good"), Workflow("bad")
+        for workflow, sign in ((good, 1), (bad, -1)):
+            workflow.gather([workflow.add(number, sign * n) for n in range(3)], total)
+            workflow.on_end(TaskName("number"), n=7)
+        session.add_all([good, bad])
+        session.flush()
+        ids = [good.id, bad.id]
+        session.commit()
+    made.dispose()
+    drain(worker, registry)
+    with engine.connect() as connection:
+        states = connection.execute(text("SELECT id, status FROM sa_jobqueue.workflow ORDER BY id")).all()
+    assert [tuple(one) for one in states] == [(ids[0], "completed"), (ids[1], "failed")]
+    acting = create_engine(operator)
+    with acting.begin() as connection:
+        assert len(connection.execute(retry_workflow(ids[1])).all()) == 3
+        for statement in (pause_workflows(ids[1]), resume_workflows(ids[1]), cancel_workflows(ids[1])):
+            assert connection.scalars(statement).all() == [ids[1]]
+        connection.execute(retry_jobs(Job.workflow_id == ids[1])).all()
+    acting.dispose()

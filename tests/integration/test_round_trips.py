@@ -25,6 +25,7 @@ from sa_jobqueue.worker.claiming import gates, overlooked
 from sa_jobqueue.worker.claiming.claimer import Claimer
 from sa_jobqueue.worker.claiming.demand import Demand
 from sa_jobqueue.worker.claiming.drain import ExpiredJobs
+from sa_jobqueue.worker.claiming.workflows import MovingWorkflows
 from sa_jobqueue.worker.running.writer import OutcomeWriter
 from tests.benchmarks import __main__ as benchmarks
 from tests.support import pooler
@@ -42,10 +43,10 @@ CALM = {"lease": 60.0, "hoard": 60.0, "poll": 1.0}
 
 #: A round of the service: one statement that finishes what has ended and claims for what is free, or only finishes. What it
 #: answers are the jobs it has claimed, and one row more. It is its own transaction; so is the claim where there is nothing
-#: to finish, the one that looks for what claims have passed over, the one that opens a gate, and the one that looks for expired
-#: leases before a worker that drains leaves.
-ROUND, CLAIM, BEHIND, GATE, LEASES = ("SELECT",), ("UPDATE",), ("SELECT",), ("SELECT",), ("SELECT",)
-KINDS = {"round": ROUND, "claim": CLAIM, "behind": BEHIND, "gate": GATE, "leases": LEASES}
+#: to finish, the one that looks for what claims have passed over, the one that opens a gate, and the two that look for expired
+#: leases and for workflows that others have left, before a worker that drains leaves.
+ROUND, CLAIM, BEHIND, GATE, LEASES, LEFT = ("SELECT",), ("UPDATE",), ("SELECT",), ("SELECT",), ("SELECT",), ("SELECT",)
+KINDS = {"round": ROUND, "claim": CLAIM, "behind": BEHIND, "gate": GATE, "leases": LEASES, "left": LEFT}
 #: A round with other outcomes than "done".
 ROUND_OF_ALL, FINISH_OF_ALL = ("BEGIN", "SELECT", "UPDATE", "COMMIT"), ("BEGIN", "SELECT", "COMMIT")
 #: The transaction of a handler that does one INSERT by `ctx.session`: on a thread, and the first of its pool, which asks
@@ -122,11 +123,12 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the service may say, by the names in `KINDS`: a transaction for each round with something to do, one for each
-    opening of a gate, and before it leaves one for the look at what its claims have overlooked, and one for that at leases.
+    opening of a gate, and before it leaves one for each look: at what its claims have overlooked, at leases, and at workflows.
     """
     decided: list[str] = []
     take, wanted, make_round = OutcomeWriter.take, Demand.now, Claimer._round
     listen_for, are_there, lock_due = default_store.listen_for, ExpiredJobs._are_there, default_store.lock_due
+    finds_more = MovingWorkflows.finds_more
     seen: dict[str, Any] = {}
 
     def taking(self: OutcomeWriter, most: int) -> Any:
@@ -144,6 +146,10 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def looking(self: ExpiredJobs, connection: Connection) -> bool:
         seen["asides"].append("leases")
         return are_there(self, connection)
+
+    def looking_for_left(self: MovingWorkflows, connection: Connection) -> bool:
+        seen["asides"].append("left")
+        return finds_more(self, connection)
 
     def looking_behind(*args: Any, **options: Any) -> Any:
         seen["asides"].append("behind")
@@ -163,6 +169,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(default_store, "listen_for", listening)
     monkeypatch.setattr(default_store, "lock_due", looking_behind)
     monkeypatch.setattr(ExpiredJobs, "_are_there", looking)
+    monkeypatch.setattr(MovingWorkflows, "finds_more", looking_for_left)
     return decided
 
 

@@ -354,27 +354,47 @@ class TestLeastPrivilege:
         ).fetchall()
         path = "search_path=pg_catalog, pg_temp"
         scans = [f"enable_{scan}=off" for scan in ("seqscan", "bitmapscan", "hashjoin", "mergejoin")]
+        seek = "enable_seqscan=off"
+        moving = [*scans, "enable_sort=off", "jit=off", "plan_cache_mode=force_generic_plan"]
         assert found == [
+            ("add_members", True, [path], False),
+            ("advance", True, [path, *moving], False),
             ("any_awaited", False, None, True),
-            ("complete_job", False, ["enable_seqscan=off"], True),
-            ("complete_job", False, ["enable_seqscan=off"], True),
+            (
+                "cancel_members",
+                False,
+                [path, seek, "enable_hashjoin=off", "enable_mergejoin=off", "plan_cache_mode=force_generic_plan"],
+                False,
+            ),
+            ("cancel_workflows", True, [path, seek], False),
+            ("complete_job", False, [seek], True),
+            ("complete_job", False, [seek], True),
+            ("complete_member", False, [seek], True),
+            ("complete_member", False, [seek], True),
             ("drop_waiting", False, [path, "enable_seqscan=off", "plan_cache_mode=force_generic_plan"], True),
             ("due_at", False, None, True),
             ("enqueue_ticks", True, [path], False),
+            ("fire_callbacks", False, [path, seek, "plan_cache_mode=force_generic_plan"], False),
             ("hold_queued", False, [path, "lock_timeout=100ms"], False),
             ("job_unique", True, [path], False),
             ("job_wake", True, [path], False),
             ("limit_changed", False, [path], False),
             ("limits_changed", False, [path], True),
+            ("pause_workflows", True, [path, seek], False),
             ("permits_freed", False, [path], True),
             ("pick_limited", False, [path, *scans, "jit=off", "plan_cache_mode=force_generic_plan"], True),
             ("rate_room", False, None, True),
             ("ready_keys", False, [path, "plan_cache_mode=force_generic_plan"], True),
             ("refuse_argument", False, None, True),
+            ("resume_workflows", True, [path, seek], False),
+            ("retry_workflow", True, [path, seek], False),
             ("schedule_changed", False, [path], False),
+            ("stray_workflows", True, [path, seek, "enable_bitmapscan=off", "enable_sort=off"], False),
             ("take_key", False, [path, "lock_timeout=10ms"], True),
             ("tell_ended", True, [path, "enable_seqscan=off"], True),
             ("tell_workers", False, None, True),
+            ("tell_workflows", False, None, True),
+            ("wake_queues", False, [path], False),
         ]
 
 

@@ -25,6 +25,7 @@ from sa_jobqueue.outcomes import ErrorEntry
 from sa_jobqueue.statements import (
     apply_changes,
     cancel_jobs,
+    cancel_workflows,
     claim_jobs,
     count_jobs,
     discard_jobs,
@@ -35,6 +36,7 @@ from sa_jobqueue.statements import (
     list_schedules,
     pause,
     pause_schedules,
+    pause_workflows,
     prune_jobs,
     release_jobs,
     remove_limit,
@@ -42,10 +44,13 @@ from sa_jobqueue.statements import (
     renew_leases,
     resume,
     resume_schedules,
+    resume_workflows,
     retry_jobs,
+    retry_workflow,
     run_schedules,
     set_limit,
     why_waiting,
+    workflow_nodes,
 )
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.apply import written_before
@@ -110,6 +115,22 @@ from sa_jobqueue.statements.unique import find_stray_keys
 from sa_jobqueue.statements.waiting import drop_expired_waits, end_waits, ends_of, open_end_gate, wait_for_jobs
 from sa_jobqueue.statements.waking import channel_of, open_gates
 from sa_jobqueue.statements.workers import end_backend, enrol_worker, forget_workers, places_of, remove_worker
+from sa_jobqueue.statements.workflow_insert import MemberRows, add_members, insert_callbacks
+from sa_jobqueue.statements.workflows import (
+    advance_workflows,
+    blocked_edges,
+    count_members,
+    forget_workflows,
+    heal_members,
+    inputs_of,
+    page_of_inputs,
+    postpone_workflow,
+    prune_members,
+    stray_members,
+    stray_workflows,
+    workflow_callbacks,
+    workflows_over,
+)
 from sa_jobqueue.tally import TaskTally
 from sa_jobqueue.tasks import Registry, task
 from sa_jobqueue.unique import Unique
@@ -135,6 +156,18 @@ def _change(number: int) -> Change:
 def _call(number: int) -> Call:
     due = _TIME if number % 2 else timedelta(seconds=number)
     return Call("greet", "{}", "default", 4, 10, due, "{}")
+
+
+def _members(number: int) -> MemberRows:
+    return MemberRows(
+        calls=[_call(0)._replace(run_at=_TIME) for _ in range(number)],
+        inputs=[0] * number,
+        waits=[0] * number,
+        children=[1] * number,
+        parents=[-1] * number,
+        policies=["cancel"] * number,
+        positions=[None] * number,
+    )
 
 
 #: Statements over a batch, by the size of it.
@@ -165,6 +198,17 @@ BATCHES: dict[str, Callable[[int], object]] = {
     "apply_changes": lambda n: apply_changes([_change(i) for i in range(n)]),
     "apply_changes_waiting": lambda n: apply_changes([_change(i) for i in range(n)], skip_locked=False),
     "complete_jobs": lambda n: complete_jobs(ids=range(n), tokens=[1] * n, retain=[60.0] * n),
+    "complete_members": lambda n: complete_jobs(ids=range(n), tokens=[1] * n, retain=[None] * n, in_workflows=True),
+    "apply_changes_of_members": lambda n: apply_changes([_change(i) for i in range(n)], in_workflows=True),
+    "add_members": lambda n: add_members(7, _members(n)),
+    "advance_workflows": lambda n: advance_workflows(dict.fromkeys(range(n), 0), most=10),
+    "cancel_workflows": lambda n: cancel_workflows(*range(n)),
+    "pause_workflows": lambda n: pause_workflows(*range(n)),
+    "resume_workflows": lambda n: resume_workflows(*range(n)),
+    "inputs_of": lambda n: inputs_of(range(n), most=10, size=100),
+    "count_members": lambda n: count_members(range(n)),
+    "forget_workflows": lambda n: forget_workflows(range(n)),
+    "insert_callbacks": lambda n: insert_callbacks(7, [("end", _call(0)) for _ in range(n)]),
     "record_results": lambda n: complete_jobs(
         ids=range(n), tokens=[1] * n, retain=[60.0] * n, results=[f"{i}" for i in range(n)]
     ),
@@ -281,6 +325,18 @@ SINGLE: dict[str, Callable[[], object]] = {
     "resume_key": lambda: resume("sync", key="42"),
     "list_limits": list_limits,
     "why_waiting": lambda: why_waiting(7),
+    "complete_member": lambda: complete_job(id=1, token=1, retain=None, in_workflow=True),
+    "retry_workflow": lambda: retry_workflow(7, from_node=8),
+    "workflow_nodes": lambda: workflow_nodes(7),
+    "workflow_callbacks": lambda: workflow_callbacks(7),
+    "stray_workflows": lambda: stray_workflows(limit=10),
+    "page_of_inputs": lambda: page_of_inputs(7, limit=10),
+    "heal_members": lambda: heal_members(limit=10),
+    "stray_members": lambda: stray_members(limit=10),
+    "blocked_edges": lambda: blocked_edges(limit=10),
+    "workflows_over": lambda: workflows_over(limit=10),
+    "prune_members": lambda: prune_members(7, limit=10),
+    "postpone_workflow": lambda: postpone_workflow(7),
     "limits_said": limits_said,
     "paused_keys": paused_keys,
     "running_of_tasks": running_of_tasks,

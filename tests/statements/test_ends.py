@@ -71,7 +71,7 @@ def test_each_statement_that_ends_jobs_tells_what_waits_for_them() -> None:
     assert {"complete_jobs", "complete_job", "apply_changes", "cancel_jobs", "end_expired"} <= set(texts)
     assert [name for name, sql in texts.items() if "any_awaited()" not in sql] == []
     functions = [one for one in v01.UP if "finished_at = statement_timestamp()" in one]
-    assert len(functions) == 2
+    assert len(functions) == 4
     assert all("any_awaited()" in one for one in functions)
 
 

@@ -29,6 +29,11 @@ from sa_jobqueue.models import (
     UniqueKey,
     Uptime,
     WorkerRow,
+    WorkflowCallback,
+    WorkflowDependency,
+    WorkflowEvent,
+    WorkflowJoin,
+    WorkflowRow,
 )
 from sa_jobqueue.outcomes import Completed
 from sa_jobqueue.statements import insert_jobs
@@ -105,6 +110,26 @@ class OtherLimitState(OtherBase):
     __table__ = LimitState.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
 
 
+class OtherWorkflow(OtherBase):
+    __table__ = WorkflowRow.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
+class OtherDependency(OtherBase):
+    __table__ = WorkflowDependency.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
+class OtherJoin(OtherBase):
+    __table__ = WorkflowJoin.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
+class OtherCallback(OtherBase):
+    __table__ = WorkflowCallback.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
+class OtherEvent(OtherBase):
+    __table__ = WorkflowEvent.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
 JOB, WORKER, UPTIME, KEY, SCHEDULE = (
     cast("type[Job]", OtherJob),
     cast("type[WorkerRow]", OtherWorker),
@@ -114,7 +139,8 @@ JOB, WORKER, UPTIME, KEY, SCHEDULE = (
 )
 REST: dict[str, Any] = {
     "progress": OtherProgress, "log": OtherLogPart, "awaited": OtherAwaited, "stat": OtherStat, "limit": OtherLimit,
-    "key": OtherKey, "limit_state": OtherLimitState,
+    "key": OtherKey, "limit_state": OtherLimitState, "workflow": OtherWorkflow, "dependency": OtherDependency,
+    "join": OtherJoin, "callback": OtherCallback, "event": OtherEvent,
 }  # fmt: skip
 OTHER = Store(Tables(job=JOB, worker=WORKER, uptime=UPTIME, unique_key=KEY, schedule=SCHEDULE, **REST))
 BOTH = [default_store, OTHER]
@@ -250,7 +276,7 @@ def test_each_store_has_a_channel_and_gates_of_its_own(both: Connection) -> None
 def test_the_tables_of_a_store_are_of_one_schema() -> None:
     """Else its jobs would wake, or count, the workers of another's."""
     with pytest.raises(
-        ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, LimitState in sa_jobqueue"
+        ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, WorkflowEvent in sa_jobqueue"
     ):
         store_of(JOB)
 

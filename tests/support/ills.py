@@ -258,6 +258,36 @@ def stray_key(url: str) -> Iterator[None]:
 
 
 @contextmanager
+def waiting_in_a_circle(url: str) -> Iterator[None]:
+    """Jobs of a workflow that wait for each other, by an INSERT by hand."""
+    with connect(url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.workflow (id) VALUES (7)")
+        connection.execute(
+            "INSERT INTO sa_jobqueue.job (id, task, status, workflow_id, blocked_by)"
+            " VALUES (7001, 'a_task', 'blocked', 7, 7002), (7002, 'a_task', 'blocked', 7, 7001)"
+        )
+        connection.execute(
+            "INSERT INTO sa_jobqueue.workflow_dependency (child_id, parent_id) VALUES (7001, 7002), (7002, 7001)"
+        )
+        yield
+        connection.execute("DELETE FROM sa_jobqueue.workflow_dependency")
+        connection.execute("DELETE FROM sa_jobqueue.job")
+
+
+@contextmanager
+def waiting_for_an_ended_job(url: str) -> Iterator[None]:
+    """A job of a workflow whose parent was ended by hand."""
+    with connect(url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.workflow (id) VALUES (7)")
+        connection.execute(
+            "INSERT INTO sa_jobqueue.job (id, task, status, workflow_id, blocked_by)"
+            " VALUES (7001, 'a_task', 'completed', 7, NULL), (7002, 'a_task', 'blocked', 7, 7001)"
+        )
+        yield
+        connection.execute("DELETE FROM sa_jobqueue.job")
+
+
+@contextmanager
 def overdue_jobs(url: str) -> Iterator[None]:
     """Finished jobs that no worker deletes."""
     with connect(url) as connection:

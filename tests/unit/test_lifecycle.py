@@ -265,7 +265,7 @@ def test_live_and_finished_part_the_statuses() -> None:
 
 def test_a_final_state_is_left_by_an_operators_retry_only() -> None:
     """Nothing else starts there."""
-    assert {event for status, event in TRANSITIONS if status in FINISHED} == {Event.REQUEUE}
+    assert {event for status, event in TRANSITIONS if status in FINISHED} == {Event.REQUEUE, Event.REOPEN}
 
 
 def test_only_the_queue_is_claimed_and_only_a_claim_runs() -> None:
@@ -275,9 +275,9 @@ def test_only_the_queue_is_claimed_and_only_a_claim_runs() -> None:
 
 
 def test_every_event_has_a_source_and_every_status_but_the_first_a_way_to_it() -> None:
-    """No word of the table is idle. `blocked` is where some jobs begin."""
+    """No word of the table is idle."""
     assert all(sources(event) for event in Event)
-    assert {QUEUED, *TRANSITIONS.values()} == set(JobStatus) - {JobStatus.BLOCKED}
+    assert {QUEUED, *TRANSITIONS.values()} == set(JobStatus)
 
 
 def test_sources_come_in_the_order_of_the_life_cycle() -> None:

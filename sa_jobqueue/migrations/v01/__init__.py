@@ -8,7 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import functions, indexes, limited, limits, notes, schedules, stats, tables, unique, waiting, waking
+from . import (
+    advance,
+    functions,
+    indexes,
+    limited,
+    limits,
+    notes,
+    schedules,
+    stats,
+    tables,
+    unique,
+    waiting,
+    waking,
+    workflow_actions,
+    workflows,
+)
 from .waking import GATES
 
 __all__ = ["BUILT_ALONE", "COMPATIBLE_WITH", "DOWN", "GATES", "UP"]
@@ -18,9 +33,12 @@ COMPATIBLE_WITH: int = 1
 
 UP = (
     *tables.UP, *indexes.UP, *functions.UP, *waking.UP, *unique.UP, *notes.UP, *schedules.UP, *waiting.UP, *stats.UP, *limits.UP,
-    *limited.UP,
+    *limited.UP, *workflows.UP, *advance.UP, *workflow_actions.UP,
 )  # fmt: skip
 DOWN = (
+    *workflow_actions.DOWN,
+    *advance.DOWN,
+    *workflows.DOWN,
     *limited.DOWN,
     *limits.DOWN,
     *stats.DOWN,

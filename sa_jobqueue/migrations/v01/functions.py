@@ -8,8 +8,8 @@ __all__ = ["DOWN", "UP"]
 #: in the same message is not executed. The server keeps its plan, which without the SET would be to read the whole table
 #: where that was one page when it was made. Parameters by number: no column is ever meant by them.
 _COMPLETE = """
-    CREATE FUNCTION {{schema}}.complete_job(id bigint, claim_token bigint, retain double precision{parameter}) RETURNS void
-    LANGUAGE plpgsql SET enable_seqscan = off AS $body$
+    CREATE FUNCTION {{schema}}.{name}(id bigint, claim_token bigint, retain double precision{parameter}) RETURNS void
+    LANGUAGE plpgsql SET enable_seqscan = off AS $body${declare}
     BEGIN
         UPDATE {{schema}}.job AS held
         SET status = 'completed',
@@ -17,16 +17,31 @@ _COMPLETE = """
             finished_at = statement_timestamp(),
             purge_at = statement_timestamp() + $3 * interval '1 second',
             result = {result}
-        WHERE held.id = $1 AND held.claim_token = $2 AND held.status = 'running';
+        WHERE held.id = $1 AND held.claim_token = $2 AND held.status = 'running'{returning};
         IF NOT FOUND THEN
             RAISE EXCEPTION 'job %: its claim was lost', $1 USING ERRCODE = 'SJQ01';
-        END IF;
+        END IF;{event}
         IF {{schema}}.any_awaited() THEN
             PERFORM {{schema}}.tell_ended(ARRAY[$1]);
         END IF;
     END
     $body$
     """
+
+_PLAIN = {"name": "complete_job", "declare": "", "returning": "", "event": ""}
+#: Of a job in a workflow: its end is an event.
+_MEMBER = {
+    "name": "complete_member",
+    "declare": """
+    DECLARE
+        flow bigint;""",
+    "returning": """
+        RETURNING held.workflow_id INTO flow""",
+    "event": """
+        IF flow IS NOT NULL THEN
+            INSERT INTO {schema}.workflow_event (workflow_id, job_id, completed) VALUES (flow, $1, true);
+        END IF;""",
+}
 
 UP = (
     # How a producer's delay becomes a time by the database's clock. A plain SQL expression, so that it is inlined.
@@ -43,12 +58,16 @@ UP = (
     END
     $body$
     """,
-    _COMPLETE.format(parameter="", result="NULL"),
+    _COMPLETE.format(parameter="", result="NULL", **_PLAIN),
     # Of a task that records what its handlers return.
-    _COMPLETE.format(parameter=", result jsonb", result="$4"),
+    _COMPLETE.format(parameter=", result jsonb", result="$4", **_PLAIN),
+    _COMPLETE.format(parameter="", result="NULL", **_MEMBER),
+    _COMPLETE.format(parameter=", result jsonb", result="$4", **_MEMBER),
 )
 
 DOWN = (
+    "DROP FUNCTION {schema}.complete_member(bigint, bigint, double precision, jsonb)",
+    "DROP FUNCTION {schema}.complete_member(bigint, bigint, double precision)",
     "DROP FUNCTION {schema}.complete_job(bigint, bigint, double precision, jsonb)",
     "DROP FUNCTION {schema}.complete_job(bigint, bigint, double precision)",
     "DROP FUNCTION {schema}.refuse_argument(text)",

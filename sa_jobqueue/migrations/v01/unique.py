@@ -201,6 +201,12 @@ UP = (
         -- All that the mapped class knows of a duplicate after the flush, without reading the row: as its `created_at`, by now().
         NEW.finished_at := now();
         NEW.purge_at := now() + interval '1 day';
+        IF NEW.workflow_id IS NOT NULL THEN
+            -- It stays as long as its workflow, and has ended without one of the statements that say so.
+            NEW.purge_at := NULL;
+            NEW.blocked_by := NULL;
+            INSERT INTO {schema}.workflow_event (workflow_id, job_id, completed) VALUES (NEW.workflow_id, NEW.id, false);
+        END IF;
         NEW.errors := jsonb_build_array(jsonb_build_object('at', now(), 'attempt', 0, 'type', 'Duplicate',
             'message', format('the unique key ''%s'' was held by %s', wanted, coalesce('job ' || holder, 'another job')),
             'traceback', ''));

@@ -46,6 +46,7 @@ from .resume import ResumePoints
 from .shortage import Shortage
 from .skipped import SkippedJobs
 from .unclaimable import UnclaimableJobs
+from .workflows import MovingWorkflows
 
 __all__ = ["Claimer"]
 
@@ -113,7 +114,8 @@ class Claimer:
         skipped = SkippedJobs(len(all_slots))
         self._skipped = skipped
         self._suspects = Suspects(connector, runs, writer, skipped, settings.max_rescues)
-        self._fetcher = Fetcher(connector, self.deadline, dispatch, self._demand, most=most_text)
+        self._fetcher = Fetcher(connector, self.deadline, dispatch, self._demand, runs.touched, most=most_text)
+        self._workflows = MovingWorkflows(connector, runs.touched, self._demand, busy=lambda: len(runs) > 0)
         self._gates = Gates(connector, poll=settings.poll)
         self._limited = LimitedQueues(
             connector, all_slots, self._demand, self._gates, skipped, worker=worker, poll=settings.poll,
@@ -132,6 +134,7 @@ class Claimer:
             unclaimable=self._unclaimable,
             expired=self._expired,
             poll=settings.poll,
+            workflows=self._workflows,
             listening=listening,
             idle=idle,
         )
@@ -161,11 +164,8 @@ class Claimer:
     def ended(self, slots: Slots) -> None:
         """A handler has ended: its outcome may wait to be written, and its slot may want jobs."""
         outcomes = len(self._writer.pending)
-        if self._limited.any and self._limited.has(slots.name):
-            self._limited.freed = True
-            self._demand.notify_limited()
-            self._wake.set()
-        if outcomes or slots.hungry:
+        freed = self._limited.any and self._limited.ended(slots.name)
+        if freed or outcomes or slots.hungry:
             self._wake.set()
         if outcomes >= self._batch:
             self._enough.set()
@@ -251,6 +251,8 @@ class Claimer:
             times.append(skipped)
         if (locked := self._writer.next_at()) is not None:
             times.append(locked)
+        if (moves := self._workflows.next_at()) is not None:
+            times.append(moves)
         return max(min(times) - monotonic(), 0.0) if times else 1.0
 
     # ---- a round
@@ -283,6 +285,7 @@ class Claimer:
         if self._writer.asked:
             self._writer.look_up(lambda: self._begin_apart(connection), connection)
         self._limited.refresh(connection)
+        self._workflows.move(connection)
         again = self._unclaimable.claim_skipped(connection)
         self._limited.note_ends()
         changes = self._writer.take(_BATCH)

@@ -16,12 +16,15 @@ from sqlalchemy.exc import DBAPIError
 from ...context import ClaimedJob
 from ...errors import PayloadError
 from ...failures import describe
+from ...lifecycle import extra
 from ...log import get_logger
 from ...outcomes import Released, Undecodable
-from ...store import is_data_fault, is_too_much, started_keys, without_key
+from ...store import Fault, fault_of, is_data_fault, is_too_much, started_keys, without_key
 from ..connections.deadline import Deadline
 from ..connections.service import Connector
 from ..dispatch import Dispatch
+from ..running.inputs import with_inputs
+from ..running.touched import TouchedWorkflows
 from .demand import Demand
 
 __all__ = ["Fetcher"]
@@ -45,6 +48,7 @@ class Fetcher:
     deadline: Deadline
     dispatch: Dispatch
     demand: Demand
+    touched: TouchedWorkflows
     most: int
 
     def hand_over(self, connection: Connection, jobs: list[ClaimedJob], *, claimed_at: float) -> None:
@@ -56,7 +60,7 @@ class Fetcher:
         jobs = self._free_keys(connection, jobs)
         whole = [job for job in jobs if job.args is not None and job.meta is not None]
         if whole:
-            self._take_in(whole, claimed_at)
+            self._take_in(self._with_inputs(connection, whole), claimed_at)
         if len(whole) == len(jobs):
             return
         for number, job in enumerate(job for job in jobs if job.args is None or job.meta is None):
@@ -81,6 +85,25 @@ class Fetcher:
             return jobs
         return [without_key(job) if job.id in freed else job for job in jobs]
 
+    def _with_inputs(self, connection: Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
+        """The jobs with what members of workflows take of others. Where it cannot be read now, each reads it as it runs."""
+        few = {job.id: extra(job) for job in jobs if job.extra is not None}
+        if not few:
+            return jobs
+        self.touched.any = self.touched.any or any("workflow" in one for one in few.values())
+        ids = [job_id for job_id, one in few.items() if "inputs" in one]
+        if not ids:
+            return jobs
+        try:
+            with self.connector.begin_one(connection):
+                found = self.connector.store.inputs_of(connection, ids)
+        except DBAPIError as error:
+            if fault_of(error) is Fault.AWAY:
+                raise
+            logger.warning("what %d jobs take of others could not be read at once: %s", len(ids), error.orig)
+            found = dict.fromkeys(ids)
+        return [with_inputs(job, found[job.id]) if job.id in found else job for job in jobs]
+
     def _fetch(self, connection: Connection, job: ClaimedJob, claimed_at: float) -> None:
         try:
             with self.deadline.over(connection), self.connector.begin_one(connection):
@@ -101,7 +124,8 @@ class Fetcher:
             sizes = f"its arguments have {texts.args_bytes:,} bytes as JSON text, and its meta {texts.meta_bytes:,}"
             self._refuse(job, f"{sizes}; at most {self.most:,} of each are read")
         else:
-            self._take_in([job._replace(args=texts.args, meta=texts.meta)], claimed_at)
+            whole = [job._replace(args=texts.args, meta=texts.meta)]
+            self._take_in(self._with_inputs(connection, whole), claimed_at)
 
     def _take_in(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
         self.dispatch.take_in(jobs, claimed_at)

@@ -16,6 +16,7 @@ from .limited import LimitedQueues
 from .overlooked import OverlookedJobs
 from .resume import ResumePoints
 from .unclaimable import UnclaimableJobs
+from .workflows import MovingWorkflows
 
 __all__ = ["Shortage"]
 
@@ -39,12 +40,13 @@ class Shortage:
         unclaimable: UnclaimableJobs,
         expired: ExpiredJobs,
         limited: LimitedQueues,
+        workflows: MovingWorkflows,
         poll: float,
         listening: Callable[[], bool],
         idle: Callable[[], None] | None,
     ) -> None:
         self._demand, self._resume, self._gates, self._overlooked = demand, resume, gates, overlooked
-        self._unclaimable, self._expired, self._limited = unclaimable, expired, limited
+        self._unclaimable, self._expired, self._limited, self._workflows = unclaimable, expired, limited, workflows
         self._poll, self._listening, self._idle = poll, listening, idle
 
     def after_claim(
@@ -104,7 +106,7 @@ class Shortage:
         """No queue has a job in reach, and nothing runs: so the worker is idle, unless one of the skipped jobs could be claimed
         now or a dead worker's are to be rescued. Returns whether one was claimed.
         """
-        if self._unclaimable.claim_skipped(connection, at_once=True):
+        if self._unclaimable.claim_skipped(connection, at_once=True) or self._workflows.finds_more(connection):
             return True
         if self._idle is not None and not self._expired.awaited(connection):
             self._idle()

@@ -15,6 +15,7 @@ from ...tasks import Registry
 from ..connections.service import Connector
 from ..observer import Observer
 from ..running.joblog import holder_of, lasting, say_rescue
+from ..running.touched import TouchedWorkflows
 from ..running.writer import OutcomeWriter
 from .chore import Chore, Turn
 
@@ -31,10 +32,18 @@ class Rescue(Chore):
     together keep the time for which it has been there, so a worker that replaces one that was killed need not wait.
     """
 
-    def __init__(self, connector: Connector, *, registry: Registry, observer: Observer, max_rescues: int) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        *,
+        registry: Registry,
+        observer: Observer,
+        max_rescues: int,
+        touched: TouchedWorkflows,
+    ) -> None:
         super().__init__(max(min(connector.lease / 4, 15.0), 0.25))
         self._connector, self._registry, self._observer = connector, registry, observer
-        self._max_rescues = max_rescues
+        self._max_rescues, self._touched = max_rescues, touched
         # A lease that is renewed in time has at least half of itself left.
         self._outage = max(connector.lease / 2, 2 * self.every)
         self._after = FIRST_ID
@@ -72,6 +81,7 @@ class Rescue(Chore):
             nonlocal rescued
             if answer is Answer.APPLIED:
                 rescued += len(ended)
+                self._touched.note(ended)
                 for change in ended:
                     found = by_id[change.id]
                     task = self._registry.get(found.task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from ...log import get_logger
 from ...middleware import installed
 from ...outcomes import Discard
 from .around import surrounded
+from .inputs import taken_by, values_of
 from .run import Run
 from .sessions import Sessions
 from .transaction import HandlerTransaction
@@ -45,7 +47,27 @@ class Call:
         job, task = run.job, run.task
         if job.rescues and not task.rules.rescue:
             raise Discard("its worker died, and it may not run twice (rescue=False)")
-        args, kwargs = task.decode(job.args or "")
+        taken = None if job.extra is None else taken_by(job)
+        if taken is None:
+            args, kwargs = task.decode(job.args or "")
+            return self._invoke(args, kwargs)
+        args, kwargs = task.decode_after(taken.number, taken.args)
+        values = values_of(job, taken, task.inputs(taken.number), self._sessions.read_inputs)
+        if not callable(values):
+            return self._invoke((*values, *args), kwargs)
+        if task.is_async:
+            return self._read_and_await(values, args, kwargs)
+        return self._invoke((*values(), *args), kwargs)
+
+    async def _read_and_await(
+        self, read: Callable[[], list[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        values = await asyncio.to_thread(read)
+        return await self._invoke((*values, *args), kwargs)
+
+    def _invoke(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        run = self.run
+        job, task = run.job, run.task
         run.undecoded = False
         handler: Callable[..., Any] = task.handler
         if layers := installed.around:

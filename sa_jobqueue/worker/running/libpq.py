@@ -43,7 +43,7 @@ _GONE = frozenset({"42883", "42501"})
 
 @dataclass(slots=True)
 class _Asked:
-    """The functions that a pool's connections may call, by schema, table and whether there is a result; and the lock that a thread
+    """The functions that a pool's connections may call, by schema, name and whether there is a result; and the lock that a thread
     holds while it asks.
     """
 
@@ -85,7 +85,10 @@ def command(connection: Connection, raw: Any, change: Change, *, store: Store) -
     if (raw.pgconn.transaction_status, raw.pgconn.pipeline_status) != (_IN_TRANSACTION, _NO_PIPELINE):
         return None
     result = "" if change.result is None else _literal(raw, change.result)
-    function = None if result is None else _function(connection, store, recording=bool(result))
+    if result is None:
+        return None
+    name = store.tables.completion if change.workflow is None else store.tables.member_completion
+    function = _function(connection, store, name, recording=bool(result))
     if function is None:
         return None
     retain = "NULL" if change.retain is None else repr(float(change.retain))
@@ -131,20 +134,20 @@ def commit(connection: Connection, raw: Any, command: str) -> bool:
     return True
 
 
-def _function(connection: Connection, store: Store, *, recording: bool) -> str | None:
+def _function(connection: Connection, store: Store, completion: str, *, recording: bool) -> str | None:
     """The function that completes a job of this store. None: it is not there, or this role may not call it.
 
     Asked once for each pool.
     """
     pool = connection.engine.pool
     asked = _asked.get(pool) or _asked.setdefault(pool, _Asked())
-    key = store.schema_on(connection), store.tables.job.__tablename__, recording
+    key = store.schema_on(connection), completion, recording
     if key not in asked.functions:
         with asked.lock:
             if key not in asked.functions:
                 schema, name = quote(key[0]), connection.dialect.identifier_preparer.quote
-                function = f"{schema}.{name(store.tables.completion)}"
-                given = {"function": f"{function}{_PARAMETERS[recording]}", "table": f" {schema}.{name(key[1])} "}
+                function, table = f"{schema}.{name(completion)}", store.tables.job.__tablename__
+                given = {"function": f"{function}{_PARAMETERS[recording]}", "table": f" {schema}.{name(table)} "}
                 asked.functions[key] = function if connection.scalar(_MAY, given) else None
     return asked.functions[key]
 

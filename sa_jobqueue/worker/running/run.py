@@ -17,6 +17,7 @@ from ...tasks import Task
 from ..observer import Observer
 from .attempt_end import AttemptEnd
 from .notes import Notes
+from .touched import TouchedWorkflows
 
 __all__ = ["Kind", "Run", "Runs", "Stop"]
 
@@ -175,6 +176,8 @@ class Runs:
         """The runs that have no outcome yet. Each run puts itself in, and takes itself out."""
         self.notes = Notes()
         """What their handlers say. It is told here when their claims end."""
+        self.touched = TouchedWorkflows()
+        """The workflows of those that have ended."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -231,6 +234,8 @@ class Runs:
             self.notes.end(changes, applied=answer is Answer.APPLIED)
         if answer is Answer.APPLIED:
             self._observer.written(changes, runs)
+            if self.touched.any:
+                self.touched.note(changes)
             return
         self._observer.lost(changes, runs)
         for change in changes:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from ...errors import SessionUnavailable
 from ...makers import AsyncSessionMaker, SessionMaker
-from ...store import Store, default_store
+from ...store import Input, Store, default_store
 from .transaction import HandlerTransaction
 
 __all__ = ["Sessions"]
@@ -45,6 +45,14 @@ class Sessions:
             session = _checked(self.async_maker(), AsyncSession)
         engine = None if self.async_engine is None else self.async_engine.sync_engine
         return session, self._transaction(session.sync_session, engine)
+
+    def read_inputs(self, id: int, after: int, limit: int) -> list[Input]:
+        """A page of what a member of a workflow takes of others, read in a transaction of its own."""
+        if self.engine is None:
+            raise SessionUnavailable("the results of other jobs are read by an Engine, and the worker has none")
+        with self.engine.connect() as connection:
+            translated = connection.execution_options(schema_translate_map=dict(self.translate or {}))
+            return self.store.page_of_inputs(translated, id, after=after, limit=limit)
 
     def _transaction(self, session: Session, engine: Engine | None) -> HandlerTransaction:
         return HandlerTransaction(

@@ -1,6 +1,7 @@
 WITH "over" AS MATERIALIZED (
     SELECT sa_jobqueue.job.id AS id,
-        sa_jobqueue.job.uniqueness ->> 'key' AS key
+        sa_jobqueue.job.uniqueness ->> 'key' AS key,
+        sa_jobqueue.job.workflow_id AS workflow_id
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.status = 'queued'
     AND now() >= least(sa_jobqueue.job.expires_at, sa_jobqueue.job.deadline_at)
@@ -48,12 +49,13 @@ WITH "over" AS MATERIALIZED (
         )
     ))
     AND sa_jobqueue.unique_key.keep IS NOT NULL
-)
+),
+    events AS (INSERT INTO sa_jobqueue.workflow_event (workflow_id, job_id, completed) SELECT "over".workflow_id AS workflow_id, "over".id AS id, false FROM "over" WHERE "over".workflow_id IS NOT NULL RETURNING sa_jobqueue.tell_workflows() AS told)
 UPDATE sa_jobqueue.job
 SET status='cancelled',
     lease_expires_at=NULL,
     finished_at=statement_timestamp(),
-    purge_at=(statement_timestamp() + 604800.0 * interval '1 second'),
+    purge_at=CASE WHEN (sa_jobqueue.job.workflow_id IS NULL) THEN statement_timestamp() + 604800.0 * interval '1 second' END,
     errors=(CASE WHEN (jsonb_typeof(sa_jobqueue.job.errors) != 'array') THEN '[]'::jsonb WHEN (jsonb_array_length(sa_jobqueue.job.errors) >= 20) THEN jsonb_path_query_array(sa_jobqueue.job.errors, '$[last - 18 to last]'::jsonpath) ELSE sa_jobqueue.job.errors END || jsonb_build_array(jsonb_build_object('type', %(error_type)s::VARCHAR, 'message', %(error_message)s::VARCHAR, 'traceback', '') || jsonb_build_object('at', statement_timestamp(), 'attempt', sa_jobqueue.job.attempt))),
     result=NULL
 WHERE sa_jobqueue.job.id = any(array((

@@ -1,6 +1,7 @@
 WITH "over" AS MATERIALIZED (
     SELECT sa_jobqueue.job.id AS id,
-        sa_jobqueue.job.uniqueness ->> 'key' AS key
+        sa_jobqueue.job.uniqueness ->> 'key' AS key,
+        sa_jobqueue.job.workflow_id AS workflow_id
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.status = 'queued'
     AND now() >= least(sa_jobqueue.job.expires_at, sa_jobqueue.job.deadline_at)

@@ -2,6 +2,12 @@ WITH chosen AS MATERIALIZED (
     SELECT sa_jobqueue.job.id AS id
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.queue = %(queue_1)s::VARCHAR
+    AND NOT (EXISTS (
+        SELECT sa_jobqueue.workflow.id
+        FROM sa_jobqueue.workflow
+        WHERE sa_jobqueue.workflow.id = sa_jobqueue.job.workflow_id
+        AND sa_jobqueue.workflow.finished_at IS NULL
+    ))
     AND sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')
     ORDER BY sa_jobqueue.job.id
     LIMIT %(page)s::INTEGER

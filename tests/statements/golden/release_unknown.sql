@@ -1,6 +1,7 @@
 WITH locked AS MATERIALIZED (
     SELECT sa_jobqueue.job.id AS id,
-        CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN sa_jobqueue.job.uniqueness ->> 'key' END AS key
+        CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN sa_jobqueue.job.uniqueness ->> 'key' END AS key,
+        CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN sa_jobqueue.job.workflow_id END AS workflow_id
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.status = 'running'
     AND sa_jobqueue.job.worker = %(of_worker)s::VARCHAR
@@ -51,13 +52,14 @@ WITH locked AS MATERIALIZED (
         )
     ))
     AND sa_jobqueue.unique_key.keep IS NOT NULL
-)
+),
+    events AS (INSERT INTO sa_jobqueue.workflow_event (workflow_id, job_id, completed) SELECT locked.workflow_id AS workflow_id, locked.id AS id, false FROM locked WHERE locked.workflow_id IS NOT NULL RETURNING sa_jobqueue.tell_workflows() AS told)
 UPDATE sa_jobqueue.job
 SET status=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN 'cancelled' ELSE 'queued' END,
     run_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN sa_jobqueue.job.run_at ELSE now() + %(delay_seconds)s * interval '1 second' END,
     lease_expires_at=NULL,
     finished_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN statement_timestamp() END,
-    purge_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN statement_timestamp() + 604800.0 * interval '1 second' END,
+    purge_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN CASE WHEN (sa_jobqueue.job.workflow_id IS NULL) THEN statement_timestamp() + 604800.0 * interval '1 second' END END,
     attempt=greatest(sa_jobqueue.job.attempt - 1, 0),
     result=NULL
 WHERE sa_jobqueue.job.id = any(array((

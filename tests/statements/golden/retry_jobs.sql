@@ -3,7 +3,8 @@ WITH locked AS MATERIALIZED (
         sa_jobqueue.job.uniqueness AS uniqueness,
         sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')
     OR sa_jobqueue.job.status = 'queued'
-    AND coalesce(sa_jobqueue.job.expires_at <= now() AND NOT (sa_jobqueue.job.attempt > 0 OR sa_jobqueue.job.rescues > 0) OR sa_jobqueue.job.deadline_at <= now(), false) AS keyless
+    AND coalesce(sa_jobqueue.job.expires_at <= now() AND NOT (sa_jobqueue.job.attempt > 0 OR sa_jobqueue.job.rescues > 0) OR sa_jobqueue.job.deadline_at <= now(), false) AS keyless,
+        CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')) THEN sa_jobqueue.job.workflow_id END AS workflow_id
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.status IN ('queued', 'completed', 'failed', 'cancelled')
     AND sa_jobqueue.job.id = %(id_1)s::BIGINT
@@ -12,11 +13,19 @@ WITH locked AS MATERIALIZED (
 ),
     may_be_queued AS MATERIALIZED (
     SELECT locked.id AS id,
-        CASE WHEN (locked.keyless AND locked.uniqueness IS NOT NULL AND (locked.uniqueness ->> 'scope') IS DISTINCT FROM 'window') THEN sa_jobqueue.take_key(locked.id, locked.uniqueness) ELSE true END AS may
+        CASE WHEN (locked.keyless AND locked.uniqueness IS NOT NULL AND (locked.uniqueness ->> 'scope') IS DISTINCT FROM 'window') THEN sa_jobqueue.take_key(locked.id, locked.uniqueness) ELSE true END AS may,
+        locked.workflow_id AS workflow_id
     FROM locked
-)
+),
+    back_in AS (
+    SELECT may_be_queued.id AS id,
+        may_be_queued.workflow_id AS workflow_id
+    FROM may_be_queued
+    WHERE may_be_queued.may
+),
+    events AS (INSERT INTO sa_jobqueue.workflow_event (workflow_id, job_id, completed) SELECT back_in.workflow_id AS workflow_id, back_in.id AS id, CAST(NULL AS BOOLEAN) AS anon_1 FROM back_in WHERE back_in.workflow_id IS NOT NULL RETURNING sa_jobqueue.tell_workflows() AS told)
 UPDATE sa_jobqueue.job
-SET status='queued',
+SET status=CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled') AND sa_jobqueue.job.workflow_id IS NOT NULL) THEN 'blocked' ELSE 'queued' END,
     run_at=least(sa_jobqueue.job.run_at, now()),
     lease_expires_at=NULL,
     finished_at=NULL,
@@ -27,7 +36,8 @@ SET status='queued',
     result=NULL,
     expires_at=CASE WHEN (sa_jobqueue.job.expires_at > now()) THEN sa_jobqueue.job.expires_at END,
     deadline_at=CASE WHEN (sa_jobqueue.job.deadline_at > now()) THEN sa_jobqueue.job.deadline_at END,
-    duplicate_of=NULL
+    duplicate_of=NULL,
+    blocked_by=CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled') AND sa_jobqueue.job.workflow_id IS NOT NULL) THEN -sa_jobqueue.job.workflow_id ELSE sa_jobqueue.job.blocked_by END
 WHERE sa_jobqueue.job.id = any(array((
         SELECT may_be_queued.id
         FROM may_be_queued

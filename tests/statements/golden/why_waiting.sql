@@ -58,8 +58,7 @@ WITH asked AS (
             CASE WHEN (sa_jobqueue.job_key.rate_count IS NOT NULL) THEN sa_jobqueue.job_key.rate_burst ELSE sa_jobqueue.job_limit.key_rate_burst END AS anon_3,
             sa_jobqueue.job_key.paused_at AS paused_at,
             sa_jobqueue.job_key.pause_reason AS pause_reason,
-            sa_jobqueue.job_limit.strict
-        AND its_owner.owner = 'queue' AS anon_4
+            sa_jobqueue.job_limit.strict AS strict
         FROM (
             SELECT 'queue' AS owner,
                 asked.queue AS name,
@@ -233,6 +232,49 @@ FROM (
     JOIN asked ON true
     WHERE scope.rate_count IS NOT NULL
     AND sa_jobqueue.rate_room(scope.free_at, statement_timestamp(), scope.rate_count, scope.rate_seconds, scope.rate_burst) < least(asked.units, scope.rate_burst)
+    UNION ALL
+    SELECT 6 AS place,
+        CAST(NULL AS TEXT) AS owner,
+        CAST(NULL AS TEXT) AS name,
+        CAST(NULL AS TEXT) AS key,
+        'parents' AS what,
+        CAST(NULL AS INTEGER) AS "limit",
+        parents.number AS used,
+        parents.ids AS job_ids,
+        CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS until,
+        CAST(NULL AS FLOAT) AS seconds,
+        CAST(NULL AS TEXT) AS reason
+    FROM (
+        SELECT count(*) AS number,
+            CAST(trim_array(array_agg(parent.id ORDER BY parent.id), CAST(greatest(count(*) - 20, 0) AS INTEGER)) AS BIGINT[]) AS ids
+        FROM sa_jobqueue.job AS me
+        JOIN sa_jobqueue.workflow_dependency ON sa_jobqueue.workflow_dependency.child_id = me.id
+        JOIN sa_jobqueue.job AS parent ON parent.id = sa_jobqueue.workflow_dependency.parent_id
+        WHERE me.id = %(job_id)s::BIGINT
+        AND me.status = 'blocked'
+        AND parent.status IN ('queued', 'blocked', 'running')
+    ) AS parents
+    WHERE parents.number > 0
+    UNION ALL
+    SELECT 7 AS place,
+        CAST(NULL AS TEXT) AS owner,
+        CAST(NULL AS TEXT) AS name,
+        CAST(NULL AS TEXT) AS key,
+        'held' AS what,
+        CAST(NULL AS INTEGER) AS "limit",
+        CAST(NULL AS BIGINT) AS used,
+        CAST(NULL AS BIGINT[]) AS job_ids,
+        CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS until,
+        CAST(NULL AS FLOAT) AS seconds,
+        CAST(NULL AS TEXT) AS reason
+    WHERE EXISTS (
+        SELECT sa_jobqueue.workflow.id
+        FROM sa_jobqueue.workflow
+        JOIN sa_jobqueue.job ON sa_jobqueue.job.workflow_id = sa_jobqueue.workflow.id
+        WHERE sa_jobqueue.job.id = %(job_id)s::BIGINT
+        AND sa_jobqueue.job.status = 'blocked'
+        AND sa_jobqueue.workflow.paused_at IS NOT NULL
+    )
 ) AS found
 ORDER BY found.place,
     found.owner,

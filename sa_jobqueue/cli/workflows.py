@@ -1,0 +1,311 @@
+"""Workflows: `workflow list`, `show`, `cancel`, `retry`, `pause` and `resume`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NoReturn
+
+import typer
+from sqlalchemy import Executable, func, select
+from sqlalchemy.orm import Session
+
+from sa_jobqueue.lifecycle import JobStatus
+from sa_jobqueue.log import one_line
+from sa_jobqueue.models import WorkflowRow
+from sa_jobqueue.statements import (
+    cancel_workflows,
+    pause_workflows,
+    resume_workflows,
+    retry_workflow,
+    workflow_nodes,
+)
+from sa_jobqueue.statements.workflows import count_members, workflow_callbacks
+from sa_jobqueue.urls import mask_passwords
+
+from .config import Config
+from .messages import fail
+from .options import Json, parse_id
+from .output import Column, age, cleaned, jobs_of, masked, note, print_json, print_table, say
+from .place import transaction
+
+__all__ = ["cancel", "list_", "pause", "resume", "retry", "show"]
+
+_PAGE = 1_000
+#: Nodes alike of one parent that are shown one by one; more are one line.
+_ALIKE = 5
+_STYLES = {"failed": "red", "cancelled": "yellow", "running": "bold", "completed": "green"}
+_ORDER = [status.value for status in JobStatus]
+
+Id = Annotated[int, typer.Argument(metavar="ID", parser=parse_id, help="The workflow's number.")]
+Ids = Annotated[list[int], typer.Argument(metavar="ID", parser=parse_id, help="These workflows.")]
+
+_COLUMNS = (
+    Column("id", justify="right"),
+    Column("name", wide=True, least=10),
+    Column("status"),
+    Column("jobs", wide=True, least=12),
+    Column("made", optional=True),
+    Column("ended"),
+    Column("note", wide=True, least=10),
+)
+
+
+def list_(
+    config: Config,
+    *,
+    status: Annotated[
+        str | None, typer.Option(metavar="STATUS", help="Only these: running, completed, failed, cancelled.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Only those of this name.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1_000, help="At most N.")] = 20,
+    json: Json = False,
+) -> None:
+    """List workflows, the newest first, with their jobs by status.
+
+    sa-jobqueue workflow list --status failed
+    """
+    chosen = select(WorkflowRow, func.now()).order_by(WorkflowRow.id.desc()).limit(limit)
+    if status is not None:
+        chosen = chosen.where(WorkflowRow.status == status)
+    if name is not None:
+        chosen = chosen.where(WorkflowRow.name == name)
+    with transaction(config) as connection, Session(connection, expire_on_commit=False) as session:
+        rows = session.execute(chosen).all()
+        counts = _counts(session, [row.id for row, _ in rows])
+    if json:
+        print_json([_as_json(row) | {"jobs": dict(counts[row.id])} for row, _ in rows])
+        return
+    if not rows:
+        note("no workflows; code makes them: session.add(Workflow(...))")
+        return
+    lines = [_line(row, now, counts[row.id]) for row, now in rows]
+    print_table(_COLUMNS, lines, styles=[_STYLES.get(row.status, "") for row, _ in rows])
+
+
+def show(config: Config, id: Id, *, json: Json = False) -> None:
+    """Show one workflow as a tree: each job below the last one that it waits for.
+
+    A job with several parents names the others. Many jobs alike are one line.
+
+    sa-jobqueue workflow show 7
+    """
+    with transaction(config) as connection, Session(connection, expire_on_commit=False) as session:
+        found = session.execute(select(WorkflowRow, func.now()).where(WorkflowRow.id == id)).one_or_none()
+        if found is None:
+            _no_workflow(id)
+        row, now = found
+        nodes = list(_nodes(session, id))
+        callbacks: Sequence[Any] = session.execute(workflow_callbacks(id)).all()
+    if json:
+        print_json(
+            _as_json(row)
+            | {
+                "nodes": [dict(node._mapping) | {"error": masked(node.error)} for node in nodes],  # noqa: SLF001
+                "callbacks": [dict(one._mapping) for one in callbacks],  # noqa: SLF001
+            }
+        )
+        return
+    counts = Counter[str](node.status for node in nodes)
+    say(f"workflow {row.id} {cleaned(row.name)}: {row.status}", f"bold {_STYLES.get(row.status, '')}")
+    for said in filter(None, (_numbers(counts), _note(row, now))):
+        say(said)
+    for line, style in _tree(nodes):
+        say(line, style)
+    for one in callbacks:
+        fired = "enqueued" if one.fired_at is not None else "not yet"
+        say(f"on {one.event}: {cleaned(one.task)} ({fired})", "dim")
+
+
+def cancel(
+    config: Config,
+    ids: Ids,
+    *,
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="What their jobs say of it.")
+    ] = "the workflow was cancelled by an operator",
+    json: Json = False,
+) -> None:
+    """Cancel workflows: jobs that wait are cancelled, those that run are asked to stop.
+
+    sa-jobqueue workflow cancel 7 --reason "the customer left"
+    """
+    _act(config, cancel_workflows(*ids, reason=reason), ids, "cancelled", "has ended, or is not there", json=json)
+
+
+def retry(
+    config: Config,
+    id: Id,
+    *,
+    node: Annotated[
+        int | None,
+        typer.Option(
+            "--from", metavar="JOB", parser=parse_id, help="Only this job, and those that were cancelled because of it."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Retry what failed or was cancelled in a workflow. Each job waits for its parents again.
+
+    sa-jobqueue workflow retry 7 --from 4711
+    """
+    with transaction(config) as connection:
+        back = list(connection.scalars(retry_workflow(id, from_node=node)))
+    if json:
+        print_json({"id": id, "jobs": back})
+        return
+    say(f"{jobs_of(len(back))} retried")
+    if not back:
+        note("nothing of it has failed or was cancelled: `sa-jobqueue workflow show` has its jobs")
+
+
+def pause(config: Config, ids: Ids, *, json: Json = False) -> None:
+    """Pause workflows: no more of their jobs are started. Those that run go on.
+
+    sa-jobqueue workflow pause 7
+    """
+    _act(config, pause_workflows(*ids), ids, "paused", "has ended, is paused, or is not there", json=json)
+
+
+def resume(config: Config, ids: Ids, *, json: Json = False) -> None:
+    """Let paused workflows go on.
+
+    sa-jobqueue workflow resume 7
+    """
+    _act(config, resume_workflows(*ids), ids, "resumed", "is not paused", json=json)
+
+
+def _act(config: Config, statement: Executable, ids: Sequence[int], done: str, left: str, *, json: bool) -> None:
+    with transaction(config) as connection:
+        changed = sorted(connection.scalars(statement))
+    if json:
+        print_json({done: changed})
+        return
+    for one in ids:
+        if one in changed:
+            say(f"workflow {one} {done}")
+        else:
+            note(f"workflow {one} {left}")
+
+
+def _no_workflow(id: int) -> NoReturn:
+    fail(f"there is no workflow {id}: `sa-jobqueue workflow list` shows those there are", 1)
+
+
+def _counts(session: Session, ids: Sequence[int]) -> dict[int, Counter[str]]:
+    found: dict[int, Counter[str]] = {one: Counter() for one in ids}
+    for workflow_id, status, number in session.execute(count_members(ids)):
+        found[workflow_id][status] = number
+    return found
+
+
+def _nodes(session: Session, id: int) -> Iterator[Any]:
+    page = session.execute(workflow_nodes(id, limit=_PAGE)).all()
+    while page:
+        yield from page
+        page = session.execute(workflow_nodes(id, after=page[-1].id, limit=_PAGE)).all()
+
+
+def _numbers(counts: Counter[str]) -> str:
+    return ", ".join(f"{counts[status]:,} {status}" for status in _ORDER if counts[status])
+
+
+def _line(row: WorkflowRow, now: Any, counts: Counter[str]) -> tuple[object, ...]:
+    ended = "" if row.finished_at is None else f"{_since(row.finished_at, now)} ago"
+    return row.id, row.name, row.status, _numbers(counts), f"{_since(row.created_at, now)} ago", ended, _note(row, now)
+
+
+def _since(time: Any, now: Any) -> str:
+    return age((now - time).total_seconds(), short=True)
+
+
+def _note(row: WorkflowRow, now: Any) -> str:
+    said = []
+    if row.paused_at is not None:
+        said.append(f"paused {_since(row.paused_at, now)} ago")
+    if row.reason:
+        said.append(cleaned(one_line(mask_passwords(row.reason))))
+    if row.deadline_at is not None and row.finished_at is None:
+        left = (row.deadline_at - now).total_seconds()
+        said.append(f"deadline {'in' if left > 0 else 'over for'} {age(abs(left), short=True)}")
+    return "; ".join(said)
+
+
+def _as_json(row: WorkflowRow) -> dict[str, Any]:
+    columns = (
+        "id",
+        "name",
+        "status",
+        "created_at",
+        "finished_at",
+        "deadline_at",
+        "paused_at",
+        "cancelled_at",
+        "purge_at",
+    )
+    return {name: getattr(row, name) for name in columns} | {"meta": row.meta, "reason": masked(row.reason)}
+
+
+# ---- the tree
+
+
+@dataclass
+class _Branch:
+    node: Any
+    home: int | None = None
+    """The parent below which it is shown."""
+    children: list[_Branch] = field(default_factory=list)
+
+
+def _tree(nodes: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """Lines with their styles. A loop instead of calls: a chain may be longer than Python's stack."""
+    branches = {node.id: _Branch(node) for node in nodes}
+    roots: list[_Branch] = []
+    for branch in branches.values():
+        before = [one for one in branch.node.parents or () if one in branches and one < branch.node.id]
+        branch.home = max(before, default=None)
+        (roots if branch.home is None else branches[branch.home].children).append(branch)
+    left = [(lines, "") for lines in reversed(_alike(roots))]
+    while left:
+        (branch, number, last), indent = left.pop()
+        yield f"{indent}{'└─' if last else '├─'} {_said(branch, number)}", _STYLES.get(branch.node.status, "")
+        deeper = indent + ("   " if last else "│  ")
+        left += [(one, deeper) for one in reversed(_alike(branch.children))]
+
+
+def _alike(branches: Sequence[_Branch]) -> list[tuple[_Branch, int, bool]]:
+    """Each with how many it stands for, and whether it is the last. Leaves alike of which there are many are one."""
+    kinds = Counter[tuple[str, str]]()
+    for one in branches:
+        if not one.children:
+            kinds[one.node.task, one.node.status] += 1
+    shown: list[tuple[_Branch, int]] = []
+    said = set[tuple[str, str]]()
+    for one in branches:
+        kind = one.node.task, one.node.status
+        if one.children or kinds[kind] <= _ALIKE:
+            shown.append((one, 1))
+        elif kind not in said:
+            said.add(kind)
+            shown.append((one, kinds[kind]))
+    return [(one, number, place == len(shown) - 1) for place, (one, number) in enumerate(shown)]
+
+
+def _said(branch: _Branch, number: int) -> str:
+    node = branch.node
+    name = "gate" if node.task == "(gate)" else cleaned(node.task)
+    if number > 1:
+        return f"{name} × {number:,} {node.status} (from job {node.id} on)"
+    parents = sorted(one for one in node.parents or () if one != branch.home)
+    also = ""
+    if parents:
+        also = (
+            f" (also behind {', '.join(map(str, parents))})"
+            if len(parents) <= _ALIKE
+            else f" (of {len(parents) + 1:,})"
+        )
+    why = ""
+    if node.status in {"failed", "cancelled"} and isinstance(node.error, dict):
+        why = f": {cleaned(one_line(mask_passwords(str(node.error.get('message', '')))))}"
+    return f"{node.id} {name} {node.status}{also}{why}"

@@ -1,0 +1,148 @@
+"""Workflows as rows: what is stored of the graph, and what has happened to its jobs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, CheckConstraint, DateTime, Float, Identity, Index, Integer, SmallInteger, Text, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from .base import SCHEMA, Base, vacuum_by_traffic
+from .due_time import DueTime
+from .json_text import JsonObject
+
+__all__ = ["GATE", "WorkflowCallback", "WorkflowDependency", "WorkflowEvent", "WorkflowJoin", "WorkflowRow"]
+
+# Left out of the INSERT where they are not set, as of `Job`.
+_UNSAID_TIME = DateTime(timezone=True).evaluates_none()
+
+#: The task of a member that completes by itself, once its parents have.
+GATE = "(gate)"
+
+
+class WorkflowRow(Base):
+    """A workflow: jobs that wait for each other. `Workflow` and `Batch` make one."""
+
+    __tablename__ = "workflow"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    watched_id: Mapped[int] = mapped_column(BigInteger, server_default=text("9223372036854775807"), deferred=True)
+    """A job of it that has not ended: while it has not, neither has the workflow."""
+    fail_fast: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Whether all its jobs are cancelled when one has failed."""
+    is_broken: Mapped[bool] = mapped_column(server_default=text("false"), deferred=True)
+    """Whether a job of it did not complete, as far as events have said."""
+    status: Mapped[str] = mapped_column(Text, server_default=text("'running'"))
+    """running, completed, failed (a job has failed), or cancelled (none has, and one was cancelled)."""
+    deadline_at: Mapped[datetime | None] = mapped_column(DueTime(SCHEMA).evaluates_none())
+    """After that time its jobs are cancelled."""
+    finished_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
+    """When the last job ended."""
+    purge_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
+    """When it may be deleted, with its jobs; None: not yet, or never."""
+    paused_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
+    """Since when none of its jobs is started."""
+    cancelled_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
+    retain: Mapped[float | None] = mapped_column(Float(53).evaluates_none())
+    """Seconds for which it stays after its end; None: for ever. One that failed stays for 30 days at least."""
+    name: Mapped[str] = mapped_column(server_default=text("'workflow'"))
+    meta: Mapped[dict[str, Any]] = mapped_column(JsonObject().evaluates_none(), server_default=text("'{}'::jsonb"))
+    reason: Mapped[str | None] = mapped_column(Text().evaluates_none())
+    """Why it was cancelled."""
+
+    __table_args__ = (
+        CheckConstraint("status = ANY ('{running,completed,failed,cancelled}'::text[])", name="workflow_status_check"),
+        CheckConstraint("char_length(name) BETWEEN 1 AND 200", name="workflow_name_check"),
+        CheckConstraint("retain >= 0", name="workflow_retain_check"),
+        Index(
+            "workflow_deadline_idx",
+            "deadline_at",
+            postgresql_where=text("deadline_at IS NOT NULL AND finished_at IS NULL"),
+        ),
+        Index("workflow_purge_idx", "purge_at", postgresql_where=text("purge_at IS NOT NULL")),
+    )
+
+
+class WorkflowDependency(Base):
+    """A job that waits for another one of its workflow."""
+
+    __tablename__ = "workflow_dependency"
+
+    child_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    parent_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    position: Mapped[int | None] = mapped_column(Integer)
+    """Where among the child's inputs the parent's result goes; None: the child does not take it."""
+    policy: Mapped[str] = mapped_column(Text, server_default=text("'cancel'"))
+    """What becomes of the child if the parent does not complete: "cancel"; "run", with a `Failed` in place of the result; "skip": run,
+    without it; "count": it needs some of these parents, see `WorkflowJoin`."""
+
+    __table_args__ = (
+        CheckConstraint("policy = ANY ('{cancel,run,skip,count}'::text[])", name="workflow_dependency_policy_check"),
+        Index("workflow_dependency_parent_idx", "parent_id"),
+    )
+
+
+class WorkflowJoin(Base):
+    """A job that needs only some of its parents."""
+
+    __tablename__ = "workflow_join"
+
+    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    workflow_id: Mapped[int] = mapped_column(BigInteger)
+    needed: Mapped[int] = mapped_column(Integer)
+    missing: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    """At least so many more have to complete before it is worth while to count again."""
+    spare: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    """So many may fail before it is."""
+
+    __table_args__ = (
+        CheckConstraint("needed >= 1", name="workflow_join_needed_check"),
+        Index("workflow_join_workflow_idx", "workflow_id"),
+    )
+
+
+class WorkflowCallback(Base):
+    """A job that is enqueued when something happens to a workflow."""
+
+    __tablename__ = "workflow_callback"
+
+    workflow_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    fired_at: Mapped[datetime | None]
+    priority: Mapped[int] = mapped_column(SmallInteger)
+    max_attempts: Mapped[int] = mapped_column(SmallInteger)
+    units: Mapped[int | None] = mapped_column(SmallInteger)
+    delay: Mapped[float | None]
+    """Seconds until it is due."""
+    event: Mapped[str] = mapped_column(Text)
+    """success, failure or end."""
+    task: Mapped[str]
+    queue: Mapped[str]
+    args: Mapped[dict[str, Any]] = mapped_column(JSONB)
+    meta: Mapped[dict[str, Any]] = mapped_column(JSONB)
+    concurrency_key: Mapped[str | None] = mapped_column(Text(collation="C"))
+
+    __table_args__ = (
+        CheckConstraint("event = ANY ('{success,failure,end}'::text[])", name="workflow_callback_event_check"),
+    )
+
+
+class WorkflowEvent(Base):
+    """Something has happened to a job of a workflow, and its children have not been looked at since."""
+
+    __tablename__ = "workflow_event"
+
+    workflow_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+    """The job; or minus the workflow's id: those that wait to be looked at."""
+    completed: Mapped[bool | None]
+    """Whether the job completed; None: it is to be looked at."""
+
+
+vacuum_by_traffic(WorkflowRow, also="fillfactor = 70, ")
+vacuum_by_traffic(WorkflowDependency)
+vacuum_by_traffic(WorkflowEvent)

@@ -1,0 +1,119 @@
+"""Moving workflows on, in the claimer's round: the ends that it has written release the members that waited for them.
+
+A worker looks at those workflows in which something has happened here, so it need not search. What others have left is found by
+maintenance.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from time import monotonic
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from ...log import get_logger
+from ...store import Advanced, Fault, fault_of
+from ..connections.service import Connector
+from ..running.touched import TouchedWorkflows
+from .demand import Demand
+
+__all__ = ["MovingWorkflows"]
+
+logger = get_logger(__name__)
+
+#: Events read in one step at most.
+_MOST = 1_000
+#: Workflows looked at in one step at most.
+_PAGE = 500
+#: While handlers run, the next step is not before so many times the last one's duration: a step for few events costs nearly as
+#: much as one for many.
+_SPACING = 4.0
+#: Seconds until a workflow is looked at again that another transaction has locked: the first time, and at most.
+_LOCKED_FIRST, _LOCKED_LATER = 0.003, 0.1
+#: Seconds until it is after an error.
+_FAILED = 1.0
+#: As many events of a workflow in one step make it worth to remember where they ended: behind a held snapshot, what was read lies
+#: in the way of each later step.
+_MANY = 100
+#: Seconds, at least, between two steps that begin at the front, and how many times the duration of the last.
+_SWEEP, _SWEEP_SPACING = 0.05, 20.0
+
+
+class MovingWorkflows:
+    """Only for the claimer's thread. `busy()`: whether handlers run."""
+
+    def __init__(
+        self, connector: Connector, touched: TouchedWorkflows, demand: Demand, *, busy: Callable[[], bool]
+    ) -> None:
+        self._connector, self._touched, self._demand, self._busy = connector, touched, demand, busy
+        self._due: dict[int, float] = {}
+        """The workflows to look at, by `monotonic()` when."""
+        self._waits: dict[int, float] = {}
+        """Of those that were locked, for how long they were left the last time."""
+        self._points: dict[int, int] = {}
+        """Of those with many events, the last that was read."""
+        self._next = self._sweep_at = 0.0
+
+    def next_at(self) -> float | None:
+        """When the next step is due; None: none is."""
+        if not self._due and not self._touched:
+            return None
+        first = 0.0 if self._touched else min(self._due.values())
+        return max(first, self._next) if self._busy() else first
+
+    def finds_more(self, connection: Connection) -> bool:
+        """Whether there is a workflow to be moved on, also one that another worker has left."""
+        if not self._due and not self._touched:
+            with self._connector.begin_one(connection):
+                self._touched.add(self._connector.store.stray_workflows(connection))
+        return bool(self._due) or bool(self._touched)
+
+    def move(self, connection: Connection) -> None:
+        """Do a step, if one is due."""
+        at = self.next_at()
+        began = monotonic()
+        if at is None or at > began:
+            return
+        for one in self._touched.take():
+            self._due[one] = min(self._due.get(one, 0.0), began)
+        chosen = [one for one, due in self._due.items() if due <= began][:_PAGE]
+        sweeps = began >= self._sweep_at
+        after = {one: 0 if sweeps else self._points.get(one, 0) for one in chosen}
+        try:
+            with self._connector.begin_one(connection):
+                done = self._connector.store.advance(connection, after, most=_MOST)
+        except DBAPIError as error:
+            if fault_of(error) is Fault.AWAY:
+                raise
+            logger.error("workflows could not be moved on: %s", error.orig)
+            self._due |= dict.fromkeys(chosen, began + _FAILED)
+            return
+        took = monotonic() - began
+        self._next = monotonic() + _SPACING * took
+        if sweeps:
+            self._sweep_at = monotonic() + max(_SWEEP, _SWEEP_SPACING * took)
+        self._settle(after, done)
+        for queue in done.queues:
+            self._demand.notify(queue)
+
+    def _settle(self, after: dict[int, int], done: Advanced) -> None:
+        """When each of these is looked at again."""
+        many = done.eaten >= _MANY * len(done.read)
+        now = monotonic()
+        for one, begun in after.items():
+            if one in done.busy:
+                wait = self._waits[one] = min(2 * self._waits.get(one, _LOCKED_FIRST / 2), _LOCKED_LATER)
+                self._due[one] = now + wait * random.uniform(0.5, 1.5)
+                continue
+            self._waits.pop(one, None)
+            if one in done.read and many:
+                self._points[one] = done.read[one]
+            if one in done.again or (one in done.read and many):
+                self._due[one] = 0.0
+            elif begun:  # behind that point: an event may have come before it
+                self._due[one] = self._sweep_at
+            else:
+                del self._due[one]
+                self._points.pop(one, None)

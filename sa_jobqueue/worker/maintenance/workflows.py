@@ -1,0 +1,88 @@
+"""Workflows that no worker moves on by itself: what others left, what is over, what plain SQL by hand has made."""
+
+from __future__ import annotations
+
+import random
+from time import monotonic
+
+from sqlalchemy import Connection
+
+from ...log import get_logger
+from ...store import FIRST_ID
+from ..connections.service import Connector
+from ..running.touched import TouchedWorkflows
+from .chore import Chore, Turn
+
+__all__ = ["FindWorkflows", "KeepWorkflows"]
+
+logger = get_logger(__name__)
+
+#: Seconds between two looks, into tables that are mostly empty.
+_EVERY = 5.0
+_PAGE = 1_000
+
+
+class FindWorkflows(Chore):
+    """Finds workflows with events that no worker may know of: of one that was killed, of operators and producers. And cancels those
+    whose deadline is over.
+    """
+
+    def __init__(self, connector: Connector, touched: TouchedWorkflows) -> None:
+        super().__init__(_EVERY, at=monotonic() + random.uniform(0, _EVERY))
+        self._connector, self._touched = connector, touched
+
+    def announce(self) -> None:
+        """There are such events. For any thread; maintenance is to be woken after it."""
+        self.at = 0.0
+
+    def do(self, connection: Connection, turn: Turn) -> bool:
+        """Look for them."""
+        with self._connector.begin(connection):
+            found = self._connector.store.stray_workflows(connection, limit=_PAGE)
+        self._touched.add(found)
+        return False
+
+
+class KeepWorkflows(Chore):
+    """Deletes workflows whose time to be kept is over, with all their jobs; and puts right what waits for a job that has ended without
+    saying so.
+    """
+
+    def __init__(self, connector: Connector, touched: TouchedWorkflows, *, every: float) -> None:
+        super().__init__(every, at=monotonic() + random.uniform(0, every))
+        self._connector, self._touched = connector, touched
+        self._after = FIRST_ID
+
+    def do(self, connection: Connection, turn: Turn) -> bool:
+        """Delete some pages, and look at some."""
+        more = self._prune(connection, turn)
+        return self._heal(connection, turn) or more
+
+    def _prune(self, connection: Connection, turn: Turn) -> bool:
+        store = self._connector.store
+        while True:
+            with self._connector.begin(connection):
+                over = store.workflows_over(connection)
+            for one in over:
+                gone: int | None = _PAGE
+                while gone == _PAGE:
+                    with self._connector.begin(connection):
+                        gone = store.prune_workflow(connection, one, limit=_PAGE, seconds=self._connector.lease / 4)
+                    if turn.is_over:
+                        return True
+            if not over:
+                return False
+
+    def _heal(self, connection: Connection, turn: Turn) -> bool:
+        while True:
+            with self._connector.begin_one(connection):
+                last, healed = self._connector.store.heal_members(connection, after=self._after, limit=_PAGE)
+            self._after = FIRST_ID if last is None else last
+            if healed:
+                logger.warning("jobs of workflows waited for others that had ended, perhaps by plain SQL: %d", healed)
+                with self._connector.begin(connection):
+                    self._touched.add(self._connector.store.stray_workflows(connection))
+            if last is None:
+                return False
+            if turn.is_over:
+                return True

@@ -1,0 +1,47 @@
+"""Adding nodes to a workflow that is there already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Executable
+
+from ..errors import WorkflowError
+from ..models import SCHEMA
+from ..statements.workflow_insert import add_members
+from .graph import Graph, Node, Place
+from .nodes import AddsNodes
+
+__all__ = ["Addition"]
+
+
+class Addition(AddsNodes):
+    """More nodes of one workflow, until `insert()` is executed. `me`: the job that adds them, a member of it."""
+
+    def __init__(self, workflow_id: int, *, me: int | None = None) -> None:
+        self.workflow_id = workflow_id
+        self._me = me
+        self._graph = Graph(me)
+
+    @property
+    def me(self) -> Node[Any]:
+        """The job that adds these nodes, as a parent. Raises WorkflowError where none does."""
+        if self._me is None:
+            raise WorkflowError("the nodes are added from outside: there is no job that adds them")
+        return self.node(self._me)
+
+    def node(self, job_id: int) -> Node[Any]:
+        """A job of the workflow that is there, as a parent. If its result is taken, its task must say `record=True`."""
+        return Node(Place(self._graph, 0, job_id))
+
+    def before_children(self, *nodes: Node[Any]) -> None:
+        """Let the children of the job that adds these nodes wait for them, too. They take nothing of them."""
+        _ = self.me
+        self._graph.rows.before += [-node.place.code for node in nodes]
+
+    def insert(self) -> Executable:
+        """The statement that adds them, for `session.execute` or `connection.execute`: `ctx.session` in a handler. Returns their jobs' ids.
+
+        From outside, the end of the workflow waits for the end of the caller's transaction.
+        """
+        return add_members(self.workflow_id, self._graph.rows, outside=self._me is None, me=self._me, schema=SCHEMA)

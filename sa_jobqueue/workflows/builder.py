@@ -1,0 +1,158 @@
+"""`Workflow` and `Batch`: rows that bring their jobs along."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, ParamSpec, cast, overload
+
+from sqlalchemy import Connection, event
+from sqlalchemy.orm import Mapper
+from sqlalchemy.orm.attributes import set_committed_value
+
+from ..calls import Call
+from ..context import AsyncJobContext, JobContext
+from ..durations import Duration, checked_duration
+from ..errors import OptionError, WorkflowError
+from ..models import WorkflowRow
+from ..options import checked_limit, checked_name
+from ..payload import encode_plain, load
+from ..statements.workflow_insert import add_members, insert_callbacks
+from ..tasks import Task, TaskName
+from .addition import Addition
+from .graph import Graph, Node
+from .nodes import AddsNodes, AddsOnly
+
+__all__ = ["Batch", "Workflow"]
+
+F = ParamSpec("F")
+P = ParamSpec("P")
+
+_RETAIN = 7 * 86_400.0
+
+
+class _Built(AddsOnly):
+    """What `Workflow` and `Batch` share."""
+
+    _callbacks: list[tuple[str, Call]]
+
+    def __init__(
+        self,
+        name: str = "workflow",
+        *,
+        deadline: Duration | datetime | None = None,
+        fail_fast: bool = False,
+        retain: Duration | None = _RETAIN,
+        meta: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A workflow without jobs yet; `session.add` brings it, with the jobs that it has then, into the session's transaction.
+
+        `deadline`: seconds or a timedelta from the INSERT, or a datetime with a time zone: what has not ended by then is cancelled.
+        `fail_fast`: cancel all jobs when one has failed. `retain`: how long it stays after its end, with all its jobs, in seconds or as a
+        timedelta; None: for ever. One that failed stays for 30 days at least. `meta`: plain JSON to find it by.
+
+        Raises OptionError for any other value.
+        """
+        super().__init__()
+        row = cast(Any, self)
+        row.name = checked_name(name, "name", OptionError)
+        if not isinstance(fail_fast, bool):
+            raise OptionError(f"fail_fast must be True or False, not {fail_fast!r}")
+        row.fail_fast = fail_fast
+        if deadline is not None:
+            row.deadline_at = checked_limit(deadline, "deadline", OptionError)
+        if retain is not None:
+            row.retain = checked_duration(retain, "retain")
+        if meta is not None:
+            row.meta = load(encode_plain(dict(meta), what="meta", item=""))
+        self._graph = Graph()
+        self._callbacks = []
+
+    @overload
+    def on_success(self, task: Task[F, P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    @overload
+    def on_success(self, task: str | TaskName, /, **kwargs: Any) -> None: ...
+    def on_success(self, task: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Enqueue this job once all have completed."""
+        self._call_back("success", task, args, kwargs)
+
+    @overload
+    def on_failure(self, task: Task[F, P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    @overload
+    def on_failure(self, task: str | TaskName, /, **kwargs: Any) -> None: ...
+    def on_failure(self, task: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Enqueue this job once the first has failed for good. The others go on, unless `fail_fast` says otherwise."""
+        self._call_back("failure", task, args, kwargs)
+
+    @overload
+    def on_end(self, task: Task[F, P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    @overload
+    def on_end(self, task: str | TaskName, /, **kwargs: Any) -> None: ...
+    def on_end(self, task: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Enqueue this job once all have ended, in whatever way; and again after a retry of the workflow."""
+        self._call_back("end", task, args, kwargs)
+
+    def _call_back(self, happened: str, task: Any, args: Any, kwargs: Any) -> None:
+        task = TaskName(task) if isinstance(task, str) else task
+        if not isinstance(task, (Task, TaskName)):
+            raise WorkflowError(f"what is called back is a task, not {task!r}")
+        call = task.call(*args, **kwargs)
+        if call.uniqueness is not None or call.expires is not None or call.deadline is not None:
+            raise WorkflowError("what is called back can be no unique job, and have no expiry and no deadline")
+        if not isinstance(call.run_at, timedelta):
+            raise WorkflowError("what is called back is due at once, or after a delay, and not at a time")
+        self._callbacks.append((happened, call))
+
+    def _insert(self, connection: Connection) -> None:
+        row = cast(WorkflowRow, self)
+        if isinstance(row.deadline_at, timedelta):
+            set_committed_value(row, "deadline_at", row.created_at + row.deadline_at)
+        schema = cast(Any, row.__table__).schema
+        if self._callbacks:
+            connection.execute(insert_callbacks(row.id, self._callbacks))
+        self._graph.ids = connection.scalar(add_members(row.id, self._graph.rows, schema=schema)) or []
+
+
+class Workflow(AddsNodes, _Built, WorkflowRow):
+    """A graph of jobs: `session.add(workflow)` enqueues all of them, in the caller's transaction.
+
+    >>> from sa_jobqueue import TaskName, Workflow
+    >>> workflow = Workflow("import", deadline=3600)
+    >>> fetched = workflow.add(TaskName("shop.fetch"), page=1)
+    >>> workflow.after(fetched, TaskName("shop.index"))
+    <Node 2 'shop.index'>
+    """
+
+    def nest(self, inner: Workflow, /, *after: Node[Any]) -> Node[None]:
+        """Take all nodes of another workflow into this one; its first ones wait for `after`. Returns a gate behind all of them.
+
+        `inner` is no workflow of its own then: its name, its deadline and what it would call back are not kept, so it may have neither
+        of the last two.
+        """
+        if inner._callbacks or inner.deadline_at is not None:
+            raise WorkflowError("a workflow to be nested has no deadline, and calls nothing back: the outer one does")
+        return self._graph.nest(inner._graph, after)
+
+    @staticmethod
+    def of(ctx: JobContext | AsyncJobContext) -> Addition:
+        """What adds nodes to the workflow of the job that runs. Raises WorkflowError if it is in none.
+
+        `ctx.session.execute(addition.insert())` adds them together with the job's completion, or not at all.
+        """
+        if (found := ctx.workflow_id) is None:
+            raise WorkflowError(f"job {ctx.job_id} is in no workflow: nothing can be added to it")
+        return Addition(found, me=ctx.job_id)
+
+    @staticmethod
+    def at(id: int) -> Addition:
+        """What adds nodes to a workflow that is there, from outside. The INSERT fails if the workflow has ended."""
+        return Addition(id)
+
+
+class Batch(_Built, WorkflowRow):
+    """Jobs that wait for nothing, with callbacks: `session.add(batch)` enqueues all of them, in the caller's transaction."""
+
+
+@event.listens_for(_Built, "after_insert", propagate=True)
+def _insert_members(mapper: Mapper[Any], connection: Connection, workflow: Any) -> None:
+    workflow._insert(connection)  # noqa: SLF001

@@ -1,0 +1,89 @@
+"""`workflow list`, `show`, `cancel`, `retry`, `pause`, `resume`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from sqlalchemy import Connection, Engine
+
+from tests.support.cli import as_json, invoke, notes, output
+from tests.support.workflows import Flow
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        yield connection
+
+
+def test_show_draws_a_tree(connection: Connection, url: str) -> None:
+    """Each job below the last one that it waits for; what failed says why; many alike are one line."""
+    flow = Flow(connection, "a", "b", "c: a b", *(f"d{n}: c" for n in range(7)), "e: c", "f: e")
+    flow.fail("a")
+    said = output("workflow", "show", str(flow.id), url=url)
+    ids = {name: node.job_id for name, node in flow.nodes.items()}
+    cancelled = f"it depends on job {ids['a']}, which did not complete"
+    assert said.splitlines() == [
+        f"workflow {flow.id} flow: running",
+        "1 queued, 1 failed, 10 cancelled",
+        f"├─ {ids['a']} a_task failed: on purpose",
+        f"└─ {ids['b']} a_task queued",
+        f"   └─ {ids['c']} a_task cancelled (also behind {ids['a']}): {cancelled}",
+        f"      ├─ a_task × 7 cancelled (from job {ids['d0']} on)",
+        f"      └─ {ids['e']} a_task cancelled: {cancelled}",
+        f"         └─ {ids['f']} a_task cancelled: {cancelled}",
+        "on success: on_success (not yet)",
+        "on failure: on_failure (enqueued)",
+        "on end: on_end (not yet)",
+    ]
+    found = as_json("workflow", "show", str(flow.id), url=url)
+    assert [node["status"] for node in found["nodes"]][:3] == ["failed", "queued", "cancelled"]
+    assert found["nodes"][2]["parents"] == [ids["a"], ids["b"]]
+    assert [one["event"] for one in found["callbacks"]] == ["success", "failure", "end"]
+
+
+def test_a_long_chain_and_a_wide_join_are_shown(connection: Connection, url: str) -> None:
+    """Deeper than Python's stack, and with a number in place of the names of all parents."""
+    names = [f"a{n}" for n in range(1_200)]
+    chain = Flow(connection, names[0], *(f"{one}: {before}" for before, one in pairwise(names)))
+    assert len(output("workflow", "show", str(chain.id), url=url).splitlines()) == 1_200 + 5
+    wide = Flow(connection, *(f"b{n}" for n in range(9)), "c: " + " ".join(f"b{n}" for n in range(9)))
+    assert "blocked (of 9)" in output("workflow", "show", str(wide.id), url=url)
+
+
+def test_list_shows_the_newest_first(connection: Connection, url: str) -> None:
+    """With their jobs by status; of one status or name, if that is asked for."""
+    one, two = Flow(connection, "a", "b: a"), Flow(connection, "a")
+    two.complete("a")
+    lines = output("workflow", "list", url=url).splitlines()
+    assert [line.split()[0] for line in lines] == ["ID", str(two.id), str(one.id)]
+    assert "1 queued, 1 blocked" in lines[2]
+    assert [row["id"] for row in as_json("workflow", "list", "--status", "completed", url=url)] == [two.id]
+    assert as_json("workflow", "list", "--name", "other", url=url) == []
+    assert "no workflows" in notes(invoke("workflow", "list", "--name", "other", url=url))
+
+
+def test_commands_act_on_workflows(connection: Connection, url: str) -> None:
+    """And say which they left."""
+    flow = Flow(connection, "a", "b: a")
+    id = str(flow.id)
+    assert output("workflow", "pause", id, url=url) == f"workflow {id} paused\n"
+    assert "has ended, is paused, or is not there" in notes(invoke("workflow", "pause", id, url=url))
+    assert as_json("workflow", "resume", id, url=url) == {"resumed": [flow.id]}
+    assert "is not paused" in notes(invoke("workflow", "resume", id, url=url))
+    assert output("workflow", "cancel", id, "--reason", "no more", url=url) == f"workflow {id} cancelled\n"
+    flow.settle()
+    assert "no more" in output("workflow", "list", url=url)
+    assert output("workflow", "retry", id, url=url) == "2 jobs retried\n"
+    assert "0 jobs retried" in output("workflow", "retry", id, "--from", str(flow.job("a")), url=url)
+    flow.settle()
+    assert flow.statuses() == {"a": "queued", "b": "blocked"}
+
+
+def test_a_workflow_that_is_not_there_is_said(connection: Connection, url: str) -> None:
+    """With where to look."""
+    result = invoke("workflow", "show", "7", url=url)
+    assert result.exit_code == 1
+    assert "there is no workflow 7" in result.stderr

@@ -1,0 +1,20 @@
+SELECT sa_jobqueue.job.id,
+    sa_jobqueue.job.task,
+    sa_jobqueue.job.queue,
+    sa_jobqueue.job.status,
+    sa_jobqueue.job.attempt,
+    sa_jobqueue.job.blocked_by,
+    sa_jobqueue.job.created_at,
+    sa_jobqueue.job.claimed_at,
+    sa_jobqueue.job.finished_at,
+    sa_jobqueue.job.errors -> -1 AS error,
+    (
+    SELECT array_agg(sa_jobqueue.workflow_dependency.parent_id) AS array_agg_1
+    FROM sa_jobqueue.workflow_dependency
+    WHERE sa_jobqueue.workflow_dependency.child_id = sa_jobqueue.job.id
+) AS parents
+FROM sa_jobqueue.job
+WHERE sa_jobqueue.job.workflow_id = %(of_workflow)s::BIGINT
+AND sa_jobqueue.job.id > %(after_id)s::BIGINT
+ORDER BY sa_jobqueue.job.id
+LIMIT %(page)s::INTEGER

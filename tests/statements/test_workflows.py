@@ -1,0 +1,623 @@
+"""Workflows, statement by statement: what releases a job, what cancels it, and what an operator does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, text, true
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from sa_jobqueue import Batch, Job, TaskName, Unique, Workflow
+from sa_jobqueue.lifecycle import Claim, Rules, decide
+from sa_jobqueue.outcomes import Cancel, Completed, ErrorEntry, Rescued, Retry
+from sa_jobqueue.reasons import WaitReason
+from sa_jobqueue.statements import (
+    cancel_jobs,
+    cancel_workflows,
+    discard_jobs,
+    pause_workflows,
+    prune_jobs,
+    release_jobs,
+    resume_workflows,
+    retry_jobs,
+    retry_workflow,
+    why_waiting,
+)
+from sa_jobqueue.store import ClaimRequest, default_store
+from tests.support.factory import make_job, row, statuses
+from tests.support.workflows import Flow, events
+
+STORE = default_store
+
+
+# ---- releasing
+
+
+def test_a_chain_is_released_one_after_the_other(connection: Connection) -> None:
+    """Each when the one before it has completed; then the workflow has."""
+    flow = Flow(connection, "a", "b: a", "c: b")
+    assert flow.statuses() == {"a": "queued", "b": "blocked", "c": "blocked"}
+    flow.complete("a")
+    assert flow.statuses() == {"a": "completed", "b": "queued", "c": "blocked"}
+    flow.complete("b", "c")
+    assert flow.row().status == "completed"
+    assert flow.fired == ["on_success", "on_end"]
+    assert events(connection) == []
+
+
+@pytest.mark.parametrize("order", ["abc", "cba", "bca"])
+def test_a_join_waits_for_all_in_any_order(connection: Connection, order: str) -> None:
+    """It waits for one that has not ended, and then for another."""
+    flow = Flow(connection, "a", "b", "c", "d: a b c")
+    for name in order:
+        assert flow.statuses()["d"] == "blocked"
+        flow.complete(name)
+    assert flow.statuses()["d"] == "queued"
+
+
+def test_some_of_several_suffice(connection: Connection) -> None:
+    """The others go on."""
+    flow = Flow(connection, "a", "b", "c", "d: 2/a,b,c")
+    flow.complete("c")
+    assert flow.statuses()["d"] == "blocked"
+    flow.fail("a")
+    assert flow.statuses()["d"] == "blocked"
+    flow.complete("b")
+    assert flow.statuses()["d"] == "queued"
+
+
+def test_some_of_several_that_cannot_suffice_any_more_cancel(connection: Connection) -> None:
+    """As soon as that is known."""
+    flow = Flow(connection, "a", "b", "c", "d: 2/a,b,c")
+    flow.fail("a")
+    flow.fail("b")
+    assert flow.statuses() == {"a": "failed", "b": "failed", "c": "queued", "d": "cancelled"}
+
+
+def test_a_job_that_needs_some_and_others_waits_for_both(connection: Connection) -> None:
+    """In whatever order they come."""
+    flow = Flow(connection, "a", "b", "c", "d: 1/a,b c")
+    flow.complete("a")
+    assert flow.statuses()["d"] == "blocked"
+    flow.complete("c")
+    assert flow.statuses()["d"] == "queued"
+
+
+@pytest.mark.parametrize("most", [1, 2, 1_000])
+def test_pages_change_nothing(connection: Connection, most: int) -> None:
+    """What does not fit into one step is done in the next."""
+    flow = Flow(connection, "a", "b", *(f"c{n}: a b" for n in range(7)), "d: " + " ".join(f"c{n}" for n in range(7)))
+    flow.end("a", Completed())
+    flow.end("b", Completed())
+    flow.settle(most=most)
+    assert {flow.statuses()[f"c{n}"] for n in range(7)} == {"queued"}
+    for number in range(7):
+        flow.end(f"c{number}", Completed())
+    flow.settle(most=most)
+    flow.end("d", Completed())
+    flow.settle(most=most)
+    assert flow.row().status == "completed"
+    assert events(connection) == []
+
+
+def test_a_gate_completes_by_itself(connection: Connection) -> None:
+    """It has no handler."""
+    workflow = Workflow()
+    parents = [workflow.add("t") for _ in range(2)]
+    gate = workflow.gate(*parents)
+    child = workflow.after(gate, "t")
+    flow = Flow.__new__(Flow)
+    flow.connection, flow.workflow, flow.nodes = (
+        connection,
+        workflow,
+        {"a": parents[0], "b": parents[1], "g": gate, "c": child},
+    )
+    session = Session(connection)
+    session.add(workflow)
+    session.flush()
+    flow.complete("a", "b")
+    assert flow.statuses() == {"a": "completed", "b": "completed", "g": "completed", "c": "queued"}
+
+
+def test_an_empty_workflow_completes(connection: Connection) -> None:
+    """There is nothing to wait for."""
+    flow = Flow(connection)
+    flow.settle()
+    assert flow.row().status == "completed"
+    assert flow.fired == ["on_success", "on_end"]
+
+
+# ---- failures
+
+
+def test_what_depends_on_a_failure_is_cancelled_and_the_others_go_on(connection: Connection) -> None:
+    """With the reason, and the job that is to blame."""
+    flow = Flow(connection, "a", "b", "c: a", "d: c b", "e: b")
+    flow.fail("a")
+    assert flow.statuses() == {"a": "failed", "b": "queued", "c": "cancelled", "d": "cancelled", "e": "blocked"}
+    assert flow.reason("d") == f"it depends on job {flow.job('a')}, which did not complete"
+    assert row(connection, flow.job("d")).errors[-1]["failed_id"] == flow.job("a")
+    flow.complete("b", "e")
+    assert flow.row().status == "failed"
+    assert flow.fired == ["on_failure", "on_end"]
+
+
+def test_a_child_that_is_to_run_all_the_same_does(connection: Connection) -> None:
+    """Once its parents have ended."""
+    flow = Flow(connection, "a", "b", "c: ~a ~b")
+    flow.fail("a")
+    assert flow.statuses()["c"] == "blocked"
+    flow.complete("b")
+    assert flow.statuses()["c"] == "queued"
+
+
+def test_fail_fast_cancels_all(connection: Connection) -> None:
+    """Also what runs: it is asked to stop."""
+    flow = Flow(connection, "a", "b", "c", "d: c", fail_fast=True)
+    claim = flow.start("b")
+    flow.fail("a")
+    assert flow.statuses() == {"a": "failed", "b": "running", "c": "cancelled", "d": "cancelled"}
+    assert row(connection, flow.job("b")).cancel_requested_at is not None
+    STORE.apply(connection, [decide(claim, Cancel("stopped"), Rules(), random=0.5)])
+    flow.settle()
+    assert flow.row().status == "failed"
+
+
+def test_a_failure_is_called_back_once(connection: Connection) -> None:
+    """Of two. After a retry only the end is said again."""
+    flow = Flow(connection, "a", "b")
+    flow.fail("a", "b")
+    assert flow.fired == ["on_failure", "on_end"]
+    connection.execute(retry_workflow(flow.id)).all()
+    flow.settle()
+    flow.fail("a")
+    flow.complete("b")
+    assert flow.fired == ["on_failure", "on_end", "on_end"]
+
+
+def test_success_is_called_back_after_a_retry_if_it_was_not_before(connection: Connection) -> None:
+    """Each of them once, except the end."""
+    flow = Flow(connection, "a")
+    flow.fail("a")
+    connection.execute(retry_workflow(flow.id)).all()
+    flow.settle()
+    flow.complete("a")
+    assert flow.fired == ["on_failure", "on_end", "on_success", "on_end"]
+
+
+# ---- every way of ending
+
+
+def by_expiry(connection: Connection, flow: Flow) -> None:
+    connection.execute(
+        text("UPDATE sa_jobqueue.job SET expires_at = now() - interval '1 s' WHERE id = :id"), {"id": flow.job("a")}
+    )
+    STORE.end_expired(connection)
+
+
+def by_deadline(connection: Connection, flow: Flow) -> None:
+    connection.execute(
+        text("UPDATE sa_jobqueue.job SET deadline_at = now() - interval '1 s' WHERE id = :id"), {"id": flow.job("a")}
+    )
+    STORE.end_overdue(connection)
+
+
+def by_rescue(connection: Connection, flow: Flow) -> None:
+    claim = flow.start("a")._replace(rescues=9)
+    connection.execute(text("UPDATE sa_jobqueue.job SET lease_expires_at = now() - interval '1 s'"))
+    STORE.apply(connection, [decide(claim, Rescued(ErrorEntry("Lost", "x")), Rules(), random=0.5)])
+
+
+def by_exchange(connection: Connection, flow: Flow) -> None:
+    change = decide(flow.start("a"), Completed(), Rules(), random=0.5)
+    STORE.exchange(connection, [change], ClaimRequest("w", {"default": 10}, 60.0))
+
+
+def by_one(connection: Connection, flow: Flow) -> None:
+    STORE.apply_one(connection, decide(flow.start("a"), Completed("3"), Rules(), random=0.5))
+
+
+def by_function(connection: Connection, flow: Flow) -> None:
+    claim = flow.start("a")
+    connection.execute(
+        text("SELECT sa_jobqueue.complete_member(:id, :token, NULL)"), {"id": claim.id, "token": claim.claim_token}
+    )
+
+
+def by_release_of_a_cancelled_job(connection: Connection, flow: Flow) -> None:
+    flow.start("a")
+    connection.execute(cancel_jobs(Job.id == flow.job("a"))).all()
+    connection.execute(release_jobs(Job.id == flow.job("a"))).all()
+
+
+WAYS: dict[str, tuple[Callable[[Connection, Flow], Any], bool]] = {
+    "a batch": (lambda _, flow: flow.end("a", Completed()), True),
+    "a batch with a claim": (by_exchange, True),
+    "a handler's transaction": (by_one, True),
+    "a handler's commit": (by_function, True),
+    "a cancel by the handler": (lambda _, flow: flow.end("a", Cancel("no")), False),
+    "its last failure": (lambda _, flow: flow.end("a", Retry(0)), False),
+    "a rescue": (by_rescue, False),
+    "an operator's cancel": (
+        lambda connection, flow: connection.execute(cancel_jobs(Job.id == flow.job("a"))).all(),
+        False,
+    ),
+    "an operator's discard": (
+        lambda connection, flow: connection.execute(discard_jobs(Job.id == flow.job("a"))).all(),
+        False,
+    ),
+    "a release": (by_release_of_a_cancelled_job, False),
+    "its expiry": (by_expiry, False),
+    "its deadline": (by_deadline, False),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_of_ending_is_told_to_the_workflow(connection: Connection, way: str) -> None:
+    """In the statement that ends the job. And such a job stays as long as its workflow."""
+    flow = Flow(connection, "a", "b: a")
+    end, completes = WAYS[way]
+    end(connection, flow)
+    assert (flow.job("a"), completes) in events(connection)
+    assert row(connection, flow.job("a")).purge_at is None
+    flow.settle()
+    assert flow.statuses()["b"] == ("queued" if completes else "cancelled")
+
+
+def test_a_job_in_no_workflow_tells_nothing(connection: Connection) -> None:
+    """Beside members in one batch."""
+    flow = Flow(connection, "a")
+    other = make_job(connection, "running", claim_token=7)
+    done = [
+        decide(flow.start("a"), Completed(), Rules(), random=0.5),
+        decide(Claim(other, 7, 1, 9), Completed(), Rules(), random=0.5),
+    ]
+    STORE.apply(connection, done)
+    assert events(connection) == [(flow.job("a"), True)]
+    assert row(connection, other).purge_at is not None
+
+
+def test_a_job_that_goes_back_tells_nothing(connection: Connection) -> None:
+    """It has not ended."""
+    flow = Flow(connection, "a", "b: a")
+    change = decide(flow.start("a")._replace(max_attempts=9), Retry(0), Rules(), random=0.5)
+    STORE.apply(connection, [change])
+    assert events(connection) == []
+
+
+def test_a_duplicate_in_a_workflow_has_ended(connection: Connection) -> None:
+    """Its children are cancelled."""
+    unique = TaskName("t").options(unique=Unique(key="k"))
+    with Session(connection) as session:
+        session.add(Job(task="t"))
+    held = Flow(connection, "a", task=unique)
+    flow = Flow(connection, "a", "b: a", task=unique)
+    assert held.statuses() == {"a": "queued"}
+    flow.settle()
+    assert flow.statuses() == {"a": "cancelled", "b": "cancelled"}
+
+
+def test_a_cancelled_member_gives_its_unique_key_back(connection: Connection) -> None:
+    """Another may take it."""
+    flow = Flow(connection, "a", "b: a", task=TaskName("t"))
+    workflow = Workflow()
+    node = workflow.add("t")
+    workflow.after(node, TaskName("t").options(unique=Unique(key="k")))
+    session = Session(connection)
+    session.add(workflow)
+    session.flush()
+    assert connection.scalar(text("SELECT count(*) FROM sa_jobqueue.unique_key")) == 1
+    connection.execute(cancel_workflows(workflow.id)).all()
+    assert connection.scalar(text("SELECT count(*) FROM sa_jobqueue.unique_key")) == 0
+    assert flow.statuses() == {"a": "queued", "b": "blocked"}
+
+
+# ---- operators
+
+
+def test_cancelling_a_workflow_cancels_all_that_waits(connection: Connection) -> None:
+    """At once; what runs is asked to stop, and the workflow ends with it."""
+    flow = Flow(connection, "a", "b", "c: a")
+    claim = flow.start("a")
+    assert connection.scalars(cancel_workflows(flow.id, reason="the customer left")).all() == [flow.id]
+    assert flow.statuses() == {"a": "running", "b": "cancelled", "c": "cancelled"}
+    assert flow.reason("c") == "the customer left"
+    flow.settle()
+    assert flow.row().finished_at is None
+    STORE.apply(connection, [decide(claim, Cancel("x"), Rules(), random=0.5)])
+    flow.settle()
+    assert (flow.row().status, flow.row().reason) == ("cancelled", "the customer left")
+    assert connection.scalars(cancel_workflows(flow.id)).all() == []
+
+
+def test_what_is_added_to_a_cancelled_workflow_is_cancelled(connection: Connection) -> None:
+    """By the handler that runs while it is."""
+    flow = Flow(connection, "a")
+    claim = flow.start("a")
+    connection.execute(cancel_workflows(flow.id)).all()
+    from sa_jobqueue.workflows import Addition
+
+    more = Addition(flow.id, me=flow.job("a"))
+    more.add("t")
+    more.after(more.me, "t")
+    added = connection.scalar(more.insert())
+    STORE.apply(connection, [decide(claim, Completed(), Rules(), random=0.5)])
+    flow.settle()
+    assert {statuses(connection)[one] for one in added} == {"cancelled"}
+    assert flow.row().status == "cancelled"
+
+
+def test_a_retry_from_a_job_reopens_what_its_failure_had_cancelled(connection: Connection) -> None:
+    """Not what another had."""
+    flow = Flow(connection, "a", "b", "c: a", "d: b", "e: c", "f: c d")
+    flow.fail("a", "b")
+    assert {flow.statuses()[name] for name in "cdef"} == {"cancelled"}
+    back = connection.scalars(retry_workflow(flow.id, from_node=flow.job("b"))).all()
+    assert set(back) == {flow.job("b"), flow.job("d")}
+    flow.settle()
+    assert flow.statuses() == {
+        "a": "failed",
+        "b": "queued",
+        "c": "cancelled",
+        "d": "blocked",
+        "e": "cancelled",
+        "f": "cancelled",
+    }
+    flow.complete("b", "d")
+    connection.execute(retry_workflow(flow.id, from_node=flow.job("a"))).all()
+    flow.settle()
+    flow.complete("a", "c", "e", "f")
+    assert flow.row().status == "completed"
+
+
+def test_what_another_failure_holds_is_cancelled_again(connection: Connection) -> None:
+    """A retry from one of two failed parents."""
+    flow = Flow(connection, "a", "b", "c: a b")
+    flow.fail("a", "b")
+    connection.execute(retry_workflow(flow.id, from_node=flow.job("a"))).all()
+    flow.settle()
+    assert flow.statuses() == {"a": "queued", "b": "failed", "c": "cancelled"}
+    assert row(connection, flow.job("c")).errors[-1]["failed_id"] == flow.job("b")
+
+
+def test_a_retry_brings_all_back(connection: Connection) -> None:
+    """Each waits for its parents again."""
+    flow = Flow(connection, "a", "b: a", "c: b")
+    flow.complete("a")
+    flow.fail("b")
+    assert flow.row().finished_at is not None
+    assert len(connection.scalars(retry_workflow(flow.id)).all()) == 2
+    flow.settle()
+    assert flow.statuses() == {"a": "completed", "b": "queued", "c": "blocked"}
+    assert flow.row().status == "running"
+    flow.complete("b", "c")
+    assert flow.row().status == "completed"
+
+
+def test_retrying_a_job_alone_does_not_pass_its_parents(connection: Connection) -> None:
+    """A member that was cancelled because of a parent is cancelled again."""
+    flow = Flow(connection, "a", "b: a")
+    flow.fail("a")
+    connection.execute(retry_jobs(Job.id == flow.job("b"))).all()
+    assert flow.statuses()["b"] == "blocked"
+    flow.settle()
+    assert flow.statuses()["b"] == "cancelled"
+    connection.execute(retry_jobs(true())).all()
+    flow.settle()
+    assert flow.statuses() == {"a": "queued", "b": "blocked"}
+
+
+def test_a_child_waits_again_for_a_parent_that_comes_back(connection: Connection) -> None:
+    """Although it had passed it."""
+    flow = Flow(connection, "a", "b", "c: a b")
+    flow.complete("a")
+    connection.execute(retry_jobs(Job.id == flow.job("a"))).all()
+    flow.settle()
+    flow.complete("b")
+    assert flow.statuses()["c"] == "blocked"
+    flow.complete("a")
+    assert flow.statuses()["c"] == "queued"
+
+
+def test_a_paused_workflow_starts_nothing(connection: Connection) -> None:
+    """What runs ends; then nothing is released until it goes on."""
+    flow = Flow(connection, "a", "b", "c: a")
+    claim = flow.start("a")
+    assert connection.scalars(pause_workflows(flow.id)).all() == [flow.id]
+    assert flow.statuses() == {"a": "running", "b": "blocked", "c": "blocked"}
+    STORE.apply(connection, [decide(claim, Completed(), Rules(), random=0.5)])
+    done = flow.advance()
+    assert (done.again, done.busy, done.eaten) == (frozenset(), frozenset(), 0)
+    assert flow.statuses()["c"] == "blocked"
+    assert connection.scalars(pause_workflows(flow.id)).all() == []
+    assert connection.scalars(resume_workflows(flow.id)).all() == [flow.id]
+    flow.settle()
+    assert flow.statuses() == {"a": "completed", "b": "queued", "c": "queued"}
+
+
+def test_a_deadline_cancels_and_the_workflow_has_failed(connection: Connection) -> None:
+    """Found by what looks for events."""
+    flow = Flow(connection, "a", "b: a", deadline=timedelta(hours=1))
+    assert STORE.stray_workflows(connection) == []
+    connection.execute(text("UPDATE sa_jobqueue.workflow SET deadline_at = now() - interval '1 s'"))
+    assert STORE.stray_workflows(connection) == [flow.id]
+    flow.settle()
+    assert flow.statuses() == {"a": "cancelled", "b": "cancelled"}
+    assert (flow.row().status, flow.row().reason) == ("failed", "the deadline of the workflow is over")
+
+
+def test_a_job_says_for_what_it_waits(connection: Connection) -> None:
+    """Its parents, or the pause."""
+    flow = Flow(connection, "a", "b", "c: a b")
+
+    def said() -> list[str]:
+        return [str(WaitReason(*one)) for one in connection.execute(why_waiting(flow.job("c")))]
+
+    assert said() == [f"waits for 2 of its workflow to end (jobs {flow.job('a')}, {flow.job('b')})"]
+    connection.execute(pause_workflows(flow.id)).all()
+    assert said()[-1] == "waits for the pause of its workflow to end"
+
+
+# ---- adding to one that is there
+
+
+def test_jobs_are_added_from_outside(connection: Connection) -> None:
+    """Behind some that are there."""
+    flow = Flow(connection, "a", "b: a")
+    flow.complete("a")
+    more = Workflow.at(flow.id)
+    more.after([more.node(flow.job("a"))], "now")
+    more.after([more.node(flow.job("b"))], "later")
+    now, later = connection.scalar(more.insert())
+    flow.settle()
+    assert (statuses(connection)[now], statuses(connection)[later]) == ("queued", "blocked")
+    flow.complete("b")
+    assert statuses(connection)[later] == "queued"
+    assert flow.row().finished_at is None
+
+
+def test_nothing_is_added_to_a_workflow_that_has_ended(connection: Connection) -> None:
+    """Nor behind a job of another."""
+    flow, other = Flow(connection, "a"), Flow(connection, "a")
+    flow.complete("a")
+    for addition, parent in (
+        (Workflow.at(flow.id), None),
+        (Workflow.at(10**9), None),
+        (Workflow.at(other.id), flow.job("a")),
+    ):
+        if parent is None:
+            addition.add("t")
+        else:
+            addition.after([addition.node(parent)], "t")
+        with pytest.raises(DBAPIError) as caught, connection.begin_nested():
+            connection.execute(addition.insert())
+        assert getattr(caught.value.orig, "sqlstate", None) == "SJQ04"
+
+
+def test_an_addition_holds_up_the_end_of_the_workflow_and_nobody_waits(engine: Engine) -> None:
+    """Until its transaction ends."""
+    with engine.begin() as connection:
+        flow = Flow(connection, "a")
+    with engine.connect() as adding, engine.connect() as other:
+        more = Workflow.at(flow.id)
+        more.add("t")
+        adding.execute(more.insert())
+        flow.connection = other
+        flow.end("a", Completed())
+        assert flow.advance().busy == {flow.id}
+        other.commit()
+        adding.commit()
+        flow.settle()
+        other.commit()
+        assert flow.row().finished_at is None
+
+
+# ---- two at once
+
+
+def test_two_ends_at_once_release_once(engine: Engine) -> None:
+    """Whichever commits last."""
+    with engine.begin() as connection:
+        flow = Flow(connection, "a", "b", "c: a b")
+    with engine.connect() as one, engine.connect() as two:
+        flow.connection = one
+        flow.end("a", Completed())
+        flow.connection = two
+        flow.end("b", Completed())
+        one.commit()
+        flow.connection = one
+        flow.settle()
+        one.commit()
+        assert flow.statuses()["c"] == "blocked"
+        two.commit()
+        flow.settle()
+        one.commit()
+        assert flow.statuses()["c"] == "queued"
+
+
+def test_nothing_waits_for_a_locked_workflow_or_member(engine: Engine) -> None:
+    """It is looked at again."""
+    with engine.begin() as connection:
+        flow = Flow(connection, "a", "b: a")
+    with engine.connect() as one, engine.connect() as two:
+        flow.connection = one
+        flow.end("a", Completed())
+        one.commit()
+        two.execute(text("SELECT FROM sa_jobqueue.workflow FOR UPDATE"))
+        assert flow.advance().busy == {flow.id}
+        two.rollback()
+        two.execute(text("SELECT FROM sa_jobqueue.job WHERE id = :id FOR UPDATE"), {"id": flow.job("b")})
+        done = flow.advance()
+        one.commit()
+        assert done.busy == {flow.id}
+        assert flow.statuses()["b"] == "blocked"
+        two.rollback()
+        flow.settle()
+        one.commit()
+        assert flow.statuses()["b"] == "queued"
+
+
+# ---- keeping order
+
+
+def test_plain_sql_by_hand_is_put_right(connection: Connection) -> None:
+    """A parent that was ended, or deleted, without an event."""
+    flow = Flow(connection, "a", "b", "c: a", "d: ~b", "e: b")
+    connection.execute(
+        text("UPDATE sa_jobqueue.job SET status = 'completed', finished_at = now() WHERE id = :id"),
+        {"id": flow.job("a")},
+    )
+    connection.execute(text("DELETE FROM sa_jobqueue.job WHERE id = :id"), {"id": flow.job("b")})
+    flow.settle()
+    last, healed = STORE.heal_members(connection)
+    assert (last, healed) == (flow.job("b"), 2)
+    assert STORE.heal_members(connection, after=flow.job("b")) == (None, 0)
+    assert STORE.heal_members(connection)[1] == 0
+    del flow.nodes["b"]
+    flow.settle()
+    assert flow.statuses() == {"a": "completed", "c": "queued", "d": "queued", "e": "cancelled"}
+
+
+def test_a_workflow_is_deleted_as_a_whole(connection: Connection) -> None:
+    """When its time is over; members of one that goes on are not, whatever an operator asks for."""
+    flow, goes_on = Flow(connection, "a", "b: a", retain=60), Flow(connection, "a", "b: a")
+    flow.complete("a", "b")
+    goes_on.complete("a")
+    assert len(connection.execute(prune_jobs(Job.workflow_id == goes_on.id)).all()) == 0
+    assert STORE.workflows_over(connection) == []
+    connection.execute(
+        text("UPDATE sa_jobqueue.workflow SET purge_at = now() - interval '1 s' WHERE id = :id"), {"id": flow.id}
+    )
+    assert STORE.workflows_over(connection) == [flow.id]
+    assert STORE.prune_workflow(connection, flow.id, limit=1, seconds=5) == 1
+    assert STORE.prune_workflow(connection, flow.id, limit=2, seconds=5) == 1
+    for table, left in {"workflow": 1, "workflow_dependency": 1, "workflow_callback": 3, "workflow_event": 0}.items():
+        assert connection.scalar(text(f"SELECT count(*) FROM sa_jobqueue.{table}")) == left
+    assert set(goes_on.statuses()) == {"a", "b"}
+
+
+def test_a_batch_calls_back(connection: Connection) -> None:
+    """As a workflow does."""
+    batch = Batch("mails", meta={"order": 7})
+    for _ in range(3):
+        batch.add(TaskName("a_task"))
+    batch.on_end(TaskName("ended").options(priority=9, delay=60), order=7)
+    session = Session(connection)
+    session.add(batch)
+    session.flush()
+    assert (batch.status, batch.name, batch.meta) == ("running", "mails", {"order": 7})
+    flow = Flow.__new__(Flow)
+    flow.connection, flow.workflow = connection, batch  # type: ignore[assignment]
+    assert STORE.stray_workflows(connection) == []
+    connection.execute(cancel_workflows(batch.id)).all()
+    flow.settle()
+    found = connection.execute(
+        text(
+            "SELECT task, args, meta, priority, run_at > now() AS later FROM sa_jobqueue.job WHERE workflow_id IS NULL"
+        )
+    ).one()
+    assert found == ("ended", {"order": 7}, {"workflow_id": batch.id}, 9, True)
