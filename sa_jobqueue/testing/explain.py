@@ -135,7 +135,8 @@ def _reason(
     if row.status is JobStatus.RUNNING:
         why = f"is being run by {row.worker}"
     elif row.status is JobStatus.BLOCKED:
-        why = "waits for other jobs"
+        waits = tuple(_waits(session, row.id, job))
+        why = ", ".join(one.said(_moment) for one in waits) or "waits for other jobs"
     elif queues is not None and row.queue not in queues:
         why = f"is in the queue {row.queue!r}, and only {', '.join(sorted(queues))} is looked at"
     elif registry.get(row.task) is None:

@@ -17,18 +17,19 @@ from sqlalchemy.orm import Session
 
 from ..context import ClaimedJob
 from ..errors import JobStopped, TaskError
-from ..lifecycle import Change, Event, Rules, completed, decide, sources, unwritable
+from ..lifecycle import Change, Event, Rules, completed, decide, extra, sources, unwritable
 from ..models import Job, status_in
 from ..outcomes import Completed, Outcome, Released
 from ..payload import load
 from ..statements.claim import claim_jobs, claim_listed
 from ..statements.limited import LimitedRequest, picked_jobs
 from ..statements.parts import table_of
-from ..store import Answer, fault_of, kept_for_now, store_of
+from ..store import Answer, Input, fault_of, kept_for_now, store_of
 from ..tasks import AnyTask, Registry
 from ..worker.running.attempt_end import outcome_of
 from ..worker.running.call import Call
 from ..worker.running.ending import LOST, ToWrite
+from ..worker.running.inputs import taken_by, with_inputs
 from ..worker.running.notes import Notes
 from ..worker.running.run import Run
 from ..worker.running.timeouts import timeout_of, within
@@ -43,6 +44,8 @@ __all__ = ["Inline"]
 _LEASE = 60.0
 #: Bytes of arguments that a claim returns: all that can be read back.
 _ALL = 2**30 - 1
+#: Results of other jobs that are read at once.
+_PAGE = 1_000
 #: Where in its range a backoff's jitter lies: each time at the same place.
 _MIDDLE = 0.5
 
@@ -77,6 +80,7 @@ class Inline:
     def next(self) -> Run | None:
         """Claim a due job: the one that a worker with all of these queues would start first. None: no worker would start any."""
         connection, table = self._connection, table_of(self._job)
+        self._move_workflows()
         due = (status_in(table.c.status, sources(Event.CLAIM)), table.c.run_at > func.now())
         # In a transaction that is open for long, now() is its beginning, which no worker's is.
         passed = table.c.run_at <= func.clock_timestamp()
@@ -85,6 +89,13 @@ class Inline:
             if (found := self._claim_from(connection, queue)) is not None:
                 return self._run(found)
         return None
+
+    def _move_workflows(self) -> None:
+        """Release the members of workflows that waited for others, as far as these have ended."""
+        while found := self._store.stray_workflows(self._connection):
+            done = self._store.advance(self._connection, dict.fromkeys(found, 0))
+            if not done.read:  # another transaction has them locked
+                return
 
     def this(self, job_id: int) -> Run | None:
         """Claim this job, whatever limits its queue and its key have. None if it is not due, or not queued."""
@@ -133,7 +144,17 @@ class Inline:
                 f"job {claimed.id}: no task is called {claimed.task!r} here: import its module, or give the registry that has it, "
                 "drain(session, registry=...)"
             )
-        return Run(claimed, task, monotonic(), monotonic(), set())
+        return Run(self._with_inputs(claimed), task, monotonic(), monotonic(), set())
+
+    def _with_inputs(self, claimed: ClaimedJob) -> ClaimedJob:
+        """With what a member of a workflow takes of others, however much that is."""
+        if claimed.extra is None or "inputs" not in extra(claimed):
+            return claimed
+        inputs, after = list[Input](), -1
+        while page := self._store.page_of_inputs(self._connection, claimed.id, after=after, limit=_PAGE):
+            inputs += page
+            after = page[-1].position or 0
+        return with_inputs(claimed, inputs)
 
     # ---- running
 
@@ -214,8 +235,9 @@ class Inline:
         if run.attempt_end is not None:
             run.attempt_end.tell(outcome, error)
         self._write_notes(change)
-        job = run.job
-        return Ran(job.id, job.task, job.queue, load(job.args or "{}"), job.attempt, outcome, error, result)
+        job, taken = run.job, taken_by(run.job) if run.job.extra is not None else None
+        args = load((job.args if taken is None else taken.args) or "{}")
+        return Ran(job.id, job.task, job.queue, args, job.attempt, outcome, error, result)
 
     def _write_notes(self, change: Change) -> None:
         if not self._notes.any:

@@ -29,6 +29,7 @@ from sa_jobqueue import (
     Schedule,
     Snooze,
     Unique,
+    Workflow,
     add_middleware,
     enqueue,
     task,
@@ -435,6 +436,36 @@ async def test_long_arguments_come_along(unit: Any, registry: Registry) -> None:
     await settle(drain(unit, registry=registry))
 
     assert lengths == [100_000] * 2
+
+
+async def test_a_workflow_is_worked_through(unit: Any, registry: Registry) -> None:
+    """Its members wait for each other, take what the others return, and may be of both kinds."""
+
+    @task(registry=registry, record=True)
+    def count(text: str) -> int:
+        return len(text)
+
+    @task(registry=registry, record=True)
+    async def add_up(parts: list[int], more: int) -> int:
+        return sum(parts) + more
+
+    workflow = Workflow("report")
+    counts = [workflow.add(count, text) for text in ("a", "bb", "ccc")]
+    total = workflow.gather(counts, add_up, more=4)
+    await add(unit, workflow)
+    waiting = str(await settle(explain(unit, registry=registry)))
+
+    drained = await settle(drain(unit, registry=registry))
+
+    assert f"job {total.job_id} " in waiting
+    assert "waits for" in waiting
+    assert [(one.args, one.result) for one in drained] == [
+        ({"text": "a"}, 1),
+        ({"text": "bb"}, 2),
+        ({"text": "ccc"}, 3),
+        ({"more": 4}, 10),
+    ]
+    assert (await settle(explain(unit, registry=registry))).ended == 4
 
 
 async def test_middleware_is_around_each_job(unit: Any, registry: Registry, handlers: Handlers) -> None:
