@@ -62,13 +62,13 @@ nitpick_ignore_regex = [
     ("py:.*", r"(sqlalchemy|datetime|collections|typing|logging|alembic|enum|uuid|contextlib|asyncio|pathlib)\..*"),
     (
         "py:.*",
-        r"(Session|AsyncSession|Engine|AsyncEngine|Connection|Executable|Select|URL|ReturningUpdate|ReturningDelete)",
+        r"(Session|AsyncSession|Engine|AsyncEngine|Connection|Executable|Insert|Select|SelectBase|URL|ReturningUpdate|ReturningDelete)",
     ),
     (
         "py:.*",
         r"(Any|Callable|Mapping|Sequence|Iterable|Iterator|Generator|Collection|Concatenate|Self)",
     ),
-    ("py:.*", r"(ColumnElement|ColumnExpressionArgument|Criterion)"),
+    ("py:.*", r"(ColumnElement|ColumnExpressionArgument|Criterion|(Text|Number|Time|Duration)Expression)"),
     (
         "py:.*",
         r"(datetime|timedelta|LoggerAdapter|Logger|sessionmaker|async_sessionmaker|TypeDecorator|DeclarativeBase)",

@@ -13,6 +13,7 @@ from . import errors, statements
 from .calls import Call
 from .context import AsyncJobContext, JobContext
 from .enqueue import enqueue, enqueue_many
+from .enqueue_select import enqueue_select
 from .errors import JobQueueError
 from .lifecycle import JobStatus
 from .limits import KeyLimits, Limits, Rate
@@ -76,6 +77,7 @@ __all__ = [
     "default_registry",
     "enqueue",
     "enqueue_many",
+    "enqueue_select",
     "errors",
     "every",
     "remove_middleware",

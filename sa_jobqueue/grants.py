@@ -6,7 +6,7 @@ GRANT USAGE ON SCHEMA "sa_jobqueue" TO "web"
 GRANT SELECT ON TABLE "sa_jobqueue".schema_version TO "web"
 GRANT INSERT (task, args, queue, meta, priority, max_attempts, run_at, uniqueness, expires_at, deadline_at, concurrency_key, units), SELECT (id, created_at, claims, attempt, rescues, duplicate_of) ON TABLE "sa_jobqueue".job TO "web"
 GRANT SELECT ON SEQUENCE "sa_jobqueue".gate_any TO "web"
-GRANT EXECUTE ON FUNCTION "sa_jobqueue".due_at(text) TO "web"
+GRANT EXECUTE ON FUNCTION "sa_jobqueue".due_at(text), "sa_jobqueue".refuse_argument(text) TO "web"
 GRANT INSERT (name, deadline_at, fail_fast, retain, meta), SELECT (id, created_at, watched_id, is_broken, status, meta) ON TABLE "sa_jobqueue".workflow TO "web"
 GRANT INSERT ON TABLE "sa_jobqueue".workflow_callback TO "web"
 GRANT EXECUTE ON FUNCTION "sa_jobqueue".add_members TO "web"
@@ -109,7 +109,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             # trigger's function runs with the rights of its owner; only its condition does not.
             f"INSERT ({_WRITTEN_BY_PRODUCERS}), SELECT (id, created_at, claims, attempt, rescues, duplicate_of) ON TABLE {{schema}}.job",
             "SELECT ON SEQUENCE {schema}.gate_any",
-            "EXECUTE ON FUNCTION {schema}.due_at(text)",
+            "EXECUTE ON FUNCTION {schema}.due_at(text), {schema}.refuse_argument(text)",
             f"{_WORKFLOW} ON TABLE {{schema}}.workflow",
             "INSERT ON TABLE {schema}.workflow_callback",
             "EXECUTE ON FUNCTION {schema}.add_members",  # there is one of this name

@@ -150,6 +150,17 @@ class Enqueueable:
             _check_alone(changed._options)
         return changed
 
+    @property
+    def chosen(self) -> Options:
+        """The options that its jobs have, checked."""
+        return self._options
+
+    def template(self) -> Call:
+        """What all jobs have that one statement makes: no arguments yet, and no rule that would be made of them."""
+        wait = self._options.debounce
+        alike = self.options(unique=False, debounce=False, delay=None if wait is None else wait.seconds)
+        return alike._make_call("{}")  # noqa: SLF001  # its own class
+
     def _make_call(self, args: str, *, plain: bool = False) -> Call:
         """The call to enqueue; `plain`: past all middleware."""
         options = self._options

@@ -91,7 +91,16 @@ class Unique:
         `args`: the job's arguments, as JSON text. `defaults`: what the handler's parameters are where `args` does not say;
         None if they are not known. Raises OptionError for a name in `by` that is no argument.
         """
-        rule: dict[str, Any] = {"key": self._key(task, args, defaults)}
+        return self._said(self._key(task, args, defaults))
+
+    def shared(self) -> str:
+        """What the rules of all its jobs say beside their keys, as JSON text."""
+        rest = load(self._said(""))
+        del rest["key"]
+        return json.dumps(rest, separators=(",", ":"))
+
+    def _said(self, key: str) -> str:
+        rule: dict[str, Any] = {"key": key}
         if self.scope != "started":
             rule["scope"] = self.scope
         if self.period is not None:

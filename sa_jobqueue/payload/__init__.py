@@ -24,12 +24,15 @@ the name of a time zone (its offset at that moment stays).
 from __future__ import annotations
 
 from .arguments import Arguments
+from .binding import Selected, bound, bound_by_name
+from .columns import Kind, kind_of, takes_none
 from .inputs import Failed, Inputs, Part
 from .plain import encode_plain, encode_result, load
 from .results import Results
-from .signature import signature
+from .signature import Plan, signature
 from .storable import MAX_DIGITS, MAX_PAYLOAD, shown, unstorable_text
 
 __all__ = [
-    "MAX_DIGITS", "MAX_PAYLOAD", "Arguments", "Failed", "Inputs", "Part", "Results", "encode_plain", "encode_result", "load", "shown", "signature", "unstorable_text",
+    "MAX_DIGITS", "MAX_PAYLOAD", "Arguments", "Failed", "Inputs", "Kind", "Part", "Plan", "Results", "Selected", "bound", "bound_by_name",
+    "encode_plain", "encode_result", "kind_of", "load", "shown", "signature", "takes_none", "unstorable_text",
 ]  # fmt: skip

@@ -31,6 +31,7 @@ STREAMS: Mapping[Any, bool] = {Iterator: False, Iterable: False, AsyncIterator: 
 
 _Parameter = inspect.Parameter
 _POSITIONAL = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
+_VARIABLE = (_Parameter.VAR_POSITIONAL, _Parameter.VAR_KEYWORD)
 
 
 def signature(handler: Callable[..., Any]) -> inspect.Signature:
@@ -78,8 +79,23 @@ class Plan:
     names: tuple[str, ...]
     objects: bool
     """Whether an argument is a mapped object, or holds some."""
+    hints: Mapping[str, Any]
+    """The annotation of each parameter, `Any` where there is none; of `*args` and `**kwargs` that of one value."""
+    required: frozenset[str]
+    """The parameters without a default."""
     given: tuple[Any, ...] = ()
     """The types of the parameters that results of other jobs fill."""
+
+    def hint_of(self, name: str) -> Any:
+        """The annotation of an argument of this name; of one in `**kwargs`, what all of them have."""
+        if name in self.hints or self.rest is None:
+            return self.hints[name]
+        hint = self.hints[self.rest.name]
+        return (
+            typing.get_type_hints(typing.get_args(hint)[0]).get(name, Any)
+            if typing.get_origin(hint) is Unpack
+            else hint
+        )
 
 
 def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:
@@ -144,6 +160,8 @@ def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:
         as_keywords=not only and variable is None and rest is None,
         names=names,
         objects=objects,
+        hints={one.name: hints.get(one.name, Any) for one in parameters},
+        required=frozenset(one.name for one in parameters if one.default is one.empty and one.kind not in _VARIABLE),
         given=tuple(hints.get(one.name, Any) for one in firsts),
     )
 

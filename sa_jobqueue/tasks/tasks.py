@@ -16,7 +16,7 @@ from ..limits import Limits
 from ..makers import SessionMaker
 from ..models import Job
 from ..options import Call, Enqueueable, Options
-from ..payload import Arguments, Inputs, Results
+from ..payload import Arguments, Inputs, Plan, Results
 from ..results import JobEnd, result_as
 
 __all__ = ["AnyTask", "Home", "Task"]
@@ -128,6 +128,16 @@ class Task(Enqueueable, Generic[F, P, R]):
         return self._make_call(self._arguments.encode(args, kwargs, limit=self.registry.max_payload), plain=True)
 
     def _defaults(self) -> Mapping[str, Any]:
+        return self._arguments.defaults
+
+    @property
+    def parameters(self) -> Plan:
+        """What the handler takes after its context. Raises TaskError if an annotation cannot be resolved."""
+        return self._arguments.resolve()
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The defaults of its parameters, as the plain JSON that they would be as arguments."""
         return self._arguments.defaults
 
     @functools.cached_property

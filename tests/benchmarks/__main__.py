@@ -24,7 +24,7 @@ from sa_jobqueue.embedded import embedded_url
 from .counts import counts
 from .depth import dead_entries, depth, future, queues
 from .drain import drain, notes_drain, record, retain, unique_drain
-from .enqueue import bulk, gated, one_by_one, unique_enqueue
+from .enqueue import bulk, gated, one_by_one, selected, unique_enqueue
 from .fairness import MEASURES as FAIRNESS
 from .idle import idle
 from .latency import latency
@@ -67,6 +67,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         wait_for,
         one_by_one,
         bulk,
+        selected,
         unique_enqueue,
         gated,
         depth,

@@ -11,9 +11,10 @@ from itertools import count
 from typing import Any
 
 import psycopg
+from sqlalchemy import Integer, func, select
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Task, Unique, enqueue, enqueue_many
+from sa_jobqueue import Task, Unique, enqueue, enqueue_many, enqueue_select
 from sa_jobqueue.bench.processes import processes
 
 from .latency import conninfo
@@ -63,6 +64,44 @@ def bulk(bench: Bench) -> Iterator[Figure]:
     jobs = 2_000 if bench.small else 100_000
     pairs = interleaved(bench.repeat, partial(many, bench, jobs), partial(unnested, bench, jobs))
     yield compared(f"enqueue_many, {jobs:,} jobs", pairs, "jobs/s", "unnest", at_least=0.7)
+
+
+def selected(bench: Bench) -> Iterator[Figure]:
+    """`enqueue_select` against a bare INSERT … SELECT of the same rows, into the same table."""
+    jobs = 2_000 if bench.small else 1_000_000
+    pairs = interleaved(bench.repeat, partial(by_select, bench, jobs), partial(bare_select, bench, jobs))
+    yield compared(f"enqueue_select, {jobs:,} jobs", pairs, "jobs/s", "INSERT … SELECT", at_least=0.7)
+
+
+def by_select(bench: Bench, jobs: int) -> float:
+    """Jobs per second, from the statement in Python to the commit."""
+    bench.empty()
+    bench.settle()
+    with Session(bench.engine) as session:
+        session.connection()
+        begun = time.perf_counter()
+        number = func.generate_series(0, jobs - 1, type_=Integer).column_valued("n")
+        session.execute(enqueue_select(nothing, select(number)))
+        session.commit()
+        seconds = time.perf_counter() - begun
+    assert bench.count() == jobs
+    return jobs / seconds
+
+
+def bare_select(bench: Bench, jobs: int) -> float:
+    """The same in SQL by hand."""
+    bench.empty()
+    bench.settle()
+    with psycopg.connect(conninfo(bench.address)) as connection:
+        begun = time.perf_counter()
+        connection.execute(
+            f"INSERT INTO {SCHEMA}.job (task, args) SELECT 'nothing', jsonb_build_object('n', n) FROM generate_series(0, %s) AS n",
+            [jobs - 1],
+        )
+        connection.commit()
+        seconds = time.perf_counter() - begun
+    assert bench.count() == jobs
+    return jobs / seconds
 
 
 def unique_enqueue(bench: Bench) -> Iterator[Figure]:

@@ -29,6 +29,7 @@ PLAIN = {
     "policy",
     "read",
     "remove",
+    "select",
     "set",
     "setting",
     "sum",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sa_jobqueue
-from sa_jobqueue import errors, migrations, statements
+from sa_jobqueue import errors, migrations, statements, testing
 from tests.docs.commands import root_command
 from tests.support.commands import ROOT
 
@@ -32,6 +32,11 @@ def test_each_public_name_is_in_the_reference() -> None:
 def test_each_statement_is_in_the_reference() -> None:
     """What `sa_jobqueue.statements` exports has its entry."""
     assert set(statements.__all__) <= documented()
+
+
+def test_each_part_of_the_testing_kit_is_in_the_reference() -> None:
+    """What `sa_jobqueue.testing` exports has its entry."""
+    assert set(testing.__all__) <= documented()
 
 
 def test_each_call_for_migrations_is_in_the_reference() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from sqlalchemy import Engine, NullPool, create_engine, func, make_url, select, text, update
+from sqlalchemy import Engine, NullPool, create_engine, func, literal, make_url, select, text, update
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -29,6 +29,7 @@ from sa_jobqueue import (
     Workflow,
     enqueue,
     enqueue_many,
+    enqueue_select,
     task,
 )
 from sa_jobqueue.errors import ConfigurationError
@@ -177,11 +178,13 @@ async def test_an_enqueuer_can_insert_jobs_in_every_way(make_role: MakeRole, eng
         ids.append(later.id)
         await session.commit()
     ids.append(int(output("enqueue", "a_task", '{"n": 5}', "--delay", "1h", url=url)))
+    with own.begin() as connection:
+        ids += connection.scalars(enqueue_select("a_task", select(literal(6).label("n"))).returning(Job.id)).all()
     own.dispose()
     await own_async.dispose()
     with Session(engine) as session:
         found = session.execute(select(Job.id, Job.args["n"].as_integer()).order_by(Job.id)).all()
-    assert [tuple(row) for row in found] == list(zip(ids, [1, 2, 3, 4, 5], strict=True))
+    assert [tuple(row) for row in found] == list(zip(ids, [1, 2, 3, 4, 5, 6], strict=True))
 
 
 def test_an_enqueuer_can_do_nothing_else(make_role: MakeRole, engine: Engine) -> None:

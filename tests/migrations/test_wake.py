@@ -385,6 +385,7 @@ class TestLeastPrivilege:
             ("pick_limited", False, [path, *scans, "jit=off", "plan_cache_mode=force_generic_plan"], True),
             ("rate_room", False, None, True),
             ("ready_keys", False, [path, "plan_cache_mode=force_generic_plan"], True),
+            ("refuse_argument", False, None, True),
             ("resume_workflows", True, [path, seek], False),
             ("retry_workflow", True, [path, seek], False),
             ("schedule_changed", False, [path], False),

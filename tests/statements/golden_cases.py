@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from sqlalchemy import ClauseElement, true
+from sqlalchemy import ClauseElement, DateTime, Integer, Text, column, select, table, true
 from sqlalchemy.dialects.postgresql import psycopg
 
+from sa_jobqueue.enqueue_select import enqueue_select
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
 from sa_jobqueue.limits import Limits, Rate
 from sa_jobqueue.models import Job, Schedule
@@ -132,10 +133,19 @@ from sa_jobqueue.statements.workflows import (
     workflows_over,
 )
 from sa_jobqueue.tally import TaskTally
+from sa_jobqueue.tasks import Registry, task
+from sa_jobqueue.unique import Unique
 
 FOLDER = Path(__file__).parent / "golden"
 
 _WORKER = uuid.UUID(int=7)
+_ORDERS = table("orders", column("id", Integer), column("note", Text), column("due", DateTime(timezone=True)))
+
+
+@task(name="shop.remind", registry=Registry())
+def _remind(order_id: int, note: str | None = None) -> None: ...
+
+
 _TIME = datetime(2026, 11, 21, tzinfo=UTC)
 
 
@@ -267,6 +277,10 @@ SINGLE: dict[str, Callable[[], object]] = {
     "running_jobs": running_jobs,
     "count_jobs_where": lambda: count_jobs(Job.queue == "mail"),
     "insert_jobs_with_keys": lambda: insert_jobs([_call(1)._replace(key="a"), _call(2)._replace(units=3)]),
+    "enqueue_select": lambda: enqueue_select(_remind, select(_ORDERS.c.id, _ORDERS.c.note)),
+    "enqueue_select_by_key": lambda: enqueue_select(
+        _remind.options(unique=Unique(by=("order_id",))), select(_ORDERS.c.id), run_at=_ORDERS.c.due
+    ),
     "fetch_args": lambda: fetch_args(1, most=100),
     "end_expired": lambda: end_expired(limit=1_000),
     "end_overdue": lambda: end_overdue(limit=1_000),

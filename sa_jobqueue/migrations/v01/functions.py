@@ -50,6 +50,14 @@ UP = (
     RETURN CASE WHEN pg_catalog.starts_with(given, '+') THEN pg_catalog.now() + given::pg_catalog.interval
                 ELSE given::pg_catalog.timestamptz END
     """,
+    # What `enqueue_select` calls for a row whose value cannot be an argument.
+    """
+    CREATE FUNCTION {schema}.refuse_argument(message text) RETURNS jsonb LANGUAGE plpgsql PARALLEL SAFE AS $body$
+    BEGIN
+        RAISE invalid_parameter_value USING MESSAGE = message;
+    END
+    $body$
+    """,
     _COMPLETE.format(parameter="", result="NULL", **_PLAIN),
     # Of a task that records what its handlers return.
     _COMPLETE.format(parameter=", result jsonb", result="$4", **_PLAIN),
@@ -62,5 +70,6 @@ DOWN = (
     "DROP FUNCTION {schema}.complete_member(bigint, bigint, double precision)",
     "DROP FUNCTION {schema}.complete_job(bigint, bigint, double precision, jsonb)",
     "DROP FUNCTION {schema}.complete_job(bigint, bigint, double precision)",
+    "DROP FUNCTION {schema}.refuse_argument(text)",
     "DROP FUNCTION {schema}.due_at(text)",
 )

@@ -1,0 +1,40 @@
+"""For tests of applications: jobs are run where the test is, in its own session, which it may roll back.
+
+>>> from sqlalchemy.orm import Session
+>>> def test_a_receipt_is_sent(session: Session) -> None:
+...     order = buy(session)
+...     assert_enqueued(session, "shop.send_receipt", order_id=order.id)
+...     drain(session)
+...     assert order.receipt_sent_at is not None
+
+With an `AsyncSession` the same functions are awaited. The pytest fixture `jobqueue` has them as its methods.
+"""
+
+from .clock import move_clock
+from .contexts import FakeAsyncJobContext, FakeJobContext
+from .drain import drain, work_one
+from .drained import Drained, Ran
+from .effects import Effects, RowChange, effects
+from .enqueued import assert_enqueued, assert_not_enqueued, enqueued
+from .explain import Explanation, Unrun, explain
+from .queue import JobQueue
+
+__all__ = [
+    "Drained",
+    "Effects",
+    "Explanation",
+    "FakeAsyncJobContext",
+    "FakeJobContext",
+    "JobQueue",
+    "Ran",
+    "RowChange",
+    "Unrun",
+    "assert_enqueued",
+    "assert_not_enqueued",
+    "drain",
+    "effects",
+    "enqueued",
+    "explain",
+    "move_clock",
+    "work_one",
+]

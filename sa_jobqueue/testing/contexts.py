@@ -1,0 +1,134 @@
+"""Contexts for unit tests of handlers: no job and no worker behind them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, NoReturn
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from ..context import AsyncJobContext, ClaimedJob, JobContext
+from ..errors import SessionUnavailable
+
+__all__ = ["FakeAsyncJobContext", "FakeJobContext"]
+
+
+class _Heard:
+    """What a handler says, and whether it is to stop."""
+
+    def __init__(self) -> None:
+        self.is_stopping = False
+        self.progress: list[tuple[float, str | None]] = []
+        self.lines: list[str] = []
+
+    def report(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
+        self.progress.append((fraction, message))
+
+    def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:
+        return lambda record: self.lines.append(record.getMessage())
+
+
+class FakeJobContext(JobContext):
+    """The context of a `def` handler that a test calls itself: `send_receipt(FakeJobContext(session), 7)`.
+
+    `session`: what `ctx.session` is; without one, a handler that asks for it fails. The others are what the context says of the job.
+    """
+
+    __slots__ = ("_heard",)
+
+    def __init__(
+        self,
+        session: Session | None = None,
+        *,
+        job_id: int = 1,
+        task: str = "fake",
+        queue: str = "default",
+        attempt: int = 1,
+        max_attempts: int = 10,
+        meta: Mapping[str, Any] | None = None,
+        enqueued_at: datetime | None = None,
+        tick_at: datetime | None = None,
+        ticks: int = 1,
+    ) -> None:
+        self._heard = _Heard()
+        tick = None if tick_at is None else (tick_at, ticks)
+        claimed = _claimed(job_id, task, queue, (attempt, max_attempts), meta=meta, enqueued_at=enqueued_at, tick=tick)
+        super().__init__(claimed, lambda: session or _none(), lambda: self._heard.is_stopping, self._heard, keep_logs=1)
+
+    def cancel(self) -> None:
+        """From now on `ctx.cancelled` is true."""
+        self._heard.is_stopping = True
+
+    @property
+    def said(self) -> list[tuple[float, str | None]]:
+        """What the handler has told `ctx.progress`, each with its message."""
+        return self._heard.progress
+
+    @property
+    def lines(self) -> list[str]:
+        """What it has logged by `ctx.logger`, from INFO on."""
+        return self._heard.lines
+
+
+class FakeAsyncJobContext(AsyncJobContext):
+    """The same of an `async def` handler: `await send_receipt(FakeAsyncJobContext(async_session), 7)`."""
+
+    __slots__ = ("_heard",)
+
+    def __init__(
+        self,
+        session: AsyncSession | None = None,
+        *,
+        job_id: int = 1,
+        task: str = "fake",
+        queue: str = "default",
+        attempt: int = 1,
+        max_attempts: int = 10,
+        meta: Mapping[str, Any] | None = None,
+        enqueued_at: datetime | None = None,
+        tick_at: datetime | None = None,
+        ticks: int = 1,
+    ) -> None:
+        self._heard = _Heard()
+        tick = None if tick_at is None else (tick_at, ticks)
+        claimed = _claimed(job_id, task, queue, (attempt, max_attempts), meta=meta, enqueued_at=enqueued_at, tick=tick)
+        super().__init__(claimed, lambda: session or _none(), lambda: self._heard.is_stopping, self._heard, keep_logs=1)
+
+    def cancel(self) -> None:
+        """From now on `ctx.cancelled` is true."""
+        self._heard.is_stopping = True
+
+    @property
+    def said(self) -> list[tuple[float, str | None]]:
+        """What the handler has told `ctx.progress`, each with its message."""
+        return self._heard.progress
+
+    @property
+    def lines(self) -> list[str]:
+        """What it has logged by `ctx.logger`, from INFO on."""
+        return self._heard.lines
+
+
+def _none() -> NoReturn:
+    raise SessionUnavailable("this context has no session: give it the test's, FakeJobContext(session)")
+
+
+def _claimed(
+    job_id: int,
+    task: str,
+    queue: str,
+    attempts: tuple[int, int],
+    *,
+    meta: Mapping[str, Any] | None,
+    enqueued_at: datetime | None,
+    tick: tuple[datetime, int] | None,
+) -> ClaimedJob:
+    enqueued = time.time() if enqueued_at is None else enqueued_at.timestamp()
+    extra = None if tick is None else json.dumps({"tick": [tick[0].timestamp(), tick[1]]})
+    said = json.dumps(dict(meta or {}))
+    return ClaimedJob(job_id, 1, queue, task, 4, enqueued, *attempts, 0, "{}", said, enqueued, extra)

@@ -1,0 +1,231 @@
+"""Running the jobs that are due, where the test is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, overload
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from ..errors import JobQueueError
+from ..models import Job
+from ..outcomes import Signal
+from ..tasks import Registry, default_registry
+from ..worker.running.run import Run
+from .chores import do_chores
+from .drained import Drained, Ran
+from .explain import explain_in
+from .inline import Inline
+from .sides import AsyncSide, Side, SyncSide, own_session, see_again
+
+__all__ = ["drain", "work_one"]
+
+T = TypeVar("T")
+
+
+@overload
+def drain(
+    session: SyncSide,
+    *,
+    queues: Collection[str] | None = None,
+    registry: Registry = default_registry,
+    raise_errors: bool = True,
+    most: int = 1_000,
+    job: type[Job] = Job,
+) -> Drained: ...
+@overload
+def drain(
+    session: AsyncSide,
+    *,
+    queues: Collection[str] | None = None,
+    registry: Registry = default_registry,
+    raise_errors: bool = True,
+    most: int = 1_000,
+    job: type[Job] = Job,
+) -> Coroutine[Any, Any, Drained]: ...
+def drain(
+    session: Side,
+    *,
+    queues: Collection[str] | None = None,
+    registry: Registry = default_registry,
+    raise_errors: bool = True,
+    most: int = 1_000,
+    job: type[Job] = Job,
+) -> Any:
+    """Run the jobs that are due, one after the other, in the session's own transaction, until none is. Returns those that ran.
+
+    `session`: of an `AsyncSession` the call is awaited. It is flushed before, and its objects show afterwards what the jobs have
+    written. Nothing is committed: where a worker would commit there is a savepoint, and what a handler that fails has written is
+    undone to it. So all of it goes with a rollback of the session.
+
+    Handlers get a session of their own, as in production, on the session's connection. Both kinds of handlers run with both kinds of
+    session. Schedules that are due enqueue their jobs first, and jobs whose lease has run out are rescued.
+
+    `queues`: whose jobs to run; None: those of all queues. `registry`: the tasks. `raise_errors`: raise what a handler has raised, when
+    what became of its job is written; False: leave it to the retry policy, and to `Drained.errors`. `most`: how many jobs, because one that enqueues itself would go on for ever.
+
+    Raises TaskError for a job whose task the registry does not know, JobQueueError if more than `most` jobs are due.
+    """
+    own, work = own_session(session), _Work(registry, queues, job, raise_errors=raise_errors, most=most)
+    return work.all_async(own) if isinstance(own, AsyncSession) else work.all(own)
+
+
+@overload
+def work_one(
+    session: SyncSide,
+    job: Job | int | None = None,
+    *,
+    queues: Collection[str] | None = None,
+    registry: Registry = default_registry,
+    raise_errors: bool = True,
+) -> Ran: ...
+@overload
+def work_one(
+    session: AsyncSide,
+    job: Job | int | None = None,
+    *,
+    queues: Collection[str] | None = None,
+    registry: Registry = default_registry,
+    raise_errors: bool = True,
+) -> Coroutine[Any, Any, Ran]: ...
+def work_one(
+    session: Side,
+    job: Job | int | None = None,
+    *,
+    queues: Collection[str] | None = None,
+    registry: Registry = default_registry,
+    raise_errors: bool = True,
+) -> Any:
+    """As `drain`, but run one job: the one that is due first, or `job`, a `Job` or its id. Limits do not hold `job` back.
+
+    Raises AssertionError, which says why, if there is none to run.
+    """
+    of = Job if job is None or isinstance(job, int) else type(job)
+    own, work = own_session(session), _Work(registry, queues, of, raise_errors=raise_errors)
+    return work.one_async(own, job) if isinstance(own, AsyncSession) else work.one(own, job)
+
+
+@dataclass(slots=True)
+class _Work:
+    """What one call is to do."""
+
+    registry: Registry
+    queues: Collection[str] | None
+    job: type[Job]
+    raise_errors: bool = field(kw_only=True)
+    most: int = field(kw_only=True, default=1)
+
+    # ---- with a Session
+
+    def all(self, session: Session) -> Drained:
+        inline, ran = self._begin(session), list[Ran]()
+        try:
+            while (run := inline.next()) is not None:
+                ran.append(self._checked(_run(inline, run), ran))
+        finally:
+            see_again(session, at_once=False)
+        return self._drained(session, ran)
+
+    def one(self, session: Session, job: Job | int | None) -> Ran:
+        inline = self._begin(session)
+        try:
+            return self._checked(_run(inline, self._only(session, inline, job)), [])
+        finally:
+            see_again(session, at_once=False)
+
+    # ---- with an AsyncSession
+
+    async def all_async(self, session: AsyncSession) -> Drained:
+        on, ran = session.run_sync, list[Ran]()
+        inline = await on(self._begin)
+        try:
+            while (run := await on(lambda _: inline.next())) is not None:
+                ran.append(self._checked(await _run_async(inline, run, session), ran))
+        finally:
+            await on(lambda own: see_again(own, at_once=True))
+        return await on(lambda own: self._drained(own, ran))
+
+    async def one_async(self, session: AsyncSession, job: Job | int | None) -> Ran:
+        on = session.run_sync
+        inline = await on(self._begin)
+        try:
+            run = await on(lambda own: self._only(own, inline, job))
+            return self._checked(await _run_async(inline, run, session), [])
+        finally:
+            await on(lambda own: see_again(own, at_once=True))
+
+    # ---- with both
+
+    def _begin(self, session: Session) -> Inline:
+        inline = Inline(session, registry=self.registry, queues=self.queues, job=self.job)
+        do_chores(session, registry=self.registry, job=self.job)
+        return inline
+
+    def _only(self, session: Session, inline: Inline, job: Job | int | None) -> Run:
+        run = inline.next() if job is None else inline.this(job if isinstance(job, int) else job.id)
+        if run is None:
+            raise AssertionError(f"nothing was run: {self._why(session)}")
+        return run
+
+    def _checked(self, ran: Ran, before: list[Ran]) -> Ran:
+        error = ran.error
+        if self.raise_errors and error is not None and not isinstance(error, Signal):
+            error.add_note(
+                f"From {ran}. With raise_errors=False it is left to the task's retry policy, as a worker would."
+            )
+            raise error
+        if len(before) >= self.most > 1:
+            raise JobQueueError(
+                f"{self.most:,} jobs have run, and others are due; the last was {ran}: does a job enqueue itself? most=... allows more"
+            )
+        return ran
+
+    def _drained(self, session: Session, ran: list[Ran]) -> Drained:
+        return Drained(ran, "" if ran else self._why(session))
+
+    def _why(self, session: Session) -> str:
+        return str(explain_in(session, queues=self.queues, registry=self.registry, job=self.job))
+
+
+def _run(inline: Inline, run: Run) -> Ran:
+    if not run.task.is_async:
+        return inline.run(run)
+
+    async def at_once(work: Callable[[], Ran]) -> Ran:
+        return work()
+
+    return _waited(lambda: inline.run_async(run, at_once))
+
+
+async def _run_async(inline: Inline, run: Run, session: AsyncSession) -> Ran:
+    if not run.task.is_async:
+        return await session.run_sync(lambda _: inline.run(run))
+    return await inline.run_async(run, lambda work: session.run_sync(lambda _: work()))
+
+
+def _waited(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """What a coroutine returns, by an event loop of its own: in this thread or, where that has one which runs, in another."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(make())
+    answer: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            answer.append(asyncio.run(make()))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="sa-jobqueue drain")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return answer[0]

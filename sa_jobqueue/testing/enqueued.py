@@ -1,0 +1,214 @@
+"""Whether a job was enqueued: assertions with a difference that one can read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import fields
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias, cast, overload
+
+from pydantic_core import to_json
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from ..errors import PayloadError
+from ..models import Job
+from ..options import Options
+from ..payload import load
+from ..tasks import AnyTask, Task, TaskName, default_registry
+from .sides import AsyncSide, Side, SyncSide, on
+
+__all__ = ["assert_enqueued", "assert_not_enqueued", "enqueued"]
+
+_Named: TypeAlias = AnyTask | TaskName | str
+
+#: Jobs that a message names.
+_SHOWN = 10
+#: A time that was given in Python and one that was counted by the database may differ by this much.
+_CLOSE = timedelta(seconds=1)
+
+
+@overload
+def enqueued(session: SyncSide, task: _Named, /, **partial: Any) -> list[Job]: ...
+@overload
+def enqueued(session: AsyncSide, task: _Named, /, **partial: Any) -> Coroutine[Any, Any, list[Job]]: ...
+def enqueued(session: Side, task: _Named, /, **partial: Any) -> Any:
+    """The jobs of `task` that are enqueued and have not ended, the oldest first, as `assert_enqueued` looks for them."""
+    wanted = _Wanted(task, partial)
+    return on(session, lambda own: [job for job in _live(own, wanted) if not wanted.differences(job)])
+
+
+@overload
+def assert_enqueued(session: SyncSide, task: _Named, /, **partial: Any) -> Job: ...
+@overload
+def assert_enqueued(session: AsyncSide, task: _Named, /, **partial: Any) -> Coroutine[Any, Any, Job]: ...
+def assert_enqueued(session: Side, task: _Named, /, **partial: Any) -> Any:
+    """Assert that a job of `task` is enqueued, and return it; of several, the oldest.
+
+    `session`: it is flushed before; of an `AsyncSession` the call is awaited. `partial`: arguments of the job, all or some, compared
+    by == with what the handler would get. Options that differ from those of the task are compared, too:
+    `assert_enqueued(session, send.options(queue="mail", delay=60), order_id=7)`. What has ended is not enqueued.
+
+    Raises AssertionError that says how the jobs of this task differ, and which others there are.
+    """
+    wanted = _Wanted(task, partial)
+
+    def work(own: Session) -> Job:
+        live = _live(own, wanted)
+        found = next((job for job in live if not wanted.differences(job)), None)
+        if found is None:
+            raise AssertionError(_absent(own, wanted, live))
+        return found
+
+    return on(session, work)
+
+
+@overload
+def assert_not_enqueued(session: SyncSide, task: _Named, /, **partial: Any) -> None: ...
+@overload
+def assert_not_enqueued(session: AsyncSide, task: _Named, /, **partial: Any) -> Coroutine[Any, Any, None]: ...
+def assert_not_enqueued(session: Side, task: _Named, /, **partial: Any) -> Any:
+    """Assert that no such job is enqueued. The arguments are those of `assert_enqueued`."""
+    wanted = _Wanted(task, partial)
+
+    def work(own: Session) -> None:
+        if found := [job for job in _live(own, wanted) if not wanted.differences(job)]:
+            lines = [
+                f"{len(found)} of {wanted} {'is' if len(found) == 1 else 'are'} enqueued:",
+                *map(_said, found[:_SHOWN]),
+            ]
+            raise AssertionError("\n  ".join(lines))
+
+    return on(session, work)
+
+
+class _Wanted:
+    """What a job is compared with."""
+
+    def __init__(self, task: _Named, partial: Mapping[str, Any]) -> None:
+        if isinstance(task, str):
+            task = TaskName(task)
+        self.name, self.partial = task.name, partial
+        self.names = (task.name, *task.aliases) if isinstance(task, Task) else (task.name,)
+        self._task = task if isinstance(task, Task) else default_registry.get(task.name)
+        self._options = dict(_changed(task))
+
+    def __str__(self) -> str:
+        given = [f"{name}={value!r}" for name, value in self.partial.items()]
+        options = [f"{name}={_shown(value)}" for name, value in self._options.items()]
+        return f"{self.name}({', '.join(given)})" + (f" with {', '.join(options)}" if options else "")
+
+    def differences(self, job: Job) -> list[str]:
+        """How the job differs from what is wanted."""
+        args = self._args(job)
+        found = [
+            f"{name}={args[name]!r}, not {value!r}" if name in args else f"no {name}, instead of {value!r}"
+            for name, value in self.partial.items()
+            if name not in args or not _equal(args[name], value)
+        ]
+        for name, value in self._options.items():
+            of_job = _READ[name](job)
+            if not _same(of_job, value):
+                found.append(f"{name}={_shown(of_job)}, not {_shown(value)}")
+        return found
+
+    def _args(self, job: Job) -> Mapping[str, Any]:
+        """The arguments as the handler gets them; as they are stored, if there is no handler, or they do not fit it."""
+        if self._task is None or not self.partial:
+            return job.args
+        try:
+            args, kwargs = self._task.decode(to_json(job.args))
+        except PayloadError:
+            return job.args
+        return {**job.args, **dict(zip(self._task.parameters.positional, args, strict=False)), **kwargs}
+
+
+def _changed(task: AnyTask | TaskName) -> Iterator[tuple[str, Any]]:
+    """The options that are not those with which the task was declared."""
+    chosen = task.chosen
+    declared = Options()
+    if isinstance(task, Task) and (found := cast(Any, task.registry).get(task.name)) is not None:
+        declared = found.chosen
+    for one in fields(Options):
+        value = getattr(chosen, one.name)
+        if value == getattr(declared, one.name) or one.name not in _READ:
+            continue
+        yield one.name, load(value) if one.name == "meta" else value
+
+
+def _delay(job: Job) -> timedelta:
+    return job.run_at - job.created_at
+
+
+#: What is read of a job for an option.
+_READ: Mapping[str, Callable[[Job], Any]] = {
+    "queue": lambda job: job.queue,
+    "priority": lambda job: job.priority,
+    "max_attempts": lambda job: job.max_attempts,
+    "run_at": lambda job: (job.run_at, _delay(job)),
+    "meta": lambda job: job.meta,
+    "key": lambda job: job.key,
+    "units": lambda job: job.units,
+    "expires": lambda job: (job.expires_at, job.expires_at and job.expires_at - job.created_at),
+    "deadline": lambda job: (job.deadline_at, job.deadline_at and job.deadline_at - job.created_at),
+}
+
+
+def _same(of_job: Any, wanted: Any) -> bool:
+    if not isinstance(of_job, tuple):
+        return bool(of_job == wanted)
+    at, delay = cast(tuple[Any, Any], of_job)
+    if at is None or wanted is None:
+        return at is wanted
+    apart: timedelta = abs((delay if isinstance(wanted, timedelta) else at) - wanted)
+    return apart < _CLOSE
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # an __eq__ whose answer is no bool
+        return False
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        at, delay = cast(tuple[Any, Any], value)
+        return "nothing" if at is None else f"{at.isoformat(sep=' ')} (after {delay})"
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ")
+    return str(value) if isinstance(value, timedelta) else repr(value)
+
+
+def _live(session: Session, wanted: _Wanted) -> Sequence[Job]:
+    session.flush()
+    return _read(session, select(Job).where(Job.task.in_(wanted.names), Job.is_live).order_by(Job.id))
+
+
+def _read(session: Session, jobs: Select[Any]) -> Sequence[Job]:
+    """As they are in the database, whatever the session has loaded before."""
+    found: Sequence[Job] = session.scalars(jobs.execution_options(populate_existing=True)).all()
+    return found
+
+
+def _absent(session: Session, wanted: _Wanted, live: Sequence[Job]) -> str:
+    lines = [f"{wanted} is not enqueued."]
+    of_task = Job.task.in_(wanted.names)
+    if live:
+        lines.append(
+            f"{len(live):,} {'job' if len(live) == 1 else 'jobs'} of this task {'is' if len(live) == 1 else 'are'}:"
+        )
+        lines += [f"  job {job.id}: {', '.join(wanted.differences(job))}" for job in live[:_SHOWN]]
+    else:
+        others = _read(session, select(Job).where(Job.is_live, ~of_task).order_by(Job.id).limit(_SHOWN))
+        lines.append("No job of this task is; enqueued are:" if others else "No job of any task is.")
+        lines += map(_said, others)
+    ended = _read(session, select(Job).where(Job.is_finished, of_task).order_by(Job.id.desc()).limit(_SHOWN))
+    if ended:
+        lines += ["Ended, and so no longer enqueued:", *(f"{_said(job)}, {job.status.value}" for job in ended)]
+    return "\n".join(lines)
+
+
+def _said(job: Job) -> str:
+    given = ", ".join(f"{name}={value!r}" for name, value in job.args.items())
+    return f"  job {job.id}: {job.task}({given})"

@@ -1,0 +1,249 @@
+"""Running jobs where the test is, on the connection of its session: claims, handlers and outcomes as a worker's, one job at a time.
+
+What differs from a worker: all of it is one transaction, that of the session, with savepoints where a worker commits; a `def` handler
+has no timeout; and a job of `executor="process"` runs in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import Connection, Select, func, select, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from ..context import ClaimedJob
+from ..errors import JobStopped, TaskError
+from ..lifecycle import Change, Event, Rules, completed, decide, extra, sources, unwritable
+from ..models import Job, status_in
+from ..outcomes import Completed, Outcome, Released
+from ..payload import load
+from ..statements.claim import claim_jobs, claim_listed
+from ..statements.limited import LimitedRequest, picked_jobs
+from ..statements.parts import table_of
+from ..store import Answer, Input, fault_of, kept_for_now, store_of
+from ..tasks import AnyTask, Registry
+from ..worker.running.attempt_end import outcome_of
+from ..worker.running.call import Call
+from ..worker.running.ending import LOST, ToWrite
+from ..worker.running.inputs import taken_by, with_inputs
+from ..worker.running.notes import Notes
+from ..worker.running.run import Run
+from ..worker.running.timeouts import timeout_of, within
+from ..worker.running.verdict import of_error, of_value, unstarted
+from .drained import Ran
+from .sides import connection_of
+from .transaction import JoinedSessions
+
+__all__ = ["Inline"]
+
+#: Seconds of a claim's lease. Nothing renews it, and a clock that is moved lets it run out.
+_LEASE = 60.0
+#: Bytes of arguments that a claim returns: all that can be read back.
+_ALL = 2**30 - 1
+#: Results of other jobs that are read at once.
+_PAGE = 1_000
+#: Where in its range a backoff's jitter lies: each time at the same place.
+_MIDDLE = 0.5
+
+
+class Inline:
+    """Claims and runs jobs in the transaction of `session`. Everything here is written for a `Session`; with an `AsyncSession` it is
+    called inside of its `run_sync`, but `run_async` is awaited.
+    """
+
+    def __init__(
+        self, session: Session, *, registry: Registry, queues: Collection[str] | None, job: type[Job] = Job
+    ) -> None:
+        self._session, self._registry, self._queues, self._job = session, registry, queues, job
+        self._store = store_of(job)
+        self._worker = str(uuid4())
+        self._notes = Notes()
+        self._sessions = JoinedSessions(
+            maker=registry.sessionmaker,
+            async_maker=registry.async_sessionmaker,
+            store=self._store,
+            test=session,
+            job=job,
+        )
+        session.flush()
+
+    @property
+    def _connection(self) -> Connection:
+        return connection_of(self._session, self._job)
+
+    # ---- claiming
+
+    def next(self) -> Run | None:
+        """Claim a due job: the one that a worker with all of these queues would start first. None: no worker would start any."""
+        connection, table = self._connection, table_of(self._job)
+        self._move_workflows()
+        due = (status_in(table.c.status, sources(Event.CLAIM)), table.c.run_at > func.now())
+        # In a transaction that is open for long, now() is its beginning, which no worker's is.
+        passed = table.c.run_at <= func.clock_timestamp()
+        connection.execute(update(table).where(*due, passed).values(run_at=func.now()))
+        for queue in connection.scalars(self._due_queues()).all():
+            if (found := self._claim_from(connection, queue)) is not None:
+                return self._run(found)
+        return None
+
+    def _move_workflows(self) -> None:
+        """Release the members of workflows that waited for others, as far as these have ended."""
+        while found := self._store.stray_workflows(self._connection):
+            done = self._store.advance(self._connection, dict.fromkeys(found, 0))
+            if not done.read:  # another transaction has them locked
+                return
+
+    def this(self, job_id: int) -> Run | None:
+        """Claim this job, whatever limits its queue and its key have. None if it is not due, or not queued."""
+        found = self._claim(job_id)
+        return None if found is None else self._run(found)
+
+    def _due_queues(self) -> Select[Any]:
+        """The queues in which jobs are due, the one first whose job is to be started first."""
+        columns = table_of(self._job).c
+        wanted = [] if self._queues is None else [columns.queue.in_(list(self._queues))]
+        return (
+            select(columns.queue)
+            .where(status_in(columns.status, sources(Event.CLAIM)), columns.run_at <= func.now(), *wanted)
+            .group_by(columns.queue)
+            .order_by(func.max(columns.priority).desc(), func.min(columns.run_at), func.min(columns.id))
+        )
+
+    def _claim_from(self, connection: Connection, queue: str) -> ClaimedJob | None:
+        limits = self._store.read_limits(connection, [queue])
+        if queue not in limits.queues and not limits.tasks:
+            statement = claim_jobs(
+                worker=self._worker,
+                queues={queue: 1},
+                lease=_LEASE,
+                known=limits.version,
+                args_limit=_ALL,
+                job=self._job,
+            )
+            row = connection.execute(statement).first()
+            return None if row is None else ClaimedJob._make(row)
+        # In two statements: one by itself takes no job that was enqueued in a savepoint of the same transaction.
+        request = LimitedRequest(self._worker, {queue: 1}, _LEASE, tasks=limits.tasks, known=limits.version)
+        picked = connection.scalars(picked_jobs(request, job=self._job)).first()
+        return None if picked is None else self._claim(picked)
+
+    def _claim(self, job_id: int) -> ClaimedJob | None:
+        statement = claim_listed(ids=[job_id], worker=self._worker, lease=_LEASE, args_limit=_ALL, job=self._job)
+        row = self._connection.execute(statement).first()
+        return None if row is None else ClaimedJob._make(row)
+
+    def _run(self, claimed: ClaimedJob) -> Run:
+        task: AnyTask | None = self._registry.get(claimed.task)
+        if task is None:
+            self._write(decide(claimed, Released(), Rules(), random=_MIDDLE))
+            raise TaskError(
+                f"job {claimed.id}: no task is called {claimed.task!r} here: import its module, or give the registry that has it, "
+                "drain(session, registry=...)"
+            )
+        return Run(self._with_inputs(claimed), task, monotonic(), monotonic(), set())
+
+    def _with_inputs(self, claimed: ClaimedJob) -> ClaimedJob:
+        """With what a member of a workflow takes of others, however much that is."""
+        if claimed.extra is None or "inputs" not in extra(claimed):
+            return claimed
+        inputs, after = list[Input](), -1
+        while page := self._store.page_of_inputs(self._connection, claimed.id, after=after, limit=_PAGE):
+            inputs += page
+            after = page[-1].position or 0
+        return with_inputs(claimed, inputs)
+
+    # ---- running
+
+    def run(self, run: Run) -> Ran:
+        """Run a `def` handler."""
+        if (outcome := unstarted(run)) is not None:
+            return self._ended(run, outcome)
+        call = self._begin(run)
+        try:
+            return self._succeed(call, call.invoke())
+        except BaseException as error:
+            return self._fail(call, error)
+
+    async def run_async(self, run: Run, on: Callable[[Callable[[], Ran]], Awaitable[Ran]]) -> Ran:
+        """Run an `async def` handler. `on`: does what uses the session's connection."""
+        if (outcome := unstarted(run)) is not None:
+            return await on(lambda: self._ended(run, outcome))
+        call = self._begin(run)
+        try:
+            seconds = None if run.timeout_at is None or run.started is None else run.timeout_at - run.started
+            value = await (call.invoke() if seconds is None else within(seconds, run, call.invoke()))
+            return await on(lambda: self._succeed(call, value))
+        except BaseException as error:
+            failure = error
+            return await on(lambda: self._fail(call, failure))
+
+    def _begin(self, run: Run) -> Call:
+        run.started = monotonic()
+        run.timeout_at = timeout_of(run, run.started)
+        return Call(run, self._sessions, self._notes)
+
+    def _succeed(self, call: Call, value: Any) -> Ran:
+        """The handler has returned `value`."""
+        run = call.run
+        outcome = of_value(run, value)
+        assert outcome is not LOST, "nobody else has claimed it"
+        change = self._decide(run, outcome)
+        ending = ToWrite(change) if call.transaction is None else call.transaction.complete(change)
+        call.close()
+        if isinstance(ending, ToWrite):
+            change = self._write(change)
+        result = None if change.result is None else load(change.result)
+        return self._told(run, change, None, result)
+
+    def _fail(self, call: Call, error: BaseException) -> Ran:
+        """The handler has raised `error`, or what it wrote could not be kept. What stops the test itself is raised again."""
+        call.close(failed=True)
+        if not isinstance(error, (Exception, JobStopped)):
+            raise error
+        outcome = of_error(call.run, error)
+        assert outcome is not LOST, "nobody else has claimed it"
+        return self._ended(call.run, outcome, error)
+
+    def _ended(self, run: Run, outcome: Any, error: BaseException | None = None) -> Ran:
+        return self._told(run, self._write(self._decide(run, outcome)), error)
+
+    def _decide(self, run: Run, outcome: Outcome) -> Change:
+        if isinstance(outcome, Completed):
+            return completed(run.job, outcome, run.task.rules)
+        return decide(run.job, outcome, run.task.rules, random=_MIDDLE, elapsed=run.elapsed)
+
+    def _write(self, change: Change) -> Change:
+        """Write what became of a job. Returns what was written."""
+        try:
+            with self._connection.begin_nested():
+                answer = self._store.apply_one(self._connection, change)
+        except DBAPIError as error:
+            if change.deletes:  # a row of the application's refers to it
+                return self._write(kept_for_now(change, fault_of(error)))
+            instead = unwritable(change, str(error.orig))
+            if instead is None:
+                raise
+            return self._write(instead)
+        return change.cancelled if answer is Answer.CANCELLED else change
+
+    def _told(self, run: Run, change: Change, error: BaseException | None, result: Any = None) -> Ran:
+        outcome = outcome_of(ToWrite(change))
+        if run.attempt_end is not None:
+            run.attempt_end.tell(outcome, error)
+        self._write_notes(change)
+        job, taken = run.job, taken_by(run.job) if run.job.extra is not None else None
+        args = load((job.args if taken is None else taken.args) or "{}")
+        return Ran(job.id, job.task, job.queue, args, job.attempt, outcome, error, result)
+
+    def _write_notes(self, change: Change) -> None:
+        if not self._notes.any:
+            return
+        self._notes.end([change], applied=True)
+        batch, connection = self._notes.take(all=True), self._connection
+        reported = self._store.write_progress(connection, batch.reports) if batch.reports else frozenset()
+        written = self._store.write_logs(connection, batch.logs) if batch.logs else frozenset()
+        self._notes.settle(batch, reported, written)

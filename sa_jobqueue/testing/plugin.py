@@ -1,0 +1,64 @@
+"""The pytest plugin: it is there wherever the package is installed.
+
+The fixture `jobqueue` is a `JobQueue` with the session of another fixture: the one that is called `session`, or as the setting
+`sa_jobqueue_session` says. Where a test that uses it fails, its report says what became of the jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from .queue import JobQueue
+from .sides import own_session
+
+__all__ = ["jobqueue", "pytest_addoption", "pytest_runtest_makereport"]
+
+_SETTING = "sa_jobqueue_session"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The plugin's one setting."""
+    parser.addini(
+        _SETTING, "the fixture that gives the Session or AsyncSession for the fixture jobqueue", default="session"
+    )
+
+
+@pytest.fixture
+def jobqueue(request: pytest.FixtureRequest) -> JobQueue[Any]:
+    """The testing kit of sa_jobqueue with the test's own session."""
+    name = request.config.getini(_SETTING)
+    session = request.getfixturevalue(name)
+    try:
+        own_session(session)
+    except TypeError as error:
+        raise pytest.UsageError(
+            f"the fixture {name!r} gives no session ({error}): name the one that does, {_SETTING} = ... in pytest's configuration"
+        ) from None
+    return JobQueue(session)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Say what became of the jobs, where a test with `jobqueue` has failed."""
+    report = yield
+    kit = getattr(item, "funcargs", {}).get("jobqueue")
+    if report.when == "call" and report.failed and isinstance(kit, JobQueue) and (said := _said(kit)):
+        report.sections.append(("jobs of sa_jobqueue", said))
+    return report
+
+
+def _said(kit: JobQueue[Any]) -> str:
+    """What waits, and why. Nothing if it cannot be read now: the session has failed, or would have to be awaited."""
+    session: Session | AsyncSession = own_session(kit.session)
+    if isinstance(session, AsyncSession):
+        return ""
+    try:
+        with session.no_autoflush:
+            return str(kit.explain())
+    except Exception:
+        return ""

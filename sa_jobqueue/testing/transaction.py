@@ -1,0 +1,81 @@
+"""The transaction of a handler's session in a test: a part of the test's own, behind a savepoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, NestedTransaction
+from sqlalchemy.orm import Session
+
+from ..lifecycle import Change
+from ..models import Job
+from ..store import Answer, Store
+from ..worker.running.ending import LOST, RunEnding, ToWrite, Written
+from ..worker.running.sessions import Sessions
+from ..worker.running.transaction import HandlerTransaction
+from .sides import connection_of
+
+__all__ = ["JoinedSessions"]
+
+
+class _JoinedTransaction(HandlerTransaction):
+    """Sends what a handler's session asks for to the connections of the test's session.
+
+    All that the handler writes is behind a savepoint on each: it is kept or undone as a whole. Its own commit() and rollback() are
+    those of a savepoint within.
+    """
+
+    def __init__(self, session: Session, *, test: Session, job: type[Job], store: Store) -> None:  # pyright: ignore[reportMissingSuperCall]
+        self.session, self._test, self._job, self._store = session, test, job, store
+        self.committing, self.unopened = None, None
+        self._savepoints: dict[Connection, NestedTransaction] = {}
+        session.join_transaction_mode = "create_savepoint"
+        session.get_bind = self._bind  # type: ignore[method-assign]
+
+    def _bind(self, *args: Any, **options: Any) -> Connection:
+        if args:
+            options["mapper"] = args[0]
+        connection = self._test.connection(bind_arguments=options)
+        if connection not in self._savepoints:
+            self._savepoints[connection] = connection.begin_nested()
+        return connection
+
+    def complete(self, change: Change) -> RunEnding:
+        """Keep what the handler wrote, together with `change`; if the claim is no longer valid, nothing."""
+        self.session.flush()
+        if self.session.autobegin or self.session.in_transaction():
+            self.session.commit()
+        if not self._savepoints:
+            return ToWrite(change)
+        answer = self._write(connection_of(self._test, self._job), change)
+        if answer is Answer.LOST:
+            return LOST
+        self._end(keep=True)
+        return Written(change.cancelled if answer is Answer.CANCELLED else change)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Undo what was not kept."""
+        try:
+            self.session.close()
+        finally:
+            self._end(keep=False)
+
+    def _end(self, *, keep: bool) -> None:
+        savepoints, self._savepoints = self._savepoints, {}
+        for one in reversed(savepoints.values()):
+            if one.is_active and keep:
+                one.commit()
+            elif one.is_active:
+                one.rollback()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedSessions(Sessions):
+    """Sessions for handlers, made as in production: by the registry's makers, or plain. They join the transaction of a test's session."""
+
+    test: Session
+    job: type[Job]
+
+    def _transaction(self, session: Session, engine: Any) -> HandlerTransaction:
+        return _JoinedTransaction(session, test=self.test, job=self.job, store=self.store)

@@ -1,0 +1,210 @@
+"""The pytest plugin as an application has it: found by itself, beside other plugins, with a transaction that is rolled back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from sqlalchemy import Engine, func, select, text
+
+from sa_jobqueue import Job
+from tests.support.commands import environment
+
+pytest.importorskip("anyio")
+
+SHOP = """
+    from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+    from sa_jobqueue import AsyncJobContext, JobContext, enqueue, task
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Order(Base):
+        __tablename__ = "plugin_orders"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        receipt: Mapped[bool] = mapped_column(default=False)
+
+    @task(name="shop.send")
+    def send(ctx: JobContext, order_id: int) -> None:
+        ctx.session.get_one(Order, order_id).receipt = True
+
+    @task(name="shop.send_async")
+    async def send_async(ctx: AsyncJobContext, order_id: int) -> None:
+        (await ctx.session.get_one(Order, order_id)).receipt = True
+"""
+
+SYNC = """
+    import os
+    import pytest
+    from sqlalchemy import create_engine
+    from sqlalchemy.orm import Session
+
+    @pytest.fixture
+    def session():
+        engine = create_engine(os.environ["SA_JOBQUEUE_DATABASE_URL"])
+        with engine.connect() as connection:
+            transaction = connection.begin()
+            with Session(connection, join_transaction_mode="create_savepoint") as session:
+                yield session
+            transaction.rollback()
+        engine.dispose()
+"""
+
+ASYNC = """
+    import os
+    import pytest
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+    {imports}
+
+    @{fixture}
+    async def session({arguments}):
+        engine = create_async_engine(os.environ["SA_JOBQUEUE_DATABASE_URL"])
+        async with engine.connect() as connection:
+            transaction = await connection.begin()
+            async with AsyncSession(
+                connection, join_transaction_mode="create_savepoint", expire_on_commit=False
+            ) as session:
+                yield session
+            await transaction.rollback()
+        await engine.dispose()
+"""
+
+TESTS = """
+    import pytest
+    from sa_jobqueue import Job, enqueue
+    from shop import Order, send, send_async
+
+    @pytest.mark.parametrize("number", range(4))
+    def test_a_receipt(session, jobqueue, number):
+        session.add_all([order := Order(id=1), enqueue(send if number % 2 else send_async, 1)])
+        session.commit()
+        jobqueue.assert_enqueued("shop.send" if number % 2 else "shop.send_async", order_id=1)
+        assert jobqueue.drain().outcomes == {"completed": 1}
+        assert order.receipt
+        session.commit()
+"""
+
+ASYNC_TESTS = """
+    import pytest
+    from sa_jobqueue import Job, enqueue
+    from shop import Order, send, send_async
+
+    {mark}
+    @pytest.mark.parametrize("number", range(4))
+    async def test_a_receipt({arguments}, number):
+        session.add_all([order := Order(id=1), enqueue(send if number % 2 else send_async, 1)])
+        await session.commit()
+        await jobqueue.assert_enqueued("shop.send" if number % 2 else "shop.send_async", order_id=1)
+        assert (await jobqueue.drain()).outcomes == {{"completed": 1}}
+        assert order.receipt
+        await session.commit()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, engine: Engine) -> Path:
+    """A project with the tables in the database."""
+    (tmp_path / "shop.py").write_text(dedent(SHOP))
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    with engine.begin() as connection:
+        connection.execute(
+            text("CREATE TABLE IF NOT EXISTS plugin_orders (id serial PRIMARY KEY, receipt boolean NOT NULL)")
+        )
+    return tmp_path
+
+
+def run(folder: Path, url: str, *arguments: str, **files: str) -> str:
+    """What pytest says there."""
+    for name, source in files.items():
+        (folder / f"{name}.py").write_text(dedent(source))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        cwd=folder, env=environment(url), capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+def test_nothing_stays_of_tests_that_commit_in_an_outer_transaction(folder: Path, url: str, engine: Engine) -> None:
+    """On two workers of pytest-xdist at once, in one database."""
+    said = run(folder, url, "-n", "2", conftest=SYNC, test_shop=TESTS)
+
+    assert "4 passed" in said, said
+    with engine.connect() as connection:
+        assert connection.scalar(select(func.count()).select_from(Job)) == 0
+
+
+@pytest.mark.parametrize("mode", ["auto", "strict"])
+def test_with_pytest_asyncio_the_same_calls_are_awaited(folder: Path, url: str, mode: str) -> None:
+    """In both of its modes."""
+    fixture, mark = ("pytest.fixture", "") if mode == "auto" else ("pytest_asyncio.fixture", "@pytest.mark.asyncio")
+    said = run(
+        folder,
+        url,
+        f"--asyncio-mode={mode}",
+        conftest=ASYNC.format(imports="import pytest_asyncio", fixture=fixture, arguments=""),
+        test_shop=ASYNC_TESTS.format(mark=mark, arguments="session, jobqueue"),
+    )
+
+    assert "4 passed" in said, said
+
+
+def test_with_anyio_too(folder: Path, url: str) -> None:
+    """The fixture may be named before the session's."""
+    backend = '\n\n    @pytest.fixture\n    def anyio_backend():\n        return "asyncio"\n'
+    said = run(
+        folder,
+        url,
+        "-p",
+        "no:asyncio",
+        conftest=ASYNC.format(imports="", fixture="pytest.fixture", arguments="anyio_backend") + backend,
+        test_shop=ASYNC_TESTS.format(mark="@pytest.mark.anyio", arguments="anyio_backend, jobqueue, session"),
+    )
+
+    assert "4 passed" in said, said
+
+
+def test_the_session_may_come_of_another_fixture(folder: Path, url: str) -> None:
+    """The setting names it."""
+    said = run(
+        folder,
+        url,
+        "-o",
+        "sa_jobqueue_session=db",
+        conftest=SYNC.replace("def session()", "def db()"),
+        test_shop=TESTS.replace("session, jobqueue", "db, jobqueue").replace("session.", "db."),
+    )
+    assert "4 passed" in said, said
+
+    said = run(
+        folder,
+        url,
+        conftest="",
+        test_shop="import pytest\n@pytest.fixture\ndef session(): return 7\ndef test(jobqueue): ...",
+    )
+    assert "the fixture 'session' gives no session" in said, said
+    assert "sa_jobqueue_session = ..." in said, said
+
+
+def test_the_report_of_a_failed_test_says_what_waits(folder: Path, url: str) -> None:
+    """So that one need not look for it."""
+    said = run(
+        folder,
+        url,
+        conftest=SYNC,
+        test_shop="""
+            from sa_jobqueue import enqueue
+            from shop import send
+
+            def test(session, jobqueue):
+                session.add(enqueue(send.options(delay=60), 1))
+                session.flush()
+                assert jobqueue.drain().outcomes == {"completed": 1}
+        """,
+    )
+
+    assert "1 failed" in said, said
+    assert "jobs of sa_jobqueue" in said, said
+    assert "(shop.send) is due in " in said, said
