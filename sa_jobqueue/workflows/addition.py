@@ -44,7 +44,9 @@ class Addition(AddsNodes):
         self._graph.rows.before += [-node.place.code for node in nodes]
 
     def insert(self) -> Executable:
-        """The statement that adds them, for `session.execute` or `connection.execute`: `ctx.session` in a handler. Returns their jobs' ids.
+        """The statement that adds them, for `session.execute` or `connection.execute`: `ctx.session` in a handler. Execute it once.
+
+        It returns one row, with the list of their jobs' ids.
 
         From outside, the end of the workflow waits for the end of the caller's transaction.
         """

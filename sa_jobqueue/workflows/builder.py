@@ -81,7 +81,10 @@ class _Built(AddsOnly):
     @overload
     def on_failure(self, task: str | TaskName, /, **kwargs: Any) -> None: ...
     def on_failure(self, task: Any, /, *args: Any, **kwargs: Any) -> None:
-        """Enqueue this job once the first has failed for good. The others go on, unless `fail_fast` says otherwise."""
+        """Enqueue this job once the first has failed for good, or the deadline of the workflow is over.
+
+        The other jobs go on after a failure, unless `fail_fast` says otherwise.
+        """
         self._call_back("failure", task, args, kwargs)
 
     @overload

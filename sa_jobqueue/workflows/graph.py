@@ -57,7 +57,7 @@ class Node(Generic[T_co]):
 
     @property
     def settled(self) -> Node[T_co | Failed]:
-        """The same, for a child that is to run also if this one does not complete; it is given a `Failed` in place of the result."""
+        """This node, for a child that is to run also if it does not complete; the child is given a `Failed` in place of the result."""
         return Node(self.place._replace(policy="run"))
 
     def __repr__(self) -> str:
