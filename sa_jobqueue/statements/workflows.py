@@ -140,6 +140,9 @@ def retry_workflow(id: int, *, from_node: int | None = None, schema: str = SCHEM
     `from_node`: the id of a job; then only this one, and those that were cancelled because it had failed. Returns the ids of the jobs
     that come back. A unique job whose key another one has does not.
     """
+    _check([id])
+    if from_node is not None and type(from_node) is not int:
+        raise TypeError(f"from_node is the id of a job, not {from_node!r}; a node has it as job_id")
     return _acted(
         "retry_workflow",
         bindparam("workflow", id, BigInteger),

@@ -448,6 +448,7 @@ def test_a_deadline_cancels_and_the_workflow_has_failed(connection: Connection) 
     flow.settle()
     assert flow.statuses() == {"a": "cancelled", "b": "cancelled"}
     assert (flow.row().status, flow.row().reason) == ("failed", "the deadline of the workflow is over")
+    assert flow.fired == ["on_failure", "on_end"]
 
 
 def test_a_job_says_for_what_it_waits(connection: Connection) -> None:

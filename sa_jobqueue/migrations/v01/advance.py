@@ -32,7 +32,7 @@ _ADVANCE = f"""
         flows bigint[]; ended bigint[]; broken bigint[]; ended_flows bigint[]; broken_flows bigint[]; looks bigint[]; look_flows bigint[];
         hits bigint[]; extra bigint[]; anew bigint[]; hit integer := 0; done integer; page bigint[]; flow bigint;
         moved bigint[]; targets bigint[]; refused bigint[]; causes bigint[]; counted bigint[]; missings integer[]; spares integer[];
-        gates bigint[]; failed bigint[]; ending bigint[];
+        gates bigint[]; failed bigint[]; ending bigint[]; succeeded bigint[];
     BEGIN
         again_ids := '{{{{}}}}'; eaten := 0;
         -- 1. The workflows that no other moves just now. What happens in a paused one is read when it goes on.
@@ -276,14 +276,17 @@ _ADVANCE = f"""
                 -- What is not read yet may be of one that did not complete.
                 AND (due.live IS NOT NULL OR NOT EXISTS (SELECT FROM {{schema}}.workflow_event AS event WHERE event.workflow_id = w.id))
             RETURNING w.id, w.status, w.finished_at)
-        SELECT array_agg(c.id), array_agg(c.id) FILTER (WHERE c.status = 'completed') INTO ending, failed
+        SELECT array_agg(c.id), array_agg(c.id) FILTER (WHERE c.status = 'completed'), array_agg(c.id) FILTER (WHERE c.status = 'failed')
+        INTO ending, succeeded, failed
         FROM changed AS c WHERE c.finished_at IS NOT NULL;
         IF ending IS NOT NULL THEN
             -- What failed stays for 30 days at least, to be retried.
             UPDATE {{schema}}.workflow AS w SET purge_at = w.finished_at + interval '1 second' *
                 CASE w.status WHEN 'failed' THEN greatest(w.retain, 2592000) ELSE w.retain END
             WHERE w.id = ANY (ending) AND w.retain IS NOT NULL;
-            PERFORM {{schema}}.fire_callbacks(failed, 'success');
+            PERFORM {{schema}}.fire_callbacks(succeeded, 'success');
+            -- One whose deadline is over has failed without a job that has.
+            PERFORM {{schema}}.fire_callbacks(failed, 'failure');
             PERFORM {{schema}}.fire_callbacks(ending, 'end');
         END IF;
         IF stuck THEN
