@@ -28,6 +28,7 @@ from sa_jobqueue.statements import (
     why_waiting,
 )
 from sa_jobqueue.store import ClaimRequest, default_store
+from sa_jobqueue.workflows import Addition
 from tests.support.factory import make_job, row, statuses
 from tests.support.workflows import Flow, events
 
@@ -562,6 +563,19 @@ def test_nothing_waits_for_a_locked_workflow_or_member(engine: Engine) -> None:
 
 
 # ---- keeping order
+
+
+def test_a_large_workflow_is_cancelled_in_little_time(connection: Connection) -> None:
+    """The time grows with the members, not with their square."""
+    workflow = Workflow()
+    for _ in range(12_000):
+        workflow.add("t")
+    session = Session(connection)
+    session.add(workflow)
+    session.flush()
+    connection.execute(text("SET LOCAL statement_timeout = '8s'"))
+    assert len(connection.execute(cancel_workflows(workflow.id)).all()) == 1
+    assert set(statuses(connection).values()) == {"cancelled"}
 
 
 def test_plain_sql_by_hand_is_put_right(connection: Connection) -> None:
