@@ -578,6 +578,16 @@ def test_a_large_workflow_is_cancelled_in_little_time(connection: Connection) ->
     assert set(statuses(connection).values()) == {"cancelled"}
 
 
+def test_nobody_makes_the_children_of_another_workflow_wait(connection: Connection) -> None:
+    """The job that adds has to be a member of the workflow that it adds to."""
+    victim, mine = Flow(connection, "a", "b: a"), Flow(connection, "x")
+    addition = Addition(mine.id, me=victim.job("a"))
+    addition.before_children(addition.add("t"))
+    with pytest.raises(DBAPIError) as caught, connection.begin_nested():
+        connection.execute(addition.insert())
+    assert getattr(caught.value.orig, "sqlstate", None) == "SJQ04"
+
+
 def test_plain_sql_by_hand_is_put_right(connection: Connection) -> None:
     """A parent that was ended, or deleted, without an event."""
     flow = Flow(connection, "a", "b", "c: a", "d: ~b", "e: b")

@@ -161,7 +161,8 @@ UP = (
         ELSE
             SELECT w.paused_at, w.finished_at, w.cancelled_at INTO flow FROM {schema}.workflow AS w WHERE w.id = $1;
         END IF;
-        SELECT min(e.parent) INTO other FROM unnest(parents) AS e (parent)
+        -- Nor does `me`, whose children may be told to wait, belong to another.
+        SELECT min(e.parent) INTO other FROM unnest(parents || me) AS e (parent)
         WHERE e.parent > 0 AND NOT EXISTS (SELECT FROM {schema}.job WHERE job.id = e.parent AND job.workflow_id = $1);
         IF other IS NOT NULL THEN
             RAISE EXCEPTION 'job % is not in workflow %', other, $1 USING ERRCODE = 'SJQ04';
