@@ -42,6 +42,6 @@ class Addition(AddsNodes):
     def insert(self) -> Executable:
         """The statement that adds them, for `session.execute` or `connection.execute`: `ctx.session` in a handler. Returns their jobs' ids.
 
-        From outside, the end of the workflow waits for the end of the caller's transaction.
+        From outside, the end of the workflow, and a pause of it, wait for the end of the caller's transaction.
         """
         return add_members(self.workflow_id, self._graph.rows, outside=self._me is None, me=self._me, schema=SCHEMA)

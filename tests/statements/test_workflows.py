@@ -562,6 +562,31 @@ def test_nothing_waits_for_a_locked_workflow_or_member(engine: Engine) -> None:
         assert flow.statuses()["b"] == "queued"
 
 
+def test_an_addition_holds_up_no_other_member(engine: Engine) -> None:
+    """While the transaction that adds is open, those that are there go on; only the end and a pause wait for it."""
+    with engine.begin() as connection:
+        flow = Flow(connection, "a", "b: a")
+    with engine.connect() as adding, engine.connect() as other:
+        more = Workflow.at(flow.id)
+        more.add("t")
+        added = adding.scalar(more.insert())
+        flow.connection = other
+        flow.complete("a")
+        assert flow.statuses()["b"] == "queued"
+        flow.end("b", Completed())
+        assert flow.advance().busy == {flow.id}
+        assert flow.row().finished_at is None
+        other.commit()
+        other.execute(text("SET LOCAL lock_timeout = '50ms'"))
+        with pytest.raises(DBAPIError):
+            other.execute(pause_workflows(flow.id)).all()
+        other.rollback()
+        adding.commit()
+        flow.settle()
+        assert flow.row().finished_at is None
+        assert statuses(other)[added[0]] == "queued"
+
+
 # ---- keeping order
 
 

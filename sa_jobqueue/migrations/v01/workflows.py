@@ -153,8 +153,8 @@ UP = (
         other bigint;
     BEGIN
         IF outside THEN
-            -- Its end waits for the end of this transaction.
-            SELECT w.paused_at, w.finished_at, w.cancelled_at INTO flow FROM {schema}.workflow AS w WHERE w.id = $1 FOR SHARE;
+            -- Its end waits for the end of this transaction, and so does a pause; what moves its members does not.
+            SELECT w.paused_at, w.finished_at, w.cancelled_at INTO flow FROM {schema}.workflow AS w WHERE w.id = $1 FOR KEY SHARE;
             IF NOT FOUND OR flow.finished_at IS NOT NULL OR flow.cancelled_at IS NOT NULL THEN
                 RAISE EXCEPTION 'workflow % has ended, or is not there: nothing can be added to it', $1 USING ERRCODE = 'SJQ04';
             END IF;
