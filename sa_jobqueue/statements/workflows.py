@@ -182,7 +182,11 @@ def inputs_of(
     A job with more than `most` parents, or more than `size` bytes, has one row, without a position.
     """
     child = func.unnest(array("child_ids", list(ids), BigInteger())).table_valued("id", name="child").render_derived()
-    of_child = _inputs(job, dependency, child.c.id).limit(bindparam("most", most + 1, Integer)).lateral("input")
+    of_child = (
+        _inputs(table_of(job), table_of(dependency), child.c.id)
+        .limit(bindparam("most", most + 1, Integer))
+        .lateral("input")
+    )
     per_child = func.count().over(partition_by=child.c.id)
     bytes_of_child = func.sum(func.octet_length(of_child.c.result)).over(partition_by=child.c.id)
     too_much = (per_child > literal_column(str(most))) | (func.coalesce(bytes_of_child, 0) > literal_column(str(size)))
@@ -213,16 +217,22 @@ def page_of_inputs(
     dependency: type[WorkflowDependency] = WorkflowDependency,
 ) -> Executable:
     """A page of what the parents of one job have returned, from the position `after` (exclusive) on: the columns of `inputs_of`."""
-    given = _inputs(job, dependency, bindparam("child_id", id, BigInteger))
-    page: Executable = given.where(dependency.position > bindparam("after", after, Integer)).limit(
-        bindparam("page", limit, Integer)
+    edge = table_of(dependency).c
+    child = bindparam("child_id", id, BigInteger)
+    # The page is cut first, and only its parents are read.
+    page = (
+        select(edge.child_id, edge.parent_id, edge.policy, edge.position)
+        .where(edge.child_id == child, edge.position > bindparam("after", after, Integer))
+        .order_by(edge.position)
+        .limit(bindparam("page", limit, Integer))
+        .cte("page")
+        .prefix_with("MATERIALIZED")
     )
-    return page
+    found: Executable = _inputs(table_of(job), page, child)
+    return found
 
 
-def _inputs(job: type[Job], dependency: type[WorkflowDependency], child: Any) -> Any:
-    parent = table_of(job)
-    edge = table_of(dependency)
+def _inputs(parent: Any, edge: Any, child: Any) -> Any:
     last = parent.c.errors.op("->", return_type=JSONB())(literal_column("-1"))
     found: Any = (
         select(
