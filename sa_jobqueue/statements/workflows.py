@@ -14,6 +14,7 @@ from sqlalchemy import (
     ARRAY,
     BigInteger,
     Boolean,
+    ColumnElement,
     Executable,
     Integer,
     Text,
@@ -395,11 +396,19 @@ def blocked_edges(
     )
 
 
-def workflows_over(*, limit: int, workflow: type[WorkflowRow] = WorkflowRow) -> Executable:
+def _is_over(workflow: type[WorkflowRow], event: type[WorkflowEvent]) -> ColumnElement[bool]:
+    """Whether its time is over, and nothing has happened in it since, such as a retry of one of its jobs."""
+    unread = select(event.id).where(event.workflow_id == workflow.id).correlate(table_of(workflow))
+    return and_(workflow.purge_at <= func.now(), not_(unread.exists()))
+
+
+def workflows_over(
+    *, limit: int, workflow: type[WorkflowRow] = WorkflowRow, event: type[WorkflowEvent] = WorkflowEvent
+) -> Executable:
     """The ids of workflows whose time to be kept is over."""
     return (
         select(workflow.id)
-        .where(workflow.purge_at <= func.now())
+        .where(_is_over(workflow, event))
         .order_by(workflow.purge_at)
         .limit(bindparam("page", limit, Integer))
     )
@@ -413,12 +422,25 @@ def prune_members(
     progress: type[Progress] = Progress,
     log: type[LogPart] = LogPart,
     dependency: type[WorkflowDependency] = WorkflowDependency,
+    workflow: type[WorkflowRow] = WorkflowRow,
+    event: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
-    """Delete a page of the members of a workflow that has ended, and what each waited for. Returns their ids."""
+    """Delete a page of the members of a workflow whose time is over, and what each waited for. Returns their ids.
+
+    None is deleted if the workflow has come back meanwhile.
+    """
     columns = table_of(job).c
+    flow = bindparam("of_workflow", id, BigInteger)
+    over = (
+        select(workflow.id)
+        .where(workflow.id == flow, _is_over(workflow, event))
+        .with_for_update(key_share=True, skip_locked=True)
+        .cte("over")
+        .prefix_with("MATERIALIZED")
+    )
     page = (
         select(columns.id)
-        .where(columns.workflow_id == bindparam("of_workflow", id, BigInteger))
+        .where(members(columns.workflow_id, select(over.c.id)), status_in(columns.status, FINISHED))
         .order_by(columns.id)
         .limit(bindparam("page", limit, Integer))
         .with_for_update()
@@ -440,11 +462,15 @@ def forget_workflows(
     join: type[WorkflowJoin] = WorkflowJoin,
     event: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
-    """Delete workflows that have no members left, and what else there is of them. Returns their ids."""
+    """Delete workflows whose time is over and that have no members left, and what else there is of them. Returns their ids."""
     columns = table_of(job).c
     has_members = select(columns.id).where(columns.workflow_id == workflow.id).correlate(table_of(workflow)).exists()
     these = array("workflow_ids", list(ids), BigInteger())
-    chosen = select(workflow.id).where(workflow.id == func.any(these), not_(has_members)).with_for_update()
+    chosen = (
+        select(workflow.id)
+        .where(workflow.id == func.any(these), _is_over(workflow, event), not_(has_members))
+        .with_for_update()
+    )
     found = chosen.cte("chosen").prefix_with("MATERIALIZED")
     mine = select(found.c.id)
     also = [

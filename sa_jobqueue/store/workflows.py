@@ -122,7 +122,9 @@ class Workflows(OfTables):
 
     def workflows_over(self, connection: Connection, *, limit: int = 100) -> list[int]:
         """Workflows whose time to be kept is over."""
-        return list(connection.scalars(workflows_over(limit=limit, workflow=self.tables.workflow)))
+        return list(
+            connection.scalars(workflows_over(limit=limit, workflow=self.tables.workflow, event=self.tables.event))
+        )
 
     def prune_workflow(self, connection: Connection, id: int, *, limit: int = 1_000, seconds: float) -> int | None:
         """Delete a page of its members, and it too if that was the last. Returns how many there were; None: one cannot be deleted.
@@ -136,7 +138,7 @@ class Workflows(OfTables):
                 connection.execute(limit_statements(seconds))
                 page = prune_members(
                     id, limit=limit, job=tables.job, progress=tables.progress, log=tables.log,
-                    dependency=tables.dependency,
+                    dependency=tables.dependency, workflow=tables.workflow, event=tables.event,
                 )  # fmt: skip
                 gone = len(connection.execute(page).all())
                 if gone < limit:

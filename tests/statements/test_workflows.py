@@ -603,6 +603,22 @@ def test_a_large_workflow_is_cancelled_in_little_time(connection: Connection) ->
     assert set(statuses(connection).values()) == {"cancelled"}
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_comes_back_is_not_deleted(connection: Connection, whole: bool) -> None:
+    """A workflow was over when maintenance looked, and an operator retries it before it is deleted."""
+    flow = Flow(connection, "a", "b: a", "c", retain=60)
+    flow.complete("c")
+    flow.fail("a")
+    connection.execute(text("UPDATE sa_jobqueue.workflow SET purge_at = now() - interval '1 s'"))
+    assert STORE.workflows_over(connection) == [flow.id]
+    connection.execute(retry_workflow(flow.id) if whole else retry_jobs(Job.id == flow.job("a"))).all()
+    assert STORE.workflows_over(connection) == []
+    assert STORE.prune_workflow(connection, flow.id, seconds=5) == 0
+    flow.settle()
+    assert flow.statuses()["a"] == "queued"
+    assert flow.row().status == "running"
+
+
 def test_nobody_makes_the_children_of_another_workflow_wait(connection: Connection) -> None:
     """The job that adds has to be a member of the workflow that it adds to."""
     victim, mine = Flow(connection, "a", "b: a"), Flow(connection, "x")

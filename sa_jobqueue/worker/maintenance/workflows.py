@@ -20,6 +20,8 @@ logger = get_logger(__name__)
 #: Seconds between two looks, into tables that are mostly empty.
 _EVERY = 5.0
 _PAGE = 1_000
+#: Workflows deleted between two looks at which more are over.
+_WORKFLOWS = 100
 
 
 class FindWorkflows(Chore):
@@ -62,7 +64,7 @@ class KeepWorkflows(Chore):
         store = self._connector.store
         while True:
             with self._connector.begin(connection):
-                over = store.workflows_over(connection)
+                over = store.workflows_over(connection, limit=_WORKFLOWS)
             for one in over:
                 gone: int | None = _PAGE
                 while gone == _PAGE:
@@ -70,7 +72,7 @@ class KeepWorkflows(Chore):
                         gone = store.prune_workflow(connection, one, limit=_PAGE, seconds=self._connector.lease / 4)
                     if turn.is_over:
                         return True
-            if not over:
+            if len(over) < _WORKFLOWS:
                 return False
 
     def _heal(self, connection: Connection, turn: Turn) -> bool:
