@@ -27,6 +27,7 @@ from sqlalchemy import (
     func,
     literal_column,
     not_,
+    null,
     select,
     update,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "count_members",
     "forget_workflows",
     "heal_members",
+    "heal_workflows",
     "inputs_of",
     "page_of_inputs",
     "pause_workflows",
@@ -353,6 +355,75 @@ def heal_members(
         .cte("appended")
     )
     last = select(func.max(page.c.blocked_by)).scalar_subquery()
+    return select(last.label("last"), select(func.count()).select_from(appended).scalar_subquery().label("healed"))
+
+
+def heal_workflows(
+    *,
+    after: int = FIRST_ID,
+    limit: int,
+    job: type[Job] = Job,
+    workflow: type[WorkflowRow] = WorkflowRow,
+    dependency: type[WorkflowDependency] = WorkflowDependency,
+    join: type[WorkflowJoin] = WorkflowJoin,
+    event: type[WorkflowEvent] = WorkflowEvent,
+) -> Executable:
+    """Look at a page of the workflows, by id. Where all members of one that goes on have ended without an event, or all parents of a member
+    that needs some of them, by plain SQL by hand, an event is appended.
+
+    Returns one row: the last workflow, NULL if there are no more, and how many events were appended.
+    """
+    jobs, happened, edge = table_of(job), table_of(event), table_of(dependency)
+    page = (
+        select(workflow.id, workflow.watched_id, workflow.finished_at)
+        .where(workflow.id > bindparam("after_id", after, BigInteger))
+        .order_by(workflow.id)
+        .limit(bindparam("page", limit, Integer))
+        .cte("page")
+        .prefix_with("MATERIALIZED")
+    )
+    # OFFSET 0 is a fence: each is looked up by an index.
+    fence: ColumnElement[Any] = literal_column("0")
+    parent, child = jobs.alias("parent"), jobs.alias("child")
+    goes_on = and_(
+        page.c.finished_at.is_(None),
+        not_(select(happened.c.id).where(happened.c.workflow_id == page.c.id).offset(fence).correlate(page).exists()),
+    )
+    watched = select(jobs.c.id).where(jobs.c.id == page.c.watched_id, not_(status_in(jobs.c.status, FINISHED)))
+    lives = select(jobs.c.id).where(jobs.c.workflow_id == page.c.id, not_(status_in(jobs.c.status, FINISHED)))
+    over = select(page.c.id, (-page.c.id).label("job_id"), cast(null(), Boolean)).where(
+        goes_on,
+        not_(watched.offset(fence).correlate(page).exists()),
+        not_(lives.offset(fence).correlate(page).exists()),
+    )
+    waits = (
+        select(child.c.id)
+        .where(
+            child.c.id == join.job_id, child.c.status == status_literal(JobStatus.BLOCKED),
+            child.c.blocked_by == literal_column("0"),
+        )
+        .offset(fence)
+        .correlate(table_of(join))
+    )  # fmt: skip
+    has_parent = (
+        select(edge.c.parent_id)
+        .select_from(edge.join(parent, parent.c.id == edge.c.parent_id))
+        .where(edge.c.child_id == join.job_id, edge.c.policy == literal_column("'count'"), not_(status_in(parent.c.status, FINISHED)))
+        .offset(fence)
+        .correlate(table_of(join))
+    )  # fmt: skip
+    joins = (
+        select(page.c.id, join.job_id, cast(null(), Boolean))
+        .select_from(page.join(table_of(join), join.workflow_id == page.c.id))
+        .where(goes_on, waits.exists(), not_(has_parent.exists()))
+    )
+    appended = (
+        happened.insert()
+        .from_select(["workflow_id", "job_id", "completed"], over.union_all(joins), include_defaults=False)
+        .returning(happened.c.id)
+        .cte("appended")
+    )
+    last = select(func.max(page.c.id)).scalar_subquery()
     return select(last.label("last"), select(func.count()).select_from(appended).scalar_subquery().label("healed"))
 
 

@@ -18,6 +18,7 @@ from ..statements.workflows import (
     cancel_workflows,
     forget_workflows,
     heal_members,
+    heal_workflows,
     inputs_of,
     page_of_inputs,
     postpone_workflow,
@@ -94,6 +95,18 @@ class Workflows(OfTables):
     ) -> tuple[int | None, int]:
         """Look at a page of the members that wait for another. Returns where it ended, None if it was the last; and how many were healed."""
         statement = heal_members(after=after, limit=limit, job=self.tables.job, event=self.tables.event)
+        last, healed = connection.execute(statement).one()
+        return last, healed
+
+    def heal_workflows(
+        self, connection: Connection, *, after: int = FIRST_ID, limit: int = 1_000
+    ) -> tuple[int | None, int]:
+        """Look at a page of the workflows: whether one goes on of which all has ended. Returns what `heal_members` does."""
+        tables = self.tables
+        statement = heal_workflows(
+            after=after, limit=limit, job=tables.job, workflow=tables.workflow, dependency=tables.dependency,
+            join=tables.join, event=tables.event,
+        )  # fmt: skip
         last, healed = connection.execute(statement).one()
         return last, healed
 

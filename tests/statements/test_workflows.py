@@ -619,6 +619,37 @@ def test_what_comes_back_is_not_deleted(connection: Connection, whole: bool) -> 
     assert flow.row().status == "running"
 
 
+def test_the_parents_of_a_job_that_needs_some_of_them_are_ended_by_hand(connection: Connection) -> None:
+    """It is looked at once none of them goes on."""
+    flow = Flow(connection, "a", "b", "c: 1/a,b")
+    assert STORE.heal_workflows(connection) == (flow.id, 0)
+    flow.settle()
+    connection.execute(
+        text("UPDATE sa_jobqueue.job SET status = 'completed', finished_at = now() WHERE id = :id"),
+        {"id": flow.job("a")},
+    )
+    connection.execute(text("DELETE FROM sa_jobqueue.job WHERE id = :id"), {"id": flow.job("b")})
+    assert STORE.heal_workflows(connection) == (flow.id, 1)
+    del flow.nodes["b"]
+    flow.settle()
+    assert flow.statuses() == {"a": "completed", "c": "queued"}
+
+
+def test_the_last_job_is_deleted_by_hand(connection: Connection) -> None:
+    """The workflow ends all the same."""
+    flow = Flow(connection, "a", "b")
+    flow.complete("a")
+    assert STORE.heal_workflows(connection) == (flow.id, 0)
+    connection.execute(text("DELETE FROM sa_jobqueue.job WHERE id = :id"), {"id": flow.job("b")})
+    assert STORE.heal_workflows(connection) == (flow.id, 1)
+    assert STORE.stray_workflows(connection) == [flow.id]
+    flow.settle()
+    assert flow.row().finished_at is not None
+    assert flow.fired[-1] == "on_end"
+    assert STORE.heal_workflows(connection) == (flow.id, 0)
+    assert STORE.heal_workflows(connection, after=flow.id) == (None, 0)
+
+
 def test_nobody_makes_the_children_of_another_workflow_wait(connection: Connection) -> None:
     """The job that adds has to be a member of the workflow that it adds to."""
     victim, mine = Flow(connection, "a", "b: a"), Flow(connection, "x")
