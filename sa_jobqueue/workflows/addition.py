@@ -48,6 +48,6 @@ class Addition(AddsNodes):
 
         It returns one row, with the list of their jobs' ids.
 
-        From outside, the end of the workflow waits for the end of the caller's transaction.
+        From outside, the end of the workflow, and a pause of it, wait for the end of the caller's transaction.
         """
         return add_members(self.workflow_id, self._graph.rows, outside=self._me is None, me=self._me, schema=SCHEMA)
