@@ -131,11 +131,15 @@ def listed_parameters(
     ids: Iterable[int], *, worker: str, lease: float, args_limit: int = INLINE_LIMIT
 ) -> dict[str, Any]:
     """The same of `claim_listed`."""
-    return lock_parameters(ids) | taken_by(worker, lease, args_limit)
+    return _listed_ids(ids) | taken_by(worker, lease, args_limit)
 
 
-def lock_parameters(ids: Iterable[int]) -> dict[str, Any]:
+def lock_parameters(ids: Iterable[int], *, queues: Iterable[str] = (), known: int | None = None) -> dict[str, Any]:
     """The same of `lock_listed`."""
+    return _listed_ids(ids) | {"queue_names": packed_texts(queues), "known_limits": known}
+
+
+def _listed_ids(ids: Iterable[int]) -> dict[str, Any]:
     return {"listed_ids": packed(ids)}
 
 
@@ -238,9 +242,20 @@ def due_jobs(
     return _due(table_of(job), given, limit=limit, named=True)
 
 
-def lock_listed(*, ids: Sequence[int], job: type[Job] = Job) -> Select[Any]:
-    """The ids of those among these that `claim_listed` would claim; they are locked."""
-    return select(_listed(table_of(job), ids).c.id)
+def lock_listed(
+    *,
+    ids: Sequence[int],
+    queues: Sequence[str] = (),
+    known: int | None = None,
+    job: type[Job] = Job,
+    limit: type[LimitRow] = LimitRow,
+) -> Select[Any]:
+    """The ids of those among these that `claim_listed` would claim; they are locked. They are of these `queues`, where, as in
+    `claim_jobs`, there are no limits that the worker has not `known`.
+    """
+    table = table_of(job)
+    given = {"queue_names": queues, "known_limits": known}
+    return select(_listed(table, ids).c.id).where(knows_limits(table, table_of(limit), given))
 
 
 def _listed(table: Table, ids: Sequence[int]) -> CTE:

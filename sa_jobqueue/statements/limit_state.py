@@ -31,9 +31,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 
-from ..limits import Limits
 from ..models import Job, LimitRow, LimitState
 from .ends import at_end
+from .limits import limits_nothing
 from .parts import array, in_seconds, rows, table_of
 
 __all__ = ["FIRST_STATE", "StateKey", "block", "forget_states", "limit_queues"]
@@ -152,7 +152,13 @@ def forget_states(
     )
     empty = (
         select(said.c.name)
-        .where(said.c.owner == _QUEUE, said.c.name.in_(waited), *_limits_nothing(said.c))
+        .where(
+            said.c.owner == _QUEUE,
+            said.c.name.in_(waited),
+            limits_nothing(said),
+            not_(said.c.held),
+            said.c.declared.is_(None),
+        )
         .with_for_update(skip_locked=True)
         .cte("empty")
         .prefix_with("MATERIALIZED")
@@ -178,9 +184,3 @@ def _among(columns: Any, found: Any) -> ColumnElement[bool]:
 
 def _number(of: Any) -> Any:
     return select(func.count()).select_from(of).scalar_subquery()
-
-
-def _limits_nothing(columns: Any) -> list[ColumnElement[bool]]:
-    """Whether a row of `LimitRow` says nothing."""
-    unsaid = [columns[name].is_not_distinct_from(value) for name, value in Limits().columns().items()]
-    return [*unsaid, columns.paused_at.is_(None), not_(columns.held), columns.declared.is_(None)]

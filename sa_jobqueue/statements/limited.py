@@ -68,6 +68,8 @@ class RingState:
     ring: Ring
     again: bool
     """Whether another claim may find jobs that this one has left."""
+    unseen: bool
+    """Whether there are keys at which it has not looked. The next claim begins with them."""
     permit: bool
     """Whether jobs wait for a permit: for the end of others."""
     picked: int
@@ -157,6 +159,7 @@ def ring_state(info: str) -> tuple[str, RingState]:
     return said["queue"], RingState(
         Ring(said["after"], said["turns"]),
         said["again"],
+        said["unseen"],
         said["permit"],
         said["picked"],
         said["rate_in"],

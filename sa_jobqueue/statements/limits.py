@@ -28,10 +28,20 @@ from sqlalchemy import (
 )
 
 from ..lifecycle import Event, sources
-from ..models import Job, LimitRow, schema_function, status_in
+from ..limits import Limits
+from ..models import Job, KeyRow, LimitRow, schema_function, status_in
 from .parts import array, rows, table_of
 
-__all__ = ["LIMITS_CHANGED", "is_keyless", "is_later", "is_queued", "is_ready", "knows_limits", "read_limits"]
+__all__ = [
+    "LIMITS_CHANGED",
+    "is_keyless",
+    "is_later",
+    "is_queued",
+    "is_ready",
+    "knows_limits",
+    "limits_nothing",
+    "read_limits",
+]
 
 #: The SQLSTATE of a claim that does not know the limits that there are.
 LIMITS_CHANGED = "SJQ03"
@@ -85,17 +95,32 @@ def knows_limits(table: Table, limit: Table, given: Mapping[str, Any]) -> Column
     return case((and_(versions.is_not_distinct_from(known), not_(ready), not_(due)), true()), else_=failed)
 
 
-def read_limits(*, queues: Collection[str], job: type[Job] = Job, limit: type[LimitRow] = LimitRow) -> Executable:
+def limits_nothing(limit: Table) -> ColumnElement[bool]:
+    """Whether a row of `LimitRow` limits nothing, and is no pause."""
+    unsaid = (limit.c[name].is_not_distinct_from(value) for name, value in Limits().columns().items())
+    return and_(limit.c.paused_at.is_(None), *unsaid)
+
+
+def read_limits(
+    *,
+    queues: Collection[str],
+    job: type[Job] = Job,
+    limit: type[LimitRow] = LimitRow,
+    limit_key: type[KeyRow] = KeyRow,
+) -> Executable:
     """One row: `version`, of all limits together, NULL if there are none; `queues`, those of the given ones that have limits, or are
-    paused, or have jobs with keys that wait; `tasks`, all that have limits.
+    paused, or have jobs with keys that wait; `tasks`, all that have limits, or keys that have.
     """
-    table, limits = table_of(job), table_of(limit)
+    table, limits, keys = table_of(job), table_of(limit), table_of(limit_key)
     asked = rows("asked", name=array("queue_names", list(queues), Text()))
     some = select(literal_column("true", Boolean))
     waiting = some.select_from(table).where(table.c.queue == asked.c.name).correlate(asked)
     said = some.where(limits.c.owner == literal_column("'queue'"), limits.c.name == asked.c.name).correlate(asked)
     ways = (said, waiting.where(is_ready(table)), waiting.where(is_later(table)))
     limited = select(func.array_agg(asked.c.name)).where(or_(*(way.exists() for way in ways))).scalar_subquery()
-    tasks = select(func.array_agg(limits.c.name)).where(limits.c.owner == literal_column("'task'")).scalar_subquery()
+    of_task = limits.c.owner == literal_column("'task'")
+    # The row of a task stays when the last of its keys is resumed.
+    some_key = some.where(keys.c.owner == limits.c.owner, keys.c.name == limits.c.name).correlate(limits).exists()
+    limited_tasks = select(func.array_agg(limits.c.name)).where(of_task, or_(not_(limits_nothing(limits)), some_key))
     version = select(func.bit_xor(limits.c.version, type_=BigInteger)).scalar_subquery()
-    return select(version.label("version"), limited.label("queues"), tasks.label("tasks"))
+    return select(version.label("version"), limited.label("queues"), limited_tasks.scalar_subquery().label("tasks"))

@@ -197,7 +197,7 @@ def _scopes(asked: CTE, limits: Table, keys: Table, states: Table) -> CTE:
             *(case((own_rate, keys.c[name]), else_=limits.c[f"key_{name}"]) for name in _RATE),
             keys.c.paused_at,
             keys.c.pause_reason,
-            and_(limits.c.strict, owner.c.owner == _QUEUE),
+            limits.c.strict,
         )
         .select_from(owner.outerjoin(limits, its_limits).outerjoin(keys, its_key))
         .where(holds, owner.c.key.is_not(None))
@@ -238,7 +238,7 @@ def _full(table: Table, scope: CTE, *, of_key: bool) -> Select[Any]:
 
 
 def _behind_a_retry(table: Table, asked: CTE, scope: CTE) -> Select[Any]:
-    """Another job of its key waits to be tried again, and the queue is strict."""
+    """Another job of its key waits to be tried again, and the queue or the task is strict."""
     # Said so that only the index of such jobs can be used.
     later = not_(table.c.run_at <= func.greatest(table.c.created_at, table.c.ready_at))
     others = table.c.id != select(asked.c.id).scalar_subquery()

@@ -14,6 +14,7 @@ from sqlalchemy import (
     ARRAY,
     BigInteger,
     Boolean,
+    ColumnElement,
     Executable,
     Integer,
     Text,
@@ -26,6 +27,7 @@ from sqlalchemy import (
     func,
     literal_column,
     not_,
+    null,
     select,
     update,
 )
@@ -58,6 +60,7 @@ __all__ = [
     "count_members",
     "forget_workflows",
     "heal_members",
+    "heal_workflows",
     "inputs_of",
     "page_of_inputs",
     "pause_workflows",
@@ -140,6 +143,9 @@ def retry_workflow(id: int, *, from_node: int | None = None, schema: str = SCHEM
     `from_node`: the id of a job; then only this one, and those below it that were cancelled because of others. Returns the ids of the jobs
     that come back. A unique job whose key another one has does not.
     """
+    _check([id])
+    if from_node is not None and type(from_node) is not int:
+        raise TypeError(f"from_node is the id of a job, not {from_node!r}; a node has it as job_id")
     return _acted(
         "retry_workflow",
         bindparam("workflow", id, BigInteger),
@@ -182,7 +188,11 @@ def inputs_of(
     A job with more than `most` parents, or more than `size` bytes, has one row, without a position.
     """
     child = func.unnest(array("child_ids", list(ids), BigInteger())).table_valued("id", name="child").render_derived()
-    of_child = _inputs(job, dependency, child.c.id).limit(bindparam("most", most + 1, Integer)).lateral("input")
+    of_child = (
+        _inputs(table_of(job), table_of(dependency), child.c.id)
+        .limit(bindparam("most", most + 1, Integer))
+        .lateral("input")
+    )
     per_child = func.count().over(partition_by=child.c.id)
     bytes_of_child = func.sum(func.octet_length(of_child.c.result)).over(partition_by=child.c.id)
     too_much = (per_child > literal_column(str(most))) | (func.coalesce(bytes_of_child, 0) > literal_column(str(size)))
@@ -213,16 +223,22 @@ def page_of_inputs(
     dependency: type[WorkflowDependency] = WorkflowDependency,
 ) -> Executable:
     """A page of what the parents of one job have returned, from the position `after` (exclusive) on: the columns of `inputs_of`."""
-    given = _inputs(job, dependency, bindparam("child_id", id, BigInteger))
-    page: Executable = given.where(dependency.position > bindparam("after", after, Integer)).limit(
-        bindparam("page", limit, Integer)
+    edge = table_of(dependency).c
+    child = bindparam("child_id", id, BigInteger)
+    # The page is cut first, and only its parents are read.
+    page = (
+        select(edge.child_id, edge.parent_id, edge.policy, edge.position)
+        .where(edge.child_id == child, edge.position > bindparam("after", after, Integer))
+        .order_by(edge.position)
+        .limit(bindparam("page", limit, Integer))
+        .cte("page")
+        .prefix_with("MATERIALIZED")
     )
-    return page
+    found: Executable = _inputs(table_of(job), page, child)
+    return found
 
 
-def _inputs(job: type[Job], dependency: type[WorkflowDependency], child: Any) -> Any:
-    parent = table_of(job)
-    edge = table_of(dependency)
+def _inputs(parent: Any, edge: Any, child: Any) -> Any:
     last = parent.c.errors.op("->", return_type=JSONB())(literal_column("-1"))
     found: Any = (
         select(
@@ -345,6 +361,75 @@ def heal_members(
     return select(last.label("last"), select(func.count()).select_from(appended).scalar_subquery().label("healed"))
 
 
+def heal_workflows(
+    *,
+    after: int = FIRST_ID,
+    limit: int,
+    job: type[Job] = Job,
+    workflow: type[WorkflowRow] = WorkflowRow,
+    dependency: type[WorkflowDependency] = WorkflowDependency,
+    join: type[WorkflowJoin] = WorkflowJoin,
+    event: type[WorkflowEvent] = WorkflowEvent,
+) -> Executable:
+    """Look at a page of the workflows, by id. Where all members of one that goes on have ended without an event, or all parents of a member
+    that needs some of them, by plain SQL by hand, an event is appended.
+
+    Returns one row: the last workflow, NULL if there are no more, and how many events were appended.
+    """
+    jobs, happened, edge = table_of(job), table_of(event), table_of(dependency)
+    page = (
+        select(workflow.id, workflow.watched_id, workflow.finished_at)
+        .where(workflow.id > bindparam("after_id", after, BigInteger))
+        .order_by(workflow.id)
+        .limit(bindparam("page", limit, Integer))
+        .cte("page")
+        .prefix_with("MATERIALIZED")
+    )
+    # OFFSET 0 is a fence: each is looked up by an index.
+    fence: ColumnElement[Any] = literal_column("0")
+    parent, child = jobs.alias("parent"), jobs.alias("child")
+    goes_on = and_(
+        page.c.finished_at.is_(None),
+        not_(select(happened.c.id).where(happened.c.workflow_id == page.c.id).offset(fence).correlate(page).exists()),
+    )
+    watched = select(jobs.c.id).where(jobs.c.id == page.c.watched_id, not_(status_in(jobs.c.status, FINISHED)))
+    lives = select(jobs.c.id).where(jobs.c.workflow_id == page.c.id, not_(status_in(jobs.c.status, FINISHED)))
+    over = select(page.c.id, (-page.c.id).label("job_id"), cast(null(), Boolean)).where(
+        goes_on,
+        not_(watched.offset(fence).correlate(page).exists()),
+        not_(lives.offset(fence).correlate(page).exists()),
+    )
+    waits = (
+        select(child.c.id)
+        .where(
+            child.c.id == join.job_id, child.c.status == status_literal(JobStatus.BLOCKED),
+            child.c.blocked_by == literal_column("0"),
+        )
+        .offset(fence)
+        .correlate(table_of(join))
+    )  # fmt: skip
+    has_parent = (
+        select(edge.c.parent_id)
+        .select_from(edge.join(parent, parent.c.id == edge.c.parent_id))
+        .where(edge.c.child_id == join.job_id, edge.c.policy == literal_column("'count'"), not_(status_in(parent.c.status, FINISHED)))
+        .offset(fence)
+        .correlate(table_of(join))
+    )  # fmt: skip
+    joins = (
+        select(page.c.id, join.job_id, cast(null(), Boolean))
+        .select_from(page.join(table_of(join), join.workflow_id == page.c.id))
+        .where(goes_on, waits.exists(), not_(has_parent.exists()))
+    )
+    appended = (
+        happened.insert()
+        .from_select(["workflow_id", "job_id", "completed"], over.union_all(joins), include_defaults=False)
+        .returning(happened.c.id)
+        .cte("appended")
+    )
+    last = select(func.max(page.c.id)).scalar_subquery()
+    return select(last.label("last"), select(func.count()).select_from(appended).scalar_subquery().label("healed"))
+
+
 def stray_members(*, limit: int, job: type[Job] = Job, event: type[WorkflowEvent] = WorkflowEvent) -> Executable:
     """The ids of members that wait for one that has ended or is gone, and of which no event says so, among the first `limit`."""
     table = table_of(job)
@@ -385,11 +470,19 @@ def blocked_edges(
     )
 
 
-def workflows_over(*, limit: int, workflow: type[WorkflowRow] = WorkflowRow) -> Executable:
+def _is_over(workflow: type[WorkflowRow], event: type[WorkflowEvent]) -> ColumnElement[bool]:
+    """Whether its time is over, and nothing has happened in it since, such as a retry of one of its jobs."""
+    unread = select(event.id).where(event.workflow_id == workflow.id).correlate(table_of(workflow))
+    return and_(workflow.purge_at <= func.now(), not_(unread.exists()))
+
+
+def workflows_over(
+    *, limit: int, workflow: type[WorkflowRow] = WorkflowRow, event: type[WorkflowEvent] = WorkflowEvent
+) -> Executable:
     """The ids of workflows whose time to be kept is over."""
     return (
         select(workflow.id)
-        .where(workflow.purge_at <= func.now())
+        .where(_is_over(workflow, event))
         .order_by(workflow.purge_at)
         .limit(bindparam("page", limit, Integer))
     )
@@ -403,12 +496,25 @@ def prune_members(
     progress: type[Progress] = Progress,
     log: type[LogPart] = LogPart,
     dependency: type[WorkflowDependency] = WorkflowDependency,
+    workflow: type[WorkflowRow] = WorkflowRow,
+    event: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
-    """Delete a page of the members of a workflow that has ended, and what each waited for. Returns their ids."""
+    """Delete a page of the members of a workflow whose time is over, and what each waited for. Returns their ids.
+
+    None is deleted if the workflow has come back meanwhile.
+    """
     columns = table_of(job).c
+    flow = bindparam("of_workflow", id, BigInteger)
+    over = (
+        select(workflow.id)
+        .where(workflow.id == flow, _is_over(workflow, event))
+        .with_for_update(key_share=True, skip_locked=True)
+        .cte("over")
+        .prefix_with("MATERIALIZED")
+    )
     page = (
         select(columns.id)
-        .where(columns.workflow_id == bindparam("of_workflow", id, BigInteger))
+        .where(members(columns.workflow_id, select(over.c.id)), status_in(columns.status, FINISHED))
         .order_by(columns.id)
         .limit(bindparam("page", limit, Integer))
         .with_for_update()
@@ -430,11 +536,15 @@ def forget_workflows(
     join: type[WorkflowJoin] = WorkflowJoin,
     event: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
-    """Delete workflows that have no members left, and what else there is of them. Returns their ids."""
+    """Delete workflows whose time is over and that have no members left, and what else there is of them. Returns their ids."""
     columns = table_of(job).c
     has_members = select(columns.id).where(columns.workflow_id == workflow.id).correlate(table_of(workflow)).exists()
     these = array("workflow_ids", list(ids), BigInteger())
-    chosen = select(workflow.id).where(workflow.id == func.any(these), not_(has_members)).with_for_update()
+    chosen = (
+        select(workflow.id)
+        .where(workflow.id == func.any(these), _is_over(workflow, event), not_(has_members))
+        .with_for_update()
+    )
     found = chosen.cte("chosen").prefix_with("MATERIALIZED")
     mine = select(found.c.id)
     also = [

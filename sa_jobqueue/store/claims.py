@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -66,9 +66,12 @@ class Claims(OfTables):
         """
         return dict(self._due.rows(connection, due_parameters(queues=queues, but=but, known=known)))
 
-    def lock_these(self, connection: Connection, ids: Sequence[int]) -> list[int]:
-        """The same for those among these that are due."""
-        return [row[0] for row in self._lock_listed.rows(connection, lock_parameters(ids))]
+    def lock_these(
+        self, connection: Connection, ids: Sequence[int], *, queues: Collection[str] = (), known: int | None = None
+    ) -> list[int]:
+        """The same for those among these, of these queues, that are due."""
+        parameters = lock_parameters(ids, queues=queues, known=known)
+        return [row[0] for row in self._lock_listed.rows(connection, parameters)]
 
     def fetch_args(self, connection: Connection, id: int, *, most: int = MOST_TEXT) -> Texts | None:
         """One job's arguments and meta, unless they are longer than `most` bytes as text; None if the row is gone."""
@@ -106,7 +109,7 @@ class Claims(OfTables):
 
     @cached_property
     def _lock_listed(self) -> Compiled:
-        return Compiled(lock_listed(ids=[], job=self.tables.job), binary=True)
+        return Compiled(lock_listed(ids=[], job=self.tables.job, limit=self.tables.limit), binary=True)
 
 
 def in_order(rows: Iterable[tuple[Any, ...]]) -> list[ClaimedJob]:

@@ -56,7 +56,9 @@ class LimitedClaims(OfTables):
 
     def read_limits(self, connection: Connection, queues: Collection[str]) -> KnownLimits:
         """Where there are limits, of these queues and of all tasks."""
-        row = connection.execute(read_limits(queues=queues, job=self.tables.job, limit=self.tables.limit)).one()
+        tables = self.tables
+        statement = read_limits(queues=queues, job=tables.job, limit=tables.limit, limit_key=tables.key)
+        row = connection.execute(statement).one()
         return KnownLimits(row.version, frozenset(row.queues or ()), tuple(sorted(row.tasks or ())))
 
     def claim_limited(

@@ -18,6 +18,7 @@ from ..statements.workflows import (
     cancel_workflows,
     forget_workflows,
     heal_members,
+    heal_workflows,
     inputs_of,
     page_of_inputs,
     postpone_workflow,
@@ -97,6 +98,18 @@ class Workflows(OfTables):
         last, healed = connection.execute(statement).one()
         return last, healed
 
+    def heal_workflows(
+        self, connection: Connection, *, after: int = FIRST_ID, limit: int = 1_000
+    ) -> tuple[int | None, int]:
+        """Look at a page of the workflows: whether one goes on of which all has ended. Returns what `heal_members` does."""
+        tables = self.tables
+        statement = heal_workflows(
+            after=after, limit=limit, job=tables.job, workflow=tables.workflow, dependency=tables.dependency,
+            join=tables.join, event=tables.event,
+        )  # fmt: skip
+        last, healed = connection.execute(statement).one()
+        return last, healed
+
     # ---- what members take
 
     def inputs_of(self, connection: Connection, ids: Sequence[int]) -> dict[int, list[Input] | None]:
@@ -122,7 +135,9 @@ class Workflows(OfTables):
 
     def workflows_over(self, connection: Connection, *, limit: int = 100) -> list[int]:
         """Workflows whose time to be kept is over."""
-        return list(connection.scalars(workflows_over(limit=limit, workflow=self.tables.workflow)))
+        return list(
+            connection.scalars(workflows_over(limit=limit, workflow=self.tables.workflow, event=self.tables.event))
+        )
 
     def prune_workflow(self, connection: Connection, id: int, *, limit: int = 1_000, seconds: float) -> int | None:
         """Delete a page of its members, and it too if that was the last. Returns how many there were; None: one cannot be deleted.
@@ -136,7 +151,7 @@ class Workflows(OfTables):
                 connection.execute(limit_statements(seconds))
                 page = prune_members(
                     id, limit=limit, job=tables.job, progress=tables.progress, log=tables.log,
-                    dependency=tables.dependency,
+                    dependency=tables.dependency, workflow=tables.workflow, event=tables.event,
                 )  # fmt: skip
                 gone = len(connection.execute(page).all())
                 if gone < limit:

@@ -33,7 +33,7 @@ QUEUE = "default"
 #: One job of each key at a time.
 ONE_EACH = set_limit(QUEUE, per_key=KeyLimits(running=1))
 #: Producers, the keys that they share, and the seconds that they enqueue.
-PRODUCERS, SHARED = 8, 20
+SHARED = 20
 
 
 # ---- throughput
@@ -170,7 +170,7 @@ def behind_many(bench: Bench) -> Iterator[Figure]:
 
 def keys_gone(bench: Bench) -> Iterator[Figure]:
     """Keys that once had a job: the claim of 100 jobs of as many new keys, an idle worker, and what is left of them."""
-    many = 10_000 if bench.small else 1_000_000
+    many = 2_000 if bench.small else 1_000_000
     rounds: list[tuple[float, float]] = []
     left, sizes = 0, dict[str, float]()
     rate_limit = set_limit(QUEUE, per_key=KeyLimits(running=1))
@@ -179,7 +179,7 @@ def keys_gone(bench: Bench) -> Iterator[Figure]:
         bench.execute(f"UPDATE {SCHEMA}.job SET status = 'completed', claims = 1, finished_at = now()")
         bench.settle()
         claims, times = _Claims(bench), []
-        for number in range(25):
+        for number in range(6 if bench.small else 25):
             bench.fill(100, key=f"'new {number} ' || n")
             began = time.perf_counter()
             assert claims.take(100) == 100
@@ -187,7 +187,7 @@ def keys_gone(bench: Bench) -> Iterator[Figure]:
         claims.close()
         bench.execute(f"DELETE FROM {SCHEMA}.job WHERE status = 'running'")
         own, server, _, _ = cost(bench)
-        rounds.append((statistics.median(times[5:]), own + server))
+        rounds.append((statistics.median(times[len(times) // 5 :]), own + server))
         if gone:
             left = bench.execute(f"SELECT count(*) FROM {SCHEMA}.limit_state")
             sizes = {
@@ -235,23 +235,23 @@ def keyed_enqueue(bench: Bench) -> Iterator[Figure]:
     """8 producers that commit one job each, on 20 keys that they share, against the same without keys. One more transaction has
     enqueued a job of each key, and stays open. Beside the speed: how many waits for locks were seen, and deadlocks.
     """
-    seconds = 0.5 if bench.small else 4.0
+    producers, seconds = (2, 0.5) if bench.small else (8, 4.0)
     waits: list[int] = []
     deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     before = bench.execute(deadlocks)
     pairs = interleaved(
         bench.repeat,
-        partial(_enqueued, bench, seconds, waits, keyed=True),
-        partial(_enqueued, bench, seconds, [], keyed=False),
+        partial(_enqueued, bench, producers, seconds, waits, keyed=True),
+        partial(_enqueued, bench, producers, seconds, [], keyed=False),
     )
-    title = f"{PRODUCERS} producers on {SHARED} shared keys"
+    title = f"{producers} producers on {SHARED} shared keys"
     yield compared(title, pairs, "commits/s", "no keys", at_least=0.6)
     yield Figure(f"{title}: waits for locks seen", float(sum(waits)), "", at_most=0)
     bench.execute("SELECT pg_stat_force_next_flush()")
     yield Figure(f"{title}: deadlocks", float(bench.execute(deadlocks) - before), "", at_most=0)
 
 
-def _enqueued(bench: Bench, seconds: float, waits: list[int], *, keyed: bool) -> float:
+def _enqueued(bench: Bench, producers: int, seconds: float, waits: list[int], *, keyed: bool) -> float:
     bench.prepare(0, ONE_EACH)
     over = threading.Event()
 
@@ -275,7 +275,7 @@ def _enqueued(bench: Bench, seconds: float, waits: list[int], *, keyed: bool) ->
             )
         watcher.start()
         try:
-            with processes(PRODUCERS, commit_keyed, bench.address, seconds, keyed, numbered=True) as group:
+            with processes(producers, commit_keyed, bench.address, seconds, keyed, numbered=True) as group:
                 group.go()
         finally:
             over.set()
@@ -302,7 +302,7 @@ def commit_keyed(ready: Callable[[], Any], number: int, address: str, seconds: f
 
 def woken(bench: Bench) -> Iterator[Figure]:
     """From the end of a job whose permit another worker waits for, and from the commit of a change, to the start of the job."""
-    rounds = 5 if bench.small else 30
+    rounds = 2 if bench.small else 30
     for title, waits in (
         ("end of a job to the start of the next, on another worker", _freed(bench, rounds)),
         ("commit of a raised limit to a start", _changed(bench, rounds, _raised)),

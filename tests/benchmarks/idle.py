@@ -29,12 +29,12 @@ def idle(bench: Bench) -> Iterator[Figure]:
 
 def cost(bench: Bench) -> tuple[float, float, int, float]:
     """Of an idle worker: percent of a core for itself and for its server processes, how many these are, and its memory in MiB."""
-    seconds = 2.0 if bench.small else 20.0
+    seconds, settled = (0.5, 0.5) if bench.small else (20.0, 3.0)
     before = _backends(bench)
     with processes(1, serve, bench.address, {"default": SLOTS}) as group:
         group.go()
         bench.wait_for(f"SELECT count(*) FROM {SCHEMA}.worker")
-        time.sleep(3)
+        time.sleep(settled)
         worker = psutil.Process(group.pids[0])
         servers = [psutil.Process(pid) for pid in _backends(bench) - before if psutil.pid_exists(pid)]
         shares, server_shares = [], []

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 __all__ = ["MUTANTS", "mutate"]
 
 _RUNS = "job.status = 'running' AND job.queue = this"
-_RUNS_OF_TASK = "job.status = 'running' AND job.task = l.name"
+_RUNS_OF_TASK = "job.status = 'running' AND job.task = ANY (limited_tasks)"
 _RUNS_OF_KEY = "job.concurrency_key <= c.key"
 
 #: What is replaced in the function, by what; each occurs at least once.

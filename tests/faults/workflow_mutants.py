@@ -41,8 +41,8 @@ MUTANTS: Mapping[str, tuple[str, Sequence[tuple[str, str]]]] = {
         "advance",
         [
             (
-                "OR NOT EXISTS (SELECT FROM",
-                'OR NOT false AND EXISTS (SELECT FROM "sa_jobqueue".workflow AS w2 WHERE w2.id = w.id) OR EXISTS (SELECT FROM',
+                'AND NOT EXISTS (SELECT FROM "sa_jobqueue".workflow_event AS event WHERE event.workflow_id = w.id)',
+                "",
             )
         ],
     ),

@@ -15,7 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.migrations.v01 import limited
 from sa_jobqueue.models import TASK_GROUP
-from sa_jobqueue.store import ClaimRequest, default_store, is_limits_changed
+from sa_jobqueue.statements import pause, resume, set_limit
+from sa_jobqueue.store import ClaimRequest, KnownLimits, default_store, is_limits_changed
 from tests.support.factory import TABLE, make_job, wait_until_blocked_by
 from tests.support.limits import Claimant, end, fill, key, limit, no_limit
 
@@ -151,7 +152,7 @@ def test_more_keys_than_one_look_finds_all_get_their_turn(connection: Connection
     found: list[ClaimedJob] = []
     for _ in range(4):
         found += claimant.claim(10)
-        if found or not claimant.state.again:
+        if found or not claimant.state.unseen:
             break
 
     assert ids(found) == [last]
@@ -205,6 +206,15 @@ def test_no_more_run_than_each_key_may(connection: Connection) -> None:
     assert Counter(claimant.keys(100)) == {"a": 1, "b": 1, "more": 3, None: 5}
     assert claimant.claim(100) == []
     assert claimant.state.permit
+
+
+def test_the_limit_of_a_key_counts_within_its_queue(connection: Connection) -> None:
+    """What else runs with that key, in another queue, takes none of it."""
+    make_job(connection, "running", concurrency_key="a", queue="other")
+    fill(connection, 3, "a")
+    limit(connection, key_running=2)
+
+    assert len(Claimant(connection).claim()) == 2
 
 
 def test_a_task_has_its_limit_over_all_queues(connection: Connection) -> None:
@@ -272,11 +282,14 @@ def test_a_key_that_others_keep_closed_does_not_keep_the_rest(connection: Connec
 # ---- two at once
 
 
-def test_two_claims_at_once_do_not_exceed_a_key_and_do_not_wait(connection: Connection, other: Connection) -> None:
+@pytest.mark.parametrize("owner", ["queue", "task"])
+def test_two_claims_at_once_do_not_exceed_a_key_and_do_not_wait(
+    connection: Connection, other: Connection, owner: str
+) -> None:
     """One has claimed and not committed: the other gets none of its keys, at once, and says that it may look again."""
     for one in ("a", "b"):
         fill(connection, 5, one)
-    limit(connection, key_running=1)
+    limit(connection, "default" if owner == "queue" else "a_task", owner=owner, key_running=1)
     connection.commit()
 
     assert len(Claimant(connection).claim()) == 2
@@ -368,6 +381,22 @@ def test_a_plain_claim_fails_where_limits_are_not_known(connection: Connection) 
     assert len(plain(None)) == 1
 
 
+def test_a_task_is_limited_for_as_long_as_one_of_its_keys_is(connection: Connection) -> None:
+    """The row that was made for it stays, and costs nothing; a claim that knows only of that fails where a key is paused again."""
+
+    def known() -> KnownLimits:
+        return default_store.read_limits(connection, ["default"])
+
+    connection.execute(pause("mail", owner="task", key="a"))
+    assert known().tasks == ("mail",)
+    connection.execute(resume("mail", owner="task", key="a"))
+    assert known().tasks == ()
+    before = known().version
+    connection.execute(set_limit("mail", owner="task", key="b", running=1))
+    assert known().tasks == ("mail",)
+    assert known().version != before
+
+
 def test_a_limited_claim_fails_where_limits_are_not_known(connection: Connection) -> None:
     """As a plain one."""
     fill(connection, 2, "a")
@@ -376,6 +405,23 @@ def test_a_limited_claim_fails_where_limits_are_not_known(connection: Connection
     with pytest.raises(DBAPIError) as caught, connection.begin_nested():
         Claimant(connection).claim(known=None)
 
+    assert is_limits_changed(caught.value)
+
+
+def test_a_claim_that_has_waited_for_another_fails_where_limits_have_changed_meanwhile(engine: Engine) -> None:
+    """It would not keep those of which it knows nothing."""
+    with engine.begin() as setup:
+        fill(setup, 5)
+        limit(setup, running=5)
+    with engine.connect() as one, engine.connect() as two, ThreadPoolExecutor(1) as threads:
+        assert len(Claimant(one).claim(1)) == 1
+        second = threads.submit(lambda: Claimant(two, name="two").claim(4))
+        wait_until_blocked_by(one)
+        with engine.begin() as operator:
+            limit(operator, "a_task", owner="task", paused_at=text("now()"))
+        one.commit()
+        with pytest.raises(DBAPIError) as caught:
+            second.result(10)
     assert is_limits_changed(caught.value)
 
 
@@ -410,6 +456,18 @@ def test_under_strict_a_key_waits_for_its_head_that_is_tried_again(connection: C
     assert claimant.claim() == []
     connection.execute(update(TABLE).where(TABLE.c.id == head).values(run_at=text("now()")))
     assert ids(claimant.claim() or claimant.claim()) == [head]  # the first may only find that it is due
+
+
+@pytest.mark.parametrize("owner", ["queue", "task"])
+def test_strict_is_for_keys_and_not_for_jobs_without_one(connection: Connection, owner: str) -> None:
+    """Those of a limited task go on, while one of them waits to be tried again; also where they were put aside."""
+    group = f"{TASK_GROUP}few"
+    make_job(connection, concurrency_key=group, task="few", attempt=1, run_at=HOUR)
+    (behind,) = fill(connection, 1, group, task="few")
+    limit(connection, "few", owner="task", running=5)
+    limit(connection, "few" if owner == "task" else "default", owner=owner, strict=True)
+
+    assert ids(Claimant(connection).claim()) == [behind]
 
 
 def test_without_strict_a_key_goes_on_while_a_job_waits_to_be_tried_again(connection: Connection) -> None:

@@ -159,3 +159,16 @@ def test_what_one_key_is_allowed_counts_for_it(connection: Connection) -> None:
     end(connection, claimed)
     (last,) = fill(connection, 1, "a")
     assert [job.id for job in claimant.claim(10)] == [last]
+
+
+def test_more_than_a_thousand_may_wait(connection: Connection) -> None:
+    """The newest beyond that number are dropped."""
+    limit(connection, **ONE, max_waiting=1500)
+    connection.exec_driver_sql(
+        "INSERT INTO sa_jobqueue.job (task, concurrency_key) SELECT 'a_task', 'a' FROM generate_series(1, 1600)"
+    )
+
+    Claimant(connection).claim(10)
+
+    found = connection.scalars(select(TABLE.c.status).order_by(TABLE.c.id)).all()
+    assert found == ["running"] + ["queued"] * 1500 + ["cancelled"] * 99

@@ -210,6 +210,18 @@ def test_a_strict_key_waits_for_its_job_that_is_tried_again(connection: Connecti
     assert reasons(connection, job) == []
 
 
+def test_a_strict_task_says_so_of_its_own_jobs(connection: Connection) -> None:
+    """Those of other tasks of the key do not wait."""
+    connection.execute(set_limit("a_task", owner="task", strict=True))
+    retried = waiting(connection, concurrency_key="42", attempt=1, run_at=timedelta(minutes=5))
+    waiting(connection, concurrency_key="43", task="b_task", attempt=1, run_at=timedelta(minutes=5))
+    job, other = waiting(connection, concurrency_key="42"), waiting(connection, concurrency_key="43")
+    (reason,) = reasons(connection, job)
+    assert (*reason[:4], list(reason.job_ids or ())) == (*TASK, "42", "strict", [retried])
+    assert reasons(connection, other) == []
+    assert picked(connection, "a_task") == [other]
+
+
 def test_a_job_that_is_not_due_has_no_owner(connection: Connection) -> None:
     """Its own time comes first."""
     connection.execute(pause("sync"))

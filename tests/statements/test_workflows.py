@@ -485,6 +485,7 @@ def test_a_deadline_cancels_and_the_workflow_has_failed(connection: Connection) 
     flow.settle()
     assert flow.statuses() == {"a": "cancelled", "b": "cancelled"}
     assert (flow.row().status, flow.row().reason) == ("failed", "the deadline of the workflow is over")
+    assert flow.fired == ["on_failure", "on_end"]
 
 
 def test_a_job_says_for_what_it_waits(connection: Connection) -> None:
@@ -598,7 +599,102 @@ def test_nothing_waits_for_a_locked_workflow_or_member(engine: Engine) -> None:
         assert flow.statuses()["b"] == "queued"
 
 
+def test_an_addition_holds_up_no_other_member(engine: Engine) -> None:
+    """While the transaction that adds is open, those that are there go on; only the end and a pause wait for it."""
+    with engine.begin() as connection:
+        flow = Flow(connection, "a", "b: a")
+    with engine.connect() as adding, engine.connect() as other:
+        more = Workflow.at(flow.id)
+        more.add("t")
+        added = adding.scalar(more.insert())
+        flow.connection = other
+        flow.complete("a")
+        assert flow.statuses()["b"] == "queued"
+        flow.end("b", Completed())
+        assert flow.advance().busy == {flow.id}
+        assert flow.row().finished_at is None
+        other.commit()
+        other.execute(text("SET LOCAL lock_timeout = '50ms'"))
+        with pytest.raises(DBAPIError):
+            other.execute(pause_workflows(flow.id)).all()
+        other.rollback()
+        adding.commit()
+        flow.settle()
+        assert flow.row().finished_at is None
+        assert statuses(other)[added[0]] == "queued"
+
+
 # ---- keeping order
+
+
+def test_a_large_workflow_is_cancelled_in_little_time(connection: Connection) -> None:
+    """The time grows with the members, not with their square."""
+    workflow = Workflow()
+    for _ in range(12_000):
+        workflow.add("t")
+    session = Session(connection)
+    session.add(workflow)
+    session.flush()
+    connection.execute(text("SET LOCAL statement_timeout = '8s'"))
+    assert len(connection.execute(cancel_workflows(workflow.id)).all()) == 1
+    assert set(statuses(connection).values()) == {"cancelled"}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_comes_back_is_not_deleted(connection: Connection, whole: bool) -> None:
+    """A workflow was over when maintenance looked, and an operator retries it before it is deleted."""
+    flow = Flow(connection, "a", "b: a", "c", retain=60)
+    flow.complete("c")
+    flow.fail("a")
+    connection.execute(text("UPDATE sa_jobqueue.workflow SET purge_at = now() - interval '1 s'"))
+    assert STORE.workflows_over(connection) == [flow.id]
+    connection.execute(retry_workflow(flow.id) if whole else retry_jobs(Job.id == flow.job("a"))).all()
+    assert STORE.workflows_over(connection) == []
+    assert STORE.prune_workflow(connection, flow.id, seconds=5) == 0
+    flow.settle()
+    assert flow.statuses()["a"] == "queued"
+    assert flow.row().status == "running"
+
+
+def test_the_parents_of_a_job_that_needs_some_of_them_are_ended_by_hand(connection: Connection) -> None:
+    """It is looked at once none of them goes on."""
+    flow = Flow(connection, "a", "b", "c: 1/a,b")
+    assert STORE.heal_workflows(connection) == (flow.id, 0)
+    flow.settle()
+    connection.execute(
+        text("UPDATE sa_jobqueue.job SET status = 'completed', finished_at = now() WHERE id = :id"),
+        {"id": flow.job("a")},
+    )
+    connection.execute(text("DELETE FROM sa_jobqueue.job WHERE id = :id"), {"id": flow.job("b")})
+    assert STORE.heal_workflows(connection) == (flow.id, 1)
+    del flow.nodes["b"]
+    flow.settle()
+    assert flow.statuses() == {"a": "completed", "c": "queued"}
+
+
+def test_the_last_job_is_deleted_by_hand(connection: Connection) -> None:
+    """The workflow ends all the same."""
+    flow = Flow(connection, "a", "b")
+    flow.complete("a")
+    assert STORE.heal_workflows(connection) == (flow.id, 0)
+    connection.execute(text("DELETE FROM sa_jobqueue.job WHERE id = :id"), {"id": flow.job("b")})
+    assert STORE.heal_workflows(connection) == (flow.id, 1)
+    assert STORE.stray_workflows(connection) == [flow.id]
+    flow.settle()
+    assert flow.row().finished_at is not None
+    assert flow.fired[-1] == "on_end"
+    assert STORE.heal_workflows(connection) == (flow.id, 0)
+    assert STORE.heal_workflows(connection, after=flow.id) == (None, 0)
+
+
+def test_nobody_makes_the_children_of_another_workflow_wait(connection: Connection) -> None:
+    """The job that adds has to be a member of the workflow that it adds to."""
+    victim, mine = Flow(connection, "a", "b: a"), Flow(connection, "x")
+    addition = Addition(mine.id, me=victim.job("a"))
+    addition.before_children(addition.add("t"))
+    with pytest.raises(DBAPIError) as caught, connection.begin_nested():
+        connection.execute(addition.insert())
+    assert getattr(caught.value.orig, "sqlstate", None) == "SJQ04"
 
 
 def test_plain_sql_by_hand_is_put_right(connection: Connection) -> None:

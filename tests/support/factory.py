@@ -137,6 +137,13 @@ def refer(connection: Connection, id: int) -> None:
 
 
 def wait_until_blocked_by(connection: Connection) -> None:
-    """Wait until another connection waits for a lock that this one holds."""
-    blocked = text("SELECT count(*) FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid))")
-    wait_until(lambda: connection.scalar(blocked) == 1, message="another connection to wait for a lock of this one")
+    """Wait until another connection waits for a lock that this one holds. A third one looks: in a transaction the list of processes
+    is the same at each look.
+    """
+    pid = connection.scalar(text("SELECT pg_backend_pid()"))
+    blocked = text("SELECT count(*) FROM pg_stat_activity WHERE :pid = ANY (pg_blocking_pids(pid))")
+    with connection.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as watching:
+        wait_until(
+            lambda: watching.scalar(blocked, {"pid": pid}) == 1,
+            message="another connection to wait for a lock of this one",
+        )

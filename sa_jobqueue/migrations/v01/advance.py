@@ -32,7 +32,7 @@ _ADVANCE = f"""
         flows bigint[]; ended bigint[]; broken bigint[]; ended_flows bigint[]; broken_flows bigint[]; looks bigint[]; look_flows bigint[];
         hits bigint[]; extra bigint[]; anew bigint[]; hit integer := 0; done integer; page bigint[]; flow bigint;
         moved bigint[]; targets bigint[]; refused bigint[]; causes bigint[]; counted bigint[]; missings integer[]; spares integer[];
-        gates bigint[]; failed bigint[]; ending bigint[];
+        gates bigint[]; failed bigint[]; ending bigint[]; succeeded bigint[]; over bigint[]; closing bigint[];
     BEGIN
         again_ids := '{{{{}}}}'; eaten := 0;
         -- 1. The workflows that no other moves just now. What happens in a paused one is read when it goes on.
@@ -48,7 +48,7 @@ _ADVANCE = f"""
         IF mine IS NULL THEN
             RETURN;
         END IF;
-        -- 2. What has happened. Each workflow has its turn, so that the events of a large one do not keep those of others.
+        -- 2. What has happened, of each workflow in the order in which they are given: one with many events may leave no room for others.
         WITH taken AS MATERIALIZED (
             SELECT e.place FROM unnest(mine, points) AS g (id, point) CROSS JOIN LATERAL (
                 SELECT event.ctid AS place FROM {{schema}}.workflow_event AS event
@@ -256,7 +256,10 @@ _ADVANCE = f"""
                 WHERE r.status = 'running' AND r.workflow_id = ANY (stopping) AND r.workflow_id = ANY (look_flows)
                 FOR NO KEY UPDATE OF r SKIP LOCKED));
         END IF;
-        -- Where the member that was watched has ended, the next one below it is, or all have ended.
+        IF stuck THEN
+            busy_ids := busy_ids || flows;
+        END IF;
+        -- Where the member that was watched has ended, the next one below it is watched, or all have ended.
         WITH due AS MATERIALIZED (
             SELECT w.id, (
                 SELECT job.id FROM {{schema}}.job WHERE job.workflow_id = w.id AND job.id <= w.watched_id AND job.status IN {_LIVE}
@@ -264,32 +267,38 @@ _ADVANCE = f"""
             FROM {{schema}}.workflow AS w
             WHERE w.id = ANY (mine) AND w.finished_at IS NULL
                 AND NOT EXISTS (SELECT FROM {{schema}}.job WHERE job.id = w.watched_id AND job.status IN {_LIVE})),
-        changed AS (
+        watched AS (
+            UPDATE {{schema}}.workflow AS w SET watched_id = due.live FROM due WHERE w.id = due.id AND due.live IS NOT NULL)
+        SELECT array_agg(due.id) FILTER (WHERE due.live IS NULL) INTO over FROM due;
+        IF over IS NULL THEN
+            RETURN;
+        END IF;
+        -- What adds members from outside holds FOR KEY SHARE until its transaction ends, and the workflow ends after it. The statement after
+        -- this lock sees what was added before; and what is not read yet may be of a member that did not complete.
+        closing := ARRAY (SELECT w.id FROM {{schema}}.workflow AS w WHERE w.id = ANY (over) FOR UPDATE SKIP LOCKED);
+        busy_ids := busy_ids || ARRAY (SELECT o.id FROM unnest(over) AS o (id) WHERE o.id <> ALL (closing));
+        WITH changed AS (
             UPDATE {{schema}}.workflow AS w
-            SET watched_id = coalesce(due.live, w.watched_id), finished_at = CASE WHEN due.live IS NULL THEN clock_timestamp() END,
-                status = CASE WHEN due.live IS NOT NULL THEN 'running'
-                    WHEN w.cancelled_at >= w.deadline_at THEN 'failed'
+            SET finished_at = clock_timestamp(),
+                status = CASE WHEN w.cancelled_at >= w.deadline_at THEN 'failed'
                     WHEN NOT w.is_broken THEN 'completed'
                     WHEN EXISTS (SELECT FROM {{schema}}.job WHERE job.workflow_id = w.id AND job.status = 'failed') THEN 'failed'
                     WHEN EXISTS (SELECT FROM {{schema}}.job WHERE job.workflow_id = w.id AND job.status = 'cancelled') THEN 'cancelled'
                     ELSE 'completed' END
-            FROM due
-            WHERE w.id = due.id
-                -- What is not read yet may be of one that did not complete.
-                AND (due.live IS NOT NULL OR NOT EXISTS (SELECT FROM {{schema}}.workflow_event AS event WHERE event.workflow_id = w.id))
-            RETURNING w.id, w.status, w.finished_at)
-        SELECT array_agg(c.id), array_agg(c.id) FILTER (WHERE c.status = 'completed') INTO ending, failed
-        FROM changed AS c WHERE c.finished_at IS NOT NULL;
+            WHERE w.id = ANY (closing) AND w.finished_at IS NULL
+                AND NOT EXISTS (SELECT FROM {{schema}}.workflow_event AS event WHERE event.workflow_id = w.id)
+            RETURNING w.id, w.status)
+        SELECT array_agg(c.id), array_agg(c.id) FILTER (WHERE c.status = 'completed'), array_agg(c.id) FILTER (WHERE c.status = 'failed')
+        INTO ending, succeeded, failed FROM changed AS c;
         IF ending IS NOT NULL THEN
             -- What failed stays for 30 days at least, to be retried.
             UPDATE {{schema}}.workflow AS w SET purge_at = w.finished_at + interval '1 second' *
                 CASE w.status WHEN 'failed' THEN greatest(w.retain, 2592000) ELSE w.retain END
             WHERE w.id = ANY (ending) AND w.retain IS NOT NULL;
-            PERFORM {{schema}}.fire_callbacks(failed, 'success');
+            PERFORM {{schema}}.fire_callbacks(succeeded, 'success');
+            -- One whose deadline is over has failed without a job that has.
+            PERFORM {{schema}}.fire_callbacks(failed, 'failure');
             PERFORM {{schema}}.fire_callbacks(ending, 'end');
-        END IF;
-        IF stuck THEN
-            busy_ids := busy_ids || flows;
         END IF;
     END
     $body$

@@ -132,8 +132,9 @@ UP = (
             RETURN OLD;
         END IF;
         IF TG_TABLE_NAME = 'job_key' AND NEW.owner = 'task' THEN
-            -- Workers know the tasks that have a row of their own.
-            INSERT INTO {schema}.job_limit (owner, name) VALUES (NEW.owner, NEW.name) ON CONFLICT (owner, name) DO NOTHING;
+            -- Workers know the tasks that have a row of their own; and where that is there, by its version that one of its keys is new.
+            INSERT INTO {schema}.job_limit AS l (owner, name) VALUES (NEW.owner, NEW.name)
+            ON CONFLICT (owner, name) DO UPDATE SET running = l.running WHERE TG_OP = 'INSERT';
         END IF;
         IF TG_TABLE_NAME = 'job_limit' THEN
             NEW.version := (random() * 4503599627370000)::bigint * 1024 + (random() * 1023)::bigint;

@@ -94,7 +94,8 @@ UP = (
         flow bigint;
     BEGIN
         FOR flow IN
-            SELECT w.id FROM {schema}.workflow AS w WHERE w.id = ANY ($1) AND w.finished_at IS NULL AND w.paused_at IS NULL ORDER BY w.id FOR NO KEY UPDATE
+            -- FOR UPDATE waits for those that add members, which see whether it is paused.
+            SELECT w.id FROM {schema}.workflow AS w WHERE w.id = ANY ($1) AND w.finished_at IS NULL AND w.paused_at IS NULL ORDER BY w.id FOR UPDATE
         LOOP
             UPDATE {schema}.workflow AS w SET paused_at = clock_timestamp() WHERE w.id = flow;
             UPDATE {schema}.job SET status = 'blocked', blocked_by = - flow

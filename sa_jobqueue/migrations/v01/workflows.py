@@ -153,15 +153,16 @@ UP = (
         other bigint;
     BEGIN
         IF outside THEN
-            -- Its end waits for the end of this transaction.
-            SELECT w.paused_at, w.finished_at, w.cancelled_at INTO flow FROM {schema}.workflow AS w WHERE w.id = $1 FOR SHARE;
+            -- Its end waits for the end of this transaction, and so does a pause; what moves its members does not.
+            SELECT w.paused_at, w.finished_at, w.cancelled_at INTO flow FROM {schema}.workflow AS w WHERE w.id = $1 FOR KEY SHARE;
             IF NOT FOUND OR flow.finished_at IS NOT NULL OR flow.cancelled_at IS NOT NULL THEN
                 RAISE EXCEPTION 'workflow % has ended, or is not there: nothing can be added to it', $1 USING ERRCODE = 'SJQ04';
             END IF;
         ELSE
             SELECT w.paused_at, w.finished_at, w.cancelled_at INTO flow FROM {schema}.workflow AS w WHERE w.id = $1;
         END IF;
-        SELECT min(e.parent) INTO other FROM unnest(parents) AS e (parent)
+        -- Nor does `me`, whose children may be told to wait, belong to another.
+        SELECT min(e.parent) INTO other FROM unnest(parents || me) AS e (parent)
         WHERE e.parent > 0 AND NOT EXISTS (SELECT FROM {schema}.job WHERE job.id = e.parent AND job.workflow_id = $1);
         IF other IS NOT NULL THEN
             RAISE EXCEPTION 'job % is not in workflow %', other, $1 USING ERRCODE = 'SJQ04';
@@ -214,22 +215,23 @@ UP = (
     DECLARE
         done bigint[];
         locked bigint[];
+        reasons bigint[];
     BEGIN
-        SELECT array_agg(l.id) INTO locked FROM (
-            SELECT job.id FROM {schema}.job WHERE job.id = ANY ($1) AND job.status IN ('queued', 'blocked')
-            ORDER BY job.id FOR NO KEY UPDATE SKIP LOCKED) AS l;
+        SELECT array_agg(l.id), array_agg(l.cause) INTO locked, reasons FROM (
+            SELECT job.id, m.cause FROM unnest($1, causes) AS m (id, cause) JOIN {schema}.job ON job.id = m.id AND job.status IN ('queued', 'blocked')
+            ORDER BY job.id FOR NO KEY UPDATE OF job SKIP LOCKED) AS l;
         WITH ended AS (
             UPDATE {schema}.job SET status = 'cancelled', blocked_by = NULL, finished_at = clock_timestamp(), purge_at = NULL,
                 errors = CASE WHEN jsonb_typeof(job.errors) = 'array' THEN job.errors ELSE '[]' END || jsonb_build_array(jsonb_strip_nulls(
                     jsonb_build_object('at', clock_timestamp(), 'attempt', job.attempt, 'type', kind, 'traceback', '',
                         'message', CASE WHEN m.cause IS NULL THEN reason ELSE format(reason, m.cause) END, 'failed_id', m.cause)))
-            FROM unnest($1, causes) AS m (id, cause)
-            WHERE job.id = m.id AND job.id = ANY (locked) AND job.status IN ('queued', 'blocked')
+            FROM unnest(locked, reasons) AS m (id, cause)
+            WHERE job.id = m.id AND job.status IN ('queued', 'blocked')
             RETURNING job.id, job.workflow_id, job.uniqueness ->> 'key' AS key),
         mine AS MATERIALIZED (
-            SELECT taken.key FROM {schema}.unique_key AS taken
-            WHERE taken.key = ANY (ARRAY (SELECT ended.key FROM ended)) AND taken.job_id = ANY (ARRAY (SELECT ended.id FROM ended)) AND taken.expires_at IS NULL
-            FOR UPDATE SKIP LOCKED),
+            SELECT taken.key FROM ended JOIN {schema}.unique_key AS taken ON taken.key = ended.key AND taken.job_id = ended.id
+            WHERE taken.expires_at IS NULL
+            FOR UPDATE OF taken SKIP LOCKED),
         freed AS (
             DELETE FROM {schema}.unique_key AS taken WHERE taken.key = ANY (ARRAY (SELECT mine.key FROM mine)) AND taken.keep IS NULL),
         kept AS (

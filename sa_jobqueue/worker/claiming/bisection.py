@@ -6,7 +6,7 @@ claim times out. Or a trigger returns NULL, and the row stays as it is without a
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,27 +97,38 @@ class BisectingClaims:
         new = self._skip(due, refused)
         return Found(bool(due), jobs, began, len(new), no_room=len(new) < len(refused))
 
-    def claim_skipped(self, connection: Connection, skipped: Mapping[int, str]) -> list[ClaimedJob]:
+    def claim_skipped(
+        self, connection: Connection, skipped: Mapping[int, str]
+    ) -> Iterator[tuple[list[ClaimedJob], float]]:
         """Claim these skipped jobs, given by id and queue, as far as that is possible by now. Of a queue with limits, those
-        that come next, skipped or not: which these are depends on what else runs.
+        that come next, skipped or not: which these are depends on what else runs. Each part, which is told with the time when it
+        began, is for the caller to take over before the next one is claimed.
         """
-        began = monotonic()
-        limited = Counter(queue for queue in skipped.values() if self.limited.has(queue))
-        queues = dict(skipped)
-        with self._begin(connection):
-            due = self.connector.store.lock_these(
-                connection, [one for one, queue in skipped.items() if queue not in limited]
-            )
-            for queue, most in limited.items():
-                next_ones = self.limited.lock_due(connection, queue, most, tried=skipped)
-                queues |= next_ones
-                due += next_ones
-            jobs, refused = self._claim(connection, due, len(due))
-        self.skipped.forget(skipped.keys() - set(due))
-        self._skip(queues, refused)
-        self.skipped.claimed(job.id for job in jobs)
-        self.skipped.rest(monotonic() - began, in_vain=len(refused))
-        return jobs
+        began, in_vain = monotonic(), 0
+        # Each limited queue in a transaction of its own: if one locked several, one after the other, two could wait for each other.
+        parts: defaultdict[str | None, dict[int, str]] = defaultdict(dict)
+        for one, queue in skipped.items():
+            parts[queue if self.limited.has(queue) else None][one] = queue
+        for limited, part in parts.items():
+            began_part = monotonic()
+            with self._begin(connection):
+                due = self._lock_skipped(connection, limited, part)
+                jobs, refused = self._claim(connection, list(due), len(due))
+            in_vain += len(refused)
+            self.skipped.forget(part.keys() - due.keys())
+            self._skip(due, refused)
+            self.skipped.claimed(job.id for job in jobs)
+            self.skipped.rest(monotonic() - began, in_vain=in_vain)
+            yield jobs, began_part
+
+    def _lock_skipped(self, connection: Connection, limited: str | None, part: Mapping[int, str]) -> dict[int, str]:
+        """Those that are due, and their queues. `limited`: the limited queue that they are of, None: they are of others."""
+        if limited is not None:
+            return self.limited.lock_due(connection, limited, len(part), tried=part)
+        store, queues = self.connector.store, set(part.values())
+        return {
+            one: part[one] for one in store.lock_these(connection, list(part), queues=queues, known=self.limited.known)
+        }
 
     def _claim(self, connection: Connection, ids: Sequence[int], most: int) -> tuple[list[ClaimedJob], dict[int, str]]:
         """Claim `most` of these locked jobs. Returns those that were claimed, and why others could not be, by id.

@@ -164,11 +164,8 @@ class Claimer:
     def ended(self, slots: Slots) -> None:
         """A handler has ended: its outcome may wait to be written, and its slot may want jobs."""
         outcomes = len(self._writer.pending)
-        if self._limited.any and self._limited.has(slots.name):
-            self._limited.freed = True
-            self._demand.notify_limited()
-            self._wake.set()
-        if outcomes or slots.hungry:
+        freed = self._limited.any and self._limited.ended(slots.name)
+        if freed or outcomes or slots.hungry:
             self._wake.set()
         if outcomes >= self._batch:
             self._enough.set()

@@ -48,12 +48,6 @@ class Demand:
             if queue is None or name == queue:
                 timer.notify()
 
-    def notify_limited(self) -> None:
-        """A job of a limited queue has ended: its permit may start one of any such queue."""
-        for name, timer in self.timers.items():
-            if self.is_limited(name):
-                timer.notify()
-
     def stop(self) -> None:
         """No more are wanted."""
         self.stopped = True

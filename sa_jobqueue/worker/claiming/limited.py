@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from ...context import ClaimedJob
 from ...store import KnownLimits, LimitedRequest, Ring, RingState
 from ..connections.service import Connector
+from .circle import Circle
 from .demand import Demand
 from .gates import Gates
 from .skipped import SkippedJobs
@@ -65,6 +66,8 @@ class LimitedQueues:
         self.any = False
         """Whether any queue is claimed from under limits. Written by the claimer's thread, read by any."""
         self._rings: dict[str, Ring] = {}
+        self._circles: dict[str, Circle] = {}
+        """Of queues at whose keys the claims have not all looked yet."""
         self._ignored: frozenset[str] = frozenset()
         """Queues whose last claim picked jobs, and did not get them all."""
 
@@ -92,6 +95,16 @@ class LimitedQueues:
             except BaseException:
                 self.stale = True
                 raise
+
+    def ended(self, queue: str) -> bool:
+        """A job of this queue has ended. Returns whether it had a permit: that may start one of the queue, or of any other where tasks
+        have limits. For any thread.
+        """
+        if not self.has(queue):
+            return False
+        self.freed = True
+        self._demand.notify(None if self._known.tasks else queue)
+        return True
 
     def note_ends(self) -> None:
         """Called before outcomes are taken to be written: of those that come later others are told later."""
@@ -133,15 +146,19 @@ class LimitedQueues:
         """Decide when each of these queues is claimed from again. Returns whether claims overlook jobs."""
         self._untold = False
         got = Counter(map(_QUEUE, jobs))
-        timers, now, dry, waiting = self._demand.timers, monotonic(), set[str](), list[str]()
-        for name, state in states.items():
-            self._rings[name] = state.ring
+        timers, now, dry, waiting = self._demand.timers, monotonic(), set[str](), dict[str, RingState]()
+        for name, one in states.items():
+            circle = self._circles.pop(name, None) or Circle.at(self._rings.get(name, Ring()))
+            self._rings[name] = one.ring
             if got[name] or timers[name].notified:
                 timers[name].now()
+            elif (state := circle.go_on(one, now)) is None:
+                self._circles[name] = circle
+                timers[name].not_before(now)
             elif state.again:
                 timers[name].not_before(now + random.uniform(0.5, 1.5) * _CONTENDED)
             else:
-                waiting.append(name)
+                waiting[name] = state
                 if state.rate_in is None or state.rate_in > _WORTH_WAITING:
                     dry.add(name)
         self.dry = frozenset(dry)
@@ -149,8 +166,8 @@ class LimitedQueues:
         overlooked, self._ignored = bool(ignored & self._ignored), ignored
         if waiting and not (self._listening() and self._gates.ask(connection, waiting, timers)):
             longest = min(self._poll, self._gates.longest_poll) if self._listening() else self._poll
-            for name in waiting:
-                timer, state = timers[name], states[name]
+            for name, state in waiting.items():
+                timer = timers[name]
                 timer.back_off(longest)
                 for seconds in (state.rate_in, state.due_in):
                     if seconds is not None and now + seconds < timer.at:

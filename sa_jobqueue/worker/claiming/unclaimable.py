@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from time import monotonic
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -58,13 +57,15 @@ class UnclaimableJobs:
         due = dict(islice(due.items(), self.demand.left))
         if not due:
             return False
-        self.own.in_doubt, began = True, monotonic()
-        jobs = self.claims.claim_skipped(connection, due)
-        self._take_over(connection, jobs, began)
+        any_claimed = False
+        self.own.in_doubt = True
+        for jobs, began in self.claims.claim_skipped(connection, due):
+            self._take_over(connection, jobs, began)
+            any_claimed = any_claimed or bool(jobs)
         self.own.in_doubt = False
-        if jobs:
+        if any_claimed:
             self.demand.release(name for name in self.demand.timers if self.skipped.has_room(name))
-        return bool(jobs)
+        return any_claimed
 
     def claim_by_bisection(self, connection: Connection, wanted: Mapping[str, int]) -> Bisected:
         """Skip the jobs that cannot be claimed, claim the others, and hold the queues where neither can be done."""

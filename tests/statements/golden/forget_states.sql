@@ -65,6 +65,7 @@ WITH page AS MATERIALIZED (
         AND gone.key = ''
         AND gone.blocked_until IS NOT NULL
     )
+    AND sa_jobqueue.job_limit.paused_at IS NULL
     AND sa_jobqueue.job_limit.running IS NOT DISTINCT
     FROM NULL
     AND sa_jobqueue.job_limit.rate_count IS NOT DISTINCT
@@ -87,7 +88,6 @@ WITH page AS MATERIALIZED (
     FROM %(when_full_1)s::VARCHAR
     AND sa_jobqueue.job_limit.max_waiting IS NOT DISTINCT
     FROM NULL
-    AND sa_jobqueue.job_limit.paused_at IS NULL
     AND NOT sa_jobqueue.job_limit.held
     AND sa_jobqueue.job_limit.declared IS NULL
     FOR UPDATE SKIP LOCKED

@@ -58,8 +58,7 @@ WITH asked AS (
             CASE WHEN (sa_jobqueue.job_key.rate_count IS NOT NULL) THEN sa_jobqueue.job_key.rate_burst ELSE sa_jobqueue.job_limit.key_rate_burst END AS anon_3,
             sa_jobqueue.job_key.paused_at AS paused_at,
             sa_jobqueue.job_key.pause_reason AS pause_reason,
-            sa_jobqueue.job_limit.strict
-        AND its_owner.owner = 'queue' AS anon_4
+            sa_jobqueue.job_limit.strict AS strict
         FROM (
             SELECT 'queue' AS owner,
                 asked.queue AS name,

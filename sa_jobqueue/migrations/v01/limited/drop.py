@@ -57,7 +57,7 @@ DROP = f"""
                     SELECT job.id FROM {{schema}}.job
                     WHERE job.queue = $3 AND job.concurrency_key = $4 AND {READY} AND {_NEW} AND ($1 = 'queue' OR job.task = $2)
                         AND job.id <> ALL (picked)
-                    ORDER BY job.concurrency_key, {TURN} LIMIT 1000) AS j) AS w
+                    ORDER BY job.concurrency_key, {TURN} LIMIT most + 1000) AS j) AS w
             WHERE CASE WHEN rule.when_full IN ('wait', 'drop_newest') THEN w.place > most ELSE w.place <= w.number - most END) AS d;
         IF dropped IS NOT NULL THEN
             WITH locked AS MATERIALIZED (
@@ -89,12 +89,16 @@ DROP = f"""
             SELECT FROM {{schema}}.job WHERE job.queue = $3 AND job.concurrency_key = $4 AND {READY} AND {_NEW} AND ($1 = 'queue' OR job.task = $2)
                 AND job.id <> ALL (picked)
         ) THEN
+            -- Not one that is locked: its worker may be writing its end, and waiting for this claim.
             UPDATE {{schema}}.job SET cancel_requested_at = {{schema}}.tell_workers(job.tableoid)
-            WHERE job.cancel_requested_at IS NULL AND job.id = ANY (ARRAY (
-                SELECT job.id FROM {{schema}}.job WHERE {running_of_key('$4')}
-                    AND CASE $1 WHEN 'queue' THEN job.queue = $3 ELSE job.task = $2 END
-                UNION ALL
-                SELECT job.id FROM {{schema}}.job WHERE is_group AND job.status = 'running' AND job.task = $2));
+            WHERE job.id = ANY (ARRAY (
+                SELECT job.id FROM {{schema}}.job
+                WHERE job.status = 'running' AND job.cancel_requested_at IS NULL AND job.id = ANY (ARRAY (
+                    SELECT job.id FROM {{schema}}.job WHERE {running_of_key('$4')}
+                        AND CASE $1 WHEN 'queue' THEN job.queue = $3 ELSE job.task = $2 END
+                    UNION ALL
+                    SELECT job.id FROM {{schema}}.job WHERE is_group AND job.status = 'running' AND job.task = $2))
+                ORDER BY job.id FOR NO KEY UPDATE SKIP LOCKED));
         END IF;
     END
     $body$

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .texts import BEGUN_AND_LATER, next_at, running_of_key
+from .texts import BEGUN_AND_LATER, HAS_STATES, next_at, running_of_key
 
 __all__ = ["ALIKE", "LOCKED_KEYS", "NEXT_KEYS", "NOTED", "ROOMS"]
 
@@ -98,6 +98,7 @@ has_rates := answer.has_rates;
 # How many each may start. This statement is younger than the locks, so it sees all that runs.
 ROOMS = f"""
 began := clock_timestamp();
+has_states := {HAS_STATES};
 SELECT array_agg(r.room) AS rooms, array_agg(r.units) AS units,
     array_agg(r.lowest) AS lowest, array_agg(r.lowest_id) AS known_lowest,
     array_agg(r.free_at) AS frees,
@@ -106,7 +107,7 @@ INTO answer FROM (
     SELECT c.number, c.running <= n.runs AS full, n.lowest, s.free_at, CASE WHEN s.version = rule.version AND rule.key_running IS NOT NULL THEN s.lowest_id END AS lowest_id,
         CASE WHEN s.blocked_until > clock
                 -- A job that waits to be tried again keeps its key closed.
-                OR rule."strict" AND EXISTS (SELECT FROM {{schema}}.job
+                OR rule."strict" AND c.key >= chr(2) COLLATE "C" AND EXISTS (SELECT FROM {{schema}}.job
                     WHERE job.concurrency_key = c.key AND {BEGUN_AND_LATER} AND job.queue = this) THEN 0
             WHEN c.running IS NULL THEN 1000000 ELSE greatest(c.running - n.runs, 0) END AS room,
         {{schema}}.rate_room(s.free_at, clock, c.count, c.seconds, c.burst) AS units,

@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
-from .texts import next_at
+from .texts import HAS_STATES, next_at
 
 __all__ = ["LOCKS", "QUEUE", "TASKS"]
 
 # fmt: off
 # Claims of one limited queue or task come one after the other, from here to their commits.
 LOCKS = """
-IF (SELECT bit_xor(l.version) FROM {schema}.job_limit AS l) IS DISTINCT FROM known THEN
-    PERFORM {schema}.limits_changed(known);
-END IF;
 PERFORM pg_advisory_xact_lock(owner_space, o.place) FROM (
     SELECT DISTINCT hashtext(l.owner || ':' || l.name) AS place FROM {schema}.job_limit AS l
     WHERE (l.running IS NOT NULL OR l.rate_count IS NOT NULL)
         AND ((l.owner = 'queue' AND l.name = ANY (queue_names)) OR (l.owner = 'task' AND l.name = ANY (limited_tasks)))
     ORDER BY 1) AS o;
+-- They may have changed while this claim waited.
+IF (SELECT bit_xor(l.version) FROM {schema}.job_limit AS l) IS DISTINCT FROM known THEN
+    PERFORM {schema}.limits_changed(known);
+END IF;
 """.strip()
 
 # What limited tasks may start, in all queues together.
 TASKS = f"""
 IF cardinality(limited_tasks) > 0 THEN
+    -- All of them are counted at once: each count reads all that runs.
+    WITH runs AS MATERIALIZED (
+        SELECT job.task, count(*) AS number FROM {{schema}}.job
+        WHERE job.status = 'running' AND job.task = ANY (limited_tasks) AND EXISTS (SELECT FROM {{schema}}.job_limit AS l
+            WHERE l.owner = 'task' AND l.name = ANY (limited_tasks) AND l.running IS NOT NULL)
+        GROUP BY job.task)
     SELECT coalesce(array_agg(t.name), '{{{{}}}}') AS names, array_agg(t.room) AS rooms, array_agg(t.units) AS units, array_agg(t.free_at) AS frees,
         coalesce(bool_or(t.by_key), false) AS by_key, coalesce(bool_or(t.is_strict), false) AS is_strict, min(t.again_at) FILTER (WHERE t.again_at > clock) AS again_at,
-        coalesce(bool_or(t.room <= 0), false) AS full
+        coalesce(bool_or(t.room <= 0 AND NOT t.is_paused), false) AS full
     INTO answer FROM (
         SELECT l.name, l.key_running IS NOT NULL OR l.key_rate_count IS NOT NULL
                 OR l."strict" OR EXISTS (SELECT FROM {{schema}}.job_key AS k WHERE k.owner = 'task' AND k.name = l.name) AS by_key,
             l."strict" AS is_strict,
-            CASE WHEN l.paused_at IS NOT NULL OR s.blocked_until > clock THEN 0
+            l.paused_at IS NOT NULL AS is_paused, CASE WHEN l.paused_at IS NOT NULL OR s.blocked_until > clock THEN 0
                 WHEN l.running IS NULL THEN 1000000
-                ELSE greatest(l.running - (SELECT count(*) FROM {{schema}}.job
-                    WHERE job.status = 'running' AND job.task = l.name), 0) END AS room,
+                ELSE greatest(l.running - coalesce(r.number, 0), 0) END AS room,
             {{schema}}.rate_room(s.free_at, clock, l.rate_count, l.rate_seconds, l.rate_burst) AS units, s.free_at,
             greatest(s.blocked_until, {next_at("s", "l.rate_")}) AS again_at
         FROM {{schema}}.job_limit AS l LEFT JOIN {{schema}}.limit_state AS s
             ON s.owner = 'task' AND s.name = l.name AND s.key = ''
+        LEFT JOIN runs AS r ON r.task = l.name
         WHERE l.owner = 'task' AND l.name = ANY (limited_tasks)) AS t;
     task_names := answer.names; task_rooms := answer.rooms; task_units := answer.units; task_frees := answer.frees; by_key := answer.by_key; by_strict := answer.is_strict; tasks_at := answer.again_at;
     any_permit := answer.full;
@@ -49,7 +56,7 @@ SELECT * INTO rule FROM {{schema}}.job_limit AS l WHERE l.owner = 'queue' AND l.
 SELECT * INTO state FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = '';
 is_strict := by_strict OR coalesce(rule."strict", false);
 has_keys := EXISTS (SELECT FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this);
-has_states := EXISTS (SELECT FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key > '');
+has_states := {HAS_STATES};
 alike := NOT (has_keys OR has_states OR cardinality(limited_tasks) > 0 OR coalesce(rule.key_running IS NOT NULL
     OR rule.key_rate_count IS NOT NULL OR rule."strict" OR rule.max_waiting IS NOT NULL OR rule.when_full <> 'wait', false));
 -- Under other limits, or none, jobs with lower ids may have been started.

@@ -49,7 +49,7 @@ PICK = f"""
         -- The keys that have a turn, side by side; the next three are of the first job of each.
         keys text[]; priorities smallint[]; times timestamptz[]; firsts bigint[]; weights integer[]; rooms integer[]; limits integer[];
         key_units integer[]; key_frees timestamptz[]; asked integer[]; taken integer[]; lows bigint[]; known_lows bigint[];
-        has_rates boolean; began timestamptz; slow boolean; quantum integer; had integer;
+        has_rates boolean; has_any_rate boolean; began timestamptz; slow boolean; quantum integer; had integer;
         -- The jobs found for them, side by side, and the place of the first key that the queue's rate keeps waiting.
         ids bigint[]; places integer[]; tasks text[]; units integer[]; short integer;
         -- All that is picked: of this queue, and of all.
@@ -90,6 +90,7 @@ PICK = f"""
                     {inside(ROOMS, 20)}
                 END IF;
                 taken := array_fill(0, ARRAY[cardinality(keys)]); short := NULL;
+                has_any_rate := units_left IS NOT NULL OR has_rates OR by_key OR cardinality(array_remove(task_units, NULL)) > 0;
                 -- 3. The jobs. Where some keys have fewer, the others get more.
                 FOR pass IN 1 .. 6 LOOP
                     {inside(ASKED, 20)}

@@ -83,7 +83,7 @@ SAID = """
 RETURN QUERY SELECT p, clock, NULL::text FROM unnest(picked) AS p;
 permit := permit AND cardinality(picked) < wanted[place];
 any_permit := any_permit OR permit;
-RETURN QUERY SELECT NULL::bigint, clock, jsonb_build_object('queue', this, 'after', stopped, 'turns', turns, 'again', again OR (visits >= 1000 AND NOT circled),
+RETURN QUERY SELECT NULL::bigint, clock, jsonb_build_object('queue', this, 'after', stopped, 'turns', turns, 'again', again, 'unseen', visits >= 1000 AND NOT circled,
     'permit', permit, 'picked', cardinality(picked), 'rate_in', CASE WHEN rate_at > clock THEN date_part('epoch', rate_at - clock) END,
     'due_in', date_part('epoch', next_at - clock))::text;
 """.strip()
