@@ -413,12 +413,14 @@ def test_what_has_begun_does_not_wait_for_what_its_parent_adds(connection: Conne
     flow = Flow(connection, "a", "b", "c: 1/a,b", "d: a")
     flow.complete("b", "c")
     more = Addition(flow.id, me=flow.job("a"))
-    more.before_children(more.add(TaskName("new")))
-    ((new,),) = connection.scalars(more.insert()).all()
+    added = more.add(TaskName("new"))
+    more.after([more.me, added], TaskName("newer"))
+    more.before_children(added)
+    ((new, newer),) = connection.scalars(more.insert()).all()
     waits = connection.execute(
         text("SELECT child_id FROM sa_jobqueue.workflow_dependency WHERE parent_id = :new"), {"new": new}
     )
-    assert waits.scalars().all() == [flow.job("d")]
+    assert set(waits.scalars()) == {flow.job("d"), newer}
 
 
 def test_a_retry_brings_all_back(connection: Connection) -> None:
