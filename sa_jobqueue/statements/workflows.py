@@ -140,7 +140,7 @@ def cancel_workflows(
 def retry_workflow(id: int, *, from_node: int | None = None, schema: str = SCHEMA) -> Executable:
     """Retry what failed or was cancelled in a workflow: each such job waits for its parents again, with all its attempts before it.
 
-    `from_node`: the id of a job; then only this one, and those that were cancelled because it had failed. Returns the ids of the jobs
+    `from_node`: the id of a job; then only this one, and those below it that were cancelled because of others. Returns the ids of the jobs
     that come back. A unique job whose key another one has does not.
     """
     _check([id])

@@ -353,12 +353,12 @@ def test_what_is_added_to_a_cancelled_workflow_is_cancelled(connection: Connecti
 
 
 def test_a_retry_from_a_job_reopens_what_its_failure_had_cancelled(connection: Connection) -> None:
-    """Not what another had."""
+    """What another has cancelled, too, is cancelled again."""
     flow = Flow(connection, "a", "b", "c: a", "d: b", "e: c", "f: c d")
     flow.fail("a", "b")
     assert {flow.statuses()[name] for name in "cdef"} == {"cancelled"}
     back = connection.scalars(retry_workflow(flow.id, from_node=flow.job("b"))).all()
-    assert set(back) == {flow.job("b"), flow.job("d")}
+    assert set(back) == {flow.job("b"), flow.job("d"), flow.job("f")}
     flow.settle()
     assert flow.statuses() == {
         "a": "failed",
@@ -383,6 +383,44 @@ def test_what_another_failure_holds_is_cancelled_again(connection: Connection) -
     flow.settle()
     assert flow.statuses() == {"a": "queued", "b": "failed", "c": "cancelled"}
     assert row(connection, flow.job("c")).errors[-1]["failed_id"] == flow.job("b")
+
+
+def test_one_of_several_that_comes_back_may_suffice(connection: Connection) -> None:
+    """Whichever of them is named as what has cancelled it."""
+    flow = Flow(connection, "a", "b", "c: 1/a,b", "d: c")
+    flow.fail("a", "b")
+    assert row(connection, flow.job("c")).errors[-1]["failed_id"] == flow.job("a")
+    connection.execute(retry_workflow(flow.id, from_node=flow.job("b"))).all()
+    flow.settle()
+    flow.complete("b", "c", "d")
+    assert flow.statuses() == {"a": "failed", "b": "completed", "c": "completed", "d": "completed"}
+
+
+def test_a_job_that_came_back_and_was_cancelled_before_anyone_looked_counts(connection: Connection) -> None:
+    """The workflow has ended anew."""
+    flow = Flow(connection, "a", "b")
+    flow.complete("b")
+    flow.fail("a")
+    assert flow.row().status == "failed"
+    connection.execute(retry_jobs(Job.id == flow.job("a"))).all()
+    connection.execute(cancel_jobs(Job.id == flow.job("a"))).all()
+    flow.settle()
+    assert flow.row().status == "cancelled"
+
+
+def test_what_has_begun_does_not_wait_for_what_its_parent_adds(connection: Connection) -> None:
+    """It is past its parent; what waits still does wait for both."""
+    flow = Flow(connection, "a", "b", "c: 1/a,b", "d: a")
+    flow.complete("b", "c")
+    more = Addition(flow.id, me=flow.job("a"))
+    added = more.add(TaskName("new"))
+    more.after([more.me, added], TaskName("newer"))
+    more.before_children(added)
+    ((new, newer),) = connection.scalars(more.insert()).all()
+    waits = connection.execute(
+        text("SELECT child_id FROM sa_jobqueue.workflow_dependency WHERE parent_id = :new"), {"new": new}
+    )
+    assert set(waits.scalars()) == {flow.job("d"), newer}
 
 
 def test_a_retry_brings_all_back(connection: Connection) -> None:

@@ -221,7 +221,9 @@ _ADVANCE = f"""
         -- 5. The workflows themselves. One that was looked at may have come back, or have new members.
         IF looks IS NOT NULL THEN
             UPDATE {{schema}}.workflow AS w SET watched_id = 9223372036854775807, is_broken = true, finished_at = NULL, purge_at = NULL, status = 'running'
-            WHERE w.id = ANY (look_flows) AND (w.finished_at IS NULL OR EXISTS (SELECT FROM {{schema}}.job WHERE job.workflow_id = w.id AND job.status IN {_LIVE}));
+            WHERE w.id = ANY (look_flows) AND (w.finished_at IS NULL
+                OR EXISTS (SELECT FROM unnest(look_flows, looks) AS e (flow, id) WHERE e.flow = w.id AND e.id > 0)
+                OR EXISTS (SELECT FROM {{schema}}.job WHERE job.workflow_id = w.id AND job.status IN {_LIVE}));
         END IF;
         IF broken IS NOT NULL THEN
             UPDATE {{schema}}.workflow AS w SET is_broken = true WHERE w.id = ANY (broken_flows) AND NOT w.is_broken;

@@ -33,8 +33,9 @@ UP = (
     $body$
     """,
     "REVOKE ALL ON FUNCTION {schema}.cancel_workflows(bigint[], text) FROM PUBLIC",
-    # Members that failed or were cancelled wait again for their parents. `from_node`: only this one, and those that were cancelled because
-    # it had failed. Returns those that come back; one whose unique key another job has does not.
+    # Members that failed or were cancelled wait again for their parents. `from_node`: only this one, and those below it that were cancelled
+    # because of others; what one of these still lacks cancels it again. Returns those that come back; one whose unique key another job has
+    # does not.
     """
     CREATE FUNCTION {schema}.retry_workflow(workflow bigint, from_node bigint) RETURNS SETOF bigint LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $body$
@@ -52,7 +53,7 @@ UP = (
                     SELECT $2
                     UNION
                     SELECT d.child_id FROM below JOIN {schema}.workflow_dependency AS d ON d.parent_id = below.id
-                    JOIN {schema}.job ON job.id = d.child_id AND job.status = 'cancelled' AND job.errors -> -1 ->> 'failed_id' = $2::text)
+                    JOIN {schema}.job ON job.id = d.child_id AND job.status = 'cancelled' AND job.errors -> -1 ->> 'failed_id' IS NOT NULL)
                 SELECT job.id FROM {schema}.job
                 WHERE job.workflow_id = $1 AND job.status IN ('failed', 'cancelled') AND job.id IN (SELECT below.id FROM below)
                 FOR NO KEY UPDATE SKIP LOCKED) AS l;

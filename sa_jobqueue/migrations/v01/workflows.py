@@ -138,7 +138,7 @@ UP = (
     # `outside`: whether another than a member adds to a workflow that is there; NULL: it is a new one. All arrays of members are side by
     # side, and so are those of edges. `waits`: for which of them, counted from 1, a member waits first; 0:
     # for none; -1: that is still to be found; -2: it needs some of its parents; -3: for the job `me`, which adds them. Below zero, a parent is one of these members, too. `before`:
-    # members for which the children of the job `me` wait, too.
+    # members for which the children that the job `me` had before wait, too, as far as these have not begun.
     """
     CREATE FUNCTION {schema}.add_members(
         workflow bigint, outside boolean, tasks text[], args text[], queues text[], priorities smallint[], max_attempts smallint[], dues text[],
@@ -190,7 +190,8 @@ UP = (
         IF cardinality(before) > 0 THEN
             INSERT INTO {schema}.workflow_dependency (child_id, parent_id, policy)
             SELECT d.child_id, ids[b.place], CASE d.policy WHEN 'count' THEN 'cancel' ELSE d.policy END
-            FROM {schema}.workflow_dependency AS d CROSS JOIN unnest(before) AS b (place) WHERE d.parent_id = me;
+            FROM {schema}.workflow_dependency AS d JOIN {schema}.job ON job.id = d.child_id AND job.status IN ('blocked', 'failed', 'cancelled')
+            CROSS JOIN unnest(before) AS b (place) WHERE d.parent_id = me AND d.child_id <> ALL (ids);
         END IF;
         -- An addition is looked at; and an empty workflow ends at once.
         IF outside IS NOT NULL OR number = 0 THEN
