@@ -94,9 +94,9 @@ class WorkflowJoin(Base):
     workflow_id: Mapped[int] = mapped_column(BigInteger)
     needed: Mapped[int] = mapped_column(Integer)
     missing: Mapped[int] = mapped_column(Integer, server_default=text("0"))
-    """At least so many more have to complete before it is worth while to count again."""
+    """At least this many more have to complete before counting again is worth while."""
     spare: Mapped[int] = mapped_column(Integer, server_default=text("0"))
-    """So many may fail before it is."""
+    """This many may fail before it is."""
 
     __table_args__ = (
         CheckConstraint("needed >= 1", name="workflow_join_needed_check"),

@@ -107,7 +107,7 @@ def advance_workflows(after: Mapping[int, int], *, most: int, schema: str = SCHE
 
 
 def stray_workflows(*, limit: int, schema: str = SCHEMA) -> Executable:
-    """Workflows that have events, which nobody may know of, and workflows whose deadline is over: two arrays."""
+    """Two arrays: workflows with events that perhaps no worker has heard of, and workflows whose deadline is over."""
     call: Any = schema_function("stray_workflows", schema, bindparam("page", limit, Integer), of=Text())
     row = call.table_valued(
         column("workflows", ARRAY(BigInteger)), column("overdue", ARRAY(BigInteger)), name="stray"

@@ -81,7 +81,7 @@ class Workflows(OfTables):
         return Compiled(advance_workflows(_NONE, most=0, schema=self.tables.job.__table__.schema or ""))
 
     def stray_workflows(self, connection: Connection, *, limit: int = 1_000) -> list[int]:
-        """Workflows that have events, which nobody may know of; first, those are cancelled whose deadline is over."""
+        """Workflows with events that perhaps no worker has heard of. Those whose deadline is over are cancelled first."""
         schema = self.tables.job.__table__.schema or ""
         found, overdue = connection.execute(stray_workflows(limit=limit, schema=schema)).one()
         strays: list[int] = list(found or ())

@@ -249,7 +249,7 @@ class Graph:
 
 
 def joined(nodes: Iterable[Node[Any]], *, policy: Policy | None = None, needed: int | None = None) -> Join[Any]:
-    """A join of these nodes. Raises WorkflowError where so many cannot complete."""
+    """A join of these nodes. Raises WorkflowError if these are no nodes, or not enough for `needed`."""
     if isinstance(nodes, Join) or not isinstance(nodes, Iterable):
         raise WorkflowError(f"a list of nodes is expected here, not {nodes!r}")
     found = tuple(nodes)

@@ -201,7 +201,7 @@ def test_prometheus_sees_every_job_and_no_counter_going_back_while_a_worker_is_k
                 "each run is counted once: those that completed, and both attempts of the one that fails"
             )
 
-            # A queue of its own, which nobody serves, has a limit, a pause, and a job with a key; a task has a limit.
+            # A queue of its own, which no worker serves, has a limit, a pause, and a job with a key; a task has a limit.
             shop.add(enqueue(nothing.options(queue="quiet", key="a"), 0))
             with shop.engine.begin() as connection:
                 connection.execute(set_limit("quiet", running=5))

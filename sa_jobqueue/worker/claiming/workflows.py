@@ -27,7 +27,7 @@ logger = get_logger(__name__)
 _MOST = 1_000
 #: Workflows looked at in one step at most.
 _PAGE = 500
-#: While handlers run, the next step is not before so many times the last one's duration: a step for few events costs nearly as
+#: While handlers run, the pause between two steps is this many times as long as the last one took: a step for few events costs nearly as
 #: much as one for many.
 _SPACING = 4.0
 #: Seconds until a workflow is looked at again that another transaction has locked: the first time, and at most.
