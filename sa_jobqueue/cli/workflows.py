@@ -22,7 +22,7 @@ from sa_jobqueue.statements import (
     retry_workflow,
     workflow_nodes,
 )
-from sa_jobqueue.statements.workflows import count_members, workflow_callbacks
+from sa_jobqueue.statements.workflows.looks import count_members, workflow_callbacks
 from sa_jobqueue.urls import mask_passwords
 
 from .config import Config

@@ -12,20 +12,10 @@ from sqlalchemy.exc import DBAPIError
 from ..log import get_logger
 from ..statements.parts import FIRST_ID
 from ..statements.prune import limit_statements, refuse_at_once
-from ..statements.workflows import (
-    advance_parameters,
-    advance_workflows,
-    cancel_workflows,
-    forget_workflows,
-    heal_members,
-    heal_workflows,
-    inputs_of,
-    page_of_inputs,
-    postpone_workflow,
-    prune_members,
-    stray_workflows,
-    workflows_over,
-)
+from ..statements.workflows.actions import advance_parameters, advance_workflows, cancel_workflows, stray_workflows
+from ..statements.workflows.healing import heal_members, heal_workflows
+from ..statements.workflows.inputs import inputs_of, page_of_inputs
+from ..statements.workflows.pruning import forget_workflows, postpone_workflow, prune_members, workflows_over
 from .compiled import Compiled
 from .faults import Fault, fault_of
 from .tables import OfTables

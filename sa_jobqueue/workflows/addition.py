@@ -8,7 +8,7 @@ from sqlalchemy import Executable
 
 from ..errors import WorkflowError
 from ..models import SCHEMA
-from ..statements.workflow_insert import add_members
+from ..statements.workflows.insert import add_members
 from .graph import Graph, Node, Place
 from .nodes import AddsNodes
 

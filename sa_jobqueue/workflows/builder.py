@@ -17,7 +17,7 @@ from ..errors import OptionError, WorkflowError
 from ..models import WorkflowRow
 from ..options import checked_limit, checked_name
 from ..payload import encode_plain, load
-from ..statements.workflow_insert import add_members, insert_callbacks
+from ..statements.workflows.insert import add_members, insert_callbacks
 from ..tasks import Task, TaskName
 from .addition import Addition
 from .graph import Graph, Node

@@ -10,7 +10,7 @@ from ..calls import Call
 from ..errors import WorkflowError
 from ..models import AT_ONCE, GATE
 from ..payload import Failed
-from ..statements.workflow_insert import BEGINS, BEHIND_ME, COUNTS, LATER, MemberRows
+from ..statements.workflows.insert import BEGINS, BEHIND_ME, COUNTS, LATER, MemberRows
 from ..tasks import Task, TaskName
 
 __all__ = ["Graph", "Join", "Node", "Place", "Policy", "joined"]
