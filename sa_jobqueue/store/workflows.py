@@ -73,7 +73,8 @@ class Workflows(OfTables):
     def stray_workflows(self, connection: Connection, *, limit: int = 1_000) -> list[int]:
         """Workflows with events that perhaps no worker has heard of. Those whose deadline is over are cancelled first."""
         schema = self.tables.job.__table__.schema or ""
-        found, overdue = connection.execute(stray_workflows(limit=limit, schema=schema)).one()
+        looked = stray_workflows(limit=limit, workflow=self.tables.workflow, event=self.tables.event)
+        found, overdue = connection.execute(looked).one()
         strays: list[int] = list(found or ())
         if overdue:
             ended = cancel_workflows(*overdue, reason="the deadline of the workflow is over", schema=schema)

@@ -24,6 +24,7 @@ class Addition(AddsNodes):
         self.workflow_id = workflow_id
         self._me = me
         self._graph = Graph(me)
+        self._is_inserted = False
 
     @property
     def me(self) -> Node[Any]:
@@ -46,8 +47,15 @@ class Addition(AddsNodes):
     def insert(self) -> Executable:
         """The statement that adds them, for `session.execute` or `connection.execute`: `ctx.session` in a handler. Execute it once.
 
+        Raises WorkflowError the second time: it would add them twice.
+
         It returns one row, with the list of their jobs' ids.
 
         From outside, the end of the workflow, and a pause of it, wait for the end of the caller's transaction.
         """
+        if self._is_inserted:
+            raise WorkflowError(
+                "these nodes are inserted by a statement already, which is executed once; for more nodes make another Addition"
+            )
+        self._is_inserted = True
         return add_members(self.workflow_id, self._graph.rows, outside=self._me is None, me=self._me, schema=SCHEMA)

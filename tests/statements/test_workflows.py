@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Batch, Job, TaskName, Unique, Workflow
+from sa_jobqueue.errors import WorkflowError
 from sa_jobqueue.lifecycle import Claim, Rules, decide
 from sa_jobqueue.outcomes import Cancel, Completed, ErrorEntry, Rescued, Retry
 from sa_jobqueue.reasons import WaitReason
@@ -478,6 +479,19 @@ def test_a_paused_workflow_starts_nothing(connection: Connection) -> None:
     assert flow.statuses() == {"a": "completed", "b": "queued", "c": "queued"}
 
 
+def test_paused_workflows_do_not_hide_others(connection: Connection) -> None:
+    """What has happened in them is read when they go on, so they are not looked at."""
+    paused, other = Flow(connection, "a", "b: a"), Flow(connection, "a", "b: a")
+    connection.execute(pause_workflows(paused.id)).all()
+    for flow in (paused, other):
+        connection.execute(
+            text("INSERT INTO sa_jobqueue.workflow_event (workflow_id, job_id) VALUES (:id, - :id)"), {"id": flow.id}
+        )
+    assert STORE.stray_workflows(connection) == [other.id]
+    connection.execute(cancel_workflows(paused.id)).all()
+    assert STORE.stray_workflows(connection) == [paused.id, other.id]
+
+
 def test_a_deadline_cancels_and_the_workflow_has_failed(connection: Connection) -> None:
     """Found by what looks for events."""
     flow = Flow(connection, "a", "b: a", deadline=timedelta(hours=1))
@@ -624,6 +638,36 @@ def test_an_addition_holds_up_no_other_member(engine: Engine) -> None:
         flow.settle()
         assert flow.row().finished_at is None
         assert statuses(other)[added[0]] == "queued"
+
+
+def test_what_a_member_adds_while_its_workflow_is_paused_waits(engine: Engine) -> None:
+    """A pause does not wait for what runs, which may take an hour; so what that adds does not know of the pause."""
+    with engine.begin() as connection:
+        flow = Flow(connection, "a")
+        flow.start("a")
+    with engine.connect() as adding, engine.connect() as other:
+        more = Addition(flow.id, me=flow.job("a"))
+        more.add("t")
+        (child,) = adding.scalar(more.insert())
+        flow.connection = other
+        other.execute(pause_workflows(flow.id)).all()
+        other.commit()
+        adding.commit()
+        assert statuses(other)[child] == "queued"
+        assert flow.advance().eaten == 0
+        assert statuses(other)[child] == "blocked"
+        other.execute(resume_workflows(flow.id)).all()
+        flow.settle()
+        assert statuses(other)[child] == "queued"
+
+
+def test_an_addition_is_inserted_once(connection: Connection) -> None:
+    """A second statement of it would add all of it again."""
+    more = Workflow.at(Flow(connection, "a").id)
+    more.add("t")
+    connection.execute(more.insert())
+    with pytest.raises(WorkflowError, match="make another Addition"):
+        more.insert()
 
 
 # ---- keeping order

@@ -28,7 +28,7 @@ _ADVANCE = f"""
     SET enable_mergejoin = off SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan AS $body$
     #variable_conflict use_column
     DECLARE
-        mine bigint[]; points bigint[]; seen integer; fast bigint[]; stopping bigint[]; joining boolean; stuck boolean := false;
+        mine bigint[]; paused bigint[]; points bigint[]; seen integer; fast bigint[]; stopping bigint[]; joining boolean; stuck boolean := false;
         flows bigint[]; ended bigint[]; broken bigint[]; ended_flows bigint[]; broken_flows bigint[]; looks bigint[]; look_flows bigint[];
         hits bigint[]; extra bigint[]; anew bigint[]; hit integer := 0; done integer; page bigint[]; flow bigint;
         moved bigint[]; targets bigint[]; refused bigint[]; causes bigint[]; counted bigint[]; missings integer[]; spares integer[];
@@ -37,13 +37,22 @@ _ADVANCE = f"""
         again_ids := '{{{{}}}}'; eaten := 0;
         -- 1. The workflows that no other moves just now. What happens in a paused one is read when it goes on.
         SELECT array_agg(l.id) FILTER (WHERE l.moves), array_agg(l.point) FILTER (WHERE l.moves), count(*),
-            array_agg(l.id) FILTER (WHERE l.fail_fast AND l.cancelled_at IS NULL), array_agg(l.id) FILTER (WHERE l.cancelled_at IS NOT NULL AND l.finished_at IS NULL)
-        INTO mine, points, seen, fast, stopping FROM (
+            array_agg(l.id) FILTER (WHERE l.fail_fast AND l.cancelled_at IS NULL), array_agg(l.id) FILTER (WHERE l.cancelled_at IS NOT NULL AND l.finished_at IS NULL),
+            array_agg(l.id) FILTER (WHERE NOT l.moves)
+        INTO mine, points, seen, fast, stopping, paused FROM (
             SELECT w.id, g.point, w.fail_fast, w.cancelled_at, w.finished_at, w.paused_at IS NULL OR w.cancelled_at IS NOT NULL AS moves
             FROM unnest(workflows, after_ids) AS g (id, point) JOIN {{schema}}.workflow AS w ON w.id = g.id
             FOR NO KEY UPDATE OF w SKIP LOCKED) AS l;
         IF seen < cardinality(workflows) THEN
             busy_ids := ARRAY (SELECT w.id FROM {{schema}}.workflow AS w WHERE w.id = ANY (workflows) AND w.id <> ALL (coalesce(mine, '{{{{}}}}')) AND w.paused_at IS NULL);
+        END IF;
+        IF paused IS NOT NULL THEN
+            -- A member that was running at the pause did not see it, and has added others since.
+            UPDATE {{schema}}.job SET status = 'blocked', blocked_by = - job.workflow_id
+            WHERE job.status = 'queued' AND job.id = ANY (ARRAY (
+                SELECT q.id FROM unnest(paused) AS p (id) JOIN {{schema}}.job AS q ON q.workflow_id = p.id AND q.status = 'queued'
+                WHERE EXISTS (SELECT FROM {{schema}}.workflow_event AS event WHERE event.workflow_id = p.id AND event.job_id = - p.id)
+                FOR NO KEY UPDATE OF q SKIP LOCKED));
         END IF;
         IF mine IS NULL THEN
             RETURN;
@@ -230,7 +239,8 @@ _ADVANCE = f"""
             SELECT array_agg(DISTINCT job.workflow_id) INTO failed FROM {{schema}}.job WHERE job.id = ANY (broken) AND job.status = 'failed';
             PERFORM {{schema}}.fire_callbacks(failed, 'failure');
             IF failed && fast THEN
-                UPDATE {{schema}}.workflow AS w SET cancelled_at = clock_timestamp(), reason = 'a job of the workflow failed, and it is to fail fast'
+                UPDATE {{schema}}.workflow AS w SET cancelled_at = clock_timestamp(), reason = format('job %s failed, and the workflow is to fail fast', (
+                    SELECT min(job.id) FROM {{schema}}.job WHERE job.id = ANY (broken) AND job.workflow_id = w.id AND job.status = 'failed'))
                 WHERE w.id = ANY (fast) AND w.id = ANY (failed) AND w.finished_at IS NULL;
                 look_flows := look_flows || failed;
                 stopping := stopping || failed;

@@ -124,29 +124,9 @@ UP = (
     $body$
     """,
     "REVOKE ALL ON FUNCTION {schema}.resume_workflows(bigint[]) FROM PUBLIC",
-    # Workflows that have events, which a worker may have left unread, and those whose deadline is over. The first is a skip scan, so that
-    # the events of one do not hide those of others.
-    """
-    CREATE FUNCTION {schema}.stray_workflows(most integer, OUT workflows bigint[], OUT overdue bigint[]) LANGUAGE plpgsql STABLE SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $body$
-    BEGIN
-        WITH RECURSIVE flow (id) AS (
-            (SELECT e.workflow_id FROM {schema}.workflow_event AS e ORDER BY e.workflow_id LIMIT 1)
-            UNION ALL
-            SELECT (SELECT e.workflow_id FROM {schema}.workflow_event AS e WHERE e.workflow_id > flow.id ORDER BY e.workflow_id LIMIT 1)
-            FROM flow WHERE flow.id IS NOT NULL)
-        SELECT array_agg(f.id) INTO workflows FROM (SELECT flow.id FROM flow WHERE flow.id IS NOT NULL LIMIT most) AS f;
-        SELECT array_agg(f.id) INTO overdue FROM (
-            SELECT w.id FROM {schema}.workflow AS w
-            WHERE w.deadline_at <= now() AND w.deadline_at IS NOT NULL AND w.finished_at IS NULL AND w.cancelled_at IS NULL ORDER BY w.deadline_at LIMIT most) AS f;
-    END
-    $body$
-    """,
-    "REVOKE ALL ON FUNCTION {schema}.stray_workflows(integer) FROM PUBLIC",
 )
 
 DOWN = (
-    "DROP FUNCTION {schema}.stray_workflows(integer)",
     "DROP FUNCTION {schema}.resume_workflows(bigint[])",
     "DROP FUNCTION {schema}.pause_workflows(bigint[])",
     "DROP FUNCTION {schema}.retry_workflow(bigint, bigint)",

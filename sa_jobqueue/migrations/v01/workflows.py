@@ -92,7 +92,13 @@ UP = (
         meta jsonb NOT NULL,
         concurrency_key text COLLATE "C",
         CONSTRAINT workflow_callback_pkey PRIMARY KEY (workflow_id, number),
-        CONSTRAINT workflow_callback_event_check CHECK (event = ANY ('{{success,failure,end}}'::text[]))
+        CONSTRAINT workflow_callback_event_check CHECK (event = ANY ('{{success,failure,end}}'::text[])),
+        CONSTRAINT workflow_callback_priority_check CHECK (priority BETWEEN 0 AND 9),
+        CONSTRAINT workflow_callback_max_attempts_check CHECK (max_attempts >= 1),
+        CONSTRAINT workflow_callback_queue_check CHECK (char_length(queue) BETWEEN 1 AND 200),
+        CONSTRAINT workflow_callback_task_check CHECK (char_length(task) BETWEEN 1 AND 200),
+        CONSTRAINT workflow_callback_concurrency_key_check CHECK (char_length(concurrency_key) BETWEEN 1 AND 201),
+        CONSTRAINT workflow_callback_units_check CHECK (units >= 1)
     )
     """,
     # What has happened to a member: it completed, or ended in another way. NULL: look at it again; or, where `job_id` is minus the

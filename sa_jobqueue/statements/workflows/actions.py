@@ -13,19 +13,21 @@ from typing import Any
 from sqlalchemy import (
     ARRAY,
     BigInteger,
+    ColumnElement,
     Executable,
     Integer,
+    ScalarSelect,
     Text,
     bindparam,
     column,
+    func,
+    literal_column,
+    or_,
     select,
 )
 
-from ...models import (
-    SCHEMA,
-    schema_function,
-)
-from ..parts import array, packed
+from ...models import SCHEMA, WorkflowEvent, WorkflowRow, schema_function
+from ..parts import array, packed, table_of
 
 __all__ = [
     "advance_parameters",
@@ -68,13 +70,41 @@ def advance_workflows(after: Mapping[int, int], *, most: int, schema: str = SCHE
     return select(*row.c)
 
 
-def stray_workflows(*, limit: int, schema: str = SCHEMA) -> Executable:
-    """Two arrays: workflows with events that perhaps no worker has heard of, and workflows whose deadline is over."""
-    call: Any = schema_function("stray_workflows", schema, bindparam("page", limit, Integer), of=Text())
-    row = call.table_valued(
-        column("workflows", ARRAY(BigInteger)), column("overdue", ARRAY(BigInteger)), name="stray"
-    ).render_derived(name="stray")
-    return select(row.c.workflows, row.c.overdue)
+def stray_workflows(
+    *, limit: int, workflow: type[WorkflowRow] = WorkflowRow, event: type[WorkflowEvent] = WorkflowEvent
+) -> Executable:
+    """Two arrays: workflows with events that perhaps no worker has heard of, and workflows whose deadline is over.
+
+    A paused workflow is left out: what happens in it is read when it goes on.
+    """
+    happened = table_of(event).c.workflow_id
+    page = bindparam("page", limit, Integer)
+
+    def first(*after: ColumnElement[bool]) -> ScalarSelect[int]:
+        return select(happened).where(*after).order_by(happened).limit(literal_column("1")).scalar_subquery()
+
+    # By workflow, not by event: many of one hide no other.
+    start = select(first().label("id")).cte("flow", recursive=True)
+    flow = start.union_all(select(first(happened > start.c.id)).where(start.c.id.is_not(None)))
+    # OFFSET 0 is a fence: each is looked up by its id.
+    goes_on = (
+        select(workflow.id)
+        .where(workflow.id == flow.c.id, or_(workflow.paused_at.is_(None), workflow.cancelled_at.is_not(None)))
+        .offset(literal_column("0"))
+        .correlate(flow)
+    )
+    found = select(flow.c.id).where(goes_on.exists()).limit(page).subquery("found")
+    overdue = (
+        select(workflow.id)
+        .where(workflow.deadline_at <= func.now(), workflow.finished_at.is_(None), workflow.cancelled_at.is_(None))
+        .order_by(workflow.deadline_at)
+        .limit(page)
+        .subquery("overdue")
+    )
+    return select(
+        select(func.array_agg(found.c.id)).scalar_subquery().label("workflows"),
+        select(func.array_agg(overdue.c.id)).scalar_subquery().label("overdue"),
+    )
 
 
 def _acted(name: str, ids: Any, *more: Any, schema: str) -> Executable:
