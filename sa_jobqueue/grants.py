@@ -140,7 +140,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
                 f"SELECT, DELETE ON TABLE {{schema}}.workflow_{part}"
                 for part in ("dependency", "join", "callback", "event")
             ),
-            "EXECUTE ON FUNCTION {schema}.advance(bigint[], bigint[], integer), {schema}.stray_workflows(integer)",
+            "EXECUTE ON FUNCTION {schema}.advance(bigint[], bigint[], integer)",
             _CANCEL_WORKFLOWS,
             *_TELL_WORKFLOWS,
             *_TELL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -21,7 +22,7 @@ from sa_jobqueue.statements import (
     retry_workflow,
     workflow_nodes,
 )
-from sa_jobqueue.statements.workflows import count_members, workflow_callbacks
+from sa_jobqueue.statements.workflows.looks import count_members, workflow_callbacks
 from sa_jobqueue.urls import mask_passwords
 
 from .config import Config
@@ -38,6 +39,16 @@ _ALIKE = 5
 _STYLES = {"failed": "red", "cancelled": "yellow", "running": "bold", "completed": "green"}
 _ORDER = [status.value for status in JobStatus]
 
+
+class Status(StrEnum):
+    """The statuses of a workflow."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
 Id = Annotated[int, typer.Argument(metavar="ID", parser=parse_id, help="The workflow's number.")]
 Ids = Annotated[list[int], typer.Argument(metavar="ID", parser=parse_id, help="These workflows.")]
 
@@ -45,10 +56,10 @@ _COLUMNS = (
     Column("id", justify="right"),
     Column("name", wide=True, least=10),
     Column("status"),
-    Column("jobs", wide=True, least=12),
+    Column("jobs", wrapped=True, least=12),
     Column("made", optional=True),
     Column("ended"),
-    Column("note", wide=True, least=10),
+    Column("note", wrapped=True, least=10),
 )
 
 
@@ -56,7 +67,7 @@ def list_(
     config: Config,
     *,
     status: Annotated[
-        str | None, typer.Option(metavar="STATUS", help="Only these: running, completed, failed, cancelled.")
+        Status | None, typer.Option(metavar="STATUS", help="Only these: running, completed, failed, cancelled.")
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Only those of this name.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1_000, help="At most N.")] = 20,
@@ -68,7 +79,7 @@ def list_(
     """
     chosen = select(WorkflowRow, func.now()).order_by(WorkflowRow.id.desc()).limit(limit)
     if status is not None:
-        chosen = chosen.where(WorkflowRow.status == status)
+        chosen = chosen.where(WorkflowRow.status == status.value)
     if name is not None:
         chosen = chosen.where(WorkflowRow.name == name)
     with transaction(config) as connection, Session(connection, expire_on_commit=False) as session:
@@ -78,7 +89,8 @@ def list_(
         print_json([_as_json(row) | {"jobs": dict(counts[row.id])} for row, _ in rows])
         return
     if not rows:
-        note("no workflows; code makes them: session.add(Workflow(...))")
+        chosen_by = status is not None or name is not None
+        note(f"no workflows{' of this kind' if chosen_by else '; code makes them: session.add(Workflow(...))'}")
         return
     lines = [_line(row, now, counts[row.id]) for row, now in rows]
     print_table(_COLUMNS, lines, styles=[_STYLES.get(row.status, "") for row, _ in rows])
@@ -114,7 +126,7 @@ def show(config: Config, id: Id, *, json: Json = False) -> None:
     for line, style in _tree(nodes):
         say(line, style)
     for one in callbacks:
-        fired = "enqueued" if one.fired_at is not None else "not yet"
+        fired = "enqueued" if one.fired_at is not None else "not yet" if row.finished_at is None else "not enqueued"
         say(f"on {one.event}: {cleaned(one.task)} ({fired})", "dim")
 
 
@@ -151,13 +163,16 @@ def retry(
     sa-jobqueue workflow retry 7 --from 4711
     """
     with transaction(config) as connection:
+        if connection.scalar(select(WorkflowRow.id).where(WorkflowRow.id == id)) is None:
+            _no_workflow(id)
         back = list(connection.scalars(retry_workflow(id, from_node=node)))
     if json:
         print_json({"id": id, "jobs": back})
         return
     say(f"{jobs_of(len(back))} retried")
     if not back:
-        note("nothing of it has failed or was cancelled: `sa-jobqueue workflow show` has its jobs")
+        what = "no job of it has failed or was" if node is None else f"job {node} of it has not failed, and was not"
+        note(f"{what} cancelled: see `sa-jobqueue workflow show {id}`")
 
 
 def pause(config: Config, ids: Ids, *, json: Json = False) -> None:

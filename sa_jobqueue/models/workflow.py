@@ -94,9 +94,9 @@ class WorkflowJoin(Base):
     workflow_id: Mapped[int] = mapped_column(BigInteger)
     needed: Mapped[int] = mapped_column(Integer)
     missing: Mapped[int] = mapped_column(Integer, server_default=text("0"))
-    """At least so many more have to complete before it is worth while to count again."""
+    """At least this many more have to complete before counting again is worth while."""
     spare: Mapped[int] = mapped_column(Integer, server_default=text("0"))
-    """So many may fail before it is."""
+    """This many may fail before it is."""
 
     __table_args__ = (
         CheckConstraint("needed >= 1", name="workflow_join_needed_check"),
@@ -127,6 +127,14 @@ class WorkflowCallback(Base):
 
     __table_args__ = (
         CheckConstraint("event = ANY ('{success,failure,end}'::text[])", name="workflow_callback_event_check"),
+        CheckConstraint("priority BETWEEN 0 AND 9", name="workflow_callback_priority_check"),
+        CheckConstraint("max_attempts >= 1", name="workflow_callback_max_attempts_check"),
+        CheckConstraint("char_length(queue) BETWEEN 1 AND 200", name="workflow_callback_queue_check"),
+        CheckConstraint("char_length(task) BETWEEN 1 AND 200", name="workflow_callback_task_check"),
+        CheckConstraint(
+            "char_length(concurrency_key) BETWEEN 1 AND 201", name="workflow_callback_concurrency_key_check"
+        ),
+        CheckConstraint("units >= 1", name="workflow_callback_units_check"),
     )
 
 

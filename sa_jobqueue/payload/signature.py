@@ -120,7 +120,7 @@ def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:
             )
     firsts = parameters[:given]
     if len(firsts) < given or any(one.kind not in _POSITIONAL for one in firsts):
-        raise TaskError(f"{what}: its first {given} parameters are to be results of other jobs, and it has not as many")
+        raise TaskError(f"{what}: it is to take {_results(given)}, and its handler has too few parameters for that")
     parameters = parameters[given:]
     fields: dict[str, Any] = {}
     variable: str | None = None
@@ -269,3 +269,7 @@ def _exact(hint: Any) -> bool:
     if origin is typing.Union or origin is UnionType:
         return len(inner) == 2 and NoneType in inner and all(_exact(one) for one in inner)
     return False
+
+
+def _results(number: int) -> str:
+    return "the result of another job" if number == 1 else f"the results of {number} other jobs"

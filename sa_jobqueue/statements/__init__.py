@@ -22,7 +22,8 @@ from .prune import prune_jobs
 from .schedule_admin import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
 from .stats import sum_stats
 from .why import why_waiting
-from .workflows import cancel_workflows, pause_workflows, resume_workflows, retry_workflow, workflow_nodes
+from .workflows.actions import cancel_workflows, pause_workflows, resume_workflows, retry_workflow
+from .workflows.looks import workflow_nodes
 
 __all__ = [
     "apply_changes",

@@ -47,11 +47,11 @@ from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
 from ..models import Job, StatusText, UniqueKey, WorkflowEvent, schema_function, status_in, status_literal
 from .apply import append_error, as_entry
 from .ends import at_end, ended, is_held, told_one
-from .events import LOOK, NOT_COMPLETED, member_events
 from .expiry import is_late
 from .limited import permits_freed
 from .parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .unique import given_back, key_of, takes_key
+from .workflows.events import LOOK, NOT_COMPLETED, member_events
 
 __all__ = ["Locked", "cancel_jobs", "discard_jobs", "held_by", "release_jobs", "retry_jobs"]
 

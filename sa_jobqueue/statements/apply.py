@@ -41,9 +41,9 @@ from ..lifecycle import FINISHED, Change, JobStatus
 from ..models import Job, StatusText, UniqueKey, WorkflowEvent, status_in, status_literal
 from ..outcomes import ErrorEntry
 from .ends import answered, at_end, ended, fence, has_run_out, is_held, told_one
-from .events import member_events
 from .parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .unique import ended_key, given_back, key_of
+from .workflows.events import member_events
 
 __all__ = ["append_error", "apply_changes", "apply_parameters", "as_entry", "written_before"]
 

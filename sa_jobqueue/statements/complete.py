@@ -38,8 +38,8 @@ from ..context import ClaimedJob
 from ..lifecycle import TRANSITIONS, Change, Event, JobStatus
 from ..models import Job, WorkflowEvent, status_literal
 from .ends import ended, fence, is_held, told, told_one
-from .events import member_events
 from .parts import array, lock_in_order, members, packed, packed_alike, packed_texts, rows, table_of
+from .workflows.events import member_events
 
 __all__ = [
     "complete_job",

@@ -23,9 +23,9 @@ from ..models import Job, UniqueKey, WorkflowEvent, status_literal
 from ..outcomes import ErrorEntry
 from .apply import append_error, as_entry
 from .ends import ended, told_one
-from .events import NOT_COMPLETED, member_events
 from .parts import members, table_of
 from .unique import given_back, key_of
+from .workflows.events import NOT_COMPLETED, member_events
 
 __all__ = ["end_expired", "end_overdue", "forget_expiry", "is_late"]
 

@@ -12,19 +12,10 @@ from sqlalchemy.exc import DBAPIError
 from ..log import get_logger
 from ..statements.parts import FIRST_ID
 from ..statements.prune import limit_statements, refuse_at_once
-from ..statements.workflows import (
-    advance_parameters,
-    advance_workflows,
-    cancel_workflows,
-    forget_workflows,
-    heal_members,
-    inputs_of,
-    page_of_inputs,
-    postpone_workflow,
-    prune_members,
-    stray_workflows,
-    workflows_over,
-)
+from ..statements.workflows.actions import advance_parameters, advance_workflows, cancel_workflows, stray_workflows
+from ..statements.workflows.healing import heal_members, heal_workflows
+from ..statements.workflows.inputs import inputs_of, page_of_inputs
+from ..statements.workflows.pruning import forget_workflows, postpone_workflow, prune_members, workflows_over
 from .compiled import Compiled
 from .faults import Fault, fault_of
 from .tables import OfTables
@@ -80,9 +71,10 @@ class Workflows(OfTables):
         return Compiled(advance_workflows(_NONE, most=0, schema=self.tables.job.__table__.schema or ""))
 
     def stray_workflows(self, connection: Connection, *, limit: int = 1_000) -> list[int]:
-        """Workflows that have events, which nobody may know of; first, those are cancelled whose deadline is over."""
+        """Workflows with events that perhaps no worker has heard of. Those whose deadline is over are cancelled first."""
         schema = self.tables.job.__table__.schema or ""
-        found, overdue = connection.execute(stray_workflows(limit=limit, schema=schema)).one()
+        looked = stray_workflows(limit=limit, workflow=self.tables.workflow, event=self.tables.event)
+        found, overdue = connection.execute(looked).one()
         strays: list[int] = list(found or ())
         if overdue:
             ended = cancel_workflows(*overdue, reason="the deadline of the workflow is over", schema=schema)
@@ -94,6 +86,18 @@ class Workflows(OfTables):
     ) -> tuple[int | None, int]:
         """Look at a page of the members that wait for another. Returns where it ended, None if it was the last; and how many were healed."""
         statement = heal_members(after=after, limit=limit, job=self.tables.job, event=self.tables.event)
+        last, healed = connection.execute(statement).one()
+        return last, healed
+
+    def heal_workflows(
+        self, connection: Connection, *, after: int = FIRST_ID, limit: int = 1_000
+    ) -> tuple[int | None, int]:
+        """Look at a page of the workflows: whether one goes on of which all has ended. Returns what `heal_members` does."""
+        tables = self.tables
+        statement = heal_workflows(
+            after=after, limit=limit, job=tables.job, workflow=tables.workflow, dependency=tables.dependency,
+            join=tables.join, event=tables.event,
+        )  # fmt: skip
         last, healed = connection.execute(statement).one()
         return last, healed
 
@@ -122,7 +126,9 @@ class Workflows(OfTables):
 
     def workflows_over(self, connection: Connection, *, limit: int = 100) -> list[int]:
         """Workflows whose time to be kept is over."""
-        return list(connection.scalars(workflows_over(limit=limit, workflow=self.tables.workflow)))
+        return list(
+            connection.scalars(workflows_over(limit=limit, workflow=self.tables.workflow, event=self.tables.event))
+        )
 
     def prune_workflow(self, connection: Connection, id: int, *, limit: int = 1_000, seconds: float) -> int | None:
         """Delete a page of its members, and it too if that was the last. Returns how many there were; None: one cannot be deleted.
@@ -136,7 +142,7 @@ class Workflows(OfTables):
                 connection.execute(limit_statements(seconds))
                 page = prune_members(
                     id, limit=limit, job=tables.job, progress=tables.progress, log=tables.log,
-                    dependency=tables.dependency,
+                    dependency=tables.dependency, workflow=tables.workflow, event=tables.event,
                 )  # fmt: skip
                 gone = len(connection.execute(page).all())
                 if gone < limit:

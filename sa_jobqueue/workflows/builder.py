@@ -17,7 +17,7 @@ from ..errors import OptionError, WorkflowError
 from ..models import WorkflowRow
 from ..options import checked_limit, checked_name
 from ..payload import encode_plain, load
-from ..statements.workflow_insert import add_members, insert_callbacks
+from ..statements.workflows.insert import add_members, insert_callbacks
 from ..tasks import Task, TaskName
 from .addition import Addition
 from .graph import Graph, Node
@@ -81,7 +81,10 @@ class _Built(AddsOnly):
     @overload
     def on_failure(self, task: str | TaskName, /, **kwargs: Any) -> None: ...
     def on_failure(self, task: Any, /, *args: Any, **kwargs: Any) -> None:
-        """Enqueue this job once the first has failed for good. The others go on, unless `fail_fast` says otherwise."""
+        """Enqueue this job once the first has failed for good, or the deadline of the workflow is over.
+
+        The other jobs go on after a failure, unless `fail_fast` says otherwise.
+        """
         self._call_back("failure", task, args, kwargs)
 
     @overload
@@ -93,6 +96,10 @@ class _Built(AddsOnly):
         self._call_back("end", task, args, kwargs)
 
     def _call_back(self, happened: str, task: Any, args: Any, kwargs: Any) -> None:
+        if self._graph.nested:
+            raise WorkflowError("this workflow is nested in another one: let that one call back")
+        if self._graph.ids is not None:
+            raise WorkflowError("the workflow is in the database already: say what it calls back before the flush")
         task = TaskName(task) if isinstance(task, str) else task
         if not isinstance(task, (Task, TaskName)):
             raise WorkflowError(f"what is called back is a task, not {task!r}")
@@ -103,8 +110,16 @@ class _Built(AddsOnly):
             raise WorkflowError("what is called back is due at once, or after a delay, and not at a time")
         self._callbacks.append((happened, call))
 
+    def _close(self) -> None:
+        """One that was selected takes no more jobs by itself."""
+        self._graph = Graph()
+        self._graph.ids = ()
+        self._callbacks = []
+
     def _insert(self, connection: Connection) -> None:
         row = cast(WorkflowRow, self)
+        if self._graph.nested:
+            raise WorkflowError(f"workflow {row.name!r} is nested in another one: add that one to the session")
         if isinstance(row.deadline_at, timedelta):
             set_committed_value(row, "deadline_at", row.created_at + row.deadline_at)
         schema = cast(Any, row.__table__).schema
@@ -127,7 +142,7 @@ class Workflow(AddsNodes, _Built, WorkflowRow):
         """Take all nodes of another workflow into this one; its first ones wait for `after`. Returns a gate behind all of them.
 
         `inner` is no workflow of its own then: its name, its deadline and what it would call back are not kept, so it may have neither
-        of the last two.
+        of the last two. Its nodes cannot be used any more: wait for the gate.
         """
         if inner._callbacks or inner.deadline_at is not None:
             raise WorkflowError("a workflow to be nested has no deadline, and calls nothing back: the outer one does")
@@ -156,3 +171,8 @@ class Batch(_Built, WorkflowRow):
 @event.listens_for(_Built, "after_insert", propagate=True)
 def _insert_members(mapper: Mapper[Any], connection: Connection, workflow: Any) -> None:
     workflow._insert(connection)  # noqa: SLF001
+
+
+@event.listens_for(_Built, "load", propagate=True)
+def _loaded(workflow: Any, context: object) -> None:
+    workflow._close()  # noqa: SLF001

@@ -10,7 +10,7 @@ from ..calls import Call
 from ..errors import WorkflowError
 from ..models import AT_ONCE, GATE
 from ..payload import Failed
-from ..statements.workflow_insert import BEGINS, BEHIND_ME, COUNTS, LATER, MemberRows
+from ..statements.workflows.insert import BEGINS, BEHIND_ME, COUNTS, LATER, MemberRows
 from ..tasks import Task, TaskName
 
 __all__ = ["Graph", "Join", "Node", "Place", "Policy", "joined"]
@@ -57,7 +57,7 @@ class Node(Generic[T_co]):
 
     @property
     def settled(self) -> Node[T_co | Failed]:
-        """The same, for a child that is to run also if this one does not complete; it is given a `Failed` in place of the result."""
+        """This node, for a child that is to run also if it does not complete; the child is given a `Failed` in place of the result."""
         return Node(self.place._replace(policy="run"))
 
     def __repr__(self) -> str:
@@ -87,6 +87,8 @@ class Graph:
         self.rows = MemberRows()
         self.ids: Sequence[int] | None = None
         """Of the jobs, after the flush."""
+        self.nested = False
+        """Whether its nodes have become those of another graph."""
         self.tasks: list[Task[..., Any, Any] | TaskName | None] = []
 
     def add(
@@ -104,8 +106,7 @@ class Graph:
             raise WorkflowError(
                 f"a node is made of a task or its name, not of {task!r}: decorate the function with @task"
             )
-        if self.ids is not None:
-            raise WorkflowError("the graph is in the database already: Workflow.of(ctx) and Workflow.at(id) add to it")
+        self.check_open()
         if inputs is None:
             call = task.call(*args, **kwargs)
         else:
@@ -115,14 +116,26 @@ class Graph:
         joins = [self._join(one, takes=inputs is not None) for one in parents]
         return self._append(call.completed(), task, joins, inputs)
 
+    def check_open(self) -> None:
+        """Raises WorkflowError if nothing more can be added to it."""
+        if self.nested:
+            raise WorkflowError("this workflow is nested in another one: add to that one")
+        if self.ids is not None:
+            raise WorkflowError(
+                "the workflow is in the database already: Workflow.of(ctx) and Workflow.at(id) add to it"
+            )
+
     def gate(self, parents: Iterable[Node[Any] | Join[Any]]) -> Node[None]:
         """A node without a handler."""
+        self.check_open()
         joins = [self._join(one, takes=False) for one in parents]
         if not any(join.nodes for join in joins):
             raise WorkflowError("a gate waits for some nodes, and was given none")
         return self._append(_GATE, None, joins, None)
 
     def _append(self, call: Call, task: Any, joins: list[Join[Any]], inputs: int | None) -> Node[Any]:
+        if len(joins) > 1:
+            _check_different(node for join in joins for node in join.nodes)
         rows = self.rows
         rows.calls.append(call)
         self.tasks.append(task)
@@ -161,6 +174,8 @@ class Graph:
 
     def _join(self, of: Node[Any] | Join[Any], *, takes: bool) -> Join[Any]:
         join = Join((of,)) if isinstance(of, Node) else of
+        if not isinstance(join, Join):
+            raise WorkflowError(f"one node is expected here, not {of!r}: gather, after and join take several")
         for node in join.nodes:
             if not isinstance(node, Node):
                 raise WorkflowError(f"a node waits for nodes, not for {node!r}")
@@ -168,14 +183,15 @@ class Graph:
                 raise WorkflowError(f"{node!r} is of another workflow: edges across workflows cannot be")
             if takes:
                 self._check_recorded(node)
-        if len({node.place.code for node in join.nodes}) < len(join.nodes):
-            raise WorkflowError("a node is given twice among the parents of another")
+        _check_different(join.nodes)
         return join
 
     def _check_recorded(self, node: Node[Any]) -> None:
         if node.place.job_id is not None:
             return
         task = self.tasks[node.place.number - 1]
+        if task is None:
+            raise WorkflowError("a gate has no result: wait for it with after")
         if isinstance(task, Task) and not task.record:
             raise WorkflowError(
                 f"task {task.name!r} must say record=True: its result is taken by another, and would not be stored"
@@ -183,6 +199,7 @@ class Graph:
 
     def depend(self, child: Node[Any], parent: Node[Any]) -> None:
         """One more edge; refuses a cycle."""
+        self.check_open()
         if child.place.graph is not self or child.place.job_id is not None:
             raise WorkflowError(f"{child!r} is not to be added with this graph")
         (only,) = self._join(parent, takes=False).nodes
@@ -210,8 +227,9 @@ class Graph:
 
     def nest(self, inner: Graph, after: Sequence[Node[Any]]) -> Node[None]:
         """All nodes of another graph become nodes of this one: its first ones wait for `after`. Returns a gate, behind all of them."""
-        if inner.ids is not None or not inner.rows.calls:
-            raise WorkflowError("a workflow to be nested has nodes, and is in no session")
+        self.check_open()
+        if inner.ids is not None or inner.nested or inner is self or not inner.rows.calls:
+            raise WorkflowError("a workflow to be nested has nodes, and is neither in a session nor nested already")
         offset, rows, mine = len(self.rows.calls), inner.rows, self.rows
         mine.calls += rows.calls
         self.tasks += inner.tasks
@@ -226,13 +244,23 @@ class Graph:
         for number in firsts:
             for node in self._join(Join(tuple(after)), takes=False).nodes:
                 self._edge(number + offset, node, node.place.policy, None)
-        inner.ids = ()  # it is of this one now
+        inner.nested = True
         return self.gate([Node(Place(self, number + offset)) for number in range(1, len(rows.calls) + 1)])
 
 
 def joined(nodes: Iterable[Node[Any]], *, policy: Policy | None = None, needed: int | None = None) -> Join[Any]:
-    """A join of these nodes. Raises WorkflowError where so many cannot complete."""
+    """A join of these nodes. Raises WorkflowError if these are no nodes, or not enough for `needed`."""
+    if isinstance(nodes, Join) or not isinstance(nodes, Iterable):
+        raise WorkflowError(f"a list of nodes is expected here, not {nodes!r}")
     found = tuple(nodes)
+    if needed is not None and not found:
+        raise WorkflowError("some of no nodes cannot complete: any and at_least take at least one node")
     if needed is not None and (type(needed) is not int or not 1 <= needed <= len(found)):
-        raise WorkflowError(f"of {len(found)} nodes, 1 to {len(found)} can be needed, not {needed!r}")
+        raise WorkflowError(f"of {len(found)} nodes, at_least can ask for 1 to {len(found)}, not for {needed!r}")
     return Join(found, policy, needed)
+
+
+def _check_different(nodes: Iterable[Node[Any]]) -> None:
+    codes = [node.place.code for node in nodes]
+    if len(set(codes)) < len(codes):
+        raise WorkflowError("a node is given twice among the parents of another")

@@ -231,7 +231,7 @@ class AddsNodes(AddsOnly):
     @overload
     def gather_partial(self, parents: Sequence[Node[Any]], task: str | TaskName, /, **kwargs: Any) -> Node[Any]: ...
     def gather_partial(self, parents: Any, task: Any, /, *args: Any, **kwargs: Any) -> Node[Any]:
-        """The same once all have ended, in whatever way: with a `Failed` in place of each result that is not there."""
+        """What `gather` adds, released once all have ended, in whatever way: with a `Failed` in place of each result that is not there."""
         return self._graph.add(task, args, kwargs, parents=[self.settled(parents)], inputs=0)
 
     @overload
@@ -281,7 +281,10 @@ class AddsNodes(AddsOnly):
 
     @staticmethod
     def at_least(number: int, nodes: Iterable[Node[A]]) -> Join[A]:
-        """So many of these: a child is released when they have completed, and cancelled when they cannot any more."""
+        """Some of these: a child is released when `number` of them have completed, and cancelled when that cannot come any more.
+
+        A child that gathers takes the results that are there when it runs.
+        """
         return joined(nodes, policy="count", needed=number)
 
     @staticmethod
@@ -291,7 +294,7 @@ class AddsNodes(AddsOnly):
 
     @staticmethod
     def completed(nodes: Iterable[Node[A]]) -> Join[A]:
-        """The same; those that did not complete are left out."""
+        """All of these, in whatever way they end; those that did not complete are left out."""
         return joined(nodes, policy="skip")
 
 

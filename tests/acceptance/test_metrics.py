@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import text
 
 from sa_jobqueue import enqueue
+from sa_jobqueue.statements import pause, set_limit
 from tests.acceptance.app import held_without_session, nothing, write, write_and_fail
 from tests.acceptance.conftest import Shop
 from tests.support.commands import PACKAGE, ROOT, run_command, start_command
@@ -200,6 +201,12 @@ def test_prometheus_sees_every_job_and_no_counter_going_back_while_a_worker_is_k
                 "each run is counted once: those that completed, and both attempts of the one that fails"
             )
 
+            # A queue of its own, which no worker serves, has a limit, a pause, and a job with a key; a task has a limit.
+            shop.add(enqueue(nothing.options(queue="quiet", key="a"), 0))
+            with shop.engine.begin() as connection:
+                connection.execute(set_limit("quiet", running=5))
+                connection.execute(set_limit("quiet", owner="task", running=5))
+                connection.execute(pause("quiet"))
             shop.execute_alone("VACUUM ANALYZE sa_jobqueue.job")
             for expression in expressions():
                 if "replication" not in expression:  # there is no standby

@@ -16,7 +16,7 @@ def suffer(url: str, seconds: float, *, seed: int) -> None:
     with Stress(url, seed=seed) as stress:
         stress.model(seconds)
         stress.chaos(seconds)
-    print(stress)
+    print(stress, *stress.findings, sep="\n")
     assert stress.findings == []
     assert stress.did["kill"] >= seconds
     assert stress.did["retry of a node"] > 5

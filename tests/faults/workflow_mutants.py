@@ -33,16 +33,16 @@ MUTANTS: Mapping[str, tuple[str, Sequence[tuple[str, str]]]] = {
     ),
     "keeps nothing of what was locked": ("advance", [("IF hit >= most OR stuck THEN", "IF hit >= most THEN")]),
     "reads one page of children": ("advance", [("IF hit >= most OR stuck THEN", "IF stuck THEN")]),
-    "forgets whom a failure cancels": (
-        "advance",
-        [("THEN coalesce((p.errors -> -1 ->> 'failed_id')::bigint, d.parent_id)", "THEN d.parent_id")],
+    "retries a job without those below it": (
+        "retry_workflow",
+        [("job.errors -> -1 ->> 'failed_id' IS NOT NULL", "job.errors IS NULL")],
     ),
     "ends before all is read": (
         "advance",
         [
             (
-                "OR NOT EXISTS (SELECT FROM",
-                'OR NOT false AND EXISTS (SELECT FROM "sa_jobqueue".workflow AS w2 WHERE w2.id = w.id) OR EXISTS (SELECT FROM',
+                'AND NOT EXISTS (SELECT FROM "sa_jobqueue".workflow_event AS event WHERE event.workflow_id = w.id)',
+                "",
             )
         ],
     ),

@@ -48,7 +48,8 @@ LEASE = 1.5
 WORKERS = 3
 TASK = TaskName("t")
 FATES = ["ok", "ok", "ok", "flaky", "slow", "grow", "die"]
-RULES = Rules()
+#: However often its worker was killed, a job is begun again.
+RULES = Rules(max_rescues=1_000)
 _OPTIONS = "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_sort=off -c jit=off -c application_name=stress"
 
 _AUDIT = (

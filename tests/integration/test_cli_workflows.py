@@ -62,7 +62,10 @@ def test_list_shows_the_newest_first(connection: Connection, url: str) -> None:
     assert "1 queued, 1 blocked" in lines[2]
     assert [row["id"] for row in as_json("workflow", "list", "--status", "completed", url=url)] == [two.id]
     assert as_json("workflow", "list", "--name", "other", url=url) == []
-    assert "no workflows" in notes(invoke("workflow", "list", "--name", "other", url=url))
+    assert "no workflows of this kind" in notes(invoke("workflow", "list", "--name", "other", url=url))
+    refused = invoke("workflow", "list", "--status", "blocked", url=url)
+    assert refused.exit_code != 0
+    assert "running" in refused.stderr
 
 
 def test_commands_act_on_workflows(connection: Connection, url: str) -> None:
@@ -84,6 +87,19 @@ def test_commands_act_on_workflows(connection: Connection, url: str) -> None:
 
 def test_a_workflow_that_is_not_there_is_said(connection: Connection, url: str) -> None:
     """With where to look."""
-    result = invoke("workflow", "show", "7", url=url)
-    assert result.exit_code == 1
-    assert "there is no workflow 7" in result.stderr
+    for command in ("show", "retry"):
+        result = invoke("workflow", command, "7", url=url)
+        assert result.exit_code == 1
+        assert "there is no workflow 7" in result.stderr
+
+
+def test_what_was_not_called_back_at_the_end_is_said(connection: Connection, url: str) -> None:
+    """It does not come any more."""
+    flow = Flow(connection, "a")
+    flow.complete("a")
+    assert output("workflow", "show", str(flow.id), url=url).splitlines()[-3:] == [
+        "on success: on_success (enqueued)",
+        "on failure: on_failure (not enqueued)",
+        "on end: on_end (enqueued)",
+    ]
+    assert "job 9 of it has not failed" in notes(invoke("workflow", "retry", str(flow.id), "--from", "9", url=url))

@@ -26,6 +26,7 @@ from sa_jobqueue import (
     Workflow,
     task,
 )
+from sa_jobqueue.errors import WorkflowError
 from sa_jobqueue.models import WorkflowRow
 from sa_jobqueue.statements import cancel_workflows, retry_workflow, set_limit
 from tests.support.waiting import wait_until
@@ -230,6 +231,29 @@ async def test_an_async_session_brings_a_workflow(
         await session.commit()
     found = job_of(engine, node.job_id)
     assert (found.status, found.workflow_id) == (JobStatus.BLOCKED, w.id)
+
+
+def test_one_that_was_selected_takes_no_jobs_by_itself(engine: Engine, tasks: dict[str, Any]) -> None:
+    """They would be lost."""
+    with Session(engine) as session:
+        session.add(Workflow("empty"))
+        session.commit()
+        session.expunge_all()
+        found = session.scalars(select(Workflow)).one()
+        for refused in (found.add, found.on_end):
+            with pytest.raises(WorkflowError, match="in the database already"):
+                refused(tasks["number"], 1)
+
+
+def test_a_nested_workflow_is_not_added_by_itself(engine: Engine, tasks: dict[str, Any]) -> None:
+    """Its jobs would run twice."""
+    inner, outer = Workflow("inner"), Workflow("outer")
+    inner.add(tasks["number"], 1)
+    outer.nest(inner)
+    with Session(engine) as session:
+        session.add(inner)
+        with pytest.raises(WorkflowError, match="'inner' is nested in another one"):
+            session.flush()
 
 
 def test_a_rolled_back_workflow_was_never_there(engine: Engine, tasks: dict[str, Any]) -> None:

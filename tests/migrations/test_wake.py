@@ -389,7 +389,6 @@ class TestLeastPrivilege:
             ("resume_workflows", True, [path, seek], False),
             ("retry_workflow", True, [path, seek], False),
             ("schedule_changed", False, [path], False),
-            ("stray_workflows", True, [path, seek, "enable_bitmapscan=off", "enable_sort=off"], False),
             ("take_key", False, [path, "lock_timeout=10ms"], True),
             ("tell_ended", True, [path, "enable_seqscan=off"], True),
             ("tell_workers", False, None, True),

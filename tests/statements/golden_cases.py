@@ -116,22 +116,12 @@ from sa_jobqueue.statements.unique import find_stray_keys
 from sa_jobqueue.statements.waiting import drop_expired_waits, end_waits, ends_of, open_end_gate, wait_for_jobs
 from sa_jobqueue.statements.waking import channel_of, open_gates
 from sa_jobqueue.statements.workers import end_backend, enrol_worker, forget_workers, places_of, remove_worker
-from sa_jobqueue.statements.workflow_insert import MemberRows, add_members, insert_callbacks
-from sa_jobqueue.statements.workflows import (
-    advance_workflows,
-    blocked_edges,
-    count_members,
-    forget_workflows,
-    heal_members,
-    inputs_of,
-    page_of_inputs,
-    postpone_workflow,
-    prune_members,
-    stray_members,
-    stray_workflows,
-    workflow_callbacks,
-    workflows_over,
-)
+from sa_jobqueue.statements.workflows.actions import advance_workflows, stray_workflows
+from sa_jobqueue.statements.workflows.healing import blocked_edges, heal_members, heal_workflows, stray_members
+from sa_jobqueue.statements.workflows.inputs import inputs_of, page_of_inputs
+from sa_jobqueue.statements.workflows.insert import MemberRows, add_members, insert_callbacks
+from sa_jobqueue.statements.workflows.looks import count_members, workflow_callbacks
+from sa_jobqueue.statements.workflows.pruning import forget_workflows, postpone_workflow, prune_members, workflows_over
 from sa_jobqueue.tally import TaskTally
 from sa_jobqueue.tasks import Registry, task
 from sa_jobqueue.unique import Unique
@@ -337,6 +327,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "stray_members": lambda: stray_members(limit=10),
     "blocked_edges": lambda: blocked_edges(limit=10),
     "workflows_over": lambda: workflows_over(limit=10),
+    "heal_workflows": lambda: heal_workflows(limit=10),
     "prune_members": lambda: prune_members(7, limit=10),
     "postpone_workflow": lambda: postpone_workflow(7),
     "limits_said": limits_said,

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Batch, Job, TaskName, Unique, Workflow
+from sa_jobqueue.errors import WorkflowError
 from sa_jobqueue.lifecycle import Claim, Rules, decide
 from sa_jobqueue.outcomes import Cancel, Completed, ErrorEntry, Rescued, Retry
 from sa_jobqueue.reasons import WaitReason
@@ -28,6 +29,7 @@ from sa_jobqueue.statements import (
     why_waiting,
 )
 from sa_jobqueue.store import ClaimRequest, default_store
+from sa_jobqueue.workflows import Addition
 from tests.support.factory import make_job, row, statuses
 from tests.support.workflows import Flow, events
 
@@ -352,12 +354,12 @@ def test_what_is_added_to_a_cancelled_workflow_is_cancelled(connection: Connecti
 
 
 def test_a_retry_from_a_job_reopens_what_its_failure_had_cancelled(connection: Connection) -> None:
-    """Not what another had."""
+    """What another has cancelled, too, is cancelled again."""
     flow = Flow(connection, "a", "b", "c: a", "d: b", "e: c", "f: c d")
     flow.fail("a", "b")
     assert {flow.statuses()[name] for name in "cdef"} == {"cancelled"}
     back = connection.scalars(retry_workflow(flow.id, from_node=flow.job("b"))).all()
-    assert set(back) == {flow.job("b"), flow.job("d")}
+    assert set(back) == {flow.job("b"), flow.job("d"), flow.job("f")}
     flow.settle()
     assert flow.statuses() == {
         "a": "failed",
@@ -382,6 +384,44 @@ def test_what_another_failure_holds_is_cancelled_again(connection: Connection) -
     flow.settle()
     assert flow.statuses() == {"a": "queued", "b": "failed", "c": "cancelled"}
     assert row(connection, flow.job("c")).errors[-1]["failed_id"] == flow.job("b")
+
+
+def test_one_of_several_that_comes_back_may_suffice(connection: Connection) -> None:
+    """Whichever of them is named as what has cancelled it."""
+    flow = Flow(connection, "a", "b", "c: 1/a,b", "d: c")
+    flow.fail("a", "b")
+    assert row(connection, flow.job("c")).errors[-1]["failed_id"] == flow.job("a")
+    connection.execute(retry_workflow(flow.id, from_node=flow.job("b"))).all()
+    flow.settle()
+    flow.complete("b", "c", "d")
+    assert flow.statuses() == {"a": "failed", "b": "completed", "c": "completed", "d": "completed"}
+
+
+def test_a_job_that_came_back_and_was_cancelled_before_anyone_looked_counts(connection: Connection) -> None:
+    """The workflow has ended anew."""
+    flow = Flow(connection, "a", "b")
+    flow.complete("b")
+    flow.fail("a")
+    assert flow.row().status == "failed"
+    connection.execute(retry_jobs(Job.id == flow.job("a"))).all()
+    connection.execute(cancel_jobs(Job.id == flow.job("a"))).all()
+    flow.settle()
+    assert flow.row().status == "cancelled"
+
+
+def test_what_has_begun_does_not_wait_for_what_its_parent_adds(connection: Connection) -> None:
+    """It is past its parent; what waits still does wait for both."""
+    flow = Flow(connection, "a", "b", "c: 1/a,b", "d: a")
+    flow.complete("b", "c")
+    more = Addition(flow.id, me=flow.job("a"))
+    added = more.add(TaskName("new"))
+    more.after([more.me, added], TaskName("newer"))
+    more.before_children(added)
+    ((new, newer),) = connection.scalars(more.insert()).all()
+    waits = connection.execute(
+        text("SELECT child_id FROM sa_jobqueue.workflow_dependency WHERE parent_id = :new"), {"new": new}
+    )
+    assert set(waits.scalars()) == {flow.job("d"), newer}
 
 
 def test_a_retry_brings_all_back(connection: Connection) -> None:
@@ -439,6 +479,19 @@ def test_a_paused_workflow_starts_nothing(connection: Connection) -> None:
     assert flow.statuses() == {"a": "completed", "b": "queued", "c": "queued"}
 
 
+def test_paused_workflows_do_not_hide_others(connection: Connection) -> None:
+    """What has happened in them is read when they go on, so they are not looked at."""
+    paused, other = Flow(connection, "a", "b: a"), Flow(connection, "a", "b: a")
+    connection.execute(pause_workflows(paused.id)).all()
+    for flow in (paused, other):
+        connection.execute(
+            text("INSERT INTO sa_jobqueue.workflow_event (workflow_id, job_id) VALUES (:id, - :id)"), {"id": flow.id}
+        )
+    assert STORE.stray_workflows(connection) == [other.id]
+    connection.execute(cancel_workflows(paused.id)).all()
+    assert STORE.stray_workflows(connection) == [paused.id, other.id]
+
+
 def test_a_deadline_cancels_and_the_workflow_has_failed(connection: Connection) -> None:
     """Found by what looks for events."""
     flow = Flow(connection, "a", "b: a", deadline=timedelta(hours=1))
@@ -448,6 +501,7 @@ def test_a_deadline_cancels_and_the_workflow_has_failed(connection: Connection) 
     flow.settle()
     assert flow.statuses() == {"a": "cancelled", "b": "cancelled"}
     assert (flow.row().status, flow.row().reason) == ("failed", "the deadline of the workflow is over")
+    assert flow.fired == ["on_failure", "on_end"]
 
 
 def test_a_job_says_for_what_it_waits(connection: Connection) -> None:
@@ -561,7 +615,132 @@ def test_nothing_waits_for_a_locked_workflow_or_member(engine: Engine) -> None:
         assert flow.statuses()["b"] == "queued"
 
 
+def test_an_addition_holds_up_no_other_member(engine: Engine) -> None:
+    """While the transaction that adds is open, those that are there go on; only the end and a pause wait for it."""
+    with engine.begin() as connection:
+        flow = Flow(connection, "a", "b: a")
+    with engine.connect() as adding, engine.connect() as other:
+        more = Workflow.at(flow.id)
+        more.add("t")
+        added = adding.scalar(more.insert())
+        flow.connection = other
+        flow.complete("a")
+        assert flow.statuses()["b"] == "queued"
+        flow.end("b", Completed())
+        assert flow.advance().busy == {flow.id}
+        assert flow.row().finished_at is None
+        other.commit()
+        other.execute(text("SET LOCAL lock_timeout = '50ms'"))
+        with pytest.raises(DBAPIError):
+            other.execute(pause_workflows(flow.id)).all()
+        other.rollback()
+        adding.commit()
+        flow.settle()
+        assert flow.row().finished_at is None
+        assert statuses(other)[added[0]] == "queued"
+
+
+def test_what_a_member_adds_while_its_workflow_is_paused_waits(engine: Engine) -> None:
+    """A pause does not wait for what runs, which may take an hour; so what that adds does not know of the pause."""
+    with engine.begin() as connection:
+        flow = Flow(connection, "a")
+        flow.start("a")
+    with engine.connect() as adding, engine.connect() as other:
+        more = Addition(flow.id, me=flow.job("a"))
+        more.add("t")
+        (child,) = adding.scalar(more.insert())
+        flow.connection = other
+        other.execute(pause_workflows(flow.id)).all()
+        other.commit()
+        adding.commit()
+        assert statuses(other)[child] == "queued"
+        assert flow.advance().eaten == 0
+        assert statuses(other)[child] == "blocked"
+        other.execute(resume_workflows(flow.id)).all()
+        flow.settle()
+        assert statuses(other)[child] == "queued"
+
+
+def test_an_addition_is_inserted_once(connection: Connection) -> None:
+    """A second statement of it would add all of it again."""
+    more = Workflow.at(Flow(connection, "a").id)
+    more.add("t")
+    connection.execute(more.insert())
+    with pytest.raises(WorkflowError, match="make another Addition"):
+        more.insert()
+
+
 # ---- keeping order
+
+
+def test_a_large_workflow_is_cancelled_in_little_time(connection: Connection) -> None:
+    """The time grows with the members, not with their square."""
+    workflow = Workflow()
+    for _ in range(12_000):
+        workflow.add("t")
+    session = Session(connection)
+    session.add(workflow)
+    session.flush()
+    connection.execute(text("SET LOCAL statement_timeout = '8s'"))
+    assert len(connection.execute(cancel_workflows(workflow.id)).all()) == 1
+    assert set(statuses(connection).values()) == {"cancelled"}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_comes_back_is_not_deleted(connection: Connection, whole: bool) -> None:
+    """A workflow was over when maintenance looked, and an operator retries it before it is deleted."""
+    flow = Flow(connection, "a", "b: a", "c", retain=60)
+    flow.complete("c")
+    flow.fail("a")
+    connection.execute(text("UPDATE sa_jobqueue.workflow SET purge_at = now() - interval '1 s'"))
+    assert STORE.workflows_over(connection) == [flow.id]
+    connection.execute(retry_workflow(flow.id) if whole else retry_jobs(Job.id == flow.job("a"))).all()
+    assert STORE.workflows_over(connection) == []
+    assert STORE.prune_workflow(connection, flow.id, seconds=5) == 0
+    flow.settle()
+    assert flow.statuses()["a"] == "queued"
+    assert flow.row().status == "running"
+
+
+def test_the_parents_of_a_job_that_needs_some_of_them_are_ended_by_hand(connection: Connection) -> None:
+    """It is looked at once none of them goes on."""
+    flow = Flow(connection, "a", "b", "c: 1/a,b")
+    assert STORE.heal_workflows(connection) == (flow.id, 0)
+    flow.settle()
+    connection.execute(
+        text("UPDATE sa_jobqueue.job SET status = 'completed', finished_at = now() WHERE id = :id"),
+        {"id": flow.job("a")},
+    )
+    connection.execute(text("DELETE FROM sa_jobqueue.job WHERE id = :id"), {"id": flow.job("b")})
+    assert STORE.heal_workflows(connection) == (flow.id, 1)
+    del flow.nodes["b"]
+    flow.settle()
+    assert flow.statuses() == {"a": "completed", "c": "queued"}
+
+
+def test_the_last_job_is_deleted_by_hand(connection: Connection) -> None:
+    """The workflow ends all the same."""
+    flow = Flow(connection, "a", "b")
+    flow.complete("a")
+    assert STORE.heal_workflows(connection) == (flow.id, 0)
+    connection.execute(text("DELETE FROM sa_jobqueue.job WHERE id = :id"), {"id": flow.job("b")})
+    assert STORE.heal_workflows(connection) == (flow.id, 1)
+    assert STORE.stray_workflows(connection) == [flow.id]
+    flow.settle()
+    assert flow.row().finished_at is not None
+    assert flow.fired[-1] == "on_end"
+    assert STORE.heal_workflows(connection) == (flow.id, 0)
+    assert STORE.heal_workflows(connection, after=flow.id) == (None, 0)
+
+
+def test_nobody_makes_the_children_of_another_workflow_wait(connection: Connection) -> None:
+    """The job that adds has to be a member of the workflow that it adds to."""
+    victim, mine = Flow(connection, "a", "b: a"), Flow(connection, "x")
+    addition = Addition(mine.id, me=victim.job("a"))
+    addition.before_children(addition.add("t"))
+    with pytest.raises(DBAPIError) as caught, connection.begin_nested():
+        connection.execute(addition.insert())
+    assert getattr(caught.value.orig, "sqlstate", None) == "SJQ04"
 
 
 def test_plain_sql_by_hand_is_put_right(connection: Connection) -> None:

@@ -117,5 +117,5 @@ def what_does_not_fit_is_an_error(w: Workflow, b: Batch) -> None:
     w.then(page, count, unit=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     w.join(page, number, pair)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     w.add(fetch)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
-    w.on_end(notify, "7")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    w.on_end(notify, "7")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     b.then(page, count)  # type: ignore[attr-defined]  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]

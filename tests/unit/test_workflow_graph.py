@@ -11,7 +11,7 @@ import pytest
 from sa_jobqueue import Batch, Failed, Registry, TaskName, Unique, Workflow, task
 from sa_jobqueue.context import ClaimedJob, JobContext
 from sa_jobqueue.errors import OptionError, PayloadError, TaskError, WorkflowError
-from sa_jobqueue.statements.workflow_insert import BEGINS, COUNTS, LATER
+from sa_jobqueue.statements.workflows.insert import BEGINS, COUNTS, LATER
 from sa_jobqueue.workflows import Node
 
 registry = Registry()
@@ -87,6 +87,10 @@ def test_joins_say_what_is_to_become_of_the_child() -> None:
 def add_up_partial(parts: Sequence[int | Failed]) -> None: ...
 
 
+@task(registry=registry, name="add_two")
+def add_two(one: bytes, two: bytes) -> None: ...
+
+
 @task(registry=registry, name="one")
 def one(part: int | Failed) -> None: ...
 
@@ -145,21 +149,46 @@ def test_a_nested_workflow_becomes_nodes_behind_a_gate() -> None:
         (2, -1, "cancel", None), (3, -2, "cancel", 0), (4, -3, "cancel", None), (4, -2, "cancel", None), (5, -4, "cancel", None),
     ]  # fmt: skip
     assert waits(w) == [BEGINS, 1, 2, 2, 4]
-    with pytest.raises(WorkflowError):
-        inner.add(nothing)
+    for refused in (lambda: inner.add(nothing), lambda: inner.on_end(nothing), lambda: w.nest(inner)):
+        with pytest.raises(WorkflowError, match="nested"):
+            refused()
+
+
+def test_after_the_flush_a_workflow_takes_nothing_more() -> None:
+    """What would be lost is refused: nodes, edges, gates and callbacks."""
+    w = Workflow()
+    one, two = w.add(nothing), w.add(nothing)
+    w._graph.ids = (1, 2)
+    for refused in (
+        lambda: w.add(nothing),
+        lambda: w.depend(one, two),
+        lambda: w.gate(one),
+        lambda: w.nest(Workflow()),
+        lambda: w.on_end(nothing),
+    ):
+        with pytest.raises(WorkflowError, match="in the database already"):
+            refused()
 
 
 def test_what_cannot_be_is_refused() -> None:
     """Before any SQL, with what to do about it."""
     w, other = Workflow(), Workflow()
-    node = w.add(nothing)
+    node, page = w.add(nothing), w.add(fetch, "a")
     for refused, said in {
         lambda: w.add(fetch.handler): "decorate the function",
         lambda: other.after(node, nothing): "another workflow",
         lambda: w.after([3], nothing): "waits for nodes",
         w.gate: "was given none",
-        lambda: w.at_least(2, [node]): "1 to 1 can be needed",
-        lambda: w.any([]): "can be needed",
+        lambda: w.at_least(2, [node]): "ask for 1 to 1, not for 2",
+        lambda: w.any([]): "at least one node",
+        lambda: w.at_least([node], 1): "a list of nodes is expected here, not 1",  # type: ignore[arg-type]
+        lambda: w.gather_partial(w.any([node]), add_up_partial): "a list of nodes",  # type: ignore[call-overload]
+        lambda: w.then([node], count): "one node is expected here",  # type: ignore[call-overload]
+        lambda: w.then(w.gate(node), one): "a gate has no result",  # type: ignore[call-overload]
+        lambda: w.join(page, page, add_two): "given twice",
+        lambda: w.gate(node, node): "given twice",
+        lambda: Workflow.at(None): "by its id, not by None",  # type: ignore[arg-type]
+        lambda: Workflow.at(1).node(node): "a node has it as job_id",  # type: ignore[arg-type]
         lambda: w.then(node, count): "must say record=True",
         lambda: w.nest(Workflow()): "has nodes",
         lambda: node.job_id: "flush",
@@ -180,7 +209,7 @@ def test_what_is_given_is_checked_as_enqueue_does() -> None:
         w.then(page, count, unit=3)  # type: ignore[call-overload]
     with pytest.raises(PayloadError, match="unknown argument data"):
         w.then(page, count, data=b"")  # type: ignore[call-overload]
-    with pytest.raises(TaskError, match="first 1 parameters"):
+    with pytest.raises(TaskError, match="the result of another job"):
         w.then(page, nothing)  # type: ignore[call-overload]
     with pytest.raises(OptionError, match="name"):
         Workflow("")

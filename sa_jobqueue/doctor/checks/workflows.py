@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 
-from ...statements.workflows import blocked_edges, stray_members
+from ...statements.workflows.healing import blocked_edges, stray_members
 from ...words import jobs_of
 from ..examination import Examination
 from ..finding import Finding, Level, found

@@ -28,27 +28,36 @@ _ADVANCE = f"""
     SET enable_mergejoin = off SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan AS $body$
     #variable_conflict use_column
     DECLARE
-        mine bigint[]; points bigint[]; seen integer; fast bigint[]; stopping bigint[]; joining boolean; stuck boolean := false;
+        mine bigint[]; paused bigint[]; points bigint[]; seen integer; fast bigint[]; stopping bigint[]; joining boolean; stuck boolean := false;
         flows bigint[]; ended bigint[]; broken bigint[]; ended_flows bigint[]; broken_flows bigint[]; looks bigint[]; look_flows bigint[];
         hits bigint[]; extra bigint[]; anew bigint[]; hit integer := 0; done integer; page bigint[]; flow bigint;
         moved bigint[]; targets bigint[]; refused bigint[]; causes bigint[]; counted bigint[]; missings integer[]; spares integer[];
-        gates bigint[]; failed bigint[]; ending bigint[];
+        gates bigint[]; failed bigint[]; ending bigint[]; succeeded bigint[]; over bigint[]; closing bigint[];
     BEGIN
         again_ids := '{{{{}}}}'; eaten := 0;
         -- 1. The workflows that no other moves just now. What happens in a paused one is read when it goes on.
         SELECT array_agg(l.id) FILTER (WHERE l.moves), array_agg(l.point) FILTER (WHERE l.moves), count(*),
-            array_agg(l.id) FILTER (WHERE l.fail_fast AND l.cancelled_at IS NULL), array_agg(l.id) FILTER (WHERE l.cancelled_at IS NOT NULL AND l.finished_at IS NULL)
-        INTO mine, points, seen, fast, stopping FROM (
+            array_agg(l.id) FILTER (WHERE l.fail_fast AND l.cancelled_at IS NULL), array_agg(l.id) FILTER (WHERE l.cancelled_at IS NOT NULL AND l.finished_at IS NULL),
+            array_agg(l.id) FILTER (WHERE NOT l.moves)
+        INTO mine, points, seen, fast, stopping, paused FROM (
             SELECT w.id, g.point, w.fail_fast, w.cancelled_at, w.finished_at, w.paused_at IS NULL OR w.cancelled_at IS NOT NULL AS moves
             FROM unnest(workflows, after_ids) AS g (id, point) JOIN {{schema}}.workflow AS w ON w.id = g.id
             FOR NO KEY UPDATE OF w SKIP LOCKED) AS l;
         IF seen < cardinality(workflows) THEN
             busy_ids := ARRAY (SELECT w.id FROM {{schema}}.workflow AS w WHERE w.id = ANY (workflows) AND w.id <> ALL (coalesce(mine, '{{{{}}}}')) AND w.paused_at IS NULL);
         END IF;
+        IF paused IS NOT NULL THEN
+            -- A member that was running at the pause did not see it, and has added others since.
+            UPDATE {{schema}}.job SET status = 'blocked', blocked_by = - job.workflow_id
+            WHERE job.status = 'queued' AND job.id = ANY (ARRAY (
+                SELECT q.id FROM unnest(paused) AS p (id) JOIN {{schema}}.job AS q ON q.workflow_id = p.id AND q.status = 'queued'
+                WHERE EXISTS (SELECT FROM {{schema}}.workflow_event AS event WHERE event.workflow_id = p.id AND event.job_id = - p.id)
+                FOR NO KEY UPDATE OF q SKIP LOCKED));
+        END IF;
         IF mine IS NULL THEN
             RETURN;
         END IF;
-        -- 2. What has happened. Each workflow has its turn, so that the events of a large one do not keep those of others.
+        -- 2. What has happened, of each workflow in the order in which they are given: one with many events may leave no room for others.
         WITH taken AS MATERIALIZED (
             SELECT e.place FROM unnest(mine, points) AS g (id, point) CROSS JOIN LATERAL (
                 SELECT event.ctid AS place FROM {{schema}}.workflow_event AS event
@@ -221,14 +230,17 @@ _ADVANCE = f"""
         -- 5. The workflows themselves. One that was looked at may have come back, or have new members.
         IF looks IS NOT NULL THEN
             UPDATE {{schema}}.workflow AS w SET watched_id = 9223372036854775807, is_broken = true, finished_at = NULL, purge_at = NULL, status = 'running'
-            WHERE w.id = ANY (look_flows) AND (w.finished_at IS NULL OR EXISTS (SELECT FROM {{schema}}.job WHERE job.workflow_id = w.id AND job.status IN {_LIVE}));
+            WHERE w.id = ANY (look_flows) AND (w.finished_at IS NULL
+                OR EXISTS (SELECT FROM unnest(look_flows, looks) AS e (flow, id) WHERE e.flow = w.id AND e.id > 0)
+                OR EXISTS (SELECT FROM {{schema}}.job WHERE job.workflow_id = w.id AND job.status IN {_LIVE}));
         END IF;
         IF broken IS NOT NULL THEN
             UPDATE {{schema}}.workflow AS w SET is_broken = true WHERE w.id = ANY (broken_flows) AND NOT w.is_broken;
             SELECT array_agg(DISTINCT job.workflow_id) INTO failed FROM {{schema}}.job WHERE job.id = ANY (broken) AND job.status = 'failed';
             PERFORM {{schema}}.fire_callbacks(failed, 'failure');
             IF failed && fast THEN
-                UPDATE {{schema}}.workflow AS w SET cancelled_at = clock_timestamp(), reason = 'a job of the workflow failed, and it is to fail fast'
+                UPDATE {{schema}}.workflow AS w SET cancelled_at = clock_timestamp(), reason = format('job %s failed, and the workflow is to fail fast', (
+                    SELECT min(job.id) FROM {{schema}}.job WHERE job.id = ANY (broken) AND job.workflow_id = w.id AND job.status = 'failed'))
                 WHERE w.id = ANY (fast) AND w.id = ANY (failed) AND w.finished_at IS NULL;
                 look_flows := look_flows || failed;
                 stopping := stopping || failed;
@@ -254,7 +266,10 @@ _ADVANCE = f"""
                 WHERE r.status = 'running' AND r.workflow_id = ANY (stopping) AND r.workflow_id = ANY (look_flows)
                 FOR NO KEY UPDATE OF r SKIP LOCKED));
         END IF;
-        -- Where the member that was watched has ended, the next one below it is, or all have ended.
+        IF stuck THEN
+            busy_ids := busy_ids || flows;
+        END IF;
+        -- Where the member that was watched has ended, the next one below it is watched, or all have ended.
         WITH due AS MATERIALIZED (
             SELECT w.id, (
                 SELECT job.id FROM {{schema}}.job WHERE job.workflow_id = w.id AND job.id <= w.watched_id AND job.status IN {_LIVE}
@@ -262,32 +277,38 @@ _ADVANCE = f"""
             FROM {{schema}}.workflow AS w
             WHERE w.id = ANY (mine) AND w.finished_at IS NULL
                 AND NOT EXISTS (SELECT FROM {{schema}}.job WHERE job.id = w.watched_id AND job.status IN {_LIVE})),
-        changed AS (
+        watched AS (
+            UPDATE {{schema}}.workflow AS w SET watched_id = due.live FROM due WHERE w.id = due.id AND due.live IS NOT NULL)
+        SELECT array_agg(due.id) FILTER (WHERE due.live IS NULL) INTO over FROM due;
+        IF over IS NULL THEN
+            RETURN;
+        END IF;
+        -- What adds members from outside holds FOR KEY SHARE until its transaction ends, and the workflow ends after it. The statement after
+        -- this lock sees what was added before; and what is not read yet may be of a member that did not complete.
+        closing := ARRAY (SELECT w.id FROM {{schema}}.workflow AS w WHERE w.id = ANY (over) FOR UPDATE SKIP LOCKED);
+        busy_ids := busy_ids || ARRAY (SELECT o.id FROM unnest(over) AS o (id) WHERE o.id <> ALL (closing));
+        WITH changed AS (
             UPDATE {{schema}}.workflow AS w
-            SET watched_id = coalesce(due.live, w.watched_id), finished_at = CASE WHEN due.live IS NULL THEN clock_timestamp() END,
-                status = CASE WHEN due.live IS NOT NULL THEN 'running'
-                    WHEN w.cancelled_at >= w.deadline_at THEN 'failed'
+            SET finished_at = clock_timestamp(),
+                status = CASE WHEN w.cancelled_at >= w.deadline_at THEN 'failed'
                     WHEN NOT w.is_broken THEN 'completed'
                     WHEN EXISTS (SELECT FROM {{schema}}.job WHERE job.workflow_id = w.id AND job.status = 'failed') THEN 'failed'
                     WHEN EXISTS (SELECT FROM {{schema}}.job WHERE job.workflow_id = w.id AND job.status = 'cancelled') THEN 'cancelled'
                     ELSE 'completed' END
-            FROM due
-            WHERE w.id = due.id
-                -- What is not read yet may be of one that did not complete.
-                AND (due.live IS NOT NULL OR NOT EXISTS (SELECT FROM {{schema}}.workflow_event AS event WHERE event.workflow_id = w.id))
-            RETURNING w.id, w.status, w.finished_at)
-        SELECT array_agg(c.id), array_agg(c.id) FILTER (WHERE c.status = 'completed') INTO ending, failed
-        FROM changed AS c WHERE c.finished_at IS NOT NULL;
+            WHERE w.id = ANY (closing) AND w.finished_at IS NULL
+                AND NOT EXISTS (SELECT FROM {{schema}}.workflow_event AS event WHERE event.workflow_id = w.id)
+            RETURNING w.id, w.status)
+        SELECT array_agg(c.id), array_agg(c.id) FILTER (WHERE c.status = 'completed'), array_agg(c.id) FILTER (WHERE c.status = 'failed')
+        INTO ending, succeeded, failed FROM changed AS c;
         IF ending IS NOT NULL THEN
             -- What failed stays for 30 days at least, to be retried.
             UPDATE {{schema}}.workflow AS w SET purge_at = w.finished_at + interval '1 second' *
                 CASE w.status WHEN 'failed' THEN greatest(w.retain, 2592000) ELSE w.retain END
             WHERE w.id = ANY (ending) AND w.retain IS NOT NULL;
-            PERFORM {{schema}}.fire_callbacks(failed, 'success');
+            PERFORM {{schema}}.fire_callbacks(succeeded, 'success');
+            -- One whose deadline is over has failed without a job that has.
+            PERFORM {{schema}}.fire_callbacks(failed, 'failure');
             PERFORM {{schema}}.fire_callbacks(ending, 'end');
-        END IF;
-        IF stuck THEN
-            busy_ids := busy_ids || flows;
         END IF;
     END
     $body$

@@ -33,8 +33,9 @@ UP = (
     $body$
     """,
     "REVOKE ALL ON FUNCTION {schema}.cancel_workflows(bigint[], text) FROM PUBLIC",
-    # Members that failed or were cancelled wait again for their parents. `from_node`: only this one, and those that were cancelled because
-    # it had failed. Returns those that come back; one whose unique key another job has does not.
+    # Members that failed or were cancelled wait again for their parents. `from_node`: only this one, and those below it that were cancelled
+    # because of others; what one of these still lacks cancels it again. Returns those that come back; one whose unique key another job has
+    # does not.
     """
     CREATE FUNCTION {schema}.retry_workflow(workflow bigint, from_node bigint) RETURNS SETOF bigint LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $body$
@@ -52,7 +53,7 @@ UP = (
                     SELECT $2
                     UNION
                     SELECT d.child_id FROM below JOIN {schema}.workflow_dependency AS d ON d.parent_id = below.id
-                    JOIN {schema}.job ON job.id = d.child_id AND job.status = 'cancelled' AND job.errors -> -1 ->> 'failed_id' = $2::text)
+                    JOIN {schema}.job ON job.id = d.child_id AND job.status = 'cancelled' AND job.errors -> -1 ->> 'failed_id' IS NOT NULL)
                 SELECT job.id FROM {schema}.job
                 WHERE job.workflow_id = $1 AND job.status IN ('failed', 'cancelled') AND job.id IN (SELECT below.id FROM below)
                 FOR NO KEY UPDATE SKIP LOCKED) AS l;
@@ -93,7 +94,8 @@ UP = (
         flow bigint;
     BEGIN
         FOR flow IN
-            SELECT w.id FROM {schema}.workflow AS w WHERE w.id = ANY ($1) AND w.finished_at IS NULL AND w.paused_at IS NULL ORDER BY w.id FOR NO KEY UPDATE
+            -- FOR UPDATE waits for those that add members, which see whether it is paused.
+            SELECT w.id FROM {schema}.workflow AS w WHERE w.id = ANY ($1) AND w.finished_at IS NULL AND w.paused_at IS NULL ORDER BY w.id FOR UPDATE
         LOOP
             UPDATE {schema}.workflow AS w SET paused_at = clock_timestamp() WHERE w.id = flow;
             UPDATE {schema}.job SET status = 'blocked', blocked_by = - flow
@@ -122,29 +124,9 @@ UP = (
     $body$
     """,
     "REVOKE ALL ON FUNCTION {schema}.resume_workflows(bigint[]) FROM PUBLIC",
-    # Workflows that have events, which a worker may have left unread, and those whose deadline is over. The first is a skip scan, so that
-    # the events of one do not hide those of others.
-    """
-    CREATE FUNCTION {schema}.stray_workflows(most integer, OUT workflows bigint[], OUT overdue bigint[]) LANGUAGE plpgsql STABLE SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $body$
-    BEGIN
-        WITH RECURSIVE flow (id) AS (
-            (SELECT e.workflow_id FROM {schema}.workflow_event AS e ORDER BY e.workflow_id LIMIT 1)
-            UNION ALL
-            SELECT (SELECT e.workflow_id FROM {schema}.workflow_event AS e WHERE e.workflow_id > flow.id ORDER BY e.workflow_id LIMIT 1)
-            FROM flow WHERE flow.id IS NOT NULL)
-        SELECT array_agg(f.id) INTO workflows FROM (SELECT flow.id FROM flow WHERE flow.id IS NOT NULL LIMIT most) AS f;
-        SELECT array_agg(f.id) INTO overdue FROM (
-            SELECT w.id FROM {schema}.workflow AS w
-            WHERE w.deadline_at <= now() AND w.deadline_at IS NOT NULL AND w.finished_at IS NULL AND w.cancelled_at IS NULL ORDER BY w.deadline_at LIMIT most) AS f;
-    END
-    $body$
-    """,
-    "REVOKE ALL ON FUNCTION {schema}.stray_workflows(integer) FROM PUBLIC",
 )
 
 DOWN = (
-    "DROP FUNCTION {schema}.stray_workflows(integer)",
     "DROP FUNCTION {schema}.resume_workflows(bigint[])",
     "DROP FUNCTION {schema}.pause_workflows(bigint[])",
     "DROP FUNCTION {schema}.retry_workflow(bigint, bigint)",

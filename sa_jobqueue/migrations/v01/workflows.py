@@ -92,7 +92,13 @@ UP = (
         meta jsonb NOT NULL,
         concurrency_key text COLLATE "C",
         CONSTRAINT workflow_callback_pkey PRIMARY KEY (workflow_id, number),
-        CONSTRAINT workflow_callback_event_check CHECK (event = ANY ('{{success,failure,end}}'::text[]))
+        CONSTRAINT workflow_callback_event_check CHECK (event = ANY ('{{success,failure,end}}'::text[])),
+        CONSTRAINT workflow_callback_priority_check CHECK (priority BETWEEN 0 AND 9),
+        CONSTRAINT workflow_callback_max_attempts_check CHECK (max_attempts >= 1),
+        CONSTRAINT workflow_callback_queue_check CHECK (char_length(queue) BETWEEN 1 AND 200),
+        CONSTRAINT workflow_callback_task_check CHECK (char_length(task) BETWEEN 1 AND 200),
+        CONSTRAINT workflow_callback_concurrency_key_check CHECK (char_length(concurrency_key) BETWEEN 1 AND 201),
+        CONSTRAINT workflow_callback_units_check CHECK (units >= 1)
     )
     """,
     # What has happened to a member: it completed, or ended in another way. NULL: look at it again; or, where `job_id` is minus the
@@ -138,7 +144,7 @@ UP = (
     # `outside`: whether another than a member adds to a workflow that is there; NULL: it is a new one. All arrays of members are side by
     # side, and so are those of edges. `waits`: for which of them, counted from 1, a member waits first; 0:
     # for none; -1: that is still to be found; -2: it needs some of its parents; -3: for the job `me`, which adds them. Below zero, a parent is one of these members, too. `before`:
-    # members for which the children of the job `me` wait, too.
+    # members for which the children that the job `me` had before wait, too, as far as these have not begun.
     """
     CREATE FUNCTION {schema}.add_members(
         workflow bigint, outside boolean, tasks text[], args text[], queues text[], priorities smallint[], max_attempts smallint[], dues text[],
@@ -153,15 +159,16 @@ UP = (
         other bigint;
     BEGIN
         IF outside THEN
-            -- Its end waits for the end of this transaction.
-            SELECT w.paused_at, w.finished_at, w.cancelled_at INTO flow FROM {schema}.workflow AS w WHERE w.id = $1 FOR SHARE;
+            -- Its end waits for the end of this transaction, and so does a pause; what moves its members does not.
+            SELECT w.paused_at, w.finished_at, w.cancelled_at INTO flow FROM {schema}.workflow AS w WHERE w.id = $1 FOR KEY SHARE;
             IF NOT FOUND OR flow.finished_at IS NOT NULL OR flow.cancelled_at IS NOT NULL THEN
                 RAISE EXCEPTION 'workflow % has ended, or is not there: nothing can be added to it', $1 USING ERRCODE = 'SJQ04';
             END IF;
         ELSE
             SELECT w.paused_at, w.finished_at, w.cancelled_at INTO flow FROM {schema}.workflow AS w WHERE w.id = $1;
         END IF;
-        SELECT min(e.parent) INTO other FROM unnest(parents) AS e (parent)
+        -- Nor does `me`, whose children may be told to wait, belong to another.
+        SELECT min(e.parent) INTO other FROM unnest(parents || me) AS e (parent)
         WHERE e.parent > 0 AND NOT EXISTS (SELECT FROM {schema}.job WHERE job.id = e.parent AND job.workflow_id = $1);
         IF other IS NOT NULL THEN
             RAISE EXCEPTION 'job % is not in workflow %', other, $1 USING ERRCODE = 'SJQ04';
@@ -189,7 +196,8 @@ UP = (
         IF cardinality(before) > 0 THEN
             INSERT INTO {schema}.workflow_dependency (child_id, parent_id, policy)
             SELECT d.child_id, ids[b.place], CASE d.policy WHEN 'count' THEN 'cancel' ELSE d.policy END
-            FROM {schema}.workflow_dependency AS d CROSS JOIN unnest(before) AS b (place) WHERE d.parent_id = me;
+            FROM {schema}.workflow_dependency AS d JOIN {schema}.job ON job.id = d.child_id AND job.status IN ('blocked', 'failed', 'cancelled')
+            CROSS JOIN unnest(before) AS b (place) WHERE d.parent_id = me AND d.child_id <> ALL (ids);
         END IF;
         -- An addition is looked at; and an empty workflow ends at once.
         IF outside IS NOT NULL OR number = 0 THEN
@@ -213,22 +221,23 @@ UP = (
     DECLARE
         done bigint[];
         locked bigint[];
+        reasons bigint[];
     BEGIN
-        SELECT array_agg(l.id) INTO locked FROM (
-            SELECT job.id FROM {schema}.job WHERE job.id = ANY ($1) AND job.status IN ('queued', 'blocked')
-            ORDER BY job.id FOR NO KEY UPDATE SKIP LOCKED) AS l;
+        SELECT array_agg(l.id), array_agg(l.cause) INTO locked, reasons FROM (
+            SELECT job.id, m.cause FROM unnest($1, causes) AS m (id, cause) JOIN {schema}.job ON job.id = m.id AND job.status IN ('queued', 'blocked')
+            ORDER BY job.id FOR NO KEY UPDATE OF job SKIP LOCKED) AS l;
         WITH ended AS (
             UPDATE {schema}.job SET status = 'cancelled', blocked_by = NULL, finished_at = clock_timestamp(), purge_at = NULL,
                 errors = CASE WHEN jsonb_typeof(job.errors) = 'array' THEN job.errors ELSE '[]' END || jsonb_build_array(jsonb_strip_nulls(
                     jsonb_build_object('at', clock_timestamp(), 'attempt', job.attempt, 'type', kind, 'traceback', '',
                         'message', CASE WHEN m.cause IS NULL THEN reason ELSE format(reason, m.cause) END, 'failed_id', m.cause)))
-            FROM unnest($1, causes) AS m (id, cause)
-            WHERE job.id = m.id AND job.id = ANY (locked) AND job.status IN ('queued', 'blocked')
+            FROM unnest(locked, reasons) AS m (id, cause)
+            WHERE job.id = m.id AND job.status IN ('queued', 'blocked')
             RETURNING job.id, job.workflow_id, job.uniqueness ->> 'key' AS key),
         mine AS MATERIALIZED (
-            SELECT taken.key FROM {schema}.unique_key AS taken
-            WHERE taken.key = ANY (ARRAY (SELECT ended.key FROM ended)) AND taken.job_id = ANY (ARRAY (SELECT ended.id FROM ended)) AND taken.expires_at IS NULL
-            FOR UPDATE SKIP LOCKED),
+            SELECT taken.key FROM ended JOIN {schema}.unique_key AS taken ON taken.key = ended.key AND taken.job_id = ended.id
+            WHERE taken.expires_at IS NULL
+            FOR UPDATE OF taken SKIP LOCKED),
         freed AS (
             DELETE FROM {schema}.unique_key AS taken WHERE taken.key = ANY (ARRAY (SELECT mine.key FROM mine)) AND taken.keep IS NULL),
         kept AS (

@@ -27,7 +27,7 @@ logger = get_logger(__name__)
 _MOST = 1_000
 #: Workflows looked at in one step at most.
 _PAGE = 500
-#: While handlers run, the next step is not before so many times the last one's duration: a step for few events costs nearly as
+#: While handlers run, the pause between two steps is this many times as long as the last one took: a step for few events costs nearly as
 #: much as one for many.
 _SPACING = 4.0
 #: Seconds until a workflow is looked at again that another transaction has locked: the first time, and at most.
@@ -54,6 +54,8 @@ class MovingWorkflows:
         """Of those that were locked, for how long they were left the last time."""
         self._points: dict[int, int] = {}
         """Of those with many events, the last that was read."""
+        self._alone: set[int] = set()
+        """Those among which one could not be moved on. Each is moved alone until it could, so that it does not hold up the others."""
         self._next = self._sweep_at = 0.0
 
     def next_at(self) -> float | None:
@@ -78,7 +80,8 @@ class MovingWorkflows:
             return
         for one in self._touched.take():
             self._due[one] = min(self._due.get(one, 0.0), began)
-        chosen = [one for one, due in self._due.items() if due <= began][:_PAGE]
+        due_now = [one for one, due in self._due.items() if due <= began]
+        chosen = [one for one in due_now if one in self._alone][:1] or due_now[:_PAGE]
         sweeps = began >= self._sweep_at
         after = {one: 0 if sweeps else self._points.get(one, 0) for one in chosen}
         try:
@@ -87,9 +90,13 @@ class MovingWorkflows:
         except DBAPIError as error:
             if fault_of(error) is Fault.AWAY:
                 raise
-            logger.error("workflows could not be moved on: %s", error.orig)
+            if len(chosen) > 1 and fault_of(error) is Fault.ROW:
+                self._alone.update(chosen)
+                return
+            logger.error("workflows could not be moved on, from %d on: %s", chosen[0], error.orig)
             self._due |= dict.fromkeys(chosen, began + _FAILED)
             return
+        self._alone.difference_update(chosen)
         took = monotonic() - began
         self._next = monotonic() + _SPACING * took
         if sweeps:
@@ -111,6 +118,8 @@ class MovingWorkflows:
             if one in done.read and many:
                 self._points[one] = done.read[one]
             if one in done.again or (one in done.read and many):
+                # Behind all others: it may have filled this step alone.
+                del self._due[one]
                 self._due[one] = 0.0
             elif begun:  # behind that point: an event may have come before it
                 self._due[one] = self._sweep_at

@@ -20,6 +20,8 @@ logger = get_logger(__name__)
 #: Seconds between two looks, into tables that are mostly empty.
 _EVERY = 5.0
 _PAGE = 1_000
+#: Workflows deleted between two looks at which more are over.
+_WORKFLOWS = 100
 
 
 class FindWorkflows(Chore):
@@ -51,7 +53,7 @@ class KeepWorkflows(Chore):
     def __init__(self, connector: Connector, touched: TouchedWorkflows, *, every: float) -> None:
         super().__init__(every, at=monotonic() + random.uniform(0, every))
         self._connector, self._touched = connector, touched
-        self._after = FIRST_ID
+        self._after = self._after_workflow = FIRST_ID
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Delete some pages, and look at some."""
@@ -62,7 +64,7 @@ class KeepWorkflows(Chore):
         store = self._connector.store
         while True:
             with self._connector.begin(connection):
-                over = store.workflows_over(connection)
+                over = store.workflows_over(connection, limit=_WORKFLOWS)
             for one in over:
                 gone: int | None = _PAGE
                 while gone == _PAGE:
@@ -70,19 +72,27 @@ class KeepWorkflows(Chore):
                         gone = store.prune_workflow(connection, one, limit=_PAGE, seconds=self._connector.lease / 4)
                     if turn.is_over:
                         return True
-            if not over:
+            if len(over) < _WORKFLOWS:
                 return False
 
     def _heal(self, connection: Connection, turn: Turn) -> bool:
+        # One page in each turn: most of these have ended long ago.
+        with self._connector.begin_one(connection):
+            last, healed = self._connector.store.heal_workflows(connection, after=self._after_workflow, limit=_PAGE)
+        self._after_workflow = FIRST_ID if last is None else last
+        self._tell(connection, healed)
         while True:
             with self._connector.begin_one(connection):
                 last, healed = self._connector.store.heal_members(connection, after=self._after, limit=_PAGE)
             self._after = FIRST_ID if last is None else last
-            if healed:
-                logger.warning("jobs of workflows waited for others that had ended, perhaps by plain SQL: %d", healed)
-                with self._connector.begin(connection):
-                    self._touched.add(self._connector.store.stray_workflows(connection))
+            self._tell(connection, healed)
             if last is None:
                 return False
             if turn.is_over:
                 return True
+
+    def _tell(self, connection: Connection, healed: int) -> None:
+        if healed:
+            logger.warning("jobs of workflows had ended without saying so, perhaps by plain SQL: %d", healed)
+            with self._connector.begin(connection):
+                self._touched.add(self._connector.store.stray_workflows(connection))

@@ -106,7 +106,9 @@ def of_stop(run: Run) -> Outcome | Lost:
     match run.stop:
         case Stop.CANCEL:
             return Cancelled(
-                ErrorEntry("Cancelled", "it was cancelled while it ran: by an operator, a limit or its schedule")
+                ErrorEntry(
+                    "Cancelled", "it was cancelled while it ran: by an operator, its workflow, a limit or its schedule"
+                )
             )
         case Stop.SHUTDOWN:
             return Released(started=run.started is not None)

@@ -2,6 +2,12 @@ WITH chosen AS MATERIALIZED (
     SELECT sa_jobqueue.workflow.id AS id
     FROM sa_jobqueue.workflow
     WHERE sa_jobqueue.workflow.id = any(CAST(%(workflow_ids)s::VARCHAR AS BIGINT[]))
+    AND sa_jobqueue.workflow.purge_at <= now()
+    AND NOT (EXISTS (
+        SELECT sa_jobqueue.workflow_event.id
+        FROM sa_jobqueue.workflow_event
+        WHERE sa_jobqueue.workflow_event.workflow_id = sa_jobqueue.workflow.id
+    ))
     AND NOT (EXISTS (
         SELECT sa_jobqueue.job.id
         FROM sa_jobqueue.job

@@ -1,7 +1,24 @@
-WITH chosen AS MATERIALIZED (
+WITH "over" AS MATERIALIZED (
+    SELECT sa_jobqueue.workflow.id AS id
+    FROM sa_jobqueue.workflow
+    WHERE sa_jobqueue.workflow.id = %(of_workflow)s::BIGINT
+    AND sa_jobqueue.workflow.purge_at <= now()
+    AND NOT (EXISTS (
+        SELECT sa_jobqueue.workflow_event.id
+        FROM sa_jobqueue.workflow_event
+        WHERE sa_jobqueue.workflow_event.workflow_id = sa_jobqueue.workflow.id
+    ))
+    FOR NO KEY UPDATE SKIP LOCKED
+),
+    chosen AS MATERIALIZED (
     SELECT sa_jobqueue.job.id AS id
     FROM sa_jobqueue.job
-    WHERE sa_jobqueue.job.workflow_id = %(of_workflow)s::BIGINT
+    WHERE sa_jobqueue.job.workflow_id = any(array((
+            SELECT "over".id
+            FROM "over"
+        )
+    ))
+    AND sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')
     ORDER BY sa_jobqueue.job.id
     LIMIT %(page)s::INTEGER
     FOR UPDATE

@@ -14,8 +14,8 @@ from typing import Any
 
 from sqlalchemy import CTE, Boolean, ColumnElement, FromClause, Insert, Text, cast, insert, literal_column, null, select
 
-from ..models import WorkflowEvent, schema_function
-from .parts import table_of
+from ...models import WorkflowEvent, schema_function
+from ..parts import table_of
 
 __all__ = ["COMPLETED", "LOOK", "NOT_COMPLETED", "member_events", "members_ended"]
 

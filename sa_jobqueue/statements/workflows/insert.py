@@ -23,9 +23,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.types import TypeEngine
 
-from ..models import SCHEMA, WorkflowCallback, due_text, schema_function
-from ..options import Call
-from .parts import array, packed, packed_alike, packed_texts, rows, table_of
+from ...models import SCHEMA, WorkflowCallback, due_text, schema_function
+from ...options import Call
+from ..parts import array, packed, packed_alike, packed_texts, rows, table_of
 
 __all__ = ["BEGINS", "BEHIND_ME", "COUNTS", "LATER", "MemberRows", "add_members", "insert_callbacks"]
 

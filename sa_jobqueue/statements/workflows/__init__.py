@@ -1,0 +1,1 @@
+"""Statements of workflows: adding members, moving them on, what they take, and how they go."""

@@ -1,0 +1,164 @@
+"""Workflows: moving them on, and what an operator does to them. Each is a statement, so it joins the caller's transaction:
+
+>>> statement = cancel_workflows(7, reason="the customer left")
+
+The work is done by functions of the schema, under a lock of the workflow's row and without waiting for any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    Executable,
+    Integer,
+    ScalarSelect,
+    Text,
+    bindparam,
+    column,
+    func,
+    literal_column,
+    or_,
+    select,
+)
+
+from ...models import SCHEMA, WorkflowEvent, WorkflowRow, schema_function
+from ..parts import array, packed, table_of
+
+__all__ = [
+    "advance_parameters",
+    "advance_workflows",
+    "cancel_workflows",
+    "pause_workflows",
+    "resume_workflows",
+    "retry_workflow",
+    "stray_workflows",
+]
+
+_OUT: Mapping[str, Any] = {
+    "again_ids": ARRAY(BigInteger), "busy_ids": ARRAY(BigInteger), "read_ids": ARRAY(BigInteger), "last_ids": ARRAY(BigInteger),
+    "queues": ARRAY(Text), "eaten": Integer,
+}  # fmt: skip
+
+
+def advance_parameters(after: Mapping[int, int], *, most: int) -> dict[str, Any]:
+    """The parameters of `advance_workflows`, by name. `after`: by workflow, the id behind which to read events."""
+    return {"advance_ids": packed(after), "advance_after": packed(after.values()), "most": most}
+
+
+def advance_workflows(after: Mapping[int, int], *, most: int, schema: str = SCHEMA) -> Executable:
+    """Read what has happened to members of these workflows, at most `most` events, and release or cancel those that waited for it.
+
+    Returns one row: the workflows that have `again_ids` something to read; the `busy_ids`, which another transaction has locked, or
+    members of which; by workflow (`read_ids`) the `last_ids` that were read; the `queues` in which jobs were released; how many
+    events were `eaten`.
+    """
+    given = advance_parameters(after, most=most)
+    call: Any = schema_function(
+        "advance",
+        schema,
+        array("advance_ids", given["advance_ids"], BigInteger()),
+        array("advance_after", given["advance_after"], BigInteger()),
+        bindparam("most", most, Integer),
+        of=Text(),
+    )
+    row = call.table_valued(*(column(name, of) for name, of in _OUT.items()), name="moved").render_derived(name="moved")
+    return select(*row.c)
+
+
+def stray_workflows(
+    *, limit: int, workflow: type[WorkflowRow] = WorkflowRow, event: type[WorkflowEvent] = WorkflowEvent
+) -> Executable:
+    """Two arrays: workflows with events that perhaps no worker has heard of, and workflows whose deadline is over.
+
+    A paused workflow is left out: what happens in it is read when it goes on.
+    """
+    happened = table_of(event).c.workflow_id
+    page = bindparam("page", limit, Integer)
+
+    def first(*after: ColumnElement[bool]) -> ScalarSelect[int]:
+        return select(happened).where(*after).order_by(happened).limit(literal_column("1")).scalar_subquery()
+
+    # By workflow, not by event: many of one hide no other.
+    start = select(first().label("id")).cte("flow", recursive=True)
+    flow = start.union_all(select(first(happened > start.c.id)).where(start.c.id.is_not(None)))
+    # OFFSET 0 is a fence: each is looked up by its id.
+    goes_on = (
+        select(workflow.id)
+        .where(workflow.id == flow.c.id, or_(workflow.paused_at.is_(None), workflow.cancelled_at.is_not(None)))
+        .offset(literal_column("0"))
+        .correlate(flow)
+    )
+    found = select(flow.c.id).where(goes_on.exists()).limit(page).subquery("found")
+    overdue = (
+        select(workflow.id)
+        .where(workflow.deadline_at <= func.now(), workflow.finished_at.is_(None), workflow.cancelled_at.is_(None))
+        .order_by(workflow.deadline_at)
+        .limit(page)
+        .subquery("overdue")
+    )
+    return select(
+        select(func.array_agg(found.c.id)).scalar_subquery().label("workflows"),
+        select(func.array_agg(overdue.c.id)).scalar_subquery().label("overdue"),
+    )
+
+
+def _acted(name: str, ids: Any, *more: Any, schema: str) -> Executable:
+    acted: Any = schema_function(name, schema, ids, *more, of=BigInteger())
+    row = acted.table_valued(column("id", BigInteger), name="acted").render_derived(name="acted")
+    return select(row.c.id)
+
+
+def cancel_workflows(
+    *ids: int, reason: str = "the workflow was cancelled by an operator", schema: str = SCHEMA
+) -> Executable:
+    """Cancel workflows: members that wait are cancelled with this reason, those that run are asked to stop.
+
+    Members that are added meanwhile are cancelled, too. Returns the ids of those that had not ended.
+    """
+    _check(ids)
+    return _acted(
+        "cancel_workflows",
+        array("workflow_ids", list(ids), BigInteger()),
+        bindparam("reason", reason, Text),
+        schema=schema,
+    )
+
+
+def retry_workflow(id: int, *, from_node: int | None = None, schema: str = SCHEMA) -> Executable:
+    """Retry what failed or was cancelled in a workflow: each such job waits for its parents again, with all its attempts before it.
+
+    `from_node`: the id of a job; then only this one, and those below it that were cancelled because of others. Returns the ids of the jobs
+    that come back. A unique job whose key another one has does not.
+    """
+    _check([id])
+    if from_node is not None and type(from_node) is not int:
+        raise TypeError(f"from_node is the id of a job, not {from_node!r}; a node has it as job_id")
+    return _acted(
+        "retry_workflow",
+        bindparam("workflow", id, BigInteger),
+        bindparam("from_node", from_node, BigInteger),
+        schema=schema,
+    )
+
+
+def pause_workflows(*ids: int, schema: str = SCHEMA) -> Executable:
+    """Start no more jobs of these workflows; those that run go on. Returns the ids of those that were not paused."""
+    _check(ids)
+    return _acted("pause_workflows", array("workflow_ids", list(ids), BigInteger()), schema=schema)
+
+
+def resume_workflows(*ids: int, schema: str = SCHEMA) -> Executable:
+    """Let paused workflows go on. Returns the ids of those that were paused."""
+    _check(ids)
+    return _acted("resume_workflows", array("workflow_ids", list(ids), BigInteger()), schema=schema)
+
+
+def _check(ids: Sequence[object]) -> None:
+    for one in ids:
+        if type(one) is not int:
+            raise TypeError(f"workflows are given by their ids, not by {one!r}")

@@ -1,0 +1,198 @@
+"""What plain SQL by hand has ended without an event is found, and an event appended: the queries of maintenance and of the doctor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Executable,
+    Integer,
+    and_,
+    bindparam,
+    cast,
+    func,
+    literal_column,
+    not_,
+    null,
+    select,
+)
+
+from ...lifecycle import FINISHED, JobStatus
+from ...models import (
+    Job,
+    WorkflowDependency,
+    WorkflowEvent,
+    WorkflowJoin,
+    WorkflowRow,
+    status_in,
+    status_literal,
+)
+from ..parts import FIRST_ID, table_of
+
+__all__ = [
+    "blocked_edges",
+    "heal_members",
+    "heal_workflows",
+    "stray_members",
+]
+
+
+def heal_members(
+    *,
+    after: int = FIRST_ID,
+    limit: int,
+    job: type[Job] = Job,
+    event: type[WorkflowEvent] = WorkflowEvent,
+) -> Executable:
+    """Look at a page of the members that wait for another, by what they wait for. Where that has ended, or is gone, without an event, by
+    plain SQL by hand, an event is appended.
+
+    Returns one row: the last that was waited for, NULL if there are no more, and how many events were appended.
+    """
+    table = table_of(job)
+    columns = table.c
+    page = (
+        select(columns.blocked_by, columns.workflow_id)
+        .where(columns.status == status_literal(JobStatus.BLOCKED), columns.blocked_by > bindparam("after_id", after, BigInteger))
+        .order_by(columns.blocked_by)
+        .limit(bindparam("page", limit, Integer))
+        .cte("page")
+        .prefix_with("MATERIALIZED")
+    )  # fmt: skip
+    parent = table.alias("parent")
+    happened = table_of(event)
+    lives = (
+        select(parent.c.id)
+        .where(parent.c.id == page.c.blocked_by, not_(status_in(parent.c.status, FINISHED)))
+        .correlate(page)
+    )
+    known = (
+        select(happened.c.id)
+        .where(happened.c.workflow_id == page.c.workflow_id, happened.c.job_id == page.c.blocked_by)
+        .correlate(page)
+    )
+    strays = (
+        select(page.c.workflow_id, page.c.blocked_by, cast(literal_column("false"), Boolean))
+        .where(page.c.blocked_by > literal_column("0"), not_(lives.exists()), not_(known.exists()))
+        .distinct()
+    )
+    appended = (
+        happened.insert()
+        .from_select(["workflow_id", "job_id", "completed"], strays, include_defaults=False)
+        .returning(happened.c.id)
+        .cte("appended")
+    )
+    last = select(func.max(page.c.blocked_by)).scalar_subquery()
+    return select(last.label("last"), select(func.count()).select_from(appended).scalar_subquery().label("healed"))
+
+
+def heal_workflows(
+    *,
+    after: int = FIRST_ID,
+    limit: int,
+    job: type[Job] = Job,
+    workflow: type[WorkflowRow] = WorkflowRow,
+    dependency: type[WorkflowDependency] = WorkflowDependency,
+    join: type[WorkflowJoin] = WorkflowJoin,
+    event: type[WorkflowEvent] = WorkflowEvent,
+) -> Executable:
+    """Look at a page of the workflows, by id. Where all members of one that goes on have ended without an event, or all parents of a member
+    that needs some of them, by plain SQL by hand, an event is appended.
+
+    Returns one row: the last workflow, NULL if there are no more, and how many events were appended.
+    """
+    jobs, happened, edge = table_of(job), table_of(event), table_of(dependency)
+    page = (
+        select(workflow.id, workflow.watched_id, workflow.finished_at)
+        .where(workflow.id > bindparam("after_id", after, BigInteger))
+        .order_by(workflow.id)
+        .limit(bindparam("page", limit, Integer))
+        .cte("page")
+        .prefix_with("MATERIALIZED")
+    )
+    # OFFSET 0 is a fence: each is looked up by an index.
+    fence: ColumnElement[Any] = literal_column("0")
+    parent, child = jobs.alias("parent"), jobs.alias("child")
+    goes_on = and_(
+        page.c.finished_at.is_(None),
+        not_(select(happened.c.id).where(happened.c.workflow_id == page.c.id).offset(fence).correlate(page).exists()),
+    )
+    watched = select(jobs.c.id).where(jobs.c.id == page.c.watched_id, not_(status_in(jobs.c.status, FINISHED)))
+    lives = select(jobs.c.id).where(jobs.c.workflow_id == page.c.id, not_(status_in(jobs.c.status, FINISHED)))
+    over = select(page.c.id, (-page.c.id).label("job_id"), cast(null(), Boolean)).where(
+        goes_on,
+        not_(watched.offset(fence).correlate(page).exists()),
+        not_(lives.offset(fence).correlate(page).exists()),
+    )
+    waits = (
+        select(child.c.id)
+        .where(
+            child.c.id == join.job_id, child.c.status == status_literal(JobStatus.BLOCKED),
+            child.c.blocked_by == literal_column("0"),
+        )
+        .offset(fence)
+        .correlate(table_of(join))
+    )  # fmt: skip
+    has_parent = (
+        select(edge.c.parent_id)
+        .select_from(edge.join(parent, parent.c.id == edge.c.parent_id))
+        .where(edge.c.child_id == join.job_id, edge.c.policy == literal_column("'count'"), not_(status_in(parent.c.status, FINISHED)))
+        .offset(fence)
+        .correlate(table_of(join))
+    )  # fmt: skip
+    joins = (
+        select(page.c.id, join.job_id, cast(null(), Boolean))
+        .select_from(page.join(table_of(join), join.workflow_id == page.c.id))
+        .where(goes_on, waits.exists(), not_(has_parent.exists()))
+    )
+    appended = (
+        happened.insert()
+        .from_select(["workflow_id", "job_id", "completed"], over.union_all(joins), include_defaults=False)
+        .returning(happened.c.id)
+        .cte("appended")
+    )
+    last = select(func.max(page.c.id)).scalar_subquery()
+    return select(last.label("last"), select(func.count()).select_from(appended).scalar_subquery().label("healed"))
+
+
+def stray_members(*, limit: int, job: type[Job] = Job, event: type[WorkflowEvent] = WorkflowEvent) -> Executable:
+    """The ids of members that wait for one that has ended or is gone, and of which no event says so, among the first `limit`."""
+    table = table_of(job)
+    first = (
+        select(table.c.id, table.c.blocked_by, table.c.workflow_id)
+        .where(table.c.status == status_literal(JobStatus.BLOCKED), table.c.blocked_by > literal_column("0"))
+        .order_by(table.c.blocked_by)
+        .limit(bindparam("sample", limit, Integer))
+        .subquery("waiting")
+    )
+    parent, happened = table.alias("parent"), table_of(event)
+    # OFFSET 0 is a fence: each is looked up by its id.
+    lives = (
+        select(parent.c.id)
+        .where(parent.c.id == first.c.blocked_by, not_(status_in(parent.c.status, FINISHED)))
+        .offset(literal_column("0"))
+    )
+    known = (
+        select(happened.c.id)
+        .where(happened.c.workflow_id == first.c.workflow_id, happened.c.job_id == first.c.blocked_by)
+        .offset(literal_column("0"))
+    )
+    return select(first.c.id).where(not_(lives.exists()), not_(known.exists())).order_by(first.c.id)
+
+
+def blocked_edges(
+    *, limit: int, job: type[Job] = Job, dependency: type[WorkflowDependency] = WorkflowDependency
+) -> Executable:
+    """Of blocked members, for which others that are blocked they wait: child_id, parent_id; at most `limit` rows."""
+    table, edge = table_of(job), table_of(dependency)
+    child, parent = table.alias("child"), table.alias("parent")
+    blocked = status_literal(JobStatus.BLOCKED)
+    return (
+        select(edge.c.child_id, edge.c.parent_id)
+        .select_from(child.join(edge, edge.c.child_id == child.c.id).join(parent, parent.c.id == edge.c.parent_id))
+        .where(child.c.status == blocked, child.c.blocked_by.is_not(None), parent.c.status == blocked)
+        .limit(bindparam("sample", limit, Integer))
+    )

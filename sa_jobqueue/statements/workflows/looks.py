@@ -1,0 +1,80 @@
+"""Looking at a workflow: its members, how many have which status, and its callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Executable,
+    Integer,
+    bindparam,
+    func,
+    literal_column,
+    select,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from ...models import (
+    Job,
+    WorkflowCallback,
+    WorkflowDependency,
+)
+from ..parts import FIRST_ID, array, table_of
+
+__all__ = [
+    "count_members",
+    "workflow_callbacks",
+    "workflow_nodes",
+]
+
+
+def workflow_nodes(
+    id: int,
+    *,
+    after: int = FIRST_ID,
+    limit: int = 1_000,
+    job: type[Job] = Job,
+    dependency: type[WorkflowDependency] = WorkflowDependency,
+) -> Executable:
+    """The members of a workflow, by id, from `after` (exclusive) on: id, task, queue, status, attempt, blocked_by, created_at, claimed_at,
+    finished_at, the last error, and parents, an array of ids.
+    """
+    columns = table_of(job).c
+    edge = table_of(dependency)
+    parents = (
+        select(func.array_agg(edge.c.parent_id, type_=ARRAY(BigInteger)))
+        .where(edge.c.child_id == columns.id)
+        .correlate(table_of(job))
+        .scalar_subquery()
+    )
+    last = columns.errors.op("->", return_type=JSONB())(literal_column("-1"))
+    return (
+        select(
+            columns.id, columns.task, columns.queue, columns.status, columns.attempt, columns.blocked_by, columns.created_at,
+            columns.claimed_at, columns.finished_at, last.label("error"), parents.label("parents"),
+        )
+        .where(columns.workflow_id == bindparam("of_workflow", id, BigInteger), columns.id > bindparam("after_id", after, BigInteger))
+        .order_by(columns.id)
+        .limit(bindparam("page", limit, Integer))
+    )  # fmt: skip
+
+
+def count_members(ids: Sequence[int], *, job: type[Job] = Job) -> Executable:
+    """How many members of these workflows have which status: workflow_id, status, number."""
+    columns = table_of(job).c
+    return (
+        select(columns.workflow_id, columns.status, func.count().label("number"))
+        .where(columns.workflow_id == func.any(array("workflow_ids", list(ids), BigInteger())))
+        .group_by(columns.workflow_id, columns.status)
+    )
+
+
+def workflow_callbacks(id: int, *, callback: type[WorkflowCallback] = WorkflowCallback) -> Executable:
+    """What is to be enqueued when something happens to a workflow: event, task, queue, fired_at."""
+    return (
+        select(callback.event, callback.task, callback.queue, callback.fired_at)
+        .where(callback.workflow_id == bindparam("of_workflow", id, BigInteger))
+        .order_by(callback.number)
+    )

@@ -1,0 +1,135 @@
+"""Deleting workflows whose time is over: first their members, page by page, then the rest of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Executable,
+    Integer,
+    and_,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    not_,
+    select,
+    update,
+)
+
+from ...lifecycle import FINISHED
+from ...models import (
+    Job,
+    LogPart,
+    Progress,
+    WorkflowCallback,
+    WorkflowDependency,
+    WorkflowEvent,
+    WorkflowJoin,
+    WorkflowRow,
+    status_in,
+)
+from ..admin import UNSYNCHRONIZED
+from ..notes import delete_notes
+from ..parts import array, members, table_of
+
+__all__ = [
+    "forget_workflows",
+    "postpone_workflow",
+    "prune_members",
+    "workflows_over",
+]
+
+
+def _is_over(workflow: type[WorkflowRow], event: type[WorkflowEvent]) -> ColumnElement[bool]:
+    """Whether its time is over, and nothing has happened in it since, such as a retry of one of its jobs."""
+    unread = select(event.id).where(event.workflow_id == workflow.id).correlate(table_of(workflow))
+    return and_(workflow.purge_at <= func.now(), not_(unread.exists()))
+
+
+def workflows_over(
+    *, limit: int, workflow: type[WorkflowRow] = WorkflowRow, event: type[WorkflowEvent] = WorkflowEvent
+) -> Executable:
+    """The ids of workflows whose time to be kept is over."""
+    return (
+        select(workflow.id)
+        .where(_is_over(workflow, event))
+        .order_by(workflow.purge_at)
+        .limit(bindparam("page", limit, Integer))
+    )
+
+
+def prune_members(
+    id: int,
+    *,
+    limit: int,
+    job: type[Job] = Job,
+    progress: type[Progress] = Progress,
+    log: type[LogPart] = LogPart,
+    dependency: type[WorkflowDependency] = WorkflowDependency,
+    workflow: type[WorkflowRow] = WorkflowRow,
+    event: type[WorkflowEvent] = WorkflowEvent,
+) -> Executable:
+    """Delete a page of the members of a workflow whose time is over, and what each waited for. Returns their ids.
+
+    None is deleted if the workflow has come back meanwhile.
+    """
+    columns = table_of(job).c
+    flow = bindparam("of_workflow", id, BigInteger)
+    over = (
+        select(workflow.id)
+        .where(workflow.id == flow, _is_over(workflow, event))
+        .with_for_update(key_share=True, skip_locked=True)
+        .cte("over")
+        .prefix_with("MATERIALIZED")
+    )
+    page = (
+        select(columns.id)
+        .where(members(columns.workflow_id, select(over.c.id)), status_in(columns.status, FINISHED))
+        .order_by(columns.id)
+        .limit(bindparam("page", limit, Integer))
+        .with_for_update()
+        .cte("chosen")
+        .prefix_with("MATERIALIZED")
+    )
+    ids = select(page.c.id)
+    edges = delete(dependency).where(members(table_of(dependency).c.child_id, ids)).cte("edges")
+    gone = delete(job).where(members(columns.id, ids)).execution_options(**UNSYNCHRONIZED)
+    return gone.add_cte(*delete_notes(ids, progress=progress, log=log), edges).returning(columns.id)
+
+
+def forget_workflows(
+    ids: Sequence[int],
+    *,
+    job: type[Job] = Job,
+    workflow: type[WorkflowRow] = WorkflowRow,
+    callback: type[WorkflowCallback] = WorkflowCallback,
+    join: type[WorkflowJoin] = WorkflowJoin,
+    event: type[WorkflowEvent] = WorkflowEvent,
+) -> Executable:
+    """Delete workflows whose time is over and that have no members left, and what else there is of them. Returns their ids."""
+    columns = table_of(job).c
+    has_members = select(columns.id).where(columns.workflow_id == workflow.id).correlate(table_of(workflow)).exists()
+    these = array("workflow_ids", list(ids), BigInteger())
+    chosen = (
+        select(workflow.id)
+        .where(workflow.id == func.any(these), _is_over(workflow, event), not_(has_members))
+        .with_for_update()
+    )
+    found = chosen.cte("chosen").prefix_with("MATERIALIZED")
+    mine = select(found.c.id)
+    also = [
+        delete(one).where(members(table_of(one).c.workflow_id, mine)).cte(name)
+        for one, name in ((callback, "callbacks"), (join, "joins"), (event, "events"))
+    ]
+    gone = delete(workflow).where(members(table_of(workflow).c.id, mine)).execution_options(**UNSYNCHRONIZED)
+    return gone.add_cte(*also).returning(workflow.id)
+
+
+def postpone_workflow(id: int, *, workflow: type[WorkflowRow] = WorkflowRow) -> Executable:
+    """A workflow that could not be deleted is due again after a day."""
+    later = func.now() + literal_column("interval '1 day'")
+    due = update(workflow).where(and_(workflow.id == bindparam("of_workflow", id, BigInteger)))
+    return due.values(purge_at=later).execution_options(**UNSYNCHRONIZED)
