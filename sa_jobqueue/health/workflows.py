@@ -51,4 +51,7 @@ def read_behind_workflows(connection: Connection, store: Store = default_store) 
     """The workflows of which something was not read yet and that are not paused; 101 at most, by id."""
     tables = store.tables
     behind = watching.workflows_behind(job=tables.job, workflow=tables.workflow, event=tables.event)
-    return [BehindWorkflow(row.id, row.seconds) for row in connection.execute(behind)]
+    return [
+        BehindWorkflow(row.id, None if row.seconds is None else max(row.seconds, 0.0))
+        for row in connection.execute(behind)
+    ]

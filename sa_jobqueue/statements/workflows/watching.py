@@ -31,6 +31,8 @@ __all__ = ["BEHIND", "count_workflows", "paused_workflows", "workflows_behind"]
 
 #: Workflows that do not move on are counted up to this number.
 BEHIND = 101
+#: Workflows with events that are looked at for that: paused ones may be in the way.
+_LOOKED = 1_001
 #: Of a workflow, the events whose time is looked at: most of the first ones are of jobs that have ended.
 _FIRST = 10
 #: Paused workflows that are named.
@@ -67,13 +69,13 @@ def count_workflows(
 def workflows_behind(
     *,
     limit: int = BEHIND,
-    cap: int = CAP,
+    looked: int = _LOOKED,
     job: type[Job] = Job,
     workflow: type[WorkflowRow] = WorkflowRow,
     event: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
-    """A row per workflow that has something to read and is not paused, the first `limit`, among the first `cap` that have some: its `id`,
-    and the `seconds` since the first of it happened.
+    """A row per workflow that has something to read and is not paused, the first `limit`, among the first `looked` that have some: its
+    `id`, and the `seconds` since the first of it happened.
 
     The time is that of the job's end; it is NULL where the first events are of no job that has ended, as after a change by an operator.
     """
@@ -87,7 +89,7 @@ def workflows_behind(
     flow = start.cte("flow", recursive=True)
     following = first(happened.workflow_id > flow.c.id).correlate(flow).scalar_subquery()
     more = select(following, flow.c.number + _ONE).where(
-        flow.c.id.is_not(None), flow.c.number < bindparam("cap", cap, Integer)
+        flow.c.id.is_not(None), flow.c.number < bindparam("looked", looked, Integer)
     )
     flow = flow.union_all(more)
     # OFFSET 0 is a fence: each is looked up by its id.
@@ -110,8 +112,8 @@ def workflows_behind(
     )
     ended = select(jobs.finished_at).where(jobs.id == page.c.job_id).offset(fence).correlate(page).scalar_subquery()
     since = select(func.min(ended).label("first")).select_from(page).correlate(behind).lateral("since")
-    seconds = func.greatest(_seconds_since(since.c.first), literal_column("0.0"))
-    return select(behind.c.id, type_coerce(seconds, Float).label("seconds")).select_from(behind.join(since, true()))
+    seconds = _seconds_since(since.c.first).label("seconds")
+    return select(behind.c.id, seconds).select_from(behind.join(since, true()))
 
 
 def paused_workflows(*, seconds: float, workflow: type[WorkflowRow] = WorkflowRow) -> Executable:
