@@ -48,7 +48,7 @@ def check_workflows(examination: Examination) -> Finding:
     ill += _unread(examination, unread)
     notes = [f"paused for more than {age(day)}: {_listed(paused)}"] if paused else []
     if ill:
-        ill += [("ok", note, "") for note in notes]
+        ill.extend(("ok", note, "") for note in notes)
     return found(
         "workflows",
         "; ".join(["no job waits for what will not come", *notes]),
