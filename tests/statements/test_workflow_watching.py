@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Executable, create_engine
+from sqlalchemy import Connection, Engine, Executable, create_engine
 
 from sa_jobqueue.doctor import reading
 from sa_jobqueue.health import BehindWorkflow, WorkflowCounts, read_behind_workflows, read_workflows
@@ -100,6 +100,27 @@ def test_workflows_that_were_not_read_are_behind_since_a_job_ended(connection: C
     ]  # fmt: skip
     assert [row.id for row in connection.execute(workflows_behind(limit=1))] == [flows[0].id]
     assert [row.id for row in connection.execute(workflows_behind(looked=2))] == [flows[0].id, flows[1].id]
+
+
+def test_a_workflow_that_another_transaction_holds_up_stays_behind(engine: Engine) -> None:
+    """A worker has read what happened, could not release what waits, and left it to be read again."""
+    with (
+        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
+        engine.connect() as other,
+    ):
+        flow = Flow(connection, "a", "b: a")
+        flow.end("a", Completed())
+        ended_ago(connection, flow, "a", 300)
+        with other.begin():
+            other.exec_driver_sql(f"SELECT FROM sa_jobqueue.job WHERE id = {flow.job('b')} FOR UPDATE")
+            flow.advance()
+            (held,) = read_behind_workflows(connection)
+        assert held.id == flow.id
+        assert held.seconds is not None
+        assert 300 <= held.seconds < 400
+        flow.settle()
+        assert flow.statuses() == {"a": "completed", "b": "queued"}
+        assert read_behind_workflows(connection) == []
 
 
 def test_paused_workflows_are_not_behind(connection: Connection) -> None:
