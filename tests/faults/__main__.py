@@ -80,6 +80,7 @@ def run(seed: int, seconds: float, *, only: str = "", short: bool = False, pg: i
                 continue
             note(scene.suffer(name, lambda mix=mix: mix(scene, seconds, say=print), patience=120))  # type: ignore[misc]
         left = scene.finish()
+        print(f"{len(scene.producer.plans)} workflows", flush=True)
         version = scene.version
     broken = [f"{observed.fault}: {what}" for observed in seen for what in promises_broken(observed)]
     return {
