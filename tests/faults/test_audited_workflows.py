@@ -18,6 +18,7 @@ from tests.faults.auditor import audit
 from tests.faults.evidence import Evidence, Flow, Row, Step, collect
 from tests.faults.planned import Plan, draw
 from tests.faults.workload import Fate
+from tests.support import pooler
 from tests.support.waiting import wait_until
 from tests.support.working import working
 
@@ -150,14 +151,15 @@ def test_a_part_of_the_evidence_has_whole_workflows() -> None:
 
 @pytest.fixture
 def engine(database_url: str) -> Engine:
-    """An engine on a database with the audit's tables."""
-    workload.prepare(database_url)
-    return create_engine(database_url)
+    """An engine on a database with the audit's tables; past the pooler, if the worker is behind one."""
+    url = pooler.direct(database_url)
+    workload.prepare(url)
+    return create_engine(url)
 
 
-def rules_broken(engine: Engine, folder: Path, *, seed: int, number: int) -> set[str]:
+def rules_broken(engine: Engine, worker_url: str, folder: Path, *, seed: int, number: int) -> set[str]:
     """Enqueue this many workflows, wait until nothing is due and no event is unread, and say which rules the auditor found broken."""
-    url, chosen = engine.url.render_as_string(False), random.Random(seed)
+    chosen = random.Random(seed)
     drawn = [draw(chosen, f"w{n}") for n in range(number)]
     with Session(engine) as session:
         session.add_all([workflow for _, workflow in drawn])
@@ -169,13 +171,13 @@ def rules_broken(engine: Engine, folder: Path, *, seed: int, number: int) -> set
     )
     # What was lost is mended after a while; not here.
     with (
-        working(url, workload.registry, queues={"default": 8}, prune_every=86_400.0),
+        working(worker_url, workload.registry, queues={"default": 8}, prune_every=86_400.0),
         engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
     ):
         wait_until(lambda: connection.exec_driver_sql(rests).scalar(), timeout=60, message="rest")
     plans = [plan for plan, _ in drawn]
     fates = {key: Fate.COMMITTED for plan in plans for key in plan.keys}
-    findings = audit(collect(url, folder, fates, plans=plans))
+    findings = audit(collect(engine.url.render_as_string(False), folder, fates, plans=plans))
     engine.dispose()
     print(*findings[:5], sep="\n")
     return {finding.rule for finding in findings}
@@ -198,7 +200,12 @@ NUMBER = 12
     ],
 )
 def test_what_is_broken_on_purpose_is_caught(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: str | None, broken: set[str]
+    engine: Engine,
+    database_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mutant: str | None,
+    broken: set[str],
 ) -> None:
     """A worker of this process, with the workload's own tasks; what is not broken gives no finding."""
     monkeypatch.setenv(workload.FOLDER, str(tmp_path))
@@ -208,6 +215,6 @@ def test_what_is_broken_on_purpose_is_caught(
     elif mutant is not None:
         with engine.begin() as connection:
             workflow_mutants.mutate(connection, mutant)
-    found = rules_broken(engine, tmp_path, seed=5, number=NUMBER)
+    found = rules_broken(engine, database_url, tmp_path, seed=5, number=NUMBER)
     assert broken <= found
     assert bool(found) == bool(broken)
