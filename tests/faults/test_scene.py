@@ -10,10 +10,12 @@ from typing import Any
 
 import psutil
 import pytest
+from sqlalchemy import create_engine
 
 from tests.faults.__main__ import BEGIN, END, main, promises_broken
 from tests.faults.faults import PROMISE
-from tests.faults.scene import Observed, Resumed, Scene
+from tests.faults.scene import DATABASE, Observed, Resumed, Scene
+from tests.faults.workflow_mutants import mutate
 from tests.support.waiting import wait_until
 
 
@@ -52,6 +54,17 @@ def vanish(scene: Scene) -> None:
         "WHERE job_id IN (SELECT id FROM sa_jobqueue.job WHERE status = 'completed') RETURNING id"
     )
     assert doubled
+
+
+@pytest.mark.nightly
+def test_an_end_that_was_not_told_is_found_although_workers_have_mended_it(scene: Scene) -> None:
+    """In the rows all is well then: workers say what they have mended, and the auditor reads that."""
+    engine = create_engine(scene.server.url(DATABASE))
+    with engine.begin() as connection:
+        mutate(connection, "says nothing of a handler's commit")
+    engine.dispose()
+    wait_until(lambda: scene.evidence().mended, timeout=90)
+    assert "no_end_is_told_late" in {line.split(":")[0] for line in scene.finish()}
 
 
 @pytest.mark.slow
