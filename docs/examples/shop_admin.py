@@ -13,9 +13,9 @@ admin = Admin(app, engine)
 
 
 class JobAdmin(ModelView, model=Job):
-    column_list = ["id", "task", "queue", "status", "attempt", "run_at"]
+    column_list = ("id", "task", "queue", "status", "attempt", "run_at")
     column_default_sort = ("id", True)  # the newest first
-    column_searchable_list = ["task", "queue"]
+    column_searchable_list = ("task", "queue")
     can_create = can_edit = can_delete = False
 
 

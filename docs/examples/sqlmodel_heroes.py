@@ -52,5 +52,5 @@ def invent(name: str, session: Db) -> dict[str, int]:
 
 
 @app.get("/heroes/{hero_id}")
-def look(hero_id: int, session: Db) -> Hero:
-    return session.get_one(Hero, hero_id)
+def look(hero_id: int, session: Db) -> dict[str, str]:
+    return {"name": session.get_one(Hero, hero_id).name}
