@@ -76,12 +76,15 @@ def supervise(config: Config, options: WorkOptions, cores: Sequence[int], endpoi
                 f"{changed} changed", grace=found.grace, env=_environment(found.database, options.listen_url)
             )
 
-    with changes.tried_out(lambda: _try_out([*command, "--log-level=warning"], env, start_new_session=True), restart):
+    with changes.tried_out(lambda: _try_out([*command, "--log-level=warning"], env, apart=True), restart):
         return supervisor.run()
 
 
-def _try_out(command: Sequence[str], env: Mapping[str, str], **how: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*command, "--tried-out"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **how)
+def _try_out(command: Sequence[str], env: Mapping[str, str], *, apart: bool = False) -> subprocess.Popen[bytes]:
+    """`apart`: Ctrl-C in a terminal does not reach it."""
+    return subprocess.Popen(
+        [*command, "--tried-out"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=apart
+    )
 
 
 def _read_report(tried_out: subprocess.Popen[bytes]) -> _Report | None:
