@@ -115,8 +115,8 @@ def _folder_of(name: str) -> Path | None:
     if spec is None:
         return None
     if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations)))
-    return Path(spec.origin).parent if spec.has_location and spec.origin else None
+        return Path(next(iter(spec.submodule_search_locations))).absolute()
+    return Path(spec.origin).absolute().parent if spec.has_location and spec.origin else None
 
 
 def _described(changed: set[Path]) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from sqlalchemy import Engine
 
 from sa_jobqueue import Job, JobStatus
 from sa_jobqueue.cli.reload import watched_folders
 from tests.support.cli import invoke
-from tests.support.commands import Command, start_command
+from tests.support.commands import Command, alive, start_command
 from tests.support.waiting import wait_until
 from tests.support.working import add_one, job_of
 
@@ -72,15 +74,22 @@ def held(engine: Engine, folder: Path, gate: str) -> int:
     return id
 
 
-def workers(command: Command) -> set[int]:
-    return {one.pid for one in command.children() if "--supervised" in " ".join(one.cmdline())}
+def running(command: Command, *, tried_out: bool) -> list[psutil.Process]:
+    """The worker processes below the command, or those that try out a change."""
+    found = []
+    for one in command.children():
+        with suppress(psutil.Error):  # it has ended since
+            line = one.cmdline()
+            if "--supervised" in line and ("--tried-out" in line) == tried_out:
+                found.append(one)
+    return found
 
 
 @pytest.mark.usefixtures("measured")
 def test_a_saved_file_restarts_the_worker_and_nothing_is_lost(
     engine: Engine, database_url: str, tmp_path: Path
 ) -> None:
-    """The running job finishes; a file that does not import changes nothing; Ctrl-C, also during a restart, ends all once."""
+    """The running job finishes; a file that does not import, or never ends to, changes nothing; Ctrl-C, also during a restart, ends all once."""
     editor = Editor(tmp_path)
     with start_command("work", "--app=shop.tasks", "--reload", url=database_url, cwd=tmp_path) as work:
         assert run(engine) == "1"
@@ -92,17 +101,20 @@ def test_a_saved_file_restarts_the_worker_and_nothing_is_lost(
         assert ended(engine, first).result == "1"
         assert run(engine) == "2"
 
-        before = workers(work)
+        before = running(work, tried_out=False)
         editor.save("shop/prices.py", "VERSION =\n")
         work.wait_for("shop/prices.py changed and cannot be used; the workers go on as before, until the next change")
         assert run(engine) == "2"
-        assert workers(work) == before
+        assert running(work, tried_out=False) == before
         for name in ("notes.txt", ".hidden.py"):
             editor.save(name, "changed = True\n")
 
+        editor.save("shop/prices.py", "while True: pass\n")
+        (hangs,) = wait_until(lambda: running(work, tried_out=True))
         second = held(engine, tmp_path, "second")
         editor.version("3")
         wait_until(lambda: work.output.count("changed: restarting") == 2)
+        assert not alive(hangs)
         work.send_group(signal.SIGINT)  # as a terminal does
         work.wait_for("SIGINT: the workers finish what is running")
         (tmp_path / "second").touch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable
 
@@ -18,6 +19,8 @@ def drain_with_supervisor(drain: Callable[[], None]) -> None:
 
     What handlers start gets /dev/null for its stdin, not the pipe.
     """
+    # One that a thread of the supervisor has started has inherited that it takes no signals.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     pipe = os.dup(0)
     with open(os.devnull, "rb") as null:
         os.dup2(null.fileno(), 0)
