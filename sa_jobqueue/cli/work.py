@@ -5,20 +5,17 @@ sa-jobqueue work --app shop.tasks --queue mail=10 --queue default=50 --processes
 
 from __future__ import annotations
 
-import json as jsonlib
 import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -30,18 +27,16 @@ from sa_jobqueue.settings import WorkerSettings
 from sa_jobqueue.urls import database_url
 from sa_jobqueue.worker.connections.service import refuse_autocommit
 from sa_jobqueue.worker.process.gc import tune_gc
-from sa_jobqueue.worker.process.supervisor import CANNOT_WORK, Supervisor, drain_with_supervisor
+from sa_jobqueue.worker.process.supervised import drain_with_supervisor
 from sa_jobqueue.worker.worker import Worker
 
 from .application import check_tasks, load_app
-from .config import Config
-from .endpoint import open_endpoint, send_metrics, serve_supervisor, serve_worker
+from .config import Config, LogLevel
+from .endpoint import open_endpoint, send_metrics, serve_worker
 from .logs import LogFormat, set_log_format
-from .options import PREFIX, Options, setting
+from .options import Options, setting
 from .place import database, name_of
-
-if TYPE_CHECKING:
-    from sa_jobqueue.metrics.endpoint import Endpoint
+from .supervise import reporting, say_less, supervise, usable_cores
 
 __all__ = ["WorkOptions", "work"]
 
@@ -122,6 +117,13 @@ class WorkOptions(Options):
             help="After a cancel or a lost lease, the time that a job in a child process has to end before the process is killed.",
         ),
     ] = _SETTINGS.child_grace
+    reload: Annotated[
+        bool,
+        _processes(
+            "--reload",
+            help="For development: restart the worker processes when a Python file of the application changes.",
+        ),
+    ] = False
     drain: Annotated[bool, typer.Option("--drain", help="End when no job is due.")] = False
     lease: Annotated[
         float, _seconds(help="How long a claim holds without renewal: how long the jobs of a crashed worker wait.")
@@ -228,6 +230,10 @@ class WorkOptions(Options):
         self.settings()
         self.limits()
         _queues_of(self.queue)
+        if self.reload and self.drain:
+            raise ConfigurationError(
+                "--drain ends when no job is due, and --reload does not end: leave one of them out"
+            )
 
     def limits(self) -> dict[str, int | None]:
         """The limits at which a process is restarted; raises ConfigurationError."""
@@ -238,7 +244,7 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     """Run a worker: claim jobs of some queues and run their handlers.
 
     The first SIGTERM or Ctrl-C lets running jobs finish and gives back what has not been started; the second does not
-    wait. With several processes, or a limit on jobs or memory, a supervisor restarts the workers when they end. Exit
+    wait. With several processes, --reload, or a limit on jobs or memory, a supervisor restarts the workers when they end. Exit
     code 75: a process without a supervisor asks to be restarted, because handlers that timed out hold all slots of a
     queue, or one of them keeps blocking the event loop.
 
@@ -249,22 +255,25 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     sa-jobqueue work --app shop.tasks
     sa-jobqueue work --app shop.tasks --queue mail=10 --queue default=50 --processes 2
     sa-jobqueue work --app shop:worker --processes 2 --max-memory 500M
+    sa-jobqueue work --app shop.tasks --reload
     """
     set_log_format(options.log_format)
     options.check()
     options = options if options.supervised else replace(options, said=_said(context))
-    cores = _cores() if options.pin else []
+    cores = usable_cores() if options.pin else []
     endpoint = None
     if options.metrics_port is not None and not options.supervised:
         endpoint = open_endpoint(options.metrics_host, options.metrics_port, handlers=True)
     if options.supervised:
         # As Ctrl-C in a terminal: it ends the process before the worker is up, and drains it afterwards.
         drain_with_supervisor(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    elif options.processes > 1 or any(limit is not None for limit in options.limits().values()):
-        raise typer.Exit(_supervise(config, options, cores, endpoint))
+        if options.reload and config.log_level is not LogLevel.DEBUG:
+            say_less()
+    elif options.processes > 1 or options.reload or any(limit is not None for limit in options.limits().values()):
+        raise typer.Exit(supervise(config, options, cores, endpoint))
     elif cores:
         os.sched_setaffinity(0, cores[:1])
-    with _reporting(options.tried_out) as report:
+    with reporting(options.tried_out) as report:
         worker, is_theirs = _worker(config, options)
         if not options.supervised or options.tried_out:
             _check_tables(worker)
@@ -357,87 +366,6 @@ def _bytes(text: str) -> int:
     if found is None:
         raise ConfigurationError(f"--max-memory {text}: expected a size, as in 500M or 2G")
     return int(float(found[1]) * _UNITS[found[2]])
-
-
-def _cores() -> list[int]:
-    """The processor cores that this process may use; ConfigurationError if the system does not say."""
-    if not hasattr(os, "sched_getaffinity"):
-        raise ConfigurationError(
-            f"--pin: processes cannot be kept on a core on {sys.platform}; Linux can; leave it out"
-        )
-    return sorted(os.sched_getaffinity(0))
-
-
-def _arguments(config: Config, options: WorkOptions) -> list[str]:
-    """The command line for a worker process with the same options; it gets URLs by its environment."""
-    values = asdict(options) | {
-        "processes": 1, "supervised": True, "listen_url": None, "pin": False, "metrics_port": None,
-        "app": config.app or [""], "schema": config.schema, "embedded_dir": config.embedded_dir,
-        "log_level": config.log_level, "debug": config.debug,
-    }  # fmt: skip
-    said: list[str] = []
-    for name, value in values.items():
-        option = "--" + name.replace("_", "-")
-        if value is None or (value is False and name != "listen"):
-            continue
-        if value is True:
-            said.append(option)
-        elif value is False:
-            said.append(f"--no-{name}")
-        else:
-            several: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
-            said += [f"{option}={one}" for one in several]
-    return said
-
-
-def _environment(database: str | None, direct: str | None) -> dict[str, str]:
-    """The environment of worker processes. URLs are in it, because every user may read a command line."""
-    urls = {f"{PREFIX}DATABASE_URL": database, f"{PREFIX}LISTEN_URL": direct}
-    return {**os.environ, **{name: url for name, url in urls.items() if url is not None}}
-
-
-def _supervise(config: Config, options: WorkOptions, cores: Sequence[int], endpoint: Endpoint | None) -> int:
-    """Keep the worker processes running; the exit code.
-
-    First one process tries out all that a worker needs, reports, and ends. So an error is said once, before any worker is
-    started. The supervisor does not try that itself, because it must not import the application's code.
-    """
-    command = [sys.executable, "-m", "sa_jobqueue", "work", *_arguments(config, options)]
-    env = _environment(config.database_url, options.listen_url)
-    with subprocess.Popen(
-        [*command, "--tried-out"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as tried_out:
-        assert tried_out.stdout is not None
-        report: dict[str, Any] = jsonlib.loads(tried_out.stdout.readline() or "{}")
-        if tried_out.wait() == CANNOT_WORK:
-            return CANNOT_WORK
-    supervisor = Supervisor(
-        command,
-        options.processes,
-        env=_environment(report.get("database"), options.listen_url),
-        cores=cores,
-        reports=None if endpoint is None else serve_supervisor(endpoint),
-        grace=report.get("grace", options.grace),
-        until_idle=options.drain,
-    )
-    return supervisor.run()
-
-
-@contextmanager
-def _reporting(wanted: bool) -> Generator[Callable[[Worker, bool], None]]:
-    """A function that reports the worker to the supervisor on stdout. Until then all other output goes to stderr."""
-    if not wanted:
-        yield lambda worker, is_theirs: None
-        return
-    with os.fdopen(os.dup(1), "w") as pipe:
-        os.dup2(2, 1)
-
-        def report(worker: Worker, is_theirs: bool) -> None:
-            url = None if is_theirs else worker.engine.url.render_as_string(hide_password=False)
-            jsonlib.dump({"grace": worker.settings.grace, "database": url}, pipe)
-            pipe.write("\n")
-
-        yield report
 
 
 def _leave_threads_behind(code: int) -> None:

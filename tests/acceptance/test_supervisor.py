@@ -264,6 +264,45 @@ def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path) -> None:
         assert supervisor.output.count("did not drain and is killed") == 2
 
 
+def test_a_restart_takes_up_those_that_could_not_work_and_kills_those_that_do_not_drain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `reloads`: until it comes they wait, and nothing ends. Only a kill at the end is in the exit code."""
+    monkeypatch.setattr("sa_jobqueue.worker.process.supervisor._LAST_CALL", 0.1)
+    caplog.set_level("INFO")
+    child = f"""
+        import os, pathlib, signal, sys, time
+        folder = pathlib.Path({str(tmp_path)!r})
+        if not (folder / "mended").exists():
+            sys.exit(2)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (folder / f"deaf-{{os.environ['ROUND']}}-{{os.getpid()}}").touch()
+        time.sleep(600)  # it is killed long before
+    """
+    supervisor = Supervisor([sys.executable, "-c", textwrap.dedent(child)], 2, reloads=True)
+
+    def steps() -> None:
+        try:
+            wait_until(lambda: caplog.text.count("cannot work; it waits for the next change") == 2)
+            (tmp_path / "mended").touch()
+            for number in ("1", "2"):
+                supervisor.restart("a file", grace=0, env={"ROUND": number})
+                wait_until(lambda number=number: len(list(tmp_path.glob(f"deaf-{number}-*"))) == 2)
+            codes.append(supervisor._code)
+        finally:
+            supervisor.stop()
+
+    codes: list[int] = []
+    thread = threading.Thread(target=steps)
+    thread.start()
+    codes.append(supervisor.run())
+    thread.join()
+    assert codes == [0, 1]
+    assert caplog.text.count("a file: restarting") == 2
+    assert caplog.text.count("did not drain and is killed") == 4
+    assert caplog.text.count("started (pid") == 2
+
+
 @pytest.mark.usefixtures("measured")
 def test_workers_that_have_done_their_work_are_not_started_again(tmp_path: Path) -> None:
     """With `--drain`, the supervisor ends when its workers have ended."""

@@ -244,7 +244,8 @@ class Reader:
             ) and "--drain" not in command:
                 started = self._start(command)
                 self.background.append(started)
-                wait_until(partial(self._says, started, SERVERS[server]), message=f"{command} to be ready")
+                ready = "worker process 1 started" if "--reload" in command else SERVERS[server]
+                wait_until(partial(self._says, started, ready), message=f"{command} to be ready")
                 self._expect(started, expected)
             elif command.startswith(EXPORT):
                 self._export(command)

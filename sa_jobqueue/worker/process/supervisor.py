@@ -7,18 +7,19 @@
 It has no database, no event loop and none of the application's code, so there is little in it that could die. Each
 worker is a new process (spawned, never forked) in a session of its own, so that Ctrl-C in a terminal reaches the
 supervisor alone, which passes it on. Each holds the read end of a pipe as its stdin, and drains when that ends: when the
-supervisor is gone, however it ended (`drain_with_supervisor`).
+supervisor is gone, however it ended (`supervised`).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -29,8 +30,9 @@ from ...log import get_logger
 from .backoff import backoff
 from .exit_codes import Ending
 from .signals import signals_go_to, start_deaf
+from .slot import Slot, described
 
-__all__ = ["CANNOT_WORK", "Reports", "Supervisor", "drain_with_supervisor", "restart_delay"]
+__all__ = ["CANNOT_WORK", "Reports", "Supervisor", "restart_delay"]
 
 logger = get_logger(__name__)
 
@@ -43,29 +45,20 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 _LAST_CALL = 5.0
 
 
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """The place of one worker process."""
-
-    number: int
-    process: subprocess.Popen[bytes] | None = None
-    started_at: float = 0.0
-    start_at: float | None = 0.0
-    """When to start it (again); None: not at all, or it runs."""
-    deaths: int = 0
-    """Fast deaths in a row, and starts that failed."""
-    starts: int = 0
-    cannot_work: bool = False
-    """What its last process said of itself."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    slot: _Slot
+    slot: Slot
     code: int
 
 
-_Event = _Ended | signal.Signals
+@dataclass(frozen=True, slots=True)
+class _Restart:
+    why: str
+    grace: float
+    env: Mapping[str, str] | None
+
+
+_Event = _Ended | _Restart | signal.Signals
 
 
 class Reports(Protocol):
@@ -93,7 +86,8 @@ class Supervisor:
     `cores`: where each process stays on one of these processor cores, shared out in turn; empty: anywhere.
     `reports`: gets the other end of a pipe that each process is given, as the option `--metrics-pipe` with its descriptor.
     `grace`: seconds that a worker may take to drain; a little later it is killed. `until_idle`: a worker that ends by
-    itself with 0 has done its work and is not started again.
+    itself with 0 has done its work and is not started again. `reloads`: calls of `restart` are to come, so a worker that
+    cannot work waits for the next one.
     """
 
     def __init__(
@@ -106,16 +100,16 @@ class Supervisor:
         reports: Reports | None = None,
         grace: float = 30.0,
         until_idle: bool = False,
+        reloads: bool = False,
     ) -> None:
         self._command = list(command)
-        self._env = None if env is None else dict(env)
+        self._env = env
         self._cores, self._reports = cores, reports
-        self._grace, self._until_idle = grace, until_idle
-        self._slots = [_Slot(number) for number in range(1, processes + 1)]
+        self._grace, self._until_idle, self._reloads = grace, until_idle, reloads
+        self._slots = [Slot(number) for number in range(1, processes + 1)]
         self._events: SimpleQueue[_Event] = SimpleQueue()
         self._signals = 0
         self._stopping = False
-        self._kill_at: float | None = None
         self._code = 0
         self._worked = False
         """Whether any process has got to work, as far as can be seen from here."""
@@ -139,8 +133,14 @@ class Supervisor:
         """What a SIGTERM does; from any thread."""
         self._events.put(signal.SIGTERM)
 
+    def restart(self, why: str, *, grace: float, env: Mapping[str, str] | None) -> None:
+        """Let each worker drain, and start it again with this environment and grace time; from any thread."""
+        self._events.put(_Restart(why, grace, env))
+
     def _is_done(self) -> bool:
-        return all(slot.process is None and slot.start_at is None for slot in self._slots)
+        return (self._stopping or not self._reloads) and all(
+            slot.process is None and slot.start_at is None for slot in self._slots
+        )
 
     # ---- starting
 
@@ -149,8 +149,9 @@ class Supervisor:
             if slot.start_at is not None and slot.start_at <= monotonic():
                 self._start(slot)
 
-    def _start(self, slot: _Slot) -> None:
+    def _start(self, slot: Slot) -> None:
         slot.start_at, slot.started_at = None, monotonic()
+        slot.kill_at, quiet, slot.restarts = None, slot.restarts, False
         try:
             slot.process = self._spawn(slot)
         except (OSError, RuntimeError) as error:  # no such program now, no memory, no more processes or threads
@@ -164,9 +165,10 @@ class Supervisor:
         slot.starts += 1
         if self._cores:
             self._pin(slot.process.pid, self._cores[(slot.number - 1) % len(self._cores)])
-        logger.info("worker process %d started (pid %d)", slot.number, slot.process.pid)
+        level = logging.DEBUG if quiet else logging.INFO
+        logger.log(level, "worker process %d started (pid %d)", slot.number, slot.process.pid)
 
-    def _spawn(self, slot: _Slot) -> subprocess.Popen[bytes]:
+    def _spawn(self, slot: Slot) -> subprocess.Popen[bytes]:
         """A new process, whose end will be heard of. Raises OSError, and RuntimeError if there can be no more threads."""
         pipe = [] if self._reports is None else [self._reports.open(slot.number)]
         try:
@@ -193,41 +195,47 @@ class Supervisor:
         except OSError as error:  # the cores that may be used are others by now
             logger.warning("pid %d could not be kept on core %d: %s", pid, core, error)
 
-    def _start_later(self, slot: _Slot) -> float:
+    def _start_later(self, slot: Slot) -> float:
         """Start it again after one more death; returns in how many seconds."""
         slot.deaths += 1
         delay = restart_delay(slot.deaths, random=random.random())
         slot.start_at = monotonic() + delay
         return delay
 
-    def _await_end(self, slot: _Slot, process: subprocess.Popen[bytes]) -> None:
+    def _await_end(self, slot: Slot, process: subprocess.Popen[bytes]) -> None:
         self._events.put(_Ended(slot, process.wait()))
 
     # ---- what happens
 
     def _handle_next(self) -> None:
         times = [slot.start_at for slot in self._slots if slot.start_at is not None]
-        if self._kill_at is not None:
-            times.append(self._kill_at)
+        times += [slot.kill_at for slot in self._slots if slot.kill_at is not None]
         try:
             event = self._events.get(timeout=max(min(times) - monotonic(), 0.0) if times else None)
         except Empty:
             return
         if isinstance(event, _Ended):
             self._heed_end(event.slot, event.code)
+        elif isinstance(event, _Restart):
+            self._heed_restart(event)
         else:
             self._heed_signal(event)
 
-    def _heed_end(self, slot: _Slot, code: int) -> None:
+    def _heed_end(self, slot: Slot, code: int) -> None:
         ran = monotonic() - slot.started_at
-        pid = _close(slot)
+        pid = slot.close()
         if self._reports is not None:
             self._reports.ended(slot.number, pid)
-        how = _described(code)
+        how = described(code)
         slot.cannot_work = code == CANNOT_WORK
         self._worked |= ran >= _HEALTHY or not slot.cannot_work
         if self._stopping:
             logger.info("worker process %d (pid %d) %s", slot.number, pid, how)
+        elif slot.restarts:
+            logger.debug("worker process %d (pid %d) %s, to be restarted", slot.number, pid, how)
+            slot.start_at = monotonic()
+        elif slot.cannot_work and self._reloads:
+            logger.warning("worker process %d (pid %d) cannot work; it waits for the next change", slot.number, pid)
         elif self._is_hopeless():
             logger.error("no worker process can work; ending")
             self._code = CANNOT_WORK
@@ -253,6 +261,19 @@ class Supervisor:
         """
         return not self._worked and all(slot.process is None and slot.cannot_work for slot in self._slots)
 
+    def _heed_restart(self, asked: _Restart) -> None:
+        if self._stopping:
+            return
+        logger.info("%s: restarting", asked.why)
+        for slot in self._slots:
+            slot.deaths, slot.cannot_work = 0, False
+            if slot.process is None:
+                slot.start_at, slot.restarts = monotonic(), True
+            elif not slot.restarts:  # one that drains already must not be told twice
+                slot.restarts = True
+                self._ask_to_drain(slot)
+        self._grace, self._env = asked.grace, asked.env
+
     def _heed_signal(self, number: signal.Signals) -> None:
         self._signals += 1
         if self._signals == 1 and not self._stopping:
@@ -260,36 +281,37 @@ class Supervisor:
             self._drain()
             return
         logger.warning("%s again: the workers leave now", number.name)
-        self._signal_all(signal.SIGINT)  # not SIGTERM: a process that has not seen the first would see one, not two
-        if self._kill_at is not None:
-            self._kill_at = min(self._kill_at, monotonic() + _LAST_CALL)
+        for slot in self._slots:
+            slot.send(signal.SIGINT)  # not SIGTERM: a process that has not seen the first would see one, not two
+        for slot in self._slots:
+            if slot.kill_at is not None:
+                slot.kill_at = min(slot.kill_at, monotonic() + _LAST_CALL)
 
     # ---- ending
 
     def _drain(self) -> None:
         """Start nothing more, and ask all to end."""
-        self._stopping, self._kill_at = True, monotonic() + self._grace + _LAST_CALL
+        self._stopping = True
         if self._reports is not None:
             self._reports.leaving()
         for slot in self._slots:
             slot.start_at = None
-        self._signal_all(signal.SIGTERM)
+            if not slot.restarts:
+                self._ask_to_drain(slot)
 
-    def _signal_all(self, number: signal.Signals) -> None:
-        for slot in self._slots:
-            if slot.process is not None:
-                with suppress(ProcessLookupError):
-                    slot.process.send_signal(number)
+    def _ask_to_drain(self, slot: Slot) -> None:
+        slot.kill_at = monotonic() + self._grace + _LAST_CALL
+        slot.send(signal.SIGTERM)
 
     def _kill_late(self) -> None:
-        if self._kill_at is None or monotonic() < self._kill_at:
-            return
         for slot in self._slots:
+            if slot.kill_at is None or monotonic() < slot.kill_at:
+                continue
+            slot.kill_at = None
             if slot.process is not None:
                 logger.error("worker process %d (pid %d) did not drain and is killed", slot.number, slot.process.pid)
-                self._code = self._code or 1
-        self._kill_all()
-        self._kill_at = None
+                slot.process.kill()
+                self._code = self._code or int(self._stopping)
 
     def _kill_all(self) -> None:
         for slot in self._slots:
@@ -312,41 +334,3 @@ def restart_delay(deaths: int, *, random: float) -> float:
     `random`: uniform in [0, 1).
     """
     return backoff(deaths, first=_FIRST_DELAY, most=_LONGEST_DELAY) * (0.8 + 0.4 * random)
-
-
-def drain_with_supervisor(drain: Callable[[], None]) -> None:
-    """In a worker process: call `drain`, on a thread of its own, when the supervisor is gone and stdin ends with it.
-
-    What handlers start gets /dev/null for its stdin, not the pipe.
-    """
-    pipe = os.dup(0)
-    with open(os.devnull, "rb") as null:
-        os.dup2(null.fileno(), 0)
-
-    def deadline() -> None:
-        while os.read(pipe, 1):
-            pass
-        try:
-            logger.warning("the supervisor is gone: finishing what is running")
-        finally:  # whatever a filter or a handler of logs raises
-            drain()
-
-    threading.Thread(target=deadline, name="sa-jobqueue supervisor watch", daemon=True).start()
-
-
-def _close(slot: _Slot) -> int:
-    """Mark that the slot has no process any more. Returns its pid."""
-    process, slot.process = slot.process, None
-    assert process is not None
-    if process.stdin is not None:
-        process.stdin.close()
-    return process.pid
-
-
-def _described(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"

@@ -1,0 +1,57 @@
+# flask_shop.py
+import functools
+import os
+
+from flask import Flask, abort, current_app
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy.orm import Mapped, mapped_column
+
+from sa_jobqueue import Job, JobRead, enqueue, task
+
+app = Flask(__name__)
+app.config["SQLALCHEMY_DATABASE_URI"] = os.environ["SA_JOBQUEUE_DATABASE_URL"]
+db = SQLAlchemy(app)
+
+
+class Purchase(db.Model):
+    id: Mapped[int] = mapped_column(primary_key=True)
+    receipt: Mapped[str | None]
+
+
+def in_app_context(handler):
+    @functools.wraps(handler)
+    def wrapped(*args, **kwargs):
+        with app.app_context():
+            return handler(*args, **kwargs)
+
+    return wrapped
+
+
+@task(queue="mail")
+@in_app_context
+def send(purchase: Purchase) -> None:
+    purchase.receipt = f"by {current_app.name}"  # commits with the job
+
+
+@app.post("/purchases")
+def buy():
+    purchase = Purchase()
+    job = enqueue(send, purchase)
+    db.session.add_all([purchase, job])
+    db.session.commit()  # the purchase and its job, or neither
+    return {"purchase": purchase.id, "job": job.id}
+
+
+@app.get("/purchases/<int:id>")
+def look(id: int):
+    return {"receipt": db.session.get_one(Purchase, id).receipt}
+
+
+@app.get("/jobs/<int:id>")
+def status(id: int):
+    job = db.session.get(Job, id) or abort(404)
+    return JobRead.model_validate(job).model_dump(mode="json", include={"id", "status", "attempt"})
+
+
+with app.app_context():
+    db.create_all()
