@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import islice
@@ -43,9 +43,10 @@ _NOT_AVAILABLE = "55P03"
 class Targets(Options):
     """Which jobs to act on, besides the filters, and how; the same for the four commands."""
 
-    ids: Annotated[list[int], typer.Argument(metavar="ID", parser=parse_id, help="These jobs.", show_default=False)] = (
-        field(default_factory=list)
-    )
+    # None, because click before 8.3 refuses an empty list as the default of an argument.
+    ids: Annotated[
+        list[int] | None, typer.Argument(metavar="ID", parser=parse_id, help="These jobs.", show_default=False)
+    ] = None
     all: Annotated[bool, typer.Option("--all", help="All jobs in a state that allows it.", rich_help_panel=PANEL)] = (
         False
     )
@@ -181,7 +182,7 @@ def _act(config: Config, targets: Targets, criteria: Criteria, action: Action, l
         answers = action.do(engine, criteria, locked)
         touched = {one for one, changed in answers.items() if changed}
         left = {one: _LOCKED for one, changed in answers.items() if not changed}
-    for one in targets.ids:
+    for one in targets.ids or []:
         if one not in touched:
             left.setdefault(one, str(found.get(one, "no such job")))
     if left and action is RETRY:

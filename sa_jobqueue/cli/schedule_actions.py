@@ -30,7 +30,8 @@ __all__ = ["add", "backfill", "pause", "remove", "resume", "run"]
 
 _MISSED, _OVERLAP = ", ".join(get_args(Missed)), ", ".join(get_args(Overlap))
 
-Names = Annotated[list[str], typer.Argument(metavar="NAME", help="These schedules.", show_default=False)]
+#: None, because click before 8.3 refuses an empty list as the default of an argument.
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="These schedules.", show_default=False)]
 #: Schedules that are named one by one.
 _NAMED = 20
 All = Annotated[bool, typer.Option("--all", help="All schedules.")]
@@ -124,7 +125,7 @@ def add(
 
 def pause(
     config: Config,
-    names: Names = [],  # noqa: B006  # Typer's
+    names: Names = None,
     *,
     all: All = False,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="What `list` says of it.")] = "paused by an operator",
@@ -136,12 +137,12 @@ def pause(
 
     sa-jobqueue schedule pause shop.daily_report --reason "the provider is down"
     """
-    _act(config, names, partial(pause_schedules, reason=reason), done="paused", all=all, json=json)
+    _act(config, names or [], partial(pause_schedules, reason=reason), done="paused", all=all, json=json)
 
 
 def resume(
     config: Config,
-    names: Names = [],  # noqa: B006  # Typer's
+    names: Names = None,
     *,
     all: All = False,
     json: Json = False,
@@ -152,12 +153,12 @@ def resume(
 
     sa-jobqueue schedule resume shop.daily_report
     """
-    _act(config, names, resume_schedules, done="resumed", all=all, json=json, left="is not paused")
+    _act(config, names or [], resume_schedules, done="resumed", all=all, json=json, left="is not paused")
 
 
 def remove(
     config: Config,
-    names: Names = [],  # noqa: B006  # Typer's
+    names: Names = None,
     *,
     json: Json = False,
 ) -> None:
@@ -167,7 +168,7 @@ def remove(
 
     sa-jobqueue schedule remove old_report
     """
-    _act(config, names, remove_schedules, done="removed", json=json)
+    _act(config, names or [], remove_schedules, done="removed", json=json)
 
 
 def run(config: Config, name: Name, *, json: Json = False) -> None:
