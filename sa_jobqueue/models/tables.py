@@ -44,6 +44,8 @@ class WorkerRow(Base):
     """The tasks it knows: `{name: {"queue": ..., "timeout": seconds or null, "aliases": [...]}}`."""
     pressure: Mapped[str | None]
     """Why it claims less than it could; NULL: it does not."""
+    skipped: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    """The first 100 jobs that its claims skip because they cannot be claimed, and why: `{"7": "..."}`; NULL: none."""
 
 
 class Uptime(Base):
