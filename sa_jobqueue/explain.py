@@ -215,7 +215,9 @@ def _held(row: Any, crew: Crew) -> list[WaitReason]:
     lease = row.lease_expires_at
     if lease is None or lease <= row.now:
         return [_reason("overdue", name, since=row.claimed_at, until=lease), *_alone(crew)]
-    if row.seen_at is None or (row.now - row.seen_at).total_seconds() > STALE:
+    # A worker that has just begun may not have written its row yet.
+    seen = row.claimed_at if row.seen_at is None else row.seen_at
+    if seen is None or (row.now - seen).total_seconds() > STALE:
         return [_reason("lost", name, since=row.seen_at, until=lease), *_alone(crew)]
     asked = None if row.cancel_requested_at is None else "it was asked to cancel"
     return [_reason("claimed", name, since=row.claimed_at, until=lease, reason=asked)]

@@ -24,7 +24,7 @@ MOST_AHEAD = 1_000
 
 #: What keeps a job from being run, or has become of it. `KINDS` has a sentence for each.
 What: TypeAlias = Literal[
-    "missing", "completed", "failed", "cancelled", "duplicate", "overdue", "lost", "claimed", "expired", "later", "retry", "parents",
+    "missing", "completed", "failed", "duplicate", "cancelled", "overdue", "lost", "claimed", "expired", "later", "retry", "parents",
     "held", "released", "paused", "unserved", "unknown", "refused", "locked", "blocked", "strict", "running", "rate", "pressure",
     "busy", "turn", "expires", "deadline",
 ]  # fmt: skip
@@ -243,6 +243,12 @@ KINDS: Mapping[What, Kind] = {
     "unserved": Kind(_unserved, True, _work),
     "unknown": Kind(_unknown, True, lambda *_: "deploy workers that have it, or give it its old name: @task(aliases=[...])"),
     "refused": Kind(_refused, True, lambda *_: "mend what refuses it: a trigger, a constraint, or a lock"),
+    "locked": Kind(
+        lambda one, _: (
+            f"has a row that another transaction has locked{'' if one.pid is None else f' (PID {one.pid})'}: claims may pass it by"
+        ),
+        advice=_end_transaction,
+    ),
     "blocked": Kind(
         lambda one, moment: f"waits for {one.owner} {one.place}: the other side has rate limited it, {_until(one, moment)}"
     ),
@@ -255,12 +261,6 @@ KINDS: Mapping[What, Kind] = {
         lambda one, _: f"waits for {_whose(one, 'limit')}: {one.used} of {one.limit} running{_jobs(one)}"
     ),
     "rate": Kind(_rate),
-    "locked": Kind(
-        lambda one, _: (
-            f"has a row that another transaction has locked{'' if one.pid is None else f' (PID {one.pid})'}: claims may pass it by"
-        ),
-        advice=_end_transaction,
-    ),
     "pressure": Kind(lambda one, _: f"has workers that claim less, because the database is under pressure{_because(one)}"),
     "busy": Kind(lambda one, _: f"waits for a slot: its workers hold {jobs_of(one.used or 0)} in {one.limit} slots"),
     "turn": Kind(_turn),

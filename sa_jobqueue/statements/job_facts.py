@@ -158,7 +158,11 @@ def _ahead(jobs: Table) -> LateralFromClause:
     due = other.c.run_at <= _NOW
     waits = and_(me["status"] == _QUEUED, me["run_at"] <= _NOW)
     has_no_key = and_(waits, me["concurrency_key"].is_(None))
-    level = func.generate_series(me["priority"] + one, literal_column("9")).table_valued("priority", name="level")
+    level = (
+        func.generate_series(me["priority"] + one, literal_column("9"))
+        .table_valued("priority", name="level")
+        .render_derived(name="level")
+    )
     of_level = (
         select(one.label("one"))
         .where(has_no_key, plain, other.c.priority == level.c.priority, due)
