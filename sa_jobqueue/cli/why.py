@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sa_jobqueue.explain import JobExplanation, explain_job
+from sa_jobqueue.lifecycle import LIVE
 from sa_jobqueue.log import one_line
 from sa_jobqueue.reasons import WaitReason
 from sa_jobqueue.urls import mask_passwords
@@ -78,7 +79,7 @@ def _print(found: JobExplanation) -> None:
         say(f"queue {cleaned(found.queue)}")
     for place, one in enumerate(found.reasons):
         said = sentence(one, found.at)
-        style = "red" if one.needs_help else "yellow" if place == 0 else ""
+        style = "red" if one.needs_help else "yellow" if place == 0 and found.status in LIVE else ""
         say(said if place == 0 else f"also {said}", style, wrap=True)
         if advice := one.advice(found.job_id):
             say(f"  → {cleaned(advice)}")

@@ -127,7 +127,8 @@ def _unlocked(session: Session, ids: Sequence[int], job: type[Job]) -> set[int]:
 
 def _said(reasons: Sequence[WaitReason], row: Any, queues: Collection[str] | None) -> str:
     """In the words of a test: what it can do about it."""
-    deciding = [one for one in reasons if one.what not in _BESIDE]
+    left_out = [one for one in reasons if one.what in ("unserved", "unknown")]
+    deciding = left_out or [one for one in reasons if one.what not in _BESIDE]
     return ", ".join(_in_a_test(one, row, queues) for one in deciding) or "is due: drain() would run it"
 
 
