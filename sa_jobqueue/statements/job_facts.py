@@ -17,6 +17,7 @@ from sqlalchemy import (
     DateTime,
     FromClause,
     Integer,
+    Label,
     Select,
     Table,
     Text,
@@ -66,7 +67,7 @@ def job_facts(ids: Sequence[int], *, job: type[Job] = Job, worker: type[WorkerRo
     process that may have locked its row, and how many jobs are `ahead` of it in its queue, or in its key: at most `MOST_AHEAD` + 1.
     """
     asked = rows("asked", job_id=array("job_ids", ids, BigInteger()))
-    me = table_of(job).alias("me")
+    me = _row(table_of(job), asked)
     workers = table_of(worker)
     holder = (
         select(workers.c.host, workers.c.pid, workers.c.seen_at)
@@ -82,8 +83,7 @@ def job_facts(ids: Sequence[int], *, job: type[Job] = Job, worker: type[WorkerRo
             asked.c.job_id.label("asked"),
             _NOW.label("now"),
             select(func.max(table_of(job).c.id)).scalar_subquery().label("newest"),
-            *(me.c[name] for name in _COLUMNS),
-            me.c.errors[literal_column("-1", Integer)].label("error"),
+            *(me.c[name] for name in (*_COLUMNS, "error")),
             *(holder.c[name] for name in ("host", "pid", "seen_at")),
             *(one for one in crew.c if one.key != "ids"),
             held.c.busy,
@@ -91,13 +91,26 @@ def job_facts(ids: Sequence[int], *, job: type[Job] = Job, worker: type[WorkerRo
             _locked_by(me).label("locked_by"),
         )
         .select_from(
-            asked.outerjoin(me, me.c.id == asked.c.job_id)
+            asked.outerjoin(me, true())
             .outerjoin(holder, true())
             .outerjoin(crew, true())
             .outerjoin(held, true())
             .outerjoin(ahead, true())
         )
         .order_by(asked.c.job_id)
+    )
+
+
+def _row(jobs: Table, asked: FromClause) -> LateralFromClause:
+    """The job. With a LIMIT, because a join with all jobs in the order of their ids may look cheap."""
+    one = jobs.alias("one")
+    error = one.c.errors[literal_column("-1", Integer)].label("error")
+    locker: Label[Any] = literal_column("one.xmax").label("locker")
+    return (
+        select(*(one.c[name] for name in _COLUMNS), error, locker)
+        .where(one.c.id == asked.c.job_id)
+        .limit(literal_column("1"))
+        .lateral("me")
     )
 
 
@@ -213,7 +226,7 @@ def _locked_by(me: FromClause) -> ColumnElement[int | None]:
             me.c.status == _QUEUED,
             _LOCKS.c.locktype == literal_column("'transactionid'"),
             _LOCKS.c.granted,
-            _LOCKS.c.transactionid == literal_column("me.xmax"),
+            _LOCKS.c.transactionid == me.c.locker,
             _LOCKS.c.pid != func.pg_backend_pid(),
         )
         .correlate(me)

@@ -38,7 +38,7 @@ def test_the_deciding_reason_comes_first_with_what_can_be_done(engine: Engine, u
     head, queue, later, paused, resume, unserved, work = said.stdout.splitlines()
     assert (head, queue) == (f"job {job}  shop.send  queued", "queue default")
     assert later.startswith("waits until ")
-    assert later.endswith("(in 1h 0m), when it is due")
+    assert later.endswith("(in 1h), when it is due")
     assert (paused, resume) == (
         "also waits for pause default to end: postgresql://me:***@down is slow",
         "  → sa-jobqueue resume default",

@@ -25,7 +25,7 @@ SELECT asked.job_id AS asked,
     me.workflow_id,
     me.worker,
     me.duplicate_of,
-    me.errors[-1] AS error,
+    me.error,
     holder.host,
     holder.pid,
     holder.seen_at,
@@ -46,11 +46,38 @@ SELECT asked.job_id AS asked,
     WHERE me.status = 'queued'
     AND pg_catalog.pg_locks.locktype = 'transactionid'
     AND pg_catalog.pg_locks.granted
-    AND pg_catalog.pg_locks.transactionid = me.xmax
+    AND pg_catalog.pg_locks.transactionid = me.locker
     AND pg_catalog.pg_locks.pid != pg_backend_pid()
 ) AS locked_by
 FROM unnest(CAST(%(job_ids)s::VARCHAR AS BIGINT[])) AS asked(job_id)
-LEFT OUTER JOIN sa_jobqueue.job AS me ON me.id = asked.job_id
+LEFT OUTER JOIN LATERAL (
+    SELECT one.id AS id,
+        one.status AS status,
+        one.queue AS queue,
+        one.task AS task,
+        one.priority AS priority,
+        one.attempt AS attempt,
+        one.max_attempts AS max_attempts,
+        one.rescues AS rescues,
+        one.claims AS claims,
+        one.run_at AS run_at,
+        one.created_at AS created_at,
+        one.claimed_at AS claimed_at,
+        one.lease_expires_at AS lease_expires_at,
+        one.finished_at AS finished_at,
+        one.cancel_requested_at AS cancel_requested_at,
+        one.expires_at AS expires_at,
+        one.deadline_at AS deadline_at,
+        one.concurrency_key AS concurrency_key,
+        one.workflow_id AS workflow_id,
+        one.worker AS worker,
+        one.duplicate_of AS duplicate_of,
+        one.errors[-1] AS error,
+        one.xmax AS locker
+    FROM sa_jobqueue.job AS one
+    WHERE one.id = asked.job_id
+    LIMIT 1
+) AS me ON true
 LEFT OUTER JOIN LATERAL (
     SELECT sa_jobqueue.worker.host AS host,
         sa_jobqueue.worker.pid AS pid,
