@@ -155,6 +155,7 @@ class Crew:
     refused_at: str | None = None
     """One of them."""
     refusal: str | None = None
+    """Why; None: it waits until another job whose workers have died has ended there."""
 
     @classmethod
     def of(cls, row: Any) -> Crew:
@@ -265,7 +266,9 @@ def _queued(row: Any, waits: Sequence[WaitReason], crew: Crew) -> list[WaitReaso
         found.append(_reason("unknown", row.task, limit=crew.serving, until=row.run_at if gave_back else None))
     if not is_due:
         return found
-    if crew.refused_by:
+    if crew.refused_by and crew.refusal is None:
+        found.append(_reason("suspect", crew.refused_at, used=row.rescues))
+    elif crew.refused_by:
         found.append(
             _reason("refused", crew.refused_at, used=crew.refused_by, limit=crew.serving, reason=crew.refusal)
         )  # fmt: skip

@@ -25,7 +25,7 @@ MOST_AHEAD = 1_000
 #: What keeps a job from being run, or has become of it. `KINDS` has a sentence for each.
 What: TypeAlias = Literal[
     "missing", "completed", "failed", "duplicate", "cancelled", "overdue", "lost", "claimed", "expired", "later", "retry", "parents",
-    "held", "released", "paused", "unserved", "unknown", "refused", "locked", "blocked", "strict", "running", "rate", "pressure",
+    "held", "released", "paused", "unserved", "unknown", "refused", "suspect", "locked", "blocked", "strict", "running", "rate", "pressure",
     "busy", "turn", "expires", "deadline",
 ]  # fmt: skip
 
@@ -168,6 +168,10 @@ def _refused(one: WaitReason, _: Moment) -> str:
     return f"cannot be claimed by {one.name}{others}{_because(one)}"
 
 
+def _suspect(one: WaitReason, _: Moment) -> str:
+    return f"has lost its worker {one.used} times: {one.name} runs only one such job at a time"
+
+
 def _rate(one: WaitReason, moment: Moment) -> str:
     return f"waits for {_whose(one, 'rate')}: {one.limit} in {one.seconds:g} s{_until(one, moment, ', until ')}"
 
@@ -243,6 +247,7 @@ KINDS: Mapping[What, Kind] = {
     "unserved": Kind(_unserved, True, _work),
     "unknown": Kind(_unknown, True, lambda *_: "deploy workers that have it, or give it its old name: @task(aliases=[...])"),
     "refused": Kind(_refused, True, lambda *_: "mend what refuses it: a trigger, a constraint, or a lock"),
+    "suspect": Kind(_suspect),
     "locked": Kind(
         lambda one, _: (
             f"has a row that another transaction has locked{'' if one.pid is None else f' (PID {one.pid})'}: claims may pass it by"

@@ -45,7 +45,9 @@ class WorkerRow(Base):
     pressure: Mapped[str | None]
     """Why it claims less than it could; NULL: it does not."""
     skipped: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
-    """The first 100 jobs that its claims skip because they cannot be claimed, and why: `{"7": "..."}`; NULL: none."""
+    """The first 100 jobs that its claims skip, and what refused to let them be claimed: `{"7": "..."}`; null: it waits until another
+    job whose workers have died has ended here. NULL: it skips none.
+    """
 
 
 class Uptime(Base):

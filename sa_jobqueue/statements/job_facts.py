@@ -63,7 +63,7 @@ def job_facts(ids: Sequence[int], *, job: type[Job] = Job, worker: type[WorkerRo
     `now`, the database's time; `newest`, the highest id of all jobs; columns of the job, and its last `error`; `host`, `pid` and `seen_at`
     of the worker that holds it. Of a job that waits: `live`, how many workers are alive, `serving`, how many of them its queue has, and
     `knowing`, how many of those know its task, with `slots` and how many jobs they hold, `busy`; how many are under `pressure_on`, and
-    the `pressure`; how many have it `refused_by`, one of them, `refused_at`, and why, `refusal`. Of a queued job: `locked_by`, the server
+    the `pressure`; how many skip it, `refused_by`, one of them, `refused_at`, and why, `refusal`. Of a queued job: `locked_by`, the server
     process that may have locked its row, and how many jobs are `ahead` of it in its queue, or in its key: at most `MOST_AHEAD` + 1.
     """
     asked = rows("asked", job_id=array("job_ids", ids, BigInteger()))

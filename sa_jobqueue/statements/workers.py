@@ -33,7 +33,7 @@ def enrol_worker(
     memory: int | None = None,
     loop_lag: float | None = None,
     pressure: str | None = None,
-    skipped: Mapping[str, str] | None = None,
+    skipped: Mapping[str, str | None] | None = None,
     undeclared_for: timedelta = timedelta(minutes=5),
     worker: type[WorkerRow] = WorkerRow,
     schedule: type[Schedule] = Schedule,

@@ -104,7 +104,7 @@ def test_operators_are_told_of_some_of_them_and_why() -> None:
     told = skipped.told()
     assert told is not None
     assert told["1"] == "a\ufffd" + "b" * 298
-    assert told["2"].startswith("its workers have died")
+    assert told["2"] is None
     for one in range(3, 200):
         skipped.add_unclaimable(one, "default", why="full")
     assert len(skipped.told() or ()) == 100

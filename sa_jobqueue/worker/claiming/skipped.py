@@ -27,7 +27,6 @@ _SHARE, _EACH = 4, 0.01
 _AT_ONCE = 100
 #: Jobs that operators are told of, and characters of why.
 _TOLD, _LENGTH = 100, 300
-_ONE_BY_ONE = "its workers have died; of such jobs a worker runs one at a time"
 
 
 @dataclass(slots=True)
@@ -75,11 +74,13 @@ class SkippedJobs:
         """The jobs that no claim of several is to take."""
         return [*self._unclaimable, *self._waiting]
 
-    def told(self) -> dict[str, str] | None:
-        """Some of the jobs as text, and why each is skipped; None: none is. For any thread."""
+    def told(self) -> dict[str, str | None] | None:
+        """Some of the jobs as text, and what refused each, or None if it waits for another; None: no job is skipped. For any thread."""
         # Each list is made in one step, whatever the claimer's thread does meanwhile.
-        refused = [(job, one.why) for job, one in islice(list(self._unclaimable.items()), _TOLD)]
-        waiting = [(job, _ONE_BY_ONE) for job in islice(list(self._waiting), _TOLD)]
+        refused: list[tuple[int, str | None]] = [
+            (job, one.why) for job, one in islice(list(self._unclaimable.items()), _TOLD)
+        ]
+        waiting = [(job, None) for job in islice(list(self._waiting), _TOLD)]
         return {str(job): why for job, why in [*refused, *waiting][:_TOLD]} or None
 
     def add_unclaimable(self, id: int, queue: str, *, why: str = "") -> bool:
