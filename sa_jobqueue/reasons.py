@@ -87,12 +87,16 @@ class WaitReason(NamedTuple):
         return f"{self.name}" if self.key is None else f"{self.name}/{self.key}"
 
 
+def _nothing(_: WaitReason, __: int) -> str:
+    return ""
+
+
 class Kind(NamedTuple):
     """What there is to say of one kind of reason."""
 
     sentence: Callable[[WaitReason, Moment], str]
     needs_help: bool = False
-    advice: Callable[[WaitReason, int], str] = lambda *_: ""
+    advice: Callable[[WaitReason, int], str] = _nothing
 
 
 # ---- parts of sentences
@@ -123,7 +127,7 @@ def _jobs(one: WaitReason) -> str:
     return f" ({'job' if len(ids) == 1 else 'jobs'} {', '.join(map(str, ids))}{others})"
 
 
-# ---- one function for each kind that takes more than a line
+# ---- a sentence for each kind
 
 
 def _missing(one: WaitReason, _: Moment) -> str:
@@ -189,6 +193,71 @@ def _expired(one: WaitReason, moment: Moment) -> str:
     return f"is too late: its {one.reason} was {_until(one, moment, '')}; a worker ends it soon"
 
 
+def _completed(one: WaitReason, moment: Moment) -> str:
+    return f"has completed{_since(one, moment, ' at ')}"
+
+
+def _failed(one: WaitReason, moment: Moment) -> str:
+    return f"has failed{_since(one, moment, ' at ')}, after {one.used} of {one.limit} attempts{_because(one)}"
+
+
+def _cancelled(one: WaitReason, moment: Moment) -> str:
+    return f"was cancelled{_since(one, moment, ' at ')}{_because(one)}"
+
+
+def _later(one: WaitReason, moment: Moment) -> str:
+    return f"waits {_until(one, moment)}, when it is due"
+
+
+def _parents(one: WaitReason, _: Moment) -> str:
+    return f"waits for {one.used or 0:,} of its workflow to end{_jobs(one)}"
+
+
+def _workflow_paused(_: WaitReason, __: Moment) -> str:
+    return "waits for the pause of its workflow to end"
+
+
+def _released(_: WaitReason, __: Moment) -> str:
+    return "waits for nothing more: the next look of a worker at its workflow releases it"
+
+
+def _paused(one: WaitReason, _: Moment) -> str:
+    return f"waits for {_whose(one, 'pause')} to end{_because(one)}"
+
+
+def _blocked(one: WaitReason, moment: Moment) -> str:
+    return f"waits for {one.owner} {one.place}: the other side has rate limited it, {_until(one, moment)}"
+
+
+def _strict(one: WaitReason, moment: Moment) -> str:
+    return f"waits for {_whose(one, 'strict order')}: others are tried again first{_jobs(one)}, {_until(one, moment)}"
+
+
+def _running(one: WaitReason, _: Moment) -> str:
+    return f"waits for {_whose(one, 'limit')}: {one.used} of {one.limit} running{_jobs(one)}"
+
+
+def _locked(one: WaitReason, _: Moment) -> str:
+    whose = "" if one.pid is None else f" (PID {one.pid})"
+    return f"has a row that another transaction has locked{whose}: claims may pass it by"
+
+
+def _pressure(one: WaitReason, _: Moment) -> str:
+    return f"has workers that claim less, because the database is under pressure{_because(one)}"
+
+
+def _busy(one: WaitReason, _: Moment) -> str:
+    return f"waits for a slot: its workers hold {jobs_of(one.used or 0)} in {one.limit} slots"
+
+
+def _expires(one: WaitReason, moment: Moment) -> str:
+    return f"is cancelled if it is not started {_until(one, moment, 'by ')}{_because(one)}"
+
+
+def _deadline(one: WaitReason, moment: Moment) -> str:
+    return f"fails if it has not ended {_until(one, moment, 'by ')}{_because(one)}"
+
+
 # ---- advice
 
 
@@ -219,56 +288,43 @@ def _end_transaction(one: WaitReason, _: int) -> str:
     return "end that transaction" if one.pid is None else f"SELECT pg_terminate_backend({one.pid})"
 
 
+def _deploy(_: WaitReason, __: int) -> str:
+    return "deploy workers that have it, or give it its old name: @task(aliases=[...])"
+
+
+def _mend(_: WaitReason, __: int) -> str:
+    return "mend what refuses it: a trigger, a constraint, or a lock"
+
+
 #: What can be the reason, the deciding one first.
 KINDS: Mapping[What, Kind] = {
     "missing": Kind(_missing, True),
-    "completed": Kind(lambda one, moment: f"has completed{_since(one, moment, ' at ')}"),
-    "failed": Kind(
-        lambda one, moment: f"has failed{_since(one, moment, ' at ')}, after {one.used} of {one.limit} attempts{_because(one)}",
-        True,
-        _run_again,
-    ),
+    "completed": Kind(_completed),
+    "failed": Kind(_failed, True, _run_again),
     "duplicate": Kind(_duplicate, True, _other),
-    "cancelled": Kind(
-        lambda one, moment: f"was cancelled{_since(one, moment, ' at ')}{_because(one)}",
-        True,
-        _run_again,
-    ),
+    "cancelled": Kind(_cancelled, True, _run_again),
     "overdue": Kind(_overdue),
     "lost": Kind(_lost),
     "claimed": Kind(_claimed),
     "expired": Kind(_expired, True),
-    "later": Kind(lambda one, moment: f"waits {_until(one, moment)}, when it is due"),
+    "later": Kind(_later),
     "retry": Kind(_retry, advice=_run_again),
-    "parents": Kind(lambda one, _: f"waits for {one.used or 0:,} of its workflow to end{_jobs(one)}"),
-    "held": Kind(lambda *_: "waits for the pause of its workflow to end", True, _resume_workflow),
-    "released": Kind(lambda *_: "waits for nothing more: the next look of a worker at its workflow releases it"),
-    "paused": Kind(lambda one, _: f"waits for {_whose(one, 'pause')} to end{_because(one)}", True, _resume),
+    "parents": Kind(_parents),
+    "held": Kind(_workflow_paused, True, _resume_workflow),
+    "released": Kind(_released),
+    "paused": Kind(_paused, True, _resume),
     "unserved": Kind(_unserved, True, _work),
-    "unknown": Kind(_unknown, True, lambda *_: "deploy workers that have it, or give it its old name: @task(aliases=[...])"),
-    "refused": Kind(_refused, True, lambda *_: "mend what refuses it: a trigger, a constraint, or a lock"),
+    "unknown": Kind(_unknown, True, _deploy),
+    "refused": Kind(_refused, True, _mend),
     "suspect": Kind(_suspect),
-    "locked": Kind(
-        lambda one, _: (
-            f"has a row that another transaction has locked{'' if one.pid is None else f' (PID {one.pid})'}: claims may pass it by"
-        ),
-        advice=_end_transaction,
-    ),
-    "blocked": Kind(
-        lambda one, moment: f"waits for {one.owner} {one.place}: the other side has rate limited it, {_until(one, moment)}"
-    ),
-    "strict": Kind(
-        lambda one, moment: (
-            f"waits for {_whose(one, 'strict order')}: others are tried again first{_jobs(one)}, {_until(one, moment)}"
-        )
-    ),
-    "running": Kind(
-        lambda one, _: f"waits for {_whose(one, 'limit')}: {one.used} of {one.limit} running{_jobs(one)}"
-    ),
+    "locked": Kind(_locked, advice=_end_transaction),
+    "blocked": Kind(_blocked),
+    "strict": Kind(_strict),
+    "running": Kind(_running),
     "rate": Kind(_rate),
-    "pressure": Kind(lambda one, _: f"has workers that claim less, because the database is under pressure{_because(one)}"),
-    "busy": Kind(lambda one, _: f"waits for a slot: its workers hold {jobs_of(one.used or 0)} in {one.limit} slots"),
+    "pressure": Kind(_pressure),
+    "busy": Kind(_busy),
     "turn": Kind(_turn),
-    "expires": Kind(lambda one, moment: f"is cancelled if it is not started {_until(one, moment, 'by ')}{_because(one)}"),
-    "deadline": Kind(lambda one, moment: f"fails if it has not ended {_until(one, moment, 'by ')}{_because(one)}"),
-}  # fmt: skip
+    "expires": Kind(_expires),
+    "deadline": Kind(_deadline),
+}

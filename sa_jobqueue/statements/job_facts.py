@@ -18,6 +18,7 @@ from sqlalchemy import (
     FromClause,
     Integer,
     Label,
+    ScalarSelect,
     Select,
     Table,
     Text,
@@ -216,7 +217,7 @@ def _ahead(jobs: Table) -> LateralFromClause:
     return select(func.count().label("ahead")).select_from(found).lateral("ahead")
 
 
-def _locked_by(me: FromClause) -> ColumnElement[int | None]:
+def _locked_by(me: FromClause) -> ScalarSelect[int]:
     """The transaction that has locked, or is changing, the row, if it goes on. Its `xmax` does not tell the strength of the lock: with the
     weakest, of a foreign key, claims do not pass the row by.
     """
