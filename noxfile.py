@@ -98,14 +98,14 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def wheel(session: nox.Session) -> None:
-    """Build the wheel and run the tests against it, away from the source tree."""
+    """Build the wheel and run the tests against it, away from the source tree, with the oldest series of SQLAlchemy that is supported."""
     away = Path(session.create_tmp()).resolve()
     shutil.rmtree(away)
     away.mkdir()
     session.install("-q", "build")
     session.run("python", "-m", "build", "--wheel", "--outdir", str(away), ".", silent=True)
     (built,) = away.glob("*.whl")
-    install(session, "test", project=(f"sa_jobqueue[embedded] @ {built.as_uri()}",))
+    install(session, "test", project=(f"sa_jobqueue[embedded] @ {built.as_uri()}", "sqlalchemy<2.1"))
     session.install("-q", "--force-reinstall", "--no-deps", str(built))  # the version of a working copy does not change
     for name in BESIDE_THE_PACKAGE:
         source = Path(name)

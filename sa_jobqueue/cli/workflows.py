@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, NoReturn
 
@@ -30,13 +29,11 @@ from .messages import fail
 from .options import Json, parse_id
 from .output import Column, age, cleaned, jobs_of, masked, note, print_json, print_table, say
 from .place import transaction
+from .workflow_tree import STYLES, tree
 
 __all__ = ["cancel", "list_", "pause", "resume", "retry", "show"]
 
 _PAGE = 1_000
-#: Nodes alike of one parent that are shown one by one; more are one line.
-_ALIKE = 5
-_STYLES = {"failed": "red", "cancelled": "yellow", "running": "bold", "completed": "green"}
 _ORDER = [status.value for status in JobStatus]
 
 
@@ -93,13 +90,14 @@ def list_(
         note(f"no workflows{' of this kind' if chosen_by else '; code makes them: session.add(Workflow(...))'}")
         return
     lines = [_line(row, now, counts[row.id]) for row, now in rows]
-    print_table(_COLUMNS, lines, styles=[_STYLES.get(row.status, "") for row, _ in rows])
+    print_table(_COLUMNS, lines, styles=[STYLES.get(row.status, "") for row, _ in rows])
 
 
 def show(config: Config, id: Id, *, json: Json = False) -> None:
     """Show one workflow as a tree: each job below the last one that it waits for.
 
-    A job with several parents names the others. Many jobs alike are one line.
+    A job with several parents names the others, says which of them it needs where that is not all, and for which it waits. Many jobs alike
+    are one line.
 
     sa-jobqueue workflow show 7
     """
@@ -120,10 +118,10 @@ def show(config: Config, id: Id, *, json: Json = False) -> None:
         )
         return
     counts = Counter[str](node.status for node in nodes)
-    say(f"workflow {row.id} {cleaned(row.name)}: {row.status}", f"bold {_STYLES.get(row.status, '')}")
+    say(f"workflow {row.id} {cleaned(row.name)}: {row.status}", f"bold {STYLES.get(row.status, '')}")
     for said in filter(None, (_numbers(counts), _note(row, now))):
         say(said)
-    for line, style in _tree(nodes):
+    for line, style in tree(nodes, paused=row.paused_at is not None):
         say(line, style)
     for one in callbacks:
         fired = "enqueued" if one.fired_at is not None else "not yet" if row.finished_at is None else "not enqueued"
@@ -260,67 +258,3 @@ def _as_json(row: WorkflowRow) -> dict[str, Any]:
         "purge_at",
     )
     return {name: getattr(row, name) for name in columns} | {"meta": row.meta, "reason": masked(row.reason)}
-
-
-# ---- the tree
-
-
-@dataclass
-class _Branch:
-    node: Any
-    home: int | None = None
-    """The parent below which it is shown."""
-    children: list[_Branch] = field(default_factory=list)
-
-
-def _tree(nodes: Sequence[Any]) -> Iterator[tuple[str, str]]:
-    """Lines with their styles. A loop instead of calls: a chain may be longer than Python's stack."""
-    branches = {node.id: _Branch(node) for node in nodes}
-    roots: list[_Branch] = []
-    for branch in branches.values():
-        before = [one for one in branch.node.parents or () if one in branches and one < branch.node.id]
-        branch.home = max(before, default=None)
-        (roots if branch.home is None else branches[branch.home].children).append(branch)
-    left = [(lines, "") for lines in reversed(_alike(roots))]
-    while left:
-        (branch, number, last), indent = left.pop()
-        yield f"{indent}{'└─' if last else '├─'} {_said(branch, number)}", _STYLES.get(branch.node.status, "")
-        deeper = indent + ("   " if last else "│  ")
-        left += [(one, deeper) for one in reversed(_alike(branch.children))]
-
-
-def _alike(branches: Sequence[_Branch]) -> list[tuple[_Branch, int, bool]]:
-    """Each with how many it stands for, and whether it is the last. Leaves alike of which there are many are one."""
-    kinds = Counter[tuple[str, str]]()
-    for one in branches:
-        if not one.children:
-            kinds[one.node.task, one.node.status] += 1
-    shown: list[tuple[_Branch, int]] = []
-    said = set[tuple[str, str]]()
-    for one in branches:
-        kind = one.node.task, one.node.status
-        if one.children or kinds[kind] <= _ALIKE:
-            shown.append((one, 1))
-        elif kind not in said:
-            said.add(kind)
-            shown.append((one, kinds[kind]))
-    return [(one, number, place == len(shown) - 1) for place, (one, number) in enumerate(shown)]
-
-
-def _said(branch: _Branch, number: int) -> str:
-    node = branch.node
-    name = "gate" if node.task == "(gate)" else cleaned(node.task)
-    if number > 1:
-        return f"{name} × {number:,} {node.status} (from job {node.id} on)"
-    parents = sorted(one for one in node.parents or () if one != branch.home)
-    also = ""
-    if parents:
-        also = (
-            f" (also behind {', '.join(map(str, parents))})"
-            if len(parents) <= _ALIKE
-            else f" (of {len(parents) + 1:,})"
-        )
-    why = ""
-    if node.status in {"failed", "cancelled"} and isinstance(node.error, dict):
-        why = f": {cleaned(one_line(mask_passwords(str(node.error.get('message', '')))))}"
-    return f"{node.id} {name} {node.status}{also}{why}"

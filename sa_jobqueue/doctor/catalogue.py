@@ -55,7 +55,11 @@ CHECKS: tuple[Check, ...] = (
     Check("limits", "pauses that keep jobs waiting, and permits that do not come free", check_limits),
     Check("unique", "unique keys that no job needs any more", check_unique),
     Check("schedules", "schedules that are behind, fail or were paused", check_schedules),
-    Check("workflows", "jobs that wait for each other, or for what will not come", check_workflows),
+    Check(
+        "workflows",
+        "jobs that wait for each other, or for what will not come; workflows that do not move on",
+        check_workflows,
+    ),
     Check("cleanup", "finished jobs that should be deleted by now", check_cleanup),
     Check("plans", "how the claim and the completion are executed", check_plans),
     Check("indexes", "indexes that are missing or not valid", check_indexes),

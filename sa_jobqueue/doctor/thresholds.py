@@ -25,9 +25,13 @@ class Thresholds:
     20 s where no NOTIFY reached it."""
 
     paused: tuple[float, float] = (0.0, 86_400.0)
-    """How long a queue, a task or a key has been paused while jobs of it wait. An operator wants it so; after a day it may be forgotten."""
+    """How long a queue, a task or a key has been paused while jobs of it wait. An operator wants it so; after a day it may be forgotten. Workflows
+    that have been paused for the second time are named."""
     permits_held: float = 3_600.0
     """How long all permits of a limit may be held by the same jobs while others wait for one."""
+
+    unread: tuple[float, float] = (60.0, 600.0)
+    """How long ago a job of a workflow ended, and no worker has read it. Workers look every 5 s, and read 100,000 such ends within seconds."""
 
     snapshot: tuple[float, float] = (300.0, 3_600.0)
     """Age of the oldest snapshot. Five minutes is a report; in an hour 1,000 jobs a second leave some 7,000,000 dead rows,

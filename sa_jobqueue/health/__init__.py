@@ -23,8 +23,10 @@ from .read import (
 )
 from .sizes import IndexSize, TableSize
 from .values import BlockIO, Depth, Health, Holder, LockWait, Overdue, Server, Slot, Standby
+from .workflows import BehindWorkflow, WorkflowCounts, read_behind_workflows, read_workflows
 
 __all__ = [
+    "BehindWorkflow",
     "BlockIO",
     "Depth",
     "Health",
@@ -38,6 +40,8 @@ __all__ = [
     "Slot",
     "Standby",
     "TableSize",
+    "WorkflowCounts",
+    "read_behind_workflows",
     "read_depths",
     "read_health",
     "read_holders",
@@ -52,4 +56,5 @@ __all__ = [
     "read_slots",
     "read_standbys",
     "read_tables",
+    "read_workflows",
 ]

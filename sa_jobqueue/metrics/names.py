@@ -111,6 +111,27 @@ PAUSED_DUE = _gauge(
 READY_KEYS = _gauge(
     "ready_keys", "Keys of which jobs are ready; counted up to 1,001 of a queue, and up to 10,001 of all", "queue"
 )
+WORKFLOWS = _gauge(
+    "workflows",
+    "Workflows; counted up to 10,001. state: running, paused, or failed (they ended so, and were not retried or deleted yet)",
+    "state",
+)
+WORKFLOW_OLDEST = _gauge(
+    "workflow_oldest_seconds", "How long the oldest running workflow has been there; 0 if none runs"
+)
+WORKFLOW_EVENTS = _gauge(
+    "workflow_events", "What has happened to jobs of workflows and no worker has read yet; counted up to 10,001"
+)
+WORKFLOWS_BEHIND = _gauge(
+    "workflows_behind", "Workflows of which something was not read yet, but for paused ones; counted up to 101"
+)
+WORKFLOW_BEHIND_SECONDS = _gauge(
+    "workflow_behind_seconds",
+    "How long ago the first job ended whose end was not read, in the first 101 of them; 0 if there is none",
+)
+WORKFLOWS_OVERDUE = _gauge(
+    "workflows_overdue", "Workflows that have not ended although their deadline is over; counted up to 10,001"
+)
 SCHEDULES = _gauge("schedules", "Schedules that are not paused")
 SCHEDULES_BEHIND = _gauge(
     "schedules_behind", "Schedules whose time passed more than a minute ago, and no worker has looked at them"
@@ -180,8 +201,8 @@ FINDING = _gauge(
 
 DATABASE = (
     UP, READ, QUEUED, DUE, OLDEST_DUE, RUNNING, FAILED, WORKERS, QUEUE_WORKERS, LIMITED, LIMIT_RUNNING, LIMIT_USED, PAUSED, PAUSED_DUE,
-    READY_KEYS, SCHEDULES, SCHEDULES_BEHIND, SCHEDULES_FAILING,
-    SCHEDULE_BEHIND_SECONDS, OVERDUE, OVERDUE_SECONDS, TABLE_BYTES, TABLE_LIVE, TABLE_DEAD, TABLE_SINCE_VACUUM, TABLE_SINCE_ANALYZE,
+    READY_KEYS, WORKFLOWS, WORKFLOW_OLDEST, WORKFLOW_EVENTS, WORKFLOWS_BEHIND, WORKFLOW_BEHIND_SECONDS, WORKFLOWS_OVERDUE,
+    SCHEDULES, SCHEDULES_BEHIND, SCHEDULES_FAILING, SCHEDULE_BEHIND_SECONDS, OVERDUE, OVERDUE_SECONDS, TABLE_BYTES, TABLE_LIVE, TABLE_DEAD, TABLE_SINCE_VACUUM, TABLE_SINCE_ANALYZE,
     TABLE_AUTOVACUUMS, INDEX_BYTES, INDEX_SCANS, INDEX_ROWS_READ, SNAPSHOT_SECONDS, SNAPSHOT_XIDS, LOCK_WAITS, ACTIVE, CONNECTIONS,
     CONNECTIONS_MAX, REPLICATION_SECONDS, REPLICATION_BYTES, NOTIFY_QUEUE, FROZEN_AGE, TRANSACTIONS, DEADLOCKS, TEMP_BYTES, BLOCKS,
     BLOCK_SECONDS, IO_BLOCKS, IO_SECONDS, FINDING,

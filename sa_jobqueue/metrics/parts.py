@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from ..health import (
+    read_behind_workflows,
     read_depths,
     read_indexes,
     read_io,
@@ -17,6 +18,7 @@ from ..health import (
     read_ready_keys,
     read_server,
     read_tables,
+    read_workflows,
 )
 from ..lifecycle import JobStatus
 from ..statements.backlog import count_by_queue, schedule_lag
@@ -115,6 +117,22 @@ def _labels(owners: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[st
     return found
 
 
+def add_workflows(connection: Connection, store: Store, families: Families) -> None:
+    """Workflows, and those that do not move on. Where there are none, it looks at empty tables."""
+    counts = read_workflows(connection, store)
+    if counts is None:
+        return
+    behind = read_behind_workflows(connection, store)
+    families.add(names.WORKFLOWS, counts.running, "running")
+    families.add(names.WORKFLOWS, counts.paused, "paused")
+    families.add(names.WORKFLOWS, counts.failed, "failed")
+    families.add(names.WORKFLOW_OLDEST, counts.oldest or 0.0)
+    families.add(names.WORKFLOW_EVENTS, counts.events)
+    families.add(names.WORKFLOWS_BEHIND, len(behind))
+    families.add(names.WORKFLOW_BEHIND_SECONDS, max((one.seconds or 0.0 for one in behind), default=0.0))
+    families.add(names.WORKFLOWS_OVERDUE, counts.overdue)
+
+
 def add_schedules(connection: Connection, store: Store, families: Families) -> None:
     """How far schedules are behind."""
     row: Any = connection.execute(schedule_lag(schedule=store.tables.schedule)).one()
@@ -188,6 +206,7 @@ def add_server(connection: Connection, store: Store, families: Families) -> None
 PARTS: Mapping[str, Part] = {
     "jobs": add_jobs,
     "limits": add_limits,
+    "workflows": add_workflows,
     "schedules": add_schedules,
     "cleanup": add_cleanup,
     "pressure": add_pressure,

@@ -63,6 +63,17 @@ class WorkflowRow(Base):
             postgresql_where=text("deadline_at IS NOT NULL AND finished_at IS NULL"),
         ),
         Index("workflow_purge_idx", "purge_at", postgresql_where=text("purge_at IS NOT NULL")),
+        Index(
+            "workflow_running_idx",
+            "created_at",
+            postgresql_where=text("finished_at IS NULL AND paused_at IS NULL"),
+        ),
+        Index(
+            "workflow_paused_idx",
+            "paused_at",
+            postgresql_where=text("finished_at IS NULL AND paused_at IS NOT NULL"),
+        ),
+        Index("workflow_failed_idx", "finished_at", postgresql_where=text("status = 'failed'")),
     )
 
 

@@ -33,7 +33,7 @@ from ..histogram import BUCKETS
 from ..lifecycle import COUNTED
 from ..models import Stat, WorkerRow
 from ..tally import TaskTally
-from .parts import array, in_seconds, rows, table_of
+from .parts import array, in_seconds, packed, packed_texts, rows, table_of
 
 __all__ = [
     "HOURS_KEPT",
@@ -59,16 +59,18 @@ _COUNTS = ("runs", "waits")
 _VALUES = (*COUNTED, *_SECONDS, *_COUNTS)
 _GIVEN = ("queue", "task", *_VALUES)
 _KEY = ("seconds", "at", "queue", "task")
+_NUMBERS = frozenset((*COUNTED, *_SECONDS))
 
 
 def stats_parameters(tallies: Sequence[TaskTally], *, worker: uuid.UUID, number: int) -> dict[str, Any]:
-    """The parameters of `add_stats`, by name, to execute a statement again that was built once."""
-    columns: dict[str, Any] = {"stat_worker": worker, "stat_number": number}
-    for name in _GIVEN:
-        columns[f"stat_{name}"] = [getattr(one, name) for one in tallies]
+    """The parameters of `add_stats`, by name, as the driver takes them, to execute a statement again that was built once."""
+    columns = {name: [getattr(one, name) for one in tallies] for name in _GIVEN}
     for name in _COUNTS:
-        columns[f"stat_{name}"] = ["{" + ",".join(map(str, counts)) + "}" for counts in columns[f"stat_{name}"]]
-    return columns
+        columns[name] = ["{" + ",".join(map(str, counts)) + "}" for counts in columns[name]]
+    given: dict[str, Any] = {"stat_worker": worker, "stat_number": number}
+    for name, values in columns.items():
+        given[f"stat_{name}"] = packed(values) if name in _NUMBERS else packed_texts(values)
+    return given
 
 
 def add_stats(

@@ -6,12 +6,12 @@ import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property
-from typing import Any
 
 from sqlalchemy import Connection, Delete, Executable
 
 from ..statements.stats import add_stats, drop_old_stats, roll_up_stats, stats_parameters, written_stats
 from ..tally import TaskTally
+from .compiled import Compiled
 from .tables import OfTables
 
 __all__ = ["Stats"]
@@ -25,7 +25,7 @@ class Stats(OfTables):
     ) -> bool:
         """Add what `worker` has counted, the `number`th time. False: its row is gone, and nothing was added."""
         given = stats_parameters(tallies, worker=worker, number=number)
-        if connection.execute(self._add_stats, given).first() is not None:
+        if self._add_stats.rows(connection, given):
             return True
         written = connection.scalar(written_stats(worker, workers=self.tables.worker))
         return written is not None and written >= number
@@ -41,6 +41,7 @@ class Stats(OfTables):
         return connection.execute(statement).rowcount
 
     @cached_property
-    def _add_stats(self) -> Any:
-        """The values are given at each execution."""
-        return add_stats([], worker=uuid.UUID(int=0), number=0, stat=self.tables.stat, workers=self.tables.worker)
+    def _add_stats(self) -> Compiled:
+        # Core would compile it each time, which takes as long as all else: an ON CONFLICT is not cached.
+        none = uuid.UUID(int=0)
+        return Compiled(add_stats([], worker=none, number=0, stat=self.tables.stat, workers=self.tables.worker))

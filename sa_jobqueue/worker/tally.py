@@ -160,9 +160,9 @@ class Tally:
             return [_value(key, counts) for key, counts in sorted(self._counts.items())]
 
     @property
-    def has_changed(self) -> bool:
-        """Whether `take_changed` would return something."""
-        return bool(self._changed)
+    def changed(self) -> int:
+        """How many `take_changed` would return."""
+        return len(self._changed)
 
     def take_changed(self, most: int) -> list[TaskTally]:
         """The tallies of up to `most` queues with their tasks: of those for which something was counted since they were last taken."""

@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--faults-seconds", type=float, default=600, help="how long faults come at random, in each mix")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="of everything that is random")
+    parser.add_argument("--pg", type=int, help="the server's version, if it is not to be the newest embedded one")
     parser.add_argument("--only", default="", help="the faults and mixes whose name has this in it")
     parser.add_argument("--short", action="store_true", help="let each fault alone last as long as in CI")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was seen")
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seen = json.loads(given.source.read_text())
     else:
         print(f"seed {given.seed}", flush=True)
-        seen = run(given.seed, given.faults_seconds, only=given.only, short=given.short)
+        seen = run(given.seed, given.faults_seconds, only=given.only, short=given.short, pg=given.pg)
     if given.json is not None:
         given.json.write_text(json.dumps(seen, indent=1))
     print(markdown(seen))
@@ -56,11 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if seen["broken"] else 0
 
 
-def run(seed: int, seconds: float, *, only: str = "", short: bool = False) -> dict[str, Any]:
+def run(seed: int, seconds: float, *, only: str = "", short: bool = False, pg: int | None = None) -> dict[str, Any]:
     """Let everything happen in one scene."""
     seen: list[Observed] = []
     begun = time.monotonic()
-    with Scene(seed=seed) as scene:
+    with Scene(seed=seed, pg=pg) as scene:
 
         def note(observed: Observed) -> None:
             seen.append(observed)
@@ -79,6 +80,7 @@ def run(seed: int, seconds: float, *, only: str = "", short: bool = False) -> di
                 continue
             note(scene.suffer(name, lambda mix=mix: mix(scene, seconds, say=print), patience=120))  # type: ignore[misc]
         left = scene.finish()
+        print(f"{len(scene.producer.plans)} workflows", flush=True)
         version = scene.version
     broken = [f"{observed.fault}: {what}" for observed in seen for what in promises_broken(observed)]
     return {

@@ -200,6 +200,8 @@ class Load:
         self.committed: set[int] = set()
         self.emptied_in = 0.0
         """Seconds from the end of all trouble until nothing was left."""
+        self.left = 0
+        """Jobs that had not ended then."""
         self._looks: list[Look] = []
         self._said: list[Said] = []
         self._stop, self._end = threading.Event(), threading.Event()
@@ -284,8 +286,9 @@ class Load:
                     or 0
                 )
 
+        self.left = left()
         with suppress(AssertionError):
-            wait_until(lambda: left() == 0, patience)
+            wait_until(lambda: left() == 0, patience + self.left / 10)
         self.emptied_in = time.monotonic() - begun
         if number := left():
             self.findings.append(f"{number} jobs came to no end: a permit was lost, or a key starves")
@@ -443,5 +446,5 @@ class Load:
         keys = max((n for (owner, _), n in self.most.items() if owner == "key"), default=0)
         return (
             f"{self.kills} kills, {self.looks} looks, {len(self.committed)} jobs, at most {most}, {keys} of a key, "
-            f"emptied in {self.emptied_in:.1f} s, pid {os.getpid()}"
+            f"{self.left} left, emptied in {self.emptied_in:.1f} s, pid {os.getpid()}"
         )

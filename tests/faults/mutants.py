@@ -153,6 +153,12 @@ def keep_the_keys() -> None:
     lifecycle.extra = lambda claim: {name: value for name, value in extra(claim).items() if name != "unique"}
 
 
+def forget_the_workflow() -> None:
+    """Nothing of a claim says that its job is a member of a workflow, so its end appends no event."""
+    extra = lifecycle.extra
+    lifecycle.extra = lambda claim: {name: value for name, value in extra(claim).items() if name != "workflow"}
+
+
 def free_keys_at_the_start() -> None:
     """The unique keys of all jobs are free when they start."""
 
@@ -212,6 +218,7 @@ MUTATIONS: dict[str, Callable[[], None]] = {
         complete_first,
         complete_and_die,
         keep_the_keys,
+        forget_the_workflow,
         free_keys_at_the_start,
         look_without_a_lock,
         forget_missed_ticks,

@@ -26,10 +26,12 @@ import psycopg
 
 from sa_jobqueue.migrations import upgrade_database
 from tests.faults import workload
-from tests.faults.auditor import Evidence, Finding, audit, collect
+from tests.faults.auditor import Finding, audit
+from tests.faults.evidence import Evidence, collect
+from tests.faults.producer import SHARE, Producer
 from tests.faults.proxy import Proxy
 from tests.faults.server import Guard, Server
-from tests.faults.workload import Fate, Producer
+from tests.faults.workload import Fate
 from tests.support.commands import Command, start_command
 from tests.support.folders import make_server_folder
 from tests.support.waiting import wait_until
@@ -95,10 +97,10 @@ class Observed:
 
 
 class Scene:
-    """All that a fault can happen to. `seed`: of everything that is random here."""
+    """All that a fault can happen to. `seed`: of everything that is random here. `pg`: the server's version."""
 
-    def __init__(self, *, seed: int, rate: float = RATE) -> None:
-        self.seed, self.random = seed, random.Random(seed)
+    def __init__(self, *, seed: int, rate: float = RATE, pg: int | None = None) -> None:
+        self.seed, self.random, self._pg = seed, random.Random(seed), pg
         self.rate = rate
         self.folder = make_server_folder("sajq_faults-")
         self.words = self.folder / "words"
@@ -106,6 +108,7 @@ class Scene:
         self.forgotten: list[tuple[float, float]] = []
         self._stack = ExitStack()
         self._supervisors = 0
+        self._commands: list[Command] = []
         self._memory = 0
         self._found: set[str] = set()
         self._ended = threading.Event()
@@ -123,7 +126,7 @@ class Scene:
     def _build(self) -> None:
         self.guard = Guard()
         self._stack.callback(self.guard.close)
-        self.server = Server.make(self.folder / "first", self.guard)
+        self.server = Server.make(self.folder / "first", self.guard, pg=self._pg)
         self._stack.callback(lambda: self.server.remove())  # noqa: PLW0108  # by then it may be another
         self.server.start()
         self.server.execute(f"CREATE DATABASE {DATABASE}")
@@ -161,6 +164,7 @@ class Scene:
         )  # fmt: skip
         started = self._stack.enter_context(command)
         self.guard.watch(started.pid)
+        self._commands.append(started)
         return started
 
     def workers(self) -> list[psutil.Process]:
@@ -249,7 +253,7 @@ class Scene:
     @property
     def usual(self) -> float:
         """Jobs that end per second when all is well."""
-        duplicates = workload.SHARE / 2  # an estimate
+        duplicates = SHARE / 2  # an estimate
         return self.rate * (1 - self.producer.rolled_back) * (1 - duplicates) + workload.TICKS
 
     def calm(self) -> None:
@@ -259,9 +263,13 @@ class Scene:
         )
 
     def live(self, keys: Collection[str]) -> set[str]:
-        """Those of these keys whose jobs have not ended."""
+        """Those of these keys whose jobs have not ended; and all of a workflow that goes on, with what it is still to call back."""
+        # One snapshot: what a workflow calls back comes with its end.
         live = f"SELECT audit.key(job) FROM sa_jobqueue.job WHERE status NOT IN {_FINISHED}"
-        return {str(key) for (key,) in self.ask(live)} & set(keys)
+        flows = "SELECT meta->>'key' FROM sa_jobqueue.workflow WHERE finished_at IS NULL"
+        found = {str(key) for (key,) in self.ask(f"{live} UNION ALL {flows}")}
+        plans = self.producer.plans.copy()
+        return {*found, *(key for one in found & plans.keys() for key in plans[one].keys)} & set(keys)
 
     def ticks(self) -> set[str]:
         """The keys of the jobs of schedules, so far."""
@@ -340,7 +348,15 @@ class Scene:
     def evidence(self) -> Evidence:
         """All that is there for the auditor."""
         fates = self.producer.fates.copy()
-        return collect(self.server.url(DATABASE), self.words, fates, forgotten=self.forgotten)
+        plans = [plan for plan in self.producer.plans.copy().values() if not fates.keys().isdisjoint(plan.jobs)]
+        return collect(
+            self.server.url(DATABASE), self.words, fates, forgotten=self.forgotten, plans=plans, mended=self._mended()
+        )
+
+    def _mended(self) -> list[str]:
+        """What workers have said of ends of members that had not been told."""
+        lines = (line for command in self._commands for line in command.output.splitlines())
+        return [line for line in lines if "had ended without saying so" in line]
 
     def _observe(
         self, name: str, begun: float, over: float, *, hit: set[str], known: set[str], workers: list[Resumed]

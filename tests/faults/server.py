@@ -33,6 +33,7 @@ from sa_jobqueue.embedded import EmbeddedServer
 from sa_jobqueue.embedded.account import account_of, make_folder
 from sa_jobqueue.embedded.cluster import prepare
 from sa_jobqueue.embedded.wheel import programs_of
+from tests.support import keeper
 from tests.support.waiting import wait_until
 
 CONNECTIONS = 60
@@ -115,7 +116,7 @@ def free_port() -> int:
 
 @dataclass
 class Server:
-    """A server with a folder and a port of its own; the programs are those of the embedded PostgreSQL."""
+    """A server with a folder and a port of its own; the programs are those of the embedded PostgreSQL, or of Debian's packages."""
 
     programs: EmbeddedServer
     data: Path
@@ -124,12 +125,14 @@ class Server:
     _process: subprocess.Popen[bytes] | None = field(default=None)
 
     @classmethod
-    def make(cls, folder: Path, guard: Guard, settings: Mapping[str, str] = NO_SETTINGS) -> Server:
+    def make(
+        cls, folder: Path, guard: Guard, settings: Mapping[str, str] = NO_SETTINGS, *, pg: int | None = None
+    ) -> Server:
         """A new cluster below `folder`, which others must be able to enter (root's server is another user's).
 
-        `settings`: what is to be other than it is here.
+        `settings`: what is to be other than it is here. `pg`: the version, if it is not to be the newest embedded one.
         """
-        programs = EmbeddedServer(folder, settings={"fsync": "off"})
+        programs = keeper.server_of(keeper.choose_version(pg or keeper.EMBEDDED_VERSIONS[0]), folder, {"fsync": "off"})
         programs.directory.mkdir(exist_ok=True, mode=0o755)
         prepare(programs)
         server = cls(programs, programs.data, free_port(), guard)
@@ -210,7 +213,7 @@ class Server:
 
     def copy(self, folder: Path) -> Server:
         """A running standby that follows this server."""
-        programs = EmbeddedServer(folder, settings={"fsync": "off"})
+        programs = EmbeddedServer(folder, self.programs.version, {"fsync": "off"}, self.programs.programs)
         programs.directory.mkdir(exist_ok=True, mode=0o755)
         make_folder(programs, programs.home)
         standby = Server(self.programs, programs.data, free_port(), self.guard)

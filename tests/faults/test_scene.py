@@ -10,10 +10,13 @@ from typing import Any
 
 import psutil
 import pytest
+from sqlalchemy import create_engine
 
 from tests.faults.__main__ import BEGIN, END, main, promises_broken
 from tests.faults.faults import PROMISE
-from tests.faults.scene import Observed, Resumed, Scene
+from tests.faults.scene import DATABASE, Observed, Resumed, Scene
+from tests.faults.workflow_mutants import mutate
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -27,14 +30,20 @@ def test_what_happens_to_jobs_that_were_there_before_a_fault_is_seen(scene: Scen
     """Jobs vanish that were queued or running when it began, and others that had ended have their effects twice."""
     seen = scene.suffer("jobs in flight vanish", lambda: vanish(scene))
     rules = {finding.split(":")[0] for finding in promises_broken(seen)}
-    assert {"committed_jobs_end", "session_effects_happen_once"} <= rules
+    assert {"committed_jobs_end", "session_effects_happen_once", "workflows_are_there_as_a_whole"} <= rules
     assert seen.finished < seen.committed
     assert set(seen.findings) <= set(scene.finish())
 
 
 def vanish(scene: Scene) -> None:
-    """A loss that no queue can repair."""
-    gone = scene.ask("DELETE FROM sa_jobqueue.job WHERE status IN ('queued', 'running') RETURNING id")
+    """A loss that no queue can repair: of jobs, and of workflows, whose members that have ended stay."""
+    lose = """
+        WITH flows AS (DELETE FROM sa_jobqueue.workflow WHERE finished_at IS NULL RETURNING id),
+        events AS (DELETE FROM sa_jobqueue.workflow_event WHERE workflow_id IN (SELECT id FROM flows)),
+        gone AS (DELETE FROM sa_jobqueue.job WHERE status IN ('queued', 'blocked', 'running') RETURNING id)
+        SELECT (SELECT count(*) FROM flows), (SELECT count(*) FROM gone)
+    """
+    wait_until(lambda: all(scene.ask(lose)[0]), message="a workflow that goes on, to be lost")
     # Their keys go with them: a key left behind is a finding only until another job takes it.
     scene.ask(
         "DELETE FROM sa_jobqueue.unique_key AS k WHERE NOT EXISTS "
@@ -44,8 +53,18 @@ def vanish(scene: Scene) -> None:
         "INSERT INTO audit.effect (job_id, token, key, pid, xid) SELECT job_id, token, key, pid, xid FROM audit.effect "
         "WHERE job_id IN (SELECT id FROM sa_jobqueue.job WHERE status = 'completed') RETURNING id"
     )
-    assert gone
     assert doubled
+
+
+@pytest.mark.nightly
+def test_an_end_that_was_not_told_is_found_although_workers_have_mended_it(scene: Scene) -> None:
+    """In the rows all is well then: workers say what they have mended, and the auditor reads that."""
+    engine = create_engine(scene.server.url(DATABASE))
+    with engine.begin() as connection:
+        mutate(connection, "says nothing of a handler's commit")
+    engine.dispose()
+    wait_until(lambda: scene.evidence().mended, timeout=90)
+    assert "no_end_is_told_late" in {line.split(":")[0] for line in scene.finish()}
 
 
 @pytest.mark.slow

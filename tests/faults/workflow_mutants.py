@@ -46,6 +46,10 @@ MUTANTS: Mapping[str, tuple[str, Sequence[tuple[str, str]]]] = {
             )
         ],
     ),
+    "calls back twice": (
+        "fire_callbacks",
+        [("FROM fired AS f ORDER BY", "FROM fired AS f CROSS JOIN generate_series(1, 2) ORDER BY")],
+    ),
     "says nothing of a handler's commit": ("complete_member", [("IF flow IS NOT NULL THEN", "IF flow < 0 THEN")]),
 }
 

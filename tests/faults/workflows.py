@@ -18,9 +18,10 @@ import signal
 import time
 import uuid
 from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import Engine, create_engine, select, text
 from sqlalchemy.exc import DBAPIError
@@ -43,6 +44,8 @@ from sa_jobqueue.store import Answer, ClaimRequest, default_store
 from sa_jobqueue.workflows import Node
 
 __all__ = ["Stress", "expected"]
+
+K = TypeVar("K", bound=Hashable)
 
 LEASE = 1.5
 WORKERS = 3
@@ -104,14 +107,14 @@ def random_graph(random: random.Random, *, fates: bool = True) -> Workflow:
     return workflow
 
 
-def expected(jobs: dict[int, str], edges: list[tuple[int, int, str]], needed: dict[int, int]) -> dict[int, str]:
+def expected(jobs: Mapping[K, str], edges: Sequence[tuple[K, K, str]], needed: Mapping[K, int]) -> dict[K, str]:
     """How each job must end, by its fate: without operators, and whatever happens to workers."""
-    parents: dict[int, list[tuple[int, str]]] = {}
+    parents: dict[K, list[tuple[K, str]]] = {}
     for child, parent, policy in edges:
         parents.setdefault(child, []).append((parent, policy))
-    ends: dict[int, str] = {}
+    ends: dict[K, str] = {}
 
-    def end_of(job: int) -> str:
+    def end_of(job: K) -> str:
         if job not in ends:
             mine = [(end_of(parent), policy) for parent, policy in parents.get(job, ())]
             broken = any(policy == "cancel" and end != "completed" for end, policy in mine)

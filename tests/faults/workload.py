@@ -2,11 +2,9 @@
 
 Handlers write what they do twice: through `ctx.session` (the table `audit.effect`), and outside it (a file for each
 process, only appended to, each line on the disk before the handler goes on). A trigger, the observer, notes every change of
-a job's state in `audit.history`, in the transaction that makes it. A `Producer` enqueues all the time, rolls back on
-purpose, and remembers of each key what came of its transaction.
+a job's state in `audit.history`, in the transaction that makes it.
 
-    prepare(url)                                     # the tables of the audit
-    with Producer(url, rate=50) as producer: ...     # workers: sa-jobqueue work --app tests.faults.workload:registry
+    prepare(url)    # the tables of the audit; workers: sa-jobqueue work --app tests.faults.workload:registry
 """
 
 from __future__ import annotations
@@ -14,23 +12,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import signal
-import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from itertools import count, product
 from pathlib import Path
-from typing import Any, NamedTuple, Self, get_args
+from typing import Any
 
 from sqlalchemy import BigInteger, MetaData, create_engine, select, text
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sa_jobqueue import (
     AsyncJobContext,
+    Discard,
+    Failed,
     Job,
     JobContext,
     Registry,
@@ -43,16 +39,15 @@ from sa_jobqueue import (
     task,
 )
 from sa_jobqueue.tasks import AnyTask
-from sa_jobqueue.unique import Scope
 
 FOLDER = "SA_FAULTS_FOLDER"
 """The environment variable that says where the handlers' files are."""
 
 #: How often a job may fail, or lose its worker: more than any run of faults should cost it.
 MAX_ATTEMPTS, MAX_RESCUES = 20, 12
-_DOOMED_ATTEMPTS = 2
+DOOMED_ATTEMPTS = 2
 #: Seconds that a handler takes at most; long enough that there is always one in the middle of something.
-_LONGEST = 0.4
+LONGEST = 0.4
 
 registry = Registry()
 _SOON = RetryPolicy(base=0.2, factor=1.5, cap=3.0, jitter=0.5)
@@ -241,7 +236,7 @@ async def snooze(ctx: AsyncJobContext, seconds: float) -> Snooze | None:
     return None
 
 
-@task(registry=registry, retry=_SOON, max_attempts=_DOOMED_ATTEMPTS)
+@task(registry=registry, retry=_SOON, max_attempts=DOOMED_ATTEMPTS)
 def doomed(ctx: JobContext, seconds: float) -> None:
     """Always fails, after it has written."""
     say(ctx, Word.BEGAN)
@@ -250,6 +245,29 @@ def doomed(ctx: JobContext, seconds: float) -> None:
     time.sleep(seconds)
     say(ctx, Word.FAILED)
     raise RuntimeError("on purpose")
+
+
+@task(registry=registry, retry=_SOON, max_attempts=MAX_ATTEMPTS, record=True)
+def part(ctx: JobContext, seconds: float, fails: bool) -> str:
+    """Returns its key, or always fails. Of workflows: others take what it returns."""
+    say(ctx, Word.BEGAN)
+    time.sleep(seconds)
+    if fails:
+        say(ctx, Word.FAILED)
+        raise RuntimeError("on purpose")
+    say(ctx, Word.DID)
+    return key_of(ctx)
+
+
+@_task
+def take(ctx: JobContext, parts: Sequence[str | Failed], wanted: list[str | None], seconds: float) -> None:
+    """Takes what others return, and writes. `wanted`: None in place of what failed; with anything else it gives up."""
+    say(ctx, Word.BEGAN)
+    if [None if isinstance(one, Failed) else one for one in parts] != wanted:
+        raise Discard(f"{parts} came, and not {wanted}")
+    ctx.session.add(_effect(ctx))
+    time.sleep(seconds)
+    say(ctx, Word.DID)
 
 
 @_task
@@ -306,22 +324,10 @@ def _gate(folder: Path, gate: int | str) -> Path:
 MIX: dict[AnyTask, int] = {
     plain: 4, plain_async: 4, write: 4, write_async: 4, write_late: 2, stumble: 1, snooze: 1, doomed: 1
 }  # fmt: skip
-WITHOUT_SESSION = frozenset({plain.name, plain_async.name, held.name})
+WITHOUT_SESSION = frozenset({plain.name, plain_async.name, part.name, held.name})
 """The tasks that write nothing through `ctx.session`."""
 DOOMED = doomed.name
 
-
-#: How some of the jobs are unique: by a few keys, so that many are duplicates. Their share among all of them.
-UNIQUE = [
-    Unique(
-        f"{scope}-{on_clash}", scope=scope, period=1.0 if scope in ("finished", "window") else None, on_clash=on_clash
-    )
-    for scope, on_clash in product(get_args(Scope), ("skip", "replace"))
-]
-SHARE = 0.25
-
-#: One job in ten has an expiry, and one in ten a deadline: at most this many seconds after it was enqueued.
-LIMITED, _LATEST = 0.1, 4.0
 
 #: The schedules, by name: seconds between their ticks, their task, and the other options.
 SCHEDULES: dict[str, tuple[float, AnyTask, dict[str, Any]]] = {
@@ -342,12 +348,12 @@ def add_schedules(url: str, schedules: Mapping[str, tuple[float, AnyTask, dict[s
     with Session(engine) as session:
         for name, (seconds, kind, options) in schedules.items():
             task = kind.options(meta={"schedule": name})
-            session.add(Schedule(every(seconds), task, _LONGEST, name=name, **options))
+            session.add(Schedule(every(seconds), task, LONGEST, name=name, **options))
         session.commit()
     engine.dispose()
 
 
-# ---- the producer
+# ---- jobs
 
 
 class Fate(StrEnum):
@@ -356,102 +362,6 @@ class Fate(StrEnum):
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
     UNKNOWN = "unknown"  # the answer to its COMMIT was lost, or a failover may have lost the transaction
-
-
-class _Wanted(NamedTuple):
-    key: str
-    kind: AnyTask
-    argument: float | str
-    unique: Unique | None = None
-    expires: float | None = None
-    deadline: float | None = None
-
-
-class Producer:
-    """Enqueues `rate` jobs a second, on a thread of its own, until the block ends.
-
-    `fates`: what came of each key's transaction, once that is over.
-    """
-
-    def __init__(self, url: str, *, rate: float, seed: int = 0, rolled_back: float = 0.15) -> None:
-        self.fates: dict[str, Fate] = {}
-        self.url, self._rate, self.rolled_back = url, rate, rolled_back
-        self._random, self._numbers = random.Random(seed), count()
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="producer", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Enqueue no more."""
-        self._end.set()
-        self._thread.join()
-
-    def keys(self, fate: Fate = Fate.COMMITTED) -> list[str]:
-        """The keys that had this fate so far."""
-        return [key for key, its in self.fates.copy().items() if its is fate]
-
-    def forget(self, keys: Collection[str]) -> None:
-        """A failover may have lost what was committed of these."""
-        for key in keys:
-            if self.fates[key] is Fate.COMMITTED:
-                self.fates[key] = Fate.UNKNOWN
-
-    def add(self, session: Session, kinds: Sequence[AnyTask], argument: float | str) -> list[str]:
-        """Enqueue these besides, in this session, all with the same argument; their keys."""
-        jobs = [_Wanted(f"k{next(self._numbers)}", kind, argument) for kind in kinds]
-        self._enqueue(session, jobs)
-        return [wanted.key for wanted in jobs]
-
-    def _loop(self) -> None:
-        # A server that is gone must not hold the producer: it is a part of the test, not what is tested.
-        engine = create_engine(self.url, connect_args={"connect_timeout": 2, "options": "-c statement_timeout=3s"})
-        while not self._end.is_set():
-            number = self._random.randint(1, 5)
-            kinds = self._random.choices(list(MIX), list(MIX.values()), k=number)
-            jobs = [
-                _Wanted(
-                    f"k{next(self._numbers)}",
-                    kind,
-                    self._random.uniform(0.0, _LONGEST),
-                    self._random.choice(UNIQUE) if self._random.random() < SHARE else None,
-                    self._limit(),
-                    self._limit(),
-                )
-                for kind in kinds
-            ]
-            try:
-                self._enqueue(Session(engine), jobs, rolls_back=self._random.random() < self.rolled_back)
-            except DBAPIError:
-                engine.dispose()
-            self._end.wait(number / self._rate)
-        engine.dispose()
-
-    def _limit(self) -> float | None:
-        return self._random.uniform(0.05, _LATEST) if self._random.random() < LIMITED else None
-
-    def _enqueue(self, session: Session, jobs: Sequence[_Wanted], *, rolls_back: bool = False) -> None:
-        """One transaction."""
-        fate = Fate.ROLLED_BACK
-        try:
-            with session:
-                session.add_all(
-                    job(one.kind, one.key, one.argument, one.unique, one.expires, one.deadline) for one in jobs
-                )
-                session.flush()
-                if rolls_back:
-                    session.rollback()
-                    return
-                fate = Fate.UNKNOWN
-                session.commit()
-                fate = Fate.COMMITTED
-        finally:
-            self.fates |= {one.key: fate for one in jobs}
 
 
 def job(

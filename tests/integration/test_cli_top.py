@@ -20,12 +20,14 @@ from sa_jobqueue.cli.top.read import SHOWN, read_job, read_picture
 from sa_jobqueue.cli.top.reader import Reader, Wanted
 from sa_jobqueue.cli.top.views import Stand
 from sa_jobqueue.models import LimitRow, Schedule, WorkerRow
+from sa_jobqueue.statements import pause_workflows
 from sa_jobqueue.tasks import TaskName
 from tests.support.cli import output, refused
 from tests.support.databases import connect
 from tests.support.factory import make_job, make_jobs, row
 from tests.support.limits import limit
 from tests.support.waiting import wait_until
+from tests.support.workflows import Flow
 from tests.support.working import add, drain
 
 ERROR = {
@@ -74,6 +76,15 @@ def test_one_picture_has_queues_tasks_workers_and_failed_jobs(engine: Engine, ur
     assert found["shop.send"][-2:] == ["0", "1"]
     assert " ".join(found["web-1:47"]) == "web-1:47 slow 1/5 85 MB 0.25 s 10m ago stale · holds back: 3 lock waits"
     assert any(line.endswith("ValueError: no [bold]answer") for line in lines)
+
+
+def test_workflows_are_counted_in_the_picture(engine: Engine, url: str) -> None:
+    """Where there are any."""
+    with engine.begin() as connection:
+        flows = [Flow(connection, "a") for _ in range(4)]
+        flows[0].fail("a")
+        connection.execute(pause_workflows(flows[1].id)).all()
+    assert once(url, 80)[4] == "workflows: 2 running · 1 paused · 1 failed"
 
 
 def test_an_empty_database_has_a_picture(url: str) -> None:

@@ -50,7 +50,7 @@ def test_a_long_chain_and_a_wide_join_are_shown(connection: Connection, url: str
     chain = Flow(connection, names[0], *(f"{one}: {before}" for before, one in pairwise(names)))
     assert len(output("workflow", "show", str(chain.id), url=url).splitlines()) == 1_200 + 5
     wide = Flow(connection, *(f"b{n}" for n in range(9)), "c: " + " ".join(f"b{n}" for n in range(9)))
-    assert "blocked (of 9)" in output("workflow", "show", str(wide.id), url=url)
+    assert "blocked (of 9; waits for " in output("workflow", "show", str(wide.id), url=url)
 
 
 def test_list_shows_the_newest_first(connection: Connection, url: str) -> None:
@@ -103,3 +103,62 @@ def test_what_was_not_called_back_at_the_end_is_said(connection: Connection, url
         "on end: on_end (enqueued)",
     ]
     assert "job 9 of it has not failed" in notes(invoke("workflow", "retry", str(flow.id), "--from", "9", url=url))
+
+
+def test_show_says_how_a_job_joins_and_for_what_it_waits(connection: Connection, url: str) -> None:
+    """Where it does not need all of its parents; and where the tree does not show for which of them it waits."""
+    flow = Flow(connection, "a", "b", "c", "d: 2/a,b,c", "e: 1/a,b", "f: a b", "g: a 1/b,c", "h: ~a", "i: ~a b", "j: a")
+    ids = {name: node.job_id for name, node in flow.nodes.items()}
+    a, b = ids["a"], ids["b"]
+
+    def lines() -> dict[str, str]:
+        said = output("workflow", "show", str(flow.id), url=url, env={"COLUMNS": "200"}).splitlines()
+        found = {line.lstrip("│├└─ ").split(" ", 1)[0]: line for line in said}
+        return {name: found[str(id)].split(" a_task ")[1] for name, id in ids.items()}
+
+    assert lines() == {
+        "a": "queued", "b": "queued", "c": "queued",
+        "d": f"blocked (at least 2 of 3; also behind {a}, {b}; 0 completed)",
+        "e": f"blocked (any of 2; also behind {a}; 0 completed)",
+        "f": f"blocked (also behind {a}; waits for {a})",
+        "g": f"blocked (any of 2; also behind {a}, {b}; waits for {a})",
+        "h": "blocked (settled)",
+        "i": f"blocked (settled: {a}; also behind {a}; waits for {a})",
+        "j": "blocked",
+    }  # fmt: skip
+    flow.complete("a")
+    now = lines()
+    assert now["d"] == f"blocked (at least 2 of 3; also behind {a}, {b}; 1 completed)"
+    assert now["e"] == f"queued (any of 2; also behind {a})"
+    assert now["f"] == f"blocked (also behind {a}; waits for {b})"
+    assert now["g"] == f"blocked (any of 2; also behind {a}, {b}; 0 completed)"
+    found = as_json("workflow", "show", str(flow.id), url=url)["nodes"]
+    assert [(one["needed"], one["policies"]) for one in found[3:7]] == [
+        (2, ["count"] * 3), (1, ["count"] * 2), (None, ["cancel"] * 2), (1, ["cancel", "count", "count"]),
+    ]  # fmt: skip
+
+
+def test_jobs_that_join_alike_are_one_line(connection: Connection, url: str) -> None:
+    """Others are not among them; and while the workflow is paused it does not say of each that it is to be looked at."""
+    names = [f"a{n}" for n in range(8)]
+    flow = Flow(
+        connection,
+        *names,
+        *(f"b{n}: 1/{','.join(names)}" for n in range(6)),
+        *(f"c{n}: ~{' ~'.join(names)}" for n in range(7)),
+        f"d: {' '.join(names)}",
+    )
+    first = {name: flow.job(name) for name in ("a0", "a7", "b0", "c0", "d")}
+    assert output("workflow", "show", str(flow.id), url=url).splitlines()[2:7] == [
+        f"├─ a_task × 7 queued (from job {first['a0']} on)",
+        f"└─ {first['a7']} a_task queued",
+        f"   ├─ a_task × 6 blocked (any of 8; from job {first['b0']} on)",
+        f"   ├─ a_task × 7 blocked (settled; from job {first['c0']} on)",
+        f"   └─ {first['d']} a_task blocked (of 8; waits for {first['a0']})",
+    ]
+    output("workflow", "pause", str(flow.id), url=url)
+    assert f"└─ {first['a7']} a_task blocked\n" in output("workflow", "show", str(flow.id), url=url)
+    output("workflow", "resume", str(flow.id), url=url)
+    assert f"└─ {first['a7']} a_task blocked (to be looked at)\n" in output("workflow", "show", str(flow.id), url=url)
+    flow.settle()
+    assert f"└─ {first['a7']} a_task queued\n" in output("workflow", "show", str(flow.id), url=url)

@@ -94,6 +94,10 @@ def database_url(database_url: str) -> str:
             "1 job waiting for others that have ended, as after an UPDATE by hand: 7002", "a worker releases or cancels",
         ),
         (
+            ills.unread_workflow, "workflows", DEFAULT,
+            "no worker has read what happened in: workflow 7, the first for 3h", "start a worker",
+        ),
+        (
             ills.overdue_jobs, "cleanup", Thresholds(overdue_rows=10),
             "10 jobs should be deleted by now, the first for 3h", "workers delete them",
         ),
@@ -414,3 +418,35 @@ def test_the_worst_thing_that_a_check_finds_comes_first() -> None:
     assert found("x", "well") == Finding("x", "ok", "well")
     assert worst([]) == "ok"
     assert worst(["notice", "problem", "ok"]) == "problem"
+
+
+def test_a_workflow_that_is_behind_for_a_minute_is_a_notice(database_url: str) -> None:
+    """A worker that lives should have read it; without one, what an operator did is not read either."""
+    with ills.unread_workflow(database_url), connect(database_url) as connection:
+        connection.execute("UPDATE sa_jobqueue.job SET finished_at = now() - interval '50 s' WHERE id = 7001")
+        assert look(database_url)["workflows"].level == "ok"
+        connection.execute("UPDATE sa_jobqueue.job SET finished_at = now() - interval '90 s' WHERE id = 7001")
+        connection.execute("INSERT INTO sa_jobqueue.workflow (id) VALUES (8)")
+        connection.execute("INSERT INTO sa_jobqueue.workflow_event (workflow_id, job_id) VALUES (8, -8)")
+        alone = look(database_url)["workflows"]
+        connection.execute(ills.WORKER, [["mail"]])
+        served = look(database_url)["workflows"]
+    assert (alone.level, served.level) == ("notice", "notice")
+    assert alone.detail.startswith("no worker has read what happened in: workflows 7, 8, the first for 1m")
+    assert alone.advice == "start a worker: any worker moves all workflows on"
+    assert served.detail.startswith("no worker has read what happened in: workflow 7, the first for 1m")
+    assert "see the log of those that run" in served.advice
+
+
+def test_a_workflow_that_is_paused_for_a_day_is_named_and_no_problem(database_url: str) -> None:
+    """What is not read in it is no matter; and it is named beside a problem, too."""
+    with connect(database_url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.workflow (id, paused_at) VALUES (9, now() - interval '25 h')")
+        connection.execute("INSERT INTO sa_jobqueue.workflow (id, paused_at) VALUES (10, now() - interval '23 h')")
+        connection.execute("INSERT INTO sa_jobqueue.workflow_event (workflow_id, job_id) VALUES (9, -9)")
+    finding = look(database_url)["workflows"]
+    assert (finding.level, finding.detail) == (
+        "ok", "no job waits for what will not come; paused for more than 1d: workflow 9",
+    )  # fmt: skip
+    with ills.waiting_in_a_circle(database_url):
+        assert look(database_url)["workflows"].detail.endswith("7001; paused for more than 1d: workflow 9")

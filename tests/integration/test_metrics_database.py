@@ -23,12 +23,15 @@ from sa_jobqueue.metrics import QueueCollector, WorkerCollector, metrics_app, me
 from sa_jobqueue.metrics.families import Families
 from sa_jobqueue.metrics.names import DATABASE, METRICS, WORKER, Metric
 from sa_jobqueue.models import WorkerRow
+from sa_jobqueue.outcomes import Completed
+from sa_jobqueue.statements import cancel_workflows, pause_workflows
 from sa_jobqueue.store import default_store
 from tests.support import pooler
 from tests.support.databases import Databases, connect
 from tests.support.factory import make_job, make_jobs
 from tests.support.limits import key, limit
 from tests.support.waiting import wait_until
+from tests.support.workflows import Flow
 from tests.support.working import add_one, working
 
 
@@ -135,6 +138,51 @@ def test_without_limits_three_empty_tables_are_looked_at(engine: Engine) -> None
     assert list(families) == []
 
 
+def test_workflows_are_measured(engine: Engine) -> None:
+    """By what they do; and what was not read, with the time since the job ended."""
+    with engine.begin() as connection:
+        flows = [Flow(connection, "a", "b: a") for _ in range(5)]
+        flows[0].fail("a")
+        connection.execute(pause_workflows(flows[1].id)).all()
+        for flow in flows[2:4]:
+            flow.end("a", Completed())
+        connection.execute(
+            text("UPDATE sa_jobqueue.job SET finished_at = now() - interval '90 s' WHERE status = 'completed'")
+        )
+        connection.execute(
+            text("UPDATE sa_jobqueue.workflow SET created_at = now() - interval '1 h', deadline_at = now()")
+        )
+    found = scrape(QueueCollector(engine, findings=False))
+    assert found.of("sa_jobqueue_workflows") == {"running": 3, "paused": 1, "failed": 1}
+    assert found.get_value("sa_jobqueue_workflow_events") == 2
+    assert found.get_value("sa_jobqueue_workflows_behind") == 2
+    assert found.get_value("sa_jobqueue_workflows_overdue") == 4
+    assert 90 <= (found.get_value("sa_jobqueue_workflow_behind_seconds") or 0) < 200
+    assert 3_600 <= (found.get_value("sa_jobqueue_workflow_oldest_seconds") or 0) < 3_700
+    with engine.begin() as connection:
+        for flow in (*flows[2:4], flows[4]):
+            flow.connection = connection
+            connection.execute(cancel_workflows(flow.id)).all()
+            flow.settle()
+    found = scrape(QueueCollector(engine, findings=False))
+    # Those whose deadline was over have failed.
+    assert found.of("sa_jobqueue_workflows") == {"running": 0, "paused": 1, "failed": 4}
+    assert found.get_value("sa_jobqueue_workflow_events") == 0
+    assert found.get_value("sa_jobqueue_workflow_oldest_seconds") == 0
+    assert found.get_value("sa_jobqueue_workflow_behind_seconds") == 0
+
+
+def test_without_workflows_one_statement_looks_for_them(engine: Engine) -> None:
+    """No series comes of it."""
+    families = Families()
+    with engine.begin() as connection:
+        make_jobs(connection, 3)
+        with counting(engine) as sent:
+            parts.add_workflows(connection, default_store, families)
+    assert len(sent) == 1
+    assert list(families) == []
+
+
 def test_cleanup_that_is_behind_is_measured(engine: Engine) -> None:
     """In jobs and in time."""
     with engine.begin() as connection:
@@ -153,6 +201,7 @@ def test_every_metric_of_the_table_is_exposed_and_no_other(engine: Engine, url: 
     with engine.begin() as connection:
         limit(connection, "mail", running=1)
         make_job(connection, queue="mail", concurrency_key="a")
+        Flow(connection, "a")
     collector = QueueCollector(engine, keep=0.0)
     with working(url, registry) as worker:
         add_one(engine, enqueue(runs))
@@ -225,7 +274,7 @@ def test_a_database_without_our_tables_is_up_and_says_what_cannot_be_read(empty_
     engine.dispose()
     assert found.get_value("sa_jobqueue_database_up") == 1
     assert found.of("sa_jobqueue_database_read") == {
-        "cleanup": 0, "jobs": 0, "limits": 0, "pressure": 1, "schedules": 0, "server": 1, "tables": 1,
+        "cleanup": 0, "jobs": 0, "limits": 0, "pressure": 1, "schedules": 0, "server": 1, "tables": 1, "workflows": 0,
     }  # fmt: skip
     assert found.get_value("sa_jobqueue_database_connections")
 

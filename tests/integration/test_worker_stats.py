@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import timedelta
+from itertools import pairwise
+from time import monotonic
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
 
 from sa_jobqueue import Cancel, Discard, Job, JobContext, Registry, Snooze, TaskName, enqueue, task
+from sa_jobqueue.lifecycle import Event
 from sa_jobqueue.statements import cancel_jobs
 from sa_jobqueue.statements.stats import sum_stats
 from sa_jobqueue.store import Store
@@ -184,6 +187,29 @@ def test_a_worker_with_many_tasks_adds_them_in_parts(
         add(engine, *(enqueue(one) for one in tasks))
         wait_until(lambda: worker.counts["completed"] == 10)
     assert {name: row.completed for name, row in stat(engine).items()} == {one.name: 2 for one in tasks}
+
+
+def test_what_is_counted_meanwhile_is_written_the_next_time(
+    engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is never idle writes every few seconds, and not without a pause."""
+    monkeypatch.setattr(stats, "_EVERY", 0.1)
+    written: list[float] = []
+    add_stats = Store.add_stats
+
+    def count() -> None:
+        worker._tally.add_one("default", "quick", Event.RESCUE)
+
+    def add_and_count(*args: Any, **options: Any) -> bool:
+        written.append(monotonic())
+        count()
+        return add_stats(*args, **options)
+
+    monkeypatch.setattr(Store, "add_stats", add_and_count)
+    with working(engine, registry) as worker:
+        count()
+        wait_until(lambda: len(written) > 5)
+    assert min(after - before for before, after in pairwise(written[:5])) > 0.08
 
 
 def test_a_worker_that_may_not_write_the_table_says_so_and_works(

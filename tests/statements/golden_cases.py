@@ -123,6 +123,7 @@ from sa_jobqueue.statements.workflows.inputs import inputs_of, page_of_inputs
 from sa_jobqueue.statements.workflows.insert import MemberRows, add_members, insert_callbacks
 from sa_jobqueue.statements.workflows.looks import count_members, workflow_callbacks
 from sa_jobqueue.statements.workflows.pruning import forget_workflows, postpone_workflow, prune_members, workflows_over
+from sa_jobqueue.statements.workflows.watching import count_workflows, paused_workflows, workflows_behind
 from sa_jobqueue.tally import TaskTally
 from sa_jobqueue.tasks import Registry, task
 from sa_jobqueue.unique import Unique
@@ -332,6 +333,9 @@ SINGLE: dict[str, Callable[[], object]] = {
     "heal_workflows": lambda: heal_workflows(limit=10),
     "prune_members": lambda: prune_members(7, limit=10),
     "postpone_workflow": lambda: postpone_workflow(7),
+    "count_workflows": count_workflows,
+    "workflows_behind": workflows_behind,
+    "paused_workflows": lambda: paused_workflows(seconds=86_400.0),
     "limits_said": limits_said,
     "paused_keys": paused_keys,
     "running_of_tasks": running_of_tasks,

@@ -152,6 +152,26 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         _one("Keys with ready jobs", "short", gauge(names.READY_KEYS, "queue", where=_QUEUES, how="max"), "{{queue}}", "Counted up to 1,001."),
     ),
+    "Workflows": (
+        _one("Workflows", "short", gauge(names.WORKFLOWS, "state", how="max"), "{{state}}", "Counted up to 10,001."),
+        _one("Age of the oldest that runs", "s", gauge(names.WORKFLOW_OLDEST, how="max"), "oldest"),
+        _one(
+            "Not read by a worker yet", "short", gauge(names.WORKFLOW_EVENTS, how="max"), "events",
+            "What has happened to jobs of workflows. Of paused ones it stays until they are resumed. Counted up to 10,001.",
+        ),
+        Panel(
+            "Workflows to be moved on", "short",
+            (
+                Line(gauge(names.WORKFLOWS_BEHIND, how="max"), "not read"),
+                Line(gauge(names.WORKFLOWS_OVERDUE, how="max"), "past their deadline"),
+            ),
+            "Under load some are always there. Those not read are counted up to 101.",
+        ),
+        _one(
+            "Not moved on for", "s", gauge(names.WORKFLOW_BEHIND_SECONDS, how="max"), "behind",
+            "How long ago the first job ended whose end was not read. Paused workflows are left out.",
+        ),
+    ),
     "Workers and slots": (
         Panel(
             "Slots", "short",

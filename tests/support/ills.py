@@ -288,6 +288,23 @@ def waiting_for_an_ended_job(url: str) -> Iterator[None]:
 
 
 @contextmanager
+def unread_workflow(url: str) -> Iterator[None]:
+    """A job of a workflow ended while no worker was there to release the one that waits for it, until one reads that."""
+    with connect(url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.workflow (id) VALUES (7)")
+        connection.execute(
+            "INSERT INTO sa_jobqueue.job (id, task, status, workflow_id, blocked_by, finished_at) VALUES"
+            " (7001, 'a_task', 'completed', 7, NULL, now() - interval '3 h'), (7002, 'a_task', 'blocked', 7, 7001, NULL)"
+        )
+        connection.execute(
+            "INSERT INTO sa_jobqueue.workflow_event (workflow_id, job_id, completed) VALUES (7, 7001, true)"
+        )
+        yield
+        connection.execute("SELECT sa_jobqueue.advance('{7}', '{0}', 100)")
+        connection.execute("UPDATE sa_jobqueue.job SET status = 'completed' WHERE id = 7002")
+
+
+@contextmanager
 def overdue_jobs(url: str) -> Iterator[None]:
     """Finished jobs that no worker deletes."""
     with connect(url) as connection:

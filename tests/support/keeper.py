@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
@@ -65,7 +65,7 @@ class Choice:
 def choose(pg: int | None, url: str | None) -> Choice:
     """Choose the server: the version asked for, else the URL given, else a container, else the embedded one."""
     if pg is not None:
-        return _choose_version(pg)
+        return choose_version(pg)
     if url:
         return Choice("url", url)
     if _docker_answers():
@@ -73,7 +73,8 @@ def choose(pg: int | None, url: str | None) -> Choice:
     return Choice("embedded", str(EMBEDDED_VERSIONS[0]))
 
 
-def _choose_version(pg: int) -> Choice:
+def choose_version(pg: int) -> Choice:
+    """The server of this version: an embedded one, or one of Debian's packages. Raises Unavailable if there is none here."""
     if pg in EMBEDDED_VERSIONS:
         return Choice("embedded", str(pg))
     if (Path(DEBIAN_PROGRAMS.format(pg)) / "initdb").exists():
@@ -138,9 +139,14 @@ def _start_container(image: str) -> Started:
     return Started(container.get_connection_url(), container.stop)
 
 
-def _start_embedded(choice: Choice, folder: Path) -> Started:
+def server_of(choice: Choice, folder: Path, settings: Mapping[str, str]) -> EmbeddedServer:
+    """The server of such a choice in a folder of its own."""
     programs = Path(DEBIAN_PROGRAMS.format(choice.detail)) if choice.kind == "programs" else None
-    server = EmbeddedServer(folder / "server", int(choice.detail), TEST_SETTINGS, programs)
+    return EmbeddedServer(folder, int(choice.detail), settings, programs)
+
+
+def _start_embedded(choice: Choice, folder: Path) -> Started:
+    server = server_of(choice, folder / "server", TEST_SETTINGS)
     return Started(server.ensure_running(), lambda: _stop_embedded(server))
 
 

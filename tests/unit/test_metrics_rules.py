@@ -44,6 +44,7 @@ HEALTHY = {
     f'sa_jobqueue_paused{{{DB},owner="queue",name="idle"}}': "1",  # and no job waits
     f'sa_jobqueue_paused_due{{{DB},owner="queue",name="mail"}}': "5",  # of a key that is paused
     f'sa_jobqueue_paused_due{{{DB},owner="queue",name="idle"}}': "0",
+    f"sa_jobqueue_workflow_behind_seconds{{{DB}}}": "1.5",
     f"sa_jobqueue_schedules_behind{{{DB}}}": "0",
     f"sa_jobqueue_schedules_failing{{{DB}}}": "0",
     f"sa_jobqueue_purge_overdue_seconds{{{DB}}}": "20",
@@ -72,6 +73,7 @@ ILL: dict[str, dict[str, str]] = {
     "SlotsStuck": {f"sa_jobqueue_slots_stuck{{{MAIL}}}": "1"},
     "WorkersHeldBack": {f'sa_jobqueue_claim_share{{{WORKER},process="1"}}': "0.25"},
     "PausedForLong": {f'sa_jobqueue_paused{{{DB},owner="queue",name="mail"}}': "1"},
+    "WorkflowsStandStill": {f"sa_jobqueue_workflow_behind_seconds{{{DB}}}": "121"},
     "ScheduleBehind": {f"sa_jobqueue_schedules_behind{{{DB}}}": "1"},
     "ScheduleFails": {f"sa_jobqueue_schedules_failing{{{DB}}}": "1"},
     "CleanupBehind": {f"sa_jobqueue_purge_overdue_seconds{{{DB}}}": "4000"},

@@ -23,6 +23,7 @@ from sa_jobqueue.cli.top.read import JobSeen, Picture, QueueSeen, WorkerSeen
 from sa_jobqueue.cli.top.reader import Seen
 from sa_jobqueue.cli.top.terminal import Terminal, keys_in
 from sa_jobqueue.cli.top.views import Stand, View
+from sa_jobqueue.health import WorkflowCounts
 from sa_jobqueue.histogram import BUCKETS
 from sa_jobqueue.lifecycle import COUNTED
 from sa_jobqueue.statements.depths import CAP
@@ -111,6 +112,20 @@ def test_the_overview_has_the_totals_and_a_part_of_each_section() -> None:
     titles = {line.split()[0]: line.split()[1:4] for line in lines if line[:3].isupper()}
     assert titles == {name: ["1-2", "of", "60"] if name in {"WORKERS", "FAILED"} else ["1-3", "of", "60"] for name in ("QUEUES", "TASKS", "WORKERS", "FAILED")}  # fmt: skip
     assert lines[-1] == "p pause or resume · f failed jobs · w workers · t tasks · s schedules · q quit"
+
+
+def test_workflows_have_a_line_where_there_are_any() -> None:
+    """In every view, with as many lines as before; not in a terminal of few lines."""
+    shown = replace(picture(many=60), workflows=WorkflowCounts(3, 1, CAP, 0, 0, 5.0))
+    for view, height in ((View.OVERVIEW, 24), (View.FAILED, 24), (View.OVERVIEW, 12), (View.JOB, 12)):
+        lines = drawn(Seen(shown, job=job(), problem="no answer"), Stand(view, job=17), height=height)
+        assert lines[4:6] == ["workflows: 3 running · 1 paused · 10,000+ failed", "no answer"]
+        assert len(lines) == height
+    lines = drawn(Seen(shown), height=11)
+    assert len(lines) == 11
+    assert not any("workflows" in line for line in (*lines, *drawn(Seen(picture()))))
+    late = replace(shown, workflows=WorkflowCounts(3, 0, 0, 2, 0, 5.0))
+    assert drawn(Seen(late), height=None)[4] == "workflows: 3 running · 0 paused · 0 failed · 2 past their deadline"
 
 
 def test_a_wide_terminal_shows_what_a_narrow_one_leaves_out() -> None:

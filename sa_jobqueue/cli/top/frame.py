@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.cells import chop_cells
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from sa_jobqueue.health import WorkflowCounts
 from sa_jobqueue.statements.depths import CAP, capped
 
 from ..figures import QUANTILES, Figures, named
@@ -22,25 +23,27 @@ __all__ = ["body_lines", "frame", "shares"]
 
 #: The sections of the overview.
 _SECTIONS = ("queues", View.TASKS, View.WORKERS, View.FAILED)
-#: Lines of the header, and of the footer with the empty line above it.
+#: Lines of the header without workflows, and of the footer with the empty line above it.
 _HEADER, _FOOTER = 5, 2
+#: Lines of a terminal that has place for a line about workflows.
+_ROOMY = 12
 
 
-def body_lines(height: int) -> int:
-    """How many lines there are between the header and the footer."""
-    return max(height - _HEADER - _FOOTER, 2)
+def body_lines(height: int, header: int = _HEADER) -> int:
+    """How many lines there are between the header and the footer, at most."""
+    return max(height - header - _FOOTER, 2)
 
 
 def frame(seen: Seen, stand: Stand, *, name: str, width: int, height: int | None = None) -> RenderableType:
     """What is on the screen. `name`: of the database. `height` None: all there is, without keys."""
-    space = None if height is None else body_lines(height)
+    header = _header(seen, name, height)
+    space = None if height is None else body_lines(height, len(header))
     if stand.view is View.OVERVIEW:
         body, lines = _overview(seen.picture, stand, width, space)
     elif stand.view is View.JOB:
         body, lines = _job(seen, stand, width, space or 0)
     else:
         body, lines = _table(seen.picture, stand, width, space or 0)
-    header = _header(seen, name)
     if space is None:
         return Group(*header, *body)
     footer = _footer(seen, stand, width)
@@ -63,8 +66,8 @@ def _line(*parts: str | tuple[str, str]) -> Text:
     return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
 
 
-def _header(seen: Seen, name: str) -> list[Text]:
-    """Always `_HEADER` lines."""
+def _header(seen: Seen, name: str, height: int | None) -> list[Text]:
+    """`_HEADER` lines, and one more where there are workflows and it has place."""
     picture = seen.picture
     at = f"{picture.now.astimezone():%H:%M:%S}"
     if seen.problem is None:
@@ -89,8 +92,20 @@ def _header(seen: Seen, name: str) -> list[Text]:
         ),
         _line("/min of the last 5: ", outcomes),
         _line(f"waited {_quantiles(lately, 'wait')}   ran {_quantiles(lately, 'run')}"),
+        *(_workflows(picture.workflows) if height is None or height >= _ROOMY else ()),
         _line((seen.problem or "", "red")),
     ]
+
+
+def _workflows(counts: WorkflowCounts | None) -> Iterator[Text]:
+    if counts is None:
+        return
+    overdue = f" · {capped(counts.overdue)} past their deadline" if counts.overdue else ""
+    yield _line(
+        f"workflows: {capped(counts.running)} running · {capped(counts.paused)} paused · ",
+        (f"{capped(counts.failed)} failed", "red" if counts.failed else ""),
+        (overdue, "red"),
+    )
 
 
 def _total(numbers: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, case, func, select
 
+from sa_jobqueue.health import WorkflowCounts, read_workflows
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job, WorkerRow
 from sa_jobqueue.statements import list_schedules, sum_stats
@@ -95,6 +96,8 @@ class Picture:
     """The newest of them."""
     schedules: Sequence[Any] | None
     """None: they were not asked for."""
+    workflows: WorkflowCounts | None = None
+    """None: there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ def read_picture(connection: Connection, *, failures: int, schedules: bool = Fal
         sum(row.number for row in connection.execute(count_by_queue(JobStatus.FAILED))),
         newest_jobs(connection, Filters(status=[Status.FAILED]), failures),
         connection.execute(list_schedules()).mappings().all() if schedules else None,
+        read_workflows(connection),
     )
 
 

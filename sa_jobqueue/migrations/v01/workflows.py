@@ -45,6 +45,10 @@ UP = (
     """,
     "CREATE INDEX workflow_deadline_idx ON {schema}.workflow (deadline_at) WHERE deadline_at IS NOT NULL AND finished_at IS NULL",
     "CREATE INDEX workflow_purge_idx ON {schema}.workflow (purge_at) WHERE purge_at IS NOT NULL",
+    # For those who watch: of many workflows that have ended, the few that have not, and those that failed.
+    "CREATE INDEX workflow_running_idx ON {schema}.workflow (created_at) WHERE finished_at IS NULL AND paused_at IS NULL",
+    "CREATE INDEX workflow_paused_idx ON {schema}.workflow (paused_at) WHERE finished_at IS NULL AND paused_at IS NOT NULL",
+    "CREATE INDEX workflow_failed_idx ON {schema}.workflow (finished_at) WHERE status = 'failed'",
     # What a child waits for. `policy`: what becomes of it if the parent does not complete; "count": it needs some of these parents, as
     # `workflow_join` says. `position`: where the parent's result goes; NULL: it is not taken.
     """

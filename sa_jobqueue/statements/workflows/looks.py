@@ -9,17 +9,21 @@ from sqlalchemy import (
     BigInteger,
     Executable,
     Integer,
+    Text,
     bindparam,
+    case,
     func,
     literal_column,
     select,
+    true,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by
 
 from ...models import (
     Job,
     WorkflowCallback,
     WorkflowDependency,
+    WorkflowJoin,
 )
 from ..parts import FIRST_ID, array, table_of
 
@@ -37,24 +41,33 @@ def workflow_nodes(
     limit: int = 1_000,
     job: type[Job] = Job,
     dependency: type[WorkflowDependency] = WorkflowDependency,
+    join: type[WorkflowJoin] = WorkflowJoin,
 ) -> Executable:
     """The members of a workflow, by id, from `after` (exclusive) on: id, task, queue, status, attempt, blocked_by, created_at, claimed_at,
-    finished_at, the last error, and parents, an array of ids.
+    finished_at, the last error; parents, an array of ids, and policies, what becomes of it where each of them does not complete; and needed,
+    how many have to complete of those whose policy is "count".
     """
     columns = table_of(job).c
     edge = table_of(dependency)
-    parents = (
-        select(func.array_agg(edge.c.parent_id, type_=ARRAY(BigInteger)))
+    before = (
+        select(
+            func.array_agg(aggregate_order_by(edge.c.parent_id, edge.c.parent_id), type_=ARRAY(BigInteger)).label("parents"),
+            func.array_agg(aggregate_order_by(edge.c.policy, edge.c.parent_id), type_=ARRAY(Text)).label("policies"),
+        )
         .where(edge.c.child_id == columns.id)
         .correlate(table_of(job))
-        .scalar_subquery()
-    )
+        .lateral("before")
+    )  # fmt: skip
+    needed = select(join.needed).where(join.job_id == columns.id).correlate(table_of(job)).scalar_subquery()
+    counts = literal_column("'count'", Text) == func.any(before.c.policies)
     last = columns.errors.op("->", return_type=JSONB())(literal_column("-1"))
     return (
         select(
             columns.id, columns.task, columns.queue, columns.status, columns.attempt, columns.blocked_by, columns.created_at,
-            columns.claimed_at, columns.finished_at, last.label("error"), parents.label("parents"),
+            columns.claimed_at, columns.finished_at, last.label("error"), before.c.parents, before.c.policies,
+            case((counts, needed)).label("needed"),
         )
+        .select_from(table_of(job).join(before, true()))
         .where(columns.workflow_id == bindparam("of_workflow", id, BigInteger), columns.id > bindparam("after_id", after, BigInteger))
         .order_by(columns.id)
         .limit(bindparam("page", limit, Integer))

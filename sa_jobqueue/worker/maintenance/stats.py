@@ -40,22 +40,30 @@ class WriteStats(Chore):
     def __init__(self, connector: Connector, tally: Tally, worker: uuid.UUID) -> None:
         super().__init__(_EVERY, at=monotonic() + _EVERY * random.uniform(0.5, 1.0))
         self._connector, self._tally, self._worker = connector, tally, worker
+        self._left = 0
+        """Of how many queues and tasks this round has still to write what was counted. What is counted meanwhile is for the next one."""
         self._say_at: float | None = None
         """When the log may say what is wrong; None: nothing is."""
 
     @property
     def is_behind(self) -> bool:
         """Whether something was counted and is not written."""
-        return bool(self._tally.written.batch) or self._tally.has_changed
+        return bool(self._tally.written.batch) or self._tally.changed > 0
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Write some batches."""
+        written = self._tally.written
+        if self._left <= 0:
+            self._left = len(written.batch) + self._tally.changed
         try:
-            while self._fill():
+            while self._left > 0 and self._fill():
+                number = len(written.batch)
                 if not self.write(connection):
                     return False
+                self._left -= number
                 if turn.is_over:
-                    return True
+                    return self._left > 0
+            self._left = 0
         except DBAPIError as error:
             fault = fault_of(error)
             if fault is Fault.AWAY:

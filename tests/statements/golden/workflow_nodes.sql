@@ -8,12 +8,20 @@ SELECT sa_jobqueue.job.id,
     sa_jobqueue.job.claimed_at,
     sa_jobqueue.job.finished_at,
     sa_jobqueue.job.errors -> -1 AS error,
-    (
-    SELECT array_agg(sa_jobqueue.workflow_dependency.parent_id) AS array_agg_1
+    before.parents,
+    before.policies,
+    CASE WHEN ('count' = any(before.policies)) THEN (
+    SELECT sa_jobqueue.workflow_join.needed
+    FROM sa_jobqueue.workflow_join
+    WHERE sa_jobqueue.workflow_join.job_id = sa_jobqueue.job.id
+) END AS needed
+FROM sa_jobqueue.job
+JOIN LATERAL (
+    SELECT array_agg(sa_jobqueue.workflow_dependency.parent_id ORDER BY sa_jobqueue.workflow_dependency.parent_id) AS parents,
+        array_agg(sa_jobqueue.workflow_dependency.policy ORDER BY sa_jobqueue.workflow_dependency.parent_id) AS policies
     FROM sa_jobqueue.workflow_dependency
     WHERE sa_jobqueue.workflow_dependency.child_id = sa_jobqueue.job.id
-) AS parents
-FROM sa_jobqueue.job
+) AS before ON true
 WHERE sa_jobqueue.job.workflow_id = %(of_workflow)s::BIGINT
 AND sa_jobqueue.job.id > %(after_id)s::BIGINT
 ORDER BY sa_jobqueue.job.id
