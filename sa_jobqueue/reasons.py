@@ -164,7 +164,7 @@ def _unserved(one: WaitReason, _: Moment) -> str:
 
 def _unknown(one: WaitReason, moment: Moment) -> str:
     back = f"; it went back to its queue {_until(one, moment)}" if one.until is not None else ""
-    return f"has a task that none of its queue's {one.limit} live workers knows: {one.name}{back}"
+    return f"has a task that no live worker of its queue knows: {one.name}{back}"
 
 
 def _refused(one: WaitReason, _: Moment) -> str:
@@ -247,7 +247,7 @@ def _pressure(one: WaitReason, _: Moment) -> str:
 
 
 def _busy(one: WaitReason, _: Moment) -> str:
-    return f"waits for a slot: its workers hold {jobs_of(one.used or 0)} in {one.limit} slots"
+    return f"waits for a slot: its workers hold {jobs_of(one.used or 0)} in {one.limit} slot{'' if one.limit == 1 else 's'}"
 
 
 def _expires(one: WaitReason, moment: Moment) -> str:

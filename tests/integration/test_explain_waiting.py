@@ -118,9 +118,7 @@ def test_a_task_that_no_worker_knows(engine: Engine, url: str, registry: Registr
         found = why(engine, job)
     assert [one.what for one in found] == ["unknown"]
     assert found.reasons[0].until == job_of(engine, job).run_at
-    assert "has a task that none of its queue's 1 live workers knows: a_task; it went back to its queue until" in str(
-        found
-    )
+    assert "has a task that no live worker of its queue knows: a_task; it went back to its queue until" in str(found)
     a_worker(engine, "other", tasks={"named": {"queue": "default", "timeout": None, "aliases": ["old_name"]}})
     assert whats(engine, later) == ["turn"]
     a_worker(engine, "third", tasks={"named": {}})
@@ -196,7 +194,7 @@ def test_slots_that_are_all_taken(engine: Engine, url: str, registry: Registry, 
         second = add_one(engine, enqueue("hold"))
         (reason,) = why(engine, second)
         assert (reason.what, reason.used, reason.limit) == ("busy", 1, 1)
-        assert str(reason) == "waits for a slot: its workers hold 1 job in 1 slots"
+        assert str(reason) == "waits for a slot: its workers hold 1 job in 1 slot"
         held.set()
 
 
