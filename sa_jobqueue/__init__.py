@@ -15,6 +15,7 @@ from .context import AsyncJobContext, JobContext
 from .enqueue import enqueue, enqueue_many
 from .enqueue_select import enqueue_select
 from .errors import JobQueueError
+from .explain import JobExplanation, explain_job
 from .lifecycle import JobStatus
 from .limits import KeyLimits, Limits, Rate
 from .middleware import Attempt, Middleware, add_middleware, remove_middleware
@@ -48,6 +49,7 @@ __all__ = [
     "Job",
     "JobContext",
     "JobEnd",
+    "JobExplanation",
     "JobQueueError",
     "JobRead",
     "JobStatus",
@@ -80,6 +82,7 @@ __all__ = [
     "enqueue_select",
     "errors",
     "every",
+    "explain_job",
     "remove_middleware",
     "statements",
     "task",

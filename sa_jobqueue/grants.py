@@ -117,7 +117,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
         Can.WORK: (
             *_ALL,
             f"SELECT, DELETE, UPDATE ({_WRITTEN_BY_WORKERS}) ON TABLE {{schema}}.job",
-            "SELECT, INSERT, DELETE, UPDATE (seen_at, stats_written, memory, loop_lag, pressure) ON TABLE {schema}.worker",
+            "SELECT, INSERT, DELETE, UPDATE (seen_at, stats_written, memory, loop_lag, pressure, skipped) ON TABLE {schema}.worker",
             "SELECT, INSERT, UPDATE, DELETE ON TABLE {schema}.stat",
             "SELECT, INSERT, UPDATE (since, until) ON TABLE {schema}.uptime",
             "SELECT, DELETE, UPDATE (expires_at) ON TABLE {schema}.unique_key",

@@ -12,11 +12,12 @@ from sqlalchemy import Connection, and_, case, func, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.explain import explain_job
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.log import one_line
 from sa_jobqueue.models import Job, Progress, Schedule
 from sa_jobqueue.reasons import WaitReason
-from sa_jobqueue.statements import job_logs, why_waiting
+from sa_jobqueue.statements import job_logs
 from sa_jobqueue.statements.overview import list_workers
 from sa_jobqueue.urls import mask_passwords
 
@@ -40,6 +41,7 @@ from .output import (
     watch_table,
 )
 from .place import open_engine, transaction
+from .why import reason_as_json, sentence
 
 __all__ = ["job_line", "list_jobs", "newest_jobs", "show"]
 
@@ -175,8 +177,7 @@ def show(
         schedule = "" if found is None else _name_of_schedule(session, found[0].schedule_id)
         progress = session.scalars(_PROGRESS.where(Job.id == id)).one_or_none()
         lines = session.execute(job_logs(id)).all()
-        reasons = [WaitReason(*row) for row in session.execute(why_waiting(id))]
-        turn = "" if found is None or reasons else _turn(session, found[0])
+        reasons = () if found is None else _reasons(session, found[0])
     if found is None:
         fail(f"there is no job {id}", 1)
     job, reading, now = found
@@ -192,11 +193,11 @@ def show(
             "progress_message": masked(progress and progress.message),
             "progress_at": progress and progress.written_at,
         }
-        waits = {"waits_for": [_reason_as_json(reason) for reason in reasons]}
-        print_json(columns | far | {"reading": reading} | seconds | waits | {"errors": masked(job.errors)})
+        why = {"waits_for": [reason_as_json(reason, id) for reason in reasons]}
+        print_json(columns | far | {"reading": reading} | seconds | why | {"errors": masked(job.errors)})
         return
     _print_head(job, reading, worker, schedule)
-    _print_reasons(reasons, turn)
+    _print_reasons(reasons, now)
     _print_times(job, now)
     for name, time in durations.items():
         say(f"{name:<13} {duration(time.total_seconds())}")
@@ -220,8 +221,9 @@ def show(
             note(f"the last {_LAST_LINES} of {len(lines)} log lines; --logs shows all")
 
 
-def _reason_as_json(reason: WaitReason) -> dict[str, Any]:
-    return reason._asdict() | {"reason": masked(reason.reason), "said": mask_passwords(str(reason))}
+def _reasons(session: Session, job: Job) -> Sequence[WaitReason]:
+    """Why it waits, if it does."""
+    return explain_job(session, job.id).reasons if job.status in (JobStatus.QUEUED, JobStatus.BLOCKED) else ()
 
 
 def _show_lines(lines: Sequence[Any], *, json: bool) -> None:
@@ -252,15 +254,6 @@ def _durations(job: Job, now: datetime) -> dict[str, timedelta]:
     if claimed is None or end is None or claimed < job.run_at or end < claimed:
         return {}  # not begun, or what it says of the times is of an earlier attempt
     return {"waited": claimed - job.run_at, "ran": end - claimed}
-
-
-def _turn(session: Session, job: Job) -> str:
-    """What a queued job waits for that nothing holds back."""
-    if job.status != JobStatus.QUEUED:
-        return ""
-    if any(job.queue in worker.queues for worker in session.execute(list_workers()) if not worker.stale):
-        return "waits for a free slot, or for its turn"
-    return "waits for a worker: no live one serves its queue"
 
 
 def _name_of_worker(session: Session, id: str | None) -> str:
@@ -299,11 +292,9 @@ def _print_head(job: Job, reading: str, worker: str, schedule: str) -> None:
         say(f"unique key {cleaned(job.unique_key)}")
 
 
-def _print_reasons(reasons: Sequence[WaitReason], turn: str) -> None:
+def _print_reasons(reasons: Sequence[WaitReason], now: datetime) -> None:
     for reason in reasons:
-        say(cleaned(one_line(mask_passwords(reason.said(moment)))), "yellow")
-    if turn:
-        say(turn, "yellow")
+        say(sentence(reason, now), "yellow", wrap=True)
 
 
 def _print_progress(progress: Progress, now: datetime) -> None:

@@ -36,6 +36,7 @@ from . import (
     schedules,
     stats,
     top,
+    why,
     work,
     workers,
     workflows,
@@ -190,6 +191,7 @@ _add(work.work, _RUN, app=True, log_level=LogLevel.INFO)
 _add(enqueue.enqueue, _RUN, app=True)
 _add(jobs.list_jobs, _LOOK, "list")
 _add(jobs.show, _LOOK)
+_add(why.why, _LOOK)
 _add(stats.stats, _LOOK)
 _add(top.top, _LOOK)
 _add(workers.workers, _LOOK)

@@ -44,6 +44,10 @@ class WorkerRow(Base):
     """The tasks it knows: `{name: {"queue": ..., "timeout": seconds or null, "aliases": [...]}}`."""
     pressure: Mapped[str | None]
     """Why it claims less than it could; NULL: it does not."""
+    skipped: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    """The first 100 jobs that its claims skip, and what refused to let them be claimed: `{"7": "..."}`; null: it waits until another
+    job whose workers have died has ended here. NULL: it skips none.
+    """
 
 
 class Uptime(Base):

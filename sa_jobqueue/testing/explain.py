@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any, overload
 
-from sqlalchemy import Float, func, select, type_coerce
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from ..lifecycle import JobStatus
+from ..explain import Crew, look, reasons_of
 from ..models import Job
 from ..reasons import WaitReason
-from ..statements.why import why_waiting
 from ..tasks import Registry, default_registry
-from .sides import AsyncSide, Side, SyncSide, on
+from .sides import AsyncSide, Side, SyncSide, connection_of, on
 
 __all__ = ["Explanation", "Unrun", "explain", "explain_in"]
 
 #: Jobs of which a reason is given.
 _SHOWN = 50
+#: What does not keep a job from being run by `drain`.
+_BESIDE = frozenset({"turn", "expires", "deadline"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class Unrun:
     task: str
     queue: str
     reason: str
-    waits_for: tuple[WaitReason, ...] = ()
-    """What limits and pauses say of it."""
+    reasons: tuple[WaitReason, ...] = ()
+    """As data, as `explain_job` has them: the deciding one first."""
 
     def __str__(self) -> str:
         return f"job {self.job_id} ({self.task}) {self.reason}"
@@ -107,13 +109,14 @@ def explain_in(session: Session, *, queues: Collection[str] | None, registry: Re
     """The same, in a `Session`."""
     count = select(func.count()).select_from(job)
     live, ended = session.scalar(count.where(job.is_live)) or 0, session.scalar(count.where(job.is_finished)) or 0
-    seconds = type_coerce(func.extract("epoch", job.run_at - func.clock_timestamp()), Float)
-    columns = (job.id, job.task, job.queue, job.status, job.run_at, job.attempt, job.worker)
-    rows = session.execute(
-        select(*columns, seconds.label("seconds")).where(job.is_live).order_by(job.id).limit(_SHOWN)
-    ).all()
-    free = _unlocked(session, [row.id for row in rows], job)
-    found = [_reason(session, row, free, queues=queues, registry=registry, job=job) for row in rows]
+    ids = session.scalars(select(job.id).where(job.is_live).order_by(job.id).limit(_SHOWN)).all()
+    free = _unlocked(session, ids, job)
+    found = list[Unrun]()
+    for row, waits in look(connection_of(session, job), ids, job):
+        crew = Crew(1, int(queues is None or row.queue in queues), int(registry.get(row.task) is not None))
+        exactly = {"locked_by": None if row.id in free else row.locked_by or 0}
+        reasons = reasons_of(SimpleNamespace(**{**row._mapping, **exactly}), waits, crew)  # noqa: SLF001
+        found.append(Unrun(row.id, row.task, row.queue, _said(reasons, row, queues), reasons))
     return Explanation(found, ended, live - len(found))
 
 
@@ -122,39 +125,29 @@ def _unlocked(session: Session, ids: Sequence[int], job: type[Job]) -> set[int]:
     return set(session.scalars(locked))
 
 
-def _reason(
-    session: Session,
-    row: Any,
-    free: Collection[int],
-    *,
-    queues: Collection[str] | None,
-    registry: Registry,
-    job: type[Job],
-) -> Unrun:
-    waits: tuple[WaitReason, ...] = ()
-    if row.status is JobStatus.RUNNING:
-        why = f"is being run by {row.worker}"
-    elif row.status is JobStatus.BLOCKED:
-        waits = tuple(_waits(session, row.id, job))
-        why = ", ".join(one.said(_moment) for one in waits) or "waits for other jobs"
-    elif queues is not None and row.queue not in queues:
-        why = f"is in the queue {row.queue!r}, and only {', '.join(sorted(queues))} is looked at"
-    elif registry.get(row.task) is None:
-        why = "has a task that is not known here: import its module, or give the registry that has it"
-    elif row.seconds > 0:
-        retry = f", for attempt {row.attempt + 1}" if row.attempt else ""
-        why = f"is due in {_lasting(row.seconds)}{retry}: move_clock() lets that time pass"
-    elif row.id not in free:
-        why = "is locked by another connection"
-    elif waits := tuple(one for one in _waits(session, row.id, job) if one.what != "later"):
-        why = ", ".join(one.said(_moment) for one in waits)
-    else:
-        why = "is due: drain() would run it"
-    return Unrun(row.id, row.task, row.queue, why, waits)
+def _said(reasons: Sequence[WaitReason], row: Any, queues: Collection[str] | None) -> str:
+    """In the words of a test: what it can do about it."""
+    left_out = [one for one in reasons if one.what in ("unserved", "unknown")]
+    deciding = left_out or [one for one in reasons if one.what not in _BESIDE]
+    return ", ".join(_in_a_test(one, row, queues) for one in deciding) or "is due: drain() would run it"
 
 
-def _waits(session: Session, job_id: int, job: type[Job]) -> list[WaitReason]:
-    return [WaitReason(*row) for row in session.execute(why_waiting(job_id, job=job))]
+def _in_a_test(one: WaitReason, row: Any, queues: Collection[str] | None) -> str:
+    match one.what:
+        case "claimed" | "lost" | "overdue":
+            return f"is being run by {row.worker}"
+        case "unserved":
+            return f"is in the queue {row.queue!r}, and only {', '.join(sorted(queues or ()))} is looked at"
+        case "unknown":
+            return "has a task that is not known here: import its module, or give the registry that has it"
+        case "later" | "retry":
+            retry = f", for attempt {row.attempt + 1}" if row.attempt else ""
+            seconds = (row.run_at - row.now).total_seconds()
+            return f"is due in {_lasting(seconds)}{retry}: move_clock() lets that time pass"
+        case "locked":
+            return "is locked by another connection"
+        case _:
+            return one.said(_moment)
 
 
 def _moment(at: datetime) -> str:

@@ -188,7 +188,9 @@ class Services:
             next_look=self.ticks.hear,
             undeclared=self.limits.hear,
         )
+        self.claimer.skipped.changed = self._skipped_some
         pressure = WatchPressure(connector, self.governor, hold_back=self.claimer.hold_back, tell=presence.hasten)
+        self._presence = presence
         self.maintenance = Maintenance(
             connector,
             timeouts=Timeouts(
@@ -315,7 +317,17 @@ class Services:
     # ---- calls of parts that are made after those that call them
 
     def _vitals(self) -> Vitals:
-        return {"memory": resident(), "loop_lag": self.watchdog.lag, "pressure": self.governor.reason}
+        return {
+            "memory": resident(),
+            "loop_lag": self.watchdog.lag,
+            "pressure": self.governor.reason,
+            "skipped": self.claimer.skipped.told(),
+        }
+
+    def _skipped_some(self) -> None:
+        """Operators are to see it soon."""
+        self._presence.hasten()
+        self.maintenance.wake()
 
     def _call(self, slots: Slots, kind: Kind) -> None:
         self.runners.call(slots, kind)

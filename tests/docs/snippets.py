@@ -65,7 +65,7 @@ EXPORT = "export SA_JOBQUEUE_DATABASE_URL="
 LOOKING = re.compile(r"^(sa-jobqueue (list|show|stats|workers|check)\b|curl )")
 #: What imports no application does the same in the test's process, and takes a tenth of the time.
 ALONE = re.compile(
-    r"^sa-jobqueue (migrate|list|show|workers|check|grants|retry|cancel|discard|prune"
+    r"^sa-jobqueue (migrate|list|show|why|workers|check|grants|retry|cancel|discard|prune"
     r"|bench (drain|steady|enqueue)|workflow (list|show|cancel|retry|pause|resume)|schedule (list|next|pause|resume|run|backfill|remove))\b(?!.*--watch)[^|&;<>$`\\~*?]*$"
 )
 #: What stays in the background, and what it says when it is ready.

@@ -21,6 +21,7 @@ PLAIN = {
     "error",
     "every",
     "expired",
+    "explain",
     "for",
     "insert",
     "list",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sa_jobqueue import Registry
+from sa_jobqueue import JobContext, Registry, task
 from sa_jobqueue.waiting import subscription
 from tests.support import pooler
 
@@ -16,6 +17,22 @@ from tests.support import pooler
 def registry() -> Registry:
     """Without tasks: each test declares its own."""
     return Registry()
+
+
+# ---- for the tests of `explain_job`
+
+
+@pytest.fixture
+def held(registry: Registry) -> Iterator[threading.Event]:
+    """Jobs of the task "hold" run until this is set."""
+    free = threading.Event()
+
+    @task(registry=registry, name="hold")
+    def hold(ctx: JobContext) -> None:
+        free.wait(60)
+
+    yield free
+    free.set()
 
 
 # ---- for the tests of `wait_for`

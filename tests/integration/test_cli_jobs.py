@@ -548,30 +548,31 @@ def test_show_says_what_a_queued_job_waits_for(engine: Engine, url: str) -> None
     shown = output("show", str(job), url=url)
     assert f"waits for limit sync/42: 2 of 2 running (jobs {ran[0]}, {ran[1]})\n" in shown
     assert "waits for pause task a_task to end: postgresql://me:***@down is slow\n" in shown
-    paused, full = as_json("show", str(job), url=url)["waits_for"]
+    paused, _, full = as_json("show", str(job), url=url)["waits_for"]
     assert (paused["what"], paused["owner"], paused["name"]) == ("paused", "task", "a_task")
     assert "secret" not in paused["reason"] + paused["said"]
     assert full == {
         "owner": "queue", "name": "sync", "key": "42", "what": "running", "limit": 2, "used": 2, "job_ids": ran, "until": None,
-        "seconds": None, "reason": None, "said": f"waits for limit sync/42: 2 of 2 running (jobs {ran[0]}, {ran[1]})",
+        "seconds": None, "reason": None, "since": None, "workflow_id": None, "pid": None, "needs_help": False, "advice": "",
+        "said": f"waits for limit sync/42: 2 of 2 running (jobs {ran[0]}, {ran[1]})",
     }  # fmt: skip
     assert as_json("show", str(ran[0]), url=url)["waits_for"] == []
 
 
 def test_show_says_whether_a_worker_serves_the_queue_of_a_job_that_nothing_holds_back(engine: Engine, url: str) -> None:
-    """Then it waits for a free slot, or for its turn. A stale worker serves nothing, and a job that runs waits for nothing."""
+    """Then it waits for its turn. A stale worker serves nothing, and a job that runs waits for nothing."""
     with engine.begin() as connection:
         job, later = make_job(connection, queue="mail"), make_job(connection, queue="mail", run_at=timedelta(hours=1))
         ran = make_job(connection, "running", queue="mail")
         stale = {"id": uuid.uuid4(), "host": "web-1", "pid": 7, "queues": ["mail"], "concurrency": 4, "version": "1"}
         connection.execute(insert(WorkerRow).values(**stale, seen_at=func.now() - timedelta(minutes=5)))
-    alone = "waits for a worker: no live one serves its queue\n"
+    alone = "has no worker: no live one serves queue mail\n"
     assert alone in output("show", str(job), url=url)
     with engine.begin() as connection:
         connection.execute(update(WorkerRow).values(seen_at=func.now()))
-    assert "waits for a free slot, or for its turn\n" in output("show", str(job), url=url)
-    assert "waits for a" not in output("show", str(later), url=url)
-    assert "waits for" not in output("show", str(ran), url=url)
+    assert "is first in queue mail\n" in output("show", str(job), url=url)
+    assert "has no worker" not in output("show", str(later), url=url)
+    assert "queue mail" not in output("show", str(ran), url=url).replace("queue mail ·", "")
 
 
 def test_show_names_the_key_and_the_units(engine: Engine, url: str) -> None:

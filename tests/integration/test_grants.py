@@ -30,6 +30,7 @@ from sa_jobqueue import (
     enqueue,
     enqueue_many,
     enqueue_select,
+    explain_job,
     task,
 )
 from sa_jobqueue.errors import ConfigurationError
@@ -648,6 +649,19 @@ def test_an_admin_sets_limits_and_a_reader_looks_at_them(make_role: MakeRole, en
         )
     ]
     assert allowed(reader, *writes) == []
+
+
+def test_a_reader_may_ask_why_a_job_is_not_run(make_role: MakeRole, engine: Engine) -> None:
+    """In code and by the command; of a job that another transaction has locked, too."""
+    url = make_role("read")
+    with engine.begin() as connection:
+        connection.execute(pause("default", reason="deploy"))
+        job = make_job(connection)
+    reader = create_engine(url, poolclass=NullPool)
+    with engine.begin() as locking, reader.connect() as connection:
+        locking.execute(select(Job.id).where(Job.id == job).with_for_update())
+        assert [one.what for one in explain_job(connection, job)] == ["paused", "unserved", "locked"]
+        assert invoke("why", str(job), url=url).stdout.startswith(f"job {job}  a_task  queued\n")
 
 
 # ---- the command

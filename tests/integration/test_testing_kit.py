@@ -166,7 +166,7 @@ async def test_each_reason_is_said(unit: Any, engine: Engine) -> None:
         ("shop.send", "is due: drain() would run it"),
     ]
     assert found[0].job_id == locked
-    assert [one.what for one in found[3].waits_for] == ["paused"]
+    assert [one.what for one in found[3].reasons] == ["paused", "turn"]
     assert str(found).startswith(f"job {locked} (shop.send) is locked by another connection; job ")
 
 

@@ -76,6 +76,7 @@ from sa_jobqueue.statements.declared_limits import (
 from sa_jobqueue.statements.depths import purge_overdue, queue_depths, queued_tasks
 from sa_jobqueue.statements.expiry import end_expired, end_overdue, forget_expiry
 from sa_jobqueue.statements.fetch import fetch_args
+from sa_jobqueue.statements.job_facts import job_facts
 from sa_jobqueue.statements.leases import attest_uptime, cancel_requests
 from sa_jobqueue.statements.limit_state import FIRST_STATE, block, forget_states, limit_queues
 from sa_jobqueue.statements.limit_use import (
@@ -318,6 +319,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "resume_key": lambda: resume("sync", key="42"),
     "list_limits": list_limits,
     "why_waiting": lambda: why_waiting(7),
+    "job_facts": lambda: job_facts([7]),
     "complete_member": lambda: complete_job(id=1, token=1, retain=None, in_workflow=True),
     "retry_workflow": lambda: retry_workflow(7, from_node=8),
     "workflow_nodes": lambda: workflow_nodes(7),

@@ -92,3 +92,35 @@ def test_no_more_are_skipped_than_a_claim_can_compare_with(clock: Clock) -> None
     assert not skipped.add_waiting(-1, "default")
     skipped.forget([3])
     assert skipped.add_waiting(-1, "default")
+
+
+def test_operators_are_told_of_some_of_them_and_why() -> None:
+    """The last reason counts; at most 100 jobs, and 300 characters each. What no JSON can have is replaced."""
+    skipped = SkippedJobs()
+    assert skipped.told() is None
+    skipped.add_unclaimable(1, "default", why="once")
+    skipped.add_unclaimable(1, "default", why="a\0" + "b" * 1_000)
+    skipped.add_waiting(2, "default")
+    told = skipped.told()
+    assert told is not None
+    assert told["1"] == "a\ufffd" + "b" * 298
+    assert told["2"] is None
+    for one in range(3, 200):
+        skipped.add_unclaimable(one, "default", why="full")
+    assert len(skipped.told() or ()) == 100
+    skipped.forget(range(200))
+    assert skipped.told() is None
+
+
+def test_the_first_and_the_last_of_them_are_news() -> None:
+    """Then the worker's row is written again; a retry in vain is none."""
+    skipped, news = SkippedJobs(), list[int]()
+    skipped.changed = lambda: news.append(len(skipped))
+    skipped.forget([7])
+    skipped.add_unclaimable(1, "default")
+    skipped.add_unclaimable(1, "default")
+    skipped.add_waiting(2, "default")
+    skipped.claimed([1])
+    assert news == [1]
+    skipped.forget([2])
+    assert news == [1, 0]

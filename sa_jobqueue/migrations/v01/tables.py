@@ -82,6 +82,7 @@ UP = (
         loop_lag double precision,
         tasks jsonb NOT NULL DEFAULT '{{}}'::jsonb,
         pressure text,
+        skipped jsonb,
         CONSTRAINT worker_pkey PRIMARY KEY (id)
     )
     """,

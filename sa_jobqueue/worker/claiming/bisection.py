@@ -167,7 +167,7 @@ class BisectingClaims:
 
     def _skip(self, queues: Mapping[int, str], refused: Mapping[int, str]) -> list[int]:
         """Skip the refused jobs from now on. Returns those of them that were not skipped before."""
-        new = [one for one in refused if self.skipped.add_unclaimable(one, queues[one])]
+        new = [one for one in refused if self.skipped.add_unclaimable(one, queues[one], why=refused[one])]
         for one in new[:_NAMED]:
             logger.error("job %d cannot be claimed; it is skipped for a while: %s", one, refused[one])
         if len(new) > _NAMED:

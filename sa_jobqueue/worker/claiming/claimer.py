@@ -102,6 +102,9 @@ class Claimer:
         self.moves_at = monotonic()
         """When the next round begins at the latest; in a round, when that began. Written by the claimer's thread, read by any."""
 
+        self.skipped = SkippedJobs(len(all_slots))
+        """Jobs that no claim of several is to take. Of the claimer's thread, but for what any may be `told`."""
+
         # The claimer's thread alone writes and reads the rest:
         broken_commits = BrokenCommits(connector, runs, writer, worker)
         self._connection = ClaimerConnection(connector, self.deadline, broken_commits)
@@ -111,8 +114,7 @@ class Claimer:
         """When the last claim began."""
         self._resume = ResumePoints()
         self._expired = ExpiredJobs(connector, all_slots)
-        skipped = SkippedJobs(len(all_slots))
-        self._skipped = skipped
+        skipped = self.skipped
         self._suspects = Suspects(connector, runs, writer, skipped, settings.max_rescues)
         self._fetcher = Fetcher(connector, self.deadline, dispatch, self._demand, runs.touched, most=most_text)
         self._workflows = MovingWorkflows(connector, runs.touched, self._demand, busy=lambda: len(runs) > 0)
@@ -378,7 +380,7 @@ class Claimer:
             wanted,
             self._connector.lease,
             after=after,
-            but=self._skipped.ids(),
+            but=self.skipped.ids(),
             known=self._limited.known,
             inline=inline,
         )

@@ -6,9 +6,12 @@ Each is claimed again by itself, so that it fails no claim of others.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from time import monotonic
+
+from ...failures import clean
 
 __all__ = ["MOST", "SkippedJobs"]
 
@@ -22,6 +25,8 @@ _FIRST, _LONGEST = 0.2, 30.0
 _SHARE, _EACH = 4, 0.01
 #: Jobs tried in one transaction at most.
 _AT_ONCE = 100
+#: Jobs that operators are told of, and characters of why.
+_TOLD, _LENGTH = 100, 300
 
 
 @dataclass(slots=True)
@@ -30,10 +35,12 @@ class _Unclaimable:
     wait: float
     at: float
     """When it is tried again, by `monotonic()`."""
+    why: str
+    """What refused it last."""
 
 
 class SkippedJobs:
-    """The jobs, by id. Only the claimer's thread reads and writes them.
+    """The jobs, by id. Only the claimer's thread reads and writes them; any thread may be `told` of them.
 
     `queues`: how many queues there are. Each has a share that the jobs of the others cannot use up.
     """
@@ -45,6 +52,8 @@ class SkippedJobs:
         """Jobs that wait until another one has ended, and their queues."""
         self._rests_until = 0.0
         """When the next retry may begin, by `monotonic()`."""
+        self.changed: Callable[[], object] = lambda: None
+        """Is called when there are jobs after there were none, and when there are none any more. Set before the thread starts."""
 
     def __len__(self) -> int:
         return len(self._unclaimable) + len(self._waiting)
@@ -65,17 +74,29 @@ class SkippedJobs:
         """The jobs that no claim of several is to take."""
         return [*self._unclaimable, *self._waiting]
 
-    def add_unclaimable(self, id: int, queue: str) -> bool:
-        """This job cannot be claimed. Returns whether that is new; it is not added when there is no room."""
+    def told(self) -> dict[str, str | None] | None:
+        """Some of the jobs as text, and what refused each, or None if it waits for another; None: no job is skipped. For any thread."""
+        # Each list is made in one step, whatever the claimer's thread does meanwhile.
+        refused: list[tuple[int, str | None]] = [
+            (job, one.why) for job, one in islice(list(self._unclaimable.items()), _TOLD)
+        ]
+        waiting = [(job, None) for job in islice(list(self._waiting), _TOLD)]
+        return {str(job): why for job, why in [*refused, *waiting][:_TOLD]} or None
+
+    def add_unclaimable(self, id: int, queue: str, *, why: str = "") -> bool:
+        """This job cannot be claimed, and `why`. Returns whether that is new; it is not added when there is no room."""
         self._waiting.pop(id, None)
         one = self._unclaimable.get(id)
         new = one is None
+        why = clean(why[:_LENGTH])
         if one is None:
             if not self.has_room(queue):
                 return False
-            one = self._unclaimable[id] = _Unclaimable(queue, _FIRST, 0.0)
+            one = self._unclaimable[id] = _Unclaimable(queue, _FIRST, 0.0, why)
+            if len(self) == 1:
+                self.changed()
         else:
-            one.wait = min(2 * one.wait, _LONGEST)
+            one.wait, one.why = min(2 * one.wait, _LONGEST), why
         one.at = monotonic() + one.wait * random.uniform(0.8, 1.2)
         return new
 
@@ -83,13 +104,18 @@ class SkippedJobs:
         """This job waits until `due` is asked for one of those that wait. False: there is no room."""
         if self.has_room(queue):
             self._waiting[id] = queue
+            if len(self) == 1:
+                self.changed()
         return id in self._waiting
 
     def forget(self, ids: Iterable[int]) -> None:
         """These are not due any more: another worker has claimed or ended them."""
+        before = len(self)
         for gone in ids:
             self._unclaimable.pop(gone, None)
             self._waiting.pop(gone, None)
+        if before and not self:
+            self.changed()
 
     def claimed(self, ids: Iterable[int]) -> None:
         """These could be claimed. If one had been unclaimable, its cause may be gone for the others too: they are tried soon."""

@@ -36,6 +36,7 @@ class Vitals(TypedDict):
     memory: int
     loop_lag: float
     pressure: str | None
+    skipped: Mapping[str, str | None] | None
 
 
 class Presence(Chore):

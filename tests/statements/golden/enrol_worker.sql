@@ -1,9 +1,10 @@
-INSERT INTO sa_jobqueue.worker (id, host, pid, queues, concurrency, version, lease, schema_version, memory, loop_lag, tasks, pressure) VALUES (%(id)s::UUID, %(host)s::VARCHAR, %(pid)s::INTEGER, %(queues)s::TEXT[], %(concurrency)s::INTEGER, %(version)s::VARCHAR, %(lease)s, %(schema_version)s::INTEGER, %(memory)s::BIGINT, %(loop_lag)s, %(tasks)s::JSONB, %(pressure)s::VARCHAR) ON CONFLICT (id) DO
+INSERT INTO sa_jobqueue.worker (id, host, pid, queues, concurrency, version, lease, schema_version, memory, loop_lag, tasks, pressure, skipped) VALUES (%(id)s::UUID, %(host)s::VARCHAR, %(pid)s::INTEGER, %(queues)s::TEXT[], %(concurrency)s::INTEGER, %(version)s::VARCHAR, %(lease)s, %(schema_version)s::INTEGER, %(memory)s::BIGINT, %(loop_lag)s, %(tasks)s::JSONB, %(pressure)s::VARCHAR, %(skipped)s::JSONB) ON CONFLICT (id) DO
 UPDATE
 SET seen_at = now(),
     memory = %(param_1)s::BIGINT,
     loop_lag = %(param_2)s,
-    pressure = %(param_3)s::VARCHAR
+    pressure = %(param_3)s::VARCHAR,
+    skipped = %(param_4)s::JSONB
 RETURNING (
     SELECT date_part('epoch', sa_jobqueue.schedule.due_at) - date_part('epoch', clock_timestamp()) AS anon_1
     FROM sa_jobqueue.schedule
