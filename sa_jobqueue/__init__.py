@@ -19,7 +19,7 @@ from .lifecycle import JobStatus
 from .limits import KeyLimits, Limits, Rate
 from .middleware import Attempt, Middleware, add_middleware, remove_middleware
 from .models import Job, Schedule
-from .objects import Fresh, Load
+from .objects import Fresh, Load, Subject
 from .outcomes import Cancel, Discard, RateLimited, Retry, Snooze
 from .payload import Failed
 from .read import JobRead
@@ -28,6 +28,7 @@ from .results import JobEnd
 from .retry import RetryPolicy
 from .schedules import every
 from .settings import WorkerSettings
+from .subjects import jobs_relationship
 from .tally import TaskTally
 from .tasks import Registry, Task, TaskName, default_registry, task
 from .unique import Unique
@@ -63,6 +64,7 @@ __all__ = [
     "RetryPolicy",
     "Schedule",
     "Snooze",
+    "Subject",
     "Task",
     "TaskName",
     "TaskTally",
@@ -80,6 +82,7 @@ __all__ = [
     "enqueue_select",
     "errors",
     "every",
+    "jobs_relationship",
     "remove_middleware",
     "statements",
     "task",

@@ -21,9 +21,10 @@ from __future__ import annotations
 from .annotations import Fresh, Load
 from .holders import with_objects
 from .loading import filled, load
-from .references import REFUSED, ObjectArgument, Reference, references
-from .waiting import UnflushedText, Waiting, as_text
+from .references import REFUSED, ObjectArgument, Reference, SubjectOption, references
+from .subjects import Subject, checked_subject, subject_type
+from .waiting import ObjectText, Waiting, as_text
 
 __all__ = [
-    "REFUSED", "Fresh", "Load", "ObjectArgument", "Reference", "UnflushedText", "Waiting", "as_text", "filled", "load", "references", "with_objects",
+    "REFUSED", "Fresh", "Load", "ObjectArgument", "ObjectText", "Reference", "Subject", "SubjectOption", "Waiting", "as_text", "checked_subject", "filled", "load", "references", "subject_type", "with_objects",
 ]  # fmt: skip
