@@ -78,7 +78,7 @@ def complete(session: Session, jobs: Sequence[Job]) -> None:
         statement = complete_arguments(
             ids=[job.id for job in alike],
             args=texts,
-            subjects=subjects if any(subjects) else (),
+            subjects=subjects if any(subjects) else None,
             job=type(alike[0]),
         )
         _connection(session, alike[0]).execute(statement)

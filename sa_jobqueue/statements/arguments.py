@@ -15,15 +15,15 @@ __all__ = ["complete_arguments"]
 
 
 def complete_arguments(
-    *, ids: Sequence[int], args: Sequence[str], subjects: Sequence[Subject | None] = (), job: type[Job] = Job
+    *, ids: Sequence[int], args: Sequence[str], subjects: Sequence[Subject | None] | None = None, job: type[Job] = Job
 ) -> Update:
     """Give each of these jobs its arguments, as JSON text, and its subject; for a connection, in the transaction that has inserted the jobs.
 
-    `subjects`: none if no job has one; then the statement does not name these columns.
+    `subjects`: None if no job has one; then the statement does not name these columns.
     """
     of = table_of(job)
     columns = {"id": array("job_ids", ids, BigInteger()), "args": array("job_args", args, Text())}
-    if subjects:
+    if subjects is not None:
         columns["subject_type"] = array("subject_types", [one and one.type for one in subjects], Text())
         columns["subject_id"] = array("subject_ids", [one and one.id for one in subjects], Text())
     given = rows("given", **columns)
