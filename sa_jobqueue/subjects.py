@@ -1,13 +1,13 @@
 """The jobs of a row: a relationship from a mapped class of the application's to the jobs that are about its objects.
 
->>> from sqlalchemy import select
->>> from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+>>> from sqlalchemy import Integer, select
+>>> from sqlalchemy.orm import DeclarativeBase, mapped_column
 >>> from sa_jobqueue import Job, jobs_relationship
 >>> class Base(DeclarativeBase): ...
 >>> class Order(Base):
 ...     __tablename__ = "orders"
-...     id: Mapped[int] = mapped_column(primary_key=True)
-...     jobs: Mapped[list[Job]] = jobs_relationship()
+...     id = mapped_column(Integer, primary_key=True)
+...     jobs = jobs_relationship()  # Mapped[list[Job]]
 >>> failed = select(Order).where(Order.jobs.any(Job.status == "failed"))
 
 There is no foreign key: the job stores the class and the key as text (`Subject`), and the statement makes the same text of the row's key.

@@ -38,13 +38,14 @@ _NAME = "__subject_type__"
 class Subject(NamedTuple):
     """What a job is about: `Job.subject`. Two are equal if they name the same row.
 
+    `type`: the name of the mapped class, or its `__subject_type__`; of a class in an inheritance that of the base. `id`: its primary key
+    as text: `7`, or `[7, 2]` for one with two parts.
+
     `session.get(*job.subject.identity(Base))` loads the row, in both kinds of session.
     """
 
     type: str
-    """The name of the mapped class, or its `__subject_type__`; of a class in an inheritance that of the base."""
     id: str
-    """Its primary key: `7`, or `[7, 2]` for one with two parts."""
 
     @classmethod
     def of(cls, one: object) -> Self:

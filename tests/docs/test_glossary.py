@@ -28,6 +28,7 @@ PLAIN = {
     "name",
     "policy",
     "read",
+    "relationship",
     "remove",
     "select",
     "set",
