@@ -15,14 +15,12 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Literal, Self, cast
 
-from sqlalchemy import inspect
-
 from .calls import Call
 from .durations import Duration, checked_duration
 from .errors import JobQueueError, OptionError, PayloadError, SubjectError
 from .middleware import before_enqueue, installed
 from .models import AT_ONCE, TASK_GROUP, checked_due
-from .objects import ObjectText, Reference, Subject, SubjectOption, Waiting, checked_subject
+from .objects import About, ObjectText, Subject, Waiting, about, checked_about
 from .payload import encode_plain, load, shown, unstorable_text
 from .unique import Unique, debounced
 
@@ -77,7 +75,7 @@ class Options:
     key: str | None = None
     units: int | None = None
     debounce: Debounce | None = None
-    subject: Subject | Reference | Literal[False] | None = None
+    subject: About | None = None
     """None: the first argument that is an object; False: nothing."""
 
 
@@ -198,29 +196,9 @@ class Enqueueable:
         return before_enqueue(call) if installed.enqueueing and not plain else call
 
     def _about(self, args: str) -> tuple[str, Subject | None, Waiting | None]:
-        """The arguments; what the job is about; and what completes both once objects in them have their keys."""
-        unflushed = list(args.unflushed) if isinstance(args, ObjectText) else []
-        about = self._options.subject
-        if about is None and isinstance(args, ObjectText):
-            about = args.first
-        if isinstance(about, Reference):
-            if about.object is None or inspect(about.object).key is not None:
-                about = self._known(about)
-            elif all(one is not about for one in unflushed):
-                unflushed.append(about)
-        subject = about if isinstance(about, Subject) else None
-        text = str.__str__(args)
-        if not unflushed:
-            return text, subject, None
         unique, defaults = self._options.unique, self._defaults()
         rule = None if unique is None else partial(unique.rule, self.name, defaults=defaults)
-        return text, subject, Waiting(self.name, unflushed, rule, about if isinstance(about, Reference) else None)
-
-    def _known(self, about: Reference) -> Subject:
-        try:
-            return about.subject()
-        except PayloadError as error:
-            raise PayloadError(f"task {self.name!r}: {error}") from error
+        return about(self.name, args, self._options.subject, rule)
 
     def _defaults(self) -> Mapping[str, Any] | None:
         """What the parameters are that a call does not give, as plain JSON; None if that is not known."""
@@ -293,14 +271,9 @@ def _checked_expiry(expires_at: object, expires_in: object) -> datetime | timede
     return checked_due(expires_at, "expires_at")
 
 
-def _checked_subject(value: object) -> Subject | Reference | Literal[False]:
-    if value is False:
-        return False
+def _checked_subject(value: object) -> About:
     try:
-        if isinstance(value, Subject):
-            return checked_subject(value)
-        found = SubjectOption.refer(value)
-        return found if found.key is None else found.subject()
+        return checked_about(value)
     except (SubjectError, PayloadError) as error:
         raise OptionError(str(error)) from error
 

@@ -189,7 +189,7 @@ def _parameters(calls: Iterable[Call]) -> dict[str, Any]:
     task, args, queue, priority, max_attempts, due, meta, uniqueness, expires, deadline, key, units, subject, _, _ = (
         columns
     )
-    of, about = ([one and one[place] for one in subject] for place in (0, 1))
+    of, about = zip(*(one or (None, None) for one in subject), strict=True) if any(subject) else ((), ())
     given = (uniqueness, map(due_text, expires), map(due_text, deadline), key, units, of, about)
     few = {name: values for name, values in zip(_FEW, map(list, given), strict=True) if any(values)}
     return {

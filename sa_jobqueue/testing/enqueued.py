@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeAlias, cast, overload
+from typing import Any, TypeAlias, cast, overload
 
 from pydantic_core import to_json
 from sqlalchemy import Select, select
@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from ..errors import PayloadError
 from ..models import Job
-from ..objects import Reference, Subject
+from ..objects import About, Reference, Subject
 from ..options import Options
 from ..payload import load
 from ..tasks import AnyTask, Task, TaskName, default_registry
@@ -137,7 +137,7 @@ def _changed(task: AnyTask | TaskName) -> Iterator[tuple[str, Any]]:
         yield one.name, _READABLE.get(one.name, lambda given: given)(value)
 
 
-def _subject(value: Subject | Reference | Literal[False] | None) -> Subject | None:
+def _subject(value: About | None) -> Subject | None:
     return value.subject() if isinstance(value, Reference) else value or None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import date
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, select
@@ -73,7 +74,7 @@ async def test_jobs_with_and_without_a_subject_go_into_one_statement(client: Cli
 async def test_the_jobs_of_objects(client: Client, tables: Engine) -> None:
     """Of new ones, with each kind of key; found by the database, by the object, and back."""
     line = Line(place='a "b", ü\\', number=-3, parcel=uuid.uuid4(), day=date(2026, 1, 2))
-    objects = [Order(), Parcel(), line]
+    objects: list[Any] = [Order(), Parcel(), line]
     order = objects[0]
     async with client.open() as unit:
         unit.add_all(objects)
@@ -81,7 +82,8 @@ async def test_the_jobs_of_objects(client: Client, tables: Engine) -> None:
         await settle(unit.flush())
         unit.add_all([enqueue(plain.options(subject=one), place) for place, one in enumerate(objects)])
         await settle(unit.commit())
-        for place, kind in enumerate((Order, Parcel, Line)):
+        kinds: list[Any] = [Order, Parcel, Line]
+        for place, kind in enumerate(kinds):
             number = Job.args["number"].as_integer()
             wanted = select(kind).where(kind.jobs.any(number == place)).options(selectinload(kind.jobs))
             found = (await settle(unit.scalars(wanted))).one()

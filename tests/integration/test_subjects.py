@@ -391,11 +391,11 @@ def test_each_kind_of_key(session: Session) -> None:
         session.refresh(one)
         jobs = session.scalars(one.jobs.select()).all() if isinstance(one, Customer) else one.jobs
         assert [job.args["number"] for job in jobs] == [place], one
-        subject = jobs[0].subject
+        subject: Any = jobs[0].subject
         assert session.get(*subject.identity(Base)) is one
         assert session.get(*subject.identity(type(one))) is one
         assert Subject.parse(str(subject)) == subject
-        kind = type(one)
+        kind: Any = type(one)
         assert session.scalars(select(kind).where(kind.jobs.any(Job.args["number"].as_integer() == place))).all() == [
             one
         ]
