@@ -182,6 +182,8 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, Subject):
+        return str(value)
     if isinstance(value, tuple):
         at, delay = cast(tuple[Any, Any], value)
         return "nothing" if at is None else f"{at.isoformat(sep=' ')} (after {delay})"

@@ -57,6 +57,7 @@ from sa_jobqueue import (
 from sa_jobqueue.errors import OptionError, PayloadError, SubjectError
 from sa_jobqueue.statements import cancel_jobs, retry_jobs, run_schedules
 from sa_jobqueue.subjects import subject_of_rows
+from sa_jobqueue.testing import assert_enqueued, assert_not_enqueued
 from tests.support.working import drain
 
 tasks = Registry()
@@ -581,3 +582,31 @@ def test_one_statement_inserts_jobs_with_and_without_a_subject(session: Session)
     session.add_all([enqueue(plain, place) for place in range(3)])
     session.flush()
     assert "subject" not in sent[-1]
+
+
+def test_a_row_without_a_subject_is_as_long_as_one_without_the_columns(session: Session) -> None:
+    """They are the last ones, and their NULLs have room in the row's header."""
+    session.add_all([enqueue(plain, 1), enqueue(plain, 2)])
+    session.commit()
+    session.execute(text("UPDATE sa_jobqueue.job SET worker = 'me', result = '1', claimed_at = now() WHERE id % 2 = 0"))
+    columns = "SELECT attname::text FROM pg_attribute WHERE attrelid = 'sa_jobqueue.job'::regclass AND attnum > 0 ORDER BY attnum"
+    *others, first, second = session.scalars(text(columns)).all()
+    assert [first, second] == ["subject_type", "subject_id"]
+    names = ", ".join(others)
+    session.execute(text(f"CREATE TEMP TABLE narrow ON COMMIT DROP AS SELECT {names} FROM sa_jobqueue.job ORDER BY id"))
+    sizes = "SELECT pg_column_size(r.*) FROM {} AS r ORDER BY r.id"
+    narrow = session.scalars(text(sizes.format("narrow"))).all()
+    assert session.scalars(text(sizes.format("sa_jobqueue.job"))).all() == narrow
+
+
+def test_the_testing_kit_compares_it(session: Session) -> None:
+    """If it is asked for."""
+    order, other = add(session, Order(), Order())
+    session.add(enqueue(plain.options(subject=order), 1))
+    session.flush()
+    assert_enqueued(session, plain, number=1)
+    assert_enqueued(session, plain.options(subject=order), number=1)
+    assert_not_enqueued(session, plain.options(subject=other), number=1)
+    assert_not_enqueued(session, plain.options(subject=False), number=1)
+    with pytest.raises(AssertionError, match=f"subject=Order:{order.id}, not Order:{other.id}"):
+        assert_enqueued(session, plain.options(subject=other), number=1)
