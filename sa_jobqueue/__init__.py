@@ -20,7 +20,7 @@ from .lifecycle import JobStatus
 from .limits import KeyLimits, Limits, Rate
 from .middleware import Attempt, Middleware, add_middleware, remove_middleware
 from .models import Job, Schedule
-from .objects import Fresh, Load
+from .objects import Fresh, Load, Subject
 from .outcomes import Cancel, Discard, RateLimited, Retry, Snooze
 from .payload import Failed
 from .read import JobRead
@@ -29,6 +29,7 @@ from .results import JobEnd
 from .retry import RetryPolicy
 from .schedules import every
 from .settings import WorkerSettings
+from .subjects import jobs_relationship
 from .tally import TaskTally
 from .tasks import Registry, Task, TaskName, default_registry, task
 from .unique import Unique
@@ -65,6 +66,7 @@ __all__ = [
     "RetryPolicy",
     "Schedule",
     "Snooze",
+    "Subject",
     "Task",
     "TaskName",
     "TaskTally",
@@ -83,6 +85,7 @@ __all__ = [
     "errors",
     "every",
     "explain_job",
+    "jobs_relationship",
     "remove_middleware",
     "statements",
     "task",

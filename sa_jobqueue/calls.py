@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from .errors import OptionError, PayloadError
-from .objects import Waiting
+from .objects import Subject, Waiting
 from .payload import encode_plain, load
 
 __all__ = ["Call"]
@@ -41,8 +41,10 @@ class Call(NamedTuple):
     """By which it is ordered, limited and served in turn."""
     units: int | None = None
     """How much of a rate it takes; None: 1."""
+    subject: Subject | None = None
+    """What it is about."""
     waiting: Waiting | None = None
-    """What completes `args` once objects in them have their keys; None: they are complete."""
+    """What completes `args` and `subject` once objects in them have their keys; None: they are complete."""
     given_meta: str | None = None
     """The `meta` before any middleware changed it, which is that of a schedule's jobs; None: none has changed it."""
 
@@ -52,7 +54,9 @@ class Call(NamedTuple):
             return self
         self.waiting.refuse_changes()
         args, rule = self.waiting.completed(self.args), self.waiting.rule
-        return self._replace(args=args, uniqueness=self.uniqueness if rule is None else rule(args), waiting=None)
+        uniqueness = self.uniqueness if rule is None else rule(args)
+        subject = self.subject or self.waiting.subject()
+        return self._replace(args=args, uniqueness=uniqueness, subject=subject, waiting=None)
 
     def with_meta(self, /, **entries: Any) -> Call:
         """A copy with these entries in its `meta`, beside those that are there, or in their place.

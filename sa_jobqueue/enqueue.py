@@ -39,7 +39,8 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
     `task`: a `Task`, or a name for producers that do not import the handlers; then the arguments are keywords of
     plain JSON, the queue is "default" (`TaskName(name).options(queue=...)` for another), and the worker checks them.
 
-    An argument that is a mapped object is stored as its key. It may be new: then the flush that writes it writes its job, too.
+    An argument that is a mapped object is stored as its key, and the first one is the job's subject (`Job.subject`), unless the options of
+    the task say another. It may be new: then the flush that writes it writes its job, too.
 
     Raises PayloadError where the arguments do not fit the handler or cannot be stored, OptionError for a bad name,
     TaskError where the handler's annotations cannot be resolved.
@@ -62,6 +63,8 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
     )
     if call.waiting is not None:
         wait_for_keys(made, call.waiting)
+        if call.waiting.about is not None:
+            insert_in_order(Job)
     if call.uniqueness is not None:
         insert_in_order(Job)
         made.uniqueness = cast(Any, JsonText(call.uniqueness))
@@ -74,6 +77,9 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
     if call.units is not None:
         insert_in_order(Job)
         made.units = call.units
+    if call.subject is not None:
+        insert_in_order(Job)
+        made.subject_type, made.subject_id = call.subject
     return made
 
 

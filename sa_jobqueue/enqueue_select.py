@@ -31,19 +31,22 @@ from sqlalchemy import (
     Select,
     SelectBase,
     Text,
+    case,
     cast,
     func,
     literal,
     select,
 )
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.orm.util import AliasedClass
 from sqlalchemy.types import TypeEngine
 
-from .errors import MiddlewareError, OptionError, PayloadError
+from .errors import MiddlewareError, OptionError, PayloadError, SubjectError
 from .models import Job
 from .payload import Plan, Selected, bound, bound_by_name, kind_of, load, shown, takes_none
 from .statements.insert_select import Argument, arguments, digest, insert_selected, rule_of
 from .statements.per_row import check_together, expression, per_row
+from .subjects import subject_of_rows
 from .tasks import AnyTask, Task, TaskName
 from .unique import debounced
 
@@ -80,6 +83,7 @@ def enqueue_select(
     deadline: TimeExpression | DurationExpression | None = None,
     key: TextExpression | None = None,
     units: NumberExpression | None = None,
+    subject: type[Any] | AliasedClass[Any] | None = None,
     job: type[Job] = Job,
 ) -> Insert:
     """One INSERT ... SELECT that enqueues a job of `task` for each row of `source`: for `session.execute(...)`, sync or async, ORM or
@@ -91,6 +95,8 @@ def enqueue_select(
     The options of the task hold for all jobs: `enqueue_select(remind.options(priority=9), ...)`. What differs from row to row is an
     expression over the tables of `source`, given here under the name of the option: `run_at=Order.due`. Such an expression is one more
     column of the select, and where it is NULL the task's own option holds.
+
+    `subject`: a mapped class of which `source` has the rows, or an alias of one: each job is about its row.
 
     Returns an `Insert`: add `.returning(Job.id)` to it for the ids; without, the result's `rowcount` says how many jobs there are.
 
@@ -104,6 +110,9 @@ def enqueue_select(
     }  # fmt: skip
     expressions = {name: expression(name, value) for name, value in wanted.items() if value is not None}
     check_together(expressions, named.chosen)
+    of: str | None = None
+    if subject is not None:
+        of, expressions["subject"] = _subject(subject)
     call = named.template()
     if call.args != "{}":
         raise MiddlewareError("before_enqueue() gave arguments to the call that stands for all rows of a select")
@@ -116,13 +125,14 @@ def enqueue_select(
         rule = rule._replace(key=order[0])
         given = [one._replace(value=value) for one, value in zip(given, rows.c, strict=False)]
         options = dict(zip(expressions, list(rows.c)[len(selected) :], strict=False))
+    about = _about(of, options.pop("subject")) if of is not None else {}
     variable = named.parameters.variable if isinstance(named, Task) else None
     return insert_selected(
         rows,
         call,
         args=arguments(given, variable=variable, task=named.name, job=job),
         rule=None if rule is None else rule_of(rule.shared, rule.key),
-        per_row=per_row(options, task=named.name, job=job),
+        per_row=per_row(options, task=named.name, job=job) | about,
         order_by=order,
         job=job,
     )
@@ -172,6 +182,17 @@ def _in_order_of_keys(rows: FromClause, key: ColumnElement[Any]) -> tuple[FromCl
     number = func.row_number().over()
     keyed = select(*rows.c, key.label("sa_jobqueue_unique"), number.label("sa_jobqueue_number")).subquery("keyed")
     return keyed, [keyed.c.sa_jobqueue_unique, keyed.c.sa_jobqueue_number]
+
+
+def _subject(entity: object) -> tuple[str, ColumnElement[Any]]:
+    try:
+        return subject_of_rows(entity)
+    except SubjectError as error:
+        raise OptionError(str(error)) from error
+
+
+def _about(of: str, id: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
+    return {"subject_type": case((id.is_not(None), literal(of, Text))), "subject_id": id}
 
 
 # ---- arguments

@@ -34,6 +34,7 @@ __all__ = [
     "SchemaError",
     "SessionUnavailable",
     "StatusError",
+    "SubjectError",
     "TaskError",
     "TaskWarning",
     "WaitTimeout",
@@ -129,6 +130,10 @@ class ResultError(JobQueueError, ValueError):
 
 class StatusError(JobQueueError):
     """A job's status is changed by a statement, never by hand."""
+
+
+class SubjectError(JobQueueError, ValueError):
+    """What a job is said to be about is no row that could be found again."""
 
 
 class SessionUnavailable(JobQueueError):

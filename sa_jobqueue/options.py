@@ -17,10 +17,10 @@ from typing import Any, Literal, Self, cast
 
 from .calls import Call
 from .durations import Duration, checked_duration
-from .errors import JobQueueError, OptionError, PayloadError
+from .errors import JobQueueError, OptionError, PayloadError, SubjectError
 from .middleware import before_enqueue, installed
 from .models import AT_ONCE, TASK_GROUP, checked_due
-from .objects import UnflushedText, Waiting
+from .objects import About, ObjectText, Subject, Waiting, about, checked_about
 from .payload import encode_plain, load, shown, unstorable_text
 from .unique import Unique, debounced
 
@@ -75,6 +75,8 @@ class Options:
     key: str | None = None
     units: int | None = None
     debounce: Debounce | None = None
+    subject: About | None = None
+    """None: the first argument that is an object; False: nothing."""
 
 
 class Enqueueable:
@@ -106,6 +108,7 @@ class Enqueueable:
         units: int | None = None,
         debounce: Duration | Literal[False] | None = None,
         max_wait: Duration | None = None,
+        subject: object | Subject | Literal[False] | None = None,
     ) -> Self:
         """A copy with these options changed; the others stay as they are.
 
@@ -121,6 +124,8 @@ class Enqueueable:
         `debounce`: the job is due after this time, in seconds or as a timedelta; if the task is called again while it waits, with
         the same `key` if it has one, it takes the new arguments and waits for that time again, but not longer than `max_wait` after
         it was enqueued. The later call's own job is cancelled, as a duplicate. False: no such wait.
+        `subject`: what the job is about, an object of a mapped class or a `Subject`, see `jobs_relationship`; without it, the first
+        argument that is an object. False: nothing.
 
         Raises OptionError for any other value.
         """
@@ -143,6 +148,8 @@ class Enqueueable:
             changes["deadline"] = checked_limit(deadline, "deadline", OptionError)
         if any(one is not None for one in (key, units, debounce, max_wait)):
             changes |= _checked_turn(self._options, key, units, debounce, max_wait)
+        if subject is not None:
+            changes["subject"] = _checked_subject(subject)
         changed = object.__new__(type(self))
         vars(changed).update(vars(self))
         changed._options = replace(self._options, **changes)
@@ -159,15 +166,22 @@ class Enqueueable:
         """What all jobs have that one statement makes: no arguments yet, and no rule that would be made of them."""
         wait = self._options.debounce
         alike = self.options(unique=False, debounce=False, delay=None if wait is None else wait.seconds)
-        return alike._make_call("{}")  # noqa: SLF001  # its own class
+        return alike._make_call("{}").completed()  # noqa: SLF001  # its own class
 
     def _make_call(self, args: str, *, plain: bool = False) -> Call:
         """The call to enqueue; `plain`: past all middleware."""
         options = self._options
         due, rule = options.run_at, None
-        waiting = self._waiting(args) if type(args) is UnflushedText else None
-        if plain and waiting is not None:
-            args, waiting = waiting.completed(args, versioned=False), None
+        subject: Subject | None = None
+        waiting: Waiting | None = None
+        if options.subject or type(args) is ObjectText:
+            args, subject, waiting = self._about(args)
+        if plain:
+            if options.subject:
+                raise OptionError(f"a schedule enqueues {self.name!r} without a subject: take it off, subject=False")
+            if waiting is not None:
+                args, waiting = waiting.completed(args, versioned=False), None
+            subject = None
         if options.unique is not None:
             rule = options.unique.rule(self.name, args, self._defaults())
         if options.debounce is not None:
@@ -177,14 +191,14 @@ class Enqueueable:
             _check_order(options, due)
         call = Call(
             self.name, args, options.queue, options.priority, options.max_attempts, due, options.meta, rule,
-            options.expires, options.deadline, options.key, options.units, waiting,
+            options.expires, options.deadline, options.key, options.units, subject, waiting,
         )  # fmt: skip
         return before_enqueue(call) if installed.enqueueing and not plain else call
 
-    def _waiting(self, args: UnflushedText) -> Waiting:
+    def _about(self, args: str) -> tuple[str, Subject | None, Waiting | None]:
         unique, defaults = self._options.unique, self._defaults()
         rule = None if unique is None else partial(unique.rule, self.name, defaults=defaults)
-        return Waiting(self.name, args.references, rule)
+        return about(self.name, args, self._options.subject, rule)
 
     def _defaults(self) -> Mapping[str, Any] | None:
         """What the parameters are that a call does not give, as plain JSON; None if that is not known."""
@@ -255,6 +269,13 @@ def _checked_expiry(expires_at: object, expires_in: object) -> datetime | timede
             f"expires_at must be a datetime, not {shown(expires_at)}; for a duration there is expires_in="
         )
     return checked_due(expires_at, "expires_at")
+
+
+def _checked_subject(value: object) -> About:
+    try:
+        return checked_about(value)
+    except (SubjectError, PayloadError) as error:
+        raise OptionError(str(error)) from error
 
 
 def _checked_turn(old: Options, key: object, units: object, debounce: object, max_wait: object) -> dict[str, Any]:

@@ -22,7 +22,12 @@ _ITEM = re.compile(r"    (\w+): (.*)")
 #: Where a paragraph names a parameter, or several, and then says what it is.
 _NAMED = re.compile(r"(?:^|(?<=[.;)] ))(?=`[\w=]+`(?:, `[\w=]+`)*: )")
 #: What a signature shows in place of a private name.
-_SHOWN = {"_DEFAULT_RETAIN": "timedelta(days=7)", "_Decorator": "Callable"}
+_SHOWN = {
+    "_DEFAULT_RETAIN": "timedelta(days=7)",
+    "_Decorator": "Callable",
+    "_RelationshipDeclared": "Mapped",
+    "_Class": "type",
+}
 #: What a type variable stands for, by the signature that shows it.
 _BOUND = {"sa_jobqueue.JobContext.session": "Session", "sa_jobqueue.AsyncJobContext.session": "AsyncSession"}
 _MODULE = re.compile(r"~(?:\w+\.)*~?")

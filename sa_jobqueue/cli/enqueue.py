@@ -13,6 +13,7 @@ from sqlalchemy import Connection, func, select
 
 from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError
 from sa_jobqueue.models import Job
+from sa_jobqueue.objects import Subject
 from sa_jobqueue.options import Call
 from sa_jobqueue.statements import insert_jobs
 from sa_jobqueue.tasks import Registry, Task, TaskName
@@ -71,6 +72,9 @@ def enqueue(
     ] = None,
     key: Key = None,
     units: Units = None,
+    subject: Annotated[
+        str | None, typer.Option(metavar="TYPE:ID", help="The row that it is about, as Order:7. Default: none.")
+    ] = None,
     tag: Annotated[list[str], typer.Option(metavar="TEXT", help="A tag, kept in meta. May be repeated.")] = [],  # noqa: B006  # Typer's
     meta: Annotated[
         str | None,
@@ -92,6 +96,7 @@ def enqueue(
         config, task, arguments, queue=queue, priority=priority, delay=delay, run_at=_time(run_at, "--run-at"),
         max_attempts=max_attempts, expires_in=expires_in, expires_at=_time(expires_at, "--expires-at"),
         deadline=deadline, unique=None if unique is None else Unique(unique), key=key, units=units, tags=tag or None,
+        subject=None if subject is None else Subject.parse(subject),
         meta=None if meta is None else _object(meta, "--meta"),
     )  # fmt: skip
     with transaction(config, make=True) as connection:

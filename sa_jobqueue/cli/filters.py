@@ -14,6 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job, status_literal
+from sa_jobqueue.objects import Subject
 from sa_jobqueue.statements.limits import is_queued
 from sa_jobqueue.statements.parts import table_of
 
@@ -102,6 +103,14 @@ class Filters(Options):
     tag: Annotated[list[str], _filter("--tag", metavar="TEXT", help="With this tag; repeated: with each.")] = field(
         default_factory=list
     )
+    subject: Annotated[
+        list[str],
+        _filter(
+            "--subject",
+            metavar="TYPE[:ID]",
+            help="About this row, as Order:7, or about any row of the type Order. May be repeated.",
+        ),
+    ] = field(default_factory=list)
     error: Annotated[
         list[str],
         _filter(
@@ -147,6 +156,8 @@ class Filters(Options):
             found.append(or_(*(_criterion(status) for status in self.status)))
         if self.tag:
             found.append(Job.meta.contains({"tags": list(self.tag)}))
+        if self.subject:
+            found.append(or_(*map(_is_about, self.subject)))
         if self.error:
             found.append(or_(*(_is_class(ERROR_TYPE, name) for name in self.error)))
         if self.since is not None:
@@ -156,6 +167,11 @@ class Filters(Options):
         if self.newer_than is not None:
             found.append(by >= func.now() - self.newer_than)
         return found
+
+
+def _is_about(text: str) -> ColumnElement[bool]:
+    """Whether a job's subject is written so: `Order:7`, or `Order` for any of the type."""
+    return Job.subject == Subject.parse(text) if ":" in text else Job.subject_type == text
 
 
 def _is_class(column: ColumnElement[str | None], name: str) -> ColumnElement[bool]:

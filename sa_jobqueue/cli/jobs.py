@@ -87,6 +87,7 @@ def list_jobs(
 
     sa-jobqueue list --status failed --newer-than 2h
     sa-jobqueue list --queue mail --status due --json
+    sa-jobqueue list --subject Order:7
     """
     if watch and json:
         raise ConfigurationError("--watch and --json contradict each other: give one of them")
@@ -118,7 +119,7 @@ def newest_jobs(connection: Connection, filters: Filters, limit: int) -> Sequenc
     statement = (
         select(
             Job.id, Job.status, READING.label("reading"), Job.queue, Job.task, Job.priority, Job.attempt, Job.max_attempts, Job.rescues,
-            Job.created_at, Job.run_at, Job.claimed_at, Job.finished_at, Job.cancel_requested_at, Job.worker,
+            Job.created_at, Job.run_at, Job.claimed_at, Job.finished_at, Job.cancel_requested_at, Job.worker, Job.subject_type, Job.subject_id,
             ERROR_TYPE.label("error_type"), message.label("error_message"), func.now().label("now"),
         )
         .where(*filters.criteria())
@@ -286,6 +287,8 @@ def _print_head(job: Job, reading: str, worker: str, schedule: str) -> None:
         say(f"schedule {schedule}" + (f" · stands for {job.ticks} ticks" if (job.ticks or 1) > 1 else ""))
     if job.key is not None:
         say(f"key {cleaned(job.key)}")
+    if job.subject is not None:
+        say(f"about {cleaned(str(job.subject))}")
     if job.units is not None:
         say(f"units {job.units:,}")
     if job.unique_key is not None:

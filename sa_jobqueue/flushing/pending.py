@@ -19,6 +19,8 @@ __all__ = ["Pending", "is_settled", "waiting_of"]
 
 #: Where a job has what completes it: beside its mapped attributes.
 _WAITING = "_waiting_for_keys"
+#: The attributes that are completed.
+_COMPLETED = ("args", "uniqueness", "subject_type", "subject_id")
 
 
 def waiting_of(one: object, waiting: Waiting | None = None) -> Waiting | None:
@@ -79,10 +81,13 @@ class Pending:
         known = vars(job)
         before = {name: known[name] for name in _attributes(type(job)) if name in known}
         args = waiting.completed(known["args"])
+        subject = waiting.subject()
         del known[_WAITING]
         known["args"] = JsonText(args)
         if waiting.rule is not None and known.get("uniqueness") is not None:
             known["uniqueness"] = JsonText(waiting.rule(args))
+        if subject is not None:
+            known["subject_type"], known["subject_id"] = subject
         return cls(weakref.ref(job), waiting, before, aside, _transactions(session))
 
     @property
@@ -108,7 +113,9 @@ class Pending:
             for name in _attributes(type(job)) - self.before.keys():
                 known.pop(name, None)
             known.update(self.before)
-        known.update({name: self.before[name] for name in ("args", "uniqueness") if name in self.before})
+        for name in ("subject_type", "subject_id"):
+            known.pop(name, None)
+        known.update({name: self.before[name] for name in _COMPLETED if name in self.before})
         waiting_of(job, self.waiting)
 
 

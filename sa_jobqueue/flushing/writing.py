@@ -11,6 +11,7 @@ from sqlalchemy import insert as insert_into
 from sqlalchemy.orm import Mapper, Session, make_transient_to_detached
 
 from ..models import Job, say_all
+from ..objects import Subject
 from ..statements.arguments import complete_arguments
 from ..statements.parts import table_of
 
@@ -70,11 +71,23 @@ def _grouped(jobs: Sequence[Job], by: Callable[[Job], Hashable]) -> list[list[Jo
 
 
 def complete(session: Session, jobs: Sequence[Job]) -> None:
-    """Write the arguments of jobs that were inserted without them."""
+    """Write the arguments, and the subjects, of jobs that were inserted without them."""
     for alike in _grouped(jobs, type):
         texts = [str.__str__(vars(job)["args"]) for job in alike]
-        statement = complete_arguments(ids=[job.id for job in alike], args=texts, job=type(alike[0]))
+        subjects = [_subject(job) for job in alike]
+        statement = complete_arguments(
+            ids=[job.id for job in alike],
+            args=texts,
+            subjects=subjects if any(subjects) else None,
+            job=type(alike[0]),
+        )
         _connection(session, alike[0]).execute(statement)
+
+
+def _subject(job: Job) -> Subject | None:
+    """What is known of it: an attribute that is not set would be loaded."""
+    of, key = (vars(job).get(name) for name in ("subject_type", "subject_id"))
+    return None if of is None or key is None else Subject(of, key)
 
 
 def _connection(session: Session, job: Job) -> Connection:

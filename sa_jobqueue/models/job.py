@@ -51,6 +51,7 @@ from .json_text import JsonObject
 from .limits import TASK_GROUP
 from .notes import Progress
 from .status import StatusText, status_in, status_literal
+from .subject import SubjectColumns, subject_index
 
 __all__ = ["Job"]
 
@@ -76,7 +77,7 @@ def _reported(
     return column_property(found.correlate_except(Progress).scalar_subquery().label(name), deferred=True)
 
 
-class Job(Base):
+class Job(SubjectColumns, Base):
     """One job. Made by `enqueue()`, changed by statements; users read it."""
 
     __tablename__ = "job"
@@ -349,6 +350,7 @@ class Job(Base):
                 "concurrency_key IS NOT NULL AND (status = 'running' OR (status = 'queued' AND attempt > 0))"
             ),
         ),
+        subject_index("job_subject_idx"),
         Index("job_purge_idx", "purge_at", postgresql_where=text("purge_at IS NOT NULL")),
     )
 

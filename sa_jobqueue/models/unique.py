@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 __all__ = ["insert_in_order", "put_in_order", "say_all"]
 
 #: The columns that only few jobs set.
-_FEW = ("uniqueness", "expires_at", "deadline_at", "concurrency_key", "units")
+_FEW = ("uniqueness", "expires_at", "deadline_at", "concurrency_key", "units", "subject_type", "subject_id")
 
 
 @cache

@@ -135,6 +135,8 @@ class WorkflowCallback(Base):
     args: Mapped[dict[str, Any]] = mapped_column(JSONB)
     meta: Mapped[dict[str, Any]] = mapped_column(JSONB)
     concurrency_key: Mapped[str | None] = mapped_column(Text(collation="C"))
+    subject_type: Mapped[str | None] = mapped_column(Text(collation="C"))
+    subject_id: Mapped[str | None] = mapped_column(Text(collation="C"))
 
     __table_args__ = (
         CheckConstraint("event = ANY ('{success,failure,end}'::text[])", name="workflow_callback_event_check"),

@@ -18,12 +18,15 @@ fetches its object, and `filled` puts that in its place. An object that has no k
 
 from __future__ import annotations
 
+from .about import About, about, checked_about
 from .annotations import Fresh, Load
 from .holders import with_objects
 from .loading import filled, load
 from .references import REFUSED, ObjectArgument, Reference, references
-from .waiting import UnflushedText, Waiting, as_text
+from .subjects import Subject, subject_type
+from .waiting import ObjectText, Waiting, as_text
 
 __all__ = [
-    "REFUSED", "Fresh", "Load", "ObjectArgument", "Reference", "UnflushedText", "Waiting", "as_text", "filled", "load", "references", "with_objects",
+    "REFUSED", "About", "Fresh", "Load", "ObjectArgument", "ObjectText", "Reference", "Subject", "Waiting", "about", "as_text", "checked_about", "filled",
+    "load", "references", "subject_type", "with_objects",
 ]  # fmt: skip

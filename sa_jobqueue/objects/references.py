@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, ClassVar, cast
 
@@ -13,12 +14,13 @@ from pydantic_core import PydanticCustomError, SchemaSerializer, core_schema, to
 from sqlalchemy import inspect
 from sqlalchemy.orm import InstanceState, Mapper
 
-from ..errors import PayloadError
-from .annotations import Said
+from ..errors import PayloadError, SubjectError
+from .annotations import Load, Said
 from .keys import Keys
 from .naming import deleted, named, named_anything, named_object
+from .subjects import Subject, identity_class, subject_of_key
 
-__all__ = ["REFUSED", "Held", "ObjectArgument", "Reference", "references", "refused"]
+__all__ = ["REFUSED", "Held", "ObjectArgument", "Reference", "SubjectOption", "references", "refused"]
 
 #: pydantic's kind of an error that is ours, in our words.
 REFUSED = "object_argument"
@@ -38,9 +40,11 @@ class ObjectArgument:
 
     def __init__(self, cls: type[Any], said: Said, name: str) -> None:
         self.cls, self.said, self.name = cls, said, name
+        self.title = f"argument {name}"
+        """What it is called in messages."""
         self.keys = Keys(cls)
         self.mapper: Mapper[Any] = inspect(cls)
-        self._identity = _identity_of(self.mapper)
+        self._identity = identity_class(self.mapper)
         version = self.mapper.version_id_col
         self.version = None if version is None else self.mapper.get_property_by_column(version).key
         """The attribute with the version of a row, if the mapper says it."""
@@ -79,7 +83,7 @@ class ObjectArgument:
         state: InstanceState[Any] = inspect(given)
         if said := deleted(state):
             raise refused(said)
-        if type(given) is not self.cls and _identity_of(state.mapper) is not self._identity:
+        if type(given) is not self.cls and identity_class(state.mapper) is not self._identity:
             raise refused(
                 f"{type(given).__name__} has keys of its own (concrete inheritance), so it is no {self.cls.__name__} by its key: "
                 f"annotate a parameter with {type(given).__name__}"
@@ -109,6 +113,32 @@ class ObjectArgument:
                 f"the version of {named_object(inspect(one))} is not known: its mapper needs eager_defaults=True"
             )
         return to_jsonable_python(version)
+
+
+class SubjectOption(ObjectArgument):
+    """The class of an object that jobs are said to be about, by an option: it is no argument."""
+
+    def __init__(self, cls: type[Any]) -> None:
+        super().__init__(cls, Said(Load()), "subject")
+        self.title = "subject"
+
+    @staticmethod
+    def refer(given: object) -> Reference:
+        """A reference to an object. Raises SubjectError if it cannot be a subject."""
+        state = inspect(given, raiseerr=False)
+        if not isinstance(state, InstanceState):
+            raise SubjectError(
+                f"subject must be an object of a mapped class, a Subject or False, not {named_anything(given)}"
+            )
+        try:
+            return _option_of(state.mapper)._refer(given)  # noqa: SLF001  # its own class
+        except (PydanticCustomError, TypeError) as error:
+            raise SubjectError(f"subject: {error}") from error
+
+
+@lru_cache(maxsize=512)
+def _option_of(mapper: Mapper[Any]) -> SubjectOption:
+    return SubjectOption(mapper.class_)
 
 
 def _written(by: Callable[[Any], Any]) -> SchemaSerializer:
@@ -156,7 +186,16 @@ class Reference:
 
     def error(self, said: str) -> PayloadError:
         """What to raise because of this argument."""
-        return PayloadError(f"argument {self.of.name}: {said}")
+        return PayloadError(f"{self.of.title}: {said}")
+
+    def subject(self) -> Subject:
+        """What a job is about that is about this object. Raises PayloadError if its key is not known yet."""
+        found = self if self.key is not None else self.now(versioned=False)
+        assert found.key is not None
+        try:
+            return subject_of_key(self.of.mapper, found.key)
+        except SubjectError as error:
+            raise self.error(f"{error}; subject=False is an option for jobs without a subject") from error
 
     def __str__(self) -> str:
         """Order 7; or the class alone."""
@@ -165,11 +204,6 @@ class Reference:
         return named(self.of.cls, self.key)
 
     __repr__ = __str__
-
-
-def _identity_of(mapper: Mapper[Any]) -> type[Any]:
-    """The class in the identities of its objects."""
-    return mapper.identity_key_from_primary_key((None,) * len(mapper.primary_key))[0]
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,23 +11,28 @@ from sqlalchemy import inspect
 from sqlalchemy.orm import InstanceState
 
 from ..errors import PayloadError
-from .references import Reference
+from .references import Reference, references
+from .subjects import Subject
 
-__all__ = ["UnflushedText", "Waiting", "as_text"]
+__all__ = ["ObjectText", "Waiting", "as_text"]
 
 
-class UnflushedText(str):
-    """The arguments of a call as JSON text, with a placeholder for each key that is not known yet."""
+class ObjectText(str):
+    """The arguments of a call that may have objects, as JSON text, with a placeholder for each key that is not known yet."""
 
-    __slots__ = ("references",)
+    __slots__ = ("first", "unflushed")
 
-    references: Sequence[Reference]
+    first: Reference | None
+    """The first argument that is an object."""
+    unflushed: Sequence[Reference]
+    """The objects whose keys are not known."""
 
     @classmethod
-    def of(cls, text: str, references: Sequence[Reference]) -> UnflushedText:
-        """`text`, in which these are not known."""
+    def of(cls, text: str, arguments: Mapping[str, Any]) -> ObjectText:
+        """`text`, with what was validated."""
         made = cls(text)
-        made.references = references
+        made.first = next((one for one in arguments.values() if isinstance(one, Reference)), None)
+        made.unflushed = [one for one in references(arguments) if one.object is not None]
         return made
 
 
@@ -39,6 +44,8 @@ class Waiting:
     references: Sequence[Reference]
     rule: Callable[[str], str] | None = None
     """What makes the rule of a unique job of its arguments as JSON text; None: no rule depends on them."""
+    about: Reference | None = None
+    """The object that the job is about, one of the references; None: its subject is known, or there is none."""
 
     def completed(self, args: Any, *, versioned: bool = True) -> str:
         """`args`, as JSON text or as what was read of it, with all keys. Raises PayloadError if one is not known yet."""
@@ -50,6 +57,13 @@ class Waiting:
                 raise self.error(str(error)) from error
             text = text.replace(one.placeholder, to_json(plain).decode())
         return text
+
+    def subject(self) -> Subject | None:
+        """What the job is about, if that was not known. Raises PayloadError if it is not known yet."""
+        try:
+            return None if self.about is None else self.about.subject()
+        except PayloadError as error:
+            raise self.error(str(error)) from error
 
     def refuse_changes(self) -> None:
         """Raise PayloadError if the next flush would change a version."""

@@ -10,7 +10,7 @@ from pydantic_core import to_json, to_jsonable_python
 
 from ..context import AsyncJobContext, JobContext
 from ..errors import PayloadError
-from ..objects import REFUSED, UnflushedText, references
+from ..objects import REFUSED, ObjectText
 from .plain import EXPONENT, load
 from .signature import Plan, plan_of, signature
 from .storable import MAX_PAYLOAD, as_jsonb, checked_json, refusal, same, shown, unstorable
@@ -78,7 +78,7 @@ class Arguments:
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, limit: int = MAX_PAYLOAD) -> str:
         """The arguments of one call as JSON text. Raises PayloadError if they do not fit or cannot be stored.
 
-        An `UnflushedText` if the key of an object is not known before the next flush.
+        An `ObjectText` if there may be objects in them, whose keys are perhaps not known before the next flush.
         """
         plan = self._plan or self.resolve()
         given, rest = self._bind(plan, args, kwargs)
@@ -94,9 +94,7 @@ class Arguments:
         text = checked_json(data, valid, what=self._what, item="argument ", limit=limit)
         if not plan.exact:
             self._check_return(plan, text, valid)
-        if plan.objects and (unflushed := [one for one in references(valid) if one.object is not None]):
-            return UnflushedText.of(text, unflushed)
-        return text
+        return ObjectText.of(text, valid) if plan.objects else text
 
     def decode(
         self, text: str | bytes, *, what: str = "the stored arguments"

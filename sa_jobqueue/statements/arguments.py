@@ -8,13 +8,24 @@ from sqlalchemy import BigInteger, Text, Update, cast, update
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..models import Job
+from ..objects import Subject
 from .parts import array, rows, table_of
 
 __all__ = ["complete_arguments"]
 
 
-def complete_arguments(*, ids: Sequence[int], args: Sequence[str], job: type[Job] = Job) -> Update:
-    """Give each of these jobs its arguments, as JSON text; for a connection, in the transaction that has inserted the jobs."""
+def complete_arguments(
+    *, ids: Sequence[int], args: Sequence[str], subjects: Sequence[Subject | None] | None = None, job: type[Job] = Job
+) -> Update:
+    """Give each of these jobs its arguments, as JSON text, and its subject; for a connection, in the transaction that has inserted the jobs.
+
+    `subjects`: None if no job has one; then the statement does not name these columns.
+    """
     of = table_of(job)
-    given = rows("given", id=array("job_ids", ids, BigInteger()), args=array("job_args", args, Text()))
-    return update(of).where(of.c.id == given.c.id).values(args=cast(given.c.args, JSONB))
+    columns = {"id": array("job_ids", ids, BigInteger()), "args": array("job_args", args, Text())}
+    if subjects is not None:
+        columns["subject_type"] = array("subject_types", [one and one.type for one in subjects], Text())
+        columns["subject_id"] = array("subject_ids", [one and one.id for one in subjects], Text())
+    given = rows("given", **columns)
+    values = {name: given.c[name] for name in columns if name not in {"id", "args"}}
+    return update(of).where(of.c.id == given.c.id).values(args=cast(given.c.args, JSONB), **values)

@@ -173,19 +173,24 @@ _FEW: Mapping[str, str] = {
     "call_deadline": "deadline_at",
     "call_key": "concurrency_key",
     "call_units": "units",
+    "call_subject_type": "subject_type",
+    "call_subject_id": "subject_id",
 }
 #: The types of those that are no text.
 _ARRAYS: Mapping[str, TypeEngine[Any]] = {"units": SmallInteger()}
 #: Where the fields of these are in a call, with what completes its arguments, and what they are in nearly all.
 _OF_FEW = slice(Call._fields.index("uniqueness"), Call._fields.index("waiting") + 1)
-_NONE = (None,) * (len(_FEW) + 1)
+_NONE = (None,) * (_OF_FEW.stop - _OF_FEW.start)
 
 
 def _parameters(calls: Iterable[Call]) -> dict[str, Any]:
     """A list for each parameter of the statement, by its name."""
     columns: Sequence[Sequence[Any]] = list(zip(*calls, strict=True)) or [()] * len(Call._fields)
-    task, args, queue, priority, max_attempts, due, meta, uniqueness, expires, deadline, key, units, _, _ = columns
-    given = (uniqueness, map(due_text, expires), map(due_text, deadline), key, units)
+    task, args, queue, priority, max_attempts, due, meta, uniqueness, expires, deadline, key, units, subject, _, _ = (
+        columns
+    )
+    of, about = zip(*(one or (None, None) for one in subject), strict=True) if any(subject) else ((), ())
+    given = (uniqueness, map(due_text, expires), map(due_text, deadline), key, units, of, about)
     few = {name: values for name, values in zip(_FEW, map(list, given), strict=True) if any(values)}
     return {
         "call_task": list(task),

@@ -92,6 +92,8 @@ def _columns(call: Call, schema: str | None) -> dict[str, ColumnElement[Any]]:
         columns["concurrency_key"] = _text(call.key)
     if call.units is not None:
         columns["units"] = _small(call.units)
+    if call.subject is not None:
+        columns["subject_type"], columns["subject_id"] = map(_text, call.subject)
     return columns
 
 

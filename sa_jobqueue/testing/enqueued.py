@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from ..errors import PayloadError
 from ..models import Job
+from ..objects import About, Reference, Subject
 from ..options import Options
 from ..payload import load
 from ..tasks import AnyTask, Task, TaskName, default_registry
@@ -133,7 +134,15 @@ def _changed(task: AnyTask | TaskName) -> Iterator[tuple[str, Any]]:
         value = getattr(chosen, one.name)
         if value == getattr(declared, one.name) or one.name not in _READ:
             continue
-        yield one.name, load(value) if one.name == "meta" else value
+        yield one.name, _READABLE.get(one.name, lambda given: given)(value)
+
+
+def _subject(value: About | None) -> Subject | None:
+    return value.subject() if isinstance(value, Reference) else value or None
+
+
+#: Options that are made what a job has of them.
+_READABLE: Mapping[str, Callable[[Any], Any]] = {"meta": load, "subject": _subject}
 
 
 def _delay(job: Job) -> timedelta:
@@ -149,13 +158,14 @@ _READ: Mapping[str, Callable[[Job], Any]] = {
     "meta": lambda job: job.meta,
     "key": lambda job: job.key,
     "units": lambda job: job.units,
+    "subject": lambda job: job.subject,
     "expires": lambda job: (job.expires_at, job.expires_at and job.expires_at - job.created_at),
     "deadline": lambda job: (job.deadline_at, job.deadline_at and job.deadline_at - job.created_at),
 }
 
 
 def _same(of_job: Any, wanted: Any) -> bool:
-    if not isinstance(of_job, tuple):
+    if not isinstance(of_job, tuple) or isinstance(of_job, Subject):
         return bool(of_job == wanted)
     at, delay = cast(tuple[Any, Any], of_job)
     if at is None or wanted is None:
@@ -172,6 +182,8 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, Subject):
+        return str(value)
     if isinstance(value, tuple):
         at, delay = cast(tuple[Any, Any], value)
         return "nothing" if at is None else f"{at.isoformat(sep=' ')} (after {delay})"

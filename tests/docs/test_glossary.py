@@ -29,6 +29,7 @@ PLAIN = {
     "name",
     "policy",
     "read",
+    "relationship",
     "remove",
     "select",
     "set",

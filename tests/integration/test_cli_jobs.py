@@ -108,6 +108,23 @@ def test_jobs_are_found_by_tag_by_error_and_since_a_time(engine: Engine, url: st
     assert output("discard", "--tag", "new", url=url) == "discarded 1 job\n"
 
 
+def test_jobs_about_a_row(engine: Engine, url: str) -> None:
+    """By the class and the key, or by the class alone; `show` says it, and `enqueue` sets it."""
+    subjects = [("Order", "7"), ("Order", "8"), ("Line", "[7, 2]"), ("Order", "7"), (None, None)]
+    with engine.begin() as connection:
+        first, second, line, third, _ = [make_job(connection, subject_type=of, subject_id=id) for of, id in subjects]
+
+    assert listed(url, "--subject", "Order:7") == [third, first]
+    assert listed(url, "--subject", "Order") == [third, second, first]
+    assert listed(url, "--subject", "Line:[7,2]", "--subject", "Order:8") == [line, second]
+    assert listed(url, "--subject", "Customer:7") == []
+    assert "about Line:[7, 2]" in output("show", str(line), url=url)
+    assert as_json("list", "--subject", "Order:8", url=url)[0]["subject_id"] == "8"
+    assert "a subject is written as a class and a key" in refused("list", "--subject", ":7", url=url)
+    made = as_json("enqueue", "greet", "--subject", "Order:9", url=url)["id"]
+    assert listed(url, "--subject", "Order:9") == [made]
+
+
 def test_a_search_by_tag_is_a_containment(engine: Engine) -> None:
     """One that an index of the application's can serve, should it make one."""
     (criterion,) = Filters(tag=["vip"]).criteria()

@@ -234,13 +234,24 @@ def test_an_enqueuer_makes_queued_jobs_with_the_next_ids_only(make_role: MakeRol
     }
     assert allowed(url, *forged.values()) == []
     given = columns - NOT_A_PRODUCERS.keys()
-    limits = {"expires_at", "deadline_at", "concurrency_key", "units"}
-    assert given == {"task", "args", "queue", "meta", "priority", "max_attempts", "run_at", "uniqueness", *limits}
+    limits, subject = {"expires_at", "deadline_at", "concurrency_key", "units"}, {"subject_type", "subject_id"}
+    assert given == {
+        "task",
+        "args",
+        "queue",
+        "meta",
+        "priority",
+        "max_attempts",
+        "run_at",
+        "uniqueness",
+        *limits,
+        *subject,
+    }
     every = "INSERT INTO sa_jobqueue.job VALUES (DEFAULT) RETURNING id"
     copied = f"COPY sa_jobqueue.job ({', '.join(sorted(given))}) FROM STDIN"
     assert allowed(url, every) == []
     with connect(url) as connection, connection.cursor().copy(copied.encode()) as copy:
-        copy.write_row(["{}", "42", None, None, 10, "{}", 4, "default", "now", "a_task", None, 3])
+        copy.write_row(["{}", "42", None, None, 10, "{}", 4, "default", "now", "7", "Order", "a_task", None, 3])
     with engine.connect() as connection:
         assert [job.status for job in connection.execute(select(Job.status))] == [JobStatus.QUEUED]
 
@@ -274,7 +285,7 @@ def test_an_enqueuer_takes_new_objects_as_arguments(make_role: MakeRole, engine:
             add_a_cycle()
         session.rollback()
         with engine.begin() as connection:
-            connection.execute(text(f'GRANT UPDATE (args) ON sa_jobqueue.job TO "{name}"'))
+            connection.execute(text(f'GRANT UPDATE (args, subject_type, subject_id) ON sa_jobqueue.job TO "{name}"'))
         add_a_cycle()
     own.dispose()
 

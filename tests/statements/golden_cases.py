@@ -15,11 +15,13 @@ from pathlib import Path
 
 from sqlalchemy import ClauseElement, DateTime, Integer, Text, column, select, table, true
 from sqlalchemy.dialects.postgresql import psycopg
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sa_jobqueue.enqueue_select import enqueue_select
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
 from sa_jobqueue.limits import Limits, Rate
 from sa_jobqueue.models import Job, Schedule
+from sa_jobqueue.objects import Subject
 from sa_jobqueue.options import Call
 from sa_jobqueue.outcomes import ErrorEntry
 from sa_jobqueue.statements import (
@@ -124,6 +126,7 @@ from sa_jobqueue.statements.workflows.insert import MemberRows, add_members, ins
 from sa_jobqueue.statements.workflows.looks import count_members, workflow_callbacks
 from sa_jobqueue.statements.workflows.pruning import forget_workflows, postpone_workflow, prune_members, workflows_over
 from sa_jobqueue.statements.workflows.watching import count_workflows, paused_workflows, workflows_behind
+from sa_jobqueue.subjects import jobs_relationship
 from sa_jobqueue.tally import TaskTally
 from sa_jobqueue.tasks import Registry, task
 from sa_jobqueue.unique import Unique
@@ -136,6 +139,16 @@ _ORDERS = table("orders", column("id", Integer), column("note", Text), column("d
 
 @task(name="shop.remind", registry=Registry())
 def _remind(order_id: int, note: str | None = None) -> None: ...
+
+
+class _Base(DeclarativeBase): ...
+
+
+class _Stock(_Base):
+    __tablename__ = "stock"
+    place: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    jobs: Mapped[list[Job]] = jobs_relationship()
 
 
 _TIME = datetime(2026, 11, 21, tzinfo=UTC)
@@ -176,6 +189,9 @@ BATCHES: dict[str, Callable[[int], object]] = {
         after={(f"q{i}", 4): (_TIME.timestamp(), i) for i in range(n)},
     ),
     "complete_arguments": lambda n: complete_arguments(ids=range(n), args=["{}"] * n),
+    "complete_arguments_and_subjects": lambda n: complete_arguments(
+        ids=range(n), args=["{}"] * n, subjects=[Subject("Order", "7")] * n
+    ),
     "live_jobs": lambda n: live_jobs(range(n)),
     "block": lambda n: block(range(n), [30.0] * n),
     "limit_queues": lambda n: limit_queues([f"q{i}" for i in range(n)]),
@@ -273,6 +289,10 @@ SINGLE: dict[str, Callable[[], object]] = {
     "enqueue_select_by_key": lambda: enqueue_select(
         _remind.options(unique=Unique(by=("order_id",))), select(_ORDERS.c.id), run_at=_ORDERS.c.due
     ),
+    "insert_jobs_with_subjects": lambda: insert_jobs([_call(1)._replace(subject=Subject("Order", "7")), _call(2)]),
+    "enqueue_select_about_rows": lambda: enqueue_select(_remind, select(_Stock.number, _Stock.place), subject=_Stock),
+    "objects_with_jobs": lambda: select(_Stock).where(_Stock.jobs.any(Job.task == "pack")),
+    "jobs_about": lambda: select(Job.id).where(Job.subject == Subject("Order", "7")),
     "fetch_args": lambda: fetch_args(1, most=100),
     "end_expired": lambda: end_expired(limit=1_000),
     "end_overdue": lambda: end_overdue(limit=1_000),

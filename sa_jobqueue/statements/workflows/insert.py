@@ -66,6 +66,8 @@ _OF_CALLS: Mapping[str, tuple[TypeEngine[Any], Callable[[Call], Any]]] = {
     "deadlines": (Text(), lambda call: due_text(call.deadline)),
     "keys": (Text(), attrgetter("key")),
     "units": (SmallInteger(), attrgetter("units")),
+    "subject_types": (Text(), lambda call: call.subject and call.subject.type),
+    "subject_ids": (Text(), lambda call: call.subject and call.subject.id),
 }
 
 
@@ -129,6 +131,8 @@ def insert_callbacks(
         "delay": (Text(), [str(call.run_at.total_seconds()) for _, call in callbacks]),  # type: ignore[union-attr]
         "concurrency_key": (Text(), [call.key for _, call in callbacks]),
         "units": (SmallInteger(), [call.units for _, call in callbacks]),
+        "subject_type": (Text(), [call.subject and call.subject.type for _, call in callbacks]),
+        "subject_id": (Text(), [call.subject and call.subject.id for _, call in callbacks]),
     }
     row = rows("callback", **{name: array(f"callback_{name}", given, of) for name, (of, given) in columns.items()})
     target = table_of(callback)

@@ -1,4 +1,4 @@
-INSERT INTO sa_jobqueue.workflow_callback (workflow_id, number, event, task, args, queue, priority, max_attempts, meta, delay, concurrency_key, units)
+INSERT INTO sa_jobqueue.workflow_callback (workflow_id, number, event, task, args, queue, priority, max_attempts, meta, delay, concurrency_key, units, subject_type, subject_id)
 SELECT %(workflow)s::BIGINT AS anon_1,
     row_number() OVER () AS anon_2,
     CAST(callback.event AS TEXT) AS event,
@@ -10,5 +10,7 @@ SELECT %(workflow)s::BIGINT AS anon_1,
     CAST(callback.meta AS JSONB) AS meta,
     CAST(callback.delay AS DOUBLE PRECISION) AS delay,
     CAST(callback.concurrency_key AS TEXT) COLLATE "C" AS concurrency_key,
-    CAST(callback.units AS SMALLINT) AS units
-FROM unnest(CAST(%(callback_event)s::VARCHAR AS TEXT[]), CAST(%(callback_task)s::VARCHAR AS TEXT[]), CAST(%(callback_args)s::VARCHAR AS TEXT[]), CAST(%(callback_queue)s::VARCHAR AS TEXT[]), CAST(%(callback_priority)s::VARCHAR AS SMALLINT[]), CAST(%(callback_max_attempts)s::VARCHAR AS SMALLINT[]), CAST(%(callback_meta)s::VARCHAR AS TEXT[]), CAST(%(callback_delay)s::VARCHAR AS TEXT[]), CAST(%(callback_concurrency_key)s::VARCHAR AS TEXT[]), CAST(%(callback_units)s::VARCHAR AS SMALLINT[])) AS callback(event, task, args, queue, priority, max_attempts, meta, delay, concurrency_key, units)
+    CAST(callback.units AS SMALLINT) AS units,
+    CAST(callback.subject_type AS TEXT) COLLATE "C" AS subject_type,
+    CAST(callback.subject_id AS TEXT) COLLATE "C" AS subject_id
+FROM unnest(CAST(%(callback_event)s::VARCHAR AS TEXT[]), CAST(%(callback_task)s::VARCHAR AS TEXT[]), CAST(%(callback_args)s::VARCHAR AS TEXT[]), CAST(%(callback_queue)s::VARCHAR AS TEXT[]), CAST(%(callback_priority)s::VARCHAR AS SMALLINT[]), CAST(%(callback_max_attempts)s::VARCHAR AS SMALLINT[]), CAST(%(callback_meta)s::VARCHAR AS TEXT[]), CAST(%(callback_delay)s::VARCHAR AS TEXT[]), CAST(%(callback_concurrency_key)s::VARCHAR AS TEXT[]), CAST(%(callback_units)s::VARCHAR AS SMALLINT[]), CAST(%(callback_subject_type)s::VARCHAR AS TEXT[]), CAST(%(callback_subject_id)s::VARCHAR AS TEXT[])) AS callback(event, task, args, queue, priority, max_attempts, meta, delay, concurrency_key, units, subject_type, subject_id)

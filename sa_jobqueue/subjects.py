@@ -1,0 +1,126 @@
+"""The jobs of a row: a relationship from a mapped class of the application's to the jobs that are about its objects.
+
+>>> from sqlalchemy import Integer, select
+>>> from sqlalchemy.orm import DeclarativeBase, mapped_column
+>>> from sa_jobqueue import Job, jobs_relationship
+>>> class Base(DeclarativeBase): ...
+>>> class Order(Base):
+...     __tablename__ = "orders"
+...     id = mapped_column(Integer, primary_key=True)
+...     jobs = jobs_relationship()  # Mapped[list[Job]]
+>>> failed = select(Order).where(Order.jobs.any(Job.status == "failed"))
+
+There is no foreign key: the job stores the class and the key as text (`Subject`), and the statement makes the same text of the row's key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Text, and_, case, collate, func, inspect, literal, literal_column
+from sqlalchemy import cast as as_type
+from sqlalchemy.orm import Mapper, foreign, relationship
+from sqlalchemy.orm.interfaces import MapperProperty
+from sqlalchemy.orm.util import AliasedInsp
+
+from .errors import SubjectError
+from .models import Job
+from .objects import subject_type
+from .payload import kind_of
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm.relationships import _RelationshipDeclared  # pyright: ignore[reportPrivateUsage]
+
+__all__ = ["jobs_relationship", "subject_of_rows"]
+
+#: When the jobs of an object are loaded, as `relationship(lazy=...)` takes it.
+Lazy: TypeAlias = Literal["select", "selectin", "joined", "immediate", "raise", "raise_on_sql", "write_only"]
+
+#: The types of keys that the database and Python write as the same text.
+_KINDS = (bool, int, str, UUID, date)
+
+
+def jobs_relationship(
+    of: type[Any] | None = None, /, *, lazy: Lazy = "select", job: type[Job] = Job
+) -> _RelationshipDeclared[Any]:
+    """A view-only relationship to the jobs whose subject an object is, in the order of their ids.
+
+    In the body of a declarative class: `jobs: Mapped[list[Job]] = jobs_relationship()`, or `WriteOnlyMapped[Job]` where an object may
+    have very many. For a class that is there already, `Order.jobs = jobs_relationship(Order)`.
+
+    `lazy`: when they are loaded, as for `relationship()`. Loader options work as for any other: `selectinload(Order.jobs)`.
+
+    Raises SubjectError for a class that is not mapped, or whose keys the database does not write as Python does; where `of` is not given,
+    when the mappers are configured.
+    """
+    if of is not None:
+        mapper = inspect(of, raiseerr=False)
+        if not isinstance(mapper, Mapper):
+            raise SubjectError(
+                f"jobs_relationship() takes a mapped class, not {of!r:.80}; in the body of a class it takes none"
+            )
+        _checked(mapper)
+
+    def is_about() -> ColumnElement[bool]:
+        return _is_about(made, of, job)
+
+    made = relationship(job, primaryjoin=is_about, viewonly=True, cascade="", lazy=lazy, order_by=job.id)
+    return made
+
+
+def _is_about(made: MapperProperty[Any], of: type[Any] | None, job: type[Job]) -> ColumnElement[bool]:
+    parent: Mapper[Any] = made.parent
+    if of is not None and parent.class_ is not of:
+        raise SubjectError(f"jobs_relationship({of.__name__}) cannot be a relationship of {parent.class_.__name__}")
+    text = _text([(column, column) for column in _checked(parent)])
+    return and_(foreign(job.subject_type) == literal(subject_type(parent), Text), foreign(job.subject_id) == text)
+
+
+def subject_of_rows(entity: Any) -> tuple[str, ColumnElement[str | None]]:
+    """The type of the subjects that the rows of a mapped class, or of an alias of one, are, and the expression for their ids, which is NULL
+    where an outer join has no row. Raises SubjectError for any other `entity`.
+    """
+    found = inspect(entity, raiseerr=False)
+    mapper = found.mapper if isinstance(found, (Mapper, AliasedInsp)) else None
+    if mapper is None:
+        raise SubjectError(f"subject must be a mapped class, or an alias of one, and not {entity!r:.80}")
+    columns = _checked(mapper)
+    parts = [getattr(entity, mapper.get_property_by_column(column).key) for column in columns]
+    text = _text(list(zip(columns, parts, strict=True)))
+    is_there = and_(*(part.is_not(None) for part in parts))
+    key: ColumnElement[Any] = text if len(parts) == 1 else case((is_there, text))
+    return subject_type(mapper), key
+
+
+def _checked(mapper: Mapper[Any]) -> Sequence[ColumnElement[Any]]:
+    """The columns of its key."""
+    for column in mapper.primary_key:
+        try:
+            kind = kind_of(column.type)
+        except TypeError as error:
+            raise _unfit(mapper, column, str(error)) from error
+        if not kind.in_keys or not kind.samples or type(kind.samples[0]) not in _KINDS:
+            raise _unfit(mapper, column, f"it is {kind.said}, which the database does not write as Python does")
+    return mapper.primary_key
+
+
+def _unfit(mapper: Mapper[Any], column: ColumnElement[Any], said: str) -> SubjectError:
+    name = getattr(column, "key", "")
+    return SubjectError(f"the jobs of {mapper.class_.__name__} cannot be found by its key {name!r}: {said}")
+
+
+def _text(parts: Sequence[tuple[ColumnElement[Any], Any]]) -> ColumnElement[str]:
+    """The text that `Subject.id` is, of each column of a key and the expression that has its value."""
+    if len(parts) > 1:
+        return as_type(func.jsonb_build_array(*(kind_of(column.type).as_json(value) for column, value in parts)), Text)
+    ((column, value),) = parts
+    match kind_of(column.type).samples[0]:
+        case str():
+            return collate(as_type(value, Text), "C")  # the column may have another one
+        case date():
+            return func.to_char(value, literal_column("'YYYY-MM-DD'"), type_=Text())  # whatever DateStyle says
+        case _:
+            return as_type(value, Text)
