@@ -17,7 +17,7 @@ from sqlalchemy import Executable
 
 from .errors import OptionError
 from .flushing import wait_for_keys
-from .models import Job, JsonText, insert_in_order
+from .models import Job, JobMixin, JsonText, insert_in_order
 from .options import Call
 from .statements.insert import insert_jobs
 from .tasks import Task, TaskName
@@ -77,7 +77,7 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
     return made
 
 
-def enqueue_many(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
+def enqueue_many(calls: Iterable[Call], *, job: type[JobMixin] = Job) -> Executable:
     """One INSERT for all `calls` (see `Task.call`): `session.execute(enqueue_many(...))`, sync or async, ORM or Core.
 
     Returns the ids, in the order of the calls. A delay counts from the database's now().

@@ -40,7 +40,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.types import TypeEngine
 
 from .errors import MiddlewareError, OptionError, PayloadError
-from .models import Job
+from .models import Job, JobMixin
 from .payload import Plan, Selected, bound, bound_by_name, kind_of, load, shown, takes_none
 from .statements.insert_select import Argument, arguments, digest, insert_selected, rule_of
 from .statements.per_row import check_together, expression, per_row
@@ -80,7 +80,7 @@ def enqueue_select(
     deadline: TimeExpression | DurationExpression | None = None,
     key: TextExpression | None = None,
     units: NumberExpression | None = None,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
 ) -> Insert:
     """One INSERT ... SELECT that enqueues a job of `task` for each row of `source`: for `session.execute(...)`, sync or async, ORM or
     Core, in the caller's transaction.

@@ -12,7 +12,7 @@ from sqlalchemy import inspect
 from sqlalchemy.orm import InstanceState, Session, SessionTransaction, make_transient
 
 from ..errors import PayloadError
-from ..models import Job, JsonText
+from ..models import Job, JobMixin, JsonText
 from ..objects import Reference, Waiting
 
 __all__ = ["Pending", "is_settled", "waiting_of"]
@@ -113,7 +113,7 @@ class Pending:
 
 
 @cache
-def _attributes(job: type[Job]) -> frozenset[str]:
+def _attributes(job: type[JobMixin]) -> frozenset[str]:
     return frozenset(inspect(job).column_attrs.keys())
 
 

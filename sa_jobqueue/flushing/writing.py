@@ -10,7 +10,7 @@ from sqlalchemy import Connection, inspect
 from sqlalchemy import insert as insert_into
 from sqlalchemy.orm import Mapper, Session, make_transient_to_detached
 
-from ..models import Job, say_all
+from ..models import Job, JobMixin, say_all
 from ..statements.arguments import complete_arguments
 from ..statements.parts import table_of
 
@@ -56,7 +56,7 @@ def _columns(job: Job) -> dict[str, Any]:
 
 
 @cache
-def _names(job: type[Job]) -> dict[str, str]:
+def _names(job: type[JobMixin]) -> dict[str, str]:
     """The attribute of each column."""
     mapper: Mapper[Job] = inspect(job)
     return {column.key: mapper.get_property_by_column(column).key for column in table_of(job).c}

@@ -30,15 +30,15 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
 
-from ..models import Job, due_text, schema_function
+from ..models import Job, JobMixin, due_text, schema_function
 from ..options import Call
 from ..unique import key_in
-from .parts import array, in_seconds, rows, table_of
+from .parts import array, as_key, in_seconds, rows, table_of
 
 __all__ = ["insert_jobs"]
 
 
-def insert_jobs(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
+def insert_jobs(calls: Iterable[Call], *, job: type[JobMixin] = Job) -> Executable:
     """Insert a job for each call (see `Task.call`); delays count from the database's now().
 
     Returns the column `id`, in the order of the calls.
@@ -49,7 +49,7 @@ def insert_jobs(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
     return _InsertJobs(job, _parameters(calls))
 
 
-def _insert_few(calls: Sequence[Call], job: type[Job]) -> Executable:
+def _insert_few(calls: Sequence[Call], job: type[JobMixin]) -> Executable:
     """The same if some calls have what only few have, as a unique key or a deadline. The keys are taken in their own order, not
     in that of the calls, as a flush takes them. So two such statements cannot deadlock.
     """
@@ -81,8 +81,8 @@ class _InsertJobs(Insert):
 
     inherit_cache = True
 
-    def __init__(self, job: type[Job], values: dict[str, Any]) -> None:
-        vars(self).update(_attributes(job))
+    def __init__(self, job: type[JobMixin], values: dict[str, Any]) -> None:
+        vars(self).update(_attributes(as_key(job)))
         self._job = job
         self._given = values
 
@@ -93,7 +93,7 @@ class _InsertJobs(Insert):
     def _execute_on_connection(self, connection: Any, distilled_params: Any, execution_options: Any) -> Any:
         if len(distilled_params) > 1 or any(distilled_params):  # of the caller's own
             return super()._execute_on_connection(connection, distilled_params, execution_options)
-        return _shared(self._job)._execute_on_connection(connection, [self._given], execution_options)  # noqa: SLF001
+        return _shared(as_key(self._job))._execute_on_connection(connection, [self._given], execution_options)  # noqa: SLF001
 
     def _annotate(self, values: Any) -> Any:
         # A Session says so of each ORM INSERT. One that returns a plain column needs nothing else for it.
@@ -110,18 +110,18 @@ class _InsertJobs(Insert):
 
 
 @lru_cache
-def _shared(job: type[Job]) -> Insert:
+def _shared(job: type[JobMixin]) -> Insert:
     """The statement without values, which keeps its cache key."""
     return _insert(job, _source({f"call_{name}": None for name in _COLUMNS}))
 
 
 @lru_cache
-def _attributes(job: type[Job]) -> dict[str, Any]:
+def _attributes(job: type[JobMixin]) -> dict[str, Any]:
     """What an INSERT is made of beside its source."""
-    return {name: value for name, value in vars(_shared(job)).items() if name != "select"}
+    return {name: value for name, value in vars(_shared(as_key(job))).items() if name != "select"}
 
 
-def _insert(job: type[Job], source: SelectBase) -> Insert:
+def _insert(job: type[JobMixin], source: SelectBase) -> Insert:
     return insert(job).from_select(_FILLED, source, include_defaults=False).returning(table_of(job).c.id)
 
 

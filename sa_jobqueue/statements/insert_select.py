@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from ..models import AT_ONCE, Job, due_text, schema_function
+from ..models import AT_ONCE, Job, JobMixin, due_text, schema_function
 from ..options import Call
 from ..payload import Kind
 from .parts import table_of
@@ -56,7 +56,7 @@ def insert_selected(
     rule: ColumnElement[Any] | None,
     per_row: Mapping[str, ColumnElement[Any]],
     order_by: Sequence[ColumnElement[Any]] = (),
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
 ) -> Insert:
     """Insert a job like `call` for each of these rows, with its `args` and its `rule` of uniqueness.
 
@@ -112,7 +112,7 @@ def _time(value: datetime | timedelta, schema: str | None) -> ColumnElement[Any]
 # ---- arguments
 
 
-def arguments(given: Sequence[Argument], *, variable: str | None, task: str, job: type[Job]) -> ColumnElement[Any]:
+def arguments(given: Sequence[Argument], *, variable: str | None, task: str, job: type[JobMixin]) -> ColumnElement[Any]:
     """The arguments of a row, as one jsonb object. Those of `variable`, a handler's `*args`, are one array in it.
 
     A value that cannot be an argument fails the statement.

@@ -33,12 +33,13 @@ from sqlalchemy.sql.elements import KeyedColumnElement
 from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.types import TypeEngine
 
-from ..models import Base
+from ..models import Base, JobMixin
 
 __all__ = [
     "FIRST_ID",
     "FIRST_TIME",
     "array",
+    "as_key",
     "epoch",
     "epoch_of",
     "in_seconds",
@@ -59,11 +60,16 @@ _EPOCH = literal_column("'epoch'", Text)
 _SECOND = literal_column("interval '1 second'", Interval)
 
 
-def table_of(mapped: type[Base]) -> Table:
+def table_of(mapped: type[Base | JobMixin]) -> Table:
     """The table behind a mapped class."""
     table: FromClause = mapped.__table__
     assert isinstance(table, Table)
     return table
+
+
+def as_key(job: type[JobMixin]) -> Any:
+    """The class as a key of a cache: type checkers take a class without a metaclass for none."""
+    return job
 
 
 def packed(numbers: Iterable[float | None]) -> str:

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from ..errors import JobQueueError
-from ..models import Job
+from ..models import Job, JobMixin
 from ..outcomes import Signal
 from ..tasks import Registry, default_registry
 from ..worker.running.run import Run
@@ -36,7 +36,7 @@ def drain(
     registry: Registry = default_registry,
     raise_errors: bool = True,
     most: int = 1_000,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
 ) -> Drained: ...
 @overload
 def drain(
@@ -46,7 +46,7 @@ def drain(
     registry: Registry = default_registry,
     raise_errors: bool = True,
     most: int = 1_000,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
 ) -> Coroutine[Any, Any, Drained]: ...
 def drain(
     session: Side,
@@ -55,7 +55,7 @@ def drain(
     registry: Registry = default_registry,
     raise_errors: bool = True,
     most: int = 1_000,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
 ) -> Any:
     """Run the jobs that are due, one after the other, in the session's own transaction, until none is. Returns those that ran.
 
@@ -116,7 +116,7 @@ class _Work:
 
     registry: Registry
     queues: Collection[str] | None
-    job: type[Job]
+    job: type[JobMixin]
     raise_errors: bool = field(kw_only=True)
     most: int = field(kw_only=True, default=1)
 

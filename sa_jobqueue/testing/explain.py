@@ -11,7 +11,7 @@ from sqlalchemy import Float, func, select, type_coerce
 from sqlalchemy.orm import Session
 
 from ..lifecycle import JobStatus
-from ..models import Job
+from ..models import Job, JobMixin
 from ..reasons import WaitReason
 from ..statements.why import why_waiting
 from ..tasks import Registry, default_registry
@@ -73,7 +73,7 @@ def explain(
     *,
     queues: Collection[str] | None = None,
     registry: Registry = default_registry,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
 ) -> Explanation: ...
 @overload
 def explain(
@@ -81,14 +81,14 @@ def explain(
     *,
     queues: Collection[str] | None = None,
     registry: Registry = default_registry,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
 ) -> Coroutine[Any, Any, Explanation]: ...
 def explain(
     session: Side,
     *,
     queues: Collection[str] | None = None,
     registry: Registry = default_registry,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
 ) -> Any:
     """Why `drain`, with the same arguments, does not run what waits. Of an `AsyncSession` the call is awaited.
 
@@ -103,7 +103,9 @@ def explain(
     return on(session, work)
 
 
-def explain_in(session: Session, *, queues: Collection[str] | None, registry: Registry, job: type[Job]) -> Explanation:
+def explain_in(
+    session: Session, *, queues: Collection[str] | None, registry: Registry, job: type[JobMixin]
+) -> Explanation:
     """The same, in a `Session`."""
     count = select(func.count()).select_from(job)
     live, ended = session.scalar(count.where(job.is_live)) or 0, session.scalar(count.where(job.is_finished)) or 0
@@ -117,7 +119,7 @@ def explain_in(session: Session, *, queues: Collection[str] | None, registry: Re
     return Explanation(found, ended, live - len(found))
 
 
-def _unlocked(session: Session, ids: Sequence[int], job: type[Job]) -> set[int]:
+def _unlocked(session: Session, ids: Sequence[int], job: type[JobMixin]) -> set[int]:
     locked = select(job.id).where(job.id.in_(ids)).with_for_update(key_share=True, skip_locked=True)
     return set(session.scalars(locked))
 
@@ -129,7 +131,7 @@ def _reason(
     *,
     queues: Collection[str] | None,
     registry: Registry,
-    job: type[Job],
+    job: type[JobMixin],
 ) -> Unrun:
     waits: tuple[WaitReason, ...] = ()
     if row.status is JobStatus.RUNNING:
@@ -153,7 +155,7 @@ def _reason(
     return Unrun(row.id, row.task, row.queue, why, waits)
 
 
-def _waits(session: Session, job_id: int, job: type[Job]) -> list[WaitReason]:
+def _waits(session: Session, job_id: int, job: type[JobMixin]) -> list[WaitReason]:
     return [WaitReason(*row) for row in session.execute(why_waiting(job_id, job=job))]
 
 

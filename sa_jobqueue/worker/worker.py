@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from ..errors import ConfigurationError
 from ..log import get_logger
 from ..makers import AsyncSessionMaker, SessionMaker, check_makers
-from ..models import SCHEMA, Job
+from ..models import SCHEMA, Job, JobMixin
 from ..options import checked_int, checked_name
 from ..settings import WorkerSettings
 from ..store import store_of
@@ -77,7 +77,7 @@ class Worker:
         max_jobs: int | None = None,
         max_memory: int | None = None,
         settings: WorkerSettings | None = None,
-        job: type[Job] = Job,
+        job: type[JobMixin] = Job,
     ) -> None:
         self.queues = _checked_queues(queues)
         _check_limits(max_jobs=max_jobs, max_memory=max_memory)

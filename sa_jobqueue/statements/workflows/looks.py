@@ -18,9 +18,11 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from ...models import (
     Job,
+    JobMixin,
     WorkflowCallback,
     WorkflowDependency,
 )
+from ..beside import with_companions
 from ..parts import FIRST_ID, array, table_of
 
 __all__ = [
@@ -30,12 +32,13 @@ __all__ = [
 ]
 
 
+@with_companions
 def workflow_nodes(
     id: int,
     *,
     after: int = FIRST_ID,
     limit: int = 1_000,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     dependency: type[WorkflowDependency] = WorkflowDependency,
 ) -> Executable:
     """The members of a workflow, by id, from `after` (exclusive) on: id, task, queue, status, attempt, blocked_by, created_at, claimed_at,
@@ -61,7 +64,7 @@ def workflow_nodes(
     )  # fmt: skip
 
 
-def count_members(ids: Sequence[int], *, job: type[Job] = Job) -> Executable:
+def count_members(ids: Sequence[int], *, job: type[JobMixin] = Job) -> Executable:
     """How many members of these workflows have which status: workflow_id, status, number."""
     columns = table_of(job).c
     return (

@@ -1,0 +1,145 @@
+"""What a class of the user's must be to hold jobs, and what it gets from us."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sqlalchemy import CheckConstraint, MetaData, PrimaryKeyConstraint, Table
+from sqlalchemy.orm import MappedAsDataclass
+from sqlalchemy.schema import SchemaItem
+from sqlalchemy.sql.elements import conv
+
+from ..errors import ConfigurationError
+from .base import SCHEMA
+
+__all__ = ["OwnTable", "begin_own_table", "is_own", "schema_of"]
+
+#: The classes that hold jobs, by schema.
+_classes: weakref.WeakValueDictionary[str, type[Any]] = weakref.WeakValueDictionary()
+
+#: The name of a job table: the functions in its schema have it in their text.
+_NAME = "job"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTable:
+    """A job class that is being mapped."""
+
+    job: type[Any]
+    schema: str
+    columns: frozenset[str]
+
+    @property
+    def table(self) -> Table:
+        return cast(Table, self.job.__table__)
+
+    def check(self) -> None:
+        """Refuse what was mapped if it cannot work, and remember it otherwise."""
+        keys = [column.name for column in self.table.primary_key]
+        if keys != ["id"]:
+            raise _refusal(
+                self.job, f"the primary key is `id`, and not {', '.join(keys)}: add a UniqueConstraint instead"
+            )
+        names = self.job.__mapper__.columns
+        for name in self.columns:
+            mapped = names.get(name)
+            if mapped is None or self.table.c.get(mapped.name) is not mapped:
+                raise _refusal(self.job, f"another attribute has the column of `{name}`: give that one another name")
+        _classes[self.schema] = self.job
+
+
+def is_own(job: type[Any]) -> bool:
+    """Whether this class is the user's, and not the package's `Job`."""
+    return schema_of(job) != SCHEMA
+
+
+def schema_of(job: type[Any]) -> str:
+    """The schema of a job class, also before it is mapped."""
+    if (table := job.__dict__.get("__table__")) is not None:
+        return str(table.schema)
+    return str(_options(job).get("schema") or job.metadata.schema or "")
+
+
+def begin_own_table(job: type[Any], mixin: type[Any], items: Callable[[], Sequence[SchemaItem]]) -> OwnTable | None:
+    """Check a class before it is mapped, and give it our constraints and indexes. None: it gets no table of its own.
+
+    `mixin`: the class that has our columns.
+    """
+    above = job.__mro__[1 : job.__mro__.index(mixin)]
+    if job.__dict__.get("__abstract__") or any("__mapper__" in vars(one) for one in above):
+        return None
+    metadata: MetaData | None = getattr(job, "metadata", None)
+    if metadata is None:
+        return None  # another mixin
+    columns = frozenset(_names(mixin))
+    _check_class(job, mixin, columns)
+    schema = schema_of(job)
+    if not schema:
+        raise _refusal(
+            job,
+            'it needs a schema of its own, which has no other jobs: __table_args__ = {"schema": "shop_queue"}, or '
+            'MetaData(schema="shop_queue")',
+        )
+    _check_alone(job, schema)
+    given = _arguments(job)
+    job.__table_args__ = (*_named(items(), metadata), *given, {**_options(job), "schema": schema})
+    return OwnTable(job, schema, columns)
+
+
+def _check_class(job: type[Any], mixin: type[Any], columns: frozenset[str]) -> None:
+    if issubclass(job, MappedAsDataclass):
+        raise _refusal(job, "it cannot be a dataclass: its base is a DeclarativeBase without MappedAsDataclass")
+    if "__table__" in vars(job):
+        raise _refusal(job, "the mixin makes its table: declare the columns that it has besides, and no __table__")
+    name = getattr(job, "__tablename__", None)
+    if name != _NAME:
+        raise _refusal(job, f"its table is called {_NAME!r} and not {name!r}: a name of your own is the schema's")
+    ours = {one for one in vars(mixin) if not one.startswith("__")} | columns
+    for one in job.__mro__[: job.__mro__.index(mixin)]:
+        taken = sorted(ours & {*vars(one), *vars(one).get("__annotations__", {})})
+        if taken:
+            raise _refusal(job, f"`{taken[0]}` is one of the queue's own attributes: give yours another name")
+
+
+def _check_alone(job: type[Any], schema: str) -> None:
+    other = _classes.get(schema)
+    # Of a module that is loaded again, the new class takes the place of the old one.
+    if other is not None and (other.__module__, other.__qualname__) != (job.__module__, job.__qualname__):
+        raise _refusal(
+            job, f"the schema {schema!r} has the jobs of {other.__module__}.{other.__qualname__}: name another schema"
+        )
+
+
+def _names(mixin: type[Any]) -> list[str]:
+    """The attributes of the mixin that are columns."""
+    return [name for name, hint in mixin.__annotations__.items() if "Mapped[" in str(hint)]
+
+
+def _options(job: type[Any]) -> dict[str, Any]:
+    given: Any = getattr(job, "__table_args__", None)
+    if isinstance(given, tuple) and given:
+        given = given[-1]
+    return dict(given) if isinstance(given, dict) else {}
+
+
+def _arguments(job: type[Any]) -> tuple[Any, ...]:
+    given: Any = getattr(job, "__table_args__", None)
+    if not isinstance(given, tuple):
+        return ()
+    return given[:-1] if given and isinstance(given[-1], dict) else given
+
+
+def _named(items: Sequence[SchemaItem], metadata: MetaData) -> list[SchemaItem]:
+    """Our constraints keep their names, whatever convention names the user's."""
+    for one in items:
+        if isinstance(one, CheckConstraint):
+            one.name = conv(str(one.name))
+    named = "pk" in metadata.naming_convention or PrimaryKeyConstraint in metadata.naming_convention
+    return [*items, PrimaryKeyConstraint("id", name=conv("job_pkey"))] if named else list(items)
+
+
+def _refusal(job: type[Any], reason: str) -> ConfigurationError:
+    return ConfigurationError(f"{job.__name__} cannot hold jobs: {reason}")
