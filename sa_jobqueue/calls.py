@@ -41,6 +41,8 @@ class Call(NamedTuple):
     """By which it is ordered, limited and served in turn."""
     units: int | None = None
     """How much of a rate it takes; None: 1."""
+    columns: tuple[tuple[str, Any], ...] | None = None
+    """What the columns are to have that a job table of the application's own has besides, by attribute."""
     waiting: Waiting | None = None
     """What completes `args` once objects in them have their keys; None: they are complete."""
     given_meta: str | None = None

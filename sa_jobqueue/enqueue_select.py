@@ -40,7 +40,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.types import TypeEngine
 
 from .errors import MiddlewareError, OptionError, PayloadError
-from .models import Job, JobMixin
+from .models import Job, JobMixin, own_column
 from .payload import Plan, Selected, bound, bound_by_name, kind_of, load, shown, takes_none
 from .statements.insert_select import Argument, arguments, digest, insert_selected, rule_of
 from .statements.per_row import check_together, expression, per_row
@@ -80,6 +80,7 @@ def enqueue_select(
     deadline: TimeExpression | DurationExpression | None = None,
     key: TextExpression | None = None,
     units: NumberExpression | None = None,
+    columns: Mapping[str, ColumnExpressionArgument[Any]] | None = None,
     job: type[JobMixin] = Job,
 ) -> Insert:
     """One INSERT ... SELECT that enqueues a job of `task` for each row of `source`: for `session.execute(...)`, sync or async, ORM or
@@ -91,6 +92,8 @@ def enqueue_select(
     The options of the task hold for all jobs: `enqueue_select(remind.options(priority=9), ...)`. What differs from row to row is an
     expression over the tables of `source`, given here under the name of the option: `run_at=Order.due`. Such an expression is one more
     column of the select, and where it is NULL the task's own option holds.
+
+    `columns`: expressions for columns of your own job table `job`, by attribute: `columns={"tenant_id": Order.tenant_id}`.
 
     Returns an `Insert`: add `.returning(Job.id)` to it for the ids; without, the result's `rowcount` says how many jobs there are.
 
@@ -107,6 +110,8 @@ def enqueue_select(
     call = named.template()
     if call.args != "{}":
         raise MiddlewareError("before_enqueue() gave arguments to the call that stands for all rows of a select")
+    own = {own_column(job, name).name: expression(name, value) for name, value in (columns or {}).items()}
+    expressions |= {f"own_{name}": value for name, value in own.items()}
     rows, selected = _rows(source, expressions)
     given = _arguments(named, selected, rows)
     options = dict(zip(expressions, list(rows.c)[len(selected) :], strict=True))
@@ -122,7 +127,10 @@ def enqueue_select(
         call,
         args=arguments(given, variable=variable, task=named.name, job=job),
         rule=None if rule is None else rule_of(rule.shared, rule.key),
-        per_row=per_row(options, task=named.name, job=job),
+        per_row={
+            **per_row({name: options[name] for name in options if name in wanted}, task=named.name, job=job),
+            **{name: options[f"own_{name}"] for name in own},
+        },
         order_by=order,
         job=job,
     )

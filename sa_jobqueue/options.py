@@ -75,6 +75,7 @@ class Options:
     key: str | None = None
     units: int | None = None
     debounce: Debounce | None = None
+    columns: tuple[tuple[str, Any], ...] | None = None
 
 
 class Enqueueable:
@@ -106,6 +107,7 @@ class Enqueueable:
         units: int | None = None,
         debounce: Duration | Literal[False] | None = None,
         max_wait: Duration | None = None,
+        columns: Mapping[str, Any] | None = None,
     ) -> Self:
         """A copy with these options changed; the others stay as they are.
 
@@ -121,6 +123,7 @@ class Enqueueable:
         `debounce`: the job is due after this time, in seconds or as a timedelta; if the task is called again while it waits, with
         the same `key` if it has one, it takes the new arguments and waits for that time again, but not longer than `max_wait` after
         it was enqueued. The later call's own job is cancelled, as a duplicate. False: no such wait.
+        `columns`: values of the columns that your own job table has besides, by attribute: see `JobMixin`. They replace earlier ones.
 
         Raises OptionError for any other value.
         """
@@ -143,6 +146,8 @@ class Enqueueable:
             changes["deadline"] = checked_limit(deadline, "deadline", OptionError)
         if any(one is not None for one in (key, units, debounce, max_wait)):
             changes |= _checked_turn(self._options, key, units, debounce, max_wait)
+        if columns is not None:
+            changes["columns"] = _checked_columns(columns)
         changed = object.__new__(type(self))
         vars(changed).update(vars(self))
         changed._options = replace(self._options, **changes)
@@ -177,7 +182,7 @@ class Enqueueable:
             _check_order(options, due)
         call = Call(
             self.name, args, options.queue, options.priority, options.max_attempts, due, options.meta, rule,
-            options.expires, options.deadline, options.key, options.units, waiting,
+            options.expires, options.deadline, options.key, options.units, options.columns, waiting,
         )  # fmt: skip
         return before_enqueue(call) if installed.enqueueing and not plain else call
 
@@ -309,6 +314,12 @@ def _check_order(options: Options, due: datetime | timedelta) -> None:
             isinstance(limit, timedelta) and isinstance(due, timedelta) and limit <= due
         ):
             raise OptionError(f"the job {what} at {limit}, which is not after the time at which it is due, {due}")
+
+
+def _checked_columns(given: object) -> tuple[tuple[str, Any], ...] | None:
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in cast(Mapping[Any, Any], given)):
+        raise OptionError(f"columns must be a dict of values by the names of your job's attributes, not {shown(given)}")
+    return tuple(cast(Mapping[str, Any], given).items()) or None
 
 
 def _checked_due(run_at: datetime | None, delay: Duration | None) -> datetime | timedelta:

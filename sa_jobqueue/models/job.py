@@ -10,6 +10,7 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     ClauseElement,
+    Column,
     ColumnElement,
     Connection,
     DateTime,
@@ -33,9 +34,11 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import (
+    ColumnProperty,
     Mapped,
     MappedSQLExpression,
     Mapper,
+    MapperProperty,
     column_property,
     declared_attr,
     mapped_column,
@@ -44,7 +47,7 @@ from sqlalchemy.orm import (
 from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.schema import SchemaItem
 
-from ..errors import StatusError
+from ..errors import OptionError, StatusError
 from ..lifecycle import FINISHED, LIVE, JobStatus
 from ..results import JobEnd
 from .base import SCHEMA, Base
@@ -52,10 +55,10 @@ from .companions import companions_of, place_in
 from .due_time import AT_ONCE, DueTime, checked_due
 from .json_text import JsonObject, decode_on_read
 from .limits import TASK_GROUP
-from .own_table import begin_own_table, schema_of
+from .own_table import begin_own_table, column_names, schema_of
 from .status import StatusText, status_in, status_literal
 
-__all__ = ["Job", "JobMixin"]
+__all__ = ["Job", "JobMixin", "own_column"]
 
 T = TypeVar("T")
 
@@ -78,7 +81,17 @@ def _reported(job: Any, what: str, *, name: str) -> MappedSQLExpression[Any]:
     return column_property(found.correlate_except(progress).scalar_subquery().label(name), deferred=True)
 
 
-class JobMixin:
+if TYPE_CHECKING:
+    from sqlalchemy.orm.decl_api import DeclarativeAttributeIntercept
+
+    # As a DeclarativeBase has it: a type checker takes `type[JobMixin]` for hashable then.
+    class _MappedBelow(metaclass=DeclarativeAttributeIntercept): ...
+
+else:
+    _MappedBelow = object
+
+
+class JobMixin(_MappedBelow):
     """What a job is: the columns, constraints and indexes of a job table, and what its rows can do.
 
     `Job` is the package's own table. For one with columns of yours, map a class on your own base, in a schema that has no other
@@ -390,6 +403,21 @@ def constraints_and_indexes() -> tuple[SchemaItem, ...]:
 
 class Job(JobMixin, Base):
     """One job. Made by `enqueue()`, changed by statements; users read it."""
+
+
+_OURS: Final = frozenset(column_names(JobMixin))
+
+
+def own_column(job: type[JobMixin], name: str) -> Column[Any]:
+    """The column behind an attribute that a user's class has besides. Raises OptionError for any other."""
+    found: MapperProperty[Any] | None = job.__mapper__.attrs.get(name)
+    if isinstance(found, ColumnProperty) and name not in _OURS and isinstance(column := found.columns[0], Column):
+        return column
+    others = sorted(
+        one.key for one in job.__mapper__.column_attrs if one.key not in {*_OURS, "progress", "progress_message"}
+    )
+    said = f"; it has {', '.join(others)}" if others else ": see JobMixin"
+    raise OptionError(f"columns: {job.__name__} has no column {name!r} of your own{said}")
 
 
 for _statement in (

@@ -15,7 +15,7 @@ from sqlalchemy.sql.elements import conv
 from ..errors import ConfigurationError
 from .base import SCHEMA
 
-__all__ = ["OwnTable", "begin_own_table", "is_own", "schema_of"]
+__all__ = ["OwnTable", "begin_own_table", "column_names", "is_own", "schema_of"]
 
 #: The classes that hold jobs, by schema.
 _classes: weakref.WeakValueDictionary[str, type[Any]] = weakref.WeakValueDictionary()
@@ -74,7 +74,7 @@ def begin_own_table(job: type[Any], mixin: type[Any], items: Callable[[], Sequen
     metadata: MetaData | None = getattr(job, "metadata", None)
     if metadata is None:
         return None  # another mixin
-    columns = frozenset(_names(mixin))
+    columns = frozenset(column_names(mixin))
     _check_class(job, mixin, columns)
     schema = schema_of(job)
     if not schema:
@@ -113,7 +113,7 @@ def _check_alone(job: type[Any], schema: str) -> None:
         )
 
 
-def _names(mixin: type[Any]) -> list[str]:
+def column_names(mixin: type[Any]) -> list[str]:
     """The attributes of the mixin that are columns."""
     return [name for name, hint in mixin.__annotations__.items() if "Mapped[" in str(hint)]
 

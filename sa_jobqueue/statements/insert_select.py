@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from ..models import AT_ONCE, Job, JobMixin, due_text, schema_function
+from ..models import AT_ONCE, Job, JobMixin, due_text, own_column, schema_function
 from ..options import Call
 from ..payload import Kind
 from .parts import table_of
@@ -63,6 +63,9 @@ def insert_selected(
     `per_row`: what differs from `call`, by the names of the job's columns; where it is NULL, it does not differ.
     """
     columns = _columns(call, table_of(job).schema)
+    for name, value in call.columns or ():
+        column = own_column(job, name)
+        columns[column.name] = cast(literal(value, column.type), column.type)
     for name, value in per_row.items():
         columns[name] = func.coalesce(value, columns[name]) if name in columns else value
     columns["args"] = args

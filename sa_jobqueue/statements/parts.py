@@ -39,7 +39,6 @@ __all__ = [
     "FIRST_ID",
     "FIRST_TIME",
     "array",
-    "as_key",
     "epoch",
     "epoch_of",
     "in_seconds",
@@ -65,11 +64,6 @@ def table_of(mapped: type[Base | JobMixin]) -> Table:
     table: FromClause = mapped.__table__
     assert isinstance(table, Table)
     return table
-
-
-def as_key(job: type[JobMixin]) -> Any:
-    """The class as a key of a cache: type checkers take a class without a metaclass for none."""
-    return job
 
 
 def packed(numbers: Iterable[float | None]) -> str:

@@ -106,6 +106,8 @@ class _Built(AddsOnly):
         call: Call = task.call(*args, **kwargs).completed()
         if call.uniqueness is not None or call.expires is not None or call.deadline is not None:
             raise WorkflowError("what is called back can be no unique job, and have no expiry and no deadline")
+        if call.columns:
+            raise WorkflowError("columns of your own are not filled for what is called back")
         if not isinstance(call.run_at, timedelta):
             raise WorkflowError("what is called back is due at once, or after a delay, and not at a time")
         self._callbacks.append((happened, call))
