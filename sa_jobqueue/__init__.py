@@ -12,13 +12,13 @@
 from . import errors, statements
 from .calls import Call
 from .context import AsyncJobContext, JobContext
-from .enqueue import enqueue, enqueue_many
+from .enqueue import Enqueue, enqueue, enqueue_many
 from .enqueue_select import enqueue_select
 from .errors import JobQueueError
 from .lifecycle import JobStatus
 from .limits import KeyLimits, Limits, Rate
 from .middleware import Attempt, Middleware, add_middleware, remove_middleware
-from .models import Job, Schedule
+from .models import Job, JobMixin, Schedule, companions_of
 from .objects import Fresh, Load
 from .outcomes import Cancel, Discard, RateLimited, Retry, Snooze
 from .payload import Failed
@@ -43,11 +43,13 @@ __all__ = [
     "Call",
     "Cancel",
     "Discard",
+    "Enqueue",
     "Failed",
     "Fresh",
     "Job",
     "JobContext",
     "JobEnd",
+    "JobMixin",
     "JobQueueError",
     "JobRead",
     "JobStatus",
@@ -74,6 +76,7 @@ __all__ = [
     "Workflow",
     "__version__",
     "add_middleware",
+    "companions_of",
     "default_registry",
     "enqueue",
     "enqueue_many",

@@ -17,7 +17,7 @@ from sqlalchemy import Executable
 
 from .errors import ConfigurationError, OptionError
 from .flushing import wait_for_keys
-from .models import Job, JobMixin, JsonText, insert_in_order, own_column
+from .models import Job, JobMixin, JsonText, insert_in_order, is_job_class, own_column
 from .options import Call
 from .statements.insert import insert_jobs
 from .tasks import Task, TaskName
@@ -42,11 +42,8 @@ class Enqueue(Generic[J]):
     """
 
     def __init__(self, job: type[J], /) -> None:
-        given: Any = job
-        if not (isinstance(given, type) and issubclass(given, JobMixin) and hasattr(given, "__mapper__")):
-            raise ConfigurationError(
-                f"Enqueue() takes a mapped class of jobs, class Job(JobMixin, Base), not {given!r}"
-            )
+        if not is_job_class(job):
+            raise ConfigurationError(f"Enqueue() takes a mapped class of jobs, class Job(JobMixin, Base), not {job!r}")
         self.job: Final = job
 
     @overload

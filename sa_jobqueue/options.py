@@ -317,7 +317,7 @@ def _check_order(options: Options, due: datetime | timedelta) -> None:
 
 
 def _checked_columns(given: object) -> tuple[tuple[str, Any], ...] | None:
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in cast(Mapping[Any, Any], given)):
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise OptionError(f"columns must be a dict of values by the names of your job's attributes, not {shown(given)}")
     return tuple(cast(Mapping[str, Any], given).items()) or None
 

@@ -21,7 +21,7 @@ from .stat import Stat
 from .tables import Awaited, UniqueKey, Uptime, WorkerRow
 from .workflow import WorkflowCallback, WorkflowDependency, WorkflowEvent, WorkflowJoin, WorkflowRow
 
-__all__ = ["Companions", "companions_of", "in_schema", "place_in"]
+__all__ = ["Companions", "companions_in", "in_schema", "place_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ _PACKAGES = Companions()
 
 
 @cache
-def companions_of(schema: str) -> Companions:
+def companions_in(schema: str) -> Companions:
     """The companions of the jobs in this schema."""
     if schema == SCHEMA:
         return _PACKAGES

@@ -51,14 +51,14 @@ from ..errors import OptionError, StatusError
 from ..lifecycle import FINISHED, LIVE, JobStatus
 from ..results import JobEnd
 from .base import SCHEMA, Base
-from .companions import companions_of, place_in
+from .companions import Companions, companions_in, place_in
 from .due_time import AT_ONCE, DueTime, checked_due
 from .json_text import JsonObject, decode_on_read
 from .limits import TASK_GROUP
 from .own_table import begin_own_table, column_names, schema_of
 from .status import StatusText, status_in, status_literal
 
-__all__ = ["Job", "JobMixin", "own_column"]
+__all__ = ["Job", "JobMixin", "companions_of", "is_job_class", "own_column"]
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ _AT_FIRST: Final[dict[str, object]] = {"status": JobStatus.QUEUED, "claims": 0, 
 
 def _reported(job: Any, what: str, *, name: str) -> MappedSQLExpression[Any]:
     """What the handler has reported since the last claim. Deferred: it is in a table of its own, and few ask for it."""
-    progress = companions_of(schema_of(job)).progress
+    progress = companions_in(schema_of(job)).progress
     found = select(getattr(progress, what)).where(progress.job_id == job.id, progress.claim_token == job.claim_token)
     return column_property(found.correlate_except(progress).scalar_subquery().label(name), deferred=True)
 
@@ -406,6 +406,19 @@ class Job(JobMixin, Base):
 
 
 _OURS: Final = frozenset(column_names(JobMixin))
+
+
+def is_job_class(given: object) -> bool:
+    """Whether this is a mapped class of jobs."""
+    return isinstance(given, type) and issubclass(given, JobMixin) and "__mapper__" in vars(given)
+
+
+def companions_of(job: type[JobMixin]) -> Companions:
+    """The mapped classes of the tables beside the jobs of this class: schedules, limits, progress and all others.
+
+    Statements that take no `job=` take one of them: `pause_schedules(..., schedule=companions_of(Job).schedule)`.
+    """
+    return companions_in(schema_of(job))
 
 
 def own_column(job: type[JobMixin], name: str) -> Column[Any]:

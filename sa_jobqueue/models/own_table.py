@@ -31,6 +31,8 @@ class OwnTable:
     job: type[Any]
     schema: str
     columns: frozenset[str]
+    items: frozenset[str]
+    """The names of our constraints and indexes."""
 
     @property
     def table(self) -> Table:
@@ -49,6 +51,8 @@ class OwnTable:
             if mapped is None or self.table.c.get(mapped.name) is not mapped:
                 raise _refusal(self.job, f"another attribute has the column of `{name}`: give that one another name")
         _classes[self.schema] = self.job
+        # For `sa_jobqueue.migrations`, which knows no models.
+        self.table.info["sa_jobqueue"] = frozenset({*(names[name].name for name in self.columns), *self.items})
 
 
 def is_own(job: type[Any]) -> bool:
@@ -58,7 +62,7 @@ def is_own(job: type[Any]) -> bool:
 
 def schema_of(job: type[Any]) -> str:
     """The schema of a job class, also before it is mapped."""
-    if (table := job.__dict__.get("__table__")) is not None:
+    if (table := getattr(job, "__table__", None)) is not None:
         return str(table.schema)
     return str(_options(job).get("schema") or job.metadata.schema or "")
 
@@ -84,9 +88,9 @@ def begin_own_table(job: type[Any], mixin: type[Any], items: Callable[[], Sequen
             'MetaData(schema="shop_queue")',
         )
     _check_alone(job, schema)
-    given = _arguments(job)
-    job.__table_args__ = (*_named(items(), metadata), *given, {**_options(job), "schema": schema})
-    return OwnTable(job, schema, columns)
+    ours = _named(items(), metadata)
+    job.__table_args__ = (*ours, *_arguments(job), {**_options(job), "schema": schema})
+    return OwnTable(job, schema, columns, frozenset(str(getattr(one, "name", "")) for one in ours))
 
 
 def _check_class(job: type[Any], mixin: type[Any], columns: frozenset[str]) -> None:

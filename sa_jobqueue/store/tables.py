@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from ..errors import ConfigurationError
-from ..models import Companions, Job, JobMixin, companions_of, schema_of
+from ..models import Companions, Job, JobMixin, companions_of
 
 __all__ = ["OfTables", "Tables"]
 
@@ -30,7 +30,7 @@ class Tables(Companions):
     @classmethod
     def of(cls, job: type[JobMixin]) -> Tables:
         """The class `job` with the companions of its schema."""
-        beside = companions_of(schema_of(job))
+        beside = companions_of(job)
         return cls(job=job, **{one.name: getattr(beside, one.name) for one in fields(Companions)})
 
     @property

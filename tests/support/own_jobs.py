@@ -1,0 +1,74 @@
+"""An application that has mapped its own job table: with a tenant, which is a row of another table, and a relationship."""
+
+from __future__ import annotations
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index, MetaData, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+from sa_jobqueue import AsyncJobContext, Enqueue, JobContext, JobMixin, Registry, task
+
+SCHEMA = "shop_queue"
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class Tenant(Base):
+    __tablename__ = "own_tenant"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    jobs: Mapped[list[Job]] = relationship(back_populates="tenant", order_by="Job.id")
+
+
+class Job(JobMixin, Base):
+    __table_args__ = (
+        Index("ix_job_tenant_status", "tenant_id", "status"),
+        CheckConstraint("importance >= 0", name="importance"),
+        {"schema": SCHEMA},
+    )
+
+    tenant_id: Mapped[int | None] = mapped_column(ForeignKey(Tenant.id), index=True)
+    importance: Mapped[int] = mapped_column(server_default="1")
+    source: Mapped[str | None] = mapped_column(Text)
+    tenant: Mapped[Tenant | None] = relationship(back_populates="jobs")
+
+
+class Note(Base):
+    """What a handler writes; and a foreign key to the jobs."""
+
+    __tablename__ = "own_note"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    text: Mapped[str]
+    job_id: Mapped[int | None] = mapped_column(ForeignKey(Job.id, ondelete="CASCADE"))
+
+
+registry = Registry(job=Job)
+enqueue = Enqueue(Job)
+
+
+@task(registry=registry, record=True)
+def write_note(ctx: JobContext, text: str) -> int:
+    ctx.progress(0.5, "half")
+    ctx.session.add(Note(text=text, job_id=ctx.job_id))
+    return len(text)
+
+
+@task(registry=registry)
+async def write_note_later(ctx: AsyncJobContext, text: str) -> None:
+    ctx.session.add(Note(text=text))
+
+
+@task(registry=registry, max_attempts=1)
+def fail(text: str) -> None:
+    raise ValueError(text)
