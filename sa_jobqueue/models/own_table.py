@@ -96,6 +96,8 @@ def begin_own_table(job: type[Any], mixin: type[Any], items: Callable[[], Sequen
 def _check_class(job: type[Any], mixin: type[Any], columns: frozenset[str]) -> None:
     if issubclass(job, MappedAsDataclass):
         raise _refusal(job, "it cannot be a dataclass: its base is a DeclarativeBase without MappedAsDataclass")
+    if "__mapper__" in vars(job):  # the base came first, and has mapped it
+        raise _refusal(job, f"the mixin comes first: class {job.__name__}({mixin.__name__}, Base)")
     if "__table__" in vars(job):
         raise _refusal(job, "the mixin makes its table: declare the columns that it has besides, and no __table__")
     name = getattr(job, "__tablename__", None)

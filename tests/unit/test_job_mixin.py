@@ -69,7 +69,7 @@ def test_another_mixin_between_may_share_columns() -> None:
         kind: Mapped[str | None] = mapped_column(Text)
 
     class Job(Abstract):
-        __table_args__ = {"schema": "mixin_two"}
+        __table_args__ = ({"schema": "mixin_two"},)
 
     assert {"tenant_id", "kind", "claims"} <= set(Job.__table__.c.keys())
 
