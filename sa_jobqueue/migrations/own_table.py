@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import CheckConstraint, Connection, Table, UniqueConstraint
+from sqlalchemy import CheckConstraint, Column, Connection, Index, Table, UniqueConstraint, inspect
 
 from ..errors import ConfigurationError
 from ..schema import SCHEMA
@@ -76,7 +76,7 @@ class OwnTable:
         transaction, and may be called again.
         """
         from alembic.autogenerate import produce_migrations
-        from alembic.operations import Operations
+        from alembic.operations import Operations, ops
         from alembic.runtime.migration import MigrationContext
 
         upgrade_database(connection, schema=self.schema)
@@ -86,11 +86,23 @@ class OwnTable:
             "include_object": self._is_of_it,
         }
         context = MigrationContext.configure(connection, opts=options)
-        found = produce_migrations(context, self.table.metadata).upgrade_ops
+        there = {one["name"] for one in inspect(connection).get_columns(self.table.name, self.schema)}
+        # Autogenerate does not compare CHECKs: where none of the columns is there, all that belongs to them is made.
+        if there <= self._ours:
+            missing = [*self._additions(), *map(ops.CreateIndexOp.from_index, self._own_indexes())]
+        else:
+            found = produce_migrations(context, self.table.metadata).upgrade_ops
+            missing = list(_flat(found.ops if found is not None else ()))
         operations = Operations(context)
-        for one in _flat(found.ops if found is not None else ()):
-            if self._adds(one):
+        for one in missing:
+            if isinstance(one, ops.AddColumnOp):
+                one.column = _alone(one.column)
+            if isinstance(one, (ops.AddColumnOp, ops.AddConstraintOp, ops.CreateIndexOp)):
                 operations.invoke(one)
+
+    def _own_indexes(self) -> list[Index]:
+        found = [one for one in self.table.indexes if str(one.name) not in self._ours]
+        return sorted(found, key=lambda one: str(one.name))
 
     def _is_its_schema(self, name: str | None, type_: str, parent_names: Any) -> bool:
         if type_ == "schema":
@@ -101,12 +113,6 @@ class OwnTable:
         table = object if type_ == "table" else getattr(object, "table", None)
         is_it = getattr(table, "schema", None) == self.schema and getattr(table, "name", None) == self.table.name
         return is_it and self.include_object(object, name, type_, reflected, compare_to)
-
-    @staticmethod
-    def _adds(operation: Any) -> bool:
-        from alembic.operations import ops
-
-        return isinstance(operation, (ops.AddColumnOp, ops.AddConstraintOp, ops.CreateIndexOp))
 
     def _in_place_of(self, operation: Any) -> Iterator[ops.MigrateOperation]:
         from alembic.operations import ops
@@ -128,7 +134,7 @@ class OwnTable:
 
         for column in self.table.columns:
             if column.name not in self._ours:
-                yield ops.AddColumnOp.from_column_and_tablename(self.schema, self.table.name, column)
+                yield ops.AddColumnOp(self.table.name, _alone(column), schema=self.schema)
         for key in sorted(self.table.foreign_key_constraints, key=lambda one: str(one.name)):
             yield ops.CreateForeignKeyOp.from_constraint(key)
         for one in self.table.constraints:
@@ -143,3 +149,12 @@ def _flat(operations: Sequence[Any]) -> Iterator[Any]:
             yield one
         else:
             yield from _flat(inner)
+
+
+def _alone(column: Column[Any]) -> Column[Any]:
+    """The column without its keys and indexes, which are operations of their own."""
+    made = [one._copy() for one in (column.computed, column.identity) if one is not None]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    default = None if made else getattr(column.server_default, "arg", None)
+    return Column(
+        column.name, column.type, *made, nullable=column.nullable, server_default=default, comment=column.comment
+    )

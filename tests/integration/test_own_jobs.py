@@ -281,11 +281,9 @@ def test_a_new_object_brings_its_job_with_it(engine: Engine) -> None:
 def test_the_tables_can_be_made_twice_and_taken_away(engine: Engine) -> None:
     """`create` adds only what is missing."""
     with engine.begin() as connection:
-        before = connection.scalar(
-            text("SELECT count(*) FROM pg_attribute WHERE attrelid = 'shop_queue.job'::regclass")
-        )
+        before = connection.scalar(text("SELECT count(*) FROM pg_attribute WHERE attrelid = 'own_queue.job'::regclass"))
         OwnTable(Job).create(connection)
-        connection.execute(text("ALTER TABLE shop_queue.job DROP COLUMN source"))
+        connection.execute(text("ALTER TABLE own_queue.job DROP COLUMN source"))
         OwnTable(Job).create(connection)
         connection.execute(select(Job.source))
     assert before is not None

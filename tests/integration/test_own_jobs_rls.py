@@ -21,11 +21,11 @@ from tests.support.working import drain
 
 #: What an application puts into a revision behind the call that makes the table.
 POLICIES = """
-ALTER TABLE shop_queue.job ENABLE ROW LEVEL SECURITY;
-CREATE POLICY of_tenant ON shop_queue.job TO "{web}"
+ALTER TABLE own_queue.job ENABLE ROW LEVEL SECURITY;
+CREATE POLICY of_tenant ON own_queue.job TO "{web}"
     USING (tenant_id = nullif(current_setting('app.tenant', true), '')::integer)
     WITH CHECK (tenant_id = nullif(current_setting('app.tenant', true), '')::integer);
-CREATE POLICY of_workers ON shop_queue.job TO "{worker}" USING (true) WITH CHECK (true);
+CREATE POLICY of_workers ON own_queue.job TO "{worker}" USING (true) WITH CHECK (true);
 """
 
 
@@ -45,7 +45,7 @@ def roles(empty_database_url: str) -> Iterator[dict[str, str]]:
             *grant_statements(
                 names["web"], [Can.ENQUEUE], schema=SCHEMA, columns=["tenant_id", "importance", "source"]
             ),
-            f"GRANT SELECT ON shop_queue.job, own_tenant TO {names['web']}",
+            f"GRANT SELECT ON own_queue.job, own_tenant TO {names['web']}",
             *grant_statements(names["worker"], [Can.WORK], schema=SCHEMA),
             f"GRANT SELECT, INSERT ON own_note TO {names['worker']}",
             f"GRANT USAGE ON SEQUENCE own_note_id_seq TO {names['worker']}",

@@ -7,7 +7,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from sa_jobqueue import AsyncJobContext, Enqueue, JobContext, JobMixin, Registry, task
 
-SCHEMA = "shop_queue"
+SCHEMA = "own_queue"
 
 
 class Base(DeclarativeBase):
