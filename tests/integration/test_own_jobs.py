@@ -12,8 +12,10 @@ from sqlalchemy.orm import Session
 
 import sa_jobqueue
 from sa_jobqueue import (
+    Batch,
     JobStatus,
     Unique,
+    Workflow,
     companions_of,
     enqueue_many,
     enqueue_select,
@@ -40,6 +42,7 @@ from tests.support.own_jobs import (
     Job,
     Note,
     Tenant,
+    add_another,
     enqueue,
     fail,
     registry,
@@ -218,9 +221,10 @@ def test_limits_and_schedules_are_its_own(engine: Engine, url: str) -> None:
         assert [row.what for row in session.execute(why_waiting(job.id, job=Job))] == ["later"]
         assert session.scalars(select(beside.schedule.name)).all() == ["hourly"]
         assert not session.scalars(select(sa_jobqueue.Schedule.name)).all()
-    drain(url, registry)
+    with working(url, registry), Session(engine, autoflush=False) as session:
+        found = select(beside.schedule.next_at)
+        wait_until(lambda: session.scalars(found).one() is not None or session.rollback())
     with Session(engine) as session:
-        assert session.scalars(select(beside.schedule.next_at)).one() is not None
         assert session.scalars(pause_schedules(beside.schedule.name == "hourly", schedule=beside.schedule)).all()
         session.commit()
 
@@ -247,6 +251,31 @@ def test_it_is_drained_inline_on_the_callers_session(engine: Engine) -> None:
         assert session.scalars(select(Note.text)).all() == ["inline"]
         session.rollback()
     assert jobs(engine) == []
+
+
+def test_workflows_are_beside_it(engine: Engine, url: str) -> None:
+    """Of a class for its schema: members wait for each other, some are added by a handler, and the end calls back."""
+    own_workflow, own_batch = Workflow.in_schema_of(Job), Batch.in_schema_of(Job)
+    assert own_workflow is Workflow.in_schema_of(Job)
+    assert Workflow.in_schema_of(sa_jobqueue.Job) is Workflow
+    with Session(engine) as session:
+        workflow = own_workflow("report", deadline=timedelta(hours=1))
+        first = workflow.add(write_note, "first")
+        workflow.after(first, add_another, "second")
+        workflow.on_success(write_note, "called back")
+        batch = own_batch("notes")
+        batch.add(write_note, "of a batch")
+        session.add_all([workflow, batch])
+        session.commit()
+        ids = workflow.id, batch.id
+    drain(url, registry)
+    with Session(engine) as session:
+        assert set(session.scalars(select(Note.text))) == {"first", "second", "added", "called back", "of a batch"}
+        assert {session.get_one(own_workflow, ids[0]).status, session.get_one(own_batch, ids[1]).status} == {
+            "completed"
+        }
+        assert not session.scalars(select(sa_jobqueue.Workflow.id)).all()
+        assert not session.scalars(select(sa_jobqueue.Job.id)).all()
 
 
 @pytest.fixture

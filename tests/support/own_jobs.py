@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import CheckConstraint, ForeignKey, Index, MetaData, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-from sa_jobqueue import AsyncJobContext, Enqueue, JobContext, JobMixin, Registry, task
+from sa_jobqueue import AsyncJobContext, Enqueue, JobContext, JobMixin, Registry, Workflow, task
 
 SCHEMA = "own_queue"
 
@@ -67,6 +67,14 @@ def write_note(ctx: JobContext, text: str) -> int:
 @task(registry=registry)
 async def write_note_later(ctx: AsyncJobContext, text: str) -> None:
     ctx.session.add(Note(text=text))
+
+
+@task(registry=registry)
+def add_another(ctx: JobContext, text: str) -> None:
+    ctx.session.add(Note(text=text))
+    more = Workflow.in_schema_of(Job).of(ctx)
+    more.add(write_note, "added")
+    ctx.session.execute(more.insert())
 
 
 @task(registry=registry, max_attempts=1)
