@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
@@ -36,6 +37,8 @@ from sa_jobqueue.statements import (
     why_waiting,
 )
 from sa_jobqueue.testing import drain as drain_inline
+from tests.support.cli import as_json, invoke, output
+from tests.support.commands import run_command
 from tests.support.own_jobs import (
     SCHEMA,
     Base,
@@ -47,6 +50,7 @@ from tests.support.own_jobs import (
     fail,
     registry,
     write_note,
+    write_note_in_a_child,
     write_note_later,
 )
 from tests.support.waiting import wait_until
@@ -251,6 +255,63 @@ def test_it_is_drained_inline_on_the_callers_session(engine: Engine) -> None:
         assert session.scalars(select(Note.text)).all() == ["inline"]
         session.rollback()
     assert jobs(engine) == []
+
+
+def test_a_child_process_finds_the_class(engine: Engine, url: str) -> None:
+    """In its module; its session commits with the completion."""
+    with Session(engine) as session:
+        session.add(enqueue(write_note_in_a_child.options(columns={"source": "a test"}), "a note"))
+        session.commit()
+    drain(url, registry)
+    with Session(engine) as session:
+        assert session.scalars(select(Note.text)).all() == ["a note of a test"]
+    assert [one.status for one in jobs(engine)] == [JobStatus.COMPLETED]
+
+
+def test_the_worker_of_an_engine_that_translates_finds_it(url: str) -> None:
+    """`schema=`, or the engine's own map, names the schema of the class, which may be elsewhere."""
+    moved = {SCHEMA: "moved"}
+    engine = create_engine(url, execution_options={"schema_translate_map": moved})
+    with engine.begin() as connection:
+        connection.execute(text(f"ALTER SCHEMA {SCHEMA} RENAME TO hidden"))
+        upgrade_database(connection, schema="moved")
+        connection.execute(
+            text(
+                "ALTER TABLE moved.job ADD COLUMN tenant_id integer, ADD COLUMN importance integer NOT NULL DEFAULT 1, "
+                "ADD COLUMN source text"
+            )
+        )
+    with Session(engine) as session:
+        session.add_all([enqueue(fail.options(max_attempts=1), "one"), enqueue(fail, "two")])
+        session.commit()
+    assert drain(engine, registry).schema == "moved"
+    with Session(engine) as session:
+        assert session.scalars(select(Job.status)).all() == [JobStatus.FAILED] * 2
+        session.execute(retry_jobs(Job.id > 0, job=Job))
+        session.commit()
+    assert drain(url, registry, schema="moved").schema == "moved"
+    with Session(engine) as session:
+        assert session.scalars(select(Job.status)).all() == [JobStatus.FAILED] * 2
+    engine.dispose()
+
+
+def test_commands_see_it_by_its_schema(engine: Engine, url: str) -> None:
+    """Also the doctor; and `work` takes the class of the registry that --app names."""
+    with Session(engine) as session:
+        session.add_all([enqueue(write_note, "a"), enqueue(fail, "b")])
+        session.commit()
+    done = run_command("work", "--app", "tests.support.own_jobs:registry", "--drain", "--queue", "default=2", url=url)
+    assert done.returncode == 0, done.stderr
+    listed = as_json("list", "--schema", SCHEMA, url=url)
+    assert sorted(one["status"] for one in listed) == ["completed", "failed"]
+    assert as_json("list", url=url) == []
+    id = next(one["id"] for one in listed if one["status"] == "failed")
+    assert as_json("show", str(id), "--schema", SCHEMA, url=url)["task"] == fail.name
+    output("retry", str(id), "--schema", SCHEMA, url=url)
+    assert [one.status for one in jobs(engine)] == [JobStatus.COMPLETED, JobStatus.QUEUED]
+    found = json.loads(invoke("doctor", "--json", "--schema", SCHEMA, url=url).stdout)["checks"]
+    levels = {one["name"]: one["level"] for one in found}
+    assert {name for name, level in levels.items() if level != "ok"} <= {"workers", "queues", "tasks"}, levels
 
 
 def test_workflows_are_beside_it(engine: Engine, url: str) -> None:

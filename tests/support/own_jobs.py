@@ -77,6 +77,12 @@ def add_another(ctx: JobContext, text: str) -> None:
     ctx.session.execute(more.insert())
 
 
+@task(registry=registry, executor="process")
+def write_note_in_a_child(ctx: JobContext, text: str) -> None:
+    source = ctx.session.get_one(Job, ctx.job_id).source
+    ctx.session.add(Note(text=f"{text} of {source}", job_id=ctx.job_id))
+
+
 @task(registry=registry, max_attempts=1)
 def fail(text: str) -> None:
     raise ValueError(text)
