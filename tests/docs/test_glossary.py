@@ -26,6 +26,7 @@ PLAIN = {
     "list",
     "many",
     "name",
+    "of",
     "policy",
     "read",
     "remove",
