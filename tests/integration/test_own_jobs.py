@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, func, select, text
@@ -36,6 +37,7 @@ from sa_jobqueue.statements import (
     set_limit,
     why_waiting,
 )
+from sa_jobqueue.testing import assert_enqueued, assert_not_enqueued, work_one
 from sa_jobqueue.testing import drain as drain_inline
 from tests.support.cli import as_json, invoke, output
 from tests.support.commands import run_command
@@ -337,6 +339,18 @@ def test_workflows_are_beside_it(engine: Engine, url: str) -> None:
         }
         assert not session.scalars(select(sa_jobqueue.Workflow.id)).all()
         assert not session.scalars(select(sa_jobqueue.Job.id)).all()
+
+
+def test_what_is_enqueued_is_found_by_the_tasks_registry(engine: Engine) -> None:
+    """With the columns that the options name."""
+    with Session(engine) as session:
+        session.add(enqueue(write_note.options(columns={"tenant_id": 1, "source": "a"}), "text"))
+        found: Any = assert_enqueued(session, write_note.options(columns={"tenant_id": 1}), text="text")
+        assert type(found) is Job
+        with pytest.raises(AssertionError, match=r"columns=\{'tenant_id': 1\}, not \{'tenant_id': 2\}"):
+            assert_enqueued(session, write_note.options(columns={"tenant_id": 2}))
+        assert_not_enqueued(session, fail)
+        assert work_one(session, found, registry=registry).outcome == "completed"
 
 
 @pytest.fixture
