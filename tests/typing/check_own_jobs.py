@@ -63,7 +63,7 @@ assert_type(enqueue("by.name", number=7), Job)
 assert_type(enqueue(send.options(columns={"tenant_id": 7}), 7), Job)
 job.tenant = Tenant()
 
-enqueue(send, "seven")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+enqueue(send, "seven")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 enqueue(send)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 job.tenant_id = "seven"  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
 Enqueue(Tenant)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
