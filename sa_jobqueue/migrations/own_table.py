@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import CheckConstraint, Column, Connection, Index, Table, UniqueConstraint, inspect
+from sqlalchemy.types import SchemaType
 
 from ..errors import ConfigurationError
 from ..schema import SCHEMA
@@ -96,6 +97,8 @@ class OwnTable:
         operations = Operations(context)
         for one in missing:
             if isinstance(one, ops.AddColumnOp):
+                if isinstance(one.column.type, SchemaType):  # as an ENUM, which an ADD COLUMN does not make
+                    one.column.type.create(connection, checkfirst=True)
                 one.column = _alone(one.column)
             if isinstance(one, (ops.AddColumnOp, ops.AddConstraintOp, ops.CreateIndexOp)):
                 operations.invoke(one)

@@ -23,6 +23,7 @@ from sqlalchemy import (
     SelectBase,
     SmallInteger,
     Text,
+    bindparam,
     cast,
     column,
     func,
@@ -167,7 +168,7 @@ def _source(
     few = [name.removeprefix("call_") for name in _FEW if name in given]
     arrays: dict[str, TypeEngine[Any]] = {**_COLUMNS, **{name: _ARRAYS.get(name, Text()) for name in few}}
     columns = {name: array(f"call_{name}", given[f"call_{name}"], of) for name, of in arrays.items()}
-    more = {f"own_{one.name}": array(f"own_{one.name}", values, one.type) for one, values in (own or {}).items()}
+    more = {f"own_{one.name}": _own_array(one, values) for one, values in (own or {}).items()}
     call = rows("call", **columns, **more)
     return select(
         call.c.task,
@@ -180,6 +181,12 @@ def _source(
         *(_few(name, call.c[name], schema) for name in few),
         *(call.c[name] for name in more),
     )
+
+
+def _own_array(column: Column[Any], values: Sequence[Any]) -> ColumnElement[Any]:
+    """The values as an array of the column's type, whatever that is."""
+    of: ARRAY[Any] = ARRAY(column.type)
+    return cast(bindparam(f"own_{column.name}", list(values), of), of)
 
 
 def _few(name: str, given: ColumnElement[Any], schema: str | None) -> ColumnElement[Any]:

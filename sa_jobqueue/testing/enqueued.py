@@ -133,9 +133,11 @@ def _changed(task: AnyTask | TaskName) -> Iterator[tuple[str, Any]]:
     if isinstance(task, Task) and (found := cast(Any, task.registry).get(task.name)) is not None:
         declared = found.chosen
     for one in fields(Options):
-        value = getattr(chosen, one.name)
-        if one.name == "columns" and value is not None:
-            yield one.name, dict(value)
+        value: Any = getattr(chosen, one.name)
+        if one.name == "columns":
+            if value is not None:
+                yield one.name, dict(value)
+            continue
         if value == getattr(declared, one.name) or one.name not in _READ:
             continue
         yield one.name, load(value) if one.name == "meta" else value

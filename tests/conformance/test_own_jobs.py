@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from datetime import timedelta
+import uuid
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import create_engine, select
+from sqlalchemy import create_engine, literal, select
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import JobStatus, Unique, enqueue_many, enqueue_select
+from sa_jobqueue import Enqueue, JobStatus, Unique, enqueue_many, enqueue_select
 from sa_jobqueue.migrations import OwnTable
 from sa_jobqueue.statements import cancel_jobs
 from tests.conformance.conftest import SESSIONS
 from tests.support.databases import driver_url
-from tests.support.own_jobs import Base, Job, Tenant, enqueue, write_note
+from tests.support.own_jobs import Base, Color, Job, Tenant, TypedJob, enqueue, write_note
 
 T = TypeVar("T")
 
@@ -64,5 +66,44 @@ async def test_each_driver_writes_and_changes_such_jobs(url: str, driver: str, k
     await settle(session.commit())
     found = (await settle(session.scalars(select(Job.status).where(Job.is_scheduled)))).all()
     assert found == [JobStatus.QUEUED] * 4
+    await settle(session.close())
+    await settle(engine.dispose())
+
+
+#: A value for each column of `TypedJob`.
+VALUES: dict[str, Any] = {
+    "color": Color.BLUE,
+    "document": {"a": [1, "x", None]},
+    "number": uuid.UUID(int=7),
+    "day": date(2030, 1, 2),
+    "price": Decimal("1.50"),
+    "urgent": True,
+    "share": 0.5,
+    "at": datetime(2030, 1, 2, 3, 4, tzinfo=UTC),
+}
+
+
+@pytest.mark.parametrize(("driver", "kind"), SESSIONS, ids="-".join)
+async def test_columns_of_any_type_are_filled_in_each_way(empty_database_url: str, driver: str, kind: str) -> None:
+    """By a flush, in bulk beside a NULL, and by a select: the same values come back."""
+    owner = create_engine(empty_database_url)
+    with owner.begin() as connection:
+        OwnTable(TypedJob).create(connection)
+    owner.dispose()
+    target = driver_url(empty_database_url, driver)
+    engine: Any = create_async_engine(target) if kind == "AsyncSession" else create_engine(target)
+    session: Any = AsyncSession(engine) if kind == "AsyncSession" else Session(engine)
+    task, empty = (write_note.options(columns=one) for one in (VALUES, dict.fromkeys(VALUES)))
+    session.add(Enqueue(TypedJob)(task, "flushed"))
+    await settle(session.execute(enqueue_many([task.call("many"), empty.call("none")], job=TypedJob)))
+    await settle(session.execute(enqueue_select(task, select(literal("selected").label("text")), job=TypedJob)))
+    await settle(session.commit())
+    found = (await settle(session.scalars(select(TypedJob).order_by(TypedJob.id)))).all()
+    assert [{name: getattr(one, name) for name in VALUES} for one in found if one.args["text"] != "none"] == [
+        VALUES
+    ] * 3
+    assert [getattr(one, name) for one in found if one.args["text"] == "none" for name in VALUES] == [None] * len(
+        VALUES
+    )
     await settle(session.close())
     await settle(engine.dispose())

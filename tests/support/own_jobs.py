@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, MetaData, Text
+import enum
+import uuid
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+from sqlalchemy import CheckConstraint, DateTime, ForeignKey, Index, MetaData, Numeric, Text
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from sa_jobqueue import AsyncJobContext, Enqueue, JobContext, JobMixin, Registry, Workflow, task
@@ -86,3 +93,27 @@ def write_note_in_a_child(ctx: JobContext, text: str) -> None:
 @task(registry=registry, max_attempts=1)
 def fail(text: str) -> None:
     raise ValueError(text)
+
+
+class TypedBase(DeclarativeBase):
+    """Of a second application in the same process."""
+
+
+class Color(enum.Enum):
+    RED = "r"
+    BLUE = "b"
+
+
+class TypedJob(JobMixin, TypedBase):
+    """With columns of whatever types."""
+
+    __table_args__ = ({"schema": "typed_queue"},)
+
+    color: Mapped[Color | None]
+    document: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
+    number: Mapped[uuid.UUID | None]
+    day: Mapped[date | None]
+    price: Mapped[Decimal | None] = mapped_column(Numeric(10, 2))
+    urgent: Mapped[bool | None]
+    share: Mapped[float | None]
+    at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))

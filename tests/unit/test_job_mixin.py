@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger, MetaData, Text, UniqueConstraint
+from sqlalchemy import ARRAY, BigInteger, MetaData, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
 from sqlalchemy.schema import CreateTable
 
 import sa_jobqueue
-from sa_jobqueue import Enqueue, JobMixin, Registry, companions_of
-from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue import Enqueue, JobMixin, Registry, TaskName, companions_of, enqueue_many
+from sa_jobqueue.errors import ConfigurationError, OptionError
 from sa_jobqueue.migrations import OwnTable
 from sa_jobqueue.models import Schedule
 from sa_jobqueue.store import Tables
@@ -170,3 +170,15 @@ def test_what_takes_a_class_of_jobs_takes_no_other() -> None:
         OwnTable(Order)
     with pytest.raises(ConfigurationError, match=r"OwnTable\(\) takes a class of yours"):
         OwnTable(sa_jobqueue.Job)
+
+
+def test_many_calls_fill_no_array() -> None:
+    """Their values travel as one array for each column."""
+
+    class Job(JobMixin, base(schema="mixin_eleven")):  # type: ignore[misc]
+        labels: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
+
+    call = TaskName("send").options(columns={"labels": ["a"]}).call()
+    with pytest.raises(OptionError, match=r"labels is an array.*session.add\(\) each job"):
+        enqueue_many([call], job=Job)
+    assert Enqueue(Job)(TaskName("send").options(columns={"labels": ["a"]})).labels == ["a"]
