@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import CheckConstraint, MetaData, PrimaryKeyConstraint, Table
+from sqlalchemy import CheckConstraint, Column, MetaData, PrimaryKeyConstraint, Table
 from sqlalchemy.orm import MappedAsDataclass
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.sql.elements import conv
@@ -46,10 +46,6 @@ class OwnTable:
                 self.job, f"the primary key is `id`, and not {', '.join(keys)}: add a UniqueConstraint instead"
             )
         names = self.job.__mapper__.columns
-        for name in self.columns:
-            mapped = names.get(name)
-            if mapped is None or self.table.c.get(mapped.name) is not mapped:
-                raise _refusal(self.job, f"another attribute has the column of `{name}`: give that one another name")
         _classes[self.schema] = self.job
         # For `sa_jobqueue.migrations`, which knows no models.
         self.table.info["sa_jobqueue"] = frozenset({*(names[name].name for name in self.columns), *self.items})
@@ -104,10 +100,20 @@ def _check_class(job: type[Any], mixin: type[Any], columns: frozenset[str]) -> N
     if name != _NAME:
         raise _refusal(job, f"its table is called {_NAME!r} and not {name!r}: a name of your own is the schema's")
     ours = {one for one in vars(mixin) if not one.startswith("__")} | columns
+    named = {_name_of(vars(mixin)[name]) or name for name in columns if name in vars(mixin)} | columns
     for one in job.__mro__[: job.__mro__.index(mixin)]:
         taken = sorted(ours & {*vars(one), *vars(one).get("__annotations__", {})})
         if taken:
             raise _refusal(job, f"`{taken[0]}` is one of the queue's own attributes: give yours another name")
+        for key, value in vars(one).items():
+            if (name := _name_of(value)) in named:
+                raise _refusal(job, f"the column {name!r} of `{key}` is one of the queue's: give yours another name")
+
+
+def _name_of(value: object) -> str | None:
+    """The name of a column, if it was given one."""
+    column = value if isinstance(value, Column) else getattr(value, "column", None)
+    return str(column.name) if isinstance(column, Column) and column.name else None
 
 
 def _check_alone(job: type[Any], schema: str) -> None:

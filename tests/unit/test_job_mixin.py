@@ -125,10 +125,15 @@ def test_an_attribute_of_ours_is_not_overridden(name: str) -> None:
 
 
 def test_a_column_of_ours_is_mapped_once() -> None:
-    with pytest.raises((ConfigurationError, Exception), match=r"result"):
+    with pytest.raises(ConfigurationError, match=r"the column 'result' of `outcome` is one of the queue's"):
 
         class Job(JobMixin, base(schema="mixin_seven")):  # type: ignore[misc]
             outcome: Mapped[str | None] = mapped_column("result", Text)
+
+    with pytest.raises(ConfigurationError, match=r"the column 'duplicate_of' of `other` is one of the queue's"):
+
+        class Another(JobMixin, base(schema="mixin_seven")):  # type: ignore[misc]
+            other: Mapped[int | None] = mapped_column("duplicate_of", BigInteger)
 
 
 def test_it_is_no_dataclass_and_has_no_table_of_its_own() -> None:
