@@ -12,14 +12,14 @@
 from . import errors, statements
 from .calls import Call
 from .context import AsyncJobContext, JobContext
-from .enqueue import enqueue, enqueue_many
+from .enqueue import Enqueue, enqueue, enqueue_many
 from .enqueue_select import enqueue_select
 from .errors import JobQueueError
 from .explain import JobExplanation, explain_job
 from .lifecycle import JobStatus
 from .limits import KeyLimits, Limits, Rate
 from .middleware import Attempt, Middleware, add_middleware, remove_middleware
-from .models import Job, Schedule
+from .models import Job, JobMixin, Schedule, companions_of
 from .objects import Fresh, Load, Subject
 from .outcomes import Cancel, Discard, RateLimited, Retry, Snooze
 from .payload import Failed
@@ -45,12 +45,14 @@ __all__ = [
     "Call",
     "Cancel",
     "Discard",
+    "Enqueue",
     "Failed",
     "Fresh",
     "Job",
     "JobContext",
     "JobEnd",
     "JobExplanation",
+    "JobMixin",
     "JobQueueError",
     "JobRead",
     "JobStatus",
@@ -78,6 +80,7 @@ __all__ = [
     "Workflow",
     "__version__",
     "add_middleware",
+    "companions_of",
     "default_registry",
     "enqueue",
     "enqueue_many",

@@ -43,6 +43,8 @@ class Call(NamedTuple):
     """How much of a rate it takes; None: 1."""
     subject: Subject | None = None
     """What it is about."""
+    columns: tuple[tuple[str, Any], ...] | None = None
+    """What the columns are to have that a job table of the application's own has besides, by attribute."""
     waiting: Waiting | None = None
     """What completes `args` and `subject` once objects in them have their keys; None: they are complete."""
     given_meta: str | None = None

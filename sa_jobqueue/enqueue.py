@@ -10,23 +10,52 @@ before any SQL, so it leaves the session as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, overload
 
 from sqlalchemy import Executable
 
-from .errors import OptionError
+from .errors import ConfigurationError, OptionError
 from .flushing import wait_for_keys
-from .models import Job, JsonText, insert_in_order
+from .models import Job, JobMixin, JsonText, insert_in_order, is_job_class, own_column
 from .options import Call
 from .statements.insert import insert_jobs
 from .tasks import Task, TaskName
 
-__all__ = ["Call", "enqueue", "enqueue_many"]
+__all__ = ["Call", "Enqueue", "enqueue", "enqueue_many"]
 
 F = ParamSpec("F")
 P = ParamSpec("P")
 R = TypeVar("R")
+J = TypeVar("J", bound=JobMixin)
+
+
+class Enqueue(Generic[J]):
+    """What makes jobs of one class: `enqueue` makes those of `Job`.
+
+    For a job table of your own, see `JobMixin`, make another and use it in its place:
+
+        enqueue = Enqueue(Job)
+        session.add(enqueue(send_receipt, order.id))
+
+    Raises ConfigurationError for what is no job class.
+    """
+
+    def __init__(self, job: type[J], /) -> None:
+        if not is_job_class(job):
+            raise ConfigurationError(f"Enqueue() takes a mapped class of jobs, class Job(JobMixin, Base), not {job!r}")
+        self.job: Final = job
+
+    @overload
+    def __call__(self, task: Task[F, P, R], /, *args: P.args, **kwargs: P.kwargs) -> J: ...
+    @overload
+    def __call__(self, task: str | TaskName, /, **kwargs: Any) -> J: ...
+    def __call__(self, task: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """A transient job with these arguments, for `session.add`: see `enqueue`."""
+        return _made(self.job, task, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"Enqueue({self.job.__name__})"
 
 
 @overload
@@ -45,6 +74,10 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
     Raises PayloadError where the arguments do not fit the handler or cannot be stored, OptionError for a bad name,
     TaskError where the handler's annotations cannot be resolved.
     """
+    return _made(Job, task, args, kwargs)
+
+
+def _made(job: type[J], task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> J:
     if isinstance(task, str):
         task = TaskName(task)
     elif isinstance(task, Call):
@@ -52,7 +85,7 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
     elif not isinstance(task, (Task, TaskName)):
         raise OptionError(f"enqueue() takes a task or its name, not {task!r}: decorate the function with @task")
     call = task.call(*args, **kwargs)
-    made = Job(
+    made = job(
         task=call.task,
         args=JsonText(call.args),
         queue=call.queue,
@@ -64,26 +97,29 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
     if call.waiting is not None:
         wait_for_keys(made, call.waiting)
         if call.waiting.about is not None:
-            insert_in_order(Job)
+            insert_in_order(JobMixin)
     if call.uniqueness is not None:
-        insert_in_order(Job)
+        insert_in_order(JobMixin)
         made.uniqueness = cast(Any, JsonText(call.uniqueness))
     if call.expires is not None or call.deadline is not None:
-        insert_in_order(Job)
+        insert_in_order(JobMixin)
         made.expires_at, made.deadline_at = cast(Any, call.expires), cast(Any, call.deadline)
     if call.key is not None:
-        insert_in_order(Job)
+        insert_in_order(JobMixin)
         made.concurrency_key = call.key
     if call.units is not None:
-        insert_in_order(Job)
+        insert_in_order(JobMixin)
         made.units = call.units
     if call.subject is not None:
-        insert_in_order(Job)
+        insert_in_order(JobMixin)
         made.subject_type, made.subject_id = call.subject
+    for name, value in call.columns or ():
+        own_column(job, name)
+        setattr(made, name, value)
     return made
 
 
-def enqueue_many(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
+def enqueue_many(calls: Iterable[Call], *, job: type[JobMixin] = Job) -> Executable:
     """One INSERT for all `calls` (see `Task.call`): `session.execute(enqueue_many(...))`, sync or async, ORM or Core.
 
     Returns the ids, in the order of the calls. A delay counts from the database's now().

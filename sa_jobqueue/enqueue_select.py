@@ -42,7 +42,7 @@ from sqlalchemy.orm.util import AliasedClass
 from sqlalchemy.types import TypeEngine
 
 from .errors import MiddlewareError, OptionError, PayloadError, SubjectError
-from .models import Job
+from .models import Job, JobMixin, own_column
 from .payload import Plan, Selected, bound, bound_by_name, kind_of, load, shown, takes_none
 from .statements.insert_select import Argument, arguments, digest, insert_selected, rule_of
 from .statements.per_row import check_together, expression, per_row
@@ -84,7 +84,8 @@ def enqueue_select(
     key: TextExpression | None = None,
     units: NumberExpression | None = None,
     subject: type[Any] | AliasedClass[Any] | None = None,
-    job: type[Job] = Job,
+    columns: Mapping[str, ColumnExpressionArgument[Any]] | None = None,
+    job: type[JobMixin] = Job,
 ) -> Insert:
     """One INSERT ... SELECT that enqueues a job of `task` for each row of `source`: for `session.execute(...)`, sync or async, ORM or
     Core, in the caller's transaction.
@@ -97,6 +98,7 @@ def enqueue_select(
     column of the select, and where it is NULL the task's own option holds.
 
     `subject`: a mapped class of which `source` has the rows, or an alias of one: each job is about its row.
+    `columns`: expressions for columns of your own job table `job`, by attribute: `columns={"tenant_id": Order.tenant_id}`.
 
     Returns an `Insert`: add `.returning(Job.id)` to it for the ids; without, the result's `rowcount` says how many jobs there are.
 
@@ -116,6 +118,8 @@ def enqueue_select(
     call = named.template()
     if call.args != "{}":
         raise MiddlewareError("before_enqueue() gave arguments to the call that stands for all rows of a select")
+    own = {own_column(job, name).name: expression(name, value) for name, value in (columns or {}).items()}
+    expressions |= {f"own_{name}": value for name, value in own.items()}
     rows, selected = _rows(source, expressions)
     given = _arguments(named, selected, rows)
     options = dict(zip(expressions, list(rows.c)[len(selected) :], strict=True))
@@ -132,7 +136,11 @@ def enqueue_select(
         call,
         args=arguments(given, variable=variable, task=named.name, job=job),
         rule=None if rule is None else rule_of(rule.shared, rule.key),
-        per_row=per_row(options, task=named.name, job=job) | about,
+        per_row={
+            **per_row({name: options[name] for name in options if name in wanted}, task=named.name, job=job),
+            **{name: options[f"own_{name}"] for name in own},
+            **about,
+        },
         order_by=order,
         job=job,
     )

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from .lifecycle import FINISHED, JobStatus
 from .log import one_line
-from .models import TASK_GROUP, Job
+from .models import TASK_GROUP, Job, JobMixin
 from .reasons import KINDS, WaitReason, What
 from .statements.job_facts import job_facts
 from .statements.overview import STALE
@@ -74,10 +74,10 @@ class JobExplanation:
 
 
 @overload
-def explain_job(place: SyncPlace, id: int, *, job: type[Job] = Job) -> JobExplanation: ...
+def explain_job(place: SyncPlace, id: int, *, job: type[JobMixin] = Job) -> JobExplanation: ...
 @overload
-def explain_job(place: AsyncPlace, id: int, *, job: type[Job] = Job) -> Coroutine[Any, Any, JobExplanation]: ...
-def explain_job(place: SyncPlace | AsyncPlace, id: int, *, job: type[Job] = Job) -> Any:
+def explain_job(place: AsyncPlace, id: int, *, job: type[JobMixin] = Job) -> Coroutine[Any, Any, JobExplanation]: ...
+def explain_job(place: SyncPlace | AsyncPlace, id: int, *, job: type[JobMixin] = Job) -> Any:
     """Why the job with this id is not being run; or by which worker it is, or how it has ended.
 
     `place`: a session or a connection. With one of SQLAlchemy's asyncio extension the call is awaited. It reads, in the transaction of
@@ -97,7 +97,7 @@ def explain_job(place: SyncPlace | AsyncPlace, id: int, *, job: type[Job] = Job)
     return _explain(own, id, job)
 
 
-def _explain(place: Session | Connection, id: int, job: type[Job]) -> JobExplanation:
+def _explain(place: Session | Connection, id: int, job: type[JobMixin]) -> JobExplanation:
     if isinstance(place, Session):
         if place.autoflush:
             place.flush()
@@ -106,13 +106,13 @@ def _explain(place: Session | Connection, id: int, job: type[Job]) -> JobExplana
     return JobExplanation(id, row.status, row.task, row.queue, row.now, reasons_of(row, waits))
 
 
-def look(connection: Connection, ids: Sequence[int], job: type[Job]) -> list[tuple[Any, list[WaitReason]]]:
+def look(connection: Connection, ids: Sequence[int], job: type[JobMixin]) -> list[tuple[Any, list[WaitReason]]]:
     """What is known of each of these jobs: a row of `job_facts`, and what `why_waiting` says."""
     found = connection.execute(_facts_of(job), {"job_ids": ids}).all()
     return [(row, _waits(connection, row, job)) for row in found]
 
 
-def _waits(connection: Connection, row: Any, job: type[Job]) -> list[WaitReason]:
+def _waits(connection: Connection, row: Any, job: type[JobMixin]) -> list[WaitReason]:
     if row.status not in (JobStatus.QUEUED, JobStatus.BLOCKED):
         return []
     return [WaitReason(*one) for one in connection.execute(_waits_of(job), {"job_id": row.id})]
@@ -122,12 +122,12 @@ def _waits(connection: Connection, row: Any, job: type[Job]) -> list[WaitReason]
 
 
 @cache
-def _facts_of(job: type[Job]) -> Select[Any]:
+def _facts_of(job: type[JobMixin]) -> Select[Any]:
     return job_facts([], job=job)
 
 
 @cache
-def _waits_of(job: type[Job]) -> Select[Any]:
+def _waits_of(job: type[JobMixin]) -> Select[Any]:
     return why_waiting(0, job=job)
 
 

@@ -100,6 +100,9 @@ _WRITTEN_BY_OPERATORS = (
     "duplicate_of, expires_at, deadline_at, blocked_by"
 )
 
+# An INSERT returns those of them that have a default of the server's.
+_FILL_COLUMNS = "INSERT ({0}), SELECT ({0}) ON TABLE {{schema}}.job"
+
 #: Capability -> what is granted. Columns are named where a whole table would be more than is needed.
 _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
     {
@@ -177,16 +180,22 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def grant_statements(role: str, can: Iterable[Can], *, schema: str = SCHEMA) -> list[str]:
+def grant_statements(role: str, can: Iterable[Can], *, schema: str = SCHEMA, columns: Iterable[str] = ()) -> list[str]:
     """Return the GRANTs that let `role` do what `can` says. Executed once more, they change nothing.
 
     The owner of the tables runs them, and once more after each upgrade of the schema. Rights on the application's own
     tables, which handlers need, are granted by the application.
 
-    Raises ConfigurationError for a text that cannot be the name of a role or of a schema.
+    `columns`: those that a job table of your own has besides, and that a role which enqueues may fill.
+
+    Raises ConfigurationError for a text that cannot be the name of a role, a schema or a column.
     """
     if not role or "\0" in role or len(role.encode()) > 63:  # the server would cut it off, and find another role
         raise ConfigurationError(f"{role!r} cannot be the name of a role: expected 1 to 63 bytes, without NUL")
+    can = list(can)
     wanted = dict.fromkeys(grant for one in can for grant in _GRANTS[one])
+    own = [quote(one, "column") for one in columns]
+    if own and Can.ENQUEUE in can:
+        wanted[_FILL_COLUMNS.format(", ".join(own).replace("{", "{{").replace("}", "}}"))] = None
     to = '"' + role.replace('"', '""') + '"'
     return [f"GRANT {grant.format(schema=quote(schema))} TO {to}" for grant in wanted]

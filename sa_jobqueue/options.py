@@ -77,6 +77,7 @@ class Options:
     debounce: Debounce | None = None
     subject: About | None = None
     """None: the first argument that is an object; False: nothing."""
+    columns: tuple[tuple[str, Any], ...] | None = None
 
 
 class Enqueueable:
@@ -109,6 +110,7 @@ class Enqueueable:
         debounce: Duration | Literal[False] | None = None,
         max_wait: Duration | None = None,
         subject: object | Subject | Literal[False] | None = None,
+        columns: Mapping[str, Any] | None = None,
     ) -> Self:
         """A copy with these options changed; the others stay as they are.
 
@@ -126,6 +128,7 @@ class Enqueueable:
         it was enqueued. The later call's own job is cancelled, as a duplicate. False: no such wait.
         `subject`: what the job is about, an object of a mapped class or a `Subject`, see `jobs_relationship`; without it, the first
         argument that is an object. False: nothing.
+        `columns`: values of the columns that your own job table has besides, by attribute: see `JobMixin`. They replace earlier ones.
 
         Raises OptionError for any other value.
         """
@@ -148,8 +151,8 @@ class Enqueueable:
             changes["deadline"] = checked_limit(deadline, "deadline", OptionError)
         if any(one is not None for one in (key, units, debounce, max_wait)):
             changes |= _checked_turn(self._options, key, units, debounce, max_wait)
-        if subject is not None:
-            changes["subject"] = _checked_subject(subject)
+        if subject is not None or columns is not None:
+            changes |= _checked_beside(subject, columns)
         changed = object.__new__(type(self))
         vars(changed).update(vars(self))
         changed._options = replace(self._options, **changes)
@@ -191,7 +194,7 @@ class Enqueueable:
             _check_order(options, due)
         call = Call(
             self.name, args, options.queue, options.priority, options.max_attempts, due, options.meta, rule,
-            options.expires, options.deadline, options.key, options.units, subject, waiting,
+            options.expires, options.deadline, options.key, options.units, subject, options.columns, waiting,
         )  # fmt: skip
         return before_enqueue(call) if installed.enqueueing and not plain else call
 
@@ -271,6 +274,16 @@ def _checked_expiry(expires_at: object, expires_in: object) -> datetime | timede
     return checked_due(expires_at, "expires_at")
 
 
+def _checked_beside(subject: object, columns: object) -> dict[str, Any]:
+    """What it is about, and what an own job table has besides."""
+    changes: dict[str, Any] = {}
+    if subject is not None:
+        changes["subject"] = _checked_subject(subject)
+    if columns is not None:
+        changes["columns"] = _checked_columns(columns)
+    return changes
+
+
 def _checked_subject(value: object) -> About:
     try:
         return checked_about(value)
@@ -330,6 +343,12 @@ def _check_order(options: Options, due: datetime | timedelta) -> None:
             isinstance(limit, timedelta) and isinstance(due, timedelta) and limit <= due
         ):
             raise OptionError(f"the job {what} at {limit}, which is not after the time at which it is due, {due}")
+
+
+def _checked_columns(given: object) -> tuple[tuple[str, Any], ...] | None:
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise OptionError(f"columns must be a dict of values by the names of your job's attributes, not {shown(given)}")
+    return tuple(cast(Mapping[str, Any], given).items()) or None
 
 
 def _checked_due(run_at: datetime | None, delay: Duration | None) -> datetime | timedelta:

@@ -27,7 +27,7 @@ from sqlalchemy.orm.interfaces import MapperProperty
 from sqlalchemy.orm.util import AliasedInsp
 
 from .errors import SubjectError
-from .models import Job
+from .models import Job, JobMixin
 from .objects import subject_type
 from .payload import kind_of
 
@@ -44,7 +44,7 @@ _KINDS = (bool, int, str, UUID, date)
 
 
 def jobs_relationship(
-    of: type[Any] | None = None, /, *, lazy: Lazy = "select", job: type[Job] = Job
+    of: type[Any] | None = None, /, *, lazy: Lazy = "select", job: type[JobMixin] = Job
 ) -> _RelationshipDeclared[Any]:
     """A view-only relationship to the jobs whose subject an object is, in the order of their ids.
 
@@ -71,7 +71,7 @@ def jobs_relationship(
     return made
 
 
-def _is_about(made: MapperProperty[Any], of: type[Any] | None, job: type[Job]) -> ColumnElement[bool]:
+def _is_about(made: MapperProperty[Any], of: type[Any] | None, job: type[JobMixin]) -> ColumnElement[bool]:
     parent: Mapper[Any] = made.parent
     if of is not None and parent.class_ is not of:
         raise SubjectError(f"jobs_relationship({of.__name__}) cannot be a relationship of {parent.class_.__name__}")

@@ -64,6 +64,7 @@ def _merged(registries: Sequence[Registry]) -> Registry:
         max_payload=max(one.max_payload for one in registries),
         sessionmaker=_only("sessionmaker", registries),
         async_sessionmaker=_only("async_sessionmaker", registries),
+        job=_only("job", registries),
     )
     for registry in registries:
         for task in registry:
@@ -83,7 +84,7 @@ def check_tasks(config: Config, registry: Registry) -> None:
 
 
 def _only(name: str, registries: Iterable[Registry]) -> Any:
-    """The one sessionmaker of several registries, or None."""
+    """What several registries have in common, or None."""
     found = {id(maker): maker for one in registries if (maker := getattr(one, name)) is not None}
     if len(found) > 1:
         raise ConfigurationError(f"--app names registries that differ in their {name}; a worker has one")

@@ -35,6 +35,10 @@ def grants(
             metavar="WHAT", help="What it may do: enqueue, work, read, schedule, wait or admin. May be repeated."
         ),
     ],
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A column of your own job table that it may fill. May be repeated."),
+    ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Execute them, all or none, as the role in the database URL.")
     ] = False,
@@ -46,7 +50,7 @@ def grants(
     sa-jobqueue grants --role web --can enqueue | psql shop
     sa-jobqueue grants --role jobs --can work --can enqueue --apply
     """
-    statements = grant_statements(role, can, schema=config.schema)
+    statements = grant_statements(role, can, schema=config.schema, columns=column or ())
     if not apply:
         _note_missing(config, role)
         sys.stdout.writelines(f"{statement};\n" for statement in statements)

@@ -22,7 +22,6 @@ import typer
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.log import get_logger
 from sa_jobqueue.migrations import check_schema
-from sa_jobqueue.models import SCHEMA
 from sa_jobqueue.settings import WorkerSettings
 from sa_jobqueue.urls import database_url
 from sa_jobqueue.worker.connections.service import refuse_autocommit
@@ -332,7 +331,7 @@ def _check_tables(worker: Worker) -> None:
     """Fail here if its tables are not there: one line, and not one from each process."""
     with worker.engine.connect() as connection:
         refuse_autocommit(connection)
-        check_schema(connection.execution_options(schema_translate_map={SCHEMA: worker.schema}))
+        check_schema(connection, worker.schema)
 
 
 def _queues_of(given: Sequence[str]) -> dict[str, int]:

@@ -9,12 +9,12 @@ from typing import Any, cast
 from sqlalchemy import inspect
 from sqlalchemy.orm import InstanceState, Mapper, Session
 
-from ..models import Job
+from ..models import JobMixin
 
 __all__ = ["linked"]
 
 
-def linked(session: Session, jobs: Sequence[Job]) -> list[Job]:
+def linked(session: Session, jobs: Sequence[JobMixin]) -> list[JobMixin]:
     """Those of `jobs` that this flush brings into a relationship with an object, on either side."""
     of_all = {id(job): job for job in jobs}
     found: set[int] = {id(job) for job in jobs if any(True for _ in _added(inspect(job), of_jobs=False))}
@@ -36,5 +36,5 @@ def _relationships(mapper: Mapper[Any], of_jobs: bool) -> tuple[str, ...]:
     return tuple(
         one.key
         for one in mapper.relationships
-        if not one.viewonly and (not of_jobs or issubclass(one.mapper.class_, Job))
+        if not one.viewonly and (not of_jobs or issubclass(one.mapper.class_, JobMixin))
     )

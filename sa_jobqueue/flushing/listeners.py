@@ -9,7 +9,7 @@ from typing import Any, cast
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
-from ..models import Job, JsonText, UnfinishedJson, put_in_order
+from ..models import JobMixin, JsonText, UnfinishedJson, put_in_order
 from ..objects import Waiting, as_text
 from .links import linked
 from .pending import Pending, is_settled, waiting_of
@@ -23,7 +23,7 @@ _ASIDE, _LINKED = "sa_jobqueue.aside", "sa_jobqueue.linked"
 _DONE = "sa_jobqueue.completed"
 
 
-def wait_for_keys(job: Job, waiting: Waiting) -> None:
+def wait_for_keys(job: JobMixin, waiting: Waiting) -> None:
     """Let the flush that writes `job` complete its arguments."""
     _listen()
     waiting_of(job, waiting)
@@ -41,8 +41,8 @@ def _listen() -> None:
 def _before_flush(session: Session, *_: Any) -> None:
     """Set aside what has to wait. Everything is checked before anything is changed."""
     # Some are still aside if another listener has refused the last flush.
-    before: Sequence[Job] = session.info.get(_ASIDE, ())
-    jobs = [*before, *(cast(Job, one) for one in session.new if waiting_of(one) is not None)]
+    before: Sequence[JobMixin] = session.info.get(_ASIDE, ())
+    jobs = [*before, *(cast(JobMixin, one) for one in session.new if waiting_of(one) is not None)]
     if not jobs:
         return
     dirty = session.dirty
@@ -53,7 +53,7 @@ def _before_flush(session: Session, *_: Any) -> None:
     if settled := [job for job in jobs if id(job) not in late]:
         _remember(session, [Pending.completed(job, session) for job in settled])
         session.add_all(settled)
-        put_in_order(session, Job)  # some have got their unique keys just now
+        put_in_order(session, JobMixin)  # some have got their unique keys just now
     for job in referred_to:
         del late[id(job)]
         vars(job)["args"] = JsonText(as_text(vars(job)["args"]))
@@ -67,7 +67,7 @@ def _before_flush(session: Session, *_: Any) -> None:
         session.info[_LINKED] = referred_to
 
 
-def _refuse_unknown_keys(jobs: Sequence[Job]) -> None:
+def _refuse_unknown_keys(jobs: Sequence[JobMixin]) -> None:
     """A unique job's key is taken by the INSERT."""
     for job in jobs:
         waiting = waiting_of(job)
@@ -80,8 +80,8 @@ def _refuse_unknown_keys(jobs: Sequence[Job]) -> None:
 
 def _after_flush(session: Session, *_: Any) -> None:
     """Write what was set aside, and complete what was written too early."""
-    aside: Sequence[Job] = session.info.pop(_ASIDE, ())
-    referred_to: Sequence[Job] = session.info.pop(_LINKED, ())
+    aside: Sequence[JobMixin] = session.info.pop(_ASIDE, ())
+    referred_to: Sequence[JobMixin] = session.info.pop(_LINKED, ())
     if aside:
         _remember(session, [Pending.completed(job, session, aside=True) for job in aside])
         insert(session, aside)

@@ -12,7 +12,7 @@ from sqlalchemy import inspect
 from sqlalchemy.orm import InstanceState, Session, SessionTransaction, make_transient
 
 from ..errors import PayloadError
-from ..models import Job, JsonText
+from ..models import JobMixin, JsonText
 from ..objects import Reference, Waiting
 
 __all__ = ["Pending", "is_settled", "waiting_of"]
@@ -30,7 +30,7 @@ def waiting_of(one: object, waiting: Waiting | None = None) -> Waiting | None:
     return cast(Waiting | None, vars(one).get(_WAITING))
 
 
-def is_settled(job: Job, session: Session, dirty: Collection[object]) -> bool:
+def is_settled(job: JobMixin, session: Session, dirty: Collection[object]) -> bool:
     """Whether the keys and versions of all its objects are known, and this flush does not change them.
 
     `dirty`: the session's. Raises PayloadError if it does not give them either.
@@ -65,7 +65,7 @@ def _is_known(reference: Reference, session: Session, dirty: Collection[object])
 class Pending:
     """What a job was before its arguments were completed."""
 
-    job: weakref.ref[Job]
+    job: weakref.ref[JobMixin]
     waiting: Waiting
     before: dict[str, Any]
     aside: bool
@@ -74,7 +74,7 @@ class Pending:
     """The transaction in which it was written, and those around it."""
 
     @classmethod
-    def completed(cls, job: Job, session: Session, *, aside: bool = False) -> Pending:
+    def completed(cls, job: JobMixin, session: Session, *, aside: bool = False) -> Pending:
         """Complete the arguments of `job`. Raises PayloadError if a key is not known."""
         waiting = waiting_of(job)
         assert waiting is not None
@@ -120,7 +120,7 @@ class Pending:
 
 
 @cache
-def _attributes(job: type[Job]) -> frozenset[str]:
+def _attributes(job: type[JobMixin]) -> frozenset[str]:
     return frozenset(inspect(job).column_attrs.keys())
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, inspect
 from sqlalchemy import insert as insert_into
 from sqlalchemy.orm import Mapper, Session, make_transient_to_detached
 
-from ..models import Job, say_all
+from ..models import JobMixin, say_all
 from ..objects import Subject
 from ..statements.arguments import complete_arguments
 from ..statements.parts import table_of
@@ -18,7 +18,7 @@ from ..statements.parts import table_of
 __all__ = ["complete", "insert"]
 
 
-def insert(session: Session, jobs: Sequence[Job]) -> None:
+def insert(session: Session, jobs: Sequence[JobMixin]) -> None:
     """Insert jobs in the transaction of `session`, and put them into it, as a flush would, which cannot begin in another one: by one
     statement for all that set the same columns. Listeners to the mapper's events hear of it.
 
@@ -26,7 +26,7 @@ def insert(session: Session, jobs: Sequence[Job]) -> None:
     """
     ordered = sorted(jobs, key=lambda one: str(one.unique_key))
     for alike in _grouped(ordered, type):
-        mapper: Mapper[Job] = inspect(type(alike[0]))
+        mapper: Mapper[JobMixin] = inspect(type(alike[0]))
         connection = _connection(session, alike[0])
         for job in alike:
             mapper.dispatch.before_insert(mapper, connection, inspect(job))
@@ -36,8 +36,8 @@ def insert(session: Session, jobs: Sequence[Job]) -> None:
     session.add_all(jobs)
 
 
-def _insert(connection: Connection, jobs: Sequence[Job]) -> None:
-    mapper: Mapper[Job] = inspect(type(jobs[0]))
+def _insert(connection: Connection, jobs: Sequence[JobMixin]) -> None:
+    mapper: Mapper[JobMixin] = inspect(type(jobs[0]))
     table, names = table_of(type(jobs[0])), _names(type(jobs[0]))
     rows = [_columns(job) for job in jobs]
     made = [
@@ -50,27 +50,27 @@ def _insert(connection: Connection, jobs: Sequence[Job]) -> None:
         make_transient_to_detached(job)
 
 
-def _columns(job: Job) -> dict[str, Any]:
+def _columns(job: JobMixin) -> dict[str, Any]:
     """The values that are set, by column."""
     known = vars(job)
     return {key: known[name] for key, name in _names(type(job)).items() if name in known}
 
 
 @cache
-def _names(job: type[Job]) -> dict[str, str]:
+def _names(job: type[JobMixin]) -> dict[str, str]:
     """The attribute of each column."""
-    mapper: Mapper[Job] = inspect(job)
+    mapper: Mapper[JobMixin] = inspect(job)
     return {column.key: mapper.get_property_by_column(column).key for column in table_of(job).c}
 
 
-def _grouped(jobs: Sequence[Job], by: Callable[[Job], Hashable]) -> list[list[Job]]:
-    found: dict[Hashable, list[Job]] = {}
+def _grouped(jobs: Sequence[JobMixin], by: Callable[[JobMixin], Hashable]) -> list[list[JobMixin]]:
+    found: dict[Hashable, list[JobMixin]] = {}
     for job in jobs:
         found.setdefault(by(job), []).append(job)
     return list(found.values())
 
 
-def complete(session: Session, jobs: Sequence[Job]) -> None:
+def complete(session: Session, jobs: Sequence[JobMixin]) -> None:
     """Write the arguments, and the subjects, of jobs that were inserted without them."""
     for alike in _grouped(jobs, type):
         texts = [str.__str__(vars(job)["args"]) for job in alike]
@@ -84,11 +84,11 @@ def complete(session: Session, jobs: Sequence[Job]) -> None:
         _connection(session, alike[0]).execute(statement)
 
 
-def _subject(job: Job) -> Subject | None:
+def _subject(job: JobMixin) -> Subject | None:
     """What is known of it: an attribute that is not set would be loaded."""
     of, key = (vars(job).get(name) for name in ("subject_type", "subject_id"))
     return None if of is None or key is None else Subject(of, key)
 
 
-def _connection(session: Session, job: Job) -> Connection:
+def _connection(session: Session, job: JobMixin) -> Connection:
     return session.connection(bind_arguments={"mapper": inspect(type(job))})

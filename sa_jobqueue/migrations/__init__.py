@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from ..schema import SCHEMA as DEFAULT_SCHEMA
 from .autogenerate import include_name, include_object, revision_source
+from .own_table import OwnTable
 from .runner import (
     MigrationOperations,
     check_schema,
@@ -43,6 +44,7 @@ __all__ = [
     "DEFAULT_SCHEMA",
     "VERSIONS",
     "MigrationOperations",
+    "OwnTable",
     "check_schema",
     "create_schema",
     "current_version",

@@ -116,10 +116,10 @@ def preparation(schema: str) -> Step:
     return _block(schema, [_SCHEMA])
 
 
-def quote(schema: str) -> str:
-    """Return `schema` as a quoted identifier, or raise `ConfigurationError` if it cannot be a schema's name."""
+def quote(schema: str, what: str = "schema") -> str:
+    """Return `schema` as a quoted identifier, or raise `ConfigurationError` if it cannot be the name of `what`."""
     if not schema or "\0" in schema or _TAG in schema or len(schema.encode()) > 63:
-        raise ConfigurationError(f"{schema!r} cannot be the name of a schema: expected 1 to 63 bytes, without NUL")
+        raise ConfigurationError(f"{schema!r} cannot be the name of a {what}: expected 1 to 63 bytes, without NUL")
     return '"' + schema.replace('"', '""') + '"'
 
 

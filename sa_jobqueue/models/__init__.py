@@ -12,12 +12,14 @@ The tables are made by `sa_jobqueue.migrations`, which is frozen per version; a 
 from __future__ import annotations
 
 from .base import SCHEMA, Base
+from .companions import Companions, in_schema
 from .due_time import AT_ONCE, checked_due, due_text
 from .functions import schema_function
-from .job import Job
+from .job import Job, JobMixin, companions_of, is_job_class, own_column
 from .json_text import JsonText, UnfinishedJson
 from .limits import TASK_GROUP, KeyRow, LimitRow, LimitState
 from .notes import LogPart, Progress
+from .own_table import is_own, schema_of
 from .schedule import Overlap, Schedule
 from .stat import Stat
 from .status import StatusText, status_in, status_literal
@@ -26,7 +28,7 @@ from .unique import insert_in_order, put_in_order, say_all
 from .workflow import GATE, WorkflowCallback, WorkflowDependency, WorkflowEvent, WorkflowJoin, WorkflowRow
 
 __all__ = [
-    "AT_ONCE", "GATE", "SCHEMA", "TASK_GROUP", "Awaited", "Base", "Job", "JsonText", "KeyRow", "LimitRow", "LimitState", "LogPart", "Overlap", "Progress", "Schedule", "SchemaVersion", "Stat",
-    "StatusText", "UnfinishedJson", "UniqueKey", "Uptime", "WorkerRow", "WorkflowCallback", "WorkflowDependency", "WorkflowEvent", "WorkflowJoin", "WorkflowRow", "checked_due", "due_text", "insert_in_order", "put_in_order", "say_all", "schema_function", "status_in",
+    "AT_ONCE", "GATE", "SCHEMA", "TASK_GROUP", "Awaited", "Base", "Companions", "Job", "JobMixin", "JsonText", "KeyRow", "LimitRow", "LimitState", "LogPart", "Overlap", "Progress", "Schedule", "SchemaVersion", "Stat",
+    "StatusText", "UnfinishedJson", "UniqueKey", "Uptime", "WorkerRow", "WorkflowCallback", "WorkflowDependency", "WorkflowEvent", "WorkflowJoin", "WorkflowRow", "checked_due", "companions_of", "due_text", "in_schema", "insert_in_order", "is_job_class", "is_own", "own_column", "put_in_order", "say_all", "schema_function", "schema_of", "status_in",
     "status_literal",
 ]  # fmt: skip

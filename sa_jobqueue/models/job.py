@@ -1,19 +1,21 @@
-"""The job as a mapped class."""
+"""The job as a mapped class: what all job tables have, and the package's own table."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, cast
 
 from sqlalchemy import (
     DDL,
     BigInteger,
     CheckConstraint,
     ClauseElement,
+    Column,
     ColumnElement,
     Connection,
     DateTime,
     FetchedValue,
+    FromClause,
     Identity,
     Index,
     Integer,
@@ -32,28 +34,32 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import (
-    InstrumentedAttribute,
+    ColumnProperty,
     Mapped,
     MappedSQLExpression,
     Mapper,
+    MapperProperty,
     column_property,
+    declared_attr,
     mapped_column,
     validates,
 )
 from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.schema import SchemaItem
 
-from ..errors import StatusError
+from ..errors import OptionError, StatusError
 from ..lifecycle import FINISHED, LIVE, JobStatus
 from ..results import JobEnd
 from .base import SCHEMA, Base
+from .companions import Companions, companions_in, place_in
 from .due_time import AT_ONCE, DueTime, checked_due
-from .json_text import JsonObject
+from .json_text import JsonObject, decode_on_read
 from .limits import TASK_GROUP
-from .notes import Progress
+from .own_table import begin_own_table, column_names, schema_of
 from .status import StatusText, status_in, status_literal
 from .subject import SubjectColumns, subject_index
 
-__all__ = ["Job"]
+__all__ = ["Job", "JobMixin", "companions_of", "is_job_class", "own_column"]
 
 T = TypeVar("T")
 
@@ -69,18 +75,42 @@ _LIMIT = DueTime(SCHEMA).evaluates_none()
 _AT_FIRST: Final[dict[str, object]] = {"status": JobStatus.QUEUED, "claims": 0, "claim_token": None}
 
 
-def _reported(
-    what: InstrumentedAttribute[Any], id: Mapped[int], claim_token: Mapped[int | None], *, name: str
-) -> MappedSQLExpression[Any]:
+def _reported(job: Any, what: str, *, name: str) -> MappedSQLExpression[Any]:
     """What the handler has reported since the last claim. Deferred: it is in a table of its own, and few ask for it."""
-    found = select(what).where(Progress.job_id == id, Progress.claim_token == claim_token)
-    return column_property(found.correlate_except(Progress).scalar_subquery().label(name), deferred=True)
+    progress = companions_in(schema_of(job)).progress
+    found = select(getattr(progress, what)).where(progress.job_id == job.id, progress.claim_token == job.claim_token)
+    return column_property(found.correlate_except(progress).scalar_subquery().label(name), deferred=True)
 
 
-class Job(SubjectColumns, Base):
-    """One job. Made by `enqueue()`, changed by statements; users read it."""
+if TYPE_CHECKING:
+    from sqlalchemy.orm.decl_api import DeclarativeAttributeIntercept
 
-    __tablename__ = "job"
+    # As a DeclarativeBase has it: a type checker takes `type[JobMixin]` for hashable then.
+    class _MappedBelow(metaclass=DeclarativeAttributeIntercept): ...
+
+else:
+    _MappedBelow = object
+
+
+class JobMixin(SubjectColumns, _MappedBelow):
+    """What a job is: the columns, constraints and indexes of a job table, and what its rows can do.
+
+    `Job` is the package's own table. For one with columns of yours, map a class on your own base, in a schema that has no other
+    jobs; what else a queue needs comes into that schema with `sa_jobqueue.migrations.upgrade`:
+
+        class Job(JobMixin, Base):
+            __table_args__ = {"schema": "shop_queue"}
+
+            tenant_id: Mapped[int] = mapped_column(ForeignKey("tenant.id"))
+
+    Raises ConfigurationError, when the class is made, for what cannot work.
+    """
+
+    if TYPE_CHECKING:
+        __table__: ClassVar[FromClause]
+        __mapper__: ClassVar[Mapper[Any]]
+
+    __tablename__: Any = "job"
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
     # These three come first, so that a merge is refused before it has copied a value.
@@ -93,7 +123,7 @@ class Job(SubjectColumns, Base):
     """The fence: a random number that each claim stores, and that each write after it asks for."""
     run_at: Mapped[datetime] = mapped_column(DueTime(SCHEMA), server_default=func.now(), default=AT_ONCE)
     """When it is due. A retry or a snooze moves it."""
-    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=func.now())
     claimed_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     lease_expires_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     finished_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
@@ -106,8 +136,8 @@ class Job(SubjectColumns, Base):
     max_attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("10"))
     rescues: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
     """How often its worker died, or left while the job ran."""
-    queue: Mapped[str] = mapped_column(server_default=text("'default'"))
-    task: Mapped[str]
+    queue: Mapped[str] = mapped_column(Text, server_default=text("'default'"))
+    task: Mapped[str] = mapped_column(Text)
     args: Mapped[dict[str, Any]] = mapped_column(_OBJECT, server_default=text("'{}'::jsonb"))
     meta: Mapped[dict[str, Any]] = mapped_column(_OBJECT, server_default=text("'{}'::jsonb"))
     """Tags, trace context: what the producer sends along."""
@@ -144,12 +174,18 @@ class Job(SubjectColumns, Base):
     """How many of its first parameters are results of others; 0: one is, a list of them all. None: none is."""
     ready_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     """The due time at which a claim has let it take its turn among the jobs with keys; None: it was due when it was enqueued."""
-    progress: Mapped[float | None] = _reported(Progress.fraction, id, claim_token, name="progress")  # noqa: A003
-    """How far the handler said that it is, 0 to 1; None if it has not said anything since the last claim.
-    `select(Job.id, Job.progress)` reads it in any session; of a loaded job it is read when it is asked for, or with `undefer(Job.progress)`.
-    """
-    progress_message: Mapped[str | None] = _reported(Progress.message, id, claim_token, name="progress_message")  # noqa: A003
-    """What the handler said with it, or None. It is read as `progress` is."""
+
+    @declared_attr
+    def progress(cls) -> Mapped[float | None]:  # noqa: N805
+        """How far the handler said that it is, 0 to 1; None if it has not said anything since the last claim.
+        `select(Job.id, Job.progress)` reads it in any session; of a loaded job it is read when it is asked for, or with `undefer(Job.progress)`.
+        """
+        return _reported(cls, "fraction", name="progress")
+
+    @declared_attr
+    def progress_message(cls) -> Mapped[str | None]:  # noqa: N805
+        """What the handler said with it, or None. It is read as `progress` is."""
+        return _reported(cls, "message", name="progress_message")
 
     @validates("status", "claims", "claim_token")
     def _refuse(self, key: str, value: object) -> object:
@@ -277,6 +313,15 @@ class Job(SubjectColumns, Base):
         """
         return self.end.result_as(type)
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        own = begin_own_table(cls, JobMixin, constraints_and_indexes)
+        super().__init_subclass__(**options)  # maps it
+        if own is not None:
+            own.check()
+            place_in(own.table, own.schema)
+            event.listen(cls.status, "init_scalar", lambda *_: JobStatus.QUEUED, retval=True, propagate=True)
+            event.listen(cls.errors, "init_scalar", lambda *_: [], retval=True, propagate=True)
+
     def __init__(self, **columns: Any) -> None:
         super().__init__(**columns)
         # The INSERT does not set it, so that a role that may enqueue cannot insert a job that runs or is done.
@@ -285,11 +330,14 @@ class Job(SubjectColumns, Base):
     def __repr__(self) -> str:
         state, key = self.__dict__, inspect(self).identity
         if key is not None and "task" not in state:
-            return f"<Job {key[0]}, not loaded>"
+            return f"<{type(self).__name__} {key[0]}, not loaded>"
         status = state.get("status", None if key else JobStatus.QUEUED)
-        return f"<Job {state.get('id')} {state.get('task')!r} in {state.get('queue')!r}: {status}>"
+        return f"<{type(self).__name__} {state.get('id')} {state.get('task')!r} in {state.get('queue')!r}: {status}>"
 
-    __table_args__ = (
+
+def constraints_and_indexes() -> tuple[SchemaItem, ...]:
+    """Those of a job table. Each table needs its own."""
+    return (
         CheckConstraint(
             "status = ANY ('{queued,blocked,running,completed,failed,cancelled}'::text[])", name="job_status_check"
         ),
@@ -355,8 +403,37 @@ class Job(SubjectColumns, Base):
     )
 
 
-event.listen(Job.status, "init_scalar", lambda *_: JobStatus.QUEUED, retval=True, propagate=True)
-event.listen(Job.errors, "init_scalar", lambda *_: [], retval=True, propagate=True)
+class Job(JobMixin, Base):
+    """One job. Made by `enqueue()`, changed by statements; users read it."""
+
+
+_OURS: Final = frozenset(column_names(JobMixin))
+
+
+def is_job_class(given: object) -> bool:
+    """Whether this is a mapped class of jobs."""
+    return isinstance(given, type) and issubclass(given, JobMixin) and "__mapper__" in vars(given)
+
+
+def companions_of(job: type[JobMixin]) -> Companions:
+    """The mapped classes of the tables beside the jobs of this class: schedules, limits, progress and all others.
+
+    Statements that take no `job=` take one of them: `pause_schedules(..., schedule=companions_of(Job).schedule)`.
+    """
+    return companions_in(schema_of(job))
+
+
+def own_column(job: type[JobMixin], name: str) -> Column[Any]:
+    """The column behind an attribute that a user's class has besides. Raises OptionError for any other."""
+    found: MapperProperty[Any] | None = job.__mapper__.attrs.get(name)
+    if isinstance(found, ColumnProperty) and name not in _OURS and isinstance(column := found.columns[0], Column):
+        return column
+    others = sorted(
+        one.key for one in job.__mapper__.column_attrs if one.key not in {*_OURS, "progress", "progress_message"}
+    )
+    said = f"; it has {', '.join(others)}" if others else ": see JobMixin"
+    raise OptionError(f"columns: {job.__name__} has no column {name!r} of your own{said}")
+
 
 for _statement in (
     "ALTER TABLE %(fullname)s ALTER COLUMN status SET DEFAULT 'queued', ALTER COLUMN errors SET DEFAULT '[]'::jsonb",
@@ -377,8 +454,8 @@ for _statement in (
     event.listen(Job.__table__, "after_create", DDL(_statement))  # type: ignore[no-untyped-call]
 
 
-@event.listens_for(Job, "after_insert", propagate=True)
-def _know_what_came_of_it(mapper: Mapper[Job], connection: Connection, job: Job) -> None:
+@event.listens_for(JobMixin, "after_insert", propagate=True)
+def _know_what_came_of_it(mapper: Mapper[JobMixin], connection: Connection, job: JobMixin) -> None:
     """After the INSERT the job is queued, or is a duplicate. A delay has become a time; both are counted from the transaction's now()."""
     known = vars(job)
     # As `set_committed_value` would, which looks for an older value.
@@ -393,7 +470,7 @@ def _know_what_came_of_it(mapper: Mapper[Job], connection: Connection, job: Job)
             set_committed_value(job, name, job.created_at + due)
 
 
-def _end_of_duplicate(job: Job) -> dict[str, Any]:
+def _end_of_duplicate(job: JobMixin) -> dict[str, Any]:
     """What the trigger `job_unique` has written. A role that only enqueues may not read it."""
     at, holder = job.created_at, "another job" if job.duplicate_of is None else f"job {job.duplicate_of}"
     error = {
@@ -406,9 +483,13 @@ def _end_of_duplicate(job: Job) -> dict[str, Any]:
     return {"status": JobStatus.CANCELLED, "finished_at": at, "purge_at": at + timedelta(days=1), "errors": [error]}
 
 
-@event.listens_for(Job, "after_update", propagate=True)
-def _load_time(mapper: Mapper[Job], connection: Connection, job: Job) -> None:
+@event.listens_for(JobMixin, "after_update", propagate=True)
+def _load_time(mapper: Mapper[JobMixin], connection: Connection, job: JobMixin) -> None:
     """Load the times after an UPDATE too, and at once: under AsyncSession a lazy load would fail."""
-    for time in (Job.run_at, Job.expires_at, Job.deadline_at):
+    of = mapper.class_
+    for time in (of.run_at, of.expires_at, of.deadline_at):
         if isinstance(job.__dict__.get(time.key), timedelta):
-            set_committed_value(job, time.key, connection.scalar(select(time).where(Job.id == job.id)))
+            set_committed_value(job, time.key, connection.scalar(select(time).where(of.id == job.id)))
+
+
+event.listen(JobMixin, "attribute_instrument", decode_on_read, propagate=True)

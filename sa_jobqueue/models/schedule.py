@@ -179,6 +179,10 @@ class Schedule(Base):
             raise waiting.error(
                 "a schedule takes objects with the task, schedule(rule, task, order), and not in a call"
             )
+        if getattr(call, "columns", None):
+            raise OptionError(
+                "columns of your own are not filled for the jobs of a schedule: give the column a server_default, or leave it out"
+            )
         if getattr(call, "run_at", None):  # a delay of 0 is none
             raise OptionError(
                 "a schedule says when its jobs are due: give the task no run_at and no delay, but perhaps jitter="

@@ -44,8 +44,9 @@ from sqlalchemy.exc import ArgumentError
 from ..durations import Duration, seconds_of
 from ..failures import entry
 from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
-from ..models import Job, StatusText, UniqueKey, WorkflowEvent, schema_function, status_in, status_literal
+from ..models import Job, JobMixin, StatusText, UniqueKey, WorkflowEvent, schema_function, status_in, status_literal
 from .apply import append_error, as_entry
+from .beside import with_companions
 from .ends import at_end, ended, is_held, told_one
 from .expiry import is_late
 from .limited import permits_freed
@@ -66,10 +67,11 @@ _TABLE_OID = literal_column("tableoid", OID)
 UNSYNCHRONIZED = {"synchronize_session": False}
 
 
+@with_companions
 def cancel_jobs(
     *where: Criterion,
     locked: Locked = "wait",
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     keys: type[UniqueKey] = UniqueKey,
     events: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
@@ -96,10 +98,11 @@ def cancel_jobs(
     )
 
 
+@with_companions
 def retry_jobs(
     *where: Criterion,
     locked: Locked = "wait",
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     events: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
     """Run jobs again, now, however they ended, with all their attempts before them; `errors` is kept.
@@ -132,11 +135,12 @@ def retry_jobs(
     return _act("retry_jobs", job, Event.REQUEUE, where, values=values, locked=locked, events=events)
 
 
+@with_companions
 def discard_jobs(
     *where: Criterion,
     reason: str = "discarded by an operator",
     locked: Locked = "wait",
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     keys: type[UniqueKey] = UniqueKey,
     events: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
@@ -152,11 +156,12 @@ def discard_jobs(
     )
 
 
+@with_companions
 def release_jobs(
     *where: Criterion,
     delay: Duration = 0,
     locked: Locked = "wait",
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     keys: type[UniqueKey] = UniqueKey,
     events: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
@@ -194,7 +199,7 @@ def release_jobs(
     )
 
 
-def held_by(worker: str, *, but: Collection[tuple[int, int | None]], job: type[Job] = Job) -> Criterion:
+def held_by(worker: str, *, but: Collection[tuple[int, int | None]], job: type[JobMixin] = Job) -> Criterion:
     """The running jobs that bear this worker's id, without the claims `but`, as (id, token)."""
     columns = table_of(job).c
     kept = rows(
@@ -210,7 +215,7 @@ def held_by(worker: str, *, but: Collection[tuple[int, int | None]], job: type[J
 
 def _act(
     name: str,
-    job: type[Job],
+    job: type[JobMixin],
     event: Event,
     where: Sequence[Criterion],
     *,

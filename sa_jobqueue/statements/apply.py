@@ -38,8 +38,9 @@ from sqlalchemy.types import TypeEngine
 
 from ..failures import MAX_ERRORS
 from ..lifecycle import FINISHED, Change, JobStatus
-from ..models import Job, StatusText, UniqueKey, WorkflowEvent, status_in, status_literal
+from ..models import Job, JobMixin, StatusText, UniqueKey, WorkflowEvent, status_in, status_literal
 from ..outcomes import ErrorEntry
+from .beside import with_companions
 from .ends import answered, at_end, ended, fence, has_run_out, is_held, told_one
 from .parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .unique import ended_key, given_back, key_of
@@ -76,13 +77,14 @@ def apply_parameters(changes: Sequence[Change]) -> dict[str, Any]:
     return {name: list(map(fill, changes)) for name, (_, _, fill) in _ARRAYS.items()}
 
 
+@with_companions
 def apply_changes(
     changes: Sequence[Change],
     *,
     skip_locked: bool = True,
     unique: bool | None = None,
     in_workflows: bool | None = None,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     keys: type[UniqueKey] = UniqueKey,
     event: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
@@ -131,7 +133,7 @@ def apply_changes(
     )
 
 
-def written_before(*, ids: Sequence[int], tokens: Sequence[int | None], job: type[Job] = Job) -> Executable:
+def written_before(*, ids: Sequence[int], tokens: Sequence[int | None], job: type[JobMixin] = Job) -> Executable:
     """What is there of jobs whose outcomes may have been written by a commit whose answer was lost.
 
     Returns a row per claim: id; status, or NULL if the job is gone; and whether the claim was the `last` one.

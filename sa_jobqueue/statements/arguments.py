@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import BigInteger, Text, Update, cast, update
 from sqlalchemy.dialects.postgresql import JSONB
 
-from ..models import Job
+from ..models import Job, JobMixin
 from ..objects import Subject
 from .parts import array, rows, table_of
 
@@ -15,7 +15,11 @@ __all__ = ["complete_arguments"]
 
 
 def complete_arguments(
-    *, ids: Sequence[int], args: Sequence[str], subjects: Sequence[Subject | None] | None = None, job: type[Job] = Job
+    *,
+    ids: Sequence[int],
+    args: Sequence[str],
+    subjects: Sequence[Subject | None] | None = None,
+    job: type[JobMixin] = Job,
 ) -> Update:
     """Give each of these jobs its arguments, as JSON text, and its subject; for a connection, in the transaction that has inserted the jobs.
 

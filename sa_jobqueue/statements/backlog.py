@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Executable, Float, Integer, bindparam, func, literal_column, select, type_coerce
 
 from ..lifecycle import JobStatus
-from ..models import Job, Schedule, status_literal
+from ..models import Job, JobMixin, Schedule, status_literal
 from .depths import CAP
 from .ends import has_run_out, is_held
 from .parts import epoch, in_seconds, table_of
@@ -16,7 +16,7 @@ __all__ = ["count_by_queue", "running_jobs", "schedule_lag"]
 _IN_TIME = 60.0
 
 
-def count_by_queue(status: JobStatus, *, cap: int = CAP, job: type[Job] = Job) -> Executable:
+def count_by_queue(status: JobStatus, *, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:
     """A row per queue: the `number` of jobs of this status, among the last `cap` of all queues. For running and failed jobs."""
     columns = table_of(job).c
     last = (
@@ -29,7 +29,7 @@ def count_by_queue(status: JobStatus, *, cap: int = CAP, job: type[Job] = Job) -
     return select(last.c.queue, func.count().label("number")).group_by(last.c.queue).order_by(last.c.queue)
 
 
-def running_jobs(*, cap: int = CAP, job: type[Job] = Job) -> Executable:
+def running_jobs(*, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:
     """A row per queue and worker: queue, worker, how many jobs are `running`, and of these those whose lease has `expired`; among
     `cap` of all.
     """

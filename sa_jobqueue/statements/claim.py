@@ -37,8 +37,9 @@ from sqlalchemy import (
 )
 
 from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
-from ..models import Job, LimitRow, status_in, status_literal
+from ..models import Job, JobMixin, LimitRow, status_in, status_literal
 from ..options import MAX_PRIORITY
+from .beside import with_companions
 from .extra import extra_of
 from .limits import knows_limits
 from .parts import (
@@ -184,6 +185,7 @@ def _slots(queues: tuple[str, ...]) -> Mapping[str, str]:
     }
 
 
+@with_companions
 def claim_jobs(
     *,
     worker: str,
@@ -193,7 +195,7 @@ def claim_jobs(
     but: Sequence[int] | None = None,
     known: int | None = None,
     args_limit: int = INLINE_LIMIT,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     limit: type[LimitRow] = LimitRow,
 ) -> Update:
     """Claim due jobs: at most `queues[name]` of each queue, higher priority first, then earlier `run_at`, then `id`.
@@ -221,7 +223,7 @@ def claim_listed(
     worker: str,
     lease: float,
     args_limit: int = INLINE_LIMIT,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
 ) -> Update:
     """Claim these, as far as they are due and not locked by another. Returns what `claim_jobs` does."""
     locked = _listed(table_of(job), ids)
@@ -234,7 +236,7 @@ def due_jobs(
     after: Mapping[Slot, Point] | None = None,
     but: Sequence[int] | None = None,
     known: int | None = None,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     limit: type[LimitRow] = LimitRow,
 ) -> Select[Any]:
     """The id and the queue of the jobs that `claim_jobs` would claim, in that order; they are locked."""
@@ -247,7 +249,7 @@ def lock_listed(
     ids: Sequence[int],
     queues: Sequence[str] = (),
     known: int | None = None,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     limit: type[LimitRow] = LimitRow,
 ) -> Select[Any]:
     """The ids of those among these that `claim_listed` would claim; they are locked. They are of these `queues`, where, as in

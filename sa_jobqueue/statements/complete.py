@@ -36,7 +36,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from ..context import ClaimedJob
 from ..lifecycle import TRANSITIONS, Change, Event, JobStatus
-from ..models import Job, WorkflowEvent, status_literal
+from ..models import Job, JobMixin, WorkflowEvent, status_literal
 from .ends import ended, fence, is_held, told, told_one
 from .parts import array, lock_in_order, members, packed, packed_alike, packed_texts, rows, table_of
 from .workflows.events import member_events
@@ -83,7 +83,7 @@ def complete_jobs(
     results: Sequence[str | None] | None = None,
     claim: Update | CompoundSelect[Any] | None = None,
     in_workflows: bool = False,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     event: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
     """Jobs that ended well become `completed`, each only if its claim is still valid.
@@ -121,7 +121,7 @@ def complete_job(
     retain: float | None,
     result: str | None = None,
     in_workflow: bool = False,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     event: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
     """The same for one job, waiting for its row if another transaction has locked it. Its id comes back, or no row.
@@ -167,7 +167,7 @@ def delete_completed(
     ids: Sequence[int],
     tokens: Sequence[int],
     claim: Update | CompoundSelect[Any] | None = None,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
 ) -> Executable:
     """As `complete_jobs`, but the jobs are not kept: their rows are deleted."""
     table = table_of(job)

@@ -15,13 +15,15 @@ from sqlalchemy import (
 )
 
 from ..lifecycle import JobStatus
-from ..models import Job, status_literal
+from ..models import Job, JobMixin, status_literal
 from .parts import in_seconds, table_of
 
 __all__ = ["count_jobs"]
 
 
-def count_jobs(*where: ColumnExpressionArgument[bool], lately: float = 3_600.0, job: type[Job] = Job) -> Executable:
+def count_jobs(
+    *where: ColumnExpressionArgument[bool], lately: float = 3_600.0, job: type[JobMixin] = Job
+) -> Executable:
     """A row per queue, by name: queue, queued, due, oldest_due_age, blocked, running, completed, failed, cancelled.
 
     `due` are the queued jobs whose time has come; `oldest_due_age` is how long, in seconds, the first of them has

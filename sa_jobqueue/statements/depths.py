@@ -29,7 +29,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from ..models import Job
+from ..models import Job, JobMixin
 from .claim import PRIORITIES
 from .limits import is_keyless, is_later, is_ready
 from .parts import array, rows, table_of
@@ -53,7 +53,7 @@ def capped(number: int) -> str:
     return f"{CAP - 1:,}+" if number >= CAP else f"{number:,}"
 
 
-def purge_overdue(*, cap: int = CAP, job: type[Job] = Job) -> Executable:
+def purge_overdue(*, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:
     """One row: how many finished jobs should have been deleted by now, counted up to `cap`, and the `seconds` since the first
     should have been. Where they are many, or their time was over long ago, cleanup is behind.
     """
@@ -72,7 +72,7 @@ def purge_overdue(*, cap: int = CAP, job: type[Job] = Job) -> Executable:
     )
 
 
-def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[Job] = Job) -> Executable:
+def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] = Job) -> Executable:
     """A row per queue that has queued jobs, by name: `queued` and `due`, each counted up to `cap`, and `oldest_due_age`, the
     seconds since which the first due job waits; NULL if none is due. `queues`: rows at most.
 
@@ -132,7 +132,7 @@ def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[Job] = Job)
     )
 
 
-def queued_tasks(*, sample: int, job: type[Job] = Job) -> Executable:
+def queued_tasks(*, sample: int, job: type[JobMixin] = Job) -> Executable:
     """A row per queue and task of queued jobs: queue, task, and how many there are `jobs` among those looked at.
 
     Of each queue and priority these are the first `sample` that are due, and the first `sample` that will be: a worker that does
@@ -166,7 +166,7 @@ def queued_tasks(*, sample: int, job: type[Job] = Job) -> Executable:
     )
 
 
-def _queues(job: type[Job], most: int) -> CTE:
+def _queues(job: type[JobMixin], most: int) -> CTE:
     """The names of the queues with queued jobs, and behind them NULL: by one probe of each index of queued jobs for each."""
     table = table_of(job)
     columns = table.c
@@ -188,7 +188,7 @@ def _queues(job: type[Job], most: int) -> CTE:
     return names.union_all(more.where(names.c.queue.is_not(None), names.c.number < bindparam("queues", most, Integer)))
 
 
-def _ready(job: type[Job], names: CTE, limit: ColumnElement[int]) -> CTE:
+def _ready(job: type[JobMixin], names: CTE, limit: ColumnElement[int]) -> CTE:
     """Of each queue: how many jobs with a key are ready, and since when the oldest of those that were counted is due."""
     table = table_of(job)
     columns = table.c
@@ -203,7 +203,7 @@ def _ready(job: type[Job], names: CTE, limit: ColumnElement[int]) -> CTE:
     )
 
 
-def _turns(job: type[Job], queues: CTE, seen: Column[Any], most: int, *where: ColumnElement[bool]) -> CTE:
+def _turns(job: type[JobMixin], queues: CTE, seen: Column[Any], most: int, *where: ColumnElement[bool]) -> CTE:
     """The first ready job of each key and priority, `most` of each queue, by one probe for each: queue, and what is `seen` of it."""
     table = table_of(job)
     columns = table.c

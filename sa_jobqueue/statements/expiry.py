@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 
 from ..lifecycle import DEADLINE_OVER, EXPIRED, TRANSITIONS, Event, JobStatus, Rules
-from ..models import Job, UniqueKey, WorkflowEvent, status_literal
+from ..models import Job, JobMixin, UniqueKey, WorkflowEvent, status_literal
 from ..outcomes import ErrorEntry
 from .apply import append_error, as_entry
 from .ends import ended, told_one
@@ -33,7 +33,7 @@ __all__ = ["end_expired", "end_overdue", "forget_expiry", "is_late"]
 def end_expired(
     *,
     limit: int,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     keys: type[UniqueKey] = UniqueKey,
     events: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
@@ -49,7 +49,7 @@ def end_expired(
 def end_overdue(
     *,
     limit: int,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     keys: type[UniqueKey] = UniqueKey,
     events: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
@@ -59,7 +59,7 @@ def end_overdue(
     return _end(table, over, Event.DISCARD, DEADLINE_OVER, retain=Rules().retain_failed, keys=keys, events=events)
 
 
-def forget_expiry(*, limit: int, job: type[Job] = Job) -> Executable:
+def forget_expiry(*, limit: int, job: type[JobMixin] = Job) -> Executable:
     """Take the expiry from at most `limit` jobs that were started in time and wait for another attempt. Returns their ids.
 
     It says nothing any more, and would be found by each later look.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from sqlalchemy import Executable, Text, case, cast, func, literal_column, select
 
-from ..models import Job
+from ..models import Job, JobMixin
 from .parts import table_of
 
 __all__ = ["fetch_args"]
 
 
-def fetch_args(id: int, *, most: int, job: type[Job] = Job) -> Executable:
+def fetch_args(id: int, *, most: int, job: type[JobMixin] = Job) -> Executable:
     """One job's arguments and meta as JSON text, NULL where that has more than `most` bytes; and how many bytes each has."""
     columns = table_of(job).c
     made = (

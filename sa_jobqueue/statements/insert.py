@@ -12,7 +12,9 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
+    Column,
     ColumnElement,
     DateTime,
     Executable,
@@ -21,6 +23,7 @@ from sqlalchemy import (
     SelectBase,
     SmallInteger,
     Text,
+    bindparam,
     cast,
     column,
     func,
@@ -30,7 +33,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
 
-from ..models import Job, due_text, schema_function
+from ..errors import OptionError
+from ..models import Job, JobMixin, due_text, own_column, schema_function
 from ..options import Call
 from ..unique import key_in
 from .parts import array, in_seconds, rows, table_of
@@ -38,7 +42,7 @@ from .parts import array, in_seconds, rows, table_of
 __all__ = ["insert_jobs"]
 
 
-def insert_jobs(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
+def insert_jobs(calls: Iterable[Call], *, job: type[JobMixin] = Job) -> Executable:
     """Insert a job for each call (see `Task.call`); delays count from the database's now().
 
     Returns the column `id`, in the order of the calls.
@@ -49,16 +53,19 @@ def insert_jobs(calls: Iterable[Call], *, job: type[Job] = Job) -> Executable:
     return _InsertJobs(job, _parameters(calls))
 
 
-def _insert_few(calls: Sequence[Call], job: type[Job]) -> Executable:
+def _insert_few(calls: Sequence[Call], job: type[JobMixin]) -> Executable:
     """The same if some calls have what only few have, as a unique key or a deadline. The keys are taken in their own order, not
     in that of the calls, as a flush takes them. So two such statements cannot deadlock.
     """
+    extra = _own_columns(calls, job)
     order = sorted(range(len(calls)), key=lambda place: key_in(calls[place].uniqueness))
     given = _parameters([calls[place] for place in order])
-    source = _source(given, table_of(job).schema)
+    own = {name: [dict(calls[place].columns or ())[name] for place in order] for name in extra}
+    source = _source(given, table_of(job).schema, own={extra[name]: values for name, values in own.items()})
+    filled = [*_FILLED, *(_FEW[name] for name in _FEW if name in given), *(one.name for one in extra.values())]
     made = (
         insert(table_of(job))
-        .from_select([*_FILLED, *(_FEW[name] for name in _FEW if name in given)], source, include_defaults=False)
+        .from_select(filled, source, include_defaults=False)
         .returning(table_of(job).c.id)
         .cte("made")
     )
@@ -81,7 +88,7 @@ class _InsertJobs(Insert):
 
     inherit_cache = True
 
-    def __init__(self, job: type[Job], values: dict[str, Any]) -> None:
+    def __init__(self, job: type[JobMixin], values: dict[str, Any]) -> None:
         vars(self).update(_attributes(job))
         self._job = job
         self._given = values
@@ -110,18 +117,18 @@ class _InsertJobs(Insert):
 
 
 @lru_cache
-def _shared(job: type[Job]) -> Insert:
+def _shared(job: type[JobMixin]) -> Insert:
     """The statement without values, which keeps its cache key."""
     return _insert(job, _source({f"call_{name}": None for name in _COLUMNS}))
 
 
 @lru_cache
-def _attributes(job: type[Job]) -> dict[str, Any]:
+def _attributes(job: type[JobMixin]) -> dict[str, Any]:
     """What an INSERT is made of beside its source."""
     return {name: value for name, value in vars(_shared(job)).items() if name != "select"}
 
 
-def _insert(job: type[Job], source: SelectBase) -> Insert:
+def _insert(job: type[JobMixin], source: SelectBase) -> Insert:
     return insert(job).from_select(_FILLED, source, include_defaults=False).returning(table_of(job).c.id)
 
 
@@ -138,11 +145,31 @@ _COLUMNS: Mapping[str, TypeEngine[Any]] = {
 }
 
 
-def _source(given: Mapping[str, Any], schema: str | None = None) -> SelectBase:
-    """The calls as rows, in their order."""
+def _own_columns(calls: Sequence[Call], job: type[JobMixin]) -> dict[str, Column[Any]]:
+    """The user's own columns that all of the calls fill, by attribute."""
+    named = {frozenset(name for name, _ in call.columns or ()) for call in calls}
+    if len(named) > 1:
+        raise OptionError(
+            "the calls of one statement fill the same columns of your own: give each of them columns={...} of the same names"
+        )
+    found = {name: own_column(job, name) for name in sorted(*named)}
+    for name, one in found.items():
+        if isinstance(one.type, ARRAY):
+            raise OptionError(
+                f"columns: {name} is an array, which many calls at once cannot fill: session.add() each job"
+            )
+    return found
+
+
+def _source(
+    given: Mapping[str, Any], schema: str | None = None, *, own: Mapping[Column[Any], Sequence[Any]] | None = None
+) -> SelectBase:
+    """The calls as rows, in their order. `own`: the values of columns of the user's."""
     few = [name.removeprefix("call_") for name in _FEW if name in given]
     arrays: dict[str, TypeEngine[Any]] = {**_COLUMNS, **{name: _ARRAYS.get(name, Text()) for name in few}}
-    call = rows("call", **{name: array(f"call_{name}", given[f"call_{name}"], of) for name, of in arrays.items()})
+    columns = {name: array(f"call_{name}", given[f"call_{name}"], of) for name, of in arrays.items()}
+    more = {f"own_{one.name}": _own_array(one, values) for one, values in (own or {}).items()}
+    call = rows("call", **columns, **more)
     return select(
         call.c.task,
         cast(call.c.args, JSONB),
@@ -152,7 +179,14 @@ def _source(given: Mapping[str, Any], schema: str | None = None) -> SelectBase:
         func.coalesce(call.c.time, in_seconds(call.c.delay)),
         cast(call.c.meta, JSONB),
         *(_few(name, call.c[name], schema) for name in few),
+        *(call.c[name] for name in more),
     )
+
+
+def _own_array(column: Column[Any], values: Sequence[Any]) -> ColumnElement[Any]:
+    """The values as an array of the column's type, whatever that is."""
+    of: ARRAY[Any] = ARRAY(column.type)
+    return cast(bindparam(f"own_{column.name}", list(values), of), of)
 
 
 def _few(name: str, given: ColumnElement[Any], schema: str | None) -> ColumnElement[Any]:
@@ -178,7 +212,7 @@ _FEW: Mapping[str, str] = {
 }
 #: The types of those that are no text.
 _ARRAYS: Mapping[str, TypeEngine[Any]] = {"units": SmallInteger()}
-#: Where the fields of these are in a call, with what completes its arguments, and what they are in nearly all.
+#: Where the fields of these are in a call, with the user's own columns and what completes its arguments; and what they are in nearly all.
 _OF_FEW = slice(Call._fields.index("uniqueness"), Call._fields.index("waiting") + 1)
 _NONE = (None,) * (_OF_FEW.stop - _OF_FEW.start)
 
@@ -186,9 +220,24 @@ _NONE = (None,) * (_OF_FEW.stop - _OF_FEW.start)
 def _parameters(calls: Iterable[Call]) -> dict[str, Any]:
     """A list for each parameter of the statement, by its name."""
     columns: Sequence[Sequence[Any]] = list(zip(*calls, strict=True)) or [()] * len(Call._fields)
-    task, args, queue, priority, max_attempts, due, meta, uniqueness, expires, deadline, key, units, subject, _, _ = (
-        columns
-    )
+    (
+        task,
+        args,
+        queue,
+        priority,
+        max_attempts,
+        due,
+        meta,
+        uniqueness,
+        expires,
+        deadline,
+        key,
+        units,
+        subject,
+        _,
+        _,
+        _,
+    ) = columns
     of, about = zip(*(one or (None, None) for one in subject), strict=True) if any(subject) else ((), ())
     given = (uniqueness, map(due_text, expires), map(due_text, deadline), key, units, of, about)
     few = {name: values for name, values in zip(_FEW, map(list, given), strict=True) if any(values)}

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from ..models import AT_ONCE, Job, due_text, schema_function
+from ..models import AT_ONCE, Job, JobMixin, due_text, own_column, schema_function
 from ..options import Call
 from ..payload import Kind
 from .parts import table_of
@@ -56,13 +56,16 @@ def insert_selected(
     rule: ColumnElement[Any] | None,
     per_row: Mapping[str, ColumnElement[Any]],
     order_by: Sequence[ColumnElement[Any]] = (),
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
 ) -> Insert:
     """Insert a job like `call` for each of these rows, with its `args` and its `rule` of uniqueness.
 
     `per_row`: what differs from `call`, by the names of the job's columns; where it is NULL, it does not differ.
     """
     columns = _columns(call, table_of(job).schema)
+    for name, value in call.columns or ():
+        column = own_column(job, name)
+        columns[column.name] = cast(literal(value, column.type), column.type)
     for name, value in per_row.items():
         columns[name] = func.coalesce(value, columns[name]) if name in columns else value
     columns["args"] = args
@@ -114,7 +117,7 @@ def _time(value: datetime | timedelta, schema: str | None) -> ColumnElement[Any]
 # ---- arguments
 
 
-def arguments(given: Sequence[Argument], *, variable: str | None, task: str, job: type[Job]) -> ColumnElement[Any]:
+def arguments(given: Sequence[Argument], *, variable: str | None, task: str, job: type[JobMixin]) -> ColumnElement[Any]:
     """The arguments of a row, as one jsonb object. Those of `variable`, a handler's `*args`, are one array in it.
 
     A value that cannot be an argument fails the statement.

@@ -37,8 +37,9 @@ from sqlalchemy import (
 from sqlalchemy.sql.selectable import LateralFromClause
 
 from ..lifecycle import JobStatus
-from ..models import Job, WorkerRow, status_literal
+from ..models import Job, JobMixin, WorkerRow, status_literal
 from ..reasons import MOST_AHEAD
+from .beside import with_companions
 from .ends import is_held
 from .overview import STALE
 from .parts import array, in_seconds, rows, table_of
@@ -58,7 +59,8 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def job_facts(ids: Sequence[int], *, job: type[Job] = Job, worker: type[WorkerRow] = WorkerRow) -> Select[Any]:
+@with_companions
+def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job, worker: type[WorkerRow] = WorkerRow) -> Select[Any]:
     """A row for each of these ids, `asked`, in their order; its `id` is NULL if there is no such job.
 
     `now`, the database's time; `newest`, the highest id of all jobs; columns of the job, and its last `error`; `host`, `pid` and `seen_at`

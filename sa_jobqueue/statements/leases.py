@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 
-from ..models import Job, Uptime
+from ..models import Job, JobMixin, Uptime
 from .ends import answered, fence, has_run_out, is_held
 from .extra import extra_of
 from .parts import FIRST_ID, array, epoch, epoch_of, in_seconds, lock_in_order, members, rows, table_of
@@ -54,7 +54,7 @@ def renewal_parameters(held: Mapping[int, int], *, lease: float) -> dict[str, An
     return {**held_parameters(held), "lease_seconds": lease}
 
 
-def renew_leases(*, ids: Sequence[int], tokens: Sequence[int], lease: float, job: type[Job] = Job) -> Executable:
+def renew_leases(*, ids: Sequence[int], tokens: Sequence[int], lease: float, job: type[JobMixin] = Job) -> Executable:
     """Let the leases of these claims end `lease` seconds from now.
 
     Returns a row per claim: id, token, answer, cancel_requested. The answer is "applied"; "lost": the claim is no
@@ -95,7 +95,7 @@ def expired_parameters(*, after: int, limit: int) -> dict[str, Any]:
     return {"after_id": after, "page": limit}
 
 
-def expired_leases(*, after: int = FIRST_ID, limit: int = 100, job: type[Job] = Job) -> Executable:
+def expired_leases(*, after: int = FIRST_ID, limit: int = 100, job: type[JobMixin] = Job) -> Executable:
     """Running jobs whose lease has run out, by id, from `after` (exclusive) on, at most `limit`.
 
     Columns: id, claim_token, task, queue, attempt, max_attempts, rescues, extra, worker; claimed_at, in seconds since 1970; overdue,
@@ -125,7 +125,7 @@ def expired_leases(*, after: int = FIRST_ID, limit: int = 100, job: type[Job] = 
     )
 
 
-def cancel_requests(*, ids: Sequence[int], tokens: Sequence[int], job: type[Job] = Job) -> Executable:
+def cancel_requests(*, ids: Sequence[int], tokens: Sequence[int], job: type[JobMixin] = Job) -> Executable:
     """The ids among these claims for which a cancel was asked for. Takes no lock."""
     table = table_of(job)
     columns = table.c
@@ -142,7 +142,9 @@ def uptime_parameters(*, lease: float, outage: float) -> dict[str, Any]:
     return {"lease_ms": round(lease * 1000), "lease_seconds": lease, "outage": outage}
 
 
-def attest_uptime(*, lease: float, outage: float, job: type[Job] = Job, uptime: type[Uptime] = Uptime) -> Executable:
+def attest_uptime(
+    *, lease: float, outage: float, job: type[JobMixin] = Job, uptime: type[Uptime] = Uptime
+) -> Executable:
     """Whether leases of `lease` seconds could be renewed during the whole of the last one: a row with one boolean.
 
     Each execution is a witness, and reads what earlier witnesses wrote, whose processes may have ended since. Of the time

@@ -21,7 +21,8 @@ from sqlalchemy import (
 )
 
 from ..lifecycle import JobStatus
-from ..models import Job, KeyRow, LimitRow, LimitState, status_literal
+from ..models import Job, JobMixin, KeyRow, LimitRow, LimitState, status_literal
+from .beside import with_companions
 from .depths import CAP
 from .limits import is_keyless, is_later, is_ready
 from .parts import table_of
@@ -36,9 +37,10 @@ _OF_OWNERS = (
 _PAUSE = ("paused_at", "pause_reason")
 
 
+@with_companions
 def list_limits(
     *,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
     limit_state: type[LimitState] = LimitState,
@@ -80,7 +82,7 @@ def list_limits(
     )
 
 
-def _numbers(of: Any, job: type[Job], *of_key: ColumnElement[bool]) -> list[ColumnElement[int]]:
+def _numbers(of: Any, job: type[JobMixin], *of_key: ColumnElement[bool]) -> list[ColumnElement[int]]:
     """How many jobs of each row of `of` run, and how many wait. Those that wait are in three indexes: of jobs without a key, of those
     with one that are ready, and of the others.
     """

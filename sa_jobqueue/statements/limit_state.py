@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 
-from ..models import Job, LimitRow, LimitState
+from ..models import Job, JobMixin, LimitRow, LimitState
 from .ends import at_end
 from .limits import limits_nothing
 from .parts import array, in_seconds, rows, table_of
@@ -56,7 +56,7 @@ FIRST_STATE = StateKey("", "", "")
 
 
 def block(
-    ids: Sequence[int], seconds: Sequence[float], *, job: type[Job] = Job, state: type[LimitState] = LimitState
+    ids: Sequence[int], seconds: Sequence[float], *, job: type[JobMixin] = Job, state: type[LimitState] = LimitState
 ) -> Executable:
     """For these `seconds` start no job with the key of one of these jobs, or of its queue if it has none. A longer wait stays.
 

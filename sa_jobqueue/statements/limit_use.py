@@ -39,7 +39,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 
 from ..limits import Limits
-from ..models import TASK_GROUP, Job, KeyRow, LimitRow, LimitState
+from ..models import TASK_GROUP, Job, JobMixin, KeyRow, LimitRow, LimitState
 from .claim import PRIORITIES
 from .depths import CAP
 from .ends import has_run_out, is_held
@@ -117,7 +117,7 @@ def paused_keys(*, cap: int = CAP, most: int = _MOST, limit_key: type[KeyRow] = 
     )
 
 
-def running_of_tasks(*, cap: int = CAP, job: type[Job] = Job) -> Executable:
+def running_of_tasks(*, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:
     """A row per queue and task of running jobs: how many there are, `running`, among `cap` of all."""
     columns = table_of(job).c
     held = (
@@ -130,7 +130,7 @@ def running_of_tasks(*, cap: int = CAP, job: type[Job] = Job) -> Executable:
     return select(held.c.queue, held.c.task, func.count().label("running")).group_by(held.c.queue, held.c.task)
 
 
-def due_of_queues(names: Sequence[str], *, cap: int = CAP, job: type[Job] = Job) -> Executable:
+def due_of_queues(names: Sequence[str], *, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:
     """A row per given queue: `name`, and how many of its jobs are `due`, counted up to `cap`."""
     table = table_of(job)
     columns = table.c
@@ -160,7 +160,7 @@ def ready_of_keys(
     *,
     cap: int = CAP,
     queues: int = _QUEUES,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
 ) -> Executable:
     """A row per given key of a queue or task: `owner`, `name`, `key`, and how many of its jobs are `due`, among the first `cap` of the
     key in each queue. A key None of a task stands for its jobs that have none, and which claims have passed over.
@@ -197,7 +197,7 @@ def ready_of_keys(
     return select(asked.c.owner, asked.c.name, asked.c.key, func.least(number, most).label("due"))
 
 
-def ready_keys(*, keys: int = KEYS, cap: int = CAP, queues: int = _QUEUES, job: type[Job] = Job) -> Executable:
+def ready_keys(*, keys: int = KEYS, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] = Job) -> Executable:
     """A row per queue with ready jobs that have keys: the `number` of keys that take turns, counted up to `keys` of a queue, and up to `cap` of
     all together. One probe of an index for each.
     """
@@ -225,7 +225,7 @@ def stuck_permits(
     seconds: float,
     cap: int = CAP,
     most: int = _MOST,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
 ) -> Executable:
@@ -319,7 +319,7 @@ def _scope(held: CTE, owner: ColumnElement[str], name: ColumnElement[str], key: 
     )  # fmt: skip
 
 
-def _queues_with_keys(job: type[Job], most: int) -> CTE:
+def _queues_with_keys(job: type[JobMixin], most: int) -> CTE:
     """The names of the queues with ready jobs that have keys, and behind them NULL: by one probe for each."""
     table = table_of(job)
     columns = table.c

@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 
 from ..context import ClaimedJob
-from ..models import Job, schema_function
+from ..models import Job, JobMixin, schema_function
 from .claim import INLINE_LIMIT, NOTHING_INLINE, taken, taken_by
 from .parts import array, packed, packed_texts, table_of
 
@@ -123,7 +123,7 @@ def pick_parameters(request: LimitedRequest) -> dict[str, Any]:
     }
 
 
-def claim_limited(request: LimitedRequest, *, job: type[Job] = Job) -> CompoundSelect[Any]:
+def claim_limited(request: LimitedRequest, *, job: type[JobMixin] = Job) -> CompoundSelect[Any]:
     """Claim due jobs of queues with limits or keys. Returns the columns of `ClaimedJob`; and for each queue a row with no id, whose
     `meta` is for `ring_state`.
     """
@@ -141,13 +141,13 @@ def claim_limited(request: LimitedRequest, *, job: type[Job] = Job) -> CompoundS
     return union_all(select(*claimed.c), select(*states).select_from(picked).where(picked.c.id.is_(None)))
 
 
-def picked_jobs(request: LimitedRequest, *, job: type[Job] = Job) -> Select[Any]:
+def picked_jobs(request: LimitedRequest, *, job: type[JobMixin] = Job) -> Select[Any]:
     """The ids of the jobs that `claim_limited` would claim; they are locked, and so are their keys, until the transaction ends."""
     picked = _picked(table_of(job), pick_parameters(request), visible=null())
     return select(picked.c.id).where(picked.c.id.is_not(None))
 
 
-def permits_freed(*, opener: int = NOBODY, job: type[Job] = Job) -> Select[Any]:
+def permits_freed(*, opener: int = NOBODY, job: type[JobMixin] = Job) -> Select[Any]:
     """Tell the workers that wait for a permit, except the `opener`, that some are free. It does nothing if none waits."""
     schema = table_of(job).schema
     return select(schema_function("permits_freed", schema, bindparam("limit_opener", opener, Integer), of=Text()))

@@ -29,7 +29,7 @@ from sqlalchemy import (
 
 from ..lifecycle import Event, sources
 from ..limits import Limits
-from ..models import Job, KeyRow, LimitRow, schema_function, status_in
+from ..models import Job, JobMixin, KeyRow, LimitRow, schema_function, status_in
 from .parts import array, rows, table_of
 
 __all__ = [
@@ -104,7 +104,7 @@ def limits_nothing(limit: Table) -> ColumnElement[bool]:
 def read_limits(
     *,
     queues: Collection[str],
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
 ) -> Executable:

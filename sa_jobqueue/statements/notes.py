@@ -36,7 +36,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB, insert
 
-from ..models import Job, LogPart, Progress
+from ..models import Job, JobMixin, LogPart, Progress
 from .ends import fence
 from .parts import array, members, rows, table_of
 
@@ -62,7 +62,7 @@ def write_progress(
     fractions: Sequence[float],
     messages: Sequence[str | None],
     ended: Sequence[bool],
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     progress: type[Progress] = Progress,
 ) -> Executable:
     """How far these jobs are, each only if the claim is still valid; no job's row is locked. Returns the claims, as id and token,
@@ -112,7 +112,7 @@ def write_logs(
     attempts: Sequence[int],
     lines: Sequence[str],
     ended: Sequence[bool],
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     log: type[LogPart] = LogPart,
 ) -> Executable:
     """Log lines of these claims, each only if the claim is still valid. Returns the claims, as id and token, of which lines were
@@ -192,7 +192,7 @@ def delete_notes(ids: Any, *, progress: type[Progress] = Progress, log: type[Log
 
 
 def drop_stray_progress(
-    *, after: int, limit: int, job: type[Job] = Job, progress: type[Progress] = Progress
+    *, after: int, limit: int, job: type[JobMixin] = Job, progress: type[Progress] = Progress
 ) -> Executable:
     """See `drop_stray_logs`."""
     notes = table_of(progress)
@@ -200,7 +200,7 @@ def drop_stray_progress(
     return _drop_strays(notes, page, limit, job)
 
 
-def drop_stray_logs(*, after: int, limit: int, job: type[Job] = Job, log: type[LogPart] = LogPart) -> Executable:
+def drop_stray_logs(*, after: int, limit: int, job: type[JobMixin] = Job, log: type[LogPart] = LogPart) -> Executable:
     """Of a page of at most `limit` rows, by id of the job from `after` (exclusive) on, delete those whose jobs are gone.
 
     Returns one row: the last id that was looked at, NULL if there was none; how many rows were looked at; and how many are deleted.
@@ -210,7 +210,7 @@ def drop_stray_logs(*, after: int, limit: int, job: type[Job] = Job, log: type[L
     return _drop_strays(logs, page, limit, job)
 
 
-def _drop_strays(notes: Table, page: Select[Any], limit: int, job: type[Job]) -> Executable:
+def _drop_strays(notes: Table, page: Select[Any], limit: int, job: type[JobMixin]) -> Executable:
     table = table_of(job)
     looked_at = (
         page.order_by(notes.c.job_id).limit(bindparam("page", limit, Integer)).cte("page").prefix_with("MATERIALIZED")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Executable, Float, Text, cast, column, func, or_, select, table
 
-from ..models import Job, WorkerRow
+from ..models import Job, JobMixin, WorkerRow
 from .ends import has_run_out, is_held
 from .parts import table_of
 
@@ -19,7 +19,7 @@ _UUID_LENGTH = 36
 _ACTIVITY = table("pg_stat_activity", column("datname"), column("application_name"), schema="pg_catalog")
 
 
-def list_workers(*, job: type[Job] = Job, worker: type[WorkerRow] = WorkerRow) -> Executable:
+def list_workers(*, job: type[JobMixin] = Job, worker: type[WorkerRow] = WorkerRow) -> Executable:
     """A row per worker process that has not left, the oldest first.
 
     Its columns; `age` and `unseen` in seconds; the number of jobs `running`; whether it is `listening` for wake-ups; and
@@ -56,6 +56,6 @@ def list_workers(*, job: type[Job] = Job, worker: type[WorkerRow] = WorkerRow) -
     ).order_by(worker.started_at, worker.id)
 
 
-def count_expired(*, job: type[Job] = Job) -> Executable:
+def count_expired(*, job: type[JobMixin] = Job) -> Executable:
     """The number of running jobs whose lease has expired: their worker died or is cut off."""
     return select(func.count()).where(is_held(table_of(job)), has_run_out(table_of(job)))

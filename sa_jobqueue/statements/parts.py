@@ -33,7 +33,7 @@ from sqlalchemy.sql.elements import KeyedColumnElement
 from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.types import TypeEngine
 
-from ..models import Base
+from ..models import Base, JobMixin
 
 __all__ = [
     "FIRST_ID",
@@ -59,7 +59,7 @@ _EPOCH = literal_column("'epoch'", Text)
 _SECOND = literal_column("interval '1 second'", Interval)
 
 
-def table_of(mapped: type[Base]) -> Table:
+def table_of(mapped: type[Base | JobMixin]) -> Table:
     """The table behind a mapped class."""
     table: FromClause = mapped.__table__
     assert isinstance(table, Table)

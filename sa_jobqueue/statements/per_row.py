@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import ColumnElement, SmallInteger, Text, case, cast, func, literal_column, or_
 
 from ..errors import OptionError
-from ..models import TASK_GROUP, Job
+from ..models import TASK_GROUP, JobMixin
 from ..options import MAX_NAME, Options
 from ..payload import kind_of, shown
 from .insert_select import refusing
@@ -52,7 +52,7 @@ def check_together(given: Mapping[str, _Value], options: Options) -> None:
         raise OptionError("debounce says when the job is due: give it no run_at and no delay")
 
 
-def per_row(given: Mapping[str, _Value], *, task: str, job: type[Job]) -> dict[str, _Value]:
+def per_row(given: Mapping[str, _Value], *, task: str, job: type[JobMixin]) -> dict[str, _Value]:
     """The values of a job's columns. Raises OptionError for an option whose expression has another type."""
     schema = table_of(job).schema
     return {_COLUMNS.get(name, name): _checked(name, value, task, schema) for name, value in given.items()}

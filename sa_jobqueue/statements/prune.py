@@ -8,8 +8,9 @@ from typing import Any
 from sqlalchemy import Delete, Executable, Float, Integer, Select, bindparam, delete, func, not_, select, text, update
 
 from ..lifecycle import FINISHED
-from ..models import Job, LogPart, Progress, WorkflowRow, status_in
+from ..models import Job, JobMixin, LogPart, Progress, WorkflowRow, status_in
 from .admin import UNSYNCHRONIZED, Criterion, check_criteria
+from .beside import with_companions
 from .notes import delete_notes
 from .parts import FIRST_TIME, epoch_of, in_seconds, members, table_of
 
@@ -23,10 +24,11 @@ __all__ = [
 ]
 
 
+@with_companions
 def prune_jobs(
     *where: Criterion,
     limit: int = 1_000,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     progress: type[Progress] = Progress,
     log: type[LogPart] = LogPart,
     workflow: type[WorkflowRow] = WorkflowRow,
@@ -54,7 +56,7 @@ def prune_page(
     *,
     after: float = FIRST_TIME,
     limit: int,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     progress: type[Progress] = Progress,
     log: type[LogPart] = LogPart,
 ) -> Executable:
@@ -68,12 +70,12 @@ def prune_page(
     return gone.returning(columns.id, epoch_of(columns.purge_at))
 
 
-def first_over(*, after: float = FIRST_TIME, job: type[Job] = Job) -> Select[Any]:
+def first_over(*, after: float = FIRST_TIME, job: type[JobMixin] = Job) -> Select[Any]:
     """The job whose time has been over for longest, from `after` on, locked."""
     return _locked_to_delete(job, _over(job, after=after)).limit(1)
 
 
-def _over(job: type[Job], *, after: float | None = None) -> Select[Any]:
+def _over(job: type[JobMixin], *, after: float | None = None) -> Select[Any]:
     # Sorted by the time alone, as the index is: a page would otherwise read and sort all jobs of one time.
     columns = table_of(job).c
     over = select(columns.id).where(columns.purge_at <= func.now()).order_by(columns.purge_at)
@@ -82,12 +84,12 @@ def _over(job: type[Job], *, after: float | None = None) -> Select[Any]:
     )
 
 
-def _locked_to_delete(job: type[Job], chosen: Select[Any]) -> Select[Any]:
+def _locked_to_delete(job: type[JobMixin], chosen: Select[Any]) -> Select[Any]:
     return chosen.where(status_in(table_of(job).c.status, FINISHED)).with_for_update(skip_locked=True)
 
 
 def _delete_finished(
-    job: type[Job], chosen: Select[Any], limit: int, *, progress: type[Progress], log: type[LogPart]
+    job: type[JobMixin], chosen: Select[Any], limit: int, *, progress: type[Progress], log: type[LogPart]
 ) -> Delete:
     """Delete those jobs, and with them what is kept of what they said."""
     page = _locked_to_delete(job, chosen).limit(bindparam("page", limit, Integer))
@@ -96,7 +98,7 @@ def _delete_finished(
     return gone.add_cte(*delete_notes(ids, progress=progress, log=log))
 
 
-def postpone_purge(*where: Criterion, by: timedelta, job: type[Job] = Job) -> Executable:
+def postpone_purge(*where: Criterion, by: timedelta, job: type[JobMixin] = Job) -> Executable:
     """Finished jobs that could not be deleted are due again after `by`."""
     later = in_seconds(by.total_seconds(), name="delay_seconds")
     columns = table_of(job).c

@@ -36,8 +36,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
 from ..failures import clean
-from ..models import Job, Schedule, schema_function
+from ..models import Job, JobMixin, Schedule, schema_function
 from .admin import UNSYNCHRONIZED, check_criteria
+from .beside import with_companions
 from .parts import epoch, lock_in_order, members, table_of
 
 __all__ = [
@@ -122,7 +123,8 @@ def run_schedules(*where: Criterion, schedule: type[Schedule] = Schedule) -> Exe
     return select(call.label("id")).where(*_given("run_schedules", where))
 
 
-def list_schedules(*, job: type[Job] = Job, schedule: type[Schedule] = Schedule) -> Select[Any]:
+@with_companions
+def list_schedules(*, job: type[JobMixin] = Job, schedule: type[Schedule] = Schedule) -> Select[Any]:
     """A row per schedule, by name: its columns; `now`; and of its last job, or one that has not finished, `job_id`, `job_status`,
     `job_created_at` and `job_finished_at`, which are NULL if there is none.
     """
@@ -159,7 +161,7 @@ def lock_schedule(name: str, *, lock: bool = True, schedule: type[Schedule] = Sc
     return found.with_for_update(key_share=True) if lock else found
 
 
-def enqueued_ticks(id: int, *, start: datetime, end: datetime, job: type[Job] = Job) -> Executable:
+def enqueued_ticks(id: int, *, start: datetime, end: datetime, job: type[JobMixin] = Job) -> Executable:
     """The ticks of a schedule from `start` to `end`, both included, at which jobs of it were made that are still there."""
     columns = table_of(job).c
     time = DateTime(timezone=True)

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from ..lifecycle import JobStatus
-from ..models import Job, Schedule, schema_function, status_literal
+from ..models import Job, JobMixin, Schedule, schema_function, status_literal
 from .parts import array, epoch, epoch_of, in_seconds, members, rows, table_of
 
 __all__ = [
@@ -71,7 +71,7 @@ def due_schedules(*, limit: int, only: int | None = None, schedule: type[Schedul
     )  # fmt: skip
 
 
-def live_jobs(ids: Sequence[int], *, job: type[Job] = Job) -> Executable:
+def live_jobs(ids: Sequence[int], *, job: type[JobMixin] = Job) -> Executable:
     """Those of these schedules that have jobs which have not finished."""
     columns = table_of(job).c
     wanted = rows("wanted", id=array("schedule_ids", ids, BigInteger()))
@@ -86,7 +86,9 @@ def live_jobs(ids: Sequence[int], *, job: type[Job] = Job) -> Executable:
     return select(wanted.c.id).where(live)
 
 
-def failing_schedules(ids: Sequence[int], *, job: type[Job] = Job, schedule: type[Schedule] = Schedule) -> Executable:
+def failing_schedules(
+    ids: Sequence[int], *, job: type[JobMixin] = Job, schedule: type[Schedule] = Schedule
+) -> Executable:
     """Those of these schedules whose last `pause_after` finished jobs have all failed, since they began to count."""
     jobs, table = table_of(job).c, table_of(schedule)
     last = (

@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 
 from ..lifecycle import FINISHED
-from ..models import Job, UniqueKey, schema_function, status_in
+from ..models import Job, JobMixin, UniqueKey, schema_function, status_in
 from .ends import is_held
 from .parts import array, in_seconds, lock_in_order, members, packed, packed_texts, table_of
 
@@ -128,7 +128,7 @@ def free_started_keys(started: Mapping[int, str], *, keys: type[UniqueKey] = Uni
     return delete(key).where(members(key.c.key, select(mine.c.key))).returning(key.c.job_id)
 
 
-def key_holders(ids: Sequence[int], *, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
+def key_holders(ids: Sequence[int], *, job: type[JobMixin] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
     """Of these jobs, those whose unique keys another job has: the id, and the other's."""
     table, key = table_of(job), table_of(keys)
     mine = table.c.id == func.any(array("of_ids", ids, BigInteger()))
@@ -156,7 +156,9 @@ def drop_expired_keys(*, limit: int, keys: type[UniqueKey] = UniqueKey) -> Execu
     )
 
 
-def free_stray_keys(*, after: str, limit: int, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
+def free_stray_keys(
+    *, after: str, limit: int, job: type[JobMixin] = Job, keys: type[UniqueKey] = UniqueKey
+) -> Executable:
     """Free, of `limit` keys from `after` (exclusive) on, those whose jobs have ended, have another key, or are gone: by plain
     SQL by hand.
 
@@ -191,7 +193,7 @@ def free_stray_keys(*, after: str, limit: int, job: type[Job] = Job, keys: type[
 
 
 def find_stray_keys(
-    *, limit: int, sample: int = 10_000, job: type[Job] = Job, keys: type[UniqueKey] = UniqueKey
+    *, limit: int, sample: int = 10_000, job: type[JobMixin] = Job, keys: type[UniqueKey] = UniqueKey
 ) -> Executable:
     """The keys of jobs that have ended, have another key, or are gone, among the first `sample` keys: to read all keys would be to read
     all their jobs. Columns: key, job_id; and total, of all that were found. No more than `limit` rows, in the order of the keys.

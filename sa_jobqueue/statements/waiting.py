@@ -10,13 +10,13 @@ from sqlalchemy import BigInteger, Executable, Float, Text, bindparam, case, cas
 from sqlalchemy.dialects.postgresql import JSONB, REGCLASS, UUID, insert
 
 from ..lifecycle import FINISHED
-from ..models import SCHEMA, Awaited, Job, status_in
+from ..models import SCHEMA, Awaited, Job, JobMixin, status_in
 from .parts import array, in_seconds, rows, table_of
 
 __all__ = ["drop_expired_waits", "end_waits", "ends_of", "open_end_gate", "wait_for_jobs"]
 
 
-def ends_of(ids: Sequence[int], *, job: type[Job] = Job) -> Executable:
+def ends_of(ids: Sequence[int], *, job: type[JobMixin] = Job) -> Executable:
     """Of these jobs, those that are there: id, task, status, and of one that has ended its result and its last error."""
     columns = table_of(job).c
     ended = status_in(columns.status, FINISHED)

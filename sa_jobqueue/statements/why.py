@@ -44,6 +44,7 @@ from ..lifecycle import LIVE, JobStatus
 from ..models import (
     TASK_GROUP,
     Job,
+    JobMixin,
     KeyRow,
     LimitRow,
     LimitState,
@@ -53,6 +54,7 @@ from ..models import (
     status_in,
     status_literal,
 )
+from .beside import with_companions
 from .parts import in_seconds, table_of
 
 __all__ = ["why_waiting"]
@@ -75,10 +77,11 @@ _DETAILS: dict[str, TypeEngine[Any]] = {
 }
 
 
+@with_companions
 def why_waiting(
     job_id: int,
     *,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
     limit_state: type[LimitState] = LimitState,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..models import Job
+from ..models import Job, JobMixin
 from .declared import DeclaredSchedules
 from .declared_limits import DeclaredLimits
 from .expiry import Expiry
@@ -49,6 +49,6 @@ class Store(
 default_store = Store(Tables())
 
 
-def store_of(job: type[Job]) -> Store:
-    """The store of the jobs of this class; its companions are the package's own."""
-    return default_store if job is Job else Store(Tables(job=job))
+def store_of(job: type[JobMixin]) -> Store:
+    """The store of the jobs of this class, and of their companions."""
+    return default_store if job is Job else Store(Tables.of(job))

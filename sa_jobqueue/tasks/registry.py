@@ -11,7 +11,7 @@ from ..errors import ConfigurationError, OptionError, PayloadError, TaskError
 from ..limits import Limits, Owner
 from ..log import get_logger
 from ..makers import AsyncSessionMaker, SessionMaker, check_makers
-from ..models import Overlap, Schedule
+from ..models import Job, JobMixin, Overlap, Schedule, is_job_class
 from ..options import Call, Enqueueable, Options, checked_int, checked_name
 from ..payload import MAX_PAYLOAD, encode_plain, shown
 from ..schedules import Every, Missed, rule_of
@@ -43,7 +43,8 @@ class Registry:
 
     `max_payload`: the most bytes of encoded arguments, or of a result, that its tasks accept, up to 268,435,455.
     `sessionmaker`, `async_sessionmaker`: the application's own, for `ctx.session` in workers that were given no other.
-    All three can also be set later; set a sessionmaker before you make the worker. Raises ConfigurationError for a value
+    `job`: the class of the jobs that workers of these tasks run, if it is the application's own: see `JobMixin`.
+    All of them can also be set later, but before the worker is made. Raises ConfigurationError for a value
     that cannot be used.
     """
 
@@ -54,16 +55,21 @@ class Registry:
     async_sessionmaker: AsyncSessionMaker | None
     """What makes `ctx.session` for `async def` handlers; None: the worker."""
 
+    job: type[JobMixin]
+    """The class of the jobs that workers of these tasks run."""
+
     def __init__(
         self,
         *,
         max_payload: int = MAX_PAYLOAD,
         sessionmaker: SessionMaker | None = None,
         async_sessionmaker: AsyncSessionMaker | None = None,
+        job: type[JobMixin] = Job,
     ) -> None:
         self.max_payload = max_payload
         self.sessionmaker = sessionmaker
         self.async_sessionmaker = async_sessionmaker
+        self.job = job
         self._tasks: dict[str, AnyTask] = {}
         self._schedules: dict[str, _Declared] = {}
         self._queues: dict[str, Limits] = {}
@@ -75,6 +81,8 @@ class Registry:
             checked_int(value, name, 1, _MAX_JSONB, ConfigurationError)
         elif name in {"sessionmaker", "async_sessionmaker"}:
             check_makers(**{name: value})
+        elif name == "job" and not is_job_class(value):
+            raise ConfigurationError(f"job is a mapped class, class Job(JobMixin, Base), not {shown(value)}")
         super().__setattr__(name, value)
 
     def add(self, added: AnyTask) -> None:

@@ -14,7 +14,7 @@ from ..errors import ResultError
 from ..lifecycle import Rules
 from ..limits import Limits
 from ..makers import SessionMaker
-from ..models import Job
+from ..models import JobMixin
 from ..options import Call, Enqueueable, Options
 from ..payload import Arguments, Inputs, Plan, Results
 from ..results import JobEnd, result_as
@@ -151,10 +151,10 @@ class Task(Enqueueable, Generic[F, P, R]):
         return self._arguments.resolve().objects
 
     @overload
-    def result(self: Task[F, P, Coroutine[Any, Any, T]], job: Job | JobEnd) -> T: ...
+    def result(self: Task[F, P, Coroutine[Any, Any, T]], job: JobMixin | JobEnd) -> T: ...
     @overload
-    def result(self: Task[F, P, T], job: Job | JobEnd) -> T: ...
-    def result(self, job: Job | JobEnd) -> Any:
+    def result(self: Task[F, P, T], job: JobMixin | JobEnd) -> T: ...
+    def result(self, job: JobMixin | JobEnd) -> Any:
         """The result of a job of this task, of the type that its handler is annotated to return.
 
         `job`: as a query has loaded it, or as `wait_for` returns it. The task must say `record=True`. Raises ResultError if the job

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from ..errors import OptionError
 from ..failures import entry
 from ..lifecycle import Rules, decide
-from ..models import Job
+from ..models import JobMixin
 from ..outcomes import Rescued
 from ..settings import WorkerSettings
 from ..store import Expired, Store, Ticked, store_of
@@ -23,7 +23,7 @@ __all__ = ["do_chores"]
 _PAGE = 1_000
 
 
-def do_chores(session: Session, *, registry: Registry, job: type[Job]) -> None:
+def do_chores(session: Session, *, registry: Registry, job: type[JobMixin]) -> None:
     """Enqueue the jobs of due schedules, rescue jobs whose lease has run out, and end those whose expiry or deadline is over."""
     connection, store = connection_of(session, job), store_of(job)
     _rescue(connection, store, registry)

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from ..errors import JobQueueError
-from ..models import Job
+from ..models import JobMixin
 from ..outcomes import Signal
 from ..tasks import Registry, default_registry
 from ..worker.running.run import Run
@@ -36,7 +36,7 @@ def drain(
     registry: Registry = default_registry,
     raise_errors: bool = True,
     most: int = 1_000,
-    job: type[Job] = Job,
+    job: type[JobMixin] | None = None,
 ) -> Drained: ...
 @overload
 def drain(
@@ -46,7 +46,7 @@ def drain(
     registry: Registry = default_registry,
     raise_errors: bool = True,
     most: int = 1_000,
-    job: type[Job] = Job,
+    job: type[JobMixin] | None = None,
 ) -> Coroutine[Any, Any, Drained]: ...
 def drain(
     session: Side,
@@ -55,7 +55,7 @@ def drain(
     registry: Registry = default_registry,
     raise_errors: bool = True,
     most: int = 1_000,
-    job: type[Job] = Job,
+    job: type[JobMixin] | None = None,
 ) -> Any:
     """Run the jobs that are due, one after the other, in the session's own transaction, until none is. Returns those that ran.
 
@@ -68,17 +68,18 @@ def drain(
 
     `queues`: whose jobs to run; None: those of all queues. `registry`: the tasks. `raise_errors`: raise what a handler has raised, when
     what became of its job is written; False: leave it to the retry policy, and to `Drained.errors`. `most`: how many jobs, because one that enqueues itself would go on for ever.
+    `job`: the class of the jobs, if it is not the registry's.
 
     Raises TaskError for a job whose task the registry does not know, JobQueueError if more than `most` jobs are due.
     """
-    own, work = own_session(session), _Work(registry, queues, job, raise_errors=raise_errors, most=most)
+    own, work = own_session(session), _Work(registry, queues, job or registry.job, raise_errors=raise_errors, most=most)
     return work.all_async(own) if isinstance(own, AsyncSession) else work.all(own)
 
 
 @overload
 def work_one(
     session: SyncSide,
-    job: Job | int | None = None,
+    job: JobMixin | int | None = None,
     *,
     queues: Collection[str] | None = None,
     registry: Registry = default_registry,
@@ -87,7 +88,7 @@ def work_one(
 @overload
 def work_one(
     session: AsyncSide,
-    job: Job | int | None = None,
+    job: JobMixin | int | None = None,
     *,
     queues: Collection[str] | None = None,
     registry: Registry = default_registry,
@@ -95,17 +96,17 @@ def work_one(
 ) -> Coroutine[Any, Any, Ran]: ...
 def work_one(
     session: Side,
-    job: Job | int | None = None,
+    job: JobMixin | int | None = None,
     *,
     queues: Collection[str] | None = None,
     registry: Registry = default_registry,
     raise_errors: bool = True,
 ) -> Any:
-    """As `drain`, but run one job: the one that is due first, or `job`, a `Job` or its id. Limits do not hold `job` back.
+    """As `drain`, but run one job: the one that is due first, or `job`, itself or its id. Limits do not hold `job` back.
 
     Raises AssertionError, which says why, if there is none to run.
     """
-    of = Job if job is None or isinstance(job, int) else type(job)
+    of = registry.job if job is None or isinstance(job, int) else type(job)
     own, work = own_session(session), _Work(registry, queues, of, raise_errors=raise_errors)
     return work.one_async(own, job) if isinstance(own, AsyncSession) else work.one(own, job)
 
@@ -116,7 +117,7 @@ class _Work:
 
     registry: Registry
     queues: Collection[str] | None
-    job: type[Job]
+    job: type[JobMixin]
     raise_errors: bool = field(kw_only=True)
     most: int = field(kw_only=True, default=1)
 
@@ -131,7 +132,7 @@ class _Work:
             see_again(session, at_once=False)
         return self._drained(session, ran)
 
-    def one(self, session: Session, job: Job | int | None) -> Ran:
+    def one(self, session: Session, job: JobMixin | int | None) -> Ran:
         inline = self._begin(session)
         try:
             return self._checked(_run(inline, self._only(session, inline, job)), [])
@@ -150,7 +151,7 @@ class _Work:
             await on(lambda own: see_again(own, at_once=True))
         return await on(lambda own: self._drained(own, ran))
 
-    async def one_async(self, session: AsyncSession, job: Job | int | None) -> Ran:
+    async def one_async(self, session: AsyncSession, job: JobMixin | int | None) -> Ran:
         on = session.run_sync
         inline = await on(self._begin)
         try:
@@ -166,7 +167,7 @@ class _Work:
         do_chores(session, registry=self.registry, job=self.job)
         return inline
 
-    def _only(self, session: Session, inline: Inline, job: Job | int | None) -> Run:
+    def _only(self, session: Session, inline: Inline, job: JobMixin | int | None) -> Run:
         run = inline.next() if job is None else inline.this(job if isinstance(job, int) else job.id)
         if run is None:
             raise AssertionError(f"nothing was run: {self._why(session)}")

@@ -48,7 +48,8 @@ def assert_enqueued(session: Side, task: _Named, /, **partial: Any) -> Any:
 
     `session`: it is flushed before; of an `AsyncSession` the call is awaited. `partial`: arguments of the job, all or some, compared
     by == with what the handler would get. Options that differ from those of the task are compared, too:
-    `assert_enqueued(session, send.options(queue="mail", delay=60), order_id=7)`. What has ended is not enqueued.
+    `assert_enqueued(session, send.options(queue="mail", delay=60), order_id=7)`. What has ended is not enqueued. Jobs of a class of your own
+    are found by the registry of the task, and `columns` are compared, too.
 
     Raises AssertionError that says how the jobs of this task differ, and which others there are.
     """
@@ -93,6 +94,8 @@ class _Wanted:
         self.names = (task.name, *task.aliases) if isinstance(task, Task) else (task.name,)
         self._task = task if isinstance(task, Task) else default_registry.get(task.name)
         self._options = dict(_changed(task))
+        registry: Any = task.registry if isinstance(task, Task) else default_registry
+        self.job: type[Job] = registry.job
 
     def __str__(self) -> str:
         given = [f"{name}={value!r}" for name, value in self.partial.items()]
@@ -108,7 +111,7 @@ class _Wanted:
             if name not in args or not _equal(args[name], value)
         ]
         for name, value in self._options.items():
-            of_job = _READ[name](job)
+            of_job = {one: getattr(job, one) for one in value} if name == "columns" else _READ[name](job)
             if not _same(of_job, value):
                 found.append(f"{name}={_shown(of_job)}, not {_shown(value)}")
         return found
@@ -131,7 +134,11 @@ def _changed(task: AnyTask | TaskName) -> Iterator[tuple[str, Any]]:
     if isinstance(task, Task) and (found := cast(Any, task.registry).get(task.name)) is not None:
         declared = found.chosen
     for one in fields(Options):
-        value = getattr(chosen, one.name)
+        value: Any = getattr(chosen, one.name)
+        if one.name == "columns":
+            if value is not None:
+                yield one.name, dict(value)
+            continue
         if value == getattr(declared, one.name) or one.name not in _READ:
             continue
         yield one.name, _READABLE.get(one.name, lambda given: given)(value)
@@ -194,7 +201,8 @@ def _shown(value: Any) -> str:
 
 def _live(session: Session, wanted: _Wanted) -> Sequence[Job]:
     session.flush()
-    return _read(session, select(Job).where(Job.task.in_(wanted.names), Job.is_live).order_by(Job.id))
+    job = wanted.job
+    return _read(session, select(job).where(job.task.in_(wanted.names), job.is_live).order_by(job.id))
 
 
 def _read(session: Session, jobs: Select[Any]) -> Sequence[Job]:
@@ -205,17 +213,18 @@ def _read(session: Session, jobs: Select[Any]) -> Sequence[Job]:
 
 def _absent(session: Session, wanted: _Wanted, live: Sequence[Job]) -> str:
     lines = [f"{wanted} is not enqueued."]
-    of_task = Job.task.in_(wanted.names)
+    of = wanted.job
+    of_task = of.task.in_(wanted.names)
     if live:
         lines.append(
             f"{len(live):,} {'job' if len(live) == 1 else 'jobs'} of this task {'is' if len(live) == 1 else 'are'}:"
         )
         lines += [f"  job {job.id}: {', '.join(wanted.differences(job))}" for job in live[:_SHOWN]]
     else:
-        others = _read(session, select(Job).where(Job.is_live, ~of_task).order_by(Job.id).limit(_SHOWN))
+        others = _read(session, select(of).where(of.is_live, ~of_task).order_by(of.id).limit(_SHOWN))
         lines.append("No job of this task is; enqueued are:" if others else "No job of any task is.")
         lines += map(_said, others)
-    ended = _read(session, select(Job).where(Job.is_finished, of_task).order_by(Job.id.desc()).limit(_SHOWN))
+    ended = _read(session, select(of).where(of.is_finished, of_task).order_by(of.id.desc()).limit(_SHOWN))
     if ended:
         lines += ["Ended, and so no longer enqueued:", *(f"{_said(job)}, {job.status.value}" for job in ended)]
     return "\n".join(lines)

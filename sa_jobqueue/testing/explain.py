@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from ..explain import Crew, look, reasons_of
-from ..models import Job
+from ..models import Job, JobMixin
 from ..reasons import WaitReason
 from ..tasks import Registry, default_registry
 from .sides import AsyncSide, Side, SyncSide, connection_of, on
@@ -75,7 +75,7 @@ def explain(
     *,
     queues: Collection[str] | None = None,
     registry: Registry = default_registry,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
 ) -> Explanation: ...
 @overload
 def explain(
@@ -83,14 +83,14 @@ def explain(
     *,
     queues: Collection[str] | None = None,
     registry: Registry = default_registry,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
 ) -> Coroutine[Any, Any, Explanation]: ...
 def explain(
     session: Side,
     *,
     queues: Collection[str] | None = None,
     registry: Registry = default_registry,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
 ) -> Any:
     """Why `drain`, with the same arguments, does not run what waits. Of an `AsyncSession` the call is awaited.
 
@@ -105,7 +105,9 @@ def explain(
     return on(session, work)
 
 
-def explain_in(session: Session, *, queues: Collection[str] | None, registry: Registry, job: type[Job]) -> Explanation:
+def explain_in(
+    session: Session, *, queues: Collection[str] | None, registry: Registry, job: type[JobMixin]
+) -> Explanation:
     """The same, in a `Session`."""
     count = select(func.count()).select_from(job)
     live, ended = session.scalar(count.where(job.is_live)) or 0, session.scalar(count.where(job.is_finished)) or 0
@@ -120,7 +122,7 @@ def explain_in(session: Session, *, queues: Collection[str] | None, registry: Re
     return Explanation(found, ended, live - len(found))
 
 
-def _unlocked(session: Session, ids: Sequence[int], job: type[Job]) -> set[int]:
+def _unlocked(session: Session, ids: Sequence[int], job: type[JobMixin]) -> set[int]:
     locked = select(job.id).where(job.id.in_(ids)).with_for_update(key_share=True, skip_locked=True)
     return set(session.scalars(locked))
 

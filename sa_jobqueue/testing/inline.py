@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from ..context import ClaimedJob
 from ..errors import JobStopped, TaskError
 from ..lifecycle import Change, Event, Rules, completed, decide, extra, sources, unwritable
-from ..models import Job, status_in
+from ..models import Job, JobMixin, status_in
 from ..outcomes import Completed, Outcome, Released
 from ..payload import load
 from ..statements.claim import claim_jobs, claim_listed
@@ -56,7 +56,7 @@ class Inline:
     """
 
     def __init__(
-        self, session: Session, *, registry: Registry, queues: Collection[str] | None, job: type[Job] = Job
+        self, session: Session, *, registry: Registry, queues: Collection[str] | None, job: type[JobMixin] = Job
     ) -> None:
         self._session, self._registry, self._queues, self._job = session, registry, queues, job
         self._store = store_of(job)

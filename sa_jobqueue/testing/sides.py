@@ -9,7 +9,7 @@ from sqlalchemy import Connection, inspect
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from ..models import Job
+from ..models import JobMixin
 
 __all__ = ["AsyncSide", "Side", "SyncSide", "connection_of", "is_async", "on", "own_session", "see_again"]
 
@@ -41,7 +41,7 @@ def on(session: Side, work: Callable[[Session], T]) -> T | Coroutine[Any, Any, T
     return own.run_sync(work) if isinstance(own, AsyncSession) else work(own)
 
 
-def connection_of(session: Session, job: type[Job]) -> Connection:
+def connection_of(session: Session, job: type[JobMixin]) -> Connection:
     """The connection, in the session's transaction, on which its jobs are."""
     return session.connection(bind_arguments={"mapper": job.__mapper__})
 

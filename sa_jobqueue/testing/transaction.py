@@ -9,7 +9,7 @@ from sqlalchemy import Connection, NestedTransaction
 from sqlalchemy.orm import Session
 
 from ..lifecycle import Change
-from ..models import Job
+from ..models import JobMixin
 from ..store import Answer, Store
 from ..worker.running.ending import LOST, RunEnding, ToWrite, Written
 from ..worker.running.sessions import Sessions
@@ -26,7 +26,7 @@ class _JoinedTransaction(HandlerTransaction):
     those of a savepoint within.
     """
 
-    def __init__(self, session: Session, *, test: Session, job: type[Job], store: Store) -> None:  # pyright: ignore[reportMissingSuperCall]
+    def __init__(self, session: Session, *, test: Session, job: type[JobMixin], store: Store) -> None:  # pyright: ignore[reportMissingSuperCall]
         self.session, self._test, self._job, self._store = session, test, job, store
         self.committing, self.unopened = None, None
         self._savepoints: dict[Connection, NestedTransaction] = {}
@@ -75,7 +75,7 @@ class JoinedSessions(Sessions):
     """Sessions for handlers, made as in production: by the registry's makers, or plain. They join the transaction of a test's session."""
 
     test: Session
-    job: type[Job]
+    job: type[JobMixin]
 
     def _transaction(self, session: Session, engine: Any) -> HandlerTransaction:
         return _JoinedTransaction(session, test=self.test, job=self.job, store=self.store)

@@ -22,7 +22,7 @@ from sqlalchemy.util import greenlet_spawn
 
 from ..errors import ResultError
 from ..log import get_logger
-from ..models import Job
+from ..models import JobMixin
 from ..results import JobEnd
 from ..store import Store, store_of
 from ..worker.process.backoff import backoff
@@ -231,14 +231,14 @@ def _in_a_line(error: Exception) -> str:
     return " ".join(str(getattr(error, "orig", None) or error).split())
 
 
-_Key: TypeAlias = tuple[type[Job], frozenset[tuple[str | None, str | None]]]
+_Key: TypeAlias = tuple[type[JobMixin], frozenset[tuple[str | None, str | None]]]
 """The class of the jobs, and the engine's `schema_translate_map`."""
 
 _listeners: weakref.WeakKeyDictionary[Pool, dict[_Key, Listener]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def listener_of(engine: Engine, job: type[Job]) -> Listener:
+def listener_of(engine: Engine, job: type[JobMixin]) -> Listener:
     """The one of this engine in this process; of an AsyncEngine give its `sync_engine`.
 
     What `engine.execution_options()` returns has the engine's pool, and so its listener, unless its tables are elsewhere: an

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..durations import Duration, seconds_of
 from ..errors import WaitTimeout
-from ..models import Job
+from ..models import Job, JobMixin
 from ..results import JobEnd
 from .listener import CHECK, Waiter, listener_of
 
@@ -22,21 +22,21 @@ __all__ = ["wait_for"]
 
 
 @overload
-def wait_for(engine: Engine, ids: int, *, timeout: Duration | None, job: type[Job] = Job) -> JobEnd: ...
+def wait_for(engine: Engine, ids: int, *, timeout: Duration | None, job: type[JobMixin] = Job) -> JobEnd: ...
 @overload
 def wait_for(
-    engine: Engine, ids: Collection[int], *, timeout: Duration | None, job: type[Job] = Job
+    engine: Engine, ids: Collection[int], *, timeout: Duration | None, job: type[JobMixin] = Job
 ) -> list[JobEnd]: ...
 @overload
 def wait_for(
-    engine: AsyncEngine, ids: int, *, timeout: Duration | None, job: type[Job] = Job
+    engine: AsyncEngine, ids: int, *, timeout: Duration | None, job: type[JobMixin] = Job
 ) -> Coroutine[Any, Any, JobEnd]: ...
 @overload
 def wait_for(
-    engine: AsyncEngine, ids: Collection[int], *, timeout: Duration | None, job: type[Job] = Job
+    engine: AsyncEngine, ids: Collection[int], *, timeout: Duration | None, job: type[JobMixin] = Job
 ) -> Coroutine[Any, Any, list[JobEnd]]: ...
 def wait_for(
-    engine: Engine | AsyncEngine, ids: int | Collection[int], *, timeout: Duration | None, job: type[Job] = Job
+    engine: Engine | AsyncEngine, ids: int | Collection[int], *, timeout: Duration | None, job: type[JobMixin] = Job
 ) -> Any:
     """Wait until a job has ended: completed, failed for good, or cancelled. Of several jobs, until all have.
 
@@ -73,7 +73,7 @@ def _checked(ids: Collection[Any]) -> list[int]:
     return list(ids)
 
 
-def _wait(engine: Engine, ids: list[int], seconds: float | None, job: type[Job], *, one: bool) -> Any:
+def _wait(engine: Engine, ids: list[int], seconds: float | None, job: type[JobMixin], *, one: bool) -> Any:
     ended = threading.Event()
     waiter = Waiter(ids, ended.set)
     if ids:
@@ -90,7 +90,9 @@ def _wait(engine: Engine, ids: list[int], seconds: float | None, job: type[Job],
     return _answer(waiter, ids, seconds, one=one)
 
 
-async def _wait_async(engine: AsyncEngine, ids: list[int], seconds: float | None, job: type[Job], *, one: bool) -> Any:
+async def _wait_async(
+    engine: AsyncEngine, ids: list[int], seconds: float | None, job: type[JobMixin], *, one: bool
+) -> Any:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def wake() -> None:

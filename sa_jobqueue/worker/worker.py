@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from ..errors import ConfigurationError
 from ..log import get_logger
 from ..makers import AsyncSessionMaker, SessionMaker, check_makers
-from ..models import SCHEMA, Job
+from ..models import JobMixin, schema_of
 from ..options import checked_int, checked_name
 from ..settings import WorkerSettings
 from ..store import store_of
@@ -57,7 +57,7 @@ class Worker:
     `ctx.session`; by default the registry's. `registry`: the tasks it knows. `schema`: where the tables are, if it is
     neither `sa_jobqueue` nor given by the engine's `schema_translate_map`. `listen_url`: a direct URL for LISTEN when
     `database` is a pooler. `listen=False`: only poll. `max_jobs`, `max_memory`: end after that many jobs, or above that
-    many bytes of resident memory, to be restarted. Everything else is in `settings`.
+    many bytes of resident memory, to be restarted. `job`: the class of the jobs, if it is not the registry's. Everything else is in `settings`.
 
     Raises ConfigurationError for what cannot work.
     """
@@ -77,7 +77,7 @@ class Worker:
         max_jobs: int | None = None,
         max_memory: int | None = None,
         settings: WorkerSettings | None = None,
-        job: type[Job] = Job,
+        job: type[JobMixin] | None = None,
     ) -> None:
         self.queues = _checked_queues(queues)
         _check_limits(max_jobs=max_jobs, max_memory=max_memory)
@@ -90,6 +90,7 @@ class Worker:
         self.registry = registry
         self.id = uuid.uuid4()
         self.concurrency = sum(self.queues.values())
+        job = registry.job if job is None else job
         store = store_of(job)
         engines = Engines(
             database,
@@ -99,9 +100,10 @@ class Worker:
             schema=schema,
             slots=self.concurrency,
             pooled=self.settings.pooled,
+            named=schema_of(job),
         )
         self.engine = engines.main
-        self.schema = engines.translate.get(SCHEMA) or SCHEMA
+        self.schema = engines.schema
         """The schema of its tables."""
         self.sessions = Sessions(
             engine=engines.main,

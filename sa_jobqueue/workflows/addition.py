@@ -18,11 +18,11 @@ __all__ = ["Addition"]
 class Addition(AddsNodes):
     """More nodes of one workflow, until `insert()` is executed. `me`: the job that adds them, a member of it."""
 
-    def __init__(self, workflow_id: int, *, me: int | None = None) -> None:
+    def __init__(self, workflow_id: int, *, me: int | None = None, schema: str = SCHEMA) -> None:
         if type(workflow_id) is not int:
             raise WorkflowError(f"a workflow is given by its id, not by {workflow_id!r}; it has one after the flush")
         self.workflow_id = workflow_id
-        self._me = me
+        self._me, self._schema = me, schema
         self._graph = Graph(me)
         self._is_inserted = False
 
@@ -58,4 +58,6 @@ class Addition(AddsNodes):
                 "these nodes are inserted by a statement already, which is executed once; for more nodes make another Addition"
             )
         self._is_inserted = True
-        return add_members(self.workflow_id, self._graph.rows, outside=self._me is None, me=self._me, schema=SCHEMA)
+        return add_members(
+            self.workflow_id, self._graph.rows, outside=self._me is None, me=self._me, schema=self._schema
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, ParamSpec, cast, overload
+from typing import Any, ParamSpec, Self, cast, overload
 
 from sqlalchemy import Connection, event
 from sqlalchemy.orm import Mapper
@@ -14,7 +14,7 @@ from ..calls import Call
 from ..context import AsyncJobContext, JobContext
 from ..durations import Duration, checked_duration
 from ..errors import OptionError, WorkflowError
-from ..models import WorkflowRow
+from ..models import JobMixin, WorkflowCallback, WorkflowRow, in_schema, schema_of
 from ..options import checked_limit, checked_name
 from ..payload import encode_plain, load
 from ..statements.workflows.insert import add_members, insert_callbacks
@@ -95,6 +95,12 @@ class _Built(AddsOnly):
         """Enqueue this job once all have ended, in whatever way; and again after a retry of the workflow."""
         self._call_back("end", task, args, kwargs)
 
+    @classmethod
+    def in_schema_of(cls, job: type[JobMixin], /) -> type[Self]:
+        """This class for the jobs of a table of your own, see `JobMixin`: its rows are beside them."""
+        made: type[Self] = in_schema(cast(Any, cls), schema_of(job))
+        return made
+
     def _call_back(self, happened: str, task: Any, args: Any, kwargs: Any) -> None:
         if self._graph.nested:
             raise WorkflowError("this workflow is nested in another one: let that one call back")
@@ -106,6 +112,8 @@ class _Built(AddsOnly):
         call: Call = task.call(*args, **kwargs).completed()
         if call.uniqueness is not None or call.expires is not None or call.deadline is not None:
             raise WorkflowError("what is called back can be no unique job, and have no expiry and no deadline")
+        if call.columns:
+            raise WorkflowError("columns of your own are not filled for what is called back")
         if not isinstance(call.run_at, timedelta):
             raise WorkflowError("what is called back is due at once, or after a delay, and not at a time")
         self._callbacks.append((happened, call))
@@ -124,7 +132,8 @@ class _Built(AddsOnly):
             set_committed_value(row, "deadline_at", row.created_at + row.deadline_at)
         schema = cast(Any, row.__table__).schema
         if self._callbacks:
-            connection.execute(insert_callbacks(row.id, self._callbacks))
+            callback = in_schema(WorkflowCallback, schema)
+            connection.execute(insert_callbacks(row.id, self._callbacks, callback=callback))
         self._graph.ids = connection.scalar(add_members(row.id, self._graph.rows, schema=schema)) or []
 
 
@@ -148,20 +157,20 @@ class Workflow(AddsNodes, _Built, WorkflowRow):
             raise WorkflowError("a workflow to be nested has no deadline, and calls nothing back: the outer one does")
         return self._graph.nest(inner._graph, after)
 
-    @staticmethod
-    def of(ctx: JobContext | AsyncJobContext) -> Addition:
+    @classmethod
+    def of(cls, ctx: JobContext | AsyncJobContext) -> Addition:
         """What adds nodes to the workflow of the job that runs. Raises WorkflowError if it is in none.
 
         `ctx.session.execute(addition.insert())` adds them together with the job's completion, or not at all.
         """
         if (found := ctx.workflow_id) is None:
             raise WorkflowError(f"job {ctx.job_id} is in no workflow: nothing can be added to it")
-        return Addition(found, me=ctx.job_id)
+        return Addition(found, me=ctx.job_id, schema=schema_of(cls))
 
-    @staticmethod
-    def at(id: int) -> Addition:
+    @classmethod
+    def at(cls, id: int) -> Addition:
         """What adds nodes to a workflow that is there, from outside. The INSERT fails if the workflow has ended."""
-        return Addition(id)
+        return Addition(id, schema=schema_of(cls))
 
 
 class Batch(_Built, WorkflowRow):

@@ -114,6 +114,10 @@ class Graph:
                 task.inputs(inputs).resolve()
             call = task.call_after(inputs, args, kwargs)
         joins = [self._join(one, takes=inputs is not None) for one in parents]
+        if call.columns:
+            raise WorkflowError(
+                "columns of your own are not filled for the jobs of a workflow: give the column a server_default, or leave it out"
+            )
         return self._append(call.completed(), task, joins, inputs)
 
     def check_open(self) -> None:

@@ -27,6 +27,7 @@ PLAIN = {
     "list",
     "many",
     "name",
+    "of",
     "policy",
     "read",
     "relationship",

@@ -278,7 +278,7 @@ def test_the_tables_of_a_store_are_of_one_schema() -> None:
     with pytest.raises(
         ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, WorkflowEvent in sa_jobqueue"
     ):
-        store_of(JOB)
+        Store(Tables(job=JOB))
 
 
 def test_the_packages_own_jobs_have_one_store() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from ...models import Job, LimitRow
+from ...models import JobMixin, LimitRow
 from ...statements.claim import claim_jobs, due_jobs
 from ...statements.complete import complete_jobs, delete_completed
 from ...words import listed
@@ -51,7 +51,7 @@ def check_plans(examination: Examination) -> Finding:
 _ROLE = "run doctor with a role that can work, as the workers have"
 
 
-def _statements(job: type[Job]) -> list[tuple[str, Any, str, set[str]]]:
+def _statements(job: type[JobMixin]) -> list[tuple[str, Any, str, set[str]]]:
     """What is explained, the index that it must read, and all that it may read."""
     claim = claim_jobs(worker="doctor", queues={"default": 1}, lease=60.0, job=job)
     complete = complete_jobs(ids=[1], tokens=[1], retain=[60.0], job=job)

@@ -23,6 +23,7 @@ from sqlalchemy import (
 from ...lifecycle import FINISHED, JobStatus
 from ...models import (
     Job,
+    JobMixin,
     WorkflowDependency,
     WorkflowEvent,
     WorkflowJoin,
@@ -44,7 +45,7 @@ def heal_members(
     *,
     after: int = FIRST_ID,
     limit: int,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     event: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
     """Look at a page of the members that wait for another, by what they wait for. Where that has ended, or is gone, without an event, by
@@ -93,7 +94,7 @@ def heal_workflows(
     *,
     after: int = FIRST_ID,
     limit: int,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     workflow: type[WorkflowRow] = WorkflowRow,
     dependency: type[WorkflowDependency] = WorkflowDependency,
     join: type[WorkflowJoin] = WorkflowJoin,
@@ -158,7 +159,7 @@ def heal_workflows(
     return select(last.label("last"), select(func.count()).select_from(appended).scalar_subquery().label("healed"))
 
 
-def stray_members(*, limit: int, job: type[Job] = Job, event: type[WorkflowEvent] = WorkflowEvent) -> Executable:
+def stray_members(*, limit: int, job: type[JobMixin] = Job, event: type[WorkflowEvent] = WorkflowEvent) -> Executable:
     """The ids of members that wait for one that has ended or is gone, and of which no event says so, among the first `limit`."""
     table = table_of(job)
     first = (
@@ -184,7 +185,7 @@ def stray_members(*, limit: int, job: type[Job] = Job, event: type[WorkflowEvent
 
 
 def blocked_edges(
-    *, limit: int, job: type[Job] = Job, dependency: type[WorkflowDependency] = WorkflowDependency
+    *, limit: int, job: type[JobMixin] = Job, dependency: type[WorkflowDependency] = WorkflowDependency
 ) -> Executable:
     """Of blocked members, for which others that are blocked they wait: child_id, parent_id; at most `limit` rows."""
     table, edge = table_of(job), table_of(dependency)

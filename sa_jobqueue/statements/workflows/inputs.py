@@ -23,6 +23,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from ...lifecycle import JobStatus
 from ...models import (
     Job,
+    JobMixin,
     WorkflowDependency,
     status_literal,
 )
@@ -39,7 +40,7 @@ def inputs_of(
     *,
     most: int,
     size: int,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     dependency: type[WorkflowDependency] = WorkflowDependency,
 ) -> Executable:
     """What the parents of these jobs have returned: child_id, position, policy, parent_id, status, result, error as JSON text, and total.
@@ -78,7 +79,7 @@ def page_of_inputs(
     *,
     after: int = -1,
     limit: int,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     dependency: type[WorkflowDependency] = WorkflowDependency,
 ) -> Executable:
     """A page of what the parents of one job have returned, from the position `after` (exclusive) on: the columns of `inputs_of`."""

@@ -21,10 +21,12 @@ from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by
 
 from ...models import (
     Job,
+    JobMixin,
     WorkflowCallback,
     WorkflowDependency,
     WorkflowJoin,
 )
+from ..beside import with_companions
 from ..parts import FIRST_ID, array, table_of
 
 __all__ = [
@@ -34,12 +36,13 @@ __all__ = [
 ]
 
 
+@with_companions
 def workflow_nodes(
     id: int,
     *,
     after: int = FIRST_ID,
     limit: int = 1_000,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     dependency: type[WorkflowDependency] = WorkflowDependency,
     join: type[WorkflowJoin] = WorkflowJoin,
 ) -> Executable:
@@ -74,7 +77,7 @@ def workflow_nodes(
     )  # fmt: skip
 
 
-def count_members(ids: Sequence[int], *, job: type[Job] = Job) -> Executable:
+def count_members(ids: Sequence[int], *, job: type[JobMixin] = Job) -> Executable:
     """How many members of these workflows have which status: workflow_id, status, number."""
     columns = table_of(job).c
     return (

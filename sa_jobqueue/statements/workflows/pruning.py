@@ -22,6 +22,7 @@ from sqlalchemy import (
 from ...lifecycle import FINISHED
 from ...models import (
     Job,
+    JobMixin,
     LogPart,
     Progress,
     WorkflowCallback,
@@ -65,7 +66,7 @@ def prune_members(
     id: int,
     *,
     limit: int,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     progress: type[Progress] = Progress,
     log: type[LogPart] = LogPart,
     dependency: type[WorkflowDependency] = WorkflowDependency,
@@ -103,7 +104,7 @@ def prune_members(
 def forget_workflows(
     ids: Sequence[int],
     *,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     workflow: type[WorkflowRow] = WorkflowRow,
     callback: type[WorkflowCallback] = WorkflowCallback,
     join: type[WorkflowJoin] = WorkflowJoin,

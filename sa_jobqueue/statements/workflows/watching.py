@@ -23,7 +23,7 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from ...models import Job, WorkflowEvent, WorkflowRow
+from ...models import Job, JobMixin, WorkflowEvent, WorkflowRow
 from ..depths import CAP
 from ..parts import epoch, table_of
 
@@ -70,7 +70,7 @@ def workflows_behind(
     *,
     limit: int = BEHIND,
     looked: int = _LOOKED,
-    job: type[Job] = Job,
+    job: type[JobMixin] = Job,
     workflow: type[WorkflowRow] = WorkflowRow,
     event: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:

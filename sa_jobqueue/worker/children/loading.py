@@ -6,10 +6,10 @@ import functools
 import importlib
 import inspect
 import sys
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from ...errors import SessionUnavailable, TaskError
-from ...models import SCHEMA
+from ...models import JobMixin, schema_of
 from ...store import Store, store_of
 from ...tasks import AnyTask, Registry, Task, default_registry
 from ...urls import database_url
@@ -80,12 +80,14 @@ class Loaded:
 def _engine(setup: ChildSetup) -> Any:
     """An engine as the worker has made it, with one connection at most, because one job runs at a time."""
     assert setup.url is not None
+    named = schema_of(_job_class(*setup.job))
     engines = Engines(
         database_url(setup.url),
         async_engine=None,
         listen=False,
         listen_url=None,
-        schema=dict(setup.translate).get(SCHEMA),
+        schema=dict(setup.translate).get(named),
+        named=named,
         slots=1,
         pooled=setup.pooled,
     )
@@ -93,10 +95,14 @@ def _engine(setup: ChildSetup) -> Any:
 
 
 def _store(module: str, qualname: str) -> Store:
+    return store_of(_job_class(module, qualname))
+
+
+def _job_class(module: str, qualname: str) -> type[JobMixin]:
     found: Any = importlib.import_module(module)
     for part in qualname.split("."):
         found = getattr(found, part)
-    return store_of(found)
+    return cast(type[JobMixin], found)
 
 
 def _import_main(main: tuple[str, str] | None) -> None:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from ...job_fields import are_added
-from ...models import Job
+from ...models import JobMixin
 from ...tasks import AnyTask
 from .messages import place_of_task
 
@@ -51,7 +51,7 @@ class ChildSetup:
     """The tasks that the child looks up at once, each as `place_of_task` says."""
 
     @staticmethod
-    def job_class(job: type[Job]) -> tuple[str, str]:
+    def job_class(job: type[JobMixin]) -> tuple[str, str]:
         """Where a child finds this class."""
         return job.__module__, job.__qualname__
 

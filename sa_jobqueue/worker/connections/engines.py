@@ -49,6 +49,7 @@ class Engines:
         schema: str | None,
         slots: int,
         pooled: bool,
+        named: str = SCHEMA,
     ) -> None:
         if isinstance(database, AsyncEngine):
             raise ConfigurationError(
@@ -68,7 +69,7 @@ class Engines:
         self._options = _options(slots, pooled=pooled)
         if schema is not None:
             quote(schema)  # refuses what cannot be a schema's name
-            self._options["execution_options"] = {"schema_translate_map": {SCHEMA: schema}}
+            self._options["execution_options"] = {"schema_translate_map": {named: schema}}
         self._ours: list[Engine] = []
         self._ours_async: list[AsyncEngine] = []
         self.main = database if isinstance(database, Engine) else self._make(database_url(database))
@@ -82,8 +83,10 @@ class Engines:
         if listen:
             self.listener = self.main if listen_url is None else self._make(database_url(listen_url))
         given: Mapping[Any, Any] = self.main.get_execution_options().get("schema_translate_map") or {}
-        self.translate: dict[str | None, str | None] = {SCHEMA: schema} if schema is not None else dict(given)
+        self.translate: dict[str | None, str | None] = {named: schema} if schema is not None else dict(given)
         """The `schema_translate_map` that finds the tables."""
+        self.schema: str = self.translate.get(named, named) or str(self.main.dialect.default_schema_name or "public")
+        """Where they are; `named`: as their classes say."""
 
     def _make(self, url: URL) -> Engine:
         engine = create_engine(url, **self._options)
@@ -111,7 +114,7 @@ class Engines:
             with self.main.connect() as connection:
                 refuse_autocommit(connection)
                 translated = connection.execution_options(schema_translate_map=self.translate)
-                check_schema(translated)
+                check_schema(translated, self.schema)
                 limit = int(connection.execute(text("SHOW max_connections")).scalar_one())
                 if not self._pooled and is_behind_pooler(connection):
                     logger.warning("a pooler answers for the database: if it pools transactions, work with --pooled")

@@ -18,7 +18,7 @@ from ...errors import SessionUnavailable
 from ...failures import message_of
 from ...lifecycle import Change
 from ...log import get_logger
-from ...models import SCHEMA
+from ...models import schema_of
 from ...store import Answer, Store, fault_of, kept_for_now
 from ...urls import same_database
 from ..connections import driver
@@ -211,10 +211,11 @@ class HandlerTransaction:
     def _translated(self, options: Mapping[str, Any]) -> Mapping[str | None, str | None]:
         """The `schema_translate_map` for an engine or a connection with these options: its own, except for our tables."""
         own: Mapping[str | None, str | None] = options.get("schema_translate_map") or _NO_MAP
-        schema = self._translate.get(SCHEMA, SCHEMA)
-        if own.get(SCHEMA, SCHEMA) == schema and self._translate.keys() <= own.keys():
+        named = schema_of(self._store.tables.job)
+        schema = self._translate.get(named, named)
+        if own.get(named, named) == schema and self._translate.keys() <= own.keys():
             return own
-        return {**self._translate, **own, SCHEMA: schema}
+        return {**self._translate, **own, named: schema}
 
     def _begin(self, connection: Connection) -> None:
         connection.begin()

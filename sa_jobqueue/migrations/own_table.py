@@ -1,0 +1,163 @@
+"""A job table that an application has mapped itself, in the Alembic history of the application.
+
+In the `env.py`:
+
+    own = sa_jobqueue.migrations.OwnTable(Job)
+
+    context.configure(
+        ...,
+        include_schemas=True,
+        include_object=own.include_object,
+        process_revision_directives=own.process_revision_directives,
+    )
+
+`alembic revision --autogenerate` writes then a call that makes the table with all that belongs to it, and the columns, keys and
+indexes that are the application's as operations of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import CheckConstraint, Column, Connection, Index, Table, UniqueConstraint, inspect
+from sqlalchemy.types import SchemaType
+
+from ..errors import ConfigurationError
+from ..schema import SCHEMA
+from .runner import upgrade_database
+from .steps import CURRENT
+
+if TYPE_CHECKING:
+    from alembic.operations import ops
+
+__all__ = ["OwnTable"]
+
+
+class OwnTable:
+    """What autogenerate has to know of a job table that the application has mapped: `job` is its class, see `JobMixin`.
+
+    Raises ConfigurationError for any other class.
+    """
+
+    def __init__(self, job: type[Any]) -> None:
+        table: Any = getattr(job, "__table__", None)
+        if not isinstance(table, Table) or "sa_jobqueue" not in table.info or table.schema in {None, SCHEMA}:
+            raise ConfigurationError(
+                f"OwnTable() takes a class of yours that holds jobs, class Job(JobMixin, Base), not {job!r}"
+            )
+        self.table = table
+        self.schema = str(table.schema)
+        self._ours: frozenset[str] = table.info["sa_jobqueue"]
+
+    def include_object(self, object: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
+        """Whether autogenerate compares this: all but what a call of `upgrade` has made, which is frozen with the release.
+
+        The schema is taken for the queue's: a table in it that no metadata names is left alone. Together with a filter of your own:
+        `return own.include_object(object, name, type_, reflected, compare_to) and ...`.
+        """
+        table = object if type_ == "table" else getattr(object, "table", None)
+        if getattr(table, "schema", None) != self.schema:
+            return True
+        if type_ == "table":
+            return not reflected or name == self.table.name
+        return not (getattr(table, "name", None) == self.table.name and name in self._ours)
+
+    def process_revision_directives(self, context: Any, revision: Any, directives: list[Any]) -> None:
+        """Write a call of `upgrade` where autogenerate would make the table column by column, and of `downgrade` where it would drop it."""
+        for script in directives:
+            for container in (script.upgrade_ops, script.downgrade_ops):
+                if container is not None:
+                    container.ops[:] = [one for each in container.ops for one in self._in_place_of(each)]
+
+    def create(self, connection: Connection) -> None:
+        """Make the table, its schema and all that belongs to it, and add the application's columns, keys and indexes that are missing.
+
+        For tests, and for those who have no Alembic history. The tables that it refers to have to be there. It joins the caller's
+        transaction, and may be called again.
+        """
+        from alembic.autogenerate import produce_migrations
+        from alembic.operations import Operations, ops
+        from alembic.runtime.migration import MigrationContext
+
+        upgrade_database(connection, schema=self.schema)
+        options: dict[str, Any] = {
+            "include_schemas": True,
+            "include_name": self._is_its_schema,
+            "include_object": self._is_of_it,
+        }
+        context = MigrationContext.configure(connection, opts=options)
+        there = {one["name"] for one in inspect(connection).get_columns(self.table.name, self.schema)}
+        # Autogenerate does not compare CHECKs: where none of the columns is there, all that belongs to them is made.
+        if there <= self._ours:
+            missing = [*self._additions(), *map(ops.CreateIndexOp.from_index, self._own_indexes())]
+        else:
+            found = produce_migrations(context, self.table.metadata).upgrade_ops
+            missing = list(_flat(found.ops if found is not None else ()))
+        operations = Operations(context)
+        for one in missing:
+            if isinstance(one, ops.AddColumnOp):
+                if isinstance(one.column.type, SchemaType):  # as an ENUM, which an ADD COLUMN does not make
+                    one.column.type.create(connection, checkfirst=True)
+                one.column = _alone(one.column)
+            if isinstance(one, (ops.AddColumnOp, ops.AddConstraintOp, ops.CreateIndexOp)):
+                operations.invoke(one)
+
+    def _own_indexes(self) -> list[Index]:
+        found = [one for one in self.table.indexes if str(one.name) not in self._ours]
+        return sorted(found, key=lambda one: str(one.name))
+
+    def _is_its_schema(self, name: str | None, type_: str, parent_names: Any) -> bool:
+        if type_ == "schema":
+            return name == self.schema
+        return type_ != "table" or name == self.table.name
+
+    def _is_of_it(self, object: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
+        table = object if type_ == "table" else getattr(object, "table", None)
+        is_it = getattr(table, "schema", None) == self.schema and getattr(table, "name", None) == self.table.name
+        return is_it and self.include_object(object, name, type_, reflected, compare_to)
+
+    def _in_place_of(self, operation: Any) -> Iterator[ops.MigrateOperation]:
+        from alembic.operations import ops
+
+        from .operations import DowngradeQueueOp, UpgradeQueueOp
+
+        is_it = getattr(operation, "table_name", None) == self.table.name and operation.schema == self.schema
+        if is_it and isinstance(operation, ops.CreateTableOp):
+            yield UpgradeQueueOp(self.schema, CURRENT)
+            yield from self._additions()
+        elif is_it and isinstance(operation, ops.DropTableOp):
+            yield DowngradeQueueOp(self.schema, 0)
+        else:
+            yield operation
+
+    def _additions(self) -> Iterator[ops.MigrateOperation]:
+        """The application's own columns and constraints; autogenerate has the indexes as operations already."""
+        from alembic.operations import ops
+
+        for column in self.table.columns:
+            if column.name not in self._ours:
+                yield ops.AddColumnOp(self.table.name, _alone(column), schema=self.schema)
+        for key in sorted(self.table.foreign_key_constraints, key=lambda one: str(one.name)):
+            yield ops.CreateForeignKeyOp.from_constraint(key)
+        for one in self.table.constraints:
+            if isinstance(one, (UniqueConstraint, CheckConstraint)) and str(one.name) not in self._ours:
+                yield ops.AddConstraintOp.from_constraint(one)
+
+
+def _flat(operations: Sequence[Any]) -> Iterator[Any]:
+    for one in operations:
+        inner = getattr(one, "ops", None)
+        if inner is None:
+            yield one
+        else:
+            yield from _flat(inner)
+
+
+def _alone(column: Column[Any]) -> Column[Any]:
+    """The column without its keys and indexes, which are operations of their own."""
+    made = [one._copy() for one in (column.computed, column.identity) if one is not None]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    default = None if made else getattr(column.server_default, "arg", None)
+    return Column(
+        column.name, column.type, *made, nullable=column.nullable, server_default=default, comment=column.comment
+    )

@@ -1,0 +1,85 @@
+"""The tables beside a job table, as mapped classes: the package's own, and the same ones in another schema.
+
+The queue's functions and triggers are in the schema of its tables, so the jobs of one schema never meet those of another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, cast
+
+from sqlalchemy import MetaData, Table
+from sqlalchemy.orm import Mapper, column_property
+
+from .base import SCHEMA
+from .due_time import DueTime
+from .limits import KeyRow, LimitRow, LimitState
+from .notes import LogPart, Progress
+from .schedule import Schedule
+from .stat import Stat
+from .tables import Awaited, UniqueKey, Uptime, WorkerRow
+from .workflow import WorkflowCallback, WorkflowDependency, WorkflowEvent, WorkflowJoin, WorkflowRow
+
+__all__ = ["Companions", "companions_in", "in_schema", "place_in"]
+
+
+@dataclass(frozen=True, slots=True)
+class Companions:
+    """The classes of the tables beside the jobs of one schema."""
+
+    worker: type[WorkerRow] = WorkerRow
+    uptime: type[Uptime] = Uptime
+    unique_key: type[UniqueKey] = UniqueKey
+    progress: type[Progress] = Progress
+    log: type[LogPart] = LogPart
+    schedule: type[Schedule] = Schedule
+    awaited: type[Awaited] = Awaited
+    stat: type[Stat] = Stat
+    limit: type[LimitRow] = LimitRow
+    key: type[KeyRow] = KeyRow
+    limit_state: type[LimitState] = LimitState
+    workflow: type[WorkflowRow] = WorkflowRow
+    dependency: type[WorkflowDependency] = WorkflowDependency
+    join: type[WorkflowJoin] = WorkflowJoin
+    callback: type[WorkflowCallback] = WorkflowCallback
+    event: type[WorkflowEvent] = WorkflowEvent
+
+
+_PACKAGES = Companions()
+
+
+@cache
+def companions_in(schema: str) -> Companions:
+    """The companions of the jobs in this schema."""
+    if schema == SCHEMA:
+        return _PACKAGES
+    return Companions(**{one.name: in_schema(getattr(_PACKAGES, one.name), schema) for one in fields(Companions)})
+
+
+@cache
+def in_schema(model: type[Any], schema: str) -> type[Any]:
+    """A class like `model`, whose table is in `schema`."""
+    if schema == SCHEMA:
+        return model
+    mapper: Mapper[Any] = model.__mapper__
+    table = cast(Table, mapper.local_table).to_metadata(MetaData(schema=schema), schema=schema)
+    place_in(table, schema)
+    # A table has no other class than its own one: of these, only what Python inherits is shared.
+    attributes: dict[str, Any] = {
+        one.key: column_property(table.c[one.columns[0].key], deferred=one.deferred) for one in mapper.column_attrs
+    }
+    named = {"__module__": f"{model.__module__}.{schema}", "__qualname__": model.__qualname__, "__doc__": model.__doc__}
+    return type(
+        model.__name__,
+        (model,),
+        {**attributes, **named, "__table__": table, "__mapper_args__": {"concrete": True}},
+    )
+
+
+def place_in(table: Table, schema: str) -> None:
+    """Let the columns of `table` find the functions of the queue in `schema`."""
+    for column in table.columns:
+        if isinstance(column.type, DueTime) and column.type.schema != schema:
+            placed: Any = DueTime(schema)
+            column.type = placed.evaluates_none() if column.type.should_evaluate_none else placed

@@ -1,0 +1,159 @@
+"""What a class of the user's must be to hold jobs, and what it gets from us."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sqlalchemy import CheckConstraint, Column, MetaData, PrimaryKeyConstraint, Table
+from sqlalchemy.orm import MappedAsDataclass
+from sqlalchemy.schema import SchemaItem
+from sqlalchemy.sql.elements import conv
+
+from ..errors import ConfigurationError
+from .base import SCHEMA
+
+__all__ = ["OwnTable", "begin_own_table", "column_names", "is_own", "schema_of"]
+
+#: The classes that hold jobs, by schema.
+_classes: weakref.WeakValueDictionary[str, type[Any]] = weakref.WeakValueDictionary()
+
+#: The name of a job table: the functions in its schema have it in their text.
+_NAME = "job"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTable:
+    """A job class that is being mapped."""
+
+    job: type[Any]
+    schema: str
+    columns: frozenset[str]
+    items: frozenset[str]
+    """The names of our constraints and indexes."""
+
+    @property
+    def table(self) -> Table:
+        return cast(Table, self.job.__table__)
+
+    def check(self) -> None:
+        """Refuse what was mapped if it cannot work, and remember it otherwise."""
+        keys = [column.name for column in self.table.primary_key]
+        if keys != ["id"]:
+            raise _refusal(
+                self.job, f"the primary key is `id`, and not {', '.join(keys)}: add a UniqueConstraint instead"
+            )
+        names = self.job.__mapper__.columns
+        _classes[self.schema] = self.job
+        # For `sa_jobqueue.migrations`, which knows no models.
+        self.table.info["sa_jobqueue"] = frozenset({*(names[name].name for name in self.columns), *self.items})
+
+
+def is_own(job: type[Any]) -> bool:
+    """Whether this class is the user's, and not the package's `Job`."""
+    return schema_of(job) != SCHEMA
+
+
+def schema_of(job: type[Any]) -> str:
+    """The schema of a job class, also before it is mapped."""
+    if (table := getattr(job, "__table__", None)) is not None:
+        return str(table.schema)
+    return str(_options(job).get("schema") or job.metadata.schema or "")
+
+
+def begin_own_table(job: type[Any], mixin: type[Any], items: Callable[[], Sequence[SchemaItem]]) -> OwnTable | None:
+    """Check a class before it is mapped, and give it our constraints and indexes. None: it gets no table of its own.
+
+    `mixin`: the class that has our columns.
+    """
+    above = job.__mro__[1 : job.__mro__.index(mixin)]
+    if job.__dict__.get("__abstract__") or any("__mapper__" in vars(one) for one in above):
+        return None
+    metadata: MetaData | None = getattr(job, "metadata", None)
+    if metadata is None:
+        return None  # another mixin
+    columns = frozenset(column_names(mixin))
+    _check_class(job, mixin, columns)
+    schema = schema_of(job)
+    if not schema:
+        raise _refusal(
+            job,
+            'it needs a schema of its own, which has no other jobs: __table_args__ = {"schema": "shop_queue"}, or '
+            'MetaData(schema="shop_queue")',
+        )
+    _check_alone(job, schema)
+    ours = _named(items(), metadata)
+    job.__table_args__ = (*ours, *_arguments(job), {**_options(job), "schema": schema})
+    return OwnTable(job, schema, columns, frozenset(str(getattr(one, "name", "")) for one in ours))
+
+
+def _check_class(job: type[Any], mixin: type[Any], columns: frozenset[str]) -> None:
+    if issubclass(job, MappedAsDataclass):
+        raise _refusal(job, "it cannot be a dataclass: its base is a DeclarativeBase without MappedAsDataclass")
+    if "__mapper__" in vars(job):  # the base came first, and has mapped it
+        raise _refusal(job, f"the mixin comes first: class {job.__name__}({mixin.__name__}, Base)")
+    if "__table__" in vars(job):
+        raise _refusal(job, "the mixin makes its table: declare the columns that it has besides, and no __table__")
+    name = getattr(job, "__tablename__", None)
+    if name != _NAME:
+        raise _refusal(job, f"its table is called {_NAME!r} and not {name!r}: a name of your own is the schema's")
+    members = {key: value for one in reversed(mixin.__mro__) for key, value in vars(one).items()}
+    ours = {one for one in members if not one.startswith("__")} | columns
+    named = {_name_of(members[name]) or name for name in columns if name in members} | columns
+    for one in job.__mro__[: job.__mro__.index(mixin)]:
+        taken = sorted(ours & {*vars(one), *vars(one).get("__annotations__", {})})
+        if taken:
+            raise _refusal(job, f"`{taken[0]}` is one of the queue's own attributes: give yours another name")
+        for key, value in vars(one).items():
+            if (name := _name_of(value)) in named:
+                raise _refusal(job, f"the column {name!r} of `{key}` is one of the queue's: give yours another name")
+
+
+def _name_of(value: object) -> str | None:
+    """The name of a column, if it was given one."""
+    column = value if isinstance(value, Column) else getattr(value, "column", None)
+    return str(column.name) if isinstance(column, Column) and column.name else None
+
+
+def _check_alone(job: type[Any], schema: str) -> None:
+    other = _classes.get(schema)
+    # Of a module that is loaded again, the new class takes the place of the old one.
+    if other is not None and (other.__module__, other.__qualname__) != (job.__module__, job.__qualname__):
+        raise _refusal(
+            job, f"the schema {schema!r} has the jobs of {other.__module__}.{other.__qualname__}: name another schema"
+        )
+
+
+def column_names(mixin: type[Any]) -> list[str]:
+    """The attributes of the mixin that are columns."""
+    hints = {name: hint for one in mixin.__mro__ for name, hint in vars(one).get("__annotations__", {}).items()}
+    return [name for name, hint in hints.items() if "Mapped[" in str(hint)]
+
+
+def _options(job: type[Any]) -> dict[str, Any]:
+    given: Any = getattr(job, "__table_args__", None)
+    if isinstance(given, tuple) and given:
+        given = given[-1]
+    return dict(given) if isinstance(given, dict) else {}
+
+
+def _arguments(job: type[Any]) -> tuple[Any, ...]:
+    given: Any = getattr(job, "__table_args__", None)
+    if not isinstance(given, tuple):
+        return ()
+    return given[:-1] if given and isinstance(given[-1], dict) else given
+
+
+def _named(items: Sequence[SchemaItem], metadata: MetaData) -> list[SchemaItem]:
+    """Our constraints keep their names, whatever convention names the user's."""
+    for one in items:
+        if isinstance(one, CheckConstraint):
+            one.name = conv(str(one.name))
+    named = "pk" in metadata.naming_convention or PrimaryKeyConstraint in metadata.naming_convention
+    return [*items, PrimaryKeyConstraint("id", name=conv("job_pkey"))] if named else list(items)
+
+
+def _refusal(job: type[Any], reason: str) -> ConfigurationError:
+    return ConfigurationError(f"{job.__name__} cannot hold jobs: {reason}")
