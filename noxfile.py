@@ -52,8 +52,10 @@ def tests(session: nox.Session) -> None:
     # A part of the tests covers a part of the code: only a full run has to reach the mark.
     full = all(argument.startswith("--pg") for argument in session.posargs)
     coverage = ["--cov", "--cov-report=term-missing:skip-covered"] if full else []
-    # One that hangs fails, with what its threads were doing, and does not hold up the rest.
-    session.run("pytest", "--timeout=600", *in_parallel(session), *coverage, *session.posargs)
+    # One that hangs ends its process, with what its threads were doing, and does not hold up the rest.
+    session.run(
+        "pytest", "--timeout=600", "--timeout-method=thread", *in_parallel(session), *coverage, *session.posargs
+    )
 
 
 @nox.session

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 from sqlalchemy import text
+from sqlalchemy.orm import Session
 
-from sa_jobqueue import enqueue
+from sa_jobqueue import Workflow, enqueue
 from sa_jobqueue.statements import pause, set_limit
 from tests.acceptance.app import held_without_session, nothing, write, write_and_fail
 from tests.acceptance.conftest import Shop
@@ -201,8 +202,11 @@ def test_prometheus_sees_every_job_and_no_counter_going_back_while_a_worker_is_k
                 "each run is counted once: those that completed, and both attempts of the one that fails"
             )
 
-            # A queue of its own, which no worker serves, has a limit, a pause, and a job with a key; a task has a limit.
-            shop.add(enqueue(nothing.options(queue="quiet", key="a"), 0))
+            # A queue of its own, which no worker serves, has a limit, a pause, a job with a key, and a workflow; a task has a limit.
+            workflow = Workflow("quiet")
+            workflow.add(nothing.options(queue="quiet"), 0)
+            with Session(shop.engine) as session, session.begin():
+                session.add_all([enqueue(nothing.options(queue="quiet", key="a"), 0), workflow])
             with shop.engine.begin() as connection:
                 connection.execute(set_limit("quiet", running=5))
                 connection.execute(set_limit("quiet", owner="task", running=5))
