@@ -83,7 +83,7 @@ def test_an_object_that_is_added_then(tables: Engine) -> None:
 
 
 def test_a_new_object_of_another_session(tables: Engine) -> None:
-    """Nobody knows which of the two is committed first."""
+    """Which of the two is committed first is not known."""
     order = Order()
     with Session(tables) as session, Session(tables) as other:
         other.add(order)

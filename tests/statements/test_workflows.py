@@ -398,7 +398,7 @@ def test_one_of_several_that_comes_back_may_suffice(connection: Connection) -> N
 
 
 def test_a_job_that_came_back_and_was_cancelled_before_anyone_looked_counts(connection: Connection) -> None:
-    """The workflow has ended anew."""
+    """The workflow has ended once more."""
     flow = Flow(connection, "a", "b")
     flow.complete("b")
     flow.fail("a")

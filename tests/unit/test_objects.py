@@ -132,7 +132,7 @@ def test_classes_that_are_dataclasses_or_models_too(one: Any, plain: str) -> Non
 
 
 def test_a_plain_key_will_do_where_a_version_may_stand() -> None:
-    """From SQL and by name; and a version that nobody asks for any more does no harm."""
+    """From SQL and by name; and a version that is not asked for any more does no harm."""
     assert decoded(Annotated[Article, Fresh()], '{"value": 1}').version is None
     assert decoded(Article, '{"value": {"key": 1, "version": 2}}').key == (1,)
 
@@ -303,7 +303,7 @@ def ship_task() -> Any:
 
 
 def test_before_the_flush_the_key_has_a_placeholder() -> None:
-    """Whoever reads the arguments sees that it is to come."""
+    """Who reads the arguments sees that it is to come."""
     job = enqueue(ship_task(), Order())
     assert set(job.args["order"]) == {"unflushed"}
 
