@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from time import monotonic
@@ -259,6 +259,7 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     set_log_format(options.log_format)
     options.check()
     options = options if options.supervised else replace(options, said=_said(context))
+    before = threading.enumerate()
     cores = usable_cores() if options.pin else []
     endpoint = None
     if options.metrics_port is not None and not options.supervised:
@@ -282,7 +283,7 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
                 logger.info("the tasks also name queues that this worker does not serve: %s", ", ".join(others))
         report(worker, is_theirs)
     if options.tried_out:
-        _leave_threads_behind(0)
+        _leave_threads_behind(0, before)
         return
     if endpoint is not None:
         serve_worker(endpoint, worker)
@@ -293,7 +294,7 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     finally:
         if sender is not None:
             sender.finish()
-    _leave_threads_behind(ending)
+    _leave_threads_behind(ending, before)
     raise typer.Exit(ending)
 
 
@@ -367,11 +368,11 @@ def _bytes(text: str) -> int:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
-def _leave_threads_behind(code: int) -> None:
-    """End the process at once if threads that handlers started do not end: Python would wait for them."""
+def _leave_threads_behind(code: int, before: Collection[threading.Thread]) -> None:
+    """End the process at once if threads that handlers started do not end: Python would wait for them. `before`: those that are not theirs."""
     until = monotonic() + _LAST_THREADS
     for thread in threading.enumerate():
-        if not thread.daemon and thread is not threading.main_thread():
+        if not thread.daemon and thread not in before:
             thread.join(max(until - monotonic(), 0.0))
             if thread.is_alive():
                 logger.warning("the thread %r does not end; leaving without it", thread.name)

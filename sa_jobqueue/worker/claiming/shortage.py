@@ -71,7 +71,7 @@ class Shortage:
     def leave_if_dry(self, connection: Connection, short: Collection[str]) -> None:
         """Nothing ran and nothing was claimed, and these queues have no job in reach: if no other has one either, the worker is idle."""
         if self._idle is not None and self._are_dry(short):
-            self._leaves(connection)
+            self._leaves(connection, stays=self._expired.awaited(connection))
 
     def _are_dry(self, short: Collection[str]) -> bool:
         """Whether no queue has a job in reach, where these have none."""
@@ -90,24 +90,26 @@ class Shortage:
             self._demand.announced = False
             self._overlooked.jobs_come()
         leaves = dry and self._idle is not None
+        # Before the look, which sees what is rescued meanwhile.
+        stays = leaves and self._expired.awaited(connection)
         looked = self._overlooked.look(connection, short, at_once=leaves)
         if looked.any_due:  # if it has come since, the next claim brings it
             for name in short:
                 timers[name].now()
         elif self._listening() and self._gates.ask(connection, short, timers):
             pass  # poll once more: jobs that were committed before we asked have woken no worker
-        elif not (leaves and self._leaves(connection)):
+        elif not (leaves and self._leaves(connection, stays=stays)):
             longest = min(self._poll, self._gates.longest_poll) if self._listening() else self._poll
             for name in short:
                 timers[name].back_off(longest)
         return looked.any_overlooked
 
-    def _leaves(self, connection: Connection) -> bool:
+    def _leaves(self, connection: Connection, *, stays: bool) -> bool:
         """No queue has a job in reach, and nothing runs: so the worker is idle, unless one of the skipped jobs could be claimed
-        now or a dead worker's are to be rescued. Returns whether one was claimed.
+        now, or it `stays` to rescue a dead worker's. Returns whether one was claimed.
         """
         if self._unclaimable.claim_skipped(connection, at_once=True) or self._workflows.finds_more(connection):
             return True
-        if self._idle is not None and not self._expired.awaited(connection):
+        if self._idle is not None and not stays:
             self._idle()
         return False
