@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import TypeAlias
 
 from .errors import JobQueueError, OptionError
 
-__all__ = ["MAX_DELAY", "Duration", "checked_duration", "seconds_of"]
+__all__ = ["MAX_DELAY", "Duration", "checked_duration", "read_duration", "seconds_of"]
 
 #: Seconds, or a timedelta.
 Duration: TypeAlias = float | timedelta
@@ -39,3 +40,24 @@ def checked_duration(value: Duration, what: str, error: type[JobQueueError] = Op
         return seconds_of(value, what=what)
     except (TypeError, ValueError, OverflowError) as reason:
         raise error(str(reason)) from reason
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+_DURATION = re.compile(rf"(?:{_PART.pattern})+", re.IGNORECASE)
+
+
+def read_duration(text: str) -> timedelta:
+    """A duration as a person writes it: "90" seconds, "45s", "10m", "2h", "3d", "1w", "1h30m". Raises ValueError for anything else.
+
+    >>> read_duration("1h30m")
+    datetime.timedelta(seconds=5400)
+    """
+    try:
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            return timedelta(seconds=float(text))
+        if _DURATION.fullmatch(text):
+            return timedelta(seconds=sum(float(n) * _UNITS[unit] for n, unit in _PART.findall(text.lower())))
+    except OverflowError:
+        pass
+    raise ValueError(f"{text!r} is not a duration; expected 45s, 10m, 2h, 3d, 1w or 1h30m")

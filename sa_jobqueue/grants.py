@@ -65,6 +65,7 @@ _LOOK = (
     "SELECT ON TABLE {schema}.job_limit",
     "SELECT ON TABLE {schema}.job_key",
     "SELECT ON TABLE {schema}.limit_state",
+    "SELECT ON TABLE {schema}.audit",
     *(f"SELECT ON TABLE {{schema}}.workflow{part}" for part in ("", "_dependency", "_join", "_callback", "_event")),
 )
 
@@ -171,6 +172,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "INSERT, UPDATE, DELETE ON TABLE {schema}.job_key",
             _CANCEL_WORKFLOWS,
             "EXECUTE ON FUNCTION {schema}.retry_workflow(bigint, bigint)",
+            "INSERT (count, action, who, target) ON TABLE {schema}.audit",
             "EXECUTE ON FUNCTION {schema}.pause_workflows(bigint[]), {schema}.resume_workflows(bigint[])",
             *_TELL_WORKFLOWS,
             "SELECT, UPDATE ON SEQUENCE {schema}.gate_limit",

@@ -2,66 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
-from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import ColumnElement, and_, case, func, literal, or_
+from sqlalchemy import ColumnElement, func, literal
 from sqlalchemy.orm import InstrumentedAttribute
 
-from sa_jobqueue.lifecycle import JobStatus
-from sa_jobqueue.models import Job, status_literal
-from sa_jobqueue.objects import Subject
-from sa_jobqueue.statements.limits import is_queued
-from sa_jobqueue.statements.parts import table_of
+from sa_jobqueue.models import Job
+from sa_jobqueue.statements.chosen import Status, criteria_of, error_type, reading_of
 
 from .options import Options, parse_duration, parse_moment
 
 __all__ = ["ERROR_TYPE", "PANEL", "READING", "Filters", "Queues", "Status"]
 
 
-class Status(StrEnum):
-    """The statuses of a job, and readings of them."""
-
-    QUEUED = "queued"
-    SCHEDULED = "scheduled"
-    RETRYING = "retrying"
-    DUE = "due"
-    BLOCKED = "blocked"
-    RUNNING = "running"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    LIVE = "live"
-    FINISHED = "finished"
-
-
-def _criterion(status: Status) -> Any:
-    match status:
-        case Status.QUEUED:
-            return is_queued(table_of(Job))
-        case Status.SCHEDULED:
-            return and_(is_queued(table_of(Job)), Job.is_scheduled)
-        case Status.RETRYING:
-            return and_(is_queued(table_of(Job)), Job.is_retrying)
-        case Status.DUE:
-            return and_(is_queued(table_of(Job)), Job.run_at <= func.now())
-        case Status.LIVE:
-            return Job.is_live
-        case Status.FINISHED:
-            return Job.is_finished
-        case _:
-            return Job.status == status_literal(JobStatus(status.value))
-
-
-#: What a job is called: its status, or the reading of `queued` that fits.
-READING = case((Job.is_retrying, "retrying"), (Job.is_scheduled, "scheduled"), else_=Job.status)
-
-#: The class of the error that a job is in trouble with: its last one, unless it has completed since.
-ERROR_TYPE = case((Job.status != status_literal(JobStatus.COMPLETED), Job.errors[-1]["type"].astext))
+#: What a job is called, and the class of its error.
+READING, ERROR_TYPE = reading_of(), error_type()
 
 #: The heading of these options in the help.
 PANEL = "Which jobs"
@@ -147,33 +106,4 @@ class Filters(Options):
 
     def criteria(self, *, by: InstrumentedAttribute[Any] = Job.created_at) -> list[ColumnElement[bool]]:
         """The criteria; none where no filter was given. `by`: the time from which ages count."""
-        found: list[ColumnElement[bool]] = []
-        if self.queue:
-            found.append(Job.queue.in_(self.queue))
-        if self.task:
-            found.append(Job.task.in_(self.task))
-        if self.status:
-            found.append(or_(*(_criterion(status) for status in self.status)))
-        if self.tag:
-            found.append(Job.meta.contains({"tags": list(self.tag)}))
-        if self.subject:
-            found.append(or_(*map(_is_about, self.subject)))
-        if self.error:
-            found.append(or_(*(_is_class(ERROR_TYPE, name) for name in self.error)))
-        if self.since is not None:
-            found.append(by >= self.since)
-        if self.older_than is not None:
-            found.append(by < func.now() - self.older_than)
-        if self.newer_than is not None:
-            found.append(by >= func.now() - self.newer_than)
-        return found
-
-
-def _is_about(text: str) -> ColumnElement[bool]:
-    """Whether a job's subject is written so: `Order:7`, or `Order` for any of the type."""
-    return Job.subject == Subject.parse(text) if ":" in text else Job.subject_type == text
-
-
-def _is_class(column: ColumnElement[str | None], name: str) -> ColumnElement[bool]:
-    """Whether a qualified name is that of the class `name`, which may have its module or not."""
-    return or_(column == name, column.endswith(f".{name}", autoescape=True))
+        return criteria_of(**{one.name: getattr(self, one.name) for one in fields(Filters)}, by=by)

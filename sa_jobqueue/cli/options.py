@@ -11,7 +11,6 @@ A command that has a parameter of such a class takes all of its options. A field
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -20,6 +19,8 @@ from inspect import Parameter
 from typing import Annotated, Any, Self, get_args, get_type_hints
 
 import typer
+
+from sa_jobqueue.durations import read_duration
 
 __all__ = ["PREFIX", "Json", "Key", "Options", "Units", "parse_duration", "parse_id", "parse_moment", "setting"]
 
@@ -68,23 +69,13 @@ class Options:
 
 # ---- how values are read
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
-_DURATION = re.compile(rf"(?:{_PART.pattern})+", re.IGNORECASE)
-
 
 def parse_duration(text: str | timedelta) -> timedelta:
     """`text` as a duration: "90" seconds, "45s", "10m", "2h", "3d", "1w", "1h30m". For Typer: `parser=parse_duration`."""
-    if isinstance(text, timedelta):
-        return text
     try:
-        if re.fullmatch(r"\d+(\.\d+)?", text):
-            return timedelta(seconds=float(text))
-        if _DURATION.fullmatch(text):
-            return timedelta(seconds=sum(float(n) * _UNITS[unit] for n, unit in _PART.findall(text.lower())))
-    except OverflowError:
-        pass
-    raise typer.BadParameter(f"{text!r} is not a duration; expected 45s, 10m, 2h, 3d, 1w or 1h30m")
+        return text if isinstance(text, timedelta) else read_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def parse_moment(text: str, zone: tzinfo | None = None) -> datetime | timedelta:

@@ -8,7 +8,7 @@
 
 from .catalogue import CHECKS, Check
 from .examination import Examination
-from .examine import examine, look_at, reading
+from .examine import examine, look_at, make_reading, reading
 from .finding import LEVELS, Finding, Level, worst
 from .thresholds import Thresholds
 
@@ -22,6 +22,7 @@ __all__ = [
     "Thresholds",
     "examine",
     "look_at",
+    "make_reading",
     "reading",
     "worst",
 ]

@@ -18,7 +18,7 @@ from .examination import Examination
 from .finding import Finding
 from .thresholds import Thresholds
 
-__all__ = ["examine", "look_at", "reading"]
+__all__ = ["examine", "look_at", "make_reading", "reading"]
 
 #: A check that takes longer is given up: what is wrong with a busy server must not become worse by it.
 _PATIENCE = timedelta(seconds=5)
@@ -69,19 +69,24 @@ def reading(
     # Also where the engine is in AUTOCOMMIT mode.
     level = {"isolation_level": "READ COMMITTED"}
     with engine.connect().execution_options(**level) as connection, connection.begin() as transaction:
-        connection.exec_driver_sql("SET TRANSACTION READ ONLY")
-        limits = {
-            "statement_timeout": statement,
-            "lock_timeout": lock,
-            "idle_in_transaction_session_timeout": idle,
-        }
-        milliseconds = {name: f"{int(limit.total_seconds() * 1000)}ms" for name, limit in limits.items()}
-        # The statistics of a queue's table are often old, and by a plan that trusts them a count would not stop at its cap. Compiling
-        # such statements takes longer than they do.
-        planner = {"enable_seqscan": "off", "enable_bitmapscan": "off", "jit": "off"}
-        connection.exec_driver_sql(setting({**milliseconds, **planner}, local=True))
+        make_reading(connection, statement=statement, lock=lock, idle=idle)
         yield connection
         transaction.rollback()
+
+
+def make_reading(connection: Connection, *, statement: timedelta, lock: timedelta, idle: timedelta) -> None:
+    """Make the transaction of this connection, which has done nothing yet, READ ONLY, with these limits."""
+    connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+    limits = {
+        "statement_timeout": statement,
+        "lock_timeout": lock,
+        "idle_in_transaction_session_timeout": idle,
+    }
+    milliseconds = {name: f"{int(limit.total_seconds() * 1000)}ms" for name, limit in limits.items()}
+    # The statistics of a queue's table are often old, and by a plan that trusts them a count would not stop at its cap. Compiling
+    # such statements takes longer than they do.
+    planner = {"enable_seqscan": "off", "enable_bitmapscan": "off", "jit": "off"}
+    connection.exec_driver_sql(setting({**milliseconds, **planner}, local=True))
 
 
 def _answer(check: Check, examination: Examination) -> Finding:

@@ -11,6 +11,7 @@ The tables are made by `sa_jobqueue.migrations`, which is frozen per version; a 
 
 from __future__ import annotations
 
+from .audit import AuditEntry
 from .base import SCHEMA, Base
 from .companions import Companions, in_schema
 from .due_time import AT_ONCE, checked_due, due_text
@@ -28,7 +29,7 @@ from .unique import insert_in_order, put_in_order, say_all
 from .workflow import GATE, WorkflowCallback, WorkflowDependency, WorkflowEvent, WorkflowJoin, WorkflowRow
 
 __all__ = [
-    "AT_ONCE", "GATE", "SCHEMA", "TASK_GROUP", "Awaited", "Base", "Companions", "Job", "JobMixin", "JsonText", "KeyRow", "LimitRow", "LimitState", "LogPart", "Overlap", "Progress", "Schedule", "SchemaVersion", "Stat",
+    "AT_ONCE", "GATE", "SCHEMA", "TASK_GROUP", "AuditEntry", "Awaited", "Base", "Companions", "Job", "JobMixin", "JsonText", "KeyRow", "LimitRow", "LimitState", "LogPart", "Overlap", "Progress", "Schedule", "SchemaVersion", "Stat",
     "StatusText", "UnfinishedJson", "UniqueKey", "Uptime", "WorkerRow", "WorkflowCallback", "WorkflowDependency", "WorkflowEvent", "WorkflowJoin", "WorkflowRow", "checked_due", "companions_of", "due_text", "in_schema", "insert_in_order", "is_job_class", "is_own", "own_column", "put_in_order", "say_all", "schema_function", "schema_of", "status_in",
     "status_literal",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any, cast
 from sqlalchemy import MetaData, Table
 from sqlalchemy.orm import Mapper, column_property
 
+from .audit import AuditEntry
 from .base import SCHEMA
 from .due_time import DueTime
 from .limits import KeyRow, LimitRow, LimitState
@@ -44,6 +45,7 @@ class Companions:
     join: type[WorkflowJoin] = WorkflowJoin
     callback: type[WorkflowCallback] = WorkflowCallback
     event: type[WorkflowEvent] = WorkflowEvent
+    audit: type[AuditEntry] = AuditEntry
 
 
 _PACKAGES = Companions()

@@ -11,6 +11,8 @@ that a parameter implies the predicate of a partial index. A batch is arrays, so
 
 from .admin import cancel_jobs, discard_jobs, release_jobs, retry_jobs
 from .apply import apply_changes
+from .audit import list_audit, record_action
+from .chosen import criteria_of
 from .claim import claim_jobs
 from .counts import count_jobs
 from .insert import insert_jobs
@@ -31,16 +33,19 @@ __all__ = [
     "cancel_workflows",
     "claim_jobs",
     "count_jobs",
+    "criteria_of",
     "discard_jobs",
     "expired_leases",
     "insert_jobs",
     "job_logs",
+    "list_audit",
     "list_limits",
     "list_schedules",
     "pause",
     "pause_schedules",
     "pause_workflows",
     "prune_jobs",
+    "record_action",
     "release_jobs",
     "remove_limit",
     "remove_schedules",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from . import (
     advance,
+    audit,
     functions,
     indexes,
     limited,
@@ -33,9 +34,10 @@ COMPATIBLE_WITH: int = 1
 
 UP = (
     *tables.UP, *indexes.UP, *functions.UP, *waking.UP, *unique.UP, *notes.UP, *schedules.UP, *waiting.UP, *stats.UP, *limits.UP,
-    *limited.UP, *workflows.UP, *advance.UP, *workflow_actions.UP,
+    *limited.UP, *workflows.UP, *advance.UP, *workflow_actions.UP, *audit.UP,
 )  # fmt: skip
 DOWN = (
+    *audit.DOWN,
     *workflow_actions.DOWN,
     *advance.DOWN,
     *workflows.DOWN,

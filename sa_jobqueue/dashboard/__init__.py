@@ -1,0 +1,26 @@
+"""The dashboard: one page for whoever is on call, to be mounted in the application's own.
+
+    async def who(request: Request) -> Access:
+        user = await current_user(request)
+        return Access.OPERATE.named(user.email) if user.is_staff else Access.NONE
+
+    app.mount("/jobs", dashboard(engine, access=who))  # FastAPI, Starlette
+
+It needs `sa_jobqueue[dashboard]`: Starlette and Jinja2. Nothing is fetched from outside, and nothing is built.
+"""
+
+from ..errors import ConfigurationError
+
+try:
+    import jinja2  # noqa: F401
+    import starlette  # noqa: F401
+except ImportError as error:
+    raise ConfigurationError(
+        "the dashboard needs Starlette and Jinja2: pip install 'sa_jobqueue[dashboard]'"
+    ) from error
+
+from .access import Access, Action, Who
+from .app import dashboard
+from .look import FormatArgs, LinkSubject, Part
+
+__all__ = ["Access", "Action", "FormatArgs", "LinkSubject", "Part", "Who", "dashboard"]

@@ -1,0 +1,62 @@
+"""Putting a dashboard together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from starlette.types import ASGIApp
+
+from ..models import Job, JobMixin
+from .access import Who
+from .database import Anywhere, Database
+from .job_deeds import JOB_DEEDS
+from .look import FormatArgs, LinkSubject, Options
+from .pages import PAGES
+from .security import CSP, Guard
+from .site import Site
+
+__all__ = ["DEEDS", "dashboard"]
+
+#: All that a form can ask for, by name.
+DEEDS = {**JOB_DEEDS}
+
+
+def dashboard(
+    engine: Anywhere,
+    *,
+    access: Who | None = None,
+    read_from: Anywhere | None = None,
+    title: str = "Jobs",
+    job: type[JobMixin] = Job,
+    schema: str | None = None,
+    format_args: FormatArgs | None = None,
+    link_subject: LinkSubject | None = None,
+    csp: str | None = CSP,
+    trusted_origins: Collection[str] = (),
+) -> ASGIApp:
+    """The pages as one ASGI application, to be mounted in another or served alone.
+
+    Args:
+        engine: An Engine or an AsyncEngine of the database with the jobs. It is used as it is; its pool should have room for five
+            connections.
+        access: Says of each request what its sender may do, and who that is. Without it the answer is 403.
+        read_from: An engine of a replica, from which pages are read. Actions go to `engine`.
+        title: What the pages are called.
+        job: The mapped class of a job table of your own.
+        schema: Where the tables are, if the engine's `schema_translate_map` does not say it.
+        format_args: Called as `format_args(task, part, value)` for the "args", "meta" and "result" of each job that is shown; what it
+            returns is shown in place of the value.
+        link_subject: Returns the address of the page of the row that a job is about, or None.
+        csp: The Content-Security-Policy of each answer; None: the application sends its own.
+        trusted_origins: Origins such as "https://ops.example.com" from which changes are accepted, where a proxy rewrites the host.
+
+    Raises ConfigurationError where `engine` or `read_from` is no engine.
+    """
+    site = Site(
+        Database(engine, read_from, schema=schema),
+        access,
+        Options(title=title, job=job, format_args=format_args, link_subject=link_subject),
+        PAGES,
+        DEEDS,
+    )
+    return Guard(site.application(), csp=csp, trusted_origins=trusted_origins)

@@ -1,0 +1,108 @@
+"""The database of a dashboard: looks that change nothing and are given up after 2 s, and actions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, TypeAlias, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from starlette.concurrency import run_in_threadpool
+
+from ..doctor import make_reading
+from ..errors import ConfigurationError
+from ..migrations.runner import check_schema
+from ..models import SCHEMA
+from .refusals import refusal_of
+
+__all__ = ["Anywhere", "Database"]
+
+T = TypeVar("T")
+#: Both kinds of engines.
+Anywhere: TypeAlias = Engine | AsyncEngine
+
+#: A look that takes longer is given up: a busy server must not become busier by those who look at it.
+_PATIENCE = timedelta(seconds=2)
+#: An action waits this long for rows that others have locked; what it does itself may take longer.
+_LOCK_PATIENCE = timedelta(seconds=2)
+_ACTION_PATIENCE = timedelta(seconds=30)
+#: Looks at the same time, of all viewers together.
+_AT_ONCE = 4
+
+
+class Database:
+    """Both kinds of engines alike: what is read or done is a plain function of a Connection."""
+
+    def __init__(self, engine: Anywhere, read_from: Anywhere | None = None, *, schema: str | None = None) -> None:
+        for one in (engine, *([] if read_from is None else [read_from])):
+            if not isinstance(one, (Engine, AsyncEngine)):
+                raise ConfigurationError(f"the dashboard needs an Engine or an AsyncEngine, not {one!r}")
+        self._engine = _placed(engine, schema)
+        self._reader = self._engine if read_from is None else _placed(read_from, schema)
+        self.has_replica = read_from is not None
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def read(self, look: Callable[[Connection], T]) -> T:
+        """Look, in a READ ONLY transaction. Raises Refusal where the database does not let it."""
+
+        def looked(connection: Connection) -> T:
+            make_reading(connection, statement=_PATIENCE, lock=_PATIENCE / 4, idle=5 * _PATIENCE)
+            check_schema(connection)
+            return look(connection)
+
+        async with self._turns:
+            return await _within(self._reader, looked, commit=False)
+
+    async def act(self, do: Callable[[Connection], T]) -> T:
+        """Do it in one transaction, on the primary. Raises Refusal where the database does not let it; then nothing is changed."""
+
+        def done(connection: Connection) -> T:
+            limits = {"statement_timeout": _ACTION_PATIENCE, "lock_timeout": _LOCK_PATIENCE}
+            settings = ", ".join(
+                f"set_config('{name}', '{int(limit.total_seconds() * 1000)}ms', true)" for name, limit in limits.items()
+            )
+            connection.exec_driver_sql(f"SELECT {settings}")
+            check_schema(connection)
+            return do(connection)
+
+        return await _within(self._engine, done, commit=True)
+
+
+async def _within(engine: Anywhere, do: Callable[[Connection], T], *, commit: bool) -> T:
+    """Call `do` with a connection of this engine, in a transaction of its own, on a thread or within the event loop."""
+    # Also where the engine is in AUTOCOMMIT mode.
+    level: Any = {"isolation_level": "READ COMMITTED"}
+    try:
+        if isinstance(engine, AsyncEngine):
+            connecting: AsyncConnection = engine.connect()
+            async with connecting as connection:
+                await connection.execution_options(**level)
+                return await connection.run_sync(lambda one: _in_transaction(one, do, commit=commit))
+        return await run_in_threadpool(_on_thread, engine.connect, level, do, commit)
+    except Exception as error:
+        refusal = refusal_of(error)
+        if refusal is None:
+            raise
+        raise refusal from error
+
+
+def _on_thread(
+    connect: Callable[[], AbstractContextManager[Connection]], level: Any, do: Callable[[Connection], T], commit: bool
+) -> T:
+    with connect() as connection:
+        return _in_transaction(connection.execution_options(**level), do, commit=commit)
+
+
+def _in_transaction(connection: Connection, do: Callable[[Connection], T], *, commit: bool) -> T:
+    with connection.begin() as transaction:
+        answer = do(connection)
+        if not commit:
+            transaction.rollback()
+        return answer
+
+
+def _placed(engine: Any, schema: str | None) -> Any:
+    return engine if schema is None else engine.execution_options(schema_translate_map={SCHEMA: schema})

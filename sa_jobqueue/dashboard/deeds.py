@@ -1,0 +1,48 @@
+"""What a form of a page may do: each deed is a statement of `sa_jobqueue.statements`, and a row that says who did it, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .access import Action
+from .look import Look
+
+__all__ = ["Deed", "Do", "Done"]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What came of it."""
+
+    count: int
+    """How many things were changed."""
+    left: int = 0
+    """How many were left because others had locked them, or changed them meanwhile."""
+    after: int | None = None
+    """There is more to do, behind this id; None: it is done."""
+    to: str | None = None
+    """The page to show then, as a path below the dashboard; None: the one that the form was on."""
+
+
+#: Does it, in the transaction of the look. Raises BadInput for a form that cannot be read.
+Do: TypeAlias = Callable[[Look], Done]
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """One thing that a form can ask for, at `act/NAME`."""
+
+    name: str
+    """Its name in the audit, and in the texts: `act.NAME`, `done.NAME`."""
+    needs: Action
+    do: Do
+    count: Callable[[Look], int] | None = None
+    """Says how many it would be, up to a cap: it is asked where a filter says which, and the viewer must confirm. None: it is done at once."""
+    careful: bool = False
+    """Whether the viewer must confirm it also where each was named."""
+    target: tuple[str, ...] = ("id",)
+    """The fields that say what it is done to."""
+    unit: str = "job"
+    """What is counted, in the singular."""

@@ -1,0 +1,84 @@
+"""The filter of the jobs, as an address or a form says it, and the criteria that it means: for looks and for actions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, func, literal, select
+
+from ..objects import Subject
+from ..statements.chosen import Status, criteria_of
+from .look import Look
+from .query import Query
+from .refusals import BadInput
+
+__all__ = ["FILTERS", "NEWEST", "chosen", "is_partly_searched"]
+
+#: The names of a filter's values. All of them narrow what is shown, and what is done.
+FILTERS = (
+    "id", "status", "queue", "task", "tag", "subject", "key", "error", "args", "workflow", "older_than", "newer_than",
+)  # fmt: skip
+#: No index finds jobs by these; so they are looked for among this number of ids, the newest.
+_UNINDEXED = ("tag", "args")
+NEWEST = 100_000
+
+
+def chosen(look: Look) -> list[ColumnElement[bool]]:
+    """The criteria of the jobs that the viewer asks for, and may see. Raises BadInput."""
+    query, job = look.query, look.job
+    found: list[ColumnElement[bool]] = []
+    if ids := query.ids("id"):
+        # One parameter, because a statement takes 65,535 at most.
+        found.append(job.id == func.any(literal(ids, ARRAY(BigInteger))))
+    if workflow := query.id("workflow"):
+        found.append(job.workflow_id == workflow)
+    named: dict[str, Any] = {name: query.all(name) for name in ("queue", "task", "tag", "key", "error")}
+    found += criteria_of(
+        **named,
+        status=[_status(one) for one in query.all("status")],
+        subject=[_subject(one) for one in query.all("subject")],
+        args=_args(look),
+        older_than=query.duration("older_than"),
+        newer_than=query.duration("newer_than"),
+        job=job,
+    )
+    if is_partly_searched(query):
+        found.append(job.id > select(func.max(job.id) - NEWEST).scalar_subquery())
+    return [*found, *look.mine()]
+
+
+def is_partly_searched(query: Query) -> bool:
+    """Whether only the newest jobs are searched."""
+    return any(query.one(name) for name in _UNINDEXED)
+
+
+def _status(text: str) -> Status:
+    try:
+        return Status(text)
+    except ValueError as error:
+        raise BadInput("status", text, f"one of {', '.join(Status)}") from error
+
+
+def _subject(text: str) -> str:
+    if ":" in text:
+        try:
+            Subject.parse(text)
+        except ValueError as error:
+            raise BadInput("subject", text, "a type and the key of a row, as in Order:7, or a type alone") from error
+    return text
+
+
+def _args(look: Look) -> dict[str, Any] | None:
+    """The arguments that a job must have. Whoever may not see some of them must not find them by trying."""
+    if not (given := look.query.one("args")):
+        return None
+    if look.options.format_args is not None and not look.access.may("search_arguments"):
+        raise BadInput("args", given, "nothing: arguments are masked here, and you may not search them")
+    try:
+        found = json.loads(given)
+    except ValueError as error:
+        raise BadInput("args", given, 'a JSON object, as in {"order_id": 7}') from error
+    if not isinstance(found, dict):
+        raise BadInput("args", given, 'a JSON object, as in {"order_id": 7}')
+    return found

@@ -1,0 +1,77 @@
+"""What is done to jobs: those whose boxes are ticked, or all that match a filter, a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, func, literal_column, select
+
+from ..lifecycle import FINISHED, Event, JobStatus, sources
+from ..models import status_in
+from ..statements import cancel_jobs, discard_jobs, prune_jobs, retry_jobs
+from ..statements.depths import CAP
+from .access import Action
+from .deeds import Deed, Done
+from .filters import FILTERS, chosen
+from .look import Look
+from .refusals import BadInput
+
+__all__ = ["JOB_DEEDS", "possible"]
+
+#: Jobs that are changed in one transaction.
+_PAGE = 1_000
+
+
+def possible(look: Look, statuses: Sequence[JobStatus]) -> list[ColumnElement[bool]]:
+    """The criteria of the jobs to act on: those of the form, in a status that allows it. Raises BadInput where it names none."""
+    if not any(look.query.one(name) for name in FILTERS) and look.query.one("all") != "yes":
+        raise BadInput("the form", "no job", "at least one: tick some, or filter them")
+    return [*chosen(look), status_in(look.job.status, statuses)]
+
+
+def _deed(
+    name: str,
+    needs: Action,
+    statuses: Sequence[JobStatus],
+    build: Callable[..., Any],
+    *,
+    careful: bool = False,
+    **options: Any,
+) -> Deed:
+    def count(look: Look) -> int:
+        some = select(literal_column("1")).select_from(look.job).where(*possible(look, statuses)).limit(CAP)
+        return look.connection.scalar(select(func.count()).select_from(some.subquery())) or 0
+
+    def do(look: Look) -> Done:
+        job = look.job
+        after = look.query.number("after", 0, range(2**63))
+        page = select(job.id).where(*possible(look, statuses), job.id > after).order_by(job.id).limit(_PAGE)
+        ids = list(look.connection.scalars(page))
+        if not ids:
+            return Done(0)
+        named = job.id.in_(ids)
+        rows = look.connection.execute(build(named, *possible(look, statuses), job=job, **options)).all()
+        changed = sum(getattr(row, "changed", True) for row in rows)
+        return Done(changed, len(ids) - changed, ids[-1] if len(ids) == _PAGE else None)
+
+    return Deed(name, needs, do, count, careful, (*FILTERS, "all"))
+
+
+#: By name. A row that another transaction has locked is left as it is, and said.
+JOB_DEEDS = {
+    deed.name: deed
+    for deed in (
+        _deed("retry", "retry", sources(Event.REQUEUE), retry_jobs, locked="skip"),
+        _deed("cancel", "cancel", sources(Event.CANCEL), cancel_jobs, locked="skip"),
+        _deed("discard", "discard", sources(Event.DISCARD), discard_jobs, careful=True, locked="skip"),
+        _deed(
+            "delete",
+            "delete",
+            tuple(one for one in JobStatus if one in FINISHED),
+            prune_jobs,
+            careful=True,
+            limit=_PAGE,
+        ),
+    )
+}

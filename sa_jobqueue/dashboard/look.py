@@ -1,0 +1,73 @@
+"""What a page has at hand while it reads: a connection, what was asked for, and for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from sqlalchemy import ColumnElement, Connection
+
+from ..models import Companions, Job, JobMixin, companions_of
+from ..objects import Subject
+from .access import Access
+from .query import Query
+
+__all__ = ["FormatArgs", "LinkSubject", "Look", "Options", "Part", "jobs_of"]
+
+Part: TypeAlias = Literal["args", "meta", "result"]
+#: Gets a task's name, which part of the job it is, and its JSON; returns what is shown of it.
+FormatArgs: TypeAlias = Callable[[str, Part, Any], Any]
+#: Gets the row that a job is about; returns the address of its page in the application, or None.
+LinkSubject: TypeAlias = Callable[[Subject], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the application said of its dashboard."""
+
+    title: str = "Jobs"
+    job: type[JobMixin] = Job
+    format_args: FormatArgs | None = None
+    link_subject: LinkSubject | None = None
+
+    @property
+    def beside(self) -> Companions:
+        """The tables beside the jobs."""
+        return companions_of(self.job)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look of a page at the database."""
+
+    connection: Connection
+    query: Query
+    access: Access
+    options: Options
+    path: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What stands in the path, by name."""
+
+    @property
+    def job(self) -> type[JobMixin]:
+        """The mapped class of the jobs."""
+        return self.options.job
+
+    @property
+    def queues(self) -> frozenset[str] | None:
+        """The queues that the viewer may see; None: all."""
+        return None if self.access.queues is None else frozenset(self.access.queues)
+
+    def mine(self) -> list[ColumnElement[bool]]:
+        """The criteria of the jobs that the viewer may see."""
+        return jobs_of(self.access, self.job)
+
+
+def jobs_of(access: Access, job: type[JobMixin]) -> list[ColumnElement[bool]]:
+    """The criteria of the jobs that this access reaches, for looks and for actions alike."""
+    found: list[ColumnElement[bool]] = []
+    if access.queues is not None:
+        found.append(job.queue.in_(sorted(access.queues)))
+    if access.where is not None:
+        found.append(access.where)
+    return found

@@ -1,0 +1,32 @@
+"""A page: where it is, what it reads, and how it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from .look import Look
+
+__all__ = ["Missing", "Page", "Read"]
+
+#: Reads what the template shows, by name. Raises BadInput for a filter that cannot be read, and Missing.
+Read: TypeAlias = Callable[[Look], dict[str, Any]]
+
+
+class Missing(Exception):
+    """There is no such thing, or the viewer may not know that there is; as text it says what was looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of the dashboard. Its template is `pages/NAME.html`, and the text of its link `nav.NAME`."""
+
+    name: str
+    path: str
+    read: Read
+    in_menu: bool = True
+    adds_up: bool = False
+    """Whether it shows sums over the jobs of all tenants, and so is not for a viewer who may see only some of them."""
+    is_live: bool = True
+    """Whether it refreshes itself."""

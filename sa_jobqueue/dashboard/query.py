@@ -1,0 +1,143 @@
+"""What the address of a page says: values by name, read with care, and written again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.requests import Request
+
+from ..durations import read_duration
+from .refusals import BadInput
+
+__all__ = ["Query", "read_form"]
+
+#: Bytes of a form, and values in it or in an address, up to which they are read.
+_LARGEST, _MOST = 1_000_000, 5_000
+_IDS = range(1, 2**63)
+
+
+class Query(Mapping[str, list[str]]):
+    """Values by name, each as often as it was given; those that are empty are left out.
+
+    >>> query = Query.parse("status=failed&queue=mail&queue=sync&tag=")
+    >>> query.all("queue"), query.one("status"), str(query.but(queue=()))
+    (['mail', 'sync'], 'failed', 'status=failed')
+    """
+
+    def __init__(self, values: Iterable[tuple[str, str]] = ()) -> None:
+        self._values: dict[str, list[str]] = {}
+        for name, value in values:
+            if value := value.strip():
+                self._values.setdefault(name, []).append(value)
+
+    @classmethod
+    def parse(cls, text: str) -> Query:
+        """Raises BadInput for a text with too many values."""
+        try:
+            return cls(parse_qsl(text, max_num_fields=_MOST))
+        except ValueError as error:
+            raise BadInput("the request", text, f"at most {_MOST:,} values") from error
+
+    def all(self, name: str) -> list[str]:
+        """All values of this name."""
+        return list(self._values.get(name, ()))
+
+    def one(self, name: str, default: str = "") -> str:
+        """The last value of this name."""
+        return self._values.get(name, [default])[-1]
+
+    def id(self, name: str) -> int | None:
+        """An id: 64 bits. Raises BadInput."""
+        if not (given := self.one(name)):
+            return None
+        return as_id(name, given)
+
+    def ids(self, name: str) -> list[int]:
+        """All of them. Raises BadInput."""
+        return [as_id(name, one) for one in self.all(name)]
+
+    def number(self, name: str, default: int, allowed: range) -> int:
+        """A whole number. Raises BadInput."""
+        given = self.one(name)
+        if not given:
+            return default
+        if not (given.isascii() and given.isdecimal() and len(given) < 20 and int(given) in allowed):
+            raise BadInput(name, given, f"a number from {allowed[0]:,} to {allowed[-1]:,}")
+        return int(given)
+
+    def duration(self, name: str) -> timedelta | None:
+        """An age. Raises BadInput."""
+        if not (given := self.one(name)):
+            return None
+        try:
+            return read_duration(given)
+        except ValueError as error:
+            raise BadInput(name, given, "a time such as 45s, 10m, 2h, 3d, 1w") from error
+
+    def moment(self, name: str) -> datetime | None:
+        """A time; one without a zone is of UTC. Raises BadInput."""
+        if not (given := self.one(name)):
+            return None
+        try:
+            found = datetime.fromisoformat(given)
+        except ValueError as error:
+            raise BadInput(name, given, "a time such as 2030-01-31 or 2030-01-31T09:00+01:00") from error
+        return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+    def but(self, **changed: Any) -> Query:
+        """The same with other values; `()`, None or an empty string takes one away."""
+        pairs = [(name, value) for name, values in self._values.items() if name not in changed for value in values]
+        for name, value in changed.items():
+            several = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
+            pairs += [(name, str(one)) for one in several if one is not None]
+        return Query(pairs)
+
+    def only(self, *names: str) -> Query:
+        """The values of these names alone."""
+        return Query((name, value) for name in names for value in self.all(name))
+
+    def as_dict(self) -> dict[str, list[str]]:
+        """For JSON."""
+        return {name: list(values) for name, values in self._values.items()}
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Name and value, for the hidden fields of a form."""
+        return [(name, value) for name, values in self._values.items() for value in values]
+
+    def __getitem__(self, name: str) -> list[str]:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __str__(self) -> str:
+        return urlencode(self.pairs())
+
+
+def as_id(name: str, text: str) -> int:
+    """The id of a job or another row. Raises BadInput."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) in _IDS):
+        raise BadInput(name, text, "an id: a whole number from 1 on")
+    return int(text)
+
+
+async def read_form(request: Request) -> Query:
+    """The fields of a form that was sent. Raises BadInput for one that is too large, or is none."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise BadInput("the request", kind, "a form, application/x-www-form-urlencoded")
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _LARGEST:
+            raise BadInput("the request", f"{len(body):,} bytes", f"at most {_LARGEST:,}")
+    try:
+        return Query.parse(body.decode())
+    except UnicodeDecodeError as error:
+        raise BadInput("the request", "bytes", "UTF-8") from error

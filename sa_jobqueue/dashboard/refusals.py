@@ -1,0 +1,78 @@
+"""What keeps a page from being shown, in words for its reader. None of it is a fault of the page's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from ..errors import SchemaError
+from ..log import one_line
+from ..urls import mask_passwords
+
+__all__ = ["BadInput", "Refusal", "What", "refusal_of"]
+
+What: TypeAlias = Literal["slow", "away", "rights", "schema", "locked", "replica", "refused"]
+
+#: The HTTP status that says the same to a program.
+_STATUS: Mapping[What, int] = MappingProxyType(
+    {"slow": 200, "rights": 403, "away": 503, "schema": 503, "locked": 409, "replica": 409, "refused": 409}
+)
+_BY_SQLSTATE: Mapping[str, What] = MappingProxyType(
+    {
+        "57014": "slow",
+        "42501": "rights",
+        "42P01": "schema",
+        "42703": "schema",
+        "42883": "schema",
+        "55P03": "locked",
+        "25006": "replica",
+        "23503": "refused",
+    }
+)
+#: Classes of a connection that is gone, of a server that has no room or goes; of a role that may not come in.
+_AWAY = frozenset(("08", "53", "57", "58", "28", "3D"))
+
+
+class Refusal(Exception):
+    """A page or an action that the database did not let through."""
+
+    def __init__(self, what: What, detail: str = "") -> None:
+        super().__init__(f"{what}: {detail}")
+        self.what, self.detail = what, detail
+
+    @property
+    def status(self) -> int:
+        """The status of the answer."""
+        return _STATUS[self.what]
+
+
+class BadInput(ValueError):
+    """A value of a filter or a form that cannot be read; as text it says what was expected."""
+
+    def __init__(self, name: str, value: str, expected: str) -> None:
+        shown = value if len(value) <= 60 else f"{value[:60]}…"
+        super().__init__(f"{name}: {shown!r} was given, expected {expected}")
+        self.name = name
+
+
+def refusal_of(error: Exception) -> Refusal | None:
+    """What this error of a read or an action means to a reader; None: it is a fault of ours, and to be raised."""
+    if isinstance(error, SchemaError):
+        return Refusal("schema", str(error))
+    if isinstance(error, PoolTimeout):
+        return Refusal("away", "all connections of this dashboard are in use")
+    if not isinstance(error, DBAPIError):
+        # Of a function that connects, or of a driver before it has a connection.
+        return Refusal("away", str(error)) if isinstance(error, OSError) else None
+    said = one_line(mask_passwords(str(error.orig)))
+    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+    if state in _BY_SQLSTATE:
+        return Refusal(_BY_SQLSTATE[state], said)
+    is_away = isinstance(error, (OperationalError, InterfaceError)) and state is None
+    if error.connection_invalidated or is_away or (state or "")[:2] in _AWAY:
+        return Refusal("away", said)
+    return None

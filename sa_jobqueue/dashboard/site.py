@@ -1,0 +1,230 @@
+"""The dashboard as a whole: who asks, what is read for it, and what is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from ..statements.audit import record_action
+from ..words import jobs_of as count_of_jobs
+from .access import Access, Who, access_of
+from .database import Database
+from .deeds import Deed, Done
+from .look import Look, Options
+from .page import Missing, Page
+from .query import Query, read_form
+from .refusals import BadInput, Refusal
+from .render import Renderer, local_path
+from .shared import Shared
+from .strings import text
+
+__all__ = ["Site"]
+
+#: Seconds after which an action that takes many transactions answers how far it is.
+_PATIENCE = 2.0
+
+
+class Site:
+    """Pages and deeds over one database."""
+
+    def __init__(
+        self, database: Database, who: Who | None, options: Options, pages: Sequence[Page], deeds: Mapping[str, Deed]
+    ) -> None:
+        self._database, self._who, self._options = database, who, options
+        self._pages, self._deeds = pages, deeds
+        self._renderer = Renderer(options.title)
+        self._shared: Shared[dict[str, Any]] = Shared()
+
+    def application(self) -> Starlette:
+        """The routes. The first page is at the root."""
+        routes = [
+            *(Route(page.path, self._shows(page), methods=["GET"], name=page.name) for page in self._pages),
+            Route("/act/{deed}", self._act, methods=["POST"]),
+            Mount("/static", _Static(packages=[("sa_jobqueue.dashboard", "static")]), name="static"),
+            Route("/{rest:path}", self._missing, methods=["GET"]),
+        ]
+        return Starlette(routes=routes)
+
+    # ---- pages
+
+    def _shows(self, page: Page) -> Any:
+        async def show(request: Request) -> Response:
+            access = await access_of(self._who, request)
+            if not self._may_see(page, access):
+                return self._forbidden(request, access, "page")
+            query = Query()
+            try:
+                query = Query.parse(request.url.query)
+                values = await self._read(page, query, access, request.path_params)
+            except BadInput as error:
+                return self._notice(request, access, page, query, 400, bad=str(error))
+            except Missing as error:
+                return self._notice(request, access, page, query, 404, missing=str(error))
+            except Refusal as refusal:
+                return self._notice(request, access, page, query, refusal.status, refusal=refusal)
+            fragment = request.headers.get("hx-request") == "true"
+            return self._html(
+                request, access, f"pages/{page.name}.html", 200, page=page, query=query, fragment=fragment, **values
+            )
+
+        return show
+
+    async def _read(self, page: Page, query: Query, access: Access, path: Mapping[str, Any]) -> dict[str, Any]:
+        """What the page shows; read once for all that ask for the same within a second."""
+
+        async def read() -> dict[str, Any]:
+            return await self._database.read(
+                lambda connection: page.read(Look(connection, query, access, self._options, dict(path)))
+            )
+
+        if access.where is not None:
+            return await read()
+        # Also what may be done: it decides what may be searched.
+        scope = (None if access.queues is None else frozenset(access.queues), frozenset(access.can))
+        return await self._shared.get((page.name, tuple(path.items()), str(query), scope), read)
+
+    def _may_see(self, page: Page, access: Access) -> bool:
+        return access.may("read") and not (page.adds_up and access.is_partial)
+
+    # ---- deeds
+
+    async def _act(self, request: Request) -> Response:
+        access = await access_of(self._who, request)
+        deed = self._deeds.get(request.path_params["deed"])
+        if not access.may("read") or (deed is not None and not access.may(deed.needs)):
+            return self._forbidden(request, access, "action")
+        if deed is None:
+            return await self._missing(request)
+        query = Query()
+        try:
+            query = await read_form(request)
+            if self._is_to_confirm(deed, query):
+                return await self._confirm(request, access, deed, query)
+            done, rest = await self._do(request, deed, query, access)
+        except BadInput as error:
+            return self._notice(request, access, None, query, 400, bad=str(error))
+        except Missing as error:
+            return self._notice(request, access, None, query, 404, missing=str(error))
+        except Refusal as refusal:
+            return self._notice(request, access, None, query, refusal.status, refusal=refusal)
+        if rest is not None:
+            return self._html(request, access, "more.html", 200, deed=deed, fields=rest.pairs(), done=done)
+        back = Query.parse((local_path(query.one("next")) or "/").partition("?")[2]).but(
+            did=deed.name, n=done.count, left=done.left or None
+        )
+        path = done.to or (local_path(query.one("next")) or "/").partition("?")[0]
+        return RedirectResponse(f"{request.scope.get('root_path', '')}{path}?{back}", 303)
+
+    @staticmethod
+    def _is_to_confirm(deed: Deed, query: Query) -> bool:
+        if deed.count is None or query.one("confirmed") == "yes":
+            return False
+        return deed.careful or not query.one("id")
+
+    async def _confirm(self, request: Request, access: Access, deed: Deed, query: Query) -> Response:
+        """Ask, with the number that the deed's own WHERE finds now."""
+        count = deed.count
+        assert count is not None
+        number = await self._database.read(lambda connection: count(Look(connection, query, access, self._options)))
+        target = query.only(*deed.target)
+        return self._html(
+            request, access, "confirm.html", 200, deed=deed, fields=query.but(confirmed="yes").pairs(), number=number, target=target, next=local_path(query.one("next")) or "/",
+        )  # fmt: skip
+
+    async def _do(self, request: Request, deed: Deed, query: Query, access: Access) -> tuple[Done, Query | None]:
+        """Do it, each part in a transaction of its own with its row of the audit; what is left of it after some time, as a form."""
+        until = monotonic() + _PATIENCE
+        who = access.who or (f"someone at {request.client.host}" if request.client else "someone")
+        target = query.only(*deed.target).as_dict()
+        count, left = query.number("count", 0, range(2**62)), query.number("left", 0, range(2**62))
+        while True:
+            asked = query
+
+            def do(connection: Any, asked: Query = asked) -> Done:
+                done = deed.do(Look(connection, asked, access, self._options, {}))
+                if done.count:
+                    connection.execute(
+                        record_action(deed.name, who=who, target=target, count=done.count, job=self._options.job)
+                    )
+                return done
+
+            done = await self._database.act(do)
+            count, left = count + done.count, left + done.left
+            total = Done(count, left, done.after, done.to)
+            if done.after is None:
+                return total, None
+            query = query.but(after=done.after, count=count, left=left, confirmed="yes")
+            if monotonic() > until:
+                return total, query
+
+    # ---- answers
+
+    async def _missing(self, request: Request) -> Response:
+        access = await access_of(self._who, request)
+        if not access.may("read"):
+            return self._forbidden(request, access, "page")
+        return self._notice(request, access, None, Query(), 404, missing=text("missing.page"))
+
+    def _forbidden(self, request: Request, access: Access, what: str) -> Response:
+        said = text("forbidden.closed" if self._who is None else f"forbidden.{what}")
+        return self._html(request, access, "forbidden.html", 403, said=said)
+
+    def _notice(
+        self, request: Request, access: Access, page: Page | None, query: Query, status: int, **values: Any
+    ) -> Response:
+        fragment = request.headers.get("hx-request") == "true"
+        said: dict[str, Any] = {"bad": None, "missing": None, "refusal": None, **values}
+        return self._html(request, access, "notice.html", status, page=page, query=query, fragment=fragment, **said)
+
+    def _html(
+        self, request: Request, access: Access, template: str, status: int, *, page: Page | None = None, query: Query | None = None,
+        fragment: bool = False, **values: Any,
+    ) -> Response:  # fmt: skip
+        root = request.scope.get("root_path", "")
+        path = request.url.path.removeprefix(root)
+        asked = (Query() if query is None else query).but(did=(), n=(), left=())
+        said: dict[str, Any] = {
+            "page": page,
+            "query": asked,
+            "here": f"{path}?{asked}" if asked else path,
+            "access": access,
+            "options": self._options,
+            "has_replica": self._database.has_replica,
+            "menu": [one for one in self._pages if one.in_menu and self._may_see(one, access)],
+            "said": self._said(query),
+            **values,
+        }
+        return HTMLResponse(self._renderer.page(template, said, root=root, fragment=fragment), status)
+
+    def _said(self, query: Query | None) -> list[str]:
+        """What the last deed came to, as the address says it: a name that is known, and numbers."""
+        deed = None if query is None else self._deeds.get(query.one("did"))
+        if query is None or deed is None:
+            return []
+        try:
+            count, left = query.number("n", 0, range(2**62)), query.number("left", 0, range(2**62))
+        except BadInput:
+            return []
+        lines = [text(f"done.{deed.name}", n=_units(deed, count)) if count else text("done.nothing")]
+        return [*lines, text("done.left", n=_units(deed, left))] if left else lines
+
+
+def _units(deed: Deed, number: int) -> str:
+    return count_of_jobs(number) if deed.unit == "job" else f"{number:,} {deed.unit}{'' if number == 1 else 's'}"
+
+
+class _Static(StaticFiles):
+    """Our own files: their address changes with the release."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        answer = await super().get_response(path, scope)
+        answer.headers["cache-control"] = "public, max-age=604800"
+        return answer

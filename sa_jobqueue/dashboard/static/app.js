@@ -1,0 +1,113 @@
+// The pages work without this: it refreshes them, draws charts and graphs, and ticks all boxes at once.
+"use strict";
+(() => {
+  const store = (name, value) => {
+    try {
+      if (value === undefined) return localStorage.getItem(`sa_jobqueue.${name}`);
+      localStorage.setItem(`sa_jobqueue.${name}`, value);
+    } catch { /* a browser that keeps nothing */ }
+    return null;
+  };
+
+  // ---- colours
+  const theme = document.getElementById("theme");
+  if (theme) {
+    theme.hidden = false;
+    theme.addEventListener("click", () => {
+      const root = document.documentElement;
+      const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+      root.dataset.theme = dark ? "light" : "dark";
+      store("theme", root.dataset.theme);
+      draw(document, true);
+    });
+  }
+
+  // ---- refreshing: not while the page is hidden, and not under the hands of someone who fills it in
+  const live = document.querySelector("[data-live]");
+  const rate = document.getElementById("refresh");
+  if (live && rate) {
+    rate.closest("label").hidden = false;
+    if (store("refresh") !== null) rate.value = store("refresh");
+    let last = Date.now();
+    const busy = () =>
+      live.contains(document.activeElement) && document.activeElement.matches("input, select, textarea") ||
+      live.querySelector("input[type=checkbox]:checked, details[data-hold][open]") ||
+      String(getSelection()).length > 0;
+    rate.addEventListener("change", () => { store("refresh", rate.value); last = 0; });
+    setInterval(() => {
+      const seconds = Number(rate.value);
+      if (!seconds || document.hidden || busy() || Date.now() - last < seconds * 1000) return;
+      last = Date.now();
+      htmx.trigger(live, "refresh");
+    }, 250);
+  }
+  document.addEventListener("htmx:after:swap", () => { localTimes(document); draw(document, false); });
+
+  // ---- forms
+  document.addEventListener("change", event => {
+    if (!event.target.matches("input[data-all]")) return;
+    for (const box of event.target.form.querySelectorAll("input[name=id]")) box.checked = event.target.checked;
+  });
+  // What takes many transactions goes on by itself.
+  const going = document.querySelector("form[data-go-on]");
+  if (going) setTimeout(() => going.requestSubmit(), 300);
+  // A key for a page: g, then its first letter; / for the filter.
+  let went = 0;
+  document.addEventListener("keydown", event => {
+    if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "/") {
+      const field = document.querySelector("form.filter input:not([type=hidden])");
+      if (field) { event.preventDefault(); field.focus(); }
+    } else if (event.key === "g") went = Date.now();
+    else if (Date.now() - went < 1000) {
+      went = 0;
+      for (const link of document.querySelectorAll("header nav a"))
+        if (link.textContent.trim().toLowerCase().startsWith(event.key.toLowerCase())) { link.click(); break; }
+    }
+  });
+
+  // ---- times: those of the viewer's own zone beside those of UTC
+  const localTimes = within => {
+    for (const one of within.querySelectorAll("time[datetime]")) {
+      const at = new Date(one.dateTime);
+      if (!isNaN(at)) one.title = `${at.toLocaleString()} (${one.dateTime.slice(0, 19).replace("T", " ")} UTC)`;
+    }
+  };
+
+  // ---- charts: <div data-chart='{"at": [...], "series": [{"label", "values", "colour"}], "stacked": true, "unit": "/s"}'>
+  const drawn = new WeakMap();
+  const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const draw = (within, again) => {
+    if (typeof uPlot === "undefined") return;
+    for (const place of within.querySelectorAll("[data-chart]")) {
+      const kept = drawn.get(place);
+      if (kept && !again && kept.said === place.dataset.chart) continue;
+      if (kept) kept.chart.destroy();
+      const said = JSON.parse(place.dataset.chart);
+      const line = css("--line"), ink = css("--soft");
+      let below = said.at.map(() => 0);
+      const columns = said.series.map(one => {
+        if (!said.stacked) return one.values;
+        below = one.values.map((value, i) => (value ?? 0) + below[i]);
+        return below;
+      });
+      const series = said.series.map((one, i) => ({
+        label: one.label, stroke: css(one.colour), width: 1.5, points: { show: false },
+        fill: said.stacked ? css(one.colour) + "55" : undefined,
+        value: (_, __, ___, at) => at === null ? "" : `${+(one.values[at] ?? 0).toPrecision(3)}${said.unit ?? ""}`,
+      }));
+      // What is stacked is drawn from the top down, so that each covers what is above it.
+      const order = said.stacked ? series.map((_, i) => series.length - 1 - i) : series.map((_, i) => i);
+      const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
+      const chart = new uPlot({
+        width: place.clientWidth, height: Number(place.dataset.height ?? 200), cursor: { y: false },
+        legend: { live: true }, scales: { y: { range: (_, __, most) => [0, Math.max(most * 1.05, 1e-9)] } },
+        axes: [axis, { ...axis, size: 56 }], series: [{ value: "{YYYY}-{MM}-{DD} {HH}:{mm}" }, ...order.map(i => series[i])],
+      }, [said.at, ...order.map(i => columns[i])], place);
+      drawn.set(place, { chart, said: place.dataset.chart });
+    }
+  };
+  addEventListener("resize", () => draw(document, true));
+
+  document.addEventListener("DOMContentLoaded", () => { localTimes(document); draw(document, false); });
+})();

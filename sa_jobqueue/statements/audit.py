@@ -1,0 +1,41 @@
+"""What operators did: written in the transaction of the deed, and read again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Executable, Select, insert, select
+
+from ..models import AuditEntry, Job, JobMixin
+from .beside import with_companions
+
+__all__ = ["list_audit", "record_action"]
+
+
+@with_companions
+def record_action(
+    action: str,
+    *,
+    who: str,
+    target: Mapping[str, Any],
+    count: int,
+    job: type[JobMixin] = Job,
+    audit: type[AuditEntry] = AuditEntry,
+) -> Executable:
+    """Note that `who` has done this to `count` things. It is for the transaction that does it, so there is both or neither.
+
+    >>> statement = record_action("retry", who="ada", target={"queue": ["mail"]}, count=12)
+    """
+    return insert(audit).values(action=action, who=who, target=dict(target), count=count)
+
+
+@with_companions
+def list_audit(
+    *, before: int | None = None, limit: int = 50, job: type[JobMixin] = Job, audit: type[AuditEntry] = AuditEntry
+) -> Select[Any]:
+    """What was done, the last first: id, at, who, action, target, count. `before`: only what has a lower id."""
+    query = select(audit.id, audit.at, audit.who, audit.action, audit.target, audit.count)
+    if before is not None:
+        query = query.where(audit.id < before)
+    return query.order_by(audit.id.desc()).limit(limit)

@@ -1,0 +1,131 @@
+"""Which jobs, said in the words of a filter: the same criteria for the command line, the dashboard and code.
+
+>>> from sa_jobqueue.models import Job
+>>> len(criteria_of(status=["failed"], queue=["mail"], job=Job))
+2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from sqlalchemy import ColumnElement, and_, case, func, or_
+from sqlalchemy.orm import InstrumentedAttribute
+
+from ..lifecycle import JobStatus
+from ..models import Job, JobMixin, status_literal
+from ..objects import Subject
+from .limits import is_queued
+from .parts import table_of
+
+__all__ = ["Status", "criteria_of", "error_type", "reading_of"]
+
+Moment: TypeAlias = datetime | ColumnElement[datetime]
+
+
+class Status(StrEnum):
+    """The statuses of a job, and readings of them."""
+
+    QUEUED = "queued"
+    SCHEDULED = "scheduled"
+    RETRYING = "retrying"
+    DUE = "due"
+    BLOCKED = "blocked"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LIVE = "live"
+    FINISHED = "finished"
+
+
+def reading_of(job: type[JobMixin] = Job) -> ColumnElement[str]:
+    """What a job is called: its status, or the reading of `queued` that fits."""
+    return case((job.is_retrying, "retrying"), (job.is_scheduled, "scheduled"), else_=job.status)
+
+
+def error_type(job: type[JobMixin] = Job) -> ColumnElement[str | None]:
+    """The class of the error that a job is in trouble with: its last one, unless it has completed since."""
+    return case((job.status != status_literal(JobStatus.COMPLETED), job.errors[-1]["type"].astext))
+
+
+def criteria_of(
+    *,
+    queue: Collection[str] = (),
+    task: Collection[str] = (),
+    status: Collection[Status | str] = (),
+    tag: Collection[str] = (),
+    subject: Collection[str] = (),
+    error: Collection[str] = (),
+    key: Collection[str] = (),
+    args: Mapping[str, Any] | None = None,
+    since: Moment | None = None,
+    older_than: timedelta | None = None,
+    newer_than: timedelta | None = None,
+    by: InstrumentedAttribute[Any] | None = None,
+    job: type[JobMixin] = Job,
+) -> list[ColumnElement[bool]]:
+    """The criteria for `select(Job).where(...)`: one for each that is given, none where none is.
+
+    Of several values of one filter any will do, except of `tag`: a job has all of them. `subject`: "Order:7", or "Order" for any row of
+    that type. `error`: a class, with or without its module. `key`: the key of limits. `args`: values that the arguments have, by name.
+    `by`: the time from which ages count; when a job was enqueued, unless it is said.
+
+    Raises ValueError for a status that there is not, and for a subject that cannot be read.
+    """
+    time = job.created_at if by is None else by
+    found: list[ColumnElement[bool]] = []
+    if queue:
+        found.append(job.queue.in_(list(queue)))
+    if task:
+        found.append(job.task.in_(list(task)))
+    if status:
+        found.append(or_(*(_has(Status(one), job) for one in status)))
+    if tag:
+        found.append(job.meta.contains({"tags": list(tag)}))
+    if subject:
+        found.append(or_(*(_is_about(one, job) for one in subject)))
+    if error:
+        found.append(or_(*(_is_class(error_type(job), name) for name in error)))
+    if key:
+        found.append(job.concurrency_key.in_(list(key)))
+    if args:
+        found.append(job.args.contains(dict(args)))
+    if since is not None:
+        found.append(time >= since)
+    if older_than is not None:
+        found.append(time < func.now() - older_than)
+    if newer_than is not None:
+        found.append(time >= func.now() - newer_than)
+    return found
+
+
+def _has(status: Status, job: type[JobMixin]) -> Any:
+    match status:
+        case Status.QUEUED:
+            return is_queued(table_of(job))
+        case Status.SCHEDULED:
+            return and_(is_queued(table_of(job)), job.is_scheduled)
+        case Status.RETRYING:
+            return and_(is_queued(table_of(job)), job.is_retrying)
+        case Status.DUE:
+            return and_(is_queued(table_of(job)), job.run_at <= func.now())
+        case Status.LIVE:
+            return job.is_live
+        case Status.FINISHED:
+            return job.is_finished
+        case _:
+            return job.status == status_literal(JobStatus(status.value))
+
+
+def _is_about(text: str, job: type[JobMixin]) -> ColumnElement[bool]:
+    """Whether a job's subject is written so: `Order:7`, or `Order` for any of the type."""
+    return job.subject == Subject.parse(text) if ":" in text else job.subject_type == text
+
+
+def _is_class(column: ColumnElement[str | None], name: str) -> ColumnElement[bool]:
+    """Whether a qualified name is that of the class `name`, which may have its module or not."""
+    return or_(column == name, column.endswith(f".{name}", autoescape=True))

@@ -1,0 +1,63 @@
+"""What rows say is shown as text: whoever may enqueue writes them, and whoever is on call reads them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine
+
+from sa_jobqueue.dashboard.pages import PAGES
+from tests.support.browsing import Seen, Viewer
+from tests.support.factory import make_job
+
+BAD = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'`{{7*7}}${7*7}</textarea></title>&#x3c;"
+
+
+@pytest.fixture
+def hostile(engine: Engine) -> int:
+    """A row that is hostile wherever it has room for text."""
+    with engine.begin() as connection:
+        return fill(connection)
+
+
+def fill(connection: Connection) -> int:
+    error = {"type": f"mod.{BAD}", "message": BAD, "traceback": BAD, "at": BAD, "attempt": 1}
+    values: dict[str, Any] = {
+        "task": BAD, "queue": BAD, "args": {BAD: BAD, "nested": [{BAD: BAD}]}, "meta": {"tags": [BAD], BAD: BAD}, "errors": [error],
+        "subject_type": "Order", "subject_id": BAD, "concurrency_key": BAD, "worker": BAD,
+    }  # fmt: skip
+    make_job(connection, "completed", **values, result={BAD: BAD})
+    return make_job(connection, "failed", **values)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_row_says_is_text(engine: Engine, hostile: int, page: Any) -> None:
+    """No element and no attribute comes of it, in the page and in what refreshes it."""
+    path = re.sub(r"\{[^}]*\}", str(hostile), page.path)
+    for fragment in (False, True):
+        answer = Viewer(engine).get(path, fragment=fragment)
+        seen = Seen(answer.text)
+        assert not [found for _, found in seen.elements for name in found if name.startswith("on")]
+        assert seen.all("img") == []
+        assert all((found.get("src") or "").startswith("/static/") for found in seen.all("script"))
+        assert "49" not in re.findall(r"\{\{.*?\}\}|\$\{.*?\}", seen.text)
+        assert "<script>alert" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "name", ["task", "queue", "tag", "key", "error", "subject", "status", "args", "before", "newer_than", "did", "n"]
+)
+def test_what_an_address_says_is_text(engine: Engine, name: str) -> None:
+    answer = Viewer(engine).get("/jobs", **{name: BAD, "next": BAD})
+    assert answer.status_code in (200, 400)
+    assert "<script>alert" not in answer.text
+    assert Seen(answer.text).all("img") == []
+
+
+def test_what_a_form_says_is_text(engine: Engine) -> None:
+    fields = {name: BAD for name in ("task", "queue", "next", "all", "after", "count")}
+    answer = Viewer(engine).send("retry", fields)
+    assert answer.status_code in (200, 400)
+    assert "<script>alert" not in answer.text

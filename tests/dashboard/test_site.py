@@ -1,0 +1,394 @@
+"""The dashboard as a whole: who is let in, what every answer carries, and what is said where the database does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, event, func, select, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from sa_jobqueue.dashboard import Access, dashboard
+from sa_jobqueue.dashboard.app import DEEDS
+from sa_jobqueue.dashboard.pages import PAGES
+from sa_jobqueue.dashboard.security import CSP
+from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.models import AuditEntry, Job
+from tests.support.browsing import Seen, Viewer
+from tests.support.databases import driver_url
+from tests.support.factory import make_job, statuses
+
+#: Every page, with something in the place of what its path names.
+PATHS = [re.sub(r"\{[^}]*\}", "1", page.path) for page in PAGES]
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Any:
+    with engine.connect() as made:
+        yield made
+
+
+# ---- who is let in
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/nowhere"])
+@pytest.mark.parametrize("access", [None, Access.NONE], ids=["no callback", "none"])
+def test_it_is_closed_unless_it_is_opened(engine: Engine, path: str, access: Access | None) -> None:
+    """Nothing is read then."""
+    seen: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda _, __, statement, *___: seen.append(statement))
+    answer = Viewer(engine, access).get(path)
+    assert answer.status_code == 403
+    assert seen == []
+    assert ("access=..." in answer.text) is (access is None)
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_each_deed_needs_its_right(engine: Engine, connection: Connection, deed: str) -> None:
+    """Others do not help, and a viewer who may only look sees no button for it."""
+    make_job(connection, "failed")
+    connection.commit()
+    rights = Access.ADMIN.can - {DEEDS[deed].needs}  # type: ignore[operator]
+    for access in (Access.READ, Access(can=rights), Access.NONE):
+        assert Viewer(engine, access).send(deed, {"id": "1", "confirmed": "yes"}).status_code == 403
+    for path in PATHS:
+        page = Viewer(engine, Access.READ).get(path).text
+        assert "/act/" not in page
+    assert connection.scalar(select(func.count()).select_from(AuditEntry)) == 0
+
+
+@pytest.mark.parametrize("deed", [*DEEDS, "nothing"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "none"},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site", "origin": "http://ops.test"},
+    ],
+)
+def test_a_change_that_another_site_asks_for_is_refused(engine: Engine, deed: str, headers: dict[str, str]) -> None:
+    answer = Viewer(engine).client.post(f"/act/{deed}", data={"id": "1"}, headers=headers)
+    assert answer.status_code == 403
+    assert "trusted_origins" in answer.text
+
+
+def test_a_change_is_accepted_from_our_own_page_and_from_a_trusted_origin(
+    engine: Engine, connection: Connection
+) -> None:
+    """A browser that sends no Sec-Fetch-Site sends the origin."""
+    id = make_job(connection, "failed")
+    connection.commit()
+    viewer = Viewer(engine, trusted_origins=["https://ops.example"])
+    for headers in ({"origin": "http://ops.test"}, {"origin": "https://ops.example", "sec-fetch-site": "cross-site"}):
+        assert viewer.client.post("/act/retry", data={"id": id}, headers=headers).status_code == 303
+    assert statuses(connection)[id] == "queued"
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/nowhere", "/static/app.css", "/jobs?before=x"])
+def test_every_answer_says_that_nothing_from_outside_and_nothing_inline_is_run(engine: Engine, path: str) -> None:
+    answer = Viewer(engine).get(path)
+    assert answer.headers["content-security-policy"] == CSP
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == ("public, max-age=604800" if "static" in path else "no-store")
+    page = Seen(answer.text)
+    assert not [found for _, found in page.elements for name in found if name.startswith("on") or name == "style"]
+    assert all("src" in found for found in page.all("script"))
+
+
+def test_an_application_may_send_its_own_policy(engine: Engine) -> None:
+    assert "content-security-policy" not in Viewer(engine, csp=None).get("/jobs").headers
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_all_addresses_are_below_the_place_where_it_is_mounted(
+    engine: Engine, connection: Connection, path: str
+) -> None:
+    make_job(connection, "failed")
+    connection.commit()
+    app = Starlette(routes=[Mount("/ops/jobs", dashboard(engine, access=lambda _: Access.ADMIN))])
+    answer = TestClient(app).get(f"/ops/jobs{path}")
+    page = Seen(answer.text)
+    addresses = [
+        found[name] or ""
+        for _, found in page.elements
+        for name in ("href", "src", "action", "formaction", "hx-get")
+        if name in found
+    ]
+    assert addresses
+    assert [one for one in addresses if not one.startswith(("/ops/jobs/", "#", "?"))] == []
+
+
+# ---- what is not there, and what cannot be read
+
+
+def test_what_is_not_there_is_said(engine: Engine) -> None:
+    assert "There is no such page." in Viewer(engine).see("/nowhere", status=404).text
+    assert Viewer(engine).send("nothing").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ({"before": "x"}, "before: 'x' was given, expected an id"),
+        ({"id": "0"}, "expected an id"),
+        ({"id": str(2**63)}, "expected an id"),
+        ({"status": "lost"}, "expected one of queued, scheduled"),
+        ({"args": "{"}, "expected a JSON object"),
+        ({"args": "[1]"}, "expected a JSON object"),
+        ({"newer_than": "soon"}, "expected a time such as 45s"),
+        ({"subject": ":"}, "expected a type and the key of a row"),
+    ],
+)
+def test_a_filter_that_cannot_be_read_is_said(engine: Engine, query: dict[str, str], said: str) -> None:
+    """And nothing is done where it is the filter of a deed."""
+    assert said in Viewer(engine).see("/jobs", status=400, **query).text
+    if "before" not in query:
+        answer = Viewer(engine).send("cancel", {**query, "confirmed": "yes"})
+        assert answer.status_code == 400
+        assert said in Seen(answer.text).text
+
+
+def test_a_form_that_names_no_job_is_refused(engine: Engine, connection: Connection) -> None:
+    id = make_job(connection, "failed")
+    connection.commit()
+    answer = Viewer(engine).send("retry", {"confirmed": "yes", "next": "/jobs"})
+    assert answer.status_code == 400
+    assert "tick some" in Seen(answer.text).text
+    assert statuses(connection)[id] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [("id=1", "text/plain"), ('{"id": 1}', "application/json"), (b"id=\xff\xfe", "application/x-www-form-urlencoded"), ("a=1&" * 6_000, "application/x-www-form-urlencoded"), ("a" * 1_000_001, "application/x-www-form-urlencoded")],
+    ids=["text", "json", "not utf-8", "many", "large"],
+)  # fmt: skip
+def test_what_is_no_form_is_refused(engine: Engine, body: str | bytes, kind: str) -> None:
+    headers = {"content-type": kind, "sec-fetch-site": "same-origin"}
+    answer = Viewer(engine).client.post("/act/retry", content=body, headers=headers)
+    assert answer.status_code == 400
+
+
+# ---- what the database says
+
+
+def test_a_look_that_takes_too_long_is_given_up(engine: Engine) -> None:
+    access = Access(can=["read"], where=text("pg_sleep(10) IS NULL"))  # type: ignore[arg-type]
+    page = Viewer(engine, access).see("/jobs")
+    assert "Narrow the filter" in page.text
+
+
+def test_a_database_that_is_away_is_said_and_comes_back(engine: Engine) -> None:
+    """Also in what refreshes a page; and it is no error of the server's."""
+    gone = create_engine("postgresql+psycopg://127.0.0.1:1/nothing")
+    viewer = Viewer(gone)
+    for fragment in (False, True):
+        answer = viewer.get("/jobs", fragment=fragment)
+        assert answer.status_code == 503
+        assert "does not answer" in answer.text
+    assert Viewer(engine).get("/jobs").status_code == 200
+
+
+def test_a_schema_that_is_not_there_is_said(engine: Engine) -> None:
+    assert "do not fit this release" in Viewer(engine, schema="elsewhere").see("/jobs", status=503).text
+
+
+def test_a_table_that_is_locked_is_waited_for_shortly(engine: Engine) -> None:
+    with engine.begin() as holder:
+        holder.exec_driver_sql("LOCK TABLE sa_jobqueue.job")
+        page = Viewer(engine).see("/jobs", status=409)
+    assert "has locked it" in page.text
+
+
+def test_a_row_that_is_locked_is_left_by_a_deed(engine: Engine, connection: Connection) -> None:
+    ids = [make_job(connection, "failed") for _ in range(2)]
+    connection.commit()
+    connection.execute(select(Job.id).where(Job.id == ids[0]).with_for_update())
+    page = Viewer(engine).do("retry", status="failed")
+    assert "Retried 1 job." in page.text
+    assert "1 job were locked" in page.text or "1 job was locked" in page.text
+    connection.rollback()
+    assert statuses(connection) == {ids[0]: "failed", ids[1]: "queued"}
+
+
+def test_a_look_changes_nothing(engine: Engine) -> None:
+    """By the database's own word: each transaction is READ ONLY, and has a limit of two seconds."""
+    seen: list[str] = []
+
+    def note(conn: Connection, cursor: Any, statement: str, *_: object) -> None:
+        if "FROM sa_jobqueue.job" in statement and not seen:
+            seen.extend(conn.connection.cursor().execute("SHOW transaction_read_only").fetchone())  # type: ignore[union-attr]
+            seen.extend(conn.connection.cursor().execute("SHOW statement_timeout").fetchone())  # type: ignore[union-attr]
+
+    event.listen(engine, "before_cursor_execute", note)
+    Viewer(engine).see("/jobs")
+    assert seen == ["on", "2s"]
+
+
+def test_many_viewers_cost_one_look(engine: Engine) -> None:
+    """Those who ask for the same while one reads, or within a second."""
+    looks: list[str] = []
+
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        if "READ ONLY" in statement:
+            looks.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    viewer = Viewer(engine)
+    with viewer.client as client, ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(lambda _: client.get("/jobs").status_code, range(50)))
+    assert set(answers) == {200}
+    assert len(looks) <= 3  # more where a busy machine takes longer than a second
+
+
+def test_what_one_viewer_may_see_is_not_shown_to_another(engine: Engine, connection: Connection) -> None:
+    """Within the second for which an answer is kept."""
+    make_job(connection, queue="secret")
+    connection.commit()
+    viewer = Viewer(engine)
+    with viewer.client:
+        assert "secret" in viewer.see("/jobs").text
+        viewer.access = Access(can=["read"], queues=["mail"])
+        assert "secret" not in viewer.see("/jobs").text
+        viewer.access = Access(can=["read"], where=Job.queue == "mail")
+        assert "secret" not in viewer.see("/jobs").text
+
+
+def test_an_async_engine_serves_as_well(engine: Engine, connection: Connection, database_url: str) -> None:
+    id = make_job(connection, "failed")
+    connection.commit()
+    made = create_async_engine(driver_url(database_url, "psycopg"))
+    viewer = Viewer(made)
+    with viewer.client:
+        assert "a_task" in viewer.see("/jobs").text
+        assert "Retried 1 job." in viewer.do("retry", id=id).text
+        viewer.client.portal.call(made.dispose)  # type: ignore[union-attr]
+    assert statuses(connection)[id] == "queued"
+
+
+def test_an_engine_is_expected() -> None:
+    with pytest.raises(ConfigurationError, match="needs an Engine or an AsyncEngine, not 'url'"):
+        dashboard("url")  # type: ignore[arg-type]
+
+
+def test_what_the_callback_returns_is_checked(engine: Engine) -> None:
+    viewer = Viewer(engine)
+    viewer.access = True  # type: ignore[assignment]
+    with pytest.raises(ConfigurationError, match="must return an Access, not True"):
+        viewer.get("/jobs")
+    with pytest.raises(ConfigurationError, match="there is no action 'retyr'"):
+        Access(can={"retyr"})
+    with pytest.raises(ConfigurationError, match="several names"):
+        Access(can="retry", queues="mail")
+
+
+def test_the_callback_may_be_a_coroutine_function(engine: Engine) -> None:
+    async def who(request: Any) -> Access:
+        await asyncio.sleep(0)
+        return Access.READ.named(request.headers["x-user"])
+
+    app = dashboard(engine, access=who)
+    assert TestClient(app).get("/jobs", headers={"x-user": "ada"}).status_code == 200
+
+
+# ---- deeds
+
+
+def test_a_deed_and_its_row_in_the_audit_are_one_transaction(engine: Engine, connection: Connection) -> None:
+    ids = [make_job(connection, "failed", queue="mail") for _ in range(3)]
+    connection.commit()
+    viewer = Viewer(engine, Access.ADMIN.named("ada"))
+    viewer.do("retry", queue="mail", status="failed")
+    (entry,) = connection.execute(select(AuditEntry.who, AuditEntry.action, AuditEntry.target, AuditEntry.count)).all()
+    assert entry == ("ada", "retry", {"queue": ["mail"], "status": ["failed"]}, 3)
+    assert set(statuses(connection).values()) == {"queued"}
+    connection.rollback()
+    connection.exec_driver_sql("ALTER TABLE sa_jobqueue.audit ADD CHECK (action <> 'cancel')")
+    connection.commit()
+    with pytest.raises(Exception, match="audit_action_check"):
+        viewer.send("cancel", {"id": ids[0]})
+    assert set(statuses(connection).values()) == {"queued"}
+
+
+def test_all_that_match_are_confirmed_with_the_number_that_it_will_be(engine: Engine, connection: Connection) -> None:
+    """Found by the same WHERE; nothing is done before."""
+    for status in ("failed", "failed", "completed", "running"):
+        make_job(connection, status)
+    make_job(connection, "failed", queue="other")
+    connection.commit()
+    viewer = Viewer(engine)
+    answer = viewer.send("retry", {"queue": "default", "next": "/jobs?queue=default"})
+    page = Seen(answer.text)
+    assert "Run 3 jobs again, now?" in page.text  # not the running one
+    assert sorted(statuses(connection).values()).count("queued") == 0
+    sent = {str(one["name"]): one["value"] for one in page.all("input", type="hidden")}
+    done = viewer.send("retry", sent)
+    assert done.headers["location"] == "/jobs?queue=default&did=retry&n=3"
+    assert "Retried 3 jobs." in viewer.see(done.headers["location"]).text
+
+
+def test_more_than_a_page_is_done_in_several_transactions(engine: Engine, connection: Connection) -> None:
+    connection.exec_driver_sql(
+        "INSERT INTO sa_jobqueue.job (task, status, finished_at) SELECT 'a_task', 'failed', now() FROM generate_series(1, 2500)"
+    )
+    connection.commit()
+    assert "Retried 2,500 jobs." in Viewer(engine).do("retry", status="failed").text
+    counts = connection.scalars(select(AuditEntry.count).order_by(AuditEntry.id)).all()
+    assert counts == [1000, 1000, 500]
+
+
+def test_what_takes_long_goes_on_with_the_next_request(
+    engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sa_jobqueue.dashboard.site._PATIENCE", -1.0)
+    connection.exec_driver_sql(
+        "INSERT INTO sa_jobqueue.job (task, status, finished_at) SELECT 'a_task', 'failed', now() FROM generate_series(1, 1500)"
+    )
+    connection.commit()
+    viewer = Viewer(engine)
+    answer = viewer.send("retry", {"status": "failed", "confirmed": "yes"})
+    assert "1,000 jobs so far" in Seen(answer.text).text
+    sent = {str(one["name"]): one["value"] for one in Seen(answer.text).all("input", type="hidden")}
+    done = viewer.send("retry", sent)
+    assert "Retried 1,500 jobs." in viewer.see(done.headers["location"]).text
+
+
+@pytest.mark.parametrize("next", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)"])
+def test_a_form_leads_back_to_our_own_pages_only(engine: Engine, connection: Connection, next: str) -> None:
+    id = make_job(connection, "failed")
+    connection.commit()
+    answer = Viewer(engine).send("retry", {"id": id, "next": next})
+    assert answer.headers["location"].startswith("/?did=retry")
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        Access(can=Access.ADMIN.can, queues=["mail"]),
+        Access(can=Access.ADMIN.can, where=Job.queue == "mail"),
+    ],
+    ids=["queues", "where"],
+)
+@pytest.mark.parametrize("deed", ["retry", "cancel", "discard", "delete"])
+def test_a_deed_reaches_only_what_its_viewer_may_see(
+    engine: Engine, connection: Connection, access: Access, deed: str
+) -> None:
+    """By id, and by a filter."""
+    for status in ("failed", "queued", "completed"):
+        make_job(connection, status, queue="other")
+    connection.commit()
+    before = statuses(connection)
+    connection.rollback()
+    viewer = Viewer(engine, access)
+    viewer.do(deed, id=sorted(before))
+    viewer.do(deed, all="yes")
+    assert statuses(connection) == before
