@@ -32,12 +32,13 @@ class Renderer:
 
     def page(self, name: str, values: Mapping[str, Any], *, root: str, fragment: bool = False) -> str:
         """The page of this template; `fragment`: its live part alone. `root`: where the dashboard is mounted."""
-        template = self._environment.get_template(name)
-        said = {"title": self._title, "url": _Urls(root), **values}
-        if not fragment:
-            return template.render(said)
-        context = template.new_context(said)
-        return "".join(template.blocks["live"](context))
+        said = {
+            "title": self._title,
+            "url": _Urls(root),
+            "layout": "fragment.html" if fragment else "base.html",
+            **values,
+        }
+        return self._environment.get_template(name).render(said)
 
 
 class _Urls:

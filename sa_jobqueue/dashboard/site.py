@@ -40,6 +40,7 @@ class Site:
     ) -> None:
         self._database, self._who, self._options = database, who, options
         self._pages, self._deeds = pages, deeds
+        self._home = pages[0].path
         self._renderer = Renderer(options.title)
         self._shared: Shared[dict[str, Any]] = Shared()
 
@@ -117,10 +118,10 @@ class Site:
             return self._notice(request, access, None, query, refusal.status, refusal=refusal)
         if rest is not None:
             return self._html(request, access, "more.html", 200, deed=deed, fields=rest.pairs(), done=done)
-        back = Query.parse((local_path(query.one("next")) or "/").partition("?")[2]).but(
+        back = Query.parse((local_path(query.one("next")) or self._home).partition("?")[2]).but(
             did=deed.name, n=done.count, left=done.left or None
         )
-        path = done.to or (local_path(query.one("next")) or "/").partition("?")[0]
+        path = done.to or (local_path(query.one("next")) or self._home).partition("?")[0]
         return RedirectResponse(f"{request.scope.get('root_path', '')}{path}?{back}", 303)
 
     @staticmethod
@@ -136,7 +137,7 @@ class Site:
         number = await self._database.read(lambda connection: count(Look(connection, query, access, self._options)))
         target = query.only(*deed.target)
         return self._html(
-            request, access, "confirm.html", 200, deed=deed, fields=query.but(confirmed="yes").pairs(), number=number, target=target, next=local_path(query.one("next")) or "/",
+            request, access, "confirm.html", 200, deed=deed, fields=query.but(confirmed="yes").pairs(), number=number, target=target, next=local_path(query.one("next")) or self._home,
         )  # fmt: skip
 
     async def _do(self, request: Request, deed: Deed, query: Query, access: Access) -> tuple[Done, Query | None]:
@@ -197,6 +198,7 @@ class Site:
             "here": f"{path}?{asked}" if asked else path,
             "access": access,
             "options": self._options,
+            "home": self._home,
             "has_replica": self._database.has_replica,
             "menu": [one for one in self._pages if one.in_menu and self._may_see(one, access)],
             "said": self._said(query),

@@ -97,7 +97,7 @@ TEXTS: Mapping[str, str] = MappingProxyType(
         "done.cancel": "Cancelled {n}.",
         "done.discard": "Discarded {n}.",
         "done.delete": "Deleted {n}.",
-        "done.left": "{n} were locked, or changed meanwhile, and left as they are.",
+        "done.left": "Left as they are, because another transaction had locked or changed them: {n}.",
     }
 )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any
 
-from httpx import Response
+from httpx2 import Response
 from starlette.testclient import TestClient
 
 from sa_jobqueue.dashboard import Access, dashboard
@@ -58,12 +58,12 @@ class Viewer:
 
     def get(self, path: str, *, fragment: bool = False, **query: Any) -> Response:
         headers = {"hx-request": "true"} if fragment else {}
-        return self.client.get(path, params=query, headers=headers)
+        return self.client.get(path, params=query or None, headers=headers)
 
-    def see(self, path: str, *, status: int = 200, **query: Any) -> Seen:
+    def see(self, path: str, *, expected: int = 200, **query: Any) -> Seen:
         """The page, which must have this status."""
         answer = self.get(path, **query)
-        assert answer.status_code == status, answer.text
+        assert answer.status_code == expected, answer.text
         return Seen(answer.text)
 
     def send(self, deed: str, fields: Mapping[str, Any] | Sequence[tuple[str, Any]] = (), **headers: str) -> Response:
