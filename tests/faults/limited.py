@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, NamedTuple, Self
 
 import psycopg
@@ -200,6 +200,8 @@ class Load:
         self.committed: set[int] = set()
         self.emptied_in = 0.0
         """Seconds from the end of all trouble until nothing was left."""
+        self.longest_pause = 0.0
+        """Of that time, the longest in which no job was started."""
         self.left = 0
         """Jobs that had not ended then."""
         self._looks: list[Look] = []
@@ -286,16 +288,29 @@ class Load:
                     or 0
                 )
 
+        began = self._now()
         self.left = left()
         with suppress(AssertionError):
             wait_until(lambda: left() == 0, patience + self.left / 10)
         self.emptied_in = time.monotonic() - begun
+        moments = [began, *self._starts_since(began), self._now()]
+        self.longest_pause = max(later - one for one, later in pairwise(moments))
         if number := left():
             self.findings.append(f"{number} jobs came to no end: a permit was lost, or a key starves")
         self._end.set()
         for thread in self._threads:
             thread.join()
         self._audit()
+
+    def _now(self) -> float:
+        """The database's time, as `audit.start` has it."""
+        with self._engine.connect() as connection:
+            return float(connection.scalar(text("SELECT extract(epoch FROM clock_timestamp())")) or 0)
+
+    def _starts_since(self, moment: float) -> list[float]:
+        query = text("SELECT extract(epoch FROM at)::float8 AS at FROM audit.start WHERE at > to_timestamp(:since) ORDER BY 1")
+        with self._engine.connect() as connection:
+            return list(connection.scalars(query, {"since": moment}))
 
     def _start(self, run: Callable[[random.Random], None], end: threading.Event) -> None:
         own = random.Random(self.random.random())
@@ -446,5 +461,5 @@ class Load:
         keys = max((n for (owner, _), n in self.most.items() if owner == "key"), default=0)
         return (
             f"{self.kills} kills, {self.looks} looks, {len(self.committed)} jobs, at most {most}, {keys} of a key, "
-            f"{self.left} left, emptied in {self.emptied_in:.1f} s, pid {os.getpid()}"
+            f"{self.left} left, emptied in {self.emptied_in:.1f} s, at most {self.longest_pause:.1f} s without a start, pid {os.getpid()}"
         )
