@@ -84,13 +84,14 @@ class Claimant:
     def claim(self, free: int | Mapping[str, int] = 10, **options: Any) -> list[ClaimedJob]:
         """Claim, and again where a claim without a job says so, as a worker does; the jobs in the order to run them.
 
-        Where rates hold, a claim leaves what is younger than a transaction, of any database of the server, that ended while it looked.
+        Where rates hold, a claim leaves what is younger than a transaction, of any database of the server, that ended while it looked. A
+        key that another claim has locked stays so, and a few claims show that.
         """
-        for _ in range(100):
+        for _ in range(5):
             jobs = self.claim_once(free, **options)
             if jobs or not any(state.again for state in self.states.values()):
-                return jobs
-        raise AssertionError(f"Claims that found nothing still ask for another: {self.states}.")
+                break
+        return jobs
 
     def claim_once(self, free: int | Mapping[str, int] = 10, **options: Any) -> list[ClaimedJob]:
         """One claim."""
