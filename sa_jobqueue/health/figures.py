@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sa_jobqueue.histogram import BUCKETS, quantile
-from sa_jobqueue.lifecycle import COUNTED
+from ..histogram import BUCKETS, quantile
+from ..lifecycle import COUNTED
 
 __all__ = ["ALWAYS", "QUANTILES", "Figures", "named"]
 

@@ -1,0 +1,54 @@
+"""What changes slowly and costs much is read once in a while for a whole process, whichever page asks for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection
+
+__all__ = ["Kept"]
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Place(Generic[T]):
+    """One answer. `lock` is held by the thread that reads it again."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    until: float = 0.0
+    answer: list[T] = field(default_factory=list[T])
+
+
+class Kept(Generic[T]):
+    """Answers by engine and key, each kept for some seconds.
+
+    While one thread reads an answer again, the others get the last one; where there is none yet, they wait for it. An error goes
+    to the one that reads, and is not kept.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._places: WeakKeyDictionary[Any, dict[Hashable, _Place[T]]] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def get(self, connection: Connection, key: Hashable, read: Callable[[], T]) -> T:
+        """The answer for the engine of this connection and this key."""
+        with self._lock:
+            place = self._places.setdefault(connection.engine, {}).setdefault(key, _Place())
+        if place.answer and monotonic() < place.until:
+            return place.answer[0]
+        if not place.lock.acquire(blocking=not place.answer):
+            return place.answer[0]
+        try:
+            if not place.answer or monotonic() >= place.until:
+                place.answer = [read()]
+                place.until = monotonic() + self._seconds
+            return place.answer[0]
+        finally:
+            place.lock.release()
