@@ -65,7 +65,10 @@ def workers(config: Config, *, json: Json = False) -> None:
 
 def drain(
     config: Config,
-    names: Annotated[list[str], typer.Argument(metavar="WORKER", help="HOST:PID as `workers` shows it, or a HOST: all of its workers.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="WORKER", help="HOST:PID as `workers` shows it, or a HOST: all of its workers."),
+    ],
     *,
     json: Json = False,
 ) -> None:

@@ -141,6 +141,4 @@ def _starts(now: datetime, window: Window) -> list[datetime]:
     first = -(-(now - window.back).timestamp() // length) * length
     if now.timestamp() - last < _LEAST:
         last -= length
-    return [
-        datetime.fromtimestamp(first + number * length, UTC) for number in range(int((last - first) // length) + 1)
-    ]
+    return [datetime.fromtimestamp(first + number * length, UTC) for number in range(int((last - first) // length) + 1)]

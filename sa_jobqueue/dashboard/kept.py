@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Place(Generic[T]):
-    """One answer. `lock` is held by the thread that reads it again."""
+    """One answer. `lock` is held by the one that reads it again."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     until: float = 0.0
@@ -28,8 +28,8 @@ class _Place(Generic[T]):
 class Kept(Generic[T]):
     """Answers by engine and key, each kept for some seconds.
 
-    While one thread reads an answer again, the others get the last one; where there is none yet, they wait for it. An error goes
-    to the one that reads, and is not kept.
+    While one look reads an answer again, the others get the last one; where there is none yet, they read it as well. They must not
+    wait: over an async engine all looks are on one thread. An error goes to the one that reads, and is not kept.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -43,12 +43,11 @@ class Kept(Generic[T]):
             place = self._places.setdefault(connection.engine, {}).setdefault(key, _Place())
         if place.answer and monotonic() < place.until:
             return place.answer[0]
-        if not place.lock.acquire(blocking=not place.answer):
-            return place.answer[0]
+        if not place.lock.acquire(blocking=False):
+            return place.answer[0] if place.answer else read()
         try:
-            if not place.answer or monotonic() >= place.until:
-                place.answer = [read()]
-                place.until = monotonic() + self._seconds
+            place.answer = [read()]
+            place.until = monotonic() + self._seconds
             return place.answer[0]
         finally:
             place.lock.release()

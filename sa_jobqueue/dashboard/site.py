@@ -98,7 +98,9 @@ class Site:
 
     def _home(self, access: Access) -> str:
         """The first page that the viewer may see."""
-        return next((page.path for page in self._pages if page.in_menu and self._may_see(page, access)), self._pages[-1].path)
+        return next(
+            (page.path for page in self._pages if page.in_menu and self._may_see(page, access)), self._pages[-1].path
+        )
 
     # ---- deeds
 

@@ -98,7 +98,6 @@ TEXTS: Mapping[str, str] = MappingProxyType(
         "done.discard": "Discarded {n}.",
         "done.delete": "Deleted {n}.",
         "done.left": "Left as they are, because another transaction had locked or changed them: {n}.",
-
         "missing.place": "There is no {owner} {name} that you may change.",
         "missing.worker": "There is no worker that you may ask.",
         "spark.label": "Jobs that ended, up to {most} a minute",

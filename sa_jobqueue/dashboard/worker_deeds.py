@@ -22,13 +22,13 @@ def may_drain(look: Look) -> bool:
 def _drain(look: Look) -> Done:
     given = look.query.one("worker")
     try:
-        id = UUID(given)
+        wanted = UUID(given)
     except ValueError as error:
         raise BadInput("worker", given, "the id of a worker") from error
     if not may_drain(look):
         raise Missing(text("missing.worker"))
     worker = look.options.beside.worker
-    return Done(len(look.connection.execute(drain_workers(worker.id == id, job=look.job)).all()))
+    return Done(len(look.connection.execute(drain_workers(worker.id == wanted, job=look.job)).all()))
 
 
 #: By name.

@@ -80,7 +80,9 @@ class Working:
     """How many failed jobs are kept, up to `CAP`."""
 
 
-def read_working(connection: Connection, store: Store = default_store, *, only: Collection[str] | None = None) -> Working:
+def read_working(
+    connection: Connection, store: Store = default_store, *, only: Collection[str] | None = None
+) -> Working:
     """Read it. `only`: of these queues alone, and of the workers that serve one of them; None: of all."""
     tables = store.tables
     now, since = connection.execute(select(func.now(), func.date_trunc("minute", func.now() - LATELY))).one()
@@ -96,7 +98,7 @@ def read_working(connection: Connection, store: Store = default_store, *, only: 
     seconds = (now - since).total_seconds()
     return Working(
         now,
-        _queues(connection, workers, held, sums, seconds, store, only),
+        _queues(connection, workers, held, sums, seconds=seconds, store=store, only=only),
         _tasks(sums, seconds),
         workers,
         Figures.of(sums, seconds),
@@ -110,6 +112,7 @@ def _queues(
     workers: Sequence[WorkerSeen],
     held: Sequence[Any],
     sums: Sequence[Any],
+    *,
     seconds: float,
     store: Store,
     only: Collection[str] | None,

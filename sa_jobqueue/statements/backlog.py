@@ -49,7 +49,9 @@ def arrivals(*, within: timedelta, cap: int = CAP, job: type[JobMixin] = Job) ->
     whole = func.sum(recent.c.number).over() < most
     since = case((whole, begin), else_=func.min(recent.c.first).over())
     seconds = func.greatest(epoch(func.now() - since), literal_column("1.0", Float))
-    return select(recent.c.queue, recent.c.number, type_coerce(seconds, Float).label("seconds")).order_by(recent.c.queue)
+    return select(recent.c.queue, recent.c.number, type_coerce(seconds, Float).label("seconds")).order_by(
+        recent.c.queue
+    )
 
 
 def running_jobs(*, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:

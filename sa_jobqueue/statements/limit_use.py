@@ -135,7 +135,9 @@ def running_of_keys(*, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:
     """A row per queue, task and key of running jobs: how many there are, `running`, among `cap` of all. The key is NULL where the jobs have none."""
     held = _held(table_of(job), cap)
     key = case((held.c.key >= _FIRST_KEY, held.c.key)).label("key")
-    return select(held.c.queue, held.c.task, key, func.count().label("running")).group_by(held.c.queue, held.c.task, key)
+    return select(held.c.queue, held.c.task, key, func.count().label("running")).group_by(
+        held.c.queue, held.c.task, key
+    )
 
 
 def due_of_queues(names: Sequence[str], *, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:

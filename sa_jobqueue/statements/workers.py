@@ -8,7 +8,18 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnExpressionArgument, Executable, cast, column, delete, func, select, table, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnExpressionArgument,
+    Executable,
+    cast,
+    column,
+    delete,
+    func,
+    select,
+    table,
+    update,
+)
 from sqlalchemy.dialects.postgresql import UUID, insert
 
 from ..models import Job, JobMixin, LimitRow, Schedule, WorkerRow
@@ -80,7 +91,9 @@ def drain_workers(
     place is for what has started it. One that was asked before is not returned.
     """
     if not where:
-        raise ValueError("say which workers: drain_workers(WorkerRow.host == 'web-1'), or drain_workers(true()) for all of them")
+        raise ValueError(
+            "say which workers: drain_workers(WorkerRow.host == 'web-1'), or drain_workers(true()) for all of them"
+        )
     check_criteria("drain_workers", where)
     chosen = select(worker.id).where(worker.drain_requested_at.is_(None), *where).order_by(worker.id).with_for_update()
     return (

@@ -28,9 +28,14 @@ def scene(engine: Engine) -> Scene:
 def test_each_check_is_a_row_the_worst_first(engine: Engine, scene: Scene) -> None:
     """With what was found, and what to do."""
     page = Viewer(engine, Access.READ).see("/database")
-    checks = [str(found["id"]).removeprefix("check-") for found in page.all("tr") if str(found.get("id")).startswith("check-")]
+    checks = [
+        str(found["id"]).removeprefix("check-") for found in page.all("tr") if str(found.get("id")).startswith("check-")
+    ]
     assert sorted(checks) == sorted(one.name for one in CHECKS)
-    levels = re.findall(r'<td><span class="state (ok|notice|problem)">', page.html.partition('id="findings-title"')[2].partition("</table>")[0])
+    levels = re.findall(
+        r'<td><span class="state (ok|notice|problem)">',
+        page.html.partition('id="findings-title"')[2].partition("</table>")[0],
+    )
     assert levels == sorted(levels, key=["problem", "notice", "ok"].index)
     assert f"Problems {levels.count('problem')} " in page.text
     assert "To do:" in page.text
@@ -45,7 +50,9 @@ def test_tables_and_indexes_are_shown_with_their_sizes(engine: Engine, scene: Sc
 
 def test_an_index_that_is_not_valid_is_marked(engine: Engine, database_url: str) -> None:
     with engine.begin() as connection:
-        connection.execute(text("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'sa_jobqueue.job_purge_idx'::regclass"))
+        connection.execute(
+            text("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'sa_jobqueue.job_purge_idx'::regclass")
+        )
     page = Viewer(engine).see("/database")
     row = page.html.partition('id="index-job_purge_idx"')[2].partition("</tr>")[0]
     assert "not valid" in row
@@ -80,7 +87,9 @@ def test_a_viewer_of_some_queues_is_told_of_the_server_alone(engine: Engine) -> 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 @pytest.mark.parametrize("path", ["/", "/queues", "/limits", "/workers", "/database"])
-def test_the_pages_are_read_over_async_drivers_too(engine: Engine, scene: Scene, database_url: str, driver: str, path: str) -> None:
+def test_the_pages_are_read_over_async_drivers_too(
+    engine: Engine, scene: Scene, database_url: str, driver: str, path: str
+) -> None:
     made = create_async_engine(driver_url(database_url, driver))
     viewer = Viewer(made)
     with viewer.client:

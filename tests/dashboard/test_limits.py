@@ -59,7 +59,11 @@ def test_what_is_paused_is_shown_with_what_waits_because_of_it(engine: Engine, s
 
 def test_a_queue_that_the_other_side_holds_back_says_until_when(engine: Engine, scene: Scene) -> None:
     with engine.begin() as connection:
-        connection.execute(text("INSERT INTO sa_jobqueue.limit_state (owner, name, key, blocked_until) VALUES ('queue', 'mail', '', now() + interval '5 min')"))
+        connection.execute(
+            text(
+                "INSERT INTO sa_jobqueue.limit_state (owner, name, key, blocked_until) VALUES ('queue', 'mail', '', now() + interval '5 min')"
+            )
+        )
     assert "held back by the other side in 5m" in section(Viewer(engine).see("/limits"), "Queues and tasks")
 
 
@@ -72,7 +76,9 @@ def test_limits_are_found_by_name_and_key(engine: Engine, scene: Scene) -> None:
 
 def test_of_many_keys_the_first_are_shown(engine: Engine) -> None:
     with engine.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO sa_jobqueue.job_key (owner, name, key, running) SELECT 'queue', 'sync', n::text, 1 FROM generate_series(1, 300) AS n")
+        connection.exec_driver_sql(
+            "INSERT INTO sa_jobqueue.job_key (owner, name, key, running) SELECT 'queue', 'sync', n::text, 1 FROM generate_series(1, 300) AS n"
+        )
     page = Viewer(engine).see("/limits")
     assert "The first 100 are shown." in page.text
     assert section(page, "Single keys").count("queue sync , key") == 100
@@ -83,7 +89,15 @@ def test_the_limits_of_a_queue_are_set(engine: Engine, scene: Scene) -> None:
     with engine.begin() as connection:
         limit(connection, "sync", when_full="drop_newest", max_waiting=3)
     viewer = Viewer(engine)
-    fields = {"owner": "queue", "name": "sync", "running": "20", "rate": "500/1m", "burst": "50", "key_rate": "5/s", "next": "/limits"}
+    fields = {
+        "owner": "queue",
+        "name": "sync",
+        "running": "20",
+        "rate": "500/1m",
+        "burst": "50",
+        "key_rate": "5/s",
+        "next": "/limits",
+    }
     assert "The limits are set." in viewer.do("set_limit", **fields).text
     with engine.connect() as connection:
         found = limit_of(connection, "sync")
@@ -96,7 +110,16 @@ def test_the_limits_of_a_queue_are_set(engine: Engine, scene: Scene) -> None:
 def test_the_form_of_a_limit_shows_it_and_sends_it_back_as_it_is(engine: Engine, scene: Scene) -> None:
     """Whoever changes one field does not lose the others."""
     with engine.begin() as connection:
-        limit(connection, "mail", rate_count=1_500, rate_seconds=3_600.0, key_running=3, key_rate_count=2, key_rate_seconds=0.5, key_rate_burst=9)
+        limit(
+            connection,
+            "mail",
+            rate_count=1_500,
+            rate_seconds=3_600.0,
+            key_running=3,
+            key_rate_count=2,
+            key_rate_seconds=0.5,
+            key_rate_burst=9,
+        )
         before = limit_of(connection, "mail")
     viewer = Viewer(engine)
     html = viewer.see("/limits", name="mail").html.partition('id="owners-title"')[2]
@@ -149,7 +172,9 @@ def test_the_limit_of_a_task_is_set_and_removed(engine: Engine, scene: Scene) ->
         ({"owner": "key"}, "expected one of queue, task"),
     ],
 )
-def test_a_limit_that_cannot_be_read_is_said_and_nothing_is_set(engine: Engine, fields: dict[str, str], said: str) -> None:
+def test_a_limit_that_cannot_be_read_is_said_and_nothing_is_set(
+    engine: Engine, fields: dict[str, str], said: str
+) -> None:
     answer = Viewer(engine).send("set_limit", {"name": "mail", **fields})
     assert answer.status_code == 400
     assert said in Seen(answer.text).text
@@ -184,7 +209,9 @@ def test_a_viewer_of_some_queues_sees_and_changes_the_limits_of_these_alone(engi
         assert connection.scalar(select(LimitRow.running).where(LimitRow.name == "sync")) == 4
 
 
-@pytest.mark.parametrize(("can", "expected"), [({"pause"}, {"pause", "resume"}), ({"limit"}, {"set_limit", "remove_limit"})])
+@pytest.mark.parametrize(
+    ("can", "expected"), [({"pause"}, {"pause", "resume"}), ({"limit"}, {"set_limit", "remove_limit"})]
+)
 def test_a_viewer_sees_the_forms_that_they_may_use(engine: Engine, scene: Scene, can: Any, expected: set[str]) -> None:
     page = Viewer(engine, Access(can=can)).see("/limits")
     forms = {(found["action"] or "").rpartition("/")[2] for found in page.all("form", method="post")}

@@ -44,7 +44,11 @@ def test_jobs_that_come_in_are_counted_by_queue(engine: Engine) -> None:
     with engine.begin() as connection:
         make_jobs(connection, 10, queue="mail")
         make_jobs(connection, 5, "completed", queue="mail")
-        connection.execute(text("UPDATE sa_jobqueue.job SET created_at = now() - interval '10 min' WHERE id IN (SELECT min(id) FROM sa_jobqueue.job)"))
+        connection.execute(
+            text(
+                "UPDATE sa_jobqueue.job SET created_at = now() - interval '10 min' WHERE id IN (SELECT min(id) FROM sa_jobqueue.job)"
+            )
+        )
     columns = row_of(Viewer(engine, Access.READ).see("/queues"), "mail").split(" ")
     # Fourteen in five minutes; due, queued, running and the age of the oldest come before.
     assert "2.8" in columns
@@ -58,7 +62,9 @@ def test_a_queue_is_paused_and_resumed(engine: Engine, scene: Scene) -> None:
     assert "Nothing was changed." in viewer.do("resume", owner="queue", name="mail", next="/queues").text
     with engine.connect() as connection:
         assert connection.scalar(select(LimitRow.paused_at).where(LimitRow.name == "mail")) is None
-        entries = connection.execute(select(AuditEntry.who, AuditEntry.action, AuditEntry.target, AuditEntry.count)).all()
+        entries = connection.execute(
+            select(AuditEntry.who, AuditEntry.action, AuditEntry.target, AuditEntry.count)
+        ).all()
     assert [tuple(one) for one in entries] == [
         ("ada", "pause", {"owner": ["queue"], "name": ["mail"]}, 1),
         ("ada", "resume", {"owner": ["queue"], "name": ["mail"]}, 1),
@@ -103,7 +109,9 @@ def test_all_that_waits_in_a_queue_is_cancelled_once_it_is_confirmed(engine: Eng
 
 def test_many_jobs_are_cancelled_in_several_transactions(engine: Engine) -> None:
     with engine.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO sa_jobqueue.job (queue, task) SELECT 'mail', 'send' FROM generate_series(1, 2500)")
+        connection.exec_driver_sql(
+            "INSERT INTO sa_jobqueue.job (queue, task) SELECT 'mail', 'send' FROM generate_series(1, 2500)"
+        )
     assert "Cancelled 2,500 jobs." in Viewer(engine).do("drain_queue", queue="mail").text
     with engine.connect() as connection:
         assert list(connection.scalars(select(AuditEntry.count).order_by(AuditEntry.id))) == [1000, 1000, 500]
@@ -112,7 +120,9 @@ def test_many_jobs_are_cancelled_in_several_transactions(engine: Engine) -> None
 def test_a_job_that_another_transaction_holds_is_left_and_said(engine: Engine) -> None:
     """And the others are done, also where a whole page of them is held."""
     with engine.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO sa_jobqueue.job (queue, task) SELECT 'mail', 'send' FROM generate_series(1, 1001)")
+        connection.exec_driver_sql(
+            "INSERT INTO sa_jobqueue.job (queue, task) SELECT 'mail', 'send' FROM generate_series(1, 1001)"
+        )
     with engine.connect() as holder:
         holder.execute(select(Job.id).order_by(Job.id).limit(1000).with_for_update())
         page = Viewer(engine).do("drain_queue", queue="mail")
@@ -149,7 +159,9 @@ def test_a_viewer_of_some_jobs_pauses_nothing(engine: Engine, scene: Scene) -> N
     assert "Cancelled 3 jobs." in viewer.do("drain_queue", queue="mail").text
 
 
-@pytest.mark.parametrize(("can", "buttons"), [({"pause"}, {"/act/pause", "/act/resume"}), ({"cancel"}, {"/act/drain_queue"})])
+@pytest.mark.parametrize(
+    ("can", "buttons"), [({"pause"}, {"/act/pause", "/act/resume"}), ({"cancel"}, {"/act/drain_queue"})]
+)
 def test_a_viewer_sees_the_buttons_that_they_may_use(engine: Engine, scene: Scene, can: Any, buttons: set[str]) -> None:
     page = Viewer(engine, Access(can=can)).see("/queues")
     assert {found["action"] for found in page.all("form")} == buttons

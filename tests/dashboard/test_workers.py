@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -109,10 +108,10 @@ def test_a_statement_says_which_workers(engine: Engine, scene: Scene) -> None:
 
 
 @pytest.fixture
-def shop(database_url: str, engine: Engine, tmp_path: Path) -> Iterator[Shop]:
+def shop(database_url: str, engine: Engine, tmp_path: Path) -> Shop:
     with engine.begin() as connection:
         app.Base.metadata.create_all(connection)
-    yield Shop(database_url, engine, tmp_path)
+    return Shop(database_url, engine, tmp_path)
 
 
 def test_a_worker_process_that_is_asked_finishes_what_it_runs_and_ends(shop: Shop) -> None:
@@ -121,7 +120,7 @@ def test_a_worker_process_that_is_asked_finishes_what_it_runs_and_ends(shop: Sho
     with shop.work("--queue=default=1", "--lease=3") as worker:
         shop.wait_said("started-a")
         viewer = Viewer(shop.engine)
-        id = shop.execute(select(WorkerRow.id))[0].id
+        ((id,),) = wait_until(lambda: shop.execute(select(WorkerRow.id)))
         viewer.do("drain_worker", worker=id)
         worker.wait_for("an operator asks this worker to drain")
         (later,) = shop.add(enqueue(app.nothing, 1))

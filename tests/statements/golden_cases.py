@@ -119,7 +119,14 @@ from sa_jobqueue.statements.stats import add_stats, drop_old_stats, roll_up_stat
 from sa_jobqueue.statements.unique import find_stray_keys
 from sa_jobqueue.statements.waiting import drop_expired_waits, end_waits, ends_of, open_end_gate, wait_for_jobs
 from sa_jobqueue.statements.waking import channel_of, open_gates
-from sa_jobqueue.statements.workers import drain_workers, end_backend, enrol_worker, forget_workers, places_of, remove_worker
+from sa_jobqueue.statements.workers import (
+    drain_workers,
+    end_backend,
+    enrol_worker,
+    forget_workers,
+    places_of,
+    remove_worker,
+)
 from sa_jobqueue.statements.workflows.actions import advance_workflows, stray_workflows
 from sa_jobqueue.statements.workflows.healing import blocked_edges, heal_members, heal_workflows, stray_members
 from sa_jobqueue.statements.workflows.inputs import inputs_of, page_of_inputs

@@ -84,17 +84,23 @@ def test_what_was_enqueued_lately_is_counted_by_queue(connection: Connection) ->
     found = {row.queue: (row.number, row.seconds) for row in connection.execute(arrivals(within=timedelta(minutes=5)))}
     assert found == {"mail": (3, 300.0), "index": (1, 300.0)}
 
-    capped = {row.queue: (row.number, row.seconds) for row in connection.execute(arrivals(within=timedelta(minutes=5), cap=3))}
+    capped = {
+        row.queue: (row.number, row.seconds) for row in connection.execute(arrivals(within=timedelta(minutes=5), cap=3))
+    }
     assert capped == {"mail": (2, 120.0), "index": (1, 120.0)}
 
 
 def test_what_was_enqueued_lately_reads_the_last_jobs_alone(engine: Engine) -> None:
     """Of many, as many as the cap, by the primary key."""
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql("INSERT INTO sa_jobqueue.job (queue, task) SELECT 'mail', 'a_task' FROM generate_series(1, 30000)")
+        connection.exec_driver_sql(
+            "INSERT INTO sa_jobqueue.job (queue, task) SELECT 'mail', 'a_task' FROM generate_series(1, 30000)"
+        )
         for analyzed in (False, True):
             if analyzed:
                 connection.exec_driver_sql("VACUUM ANALYZE sa_jobqueue.job")
-            statement = arrivals(within=timedelta(hours=1), cap=100).compile(engine, compile_kwargs={"literal_binds": True})  # type: ignore[attr-defined]
+            statement = arrivals(within=timedelta(hours=1), cap=100).compile(
+                engine, compile_kwargs={"literal_binds": True}
+            )  # type: ignore[attr-defined]
             plan = "\n".join(connection.execute(text(f"EXPLAIN {statement}")).scalars())
             assert "Index Scan Backward using job_pkey" in plan, plan

@@ -37,11 +37,15 @@ def make_worker(connection: Connection, *, unseen: float = 1.0, **columns: Any) 
         "loop_lag": 0.004, **columns,
     }  # fmt: skip
     seen = text(f"now() - interval '{unseen} s'")
-    connection.execute(insert(WorkerRow).values(id=id, seen_at=seen, started_at=text("now() - interval '2 h'"), **values))
+    connection.execute(
+        insert(WorkerRow).values(id=id, seen_at=seen, started_at=text("now() - interval '2 h'"), **values)
+    )
     return id
 
 
-def add_stats(connection: Connection, queue: str, task: str, *, minutes: int = 90, each: int = 60, failed: int = 1) -> None:
+def add_stats(
+    connection: Connection, queue: str, task: str, *, minutes: int = 90, each: int = 60, failed: int = 1
+) -> None:
     """What each of the last minutes came to; the waits are in the buckets of 5 ms to 1 s."""
     connection.execute(
         text("""
@@ -60,18 +64,30 @@ def fill(connection: Connection) -> Scene:
     """All of it, in the caller's transaction."""
     live = make_worker(connection)
     stale = make_worker(connection, unseen=300, host="web-2", pid=815)
-    held_back = make_worker(connection, host="batch-1", queues=["index"], concurrency=4, pressure="a standby is 9 s behind (max_replication_lag is 5)")
+    held_back = make_worker(
+        connection,
+        host="batch-1",
+        queues=["index"],
+        concurrency=4,
+        pressure="a standby is 9 s behind (max_replication_lag is 5)",
+    )
     make_jobs(connection, 12, queue="mail", task="shop.send_receipt", run_at=-2 * MINUTE)
     make_jobs(connection, 3, queue="mail", task="shop.send_receipt", run_at=HOUR)
     make_jobs(connection, 2, queue="sync", task="shop.sync_stock", run_at=-HOUR, concurrency_key="42")
     make_jobs(connection, 5, queue="reports", task="shop.report", run_at=-HOUR)
     running = [
-        make_job(connection, "running", queue="mail", task="shop.send_receipt", worker=str(live), claimed_at=-3 * MINUTE),
+        make_job(
+            connection, "running", queue="mail", task="shop.send_receipt", worker=str(live), claimed_at=-3 * MINUTE
+        ),
         make_job(connection, "running", queue="mail", task="shop.send_receipt", worker=str(live)),
         make_job(connection, "running", queue="sync", task="shop.sync_stock", worker=str(live), concurrency_key="42"),
         make_job(connection, "running", queue="index", task="shop.index", worker=str(held_back)),
     ]
-    refused = {"type": "smtplib.SMTPServerDisconnected", "message": "Connection unexpectedly closed\nmore", "attempt": 1}
+    refused = {
+        "type": "smtplib.SMTPServerDisconnected",
+        "message": "Connection unexpectedly closed\nmore",
+        "attempt": 1,
+    }
     missing = {"type": "builtins.KeyError", "message": "'sku-17'", "attempt": 1}
     failed = make_jobs(connection, 7, "failed", queue="mail", task="shop.send_receipt", errors=[refused])
     failed += make_jobs(connection, 2, "failed", queue="index", task="shop.index", errors=[missing])
@@ -79,7 +95,9 @@ def fill(connection: Connection) -> Scene:
     limit(connection, "mail", running=2, held=True, **rate(500, 60.0, 50))
     limit(connection, "sync", key_running=1, strict=True)
     limit(connection, "shop.report", owner="task", running=5)
-    limit(connection, "reports", paused_at=text("now() - interval '25 min'"), pause_reason="the warehouse is being loaded")
+    limit(
+        connection, "reports", paused_at=text("now() - interval '25 min'"), pause_reason="the warehouse is being loaded"
+    )
     key(connection, "42", "sync", running=1, weight=5)
     key(connection, "7", "sync", paused_at=text("now() - interval '10 min'"), pause_reason="asked by the customer")
     add_stats(connection, "mail", "shop.send_receipt", each=220, failed=3)

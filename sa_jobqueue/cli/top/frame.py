@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sa_jobqueue.health import WorkflowCounts
+from sa_jobqueue.health.figures import QUANTILES, Figures, named
 from sa_jobqueue.statements.depths import capped, capped_sum
 
-from sa_jobqueue.health.figures import QUANTILES, Figures, named
 from ..output import duration, estimated, rate
 from .job import job_lines
 from .read import Picture

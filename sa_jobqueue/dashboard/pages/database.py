@@ -43,7 +43,7 @@ def read_database(look: Look) -> dict[str, Any]:
         "indexes": sorted(indexes, key=lambda one: -one.bytes)[:_INDEXES],
         "sees_sessions": look.queues is None,
         "holders": read_holders(connection)[:_HOLDERS] if look.queues is None else [],
-        "query": _QUERY,
+        "letters": _QUERY,
     }
 
 

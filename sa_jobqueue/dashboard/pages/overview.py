@@ -25,7 +25,7 @@ from ..sparks import bars, points
 __all__ = ["OVERVIEW"]
 
 #: Queues and errors that are shown; failed jobs that are looked at.
-_QUEUES, _ERRORS, _NEWEST = 12, 6, 1_000
+_QUEUES, _ERRORS, _NEWEST = 12, 6, 500
 
 
 def read_overview(look: Look) -> dict[str, Any]:

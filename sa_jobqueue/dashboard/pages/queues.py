@@ -20,7 +20,10 @@ def read_queues(look: Look) -> dict[str, Any]:
     """A row for each queue that has jobs, that a worker serves, that is paused, or whose jobs ended within the last minutes."""
     working = read_working(look.connection, store_of(look.job), only=look.queues)
     activity = read_activity(look, "1h")
-    came = {row.queue: row.number * 60 / row.seconds for row in look.connection.execute(arrivals(within=LATELY, job=look.job))}
+    came = {
+        row.queue: row.number * 60 / row.seconds
+        for row in look.connection.execute(arrivals(within=LATELY, job=look.job))
+    }
     return {
         "now": working.now,
         "minutes": int(LATELY.total_seconds() // 60),
