@@ -96,7 +96,7 @@ def test_the_pages_are_read_over_async_drivers_too(
         page = viewer.see(path)
         viewer.client.portal.call(made.dispose)  # type: ignore[union-attr]
     assert "could not be looked at" not in page.text
-    assert "notice" in page.html
+    assert "live" in page.html
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def test_the_numbers_of_all_queues_are_added_up(engine: Engine, scene: Scene) ->
     page = Viewer(engine).see("/")
     for said in (
         "Due now 19 22 queued",
-        "Running 4 live workers: 2 , 1 stale",
+        "Running 4 live workers: 2, 1 stale",
         "Failed 9 that are kept",
         "Oldest wait 1h",
     ):
