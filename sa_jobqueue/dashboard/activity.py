@@ -13,6 +13,7 @@ from sqlalchemy import func, select
 
 from ..health.figures import Figures, named
 from ..statements import sum_stats
+from ..statements.stats import By
 from .kept import Kept
 from .look import Look
 from .refusals import BadInput
@@ -26,8 +27,9 @@ _COLOURS = MappingProxyType(
         "rescued": "--accent", "lost": "--wait",
     }
 )  # fmt: skip
-#: A step that has just begun says little.
-_LEAST = 10.0
+#: Workers write what they have counted every 10 s, so the running step is some seconds short; and one that has just begun says little.
+_LATE, _LEAST = 5.0, 30.0
+_BY_QUEUE: tuple[By, ...] = ("queue",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +109,14 @@ def read_activity(look: Look, name: str) -> Activity:
 
     def read() -> tuple[datetime, Sequence[Any]]:
         now: Any = connection.scalar(select(func.now()))
-        return now, connection.execute(sum_stats(since=window.back, by=("queue",), step=window.step, stat=stat)).all()
+        return now, connection.execute(sum_stats(since=window.back, by=_BY_QUEUE, step=window.step, stat=stat)).all()
 
     now, rows = window.kept.get(connection, look.job, read)
     if look.queues is not None:
         rows = [row for row in rows if row.queue in look.queues]
     starts = _starts(now, window)
     length = window.step.total_seconds()
-    seconds = [min(length, (now - start).total_seconds()) for start in starts]
+    seconds = [min(length, (now - start).total_seconds() - _LATE) for start in starts]
     places = {start: place for place, start in enumerate(starts)}
     of_step: list[list[Any]] = [[] for _ in starts]
     of_queue: dict[str, list[list[Any]]] = defaultdict(lambda: [[] for _ in starts])

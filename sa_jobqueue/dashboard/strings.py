@@ -152,7 +152,7 @@ TEXTS: Mapping[str, str] = MappingProxyType(
         "queues.cut": "The first {n} queues.",
         "act.pause": "Pause",
         "act.resume": "Resume",
-        "act.drain_queue": "Cancel all that waits",
+        "act.drain_queue": "Drain",
         "confirm.drain_queue": "Cancel {n} {unit} that wait in this queue, also those that are due later? What runs goes on.",
         "done.pause": "Paused: what runs goes on, and nothing more is started.",
         "done.resume": "Resumed.",

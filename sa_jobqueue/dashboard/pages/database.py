@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from ...health import read_holders, read_indexes, read_server, read_tables
+from ...health import Holder, read_holders, read_indexes, read_server, read_tables
 from ...health.sizes import IndexSize, TableSize
 from ...store import store_of
 from ..doctoring import examined
@@ -20,6 +20,8 @@ __all__ = ["DATABASE"]
 _sizes: Kept[tuple[list[TableSize], list[IndexSize]]] = Kept(15.0)
 #: Indexes and holders that are shown, the largest and the oldest.
 _INDEXES, _HOLDERS = 100, 20
+#: Seconds and transactions up to which a session is not worth a line: pages, claims and commands hold theirs for milliseconds.
+_SHORT, _FEW = 5.0, 1_000
 #: Characters of a statement that are shown.
 _QUERY = 300
 
@@ -42,9 +44,13 @@ def read_database(look: Look) -> dict[str, Any]:
         "total": sum(one.bytes + one.index_bytes + one.toast_bytes for one in tables),
         "indexes": sorted(indexes, key=lambda one: -one.bytes)[:_INDEXES],
         "sees_sessions": look.queues is None,
-        "holders": read_holders(connection)[:_HOLDERS] if look.queues is None else [],
+        "holders": [one for one in read_holders(connection) if _lasts(one)][:_HOLDERS] if look.queues is None else [],
         "letters": _QUERY,
     }
+
+
+def _lasts(holder: Holder) -> bool:
+    return holder.kind != "session" or holder.seconds is None or holder.seconds >= _SHORT or holder.xids >= _FEW
 
 
 DATABASE = Page("database", "/database", read_database, adds_up=True)

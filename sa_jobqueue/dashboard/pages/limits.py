@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, and_, func, literal, select
 
-from ...health import PausedKey, read_limit_uses, read_paused_keys
+from ...health import LimitUse, PausedKey, read_limit_uses, read_paused_keys
 from ...limits import rate_said
 from ...statements.limit_use import due_of_queues, ready_of_keys, running_of_keys, stuck_permits
 from ...statements.parts import table_of
@@ -29,8 +29,8 @@ def read_limits(look: Look) -> dict[str, Any]:
     connection, store, access = look.connection, store_of(look.job), look.access
     used = _used(look)
     owners, keys = _owners(look, used), _keys(look, used)
-    paused = [one for one in read_limit_uses(connection, store) if one.paused is not None]
-    paused_keys = read_paused_keys(connection, store)
+    paused: list[LimitUse | PausedKey] = [one for one in read_limit_uses(connection, store) if one.paused is not None]
+    paused += read_paused_keys(connection, store)
     return {
         "now": connection.scalar(select(func.now())),
         "name": look.query.one("name"),
@@ -41,7 +41,7 @@ def read_limits(look: Look) -> dict[str, Any]:
                 "owner": one.owner, "name": one.name, "key": _key_of(one), "place": _place(one.owner, one.name, _key_of(one)),
                 "since": one.paused, "reason": one.pause_reason, "due": one.due,
             }
-            for one in (*paused, *paused_keys)
+            for one in paused
             if is_mine(look, one.owner, one.name)
         ],
         "owners": owners[:_MOST],
@@ -53,7 +53,7 @@ def read_limits(look: Look) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _key_of(one: Any) -> str | None:
+def _key_of(one: LimitUse | PausedKey) -> str | None:
     return one.key if isinstance(one, PausedKey) else None
 
 
