@@ -11,7 +11,9 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from ..health.figures import Figures, named
+from ..health.figures import ENDS, Figures, named
+from ..histogram import BUCKETS
+from ..lifecycle import COUNTED
 from ..statements import sum_stats
 from ..statements.stats import By
 from .kept import Kept
@@ -30,6 +32,17 @@ _COLOURS = MappingProxyType(
 #: Workers write what they have counted every 10 s, so the running step is some seconds short; and one that has just begun says little.
 _LATE, _LEAST = 5.0, 30.0
 _BY_QUEUE: tuple[By, ...] = ("queue",)
+#: What a chart needs of each step.
+_OF_STEP = (*COUNTED, "waits")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """What was read: when, the sums of each step, and what ended of each queue in each step."""
+
+    now: datetime
+    steps: Sequence[Any]
+    ended: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +51,7 @@ class Window:
 
     back: timedelta
     step: timedelta
-    kept: Kept[tuple[datetime, Sequence[Any]]]
+    kept: Kept[_Sums]
 
 
 #: By the name that an address has.
@@ -55,13 +68,14 @@ _DEFAULT = "1h"
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Figures of each step, of all queues together and of each."""
+    """Figures of each step, and of all of them together."""
 
     at: Sequence[datetime]
     """When each step began."""
     all: Figures
     steps: Sequence[Figures]
-    by_queue: Mapping[str, Sequence[Figures]]
+    by_queue: Mapping[str, Sequence[float]]
+    """Jobs that ended, per minute, in each step."""
 
     @property
     def outcomes(self) -> list[str]:
@@ -85,10 +99,9 @@ class Activity:
         ]
         return {"at": self._seconds(), "series": series, "unit": " s"}
 
-    def ended(self, queue: str) -> list[float]:
+    def ended(self, queue: str) -> Sequence[float]:
         """Jobs of a queue that ended, per minute, in each step."""
-        found = self.by_queue.get(queue, ())
-        return [one.per_minute() for one in found] or [0.0] * len(self.at)
+        return self.by_queue.get(queue) or [0.0] * len(self.at)
 
     def _seconds(self) -> list[int]:
         return [int(one.timestamp()) for one in self.at]
@@ -104,36 +117,50 @@ def window_of(look: Look) -> str:
 
 def read_activity(look: Look, name: str) -> Activity:
     """What the jobs of the viewer's queues came to within this window."""
-    window, stat = WINDOWS[name], look.options.beside.stat
-    connection = look.connection
-
-    def read() -> tuple[datetime, Sequence[Any]]:
-        now: Any = connection.scalar(select(func.now()))
-        return now, connection.execute(sum_stats(since=window.back, by=_BY_QUEUE, step=window.step, stat=stat)).all()
-
-    now, rows = window.kept.get(connection, look.job, read)
-    if look.queues is not None:
-        rows = [row for row in rows if row.queue in look.queues]
-    starts = _starts(now, window)
+    window = WINDOWS[name]
+    found = window.kept.get(look.connection, (look.job, look.queues), lambda: _read(look, window))
     length = window.step.total_seconds()
-    seconds = [min(length, (now - start).total_seconds() - _LATE) for start in starts]
+    starts = _starts(found.now, window)
     places = {start: place for place, start in enumerate(starts)}
-    of_step: list[list[Any]] = [[] for _ in starts]
-    of_queue: dict[str, list[list[Any]]] = defaultdict(lambda: [[] for _ in starts])
-    for row in rows:
-        place = places.get(row.at)
-        if place is not None:
-            of_step[place].append(row)
-            of_queue[row.queue][place].append(row)
+    seconds = [min(length, (found.now - start).total_seconds() - _LATE) for start in starts]
+    rows: list[list[Any]] = [[] for _ in starts]
+    for row in found.steps:
+        if row.at in places:
+            rows[places[row.at]].append(row)
+    by_queue: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(starts))
+    for row in found.ended:
+        if row.at in places:
+            place = places[row.at]
+            by_queue[row.queue][place] = (row.completed + row.failed + row.cancelled) * 60 / seconds[place]
     return Activity(
         starts,
-        Figures.of((row for step in of_step for row in step), sum(seconds)),
-        [Figures.of(some, length) for some, length in zip(of_step, seconds, strict=True)],
-        {
-            queue: [Figures.of(some, length) for some, length in zip(steps, seconds, strict=True)]
-            for queue, steps in of_queue.items()
-        },
+        _figures([row for some in rows for row in some], sum(seconds)),
+        [_figures(some, length) for some, length in zip(rows, seconds, strict=True)],
+        by_queue,
     )
+
+
+def _read(look: Look, window: Window) -> _Sums:
+    now: Any = look.connection.scalar(select(func.now()))
+    if look.queues is not None and not look.queues:
+        return _Sums(now, (), ())
+    queues = sorted(look.queues or ())
+    asked: dict[str, Any] = {
+        "since": window.back,
+        "step": window.step,
+        "queues": queues,
+        "stat": look.options.beside.stat,
+    }
+    steps = sum_stats(**asked, values=_OF_STEP)
+    ended = sum_stats(**asked, by=_BY_QUEUE, values=ENDS)
+    return _Sums(now, look.connection.execute(steps).all(), look.connection.execute(ended).all())
+
+
+def _figures(rows: Sequence[Any], seconds: float) -> Figures:
+    """Those of these rows, without how long the jobs ran."""
+    counts = {name: sum(getattr(row, name) for row in rows) for name in COUNTED}
+    waits = [sum(row.waits[number] for row in rows) for number in range(BUCKETS)]
+    return Figures(counts, seconds, 0.0, 0.0, (), waits)
 
 
 def _starts(now: datetime, window: Window) -> list[datetime]:

@@ -13,6 +13,8 @@ from sqlalchemy import Connection
 
 __all__ = ["Kept"]
 
+#: Answers that are kept of an engine at most.
+_MOST = 200
 T = TypeVar("T")
 
 
@@ -40,7 +42,10 @@ class Kept(Generic[T]):
     def get(self, connection: Connection, key: Hashable, read: Callable[[], T]) -> T:
         """The answer for the engine of this connection and this key."""
         with self._lock:
-            place = self._places.setdefault(connection.engine, {}).setdefault(key, _Place())
+            places = self._places.setdefault(connection.engine, {})
+            if len(places) >= _MOST and key not in places:
+                places.clear()
+            place = places.setdefault(key, _Place())
         if place.answer and monotonic() < place.until:
             return place.answer[0]
         if not place.lock.acquire(blocking=False):

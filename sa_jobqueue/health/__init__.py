@@ -23,7 +23,7 @@ from .read import (
 )
 from .sizes import IndexSize, TableSize
 from .values import BlockIO, Depth, Health, Holder, LockWait, Overdue, Server, Slot, Standby
-from .work import QueueSeen, WorkerSeen, Working, read_working
+from .work import QueueSeen, WorkerSeen, Working, read_workers, read_working
 from .workflows import BehindWorkflow, WorkflowCounts, read_behind_workflows, read_workflows
 
 __all__ = [
@@ -60,6 +60,7 @@ __all__ = [
     "read_slots",
     "read_standbys",
     "read_tables",
+    "read_workers",
     "read_workflows",
     "read_working",
 ]

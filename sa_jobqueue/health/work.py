@@ -19,7 +19,7 @@ from ..statements.stats import sum_stats
 from ..store import Store, default_store
 from .figures import Figures
 
-__all__ = ["LATELY", "QueueSeen", "WorkerSeen", "Working", "read_working"]
+__all__ = ["LATELY", "QueueSeen", "WorkerSeen", "Working", "read_workers", "read_working"]
 
 #: Rates and times are of what jobs came to within this time.
 LATELY = timedelta(minutes=5)
@@ -87,13 +87,10 @@ def read_working(
     tables = store.tables
     now, since = connection.execute(select(func.now(), func.date_trunc("minute", func.now() - LATELY))).one()
 
-    def mine(rows: Sequence[Any]) -> list[Any]:
-        return [row for row in rows if only is None or row.queue in only]
-
     summed = sum_stats(since=LATELY, by=("queue", "task"), queues=sorted(only or ()), stat=tables.stat)
-    sums = mine(connection.execute(summed).all())
-    held = mine(connection.execute(running_jobs(job=tables.job)).all())
-    failed = mine(connection.execute(count_by_queue(JobStatus.FAILED, job=tables.job)).all())
+    sums = _mine(connection.execute(summed).all(), only)
+    held = _mine(connection.execute(running_jobs(job=tables.job)).all(), only)
+    failed = _mine(connection.execute(count_by_queue(JobStatus.FAILED, job=tables.job)).all(), only)
     workers = _workers(connection, held, store, only)
     seconds = (now - since).total_seconds()
     return Working(
@@ -105,6 +102,18 @@ def read_working(
         sum(row.running for row in held),
         sum(row.number for row in failed),
     )
+
+
+def read_workers(
+    connection: Connection, store: Store = default_store, *, only: Collection[str] | None = None
+) -> list[WorkerSeen]:
+    """The workers alone, likewise."""
+    held = _mine(connection.execute(running_jobs(job=store.tables.job)).all(), only)
+    return _workers(connection, held, store, only)
+
+
+def _mine(rows: Sequence[Any], only: Collection[str] | None) -> list[Any]:
+    return [row for row in rows if only is None or row.queue in only]
 
 
 def _queues(

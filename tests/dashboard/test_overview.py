@@ -227,6 +227,7 @@ def test_an_answer_that_failed_is_not_kept(engine: Engine) -> None:
             kept.get(connection, "key", lambda: 1 // 0)
         assert kept.get(connection, "key", lambda: 1) == 1
         assert kept.get(connection, "key", lambda: 2) == 1
+        assert [kept.get(connection, number, lambda number=number: number) for number in range(500)] == list(range(500))  # type: ignore[misc]
 
 
 def test_each_check_of_the_server_is_one_of_the_doctors() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...health import QueueSeen, read_working
@@ -35,7 +36,7 @@ def read_queues(look: Look) -> dict[str, Any]:
     }
 
 
-def _shown(queue: QueueSeen, came: float, ended: list[float]) -> dict[str, Any]:
+def _shown(queue: QueueSeen, came: float, ended: Sequence[float]) -> dict[str, Any]:
     return {
         "seen": queue,
         "in": came,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...health import read_working
+from sqlalchemy import func, select
+
+from ...health import read_workers as workers_of
 from ...store import store_of
 from ..look import Look
 from ..page import Page
@@ -18,16 +20,15 @@ _MOST = 500
 
 def read_workers(look: Look) -> dict[str, Any]:
     """A row for each worker that has not left; the stale ones first."""
-    working = read_working(look.connection, store_of(look.job), only=look.queues)
-    workers = working.workers
+    workers = workers_of(look.connection, store_of(look.job), only=look.queues)
     return {
-        "now": working.now,
+        "now": look.connection.scalar(select(func.now())),
         "workers": workers[:_MOST],
         "more": max(len(workers) - _MOST, 0),
         "live": sum(not one.stale for one in workers),
         "stale": sum(one.stale for one in workers),
         "slots": sum(one.slots for one in workers if not one.stale),
-        "running": working.running,
+        "running": sum(one.running for one in workers),
         "versions": sorted({one.version for one in workers if not one.stale}),
         "may_drain": may_drain(look),
     }
