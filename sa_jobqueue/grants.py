@@ -45,7 +45,7 @@ class Can(StrEnum):
     """Wait for the end of jobs, and read their results and errors."""
     ADMIN = "admin"
     """Look, and cancel, retry, discard, release and delete jobs; set limits; pause queues, tasks and schedules, and enqueue the jobs
-    of schedules; cancel, retry and pause workflows."""
+    of schedules; cancel, retry and pause workflows; ask workers to drain."""
 
 
 # Each role finds the tables, and sees whether their version is the one that it needs.
@@ -173,6 +173,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             _CANCEL_WORKFLOWS,
             "EXECUTE ON FUNCTION {schema}.retry_workflow(bigint, bigint)",
             "INSERT (count, action, who, target) ON TABLE {schema}.audit",
+            "UPDATE (drain_requested_at) ON TABLE {schema}.worker",
             "EXECUTE ON FUNCTION {schema}.pause_workflows(bigint[]), {schema}.resume_workflows(bigint[])",
             *_TELL_WORKFLOWS,
             "SELECT, UPDATE ON SEQUENCE {schema}.gate_limit",

@@ -10,15 +10,18 @@ from ..models import Job, JobMixin
 from .access import Who
 from .database import Anywhere, Database
 from .job_deeds import JOB_DEEDS
+from .limit_deeds import LIMIT_DEEDS
 from .look import FormatArgs, LinkSubject, Options
 from .pages import PAGES
+from .queue_deeds import QUEUE_DEEDS
 from .security import CSP, Guard
 from .site import Site
+from .worker_deeds import WORKER_DEEDS
 
 __all__ = ["DEEDS", "dashboard"]
 
 #: All that a form can ask for, by name.
-DEEDS = {**JOB_DEEDS}
+DEEDS = {**JOB_DEEDS, **QUEUE_DEEDS, **LIMIT_DEEDS, **WORKER_DEEDS}
 
 
 def dashboard(

@@ -23,6 +23,7 @@ from .read import (
 )
 from .sizes import IndexSize, TableSize
 from .values import BlockIO, Depth, Health, Holder, LockWait, Overdue, Server, Slot, Standby
+from .work import QueueSeen, WorkerSeen, Working, read_workers, read_working
 from .workflows import BehindWorkflow, WorkflowCounts, read_behind_workflows, read_workflows
 
 __all__ = [
@@ -36,11 +37,14 @@ __all__ = [
     "LockWait",
     "Overdue",
     "PausedKey",
+    "QueueSeen",
     "Server",
     "Slot",
     "Standby",
     "TableSize",
+    "WorkerSeen",
     "WorkflowCounts",
+    "Working",
     "read_behind_workflows",
     "read_depths",
     "read_health",
@@ -56,5 +60,7 @@ __all__ = [
     "read_slots",
     "read_standbys",
     "read_tables",
+    "read_workers",
     "read_workflows",
+    "read_working",
 ]

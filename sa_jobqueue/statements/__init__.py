@@ -24,6 +24,7 @@ from .prune import prune_jobs
 from .schedule_admin import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
 from .stats import sum_stats
 from .why import why_waiting
+from .workers import drain_workers
 from .workflows.actions import cancel_workflows, pause_workflows, resume_workflows, retry_workflow
 from .workflows.looks import workflow_nodes
 
@@ -35,6 +36,7 @@ __all__ = [
     "count_jobs",
     "criteria_of",
     "discard_jobs",
+    "drain_workers",
     "expired_leases",
     "insert_jobs",
     "job_logs",

@@ -99,7 +99,8 @@ class Services:
     """The parts for one `serve()`; made on the event loop that runs async handlers.
 
     `tally`: where to count. `leaving()`: whether all tasks of the loop are being cancelled. `idle()` is called when nothing is
-    due any more; `hopeless()`, on the watchdog's thread, while the event loop stays blocked past a timeout.
+    due any more; `drain()`, on the maintenance thread, when an operator asks for it; `hopeless()`, on the watchdog's thread, while the
+    event loop stays blocked past a timeout.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Services:
         *,
         leaving: Callable[[], bool],
         idle: Callable[[], None] | None,
+        drain: Callable[[], None],
         hopeless: Callable[[], None],
     ) -> None:
         engines, settings, store = spec.engines, spec.settings, spec.store
@@ -189,6 +191,7 @@ class Services:
             tally=tally,
             next_look=self.ticks.hear,
             undeclared=self.limits.hear,
+            drain=drain,
         )
         self.claimer.skipped.changed = self._skipped_some
         pressure = WatchPressure(connector, self.governor, hold_back=self.claimer.hold_back, tell=presence.hasten)

@@ -20,7 +20,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sa_jobqueue.enqueue_select import enqueue_select
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
 from sa_jobqueue.limits import Limits, Rate
-from sa_jobqueue.models import Job, Schedule
+from sa_jobqueue.models import Job, Schedule, WorkerRow
 from sa_jobqueue.objects import Subject
 from sa_jobqueue.options import Call
 from sa_jobqueue.outcomes import ErrorEntry
@@ -57,7 +57,7 @@ from sa_jobqueue.statements import (
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.apply import written_before
 from sa_jobqueue.statements.arguments import complete_arguments
-from sa_jobqueue.statements.backlog import count_by_queue, running_jobs, schedule_lag
+from sa_jobqueue.statements.backlog import arrivals, count_by_queue, running_jobs, schedule_lag
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
 from sa_jobqueue.statements.declared import (
@@ -88,6 +88,7 @@ from sa_jobqueue.statements.limit_use import (
     paused_keys,
     ready_keys,
     ready_of_keys,
+    running_of_keys,
     running_of_tasks,
     stuck_permits,
 )
@@ -118,7 +119,14 @@ from sa_jobqueue.statements.stats import add_stats, drop_old_stats, roll_up_stat
 from sa_jobqueue.statements.unique import find_stray_keys
 from sa_jobqueue.statements.waiting import drop_expired_waits, end_waits, ends_of, open_end_gate, wait_for_jobs
 from sa_jobqueue.statements.waking import channel_of, open_gates
-from sa_jobqueue.statements.workers import end_backend, enrol_worker, forget_workers, places_of, remove_worker
+from sa_jobqueue.statements.workers import (
+    drain_workers,
+    end_backend,
+    enrol_worker,
+    forget_workers,
+    places_of,
+    remove_worker,
+)
 from sa_jobqueue.statements.workflows.actions import advance_workflows, stray_workflows
 from sa_jobqueue.statements.workflows.healing import blocked_edges, heal_members, heal_workflows, stray_members
 from sa_jobqueue.statements.workflows.inputs import inputs_of, page_of_inputs
@@ -276,6 +284,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "count_jobs": count_jobs,
     "list_workers": list_workers,
     "count_expired": count_expired,
+    "arrivals": lambda: arrivals(within=timedelta(minutes=5)),
     "count_by_queue": lambda: count_by_queue(JobStatus.FAILED),
     "schedule_lag": schedule_lag,
     "find_stray_keys": lambda: find_stray_keys(limit=3),
@@ -304,6 +313,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "sum_stats": lambda: sum_stats(since=timedelta(hours=1), by=("queue", "task")),
     "sum_stats_in_steps": lambda: sum_stats(since=timedelta(hours=1), queues=["q"], step=timedelta(minutes=5)),
     "enrol_worker": lambda: enrol_worker(id=_WORKER, host="a", pid=1, queues=["q"], concurrency=1, version="1"),
+    "drain_workers": lambda: drain_workers(WorkerRow.host == "web-1"),
     "remove_worker": lambda: remove_worker(_WORKER),
     "forget_workers": lambda: forget_workers(unseen_for=timedelta(days=1)),
     "next_look": next_look,
@@ -358,6 +368,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "paused_workflows": lambda: paused_workflows(seconds=86_400.0),
     "limits_said": limits_said,
     "paused_keys": paused_keys,
+    "running_of_keys": running_of_keys,
     "running_of_tasks": running_of_tasks,
     "ready_keys": ready_keys,
     "stuck_permits": lambda: stuck_permits(seconds=3_600.0),

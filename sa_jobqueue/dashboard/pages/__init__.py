@@ -1,7 +1,12 @@
 """The pages, in the order of the menu."""
 
+from .database import DATABASE
 from .jobs import JOBS
+from .limits import LIMITS
+from .overview import OVERVIEW
+from .queues import QUEUES_PAGE
+from .workers import WORKERS
 
 __all__ = ["PAGES"]
 
-PAGES = (JOBS,)
+PAGES = (OVERVIEW, JOBS, QUEUES_PAGE, LIMITS, WORKERS, DATABASE)
