@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, case, func, select
+from sqlalchemy import Connection, func, select
 
-from sa_jobqueue.health import WorkflowCounts, read_workflows
+from sa_jobqueue.health import WorkflowCounts, one_job, read_workflows
+from sa_jobqueue.health.one_job import SHOWN, JobSeen
 from sa_jobqueue.lifecycle import JobStatus
-from sa_jobqueue.models import Job, WorkerRow
+from sa_jobqueue.models import WorkerRow
 from sa_jobqueue.statements import list_schedules, sum_stats
 from sa_jobqueue.statements.backlog import count_by_queue, running_jobs
 from sa_jobqueue.statements.depths import queue_depths
@@ -20,23 +21,15 @@ from sa_jobqueue.statements.limit_use import limits_said
 from sa_jobqueue.statements.overview import STALE
 
 from ..figures import Figures
-from ..filters import READING, Filters, Status
+from ..filters import Filters, Status
 from ..jobs import newest_jobs
 
-__all__ = ["LATELY", "JobSeen", "Picture", "QueueSeen", "WorkerSeen", "read_job", "read_picture"]
+__all__ = ["LATELY", "SHOWN", "JobSeen", "Picture", "QueueSeen", "WorkerSeen", "read_job", "read_picture"]
 
 #: Rates and times are of what jobs came to within this time.
 LATELY = timedelta(minutes=5)
 #: Queues that are read.
 QUEUES = 200
-
-#: Bytes of arguments, a result or errors up to which they are read again and again.
-SHOWN = 100_000
-#: The columns of a job that are short.
-_PLAIN = (
-    Job.id, Job.task, Job.queue, Job.priority, Job.attempt, Job.max_attempts, Job.rescues, Job.worker, Job.created_at, Job.run_at,
-    Job.claimed_at, Job.lease_expires_at, Job.cancel_requested_at, Job.finished_at, Job.purge_at,
-)  # fmt: skip
 
 # The statistics of a queue's table are often old, and a plan by them would read the whole table each second.
 _SETTINGS = {
@@ -100,15 +93,6 @@ class Picture:
     """None: there are none."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobSeen:
-    """A job as its row, in which a value that is too long is None; what its state is called; and the time."""
-
-    job: Any
-    reading: str
-    now: datetime
-
-
 def settle(connection: Connection) -> None:
     """Set what holds for the transaction of a read."""
     connection.execute(select(*(func.set_config(name, value, True) for name, value in _SETTINGS.items())))
@@ -139,13 +123,7 @@ def read_picture(connection: Connection, *, failures: int, schedules: bool = Fal
 def read_job(connection: Connection, id: int) -> JobSeen | None:
     """Read one job; None if it is not there."""
     settle(connection)
-    short = (
-        case((func.pg_column_size(value) <= SHOWN, value)).label(value.key)
-        for value in (Job.args, Job.meta, Job.result, Job.errors)
-    )
-    query = select(*_PLAIN, *short, READING.label("reading"), func.now().label("now")).where(Job.id == id)
-    row = connection.execute(query).one_or_none()
-    return None if row is None else JobSeen(row, row.reading, row.now)
+    return one_job.read_job(connection, id)
 
 
 def _queues(
