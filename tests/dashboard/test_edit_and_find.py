@@ -218,7 +218,7 @@ def test_what_is_not_known_is_asked(engine: Engine, connection: Connection) -> N
     assert "There is no job 4711 here" in viewer.see("/find", q="4711").text
     page = viewer.see("/find", q="else")
     assert {f"/jobs?{kind}=else" for kind in ("task", "queue", "tag", "key", "error", "subject")} <= set(page.links)
-    for odd in (":", "9" * 50, "0", "½", "a:b:c", "\x00", "<b>", "%"):
+    for odd in (":", "9" * 50, "0", "½", "a:b:c", "<b>", "%"):
         assert viewer.get("/find", q=odd).status_code in (200, 303)
     assert "Type the number of a job" in viewer.see("/find").text
 

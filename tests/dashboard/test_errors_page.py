@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -61,7 +62,7 @@ def test_jobs_that_failed_alike_are_one_line(engine: Engine, some: Any) -> None:
     assert [("no answer" in one, "too late" in one) for one in lines][:2] == [(True, False), (False, True)]
     assert "5 in the last 24 hours" in page.html
     assert "0 in the last 24 hours" in page.html
-    assert "4h ago 0s ago" in lines[0]
+    assert re.search(r"4h ago \d+s ago", lines[0])
     assert "no error is written down" in page.text
 
 
@@ -104,8 +105,11 @@ def _of(connection: Connection, sent: dict[str, str]) -> list[int]:
     return [id for id, line in lines.items() if sha256(line.encode()).hexdigest()[:16] == sent["group"]]
 
 
-def test_a_group_that_grew_is_done_from_the_floor_that_was_shown(engine: Engine, connection: Connection) -> None:
+def test_a_group_is_done_down_to_the_floor_that_was_shown(
+    engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Jobs older than those that were counted come up when the newest are gone: they are not meant."""
+    monkeypatch.setattr("sa_jobqueue.dashboard.site._PATIENCE", 1_000.0)
     connection.exec_driver_sql(
         "INSERT INTO sa_jobqueue.job (task, status, finished_at, errors) "
         'SELECT \'send\', \'failed\', now(), \'[{"type": "E", "message": "m"}]\' FROM generate_series(1, 10500)'

@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from urllib.parse import urlencode
 
 import pytest
@@ -42,9 +42,10 @@ class Served:
         if post is not None:
             headers |= {"sec-fetch-site": "same-origin", "content-type": "application/x-www-form-urlencoded"}
             body = urlencode(post)
-        connection.request("GET" if post is None else "POST", path, body=body, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
+        with closing(connection):
+            connection.request("GET" if post is None else "POST", path, body=body, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
 
 
 @contextmanager

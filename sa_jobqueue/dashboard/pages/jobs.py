@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import RowMapping, Select, case, func, literal_column, select, union_all
+from sqlalchemy import RowMapping, case, func, literal_column, select, union_all
 
 from ...health.one_job import clamped
 from ...lifecycle import JobStatus
@@ -75,7 +75,7 @@ def _tabs(look: Look) -> list[tuple[str, int]]:
     asked = Query(pair for pair in look.query.pairs() if pair[0] != "status")
     criteria = chosen(Look(look.connection, asked, look.access, look.options))
     job = look.job
-    parts: list[Select[Any]] = []
+    parts: list[Any] = []
     for place, status in enumerate(JobStatus):
         some = (
             select(literal_column("1"))
