@@ -23,6 +23,7 @@ from . import (
     actions,
     alive,
     bench,
+    dashboard,
     demo,
     doctor,
     embedded,
@@ -198,6 +199,7 @@ _add(workers.workers, _LOOK)
 _add(doctor.doctor, _LOOK, app=True)
 _add(alive.alive, _LOOK)
 _add(metrics.metrics, _LOOK, log_level=LogLevel.INFO)
+_add(dashboard.dashboard, _LOOK, app=True)
 _add(actions.retry, _ACT)
 _add(actions.cancel, _ACT)
 _add(actions.discard, _ACT)

@@ -8,7 +8,9 @@ from starlette.types import ASGIApp
 
 from ..models import Job, JobMixin
 from .access import Who
+from .change_deeds import CHANGE_DEEDS
 from .database import Anywhere, Database
+from .error_groups import ERROR_DEEDS
 from .job_deeds import JOB_DEEDS
 from .limit_deeds import LIMIT_DEEDS
 from .look import FormatArgs, LinkSubject, Options
@@ -21,7 +23,14 @@ from .worker_deeds import WORKER_DEEDS
 __all__ = ["DEEDS", "dashboard"]
 
 #: All that a form can ask for, by name.
-DEEDS = {**JOB_DEEDS, **QUEUE_DEEDS, **LIMIT_DEEDS, **WORKER_DEEDS}
+DEEDS = {
+    **JOB_DEEDS,
+    **CHANGE_DEEDS,
+    **ERROR_DEEDS,
+    **QUEUE_DEEDS,
+    **LIMIT_DEEDS,
+    **WORKER_DEEDS,
+}
 
 
 def dashboard(

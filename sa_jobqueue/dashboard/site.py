@@ -19,7 +19,7 @@ from .access import Access, Who, access_of
 from .database import Database
 from .deeds import Deed, Done
 from .look import Look, Options
-from .page import Missing, Page
+from .page import Elsewhere, Missing, Page
 from .query import Query, read_form
 from .refusals import BadInput, Refusal
 from .render import Renderer, local_path
@@ -70,6 +70,9 @@ class Site:
                 return self._notice(request, access, page, query, 400, bad=str(error))
             except Missing as error:
                 return self._notice(request, access, page, query, 404, missing=str(error))
+            except Elsewhere as other:
+                asked = f"?{other.query}" if other.query else ""
+                return RedirectResponse(f"{request.scope.get('root_path', '')}{other.path}{asked}", 303)
             except Refusal as refusal:
                 return self._notice(request, access, page, query, refusal.status, refusal=refusal)
             fragment = request.headers.get("hx-request") == "true"

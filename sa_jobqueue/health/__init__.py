@@ -8,6 +8,7 @@ Each part can be read alone: `read_server`, `read_holders`, `read_tables` and so
 """
 
 from .limits import LimitUse, PausedKey, read_limit_uses, read_paused_keys, read_ready_keys
+from .one_job import JobSeen, read_job
 from .read import (
     read_depths,
     read_health,
@@ -33,6 +34,7 @@ __all__ = [
     "Health",
     "Holder",
     "IndexSize",
+    "JobSeen",
     "LimitUse",
     "LockWait",
     "Overdue",
@@ -51,6 +53,7 @@ __all__ = [
     "read_holders",
     "read_indexes",
     "read_io",
+    "read_job",
     "read_limit_uses",
     "read_lock_waits",
     "read_overdue",

@@ -41,6 +41,8 @@ from sa_jobqueue.models import LimitRow, LimitState, WorkerRow
 from sa_jobqueue.statements import (
     cancel_jobs,
     cancel_workflows,
+    copy_jobs,
+    edit_jobs,
     job_logs,
     list_limits,
     pause,
@@ -517,7 +519,7 @@ def test_a_role_without_rights_is_told_what_to_grant(make_role: MakeRole) -> Non
 
 
 def test_an_admin_can_look_and_act(make_role: MakeRole, engine: Engine) -> None:
-    """Cancel, retry, discard, release and prune; not enqueue, nor make another job of one, nor touch the schema."""
+    """Cancel, retry, discard, release and prune, edit and copy, and so enqueue; not give a job to another task, nor touch the schema."""
     url = make_role("admin")
     with engine.begin() as connection:
         failed, queued, running = make_job(connection, "failed"), make_job(connection), make_job(connection, "running")
@@ -544,17 +546,23 @@ def test_an_admin_can_look_and_act(make_role: MakeRole, engine: Engine) -> None:
         failed: "cancelled", queued: "failed", running: "running", held: "queued",
     }  # fmt: skip
     assert job_of(engine, running).cancel_requested_at is not None
-    assert (
-        allowed(
-            url,
-            INSERT,
-            *FORGERY,
-            *DDL,
-            "SELECT setval('sa_jobqueue.gate_1', 1)",
-            "UPDATE sa_jobqueue.worker SET host = 'x'",
-        )
-        == []
-    )
+    with own.begin() as connection:
+        assert connection.scalars(
+            edit_jobs(Job.id == held, args={"a": 1}, queue="b", priority=1, run_at=timedelta(1))
+        ).all() == [held]
+        ((copy, duplicate_of),) = connection.execute(copy_jobs(Job.id == held)).all()
+    own.dispose()
+    assert (duplicate_of, job_of(engine, copy).args) == (None, {"a": 1})
+    forged = [
+        "UPDATE sa_jobqueue.job SET task = 'other'",
+        "UPDATE sa_jobqueue.job SET max_attempts = 1",
+        "INSERT INTO sa_jobqueue.job (id, task) VALUES (4711, 'a_task')",
+        "INSERT INTO sa_jobqueue.job (task, status) VALUES ('a_task', 'completed')",
+        "UPDATE sa_jobqueue.audit SET who = 'another'",
+        "DELETE FROM sa_jobqueue.audit",
+        "UPDATE sa_jobqueue.worker SET host = 'x'",
+    ]
+    assert allowed(url, *forged, *DDL, "SELECT setval('sa_jobqueue.gate_1', 1)") == []
 
 
 def test_an_admin_acts_on_schedules_and_makes_none(make_role: MakeRole, engine: Engine) -> None:

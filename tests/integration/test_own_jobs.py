@@ -28,8 +28,10 @@ from sa_jobqueue.errors import OptionError, WorkflowError
 from sa_jobqueue.migrations import OwnTable, upgrade_database
 from sa_jobqueue.statements import (
     cancel_jobs,
+    copy_jobs,
     count_jobs,
     discard_jobs,
+    edit_jobs,
     list_limits,
     pause_schedules,
     prune_jobs,
@@ -207,8 +209,18 @@ def test_statements_find_the_tables_beside_it(engine: Engine) -> None:
         assert session.scalars(retry_jobs(Job.id == mine.id, job=Job)).all() == [mine.id]
         assert session.scalars(discard_jobs(Job.id == mine.id, job=Job)).all() == [mine.id]
         session.commit()
+        assert session.scalars(edit_jobs(Job.id == mine.id, priority=9, job=Job)).all() == [mine.id]
+        mine.tenant, mine.source = Tenant(name="copied"), "by hand"
+        session.commit()
+        ((copy, duplicate_of),) = session.execute(copy_jobs(Job.id == mine.id, job=Job)).all()
+        assert duplicate_of is None
+        made = session.get_one(Job, copy)
+        assert (made.tenant, made.source, made.priority) == (mine.tenant, "by hand", 9)
+        assert session.scalars(select(keys.job_id)).all() == [copy]
+        assert session.scalars(discard_jobs(Job.id == copy, job=Job)).all() == [copy]
+        session.commit()
         assert session.scalars(count_jobs(job=Job)).all()
-        ids = sorted([mine.id, again.id])
+        ids = sorted([mine.id, again.id, copy])
         assert sorted(session.scalars(prune_jobs(Job.id > 0, job=Job)).all()) == ids
         assert session.scalars(select(sa_jobqueue.Job.id)).all() == [other.id]
 

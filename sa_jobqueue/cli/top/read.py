@@ -7,25 +7,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, case, func, select
+from sqlalchemy import Connection, func, select
 
-from sa_jobqueue.health import QueueSeen, WorkerSeen, WorkflowCounts, read_workflows, read_working
+from sa_jobqueue.health import QueueSeen, WorkerSeen, WorkflowCounts, one_job, read_workflows, read_working
 from sa_jobqueue.health.figures import Figures
-from sa_jobqueue.models import Job
+from sa_jobqueue.health.one_job import SHOWN, JobSeen
 from sa_jobqueue.statements import list_schedules
 
-from ..filters import READING, Filters, Status
+from ..filters import Filters, Status
 from ..jobs import newest_jobs
 
-__all__ = ["JobSeen", "Picture", "read_job", "read_picture"]
-
-#: Bytes of arguments, a result or errors up to which they are read again and again.
-SHOWN = 100_000
-#: The columns of a job that are short.
-_PLAIN = (
-    Job.id, Job.task, Job.queue, Job.priority, Job.attempt, Job.max_attempts, Job.rescues, Job.worker, Job.created_at, Job.run_at,
-    Job.claimed_at, Job.lease_expires_at, Job.cancel_requested_at, Job.finished_at, Job.purge_at,
-)  # fmt: skip
+__all__ = ["SHOWN", "JobSeen", "Picture", "read_job", "read_picture"]
 
 # The statistics of a queue's table are often old, and a plan by them would read the whole table each second.
 _SETTINGS = {
@@ -56,15 +48,6 @@ class Picture:
     """None: there are none."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobSeen:
-    """A job as its row, in which a value that is too long is None; what its state is called; and the time."""
-
-    job: Any
-    reading: str
-    now: datetime
-
-
 def settle(connection: Connection) -> None:
     """Set what holds for the transaction of a read."""
     connection.execute(select(*(func.set_config(name, value, True) for name, value in _SETTINGS.items())))
@@ -91,10 +74,4 @@ def read_picture(connection: Connection, *, failures: int, schedules: bool = Fal
 def read_job(connection: Connection, id: int) -> JobSeen | None:
     """Read one job; None if it is not there."""
     settle(connection)
-    short = (
-        case((func.pg_column_size(value) <= SHOWN, value)).label(value.key)
-        for value in (Job.args, Job.meta, Job.result, Job.errors)
-    )
-    query = select(*_PLAIN, *short, READING.label("reading"), func.now().label("now")).where(Job.id == id)
-    row = connection.execute(query).one_or_none()
-    return None if row is None else JobSeen(row, row.reading, row.now)
+    return one_job.read_job(connection, id)

@@ -1,6 +1,10 @@
 """The pages, in the order of the menu."""
 
 from .database import DATABASE
+from .edit import EDIT
+from .errors import ERRORS
+from .find import FIND
+from .job import JOB
 from .jobs import JOBS
 from .limits import LIMITS
 from .overview import OVERVIEW
@@ -9,4 +13,4 @@ from .workers import WORKERS
 
 __all__ = ["PAGES"]
 
-PAGES = (OVERVIEW, JOBS, QUEUES_PAGE, LIMITS, WORKERS, DATABASE)
+PAGES = (OVERVIEW, JOBS, ERRORS, QUEUES_PAGE, LIMITS, WORKERS, DATABASE, JOB, EDIT, FIND)
