@@ -67,7 +67,7 @@ class JobColumns(SubjectColumns, _MappedBelow):
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
     # These three come first, so that a merge is refused before it has copied a value.
     # The model does not say the table's defaults of `status` and `errors`. An INSERT would return them, and a role that only
-    # enqueues would need the right to read them of all jobs; see below the class.
+    # enqueues would need the right to read them of all jobs: see `AFTER_CREATE`.
     status: Mapped[JobStatus] = mapped_column(_UNSAID_STATUS)
     claims: Mapped[int] = mapped_column(Integer, server_default=text("0"))
     """How often it was claimed."""
