@@ -147,11 +147,25 @@ def check_schema(connection: Connection, schema: str | None = None) -> None:
         return
     oldest = _verbatim(f"SELECT max(compatible_with) FROM {quote(name)}.schema_version")
     if found is None or found < CURRENT or connection.scalar(oldest) > CURRENT:
-        raise SchemaError(found=found, needed=CURRENT, schema=name, database=connection.engine.url.database)
+        others = _schemas(connection) if found is None else ()
+        raise SchemaError(
+            found=found, needed=CURRENT, schema=name, database=connection.engine.url.database, others=others
+        )
     logger.info(
         "the job queue's schema %r has version %d; this release knows version %d and can work with it",
         name, found, CURRENT,
     )  # fmt: skip
+
+
+def _schemas(connection: Connection) -> Sequence[str]:
+    """Some of the schemas that were migrated, as those of job tables of the application's own."""
+    return connection.scalars(
+        _verbatim(
+            "SELECT nspname FROM pg_namespace WHERE EXISTS (SELECT FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid "
+            "WHERE relnamespace = pg_namespace.oid AND relname = 'schema_version' AND attname = 'compatible_with') "
+            "ORDER BY nspname LIMIT 3"
+        )
+    ).all()
 
 
 def _run(op: MigrationOperations, steps: Sequence[Step], schema: str) -> None:

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Generic, TypeVar, overload
 
 from ..durations import Duration
-from ..models import Job
+from ..models import Job, JobMixin
 from ..tasks import AnyTask, Registry, TaskName, default_registry
 from .clock import move_clock
 from .drain import drain, work_one
@@ -44,12 +44,12 @@ class JobQueue(Generic[S_co]):
         return drain(self.session, queues=queues, registry=self.registry, raise_errors=raise_errors)
 
     @overload
-    def work_one(self: JobQueue[SyncSide], job: Job | int | None = None, *, raise_errors: bool = True) -> Ran: ...
+    def work_one(self: JobQueue[SyncSide], job: JobMixin | int | None = None, *, raise_errors: bool = True) -> Ran: ...
     @overload
     def work_one(
-        self: JobQueue[AsyncSide], job: Job | int | None = None, *, raise_errors: bool = True
+        self: JobQueue[AsyncSide], job: JobMixin | int | None = None, *, raise_errors: bool = True
     ) -> Coroutine[Any, Any, Ran]: ...
-    def work_one(self: JobQueue[Any], job: Job | int | None = None, *, raise_errors: bool = True) -> Any:
+    def work_one(self: JobQueue[Any], job: JobMixin | int | None = None, *, raise_errors: bool = True) -> Any:
         """Run one job: see `work_one`."""
         return work_one(self.session, job, registry=self.registry, raise_errors=raise_errors)
 
@@ -61,7 +61,7 @@ class JobQueue(Generic[S_co]):
     ) -> Coroutine[Any, Any, Job]: ...
     def assert_enqueued(self: JobQueue[Any], task: AnyTask | TaskName | str, /, **partial: Any) -> Any:
         """Assert that such a job is enqueued: see `assert_enqueued`."""
-        return assert_enqueued(self.session, task, **partial)
+        return assert_enqueued(self.session, self._task(task), **partial)
 
     @overload
     def assert_not_enqueued(self: JobQueue[SyncSide], task: AnyTask | TaskName | str, /, **partial: Any) -> None: ...
@@ -71,7 +71,7 @@ class JobQueue(Generic[S_co]):
     ) -> Coroutine[Any, Any, None]: ...
     def assert_not_enqueued(self: JobQueue[Any], task: AnyTask | TaskName | str, /, **partial: Any) -> Any:
         """Assert that no such job is: see `assert_not_enqueued`."""
-        return assert_not_enqueued(self.session, task, **partial)
+        return assert_not_enqueued(self.session, self._task(task), **partial)
 
     @overload
     def enqueued(self: JobQueue[SyncSide], task: AnyTask | TaskName | str, /, **partial: Any) -> list[Job]: ...
@@ -81,7 +81,7 @@ class JobQueue(Generic[S_co]):
     ) -> Coroutine[Any, Any, list[Job]]: ...
     def enqueued(self: JobQueue[Any], task: AnyTask | TaskName | str, /, **partial: Any) -> Any:
         """The jobs that are: see `enqueued`."""
-        return enqueued(self.session, task, **partial)
+        return enqueued(self.session, self._task(task), **partial)
 
     @overload
     def move_clock(self: JobQueue[SyncSide], by: Duration) -> None: ...
@@ -106,3 +106,7 @@ class JobQueue(Generic[S_co]):
     def effects(self: JobQueue[Any]) -> Any:
         """What is written in the block, and then undone: see `effects`."""
         return effects(self.session)
+
+    def _task(self, task: AnyTask | TaskName | str) -> AnyTask | TaskName | str:
+        """A name is that of a task of this registry, if it has one."""
+        return (self.registry.get(task) or task) if isinstance(task, str) else task
