@@ -42,7 +42,7 @@ from ..reasons import MOST_AHEAD
 from .beside import with_companions
 from .ends import is_held
 from .overview import STALE
-from .parts import array, in_seconds, rows, table_of
+from .parts import array, in_calendar, in_seconds, rows, table_of
 
 __all__ = ["job_facts"]
 
@@ -57,6 +57,8 @@ _COLUMNS = (
     "lease_expires_at", "finished_at", "cancel_requested_at", "expires_at", "deadline_at", "concurrency_key", "workflow_id", "worker",
     "duplicate_of",
 )  # fmt: skip
+#: Those of them that are times.
+_TIMES = tuple(name for name in _COLUMNS if name.endswith("_at"))
 
 
 @with_companions
@@ -86,7 +88,7 @@ def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job, worker: type[Wor
             asked.c.job_id.label("asked"),
             _NOW.label("now"),
             select(func.max(table_of(job).c.id)).scalar_subquery().label("newest"),
-            *(me.c[name] for name in (*_COLUMNS, "error")),
+            *(in_calendar(me.c[name]).label(name) if name in _TIMES else me.c[name] for name in (*_COLUMNS, "error")),
             *(holder.c[name] for name in ("host", "pid", "seen_at")),
             *(one for one in crew.c if one.key != "ids"),
             held.c.busy,

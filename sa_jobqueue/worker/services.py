@@ -70,6 +70,8 @@ logger = get_logger(__name__)
 _FLUSH, _LAST_CHORE = 10.0, 2.0
 #: The text that comes back may have this many times the bytes that `enqueue()` sent: `1e308` has 309 digits.
 _UNFOLDS = 64
+#: Seconds between two writes of the worker's row because of jobs that its claims skip.
+_APART = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +327,8 @@ class Services:
         }
 
     def _skipped_some(self) -> None:
-        """Operators are to see it soon."""
-        self._presence.hasten()
+        """Operators are to see it soon; but each job alone is not worth a write."""
+        self._presence.hasten(apart=_APART)
         self.maintenance.wake()
 
     def _call(self, slots: Slots, kind: Kind) -> None:

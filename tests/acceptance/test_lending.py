@@ -115,7 +115,8 @@ def ended(library: Library, job: Any, *ids: int) -> dict[int, JobStatus]:
 
     def look() -> dict[int, JobStatus] | None:
         with Session(library.engine) as session:
-            found = {id: status for id, status in session.execute(select(job.id, job.status).where(job.id.in_(ids)))}
+            rows = session.execute(select(job.id, job.status).where(job.id.in_(ids)))
+            found = {row.id: row.status for row in rows}
         return found if all(status in FINISHED for status in found.values()) else None
 
     return wait_until(look)

@@ -63,9 +63,12 @@ class Presence(Chore):
         self._connector, self._worker, self._queues = connector, worker, queues
         self._tasks, self._vitals, self._tally = tasks, vitals, tally
         self._next_look, self._undeclared = next_look, undeclared
+        self._written = 0.0
+        """When the row was written last, by `monotonic()`."""
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Say that we are alive, and strike off workers that were not seen for long."""
+        self._written = monotonic()
         try:
             with self._connector.begin(connection):
                 asked = monotonic()
@@ -94,9 +97,9 @@ class Presence(Chore):
             logger.warning("the rows of the workers are locked (%s)", error.orig)
         return False
 
-    def hasten(self) -> None:
-        """Write the row with the next chores: an operator is to see what has changed."""
-        self.at = 0.0
+    def hasten(self, *, apart: float = 0.0) -> None:
+        """Write the row with the next chores: an operator is to see what has changed. `apart`: not before it is this many seconds old."""
+        self.at = min(self.at, self._written + apart)
 
     def leave(self, connection: Connection) -> None:
         """Strike this worker off."""
