@@ -87,7 +87,7 @@ def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job, worker: type[Wor
         select(
             asked.c.job_id.label("asked"),
             _NOW.label("now"),
-            select(func.max(table_of(job).c.id)).scalar_subquery().label("newest"),
+            _newest(table_of(job)).label("newest"),
             *(in_calendar(me.c[name]).label(name) if name in _TIMES else me.c[name] for name in (*_COLUMNS, "error")),
             *(holder.c[name] for name in ("host", "pid", "seen_at")),
             *(one for one in crew.c if one.key != "ids"),
@@ -104,6 +104,11 @@ def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job, worker: type[Wor
         )
         .order_by(asked.c.job_id)
     )
+
+
+def _newest(jobs: Table) -> ScalarSelect[int]:
+    """The highest id. Not by max(): a plan that was made while there was no job reads all of an index for that."""
+    return select(jobs.c.id).order_by(jobs.c.id.desc()).limit(literal_column("1")).scalar_subquery()
 
 
 def _row(jobs: Table, asked: FromClause) -> LateralFromClause:

@@ -1,8 +1,10 @@
 SELECT asked.job_id AS asked,
     statement_timestamp() AS now,
     (
-    SELECT max(sa_jobqueue.job.id) AS max_1
+    SELECT sa_jobqueue.job.id
     FROM sa_jobqueue.job
+    ORDER BY sa_jobqueue.job.id DESC
+    LIMIT 1
 ) AS newest,
     me.id,
     me.status,
