@@ -61,6 +61,7 @@ class JobQueue(Generic[S_co]):
     ) -> Coroutine[Any, Any, Job]: ...
     def assert_enqueued(self: JobQueue[Any], task: AnyTask | TaskName | str, /, **partial: Any) -> Any:
         """Assert that such a job is enqueued: see `assert_enqueued`."""
+        __tracebackhide__ = True
         return assert_enqueued(self.session, self._known(task), **partial)
 
     @overload
@@ -71,6 +72,7 @@ class JobQueue(Generic[S_co]):
     ) -> Coroutine[Any, Any, None]: ...
     def assert_not_enqueued(self: JobQueue[Any], task: AnyTask | TaskName | str, /, **partial: Any) -> Any:
         """Assert that no such job is: see `assert_not_enqueued`."""
+        __tracebackhide__ = True
         return assert_not_enqueued(self.session, self._known(task), **partial)
 
     @overload
