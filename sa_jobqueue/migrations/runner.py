@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sqlalchemy import URL, Connection, Engine, Executable, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from sa_jobqueue.errors import ConfigurationError, JobQueueError, SchemaError
 from sa_jobqueue.urls import database_url
@@ -237,6 +238,11 @@ def _connection(target: Engine | Connection | URL | str) -> Generator[Connection
             with target.connect().execution_options(isolation_level="READ COMMITTED") as connection:
                 yield connection
                 connection.commit()
+        case AsyncEngine() | AsyncConnection():
+            raise ConfigurationError(
+                "migrations are made on a connection that is not async: await connection.run_sync(upgrade_database), within "
+                "`async with engine.begin() as connection:`; or give the URL, engine.url"
+            )
         case _:
             engine = create_engine(database_url(target), poolclass=NullPool)
             with _connection(engine) as connection:
