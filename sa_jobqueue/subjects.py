@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Text, and_, case, collate, func, inspect, literal, literal_column
+from sqlalchemy import CHAR, ColumnElement, Text, and_, case, collate, func, inspect, literal, literal_column
 from sqlalchemy import cast as as_type
 from sqlalchemy.orm import Mapper, foreign, relationship
 from sqlalchemy.orm.interfaces import MapperProperty
@@ -145,6 +145,8 @@ def _checked(mapper: Mapper[Any]) -> Sequence[ColumnElement[Any]]:
             kind = kind_of(column.type)
         except TypeError as error:
             raise _unfit(mapper, column, str(error)) from error
+        if isinstance(column.type, CHAR):
+            raise _unfit(mapper, column, "it is a CHAR, which the database fills up with blanks")
         if not kind.in_keys or not kind.samples or type(kind.samples[0]) not in _KINDS:
             raise _unfit(mapper, column, f"it is {kind.said}, which the database does not write as Python does")
     return mapper.primary_key
