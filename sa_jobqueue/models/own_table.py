@@ -50,7 +50,8 @@ class OwnTable:
             )
         names = self.job.__mapper__.columns
         _classes[self.schema] = self.job
-        event.listen(self.table, "before_create", _refusing_create(self.job.__name__))
+        if self.schema != SCHEMA:
+            event.listen(self.table, "before_create", _refusing_create(self.job.__name__))
         # For `sa_jobqueue.migrations`, which knows no models.
         self.table.info["sa_jobqueue"] = frozenset({*(names[name].name for name in self.columns), *self.items})
 
