@@ -293,6 +293,16 @@ def test_a_translate_map_to_the_default_schema_is_followed(empty_engine: Engine)
     assert upgrade_database(mapped) == CURRENT
 
 
+async def test_an_async_engine_is_refused_with_what_to_do() -> None:
+    """As the engine of an async application is the one at hand."""
+    engine = create_async_engine("postgresql+psycopg://nowhere/shop")
+    with pytest.raises(
+        ConfigurationError, match=r"await connection.run_sync\(upgrade_database\).* or give the URL, engine.url"
+    ):
+        upgrade_database(engine)  # type: ignore[arg-type]
+    await engine.dispose()
+
+
 @pytest.mark.parametrize("to", [0, -1, CURRENT + 1])
 def test_a_version_that_does_not_exist_is_refused(empty_engine: Engine, to: int) -> None:
     """Before anything is done, and with those that exist."""
