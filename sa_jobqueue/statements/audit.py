@@ -35,7 +35,8 @@ def list_audit(
     *, before: int | None = None, limit: int = 50, job: type[JobMixin] = Job, audit: type[AuditEntry] = AuditEntry
 ) -> Select[Any]:
     """What was done, the last first: id, at, who, action, target, count. `before`: only what has a lower id."""
-    query = select(audit.id, audit.at, audit.who, audit.action, audit.target, audit.count)
+    columns: list[Any] = [audit.id, audit.at, audit.who, audit.action, audit.target, audit.count]
+    query = select(*columns)
     if before is not None:
         query = query.where(audit.id < before)
     return query.order_by(audit.id.desc()).limit(limit)
