@@ -12,13 +12,19 @@ from .database import Anywhere, Database
 from .job_deeds import JOB_DEEDS
 from .look import FormatArgs, LinkSubject, Options
 from .pages import PAGES
+from .schedule_deeds import SCHEDULE_DEEDS
 from .security import CSP, Guard
 from .site import Site
+from .workflow_deeds import WORKFLOW_DEEDS
 
 __all__ = ["DEEDS", "dashboard"]
 
 #: All that a form can ask for, by name.
-DEEDS = {**JOB_DEEDS}
+DEEDS = {
+    **JOB_DEEDS,
+    **SCHEDULE_DEEDS,
+    **WORKFLOW_DEEDS,
+}
 
 
 def dashboard(

@@ -1,0 +1,9 @@
+SELECT sa_jobqueue.audit.id,
+    sa_jobqueue.audit.at,
+    sa_jobqueue.audit.who,
+    sa_jobqueue.audit.action,
+    sa_jobqueue.audit.target,
+    sa_jobqueue.audit.count
+FROM sa_jobqueue.audit
+ORDER BY sa_jobqueue.audit.id DESC
+LIMIT %(param_1)s::INTEGER
