@@ -1,7 +1,8 @@
 """A workflow as few boxes: members that are alike become one, so that thousands can be looked at. Pure: no SQL.
 
-A box stands for members of one task. How alike they must be depends on how many boxes may be drawn: first those that wait for the same
-jobs, and for which the same jobs wait; then those whose ways through the graph look alike; at last all of one task at one depth.
+A box stands for members of one task. How alike they must be depends on how many there are: in a graph that could be drawn as it is, they
+wait for the same jobs, and the same jobs wait for them. In a larger one their ways through the graph look alike, or at least those that
+lead to them; at last a box is all of one task at one depth.
 """
 
 from __future__ import annotations
@@ -66,11 +67,12 @@ def folded(nodes: Sequence[Any], *, most: int = MOST_BOXES, unfold: bool = False
     """The picture of these members, rows of `workflow_graph`. `unfold`: one box for each, where they are not more than `most`."""
     graph = _Graph(nodes)
     if unfold and len(nodes) <= most:
-        return graph.picture(lambda id: id, most)
-    siblings = graph.siblings(_ALIKE if len(nodes) <= most else 2)
-    for key in (lambda: siblings, graph.both_ways, graph.above, graph.by_depth):
+        return graph.picture(lambda one: one, most)
+    # Where all could be drawn, they are still told apart by whom they wait for.
+    keys = [graph.siblings] if len(nodes) <= most else [graph.both_ways, graph.above]
+    for key in keys:
         made = key()
-        if len({made(id) for id in graph.tasks}) <= most:
+        if len({made(one) for one in graph.tasks}) <= most:
             return graph.picture(made, most)
     return graph.picture(graph.by_depth(), most)
 
@@ -89,17 +91,17 @@ class _Graph:
             for parent, policy in self.parents[node.id]:
                 self.children[parent].append((node.id, policy))
 
-    def siblings(self, least: int) -> Key:
-        """Members that wait for the same jobs, and for which the same jobs wait; `least` or more of them."""
+    def siblings(self) -> Key:
+        """Members that wait for the same jobs, and for which the same jobs wait; if they are many."""
         kinds = {
-            id: (task, tuple(self.parents[id]), tuple(sorted(self.children[id]))) for id, task in self.tasks.items()
+            one: (task, tuple(self.parents[one]), tuple(sorted(self.children[one]))) for one, task in self.tasks.items()
         }
         numbers = Counter(kinds.values())
-        return lambda id: kinds[id] if numbers[kinds[id]] >= least else id
+        return lambda one: kinds[one] if numbers[kinds[one]] >= _ALIKE else one
 
     def above(self) -> Key:
         """Members before which the graph looks alike."""
-        return self._alike(self._in_order(), self.parents, lambda id: self.tasks[id])
+        return self._alike(self._in_order(), self.parents, lambda one: self.tasks[one])
 
     def both_ways(self) -> Key:
         """Members before which, and behind which, the graph looks alike."""
@@ -108,9 +110,9 @@ class _Graph:
     def by_depth(self) -> Key:
         """Members of one task that are as many steps from the beginning."""
         depths: dict[int, int] = {}
-        for id in self._in_order():
-            depths[id] = 1 + max((depths[parent] for parent, _ in self.parents[id]), default=0)
-        return lambda id: (self.tasks[id], depths[id])
+        for one in self._in_order():
+            depths[one] = 1 + max((depths[parent] for parent, _ in self.parents[one]), default=0)
+        return lambda one: (self.tasks[one], depths[one])
 
     def picture(self, key: Key, most: int) -> Picture:
         """One box for each key, the first `most`."""
@@ -131,9 +133,9 @@ class _Graph:
         drawn = list(boxes.values())[:most]
         there = {box.id for box in drawn}
         edges: dict[tuple[int, int], str] = {}
-        for id, parents in self.parents.items():
+        for one, parents in self.parents.items():
             for parent, policy in parents:
-                edge = home[parent], home[id]
+                edge = home[parent], home[one]
                 if edge[0] in there and edge[1] in there:
                     edges[edge] = policy
         return Picture(drawn, [(*edge, policy) for edge, policy in edges.items()], len(boxes) - len(drawn))
@@ -144,17 +146,17 @@ class _Graph:
         """Number the kinds: two members are of one kind if they begin alike, and what is beside them is of the same kinds."""
         numbers: dict[Hashable, int] = {}
         kinds: dict[int, int] = {}
-        for id in order:
-            kind = first(id), frozenset((kinds[other], policy) for other, policy in beside[id])
-            kinds[id] = numbers.setdefault(kind, len(numbers))
+        for one in order:
+            kind = first(one), frozenset((kinds[other], policy) for other, policy in beside[one])
+            kinds[one] = numbers.setdefault(kind, len(numbers))
         return kinds.__getitem__
 
     def _in_order(self) -> list[int]:
         """Each after its parents: also where one was added before a parent of it."""
-        left = {id: len(parents) for id, parents in self.parents.items()}
-        order = [id for id, number in left.items() if not number]
-        for id in order:
-            for child, _ in self.children[id]:
+        left = {one: len(parents) for one, parents in self.parents.items()}
+        order = [one for one, number in left.items() if not number]
+        for one in order:
+            for child, _ in self.children[one]:
                 left[child] -= 1
                 if not left[child]:
                     order.append(child)

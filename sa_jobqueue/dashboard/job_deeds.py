@@ -40,7 +40,7 @@ def _deed(
     **options: Any,
 ) -> Deed:
     def count(look: Look) -> int:
-        some = select(literal_column("1")).select_from(look.job).where(*possible(look, statuses)).limit(CAP)
+        some: Any = select(literal_column("1")).select_from(look.job).where(*possible(look, statuses)).limit(CAP)
         return look.connection.scalar(select(func.count()).select_from(some.subquery())) or 0
 
     def do(look: Look) -> Done:

@@ -30,7 +30,6 @@ TEXTS: Mapping[str, str] = MappingProxyType(
         "live.label": "Refresh",
         "live.off": "off",
         "live.seconds": "every {n} s",
-        "live.at": "as of {at}",
         "theme.label": "Dark or light",
         "read_only": "You may look, and change nothing.",
         "replica": "Read from a replica.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import ColumnElement, Executable, Row, and_, false, func, literal_column, not_, select, true
+from sqlalchemy import ColumnElement, Executable, and_, false, func, literal_column, not_, select, true
 
 from ..lifecycle import FINISHED, JobStatus
 from ..models import WorkflowRow, schema_of, status_in
@@ -47,7 +47,7 @@ def _of_others(look: Look) -> ColumnElement[bool]:
     return select(_ONE).where(job.workflow_id == workflow.id, not_mine).correlate(workflow).exists()
 
 
-def found_workflow(look: Look, id: str) -> Row[Any]:
+def found_workflow(look: Look, id: str) -> Any:
     """The workflow of this id, and `now`. Raises BadInput, and Missing."""
     workflow = workflow_of(look)
     row = look.connection.execute(
@@ -116,12 +116,12 @@ WORKFLOW_DEEDS = {
     deed.name: deed
     for deed in (
         _deed("cancel_workflow", "cancel_workflow", _cancel, count=_live_jobs),
-        _deed("pause_workflow", "pause", lambda look, id: pause_workflows(id, schema=schema_of(look.job))),
-        _deed("resume_workflow", "pause", lambda look, id: resume_workflows(id, schema=schema_of(look.job))),
+        _deed("pause_workflow", "pause", lambda look, flow: pause_workflows(flow, schema=schema_of(look.job))),
+        _deed("resume_workflow", "pause", lambda look, flow: resume_workflows(flow, schema=schema_of(look.job))),
         _deed(
             "retry_workflow",
             "retry_workflow",
-            lambda look, id: retry_workflow(id, schema=schema_of(look.job)),
+            lambda look, flow: retry_workflow(flow, schema=schema_of(look.job)),
             unit="job",
         ),
         _deed("retry_node", "retry_workflow", _retry_node, unit="job", target=("id", "node")),

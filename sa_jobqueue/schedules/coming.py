@@ -23,7 +23,7 @@ ScheduleState: TypeAlias = Literal["active", "paused", "bad"]
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
 
-def coming_ticks(rule: Rule, row: Mapping[str, Any]) -> Iterator[datetime]:
+def coming_ticks(rule: Rule, row: Mapping[Any, Any]) -> Iterator[datetime]:
     """The next ticks, in UTC, ascending, as long as there are any. `row`: of `list_schedules`.
 
     They begin with that in the row; or, if it is paused, they are counted from now as at the end of its pause.
@@ -52,7 +52,7 @@ def rule_in_words(rule: Rule) -> str:
     return f"Every {' '.join(said)}"
 
 
-def state_of(row: Mapping[str, Any]) -> ScheduleState:
+def state_of(row: Mapping[Any, Any]) -> ScheduleState:
     """Of a row of `list_schedules`: active, paused, or bad: a worker could do nothing about it."""
     return "paused" if row["paused_at"] is not None else "bad" if row["error"] is not None else "active"
 

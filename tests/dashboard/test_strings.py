@@ -25,7 +25,6 @@ PACKAGE = Path(sa_jobqueue.dashboard.__path__[0])
 
 #: What stands behind the beginning of a key that is put together, where the page does not say it itself.
 ENDS: Mapping[str, tuple[str, ...]] = {
-    "nav.": tuple(page.name for page in PAGES),
     "act.": tuple(DEEDS),
     "done.": tuple(DEEDS),
     "confirm.": tuple(name for name, deed in DEEDS.items() if deed.count is not None),
@@ -109,6 +108,11 @@ def test_each_text_that_is_asked_for_is_there(asked: Asked) -> None:
     wanted = asked.keys | {begin + end for begin in asked.beginnings for end in ENDS.get(begin, ())}
     assert sorted(wanted - TEXTS.keys()) == []
     assert [begin for begin in asked.beginnings if not any(key.startswith(begin) for key in TEXTS)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_page_has_a_name(page: Any) -> None:
+    assert TEXTS[f"nav.{page.name}"]
 
 
 def test_each_text_that_is_there_is_asked_for(asked: Asked) -> None:

@@ -54,7 +54,7 @@ def test_each_workflow_says_how_far_it_is(engine: Engine, connection: Connection
     connection.commit()
     page = Viewer(engine).see("/workflows")
     assert f"/workflows/{flow.id}" in page.links
-    assert "1 queued, 1 completed, 1 failed" in page.text
+    assert "1 completed, 1 failed, 1 queued" in page.text
     bar = [found for found in page.all("rect") if found["class"] != "empty"]
     assert [(one["class"], one["x"], one["width"]) for one in bar] == [
         ("completed", "0.0", "33.33"), ("failed", "33.33", "33.33"), ("queued", "66.67", "33.33"),
@@ -145,7 +145,7 @@ def test_a_large_fan_out_is_one_box(engine: Engine, connection: Connection) -> N
         ("shop.count_words", 18, "18 blocked"), ("shop.index_page", 18, "18 completed"), ("shop.index_page", 582, "562 completed, 20 blocked"),
         ("shop.list_pages", 1, "completed"), ("shop.publish_index", 1, "blocked"),
     ]  # fmt: skip
-    assert "581 completed, 39 blocked" in page.text or "blocked" in page.text
+    assert "581 completed, 39 blocked" in page.text
     assert "Show each job" not in page.text
     (link,) = [found["href"] for found in page.all("a", rel="next")]
     assert Viewer(engine).see(str(link)).text.count("shop.index_page") > 40
@@ -205,9 +205,11 @@ def test_what_failed_is_retried(engine: Engine, connection: Connection) -> None:
     viewer = Viewer(engine)
     page = viewer.do("retry_node", id=flow.id, node=flow.job("a"), next=f"/workflows/{flow.id}")
     assert "Retried 2 jobs" in page.text
+    flow.settle()
     assert flow.statuses() == {"a": "queued", "b": "failed", "c": "blocked", "d": "cancelled"}
-    connection.rollback()
+    connection.commit()
     assert "Retried 2 jobs" in viewer.do("retry_workflow", id=flow.id).text
+    flow.settle()
     assert flow.statuses() == {"a": "queued", "b": "queued", "c": "blocked", "d": "blocked"}
     connection.rollback()
     targets = connection.scalars(select(AuditEntry.target).order_by(AuditEntry.id)).all()
@@ -246,7 +248,7 @@ def test_only_who_may_see_all_jobs_of_a_workflow_may_change_it(
     assert "of others" not in page.text
     assert "mixed" in page.text
     assert "1 cancelled" in page.text
-    assert "failed 1" not in page.text  # a number of all tenants
+    assert page.all("span", **{"class": "count"}) == []  # they are numbers of all tenants
     assert viewer.get(f"/workflows/{others.id}").status_code == 404
     shown = viewer.see(f"/workflows/{mixed.id}")
     assert list(shape_of(shown)[0]) == [str(mixed.job("b"))]

@@ -46,4 +46,4 @@ def read_backfill(look: Look) -> dict[str, Any]:
     }
 
 
-BACKFILL = Page("backfill", "/schedules/{id}/backfill", read_backfill, in_menu=False, is_live=False)
+BACKFILL = Page("backfill", "/schedules/{id}/backfill", read_backfill, in_menu=False, adds_up=True, is_live=False)

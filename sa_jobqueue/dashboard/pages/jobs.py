@@ -73,7 +73,7 @@ def _tabs(look: Look) -> list[tuple[str, int]]:
     asked = Query(pair for pair in look.query.pairs() if pair[0] != "status")
     criteria = chosen(Look(look.connection, asked, look.access, look.options))
     job = look.job
-    parts = []
+    parts: list[Any] = []
     for place, status in enumerate(JobStatus):
         some = (
             select(literal_column("1"))

@@ -78,4 +78,4 @@ def local(at: datetime, zone: tzinfo | None) -> str:
     return f"{there:%a %Y-%m-%d %H:%M:%S} {offset[:3]}:{offset[3:5]}"
 
 
-SCHEDULES = Page("schedules", "/schedules", read_schedules)
+SCHEDULES = Page("schedules", "/schedules", read_schedules, adds_up=True)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row
-
 from ...lifecycle import JobStatus
 from ...log import one_line
 from ...statements.depths import CAP
@@ -88,9 +86,10 @@ def _drawn(box: Box) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _lines(boxes: Sequence[Box], row: Row[Any]) -> list[dict[str, Any]]:
+def _lines(boxes: Sequence[Box], row: Any) -> list[dict[str, Any]]:
     """When each box waited and ran, on a line that is 1,000 wide."""
-    start, end = row.created_at, row.finished_at or row.now
+    start: datetime = row.created_at
+    end: datetime = row.finished_at or row.now
     whole = max((end - start).total_seconds(), 1e-6)
 
     def place(moment: datetime) -> float:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, func, literal_column, select
+from sqlalchemy import ColumnElement, and_, func, literal_column, select
 
 from ...lifecycle import JobStatus
 from ...log import one_line
@@ -84,8 +84,8 @@ def counted(look: Look, ids: Sequence[int], cap: int) -> dict[int, Counter[str]]
     found: dict[int, Counter[str]] = {one: Counter() for one in ids}
     if ids:
         statement = count_some_members(ids, cap=cap, where=look.mine(), job=look.job)
-        for id, status, number in look.connection.execute(statement):
-            found[id][str(status)] = number
+        for row in look.connection.execute(statement):
+            found[row.workflow_id][str(row.status)] = row.number
     return found
 
 
@@ -99,7 +99,7 @@ def _tabs(look: Look) -> list[tuple[str, int | None]]:
     return [(state, numbers.get(state)) for state in STATES]
 
 
-def _shown(row: Row[Any], counts: Counter[str]) -> dict[str, Any]:
+def _shown(row: Any, counts: Counter[str]) -> dict[str, Any]:
     number = counts.total()
     return {
         **row._mapping,  # noqa: SLF001
@@ -117,15 +117,15 @@ def state_of_workflow(row: Any) -> str:
     return "paused" if row.paused_at is not None and row.finished_at is None else str(row.status)
 
 
-def numbers_of(counts: Counter[str]) -> list[tuple[str, int]]:
-    """Each status that is there, in the order of a job's life."""
-    return [(status.value, counts[status.value]) for status in JobStatus if counts[status.value]]
-
-
 #: From the left: what has ended well, badly, what runs, what waits.
 _BAR = (
     JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.RUNNING, JobStatus.QUEUED, JobStatus.BLOCKED,
 )  # fmt: skip
+
+
+def numbers_of(counts: Counter[str]) -> list[tuple[str, int]]:
+    """Each status that is there, in the order of the bar."""
+    return [(status.value, counts[status.value]) for status in _BAR if counts[status.value]]
 
 
 def bar_of(counts: Counter[str]) -> list[tuple[str, float, float]]:

@@ -57,7 +57,7 @@
         ? `${place.dataset.jobs}?workflow=${said.workflow}&task=${encodeURIComponent(box.task)}`
         : `${place.dataset.jobs}/${box.id}`;
       const text = (at, words, name) => make("text", { x: x - box.width / 2 + SPACE, y: y + at, class: name }, words);
-      const drawn = make("a", { href: link, "aria-label": `${titled(box)}: ${box.said}`, class: `box ${box.state}`, "data-box": box.id },
+      const drawn = make("a", { href: link, class: `box ${box.state}`, "data-box": box.id },
         make("title", {}, `${box.name}: ${box.said}`));
       // What stands for several looks like several.
       if (box.number > 1) drawn.append(make("rect", { x: x - box.width / 2 + 4, y: y - HIGH / 2 + 4, width: box.width, height: HIGH, rx: 7 }));

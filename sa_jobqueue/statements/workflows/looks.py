@@ -10,8 +10,8 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Executable,
+    FromClause,
     Integer,
-    Lateral,
     Select,
     Text,
     bindparam,
@@ -99,7 +99,7 @@ def workflow_graph(
     )  # fmt: skip
 
 
-def _before(job: type[JobMixin], dependency: type[WorkflowDependency]) -> Lateral:
+def _before(job: type[JobMixin], dependency: type[WorkflowDependency]) -> FromClause:
     """The parents of each member, and what becomes of it where each of them does not complete."""
     edge = table_of(dependency)
     return (
