@@ -24,8 +24,8 @@ def test_each_entry_says_who_did_what_to_how_many(engine: Engine) -> None:
     note(engine, "ada", "retry", 1_412, {"status": ["failed"], "queue": ["mail"]})
     note(engine, "grace", "of_a_later_release", 2, {"id": [str(n) for n in range(30)], "more": 7})
     page = Viewer(engine).see("/audit")
-    assert "ada Retry 1,412 queue mail · status failed" in page.text
-    assert "grace of_a_later_release 2 id 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, … 20 · more 7" in page.text
+    assert "ada retry 1,412 queue mail · status failed" in page.text
+    assert "grace of a later release 2 id 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, … 20 · more 7" in page.text
     assert page.text.index("grace") < page.text.index("ada")
 
 

@@ -231,7 +231,7 @@ def test_the_colours_are_chosen_and_kept(browser: Any, shown: Site) -> None:
 def test_a_number_changes_while_the_page_is_open(browser: Any, site: Site) -> None:
     """And what the viewer has opened stays as it is."""
     with Tab(browser, site) as tab:
-        tab.go(f"/workflows/{site.scene.workflow}")
+        tab.go(f"/workflows/{site.scene.workflow}?unfold=yes")
         numbers = tab.page.locator("#flow-numbers")
         before = numbers.text_content()
         box = tab.page.locator(f'[data-box="{_last_running(site)}"]')

@@ -186,7 +186,9 @@ def _schedules(connection: Connection) -> tuple[int, int]:
     connection.execute(
         update(Schedule)
         .where(Schedule.id == first)
-        .values(last_tick_at=func.now() - DAY, left_out=2, counts_from=func.now() - 30 * DAY)
+        .values(
+            last_tick_at=func.now() - DAY, left_out=2, counts_from=func.now() - 60 * DAY, next_at=func.now() + 9 * HOUR
+        )
     )
     connection.execute(
         update(Schedule)
@@ -228,6 +230,9 @@ def _workflow(connection: Connection) -> int:
             {"id": job},
         )
     connection.execute(update(WorkflowRow).where(WorkflowRow.id == id).values(created_at=func.now() - HOUR))
+    connection.execute(
+        text("UPDATE sa_jobqueue.job SET created_at = now() - interval '1 hour' WHERE workflow_id = :id"), {"id": id}
+    )
     done = Workflow("welcome")
     done.after(done.add(TaskName("shop.make_account")), TaskName("shop.send_welcome"))
     other = _added(connection, done)
@@ -264,6 +269,10 @@ def fill_workflow(connection: Connection, pages: int) -> int:
             "finished_at = now() - interval '8 minutes' + id % 400 * interval '1 second' WHERE id = ANY (:ids)"
         ),
         {"ids": jobs},
+    )
+    connection.execute(
+        text("UPDATE sa_jobqueue.job SET created_at = now() - interval '10 minutes' WHERE workflow_id = :id"),
+        {"id": id},
     )
     connection.execute(update(WorkflowRow).where(WorkflowRow.id == id).values(created_at=func.now() - 10 * MINUTE))
     return id

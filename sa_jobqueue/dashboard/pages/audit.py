@@ -38,7 +38,6 @@ def read_audit(look: Look) -> dict[str, Any]:
         "before": rows[_PAGE - 1]["id"] if len(rows) > _PAGE else None,
         "filtered": bool(who or action),
         "actions": ACTIONS if not action or action in ACTIONS else (*ACTIONS, action),
-        "known": ACTIONS,
         "newest": _NEWEST,
     }
 

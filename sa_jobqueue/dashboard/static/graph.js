@@ -69,7 +69,7 @@
     for (const box of said.boxes) svg.append(state.put(box));
 
     const words = JSON.parse(place.dataset.words);
-    const fit = () => Math.min(1, Math.max(.35, (place.clientWidth - 4) / width));
+    const fit = () => Math.min(1, Math.max(.6, (place.clientWidth - 4) / width));
     const zoom = scale => {
       state.scale = Math.min(3, Math.max(.15, scale));
       svg.setAttribute("width", Math.round(width * state.scale));
