@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Schedule, TaskName, Workflow, every
 from sa_jobqueue.histogram import BUCKETS, bucket_of
 from sa_jobqueue.models import AuditEntry, Job, LogPart, Progress, Stat, WorkerRow, WorkflowRow
+from sa_jobqueue.schedules import rule_of
 from tests.support.factory import make_job
 from tests.support.limits import key, limit, rate
 
@@ -177,17 +178,22 @@ def _schedules(connection: Connection) -> tuple[int, int]:
         Schedule("0 3 1 * *", TaskName("shop.close_month"), name="month's end", overlap="queue_one", pause_after=3),
         Schedule("@hourly", TaskName("shop.sync_stock"), name="stock"),
     ]  # fmt: skip
-    with Session(connection, join_transaction_mode="create_savepoint") as session:
+    with Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False) as session:
         session.add_all(made)
         session.flush()
         ids = [one.id for one in made]
         session.commit()
     first, second, third, fourth = ids
+    now = connection.scalar(select(func.now()))
+    assert now is not None
     connection.execute(
         update(Schedule)
         .where(Schedule.id == first)
         .values(
-            last_tick_at=func.now() - DAY, left_out=2, counts_from=func.now() - 60 * DAY, next_at=func.now() + 9 * HOUR
+            last_tick_at=func.now() - DAY,
+            left_out=2,
+            counts_from=func.now() - 60 * DAY,
+            next_at=rule_of(made[0].expression, made[0].timezone).after(now),
         )
     )
     connection.execute(

@@ -22,8 +22,8 @@ from .workflows import bar_of, counted, numbers_of, state_of_workflow
 __all__ = ["WORKFLOW"]
 
 _PAGE = 50
-#: Jobs that are read for the graph.
-_DRAWN = 10_000
+#: Jobs that are read for the graph: 40 ms of the database, and 80 ms here (2026-11).
+_DRAWN = 5_000
 #: Lines of the chart of times.
 _LINES = 60
 #: Parents that are named.
