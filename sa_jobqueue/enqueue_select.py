@@ -31,6 +31,7 @@ from sqlalchemy import (
     Select,
     SelectBase,
     Text,
+    TextClause,
     case,
     cast,
     func,
@@ -43,10 +44,11 @@ from sqlalchemy.types import TypeEngine
 
 from .errors import MiddlewareError, OptionError, PayloadError, SubjectError
 from .models import Job, JobMixin, own_column
+from .objects import object_in
 from .payload import Plan, Selected, bound, bound_by_name, kind_of, load, shown, takes_none
 from .statements.insert_select import Argument, arguments, digest, insert_selected, rule_of
 from .statements.per_row import check_together, expression, per_row
-from .subjects import subject_of_rows
+from .subjects import subject_of_keys, subject_of_rows
 from .tasks import AnyTask, Task, TaskName
 from .unique import debounced
 
@@ -97,6 +99,8 @@ def enqueue_select(
     expression over the tables of `source`, given here under the name of the option: `run_at=Order.due`. Such an expression is one more
     column of the select, and where it is NULL the task's own option holds.
 
+    A parameter that is a mapped object takes the column of its key, and the first one is what a job is about.
+
     `subject`: a mapped class of which `source` has the rows, or an alias of one: each job is about its row.
     `columns`: expressions for columns of your own job table `job`, by attribute: `columns={"tenant_id": Order.tenant_id}`.
 
@@ -129,7 +133,10 @@ def enqueue_select(
         rule = rule._replace(key=order[0])
         given = [one._replace(value=value) for one, value in zip(given, rows.c, strict=False)]
         options = dict(zip(expressions, list(rows.c)[len(selected) :], strict=False))
-    about = _about(of, options.pop("subject")) if of is not None else {}
+    if of is not None:
+        about = _about(of, options.pop("subject"))
+    else:
+        about = _about_first_object(named, given) if named.chosen.subject is None else {}
     variable = named.parameters.variable if isinstance(named, Task) else None
     return insert_selected(
         rows,
@@ -164,6 +171,8 @@ def _rows(source: Any, expressions: Mapping[str, ColumnElement[Any]]) -> tuple[F
     if not isinstance(source, SelectBase):
         raise OptionError(f"enqueue_select() takes a select(), not {shown(source)}")
     selected = [_selected(column) for column in source.selected_columns]
+    if isinstance(source, Select) and any(isinstance(one["expr"], TextClause) for one in source.column_descriptions):
+        raise OptionError("text() has no name and no type in a select(): write literal_column(..., type_).label(...)")
     if not expressions:
         return source.subquery("selected"), selected
     if not isinstance(source, Select):
@@ -201,6 +210,18 @@ def _subject(entity: object) -> tuple[str, ColumnElement[Any]]:
 
 def _about(of: str, id: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
     return {"subject_type": case((id.is_not(None), literal(of, Text))), "subject_id": id}
+
+
+def _about_first_object(named: AnyTask | TaskName, given: Sequence[Argument]) -> dict[str, ColumnElement[Any]]:
+    """What a job is about where nothing says it, as with `enqueue`: the first argument that is an object, here by its key."""
+    if not isinstance(named, Task) or not named.takes_objects:
+        return {}
+    plan, by_name = named.parameters, {one.name: one for one in given}
+    for name in plan.names:
+        if name != plan.variable and name in by_name and (argument := object_in(plan.hint_of(name))) is not None:
+            found = subject_of_keys(argument.mapper, by_name[name].value)
+            return {} if found is None else _about(*found)
+    return {}
 
 
 # ---- arguments

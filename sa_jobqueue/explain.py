@@ -83,7 +83,7 @@ def explain_job(place: SyncPlace | AsyncPlace, id: int, *, job: type[JobMixin] =
     `place`: a session or a connection. With one of SQLAlchemy's asyncio extension the call is awaited. It reads, in the transaction of
     `place`, what the database says now: one statement, and a second one of a job that waits.
 
-    What only a worker knows is in its row within 20 s: that its claims skip the job because the database refuses them.
+    What only a worker knows is in its row within a second: that its claims skip the job because the database refuses them.
     """
     if not isinstance(id, int) or isinstance(id, bool):
         raise TypeError(f"explain_job takes the id of a job, not {id!r}: after a flush it is job.id")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Container
+from datetime import datetime
 from types import TracebackType
 
 from .outcomes import ErrorEntry
@@ -25,6 +26,7 @@ __all__ = [
     "entry",
     "is_quick_to_format",
     "message_of",
+    "moment_said",
     "name_of",
     "traceback_of",
 ]
@@ -74,6 +76,15 @@ def clean(text: str) -> str:
 def name_of(kind: type[BaseException]) -> str:
     """The name of the class, with its module unless it is a builtin one."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def moment_said(said: object) -> datetime | None:
+    """The time in an entry of `Job.errors`. None: there is none, because the application has written there, too."""
+    try:
+        at = datetime.fromisoformat(str(said))
+    except ValueError:
+        return None
+    return at if at.tzinfo is not None else None
 
 
 def message_of(exception: BaseException) -> str:

@@ -44,8 +44,8 @@ class Can(StrEnum):
     WAIT = "wait"
     """Wait for the end of jobs, and read their results and errors."""
     ADMIN = "admin"
-    """Look, and cancel, retry, discard, release and delete jobs; set limits; pause queues, tasks and schedules, and enqueue the jobs
-    of schedules; cancel, retry and pause workflows."""
+    """Look, and cancel, retry, discard, release, edit, copy and delete jobs; set limits; pause queues, tasks and schedules, and enqueue the jobs
+    of schedules; cancel, retry and pause workflows; ask workers to drain."""
 
 
 # Each role finds the tables, and sees whether their version is the one that it needs.
@@ -97,7 +97,7 @@ _PAUSED_BY_OPERATORS = "paused_at, paused_by, pause_reason"
 _MOVED_BY_WORKERS = f"next_at, due_at, last_tick_at, waiting_since, left_out, error, {_PAUSED_BY_OPERATORS}"
 _ENQUEUE_TICKS = "{schema}.enqueue_ticks(bigint[], double precision[], integer[], double precision[])"
 _WRITTEN_BY_OPERATORS = (
-    "status, attempt, rescues, run_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, errors, result, "
+    "args, queue, priority, status, attempt, rescues, run_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, errors, result, "
     "duplicate_of, expires_at, deadline_at, blocked_by"
 )
 
@@ -160,7 +160,8 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
         Can.ADMIN: (
             *_ALL,
             *_LOOK,
-            f"DELETE, UPDATE ({_WRITTEN_BY_OPERATORS}) ON TABLE {{schema}}.job",
+            # A copy of a job is a job.
+            f"DELETE, INSERT ({_WRITTEN_BY_PRODUCERS}), UPDATE ({_WRITTEN_BY_OPERATORS}) ON TABLE {{schema}}.job",
             "DELETE ON TABLE {schema}.job_progress",
             "DELETE ON TABLE {schema}.job_log",
             "SELECT, INSERT, DELETE, UPDATE (job_id, keep, expires_at) ON TABLE {schema}.unique_key",
@@ -173,6 +174,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             _CANCEL_WORKFLOWS,
             "EXECUTE ON FUNCTION {schema}.retry_workflow(bigint, bigint)",
             "INSERT (count, action, who, target) ON TABLE {schema}.audit",
+            "UPDATE (drain_requested_at) ON TABLE {schema}.worker",
             "EXECUTE ON FUNCTION {schema}.pause_workflows(bigint[]), {schema}.resume_workflows(bigint[])",
             *_TELL_WORKFLOWS,
             "SELECT, UPDATE ON SEQUENCE {schema}.gate_limit",
@@ -188,7 +190,7 @@ def grant_statements(role: str, can: Iterable[Can], *, schema: str = SCHEMA, col
     The owner of the tables runs them, and once more after each upgrade of the schema. Rights on the application's own
     tables, which handlers need, are granted by the application.
 
-    `columns`: those that a job table of your own has besides, and that a role which enqueues may fill.
+    `columns`: those that a job table of your own has besides, and that a role which enqueues, or copies jobs, may fill.
 
     Raises ConfigurationError for a text that cannot be the name of a role, a schema or a column.
     """
@@ -197,7 +199,7 @@ def grant_statements(role: str, can: Iterable[Can], *, schema: str = SCHEMA, col
     can = list(can)
     wanted = dict.fromkeys(grant for one in can for grant in _GRANTS[one])
     own = [quote(one, "column") for one in columns]
-    if own and Can.ENQUEUE in can:
+    if own and not {Can.ENQUEUE, Can.ADMIN}.isdisjoint(can):
         wanted[_FILL_COLUMNS.format(", ".join(own).replace("{", "{{").replace("}", "}}"))] = None
     to = '"' + role.replace('"', '""') + '"'
     return [f"GRANT {grant.format(schema=quote(schema))} TO {to}" for grant in wanted]

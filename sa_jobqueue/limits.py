@@ -7,10 +7,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from .durations import Duration, checked_duration
+from .durations import Duration, checked_duration, read_duration
 from .errors import OptionError
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "checked_when_full",
     "limit_columns",
     "rate_columns",
+    "rate_said",
+    "read_rate",
 ]
 
 #: Whose limits they are.
@@ -139,6 +142,41 @@ def rate_columns(rate: Rate | None, prefix: str = "") -> dict[str, Any]:
     """The same of a rate alone."""
     count, seconds, burst = (None, None, None) if rate is None else (rate.count, rate.per, rate.burst)
     return {f"{prefix}rate_count": count, f"{prefix}rate_seconds": seconds, f"{prefix}rate_burst": burst}
+
+
+_RATE = re.compile(r"(\d[\d,]*)\s*/\s*(\d.*|[a-z]+)", re.IGNORECASE)
+
+
+def read_rate(text: str, *, burst: int | None = None) -> Rate:
+    """A rate as a person writes it: "500/1m", "20/s". Raises ValueError for another text, OptionError for numbers that cannot be used.
+
+    >>> read_rate("500/1m", burst=50)
+    Rate(count=500, per=60.0, burst=50)
+    """
+    found = _RATE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a rate; expected a number and a time, as in 500/1m or 20/s")
+    per = read_duration(found[2] if found[2][0].isdigit() else f"1{found[2]}")
+    return Rate(int(found[1].replace(",", "")), per=per.total_seconds(), burst=1 if burst is None else burst)
+
+
+def rate_said(count: int | None, seconds: float | None, burst: int | None = 1) -> str:
+    """A rate as `read_rate` takes it, with its burst where that is more than one; empty without a rate.
+
+    >>> rate_said(500, 60.0, 50)
+    '500/1m, burst 50'
+    """
+    if count is None or seconds is None:
+        return ""
+    return f"{count:,}/{_span(seconds)}" + (f", burst {burst:,}" if burst is not None and burst > 1 else "")
+
+
+def _span(seconds: float) -> str:
+    """1m, 90s, 0.5s."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
 
 
 # ---- each raises OptionError for a value that cannot be used

@@ -34,7 +34,7 @@ from .payload import kind_of
 if TYPE_CHECKING:
     from sqlalchemy.orm.relationships import _RelationshipDeclared  # pyright: ignore[reportPrivateUsage]
 
-__all__ = ["jobs_relationship", "subject_of_rows"]
+__all__ = ["jobs_relationship", "subject_of_keys", "subject_of_rows"]
 
 #: When the jobs of an object are loaded, as `relationship(lazy=...)` takes it.
 Lazy: TypeAlias = Literal["select", "selectin", "joined", "immediate", "raise", "raise_on_sql", "write_only"]
@@ -44,7 +44,12 @@ _KINDS = (bool, int, str, UUID, date)
 
 
 def jobs_relationship(
-    of: type[Any] | None = None, /, *, lazy: Lazy = "select", job: type[JobMixin] = Job
+    of: type[Any] | None = None,
+    /,
+    *,
+    lazy: Lazy = "select",
+    job: type[JobMixin] = Job,
+    init: Literal[False] | None = None,
 ) -> _RelationshipDeclared[Any]:
     """A view-only relationship to the jobs whose subject an object is, in the order of their ids.
 
@@ -52,6 +57,8 @@ def jobs_relationship(
     have very many. For a class that is there already, `Order.jobs = jobs_relationship(Order)`.
 
     `lazy`: when they are loaded, as for `relationship()`. Loader options work as for any other: `selectinload(Order.jobs)`.
+
+    `init`: False in a class that is a dataclass (`MappedAsDataclass`): the jobs are no part of its `__init__`, `__repr__` and `__eq__`.
 
     Raises SubjectError for a class that is not mapped, or whose keys the database does not write as Python does; where `of` is not given,
     when the mappers are configured.
@@ -67,7 +74,8 @@ def jobs_relationship(
     def is_about() -> ColumnElement[bool]:
         return _is_about(made, of, job)
 
-    made = relationship(job, primaryjoin=is_about, viewonly=True, cascade="", lazy=lazy, order_by=job.id)
+    options: Any = {} if init is None else {"init": False, "repr": False, "compare": False}
+    made = relationship(job, primaryjoin=is_about, viewonly=True, cascade="", lazy=lazy, order_by=job.id, **options)
     return made
 
 
@@ -93,6 +101,15 @@ def subject_of_rows(entity: Any) -> tuple[str, ColumnElement[str | None]]:
     is_there = and_(*(part.is_not(None) for part in parts))
     key: ColumnElement[Any] = text if len(parts) == 1 else case((is_there, text))
     return subject_type(mapper), key
+
+
+def subject_of_keys(mapper: Mapper[Any], key: ColumnElement[Any]) -> tuple[str, ColumnElement[Any]] | None:
+    """The same of the objects that have these keys. None if a key has several parts, or the database does not write it as Python does."""
+    try:
+        columns = _checked(mapper)
+    except SubjectError:
+        return None
+    return None if len(columns) > 1 else (subject_type(mapper), _text([(columns[0], key)]))
 
 
 def _checked(mapper: Mapper[Any]) -> Sequence[ColumnElement[Any]]:

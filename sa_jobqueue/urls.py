@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import importlib
 import re
+from math import isfinite
+from typing import Any
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from .errors import ConfigurationError
 
-__all__ = ["check_psycopg", "database_url", "mask_passwords", "not_connected", "same_database"]
+__all__ = ["check_psycopg", "database_url", "mask_passwords", "masked", "not_connected", "same_database"]
 
 #: Driver names that mean psycopg 3. SQLAlchemy 2.0 would take a bare `postgresql` for psycopg2, and knows no `postgres`.
 _PSYCOPG = frozenset({"postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg_async"})
@@ -66,6 +68,21 @@ def mask_passwords(text: str) -> str:
     if "@" in text:
         text = "\n".join([_mask_line(line) if "@" in line else line for line in text.split("\n")])
     return _IN_PAIR.sub(r"\1***", text)
+
+
+def masked(value: Any) -> Any:
+    """`value` as plain JSON, as far as it is any, without the passwords in its texts."""
+    match value:
+        case str():
+            return mask_passwords(value)
+        case float() if not isfinite(value):
+            return str(value)
+        case dict():
+            return {mask_passwords(str(name)): masked(one) for name, one in value.items()}
+        case list() | tuple():
+            return [masked(one) for one in value]
+        case _:
+            return value
 
 
 def _mask_line(line: str) -> str:

@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sa_jobqueue import Job, JobRead, enqueue, task
+from sa_jobqueue.dashboard import Access, dashboard
 from sa_jobqueue.migrations import check_schema
 
 engine = create_async_engine(os.environ["SA_JOBQUEUE_DATABASE_URL"])
@@ -69,3 +70,7 @@ async def status(job_id: int, session: Db) -> Job:
     if (job := await session.get(Job, job_id)) is None:
         raise HTTPException(404)
     return job
+
+
+# what this request may see and do: ask your own users here
+app.mount("/ops", dashboard(engine, access=lambda request: Access.READ))

@@ -2,11 +2,14 @@
 import functools
 import os
 
+from a2wsgi import ASGIMiddleware
 from flask import Flask, abort, current_app
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Mapped, mapped_column
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from sa_jobqueue import Job, JobRead, enqueue, task
+from sa_jobqueue.dashboard import Access, dashboard
 
 app = Flask(__name__)
 app.config["SQLALCHEMY_DATABASE_URI"] = os.environ["SA_JOBQUEUE_DATABASE_URL"]
@@ -55,3 +58,6 @@ def status(id: int):
 
 with app.app_context():
     db.create_all()
+    # what this request may see and do: ask your own users here
+    pages = dashboard(db.engine, access=lambda request: Access.READ)
+    app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/ops": ASGIMiddleware(pages)})

@@ -7,18 +7,19 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.log import place_of
+from sa_jobqueue.models import SCHEMA, Job, JobMixin, is_own, schema_of
 from sa_jobqueue.tasks import Registry, default_registry
 from sa_jobqueue.worker import Worker
 
 from .config import Config, working_folder
 
-__all__ = ["Application", "check_tasks", "load_app", "load_registry"]
+__all__ = ["Application", "check_tasks", "load_app", "load_registry", "own_jobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,14 @@ def load_registry(config: Config) -> Registry:
     Raises ConfigurationError that names the module and the reason.
     """
     return load_app(config).registry
+
+
+def own_jobs(config: Config, registry: Registry) -> tuple[Config, type[JobMixin]]:
+    """The class of the jobs of these tasks; and the settings, whose schema is that of an own job table, if they name no other one."""
+    schema = schema_of(registry.job)
+    if not is_own(registry.job) or config.schema not in (SCHEMA, schema):
+        return config, Job
+    return replace(config, schema=schema), registry.job
 
 
 def load_app(config: Config) -> Application:

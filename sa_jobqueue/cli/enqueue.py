@@ -9,17 +9,18 @@ from difflib import get_close_matches
 from typing import Annotated, Any, cast
 
 import typer
-from sqlalchemy import Connection, func, select
+from pydantic import PydanticUserError, TypeAdapter
+from sqlalchemy import Column, Connection, func, select
 
 from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError
-from sa_jobqueue.models import Job
+from sa_jobqueue.models import Job, JobMixin, is_own, own_column
 from sa_jobqueue.objects import Subject
 from sa_jobqueue.options import Call
 from sa_jobqueue.statements import insert_jobs
 from sa_jobqueue.tasks import Registry, Task, TaskName
 from sa_jobqueue.unique import Unique
 
-from .application import load_registry
+from .application import load_registry, own_jobs
 from .config import Config
 from .options import Json, Key, Units, parse_duration
 from .output import age, cleaned, moment, note, print_json
@@ -80,27 +81,35 @@ def enqueue(
         str | None,
         typer.Option(metavar="JSON", help="An object that is kept with the job: trace context and the like."),
     ] = None,
+    column: Annotated[
+        list[str],
+        typer.Option(metavar="NAME=VALUE", help="What a column of your own job table is to have. May be repeated."),
+    ] = [],  # noqa: B006
     json: Json = False,
 ) -> None:
     """Enqueue one job and print its id, and on stderr what it is.
 
     With --app the task must be there, its own options count, and the arguments are checked against its handler; without, the
-    worker does that, and the job is of the queue default and not unique unless you say.
+    worker does that, and the job is of the queue default and not unique unless you say. If --app names the registry of a job table of your
+    own, the job goes into that.
 
     sa-jobqueue enqueue shop.send_receipt '{"order_id": 7}' --app shop.tasks
     sa-jobqueue enqueue shop.report '{}' --queue slow --delay 1h
+    sa-jobqueue enqueue shop.report '{}' --app shop.tasks:registry --column tenant_id=7
     """
     if expires_at is not None and expires_in is not None:
         raise OptionError("--expires-at and --expires-in exclude each other: give one of them")
+    registry = load_registry(config)
+    config, job = own_jobs(config, registry)
     call = call_of(
-        config, task, arguments, queue=queue, priority=priority, delay=delay, run_at=_time(run_at, "--run-at"),
-        max_attempts=max_attempts, expires_in=expires_in, expires_at=_time(expires_at, "--expires-at"),
+        config, task, arguments, registry=registry, columns=_columns(job, column) or None, queue=queue,
+        priority=priority, delay=delay, run_at=_time(run_at, "--run-at"), max_attempts=max_attempts, expires_in=expires_in, expires_at=_time(expires_at, "--expires-at"),
         deadline=deadline, unique=None if unique is None else Unique(unique), key=key, units=units, tags=tag or None,
         subject=None if subject is None else Subject.parse(subject),
         meta=None if meta is None else _object(meta, "--meta"),
     )  # fmt: skip
     with transaction(config, make=True) as connection:
-        made = connection.execute(insert_jobs([call])).scalar_one()
+        made = connection.execute(insert_jobs([call], job=job)).scalar_one()
         of = None if call.uniqueness is None else _duplicate_of(connection, made)
         now = connection.execute(select(func.now())).scalar_one()
     due = now + call.run_at if isinstance(call.run_at, timedelta) else call.run_at
@@ -124,12 +133,40 @@ def _duplicate_of(connection: Connection, id: int) -> int | None:
     return connection.execute(select(Job.duplicate_of).where(Job.id == id)).scalar_one()
 
 
-def call_of(config: Config, task: str, arguments: str, **options: Any) -> Call:
-    """The call of a task by its name, with arguments as JSON; "-" reads them from stdin.
+def _columns(job: type[JobMixin], given: list[str]) -> dict[str, Any]:
+    """The values of `--column`, by attribute."""
+    if given and not is_own(job):
+        raise ConfigurationError(
+            "--column is for a job table of your own: name its registry, --app shop.tasks:registry"
+        )
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise OptionError(f"--column {text}: expected NAME=VALUE, as in tenant_id=7")
+        found[name] = _value(own_column(job, name), value)
+    return found
+
+
+def _value(column: Column[Any], text: str) -> Any:
+    """`text` as a value of the column."""
+    try:
+        of: type[Any] = column.type.python_type
+        if of in (dict, list):
+            return jsonlib.loads(text)
+        return TypeAdapter(of).validate_strings(text)
+    except (NotImplementedError, PydanticUserError):
+        return text
+    except ValueError:
+        raise OptionError(f"--column {column.name}: {text[:80]!r} is no value of the type {column.type!r}") from None
+
+
+def call_of(config: Config, task: str, arguments: str, *, registry: Registry | None = None, **options: Any) -> Call:
+    """The call of a task by its name, with arguments as JSON; "-" reads them from stdin. `registry`: if --app was loaded before.
 
     With --app the task must be there, and the arguments are checked against its handler. Raises ConfigurationError or PayloadError.
     """
-    registry = load_registry(config)
+    registry = load_registry(config) if registry is None else registry
     found = registry.get(task)
     if found is None and config.app:
         raise ConfigurationError(_unknown(task, registry, config))

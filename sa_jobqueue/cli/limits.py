@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args
@@ -13,13 +12,14 @@ from sqlalchemy import Connection, Executable
 from sa_jobqueue.errors import ConfigurationError, OptionError
 from sa_jobqueue.limits import (
     Owner,
-    Rate,
     WhenFull,
     checked_max_waiting,
     checked_running,
     checked_weight,
     checked_when_full,
     rate_columns,
+    rate_said,
+    read_rate,
 )
 from sa_jobqueue.log import one_line
 from sa_jobqueue.statements import list_limits, pause, remove_limit, resume
@@ -29,14 +29,13 @@ from sa_jobqueue.statements.overview import list_workers
 from sa_jobqueue.urls import mask_passwords
 
 from .config import Config
-from .options import Json, Options, parse_duration
+from .options import Json, Options
 from .output import Column, age, cleaned, masked, note, print_json, print_table, say
 from .place import transaction
 
 __all__ = ["list_", "pause_", "remove", "resume_", "set_"]
 
 _WHEN_FULL = ", ".join(get_args(WhenFull))
-_RATE = re.compile(r"(\d+)\s*/\s*(\d.*|[a-z]+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -273,17 +272,15 @@ def _rate(text: str | None, burst: int | None, prefix: str) -> dict[str, Any]:
         if burst is not None:
             raise ConfigurationError(f"{of_burst} is that of a rate: give {option} with it")
         return {} if text is None else rate_columns(None, prefix)
-    found = _RATE.fullmatch(text)
     try:
-        if found is None:
-            raise OptionError
-        time = found[2] if found[2][0].isdigit() else f"1{found[2]}"
-        per = parse_duration(time)
-    except (OptionError, typer.BadParameter):
+        rate = read_rate(text, burst=burst)
+    except OptionError:
+        raise
+    except ValueError:
         raise OptionError(
             f"{option} must be a number and a time, as in 500/1m or 20/s, or none, not {text!r}"
         ) from None
-    return rate_columns(Rate(int(found[1]), per=per.total_seconds(), burst=1 if burst is None else burst), prefix)
+    return rate_columns(rate, prefix)
 
 
 # ---- how a row is shown
@@ -308,18 +305,7 @@ def _narrow_line(line: tuple[object, ...], row: Any) -> tuple[object, ...]:
 
 
 def _rate_said(row: Any, prefix: str) -> str:
-    count, seconds, burst = (row[f"{prefix}rate_{part}"] for part in ("count", "seconds", "burst"))
-    if count is None:
-        return ""
-    return f"{count:,}/{_span(seconds)}" + (f", burst {burst:,}" if burst > 1 else "")
-
-
-def _span(seconds: float) -> str:
-    """A time as `--rate` takes it: 1m, 90s, 0.5s."""
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g}{unit}"
-    return f"{seconds:g}s"
+    return rate_said(*(row[f"{prefix}rate_{part}"] for part in ("count", "seconds", "burst")))
 
 
 def _of_each_key(row: Any) -> str:

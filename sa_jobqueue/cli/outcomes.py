@@ -11,10 +11,10 @@ import typer
 from sqlalchemy import Connection, func, select
 
 from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.health.figures import ALWAYS, QUANTILES, Figures, named
 from sa_jobqueue.statements import sum_stats
 from sa_jobqueue.statements.stats import HOURS_KEPT, MINUTES_KEPT
 
-from .figures import ALWAYS, QUANTILES, Figures, named
 from .output import Column, age, duration, estimated, last_part, note, print_json, print_table, rate
 
 __all__ = ["Question", "parse_by", "show_outcomes"]

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
 
 from rich import box
@@ -24,8 +23,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.failures import moment_said
 from sa_jobqueue.log import escaped
-from sa_jobqueue.urls import mask_passwords
+from sa_jobqueue.urls import masked
 from sa_jobqueue.words import age, duration, estimated, jobs_of
 
 __all__ = [
@@ -178,21 +178,6 @@ def cleaned(value: object, *, keep: str = "") -> str:
     return escaped("" if value is None else str(value), keep=keep)
 
 
-def masked(value: Any) -> Any:
-    """`value` as plain JSON, as far as it is any, without the passwords in its texts."""
-    match value:
-        case str():
-            return mask_passwords(value)
-        case float() if not isfinite(value):
-            return str(value)
-        case dict():
-            return {mask_passwords(str(name)): masked(one) for name, one in value.items()}
-        case list() | tuple():
-            return [masked(one) for one in value]
-        case _:
-            return value
-
-
 def last_part(name: str) -> str:
     """A dotted name without its module, where the whole has no place: shop.send_receipt as send_receipt."""
     return name.rpartition(".")[2]
@@ -206,12 +191,3 @@ def rate(number: float) -> str:
 def moment(time: datetime | None) -> str:
     """A time in the zone of this machine, to the second."""
     return "" if time is None else time.astimezone().isoformat(sep=" ", timespec="seconds")
-
-
-def moment_said(said: object) -> datetime | None:
-    """The time in the entry of an attempt. None: there is none, because the application has written there, too."""
-    try:
-        at = datetime.fromisoformat(str(said))
-    except ValueError:
-        return None
-    return at if at.tzinfo is not None else None

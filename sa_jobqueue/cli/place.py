@@ -9,7 +9,6 @@ database before it uses it, in case a setting was forgotten. A command that only
 
 from __future__ import annotations
 
-import json as jsonlib
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -26,13 +25,13 @@ from sa_jobqueue.embedded import EmbeddedServer, default_directory
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.migrations import check_schema
 from sa_jobqueue.models import SCHEMA
-from sa_jobqueue.payload import MAX_DIGITS
+from sa_jobqueue.payload import load_any
 from sa_jobqueue.urls import database_url
 
 from .config import DATABASE_URL, Config
 from .output import cleaned, note
 
-__all__ = ["database", "embedded_database", "name_database", "name_of", "open_engine", "transaction"]
+__all__ = ["database", "embedded_database", "given_url", "name_database", "name_of", "open_engine", "transaction"]
 
 
 def database(config: Config, *, make: bool = False) -> URL:
@@ -41,9 +40,9 @@ def database(config: Config, *, make: bool = False) -> URL:
     `make`: start the embedded server and make the database on it where needed; else both must be there.
     """
     if config.database_url is not None:
-        return _given(config.database_url, "the database URL that was given")
+        return given_url(config.database_url, "the database URL that was given")
     if config.other_url is not None:
-        url = _given(config.other_url, DATABASE_URL)
+        url = given_url(config.other_url, DATABASE_URL)
         note(f"database: {name_of(url)}, from {DATABASE_URL}")
         return url
     return embedded_database(config, make=make)
@@ -57,7 +56,8 @@ def embedded_database(config: Config, name: str = "sa_jobqueue", *, make: bool) 
     return database_url(url)
 
 
-def _given(text: str, source: str) -> URL:
+def given_url(text: str, source: str) -> URL:
+    """The URL that `text` means. Raises ConfigurationError, which names the `source`, and shows no password."""
     if "://" not in text:  # not shown, because a password may be in it
         raise ConfigurationError(
             f"{source} has no scheme: expected postgresql://host:port/database, with user and password before the host"
@@ -68,15 +68,16 @@ def _given(text: str, source: str) -> URL:
         raise ConfigurationError(f"{DATABASE_URL}: {error}") if source == DATABASE_URL else error from None
 
 
-def open_engine(config: Config, url: URL | None = None, *, make: bool = False) -> Engine:
-    """An engine that finds our tables in the schema that was asked for; it keeps no connection.
+def open_engine(config: Config, url: URL | None = None, *, make: bool = False, pooled: bool = False) -> Engine:
+    """An engine that finds our tables in the schema that was asked for; it keeps no connection, unless it is `pooled`.
 
     `url`: what `database` has said, where it was asked before. `make`: see `database`.
     """
     url = url or database(config, make=make)
     wanted: dict[str, Any] = {"connect_timeout": 10, "application_name": "sa-jobqueue"}
     arguments = {name: value for name, value in wanted.items() if name not in url.query}
-    engine = create_engine(url, poolclass=NullPool, connect_args=arguments, json_deserializer=_any_json)
+    pool: dict[str, Any] = {"pool_pre_ping": True} if pooled else {"poolclass": NullPool}
+    engine = create_engine(url, connect_args=arguments, json_deserializer=load_any, **pool)
     event.listen(engine, "connect", _read_any_time)
     return engine.execution_options(schema_translate_map=config.translate) if config.translate else engine
 
@@ -131,8 +132,3 @@ def _read_any_time(connection: Any, record: object) -> None:
     if not str(connection.info.parameter_status("DateStyle")).startswith("ISO"):
         connection.execute("SET DateStyle = ISO")
         connection.commit()
-
-
-def _any_json(given: str) -> Any:
-    """JSON of a row; an integer that has more digits than Python reads stays text."""
-    return jsonlib.loads(given, parse_int=lambda digits: int(digits) if len(digits) <= MAX_DIGITS else digits)

@@ -23,6 +23,7 @@ from . import (
     actions,
     alive,
     bench,
+    dashboard,
     demo,
     doctor,
     embedded,
@@ -198,10 +199,12 @@ _add(workers.workers, _LOOK)
 _add(doctor.doctor, _LOOK, app=True)
 _add(alive.alive, _LOOK)
 _add(metrics.metrics, _LOOK, log_level=LogLevel.INFO)
+_add(dashboard.dashboard, _LOOK, app=True)
 _add(actions.retry, _ACT)
 _add(actions.cancel, _ACT)
 _add(actions.discard, _ACT)
 _add(actions.prune, _ACT)
+_add(workers.drain, _ACT)
 _add(limits.pause_, _ACT, "pause")
 _add(limits.resume_, _ACT, "resume")
 _add(migrate.migrate, _SET_UP)

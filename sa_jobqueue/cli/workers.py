@@ -1,18 +1,23 @@
-"""The worker processes: `workers`."""
+"""The worker processes: `workers`, and `drain`, which asks some to end."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+from sqlalchemy import ColumnElement, and_, or_
+
+from sa_jobqueue.models import WorkerRow
+from sa_jobqueue.statements import drain_workers
 from sa_jobqueue.statements.overview import list_workers
 from sa_jobqueue.words import size
 
 from .config import Config
 from .options import Json
-from .output import Column, age, duration, note, print_json, print_table
+from .output import Column, age, duration, note, print_json, print_table, say
 from .place import transaction
 
-__all__ = ["workers"]
+__all__ = ["drain", "workers"]
 
 
 def workers(config: Config, *, json: Json = False) -> None:
@@ -58,7 +63,45 @@ def workers(config: Config, *, json: Json = False) -> None:
             note(f"{row.host}:{row.pid} is held back: {row.pressure}")
 
 
+def drain(
+    config: Config,
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="WORKER", help="HOST:PID as `workers` shows it, or a HOST: all of its workers."),
+    ],
+    *,
+    json: Json = False,
+) -> None:
+    """Ask worker processes to drain, as SIGTERM does, from anywhere: they claim no more, let running jobs finish, and end.
+
+    A worker hears of it within 20 s. What has started it, such as `work --processes` or systemd, may start another in its place.
+
+    sa-jobqueue drain web-1:4711
+    sa-jobqueue drain web-1
+    """
+    with transaction(config) as connection:
+        asked = connection.scalars(drain_workers(or_(*map(_named, names)))).all()
+    if json:
+        print_json({"action": "drained", "workers": asked})
+    elif asked:
+        say(f"asked {len(asked)} worker{'' if len(asked) == 1 else 's'} to drain")
+    else:
+        note("no such worker, or each was asked before; `sa-jobqueue workers` lists them")
+    if not asked:
+        raise typer.Exit(1)
+
+
+def _named(name: str) -> ColumnElement[bool]:
+    """The workers that are called so: `web-1:4711`, or `web-1`."""
+    host, _, pid = name.rpartition(":")
+    if host and pid.isascii() and pid.isdecimal() and len(pid) < 10:
+        return and_(WorkerRow.host == host, WorkerRow.pid == int(pid))
+    return WorkerRow.host == name
+
+
 def _state(row: Any) -> str:
     if row.stale:
         return "stale"
+    if row.drain_requested_at is not None:
+        return "draining"
     return "held back" if row.pressure else "live"

@@ -8,13 +8,18 @@ from starlette.types import ASGIApp
 
 from ..models import Job, JobMixin
 from .access import Who
+from .change_deeds import CHANGE_DEEDS
 from .database import Anywhere, Database
+from .error_groups import ERROR_DEEDS
 from .job_deeds import JOB_DEEDS
+from .limit_deeds import LIMIT_DEEDS
 from .look import FormatArgs, LinkSubject, Options
 from .pages import PAGES
+from .queue_deeds import QUEUE_DEEDS
 from .schedule_deeds import SCHEDULE_DEEDS
 from .security import CSP, Guard
 from .site import Site
+from .worker_deeds import WORKER_DEEDS
 from .workflow_deeds import WORKFLOW_DEEDS
 
 __all__ = ["DEEDS", "dashboard"]
@@ -22,6 +27,11 @@ __all__ = ["DEEDS", "dashboard"]
 #: All that a form can ask for, by name.
 DEEDS = {
     **JOB_DEEDS,
+    **CHANGE_DEEDS,
+    **ERROR_DEEDS,
+    **QUEUE_DEEDS,
+    **LIMIT_DEEDS,
+    **WORKER_DEEDS,
     **SCHEDULE_DEEDS,
     **WORKFLOW_DEEDS,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, literal_column, select
+from sqlalchemy import ColumnElement, Select, func, literal_column, select
 
 from ..lifecycle import FINISHED, Event, JobStatus, sources
 from ..models import status_in
@@ -17,7 +17,7 @@ from .filters import FILTERS, chosen
 from .look import Look
 from .refusals import BadInput
 
-__all__ = ["JOB_DEEDS", "possible"]
+__all__ = ["JOB_DEEDS", "deed_of_jobs", "possible"]
 
 #: Jobs that are changed in one transaction.
 _PAGE = 1_000
@@ -30,32 +30,42 @@ def possible(look: Look, statuses: Sequence[JobStatus]) -> list[ColumnElement[bo
     return [*chosen(look), status_in(look.job.status, statuses)]
 
 
-def _deed(
+def deed_of_jobs(
     name: str,
     needs: Action,
-    statuses: Sequence[JobStatus],
+    which: Callable[[Look], list[ColumnElement[bool]]],
     build: Callable[..., Any],
     *,
+    target: tuple[str, ...],
     careful: bool = False,
     **options: Any,
 ) -> Deed:
+    """A deed that executes the statement `build(...)` for the jobs that `which` names, a page at a time."""
+
     def count(look: Look) -> int:
-        some: Any = select(literal_column("1")).select_from(look.job).where(*possible(look, statuses)).limit(CAP)
+        some: Select[Any] = select(literal_column("1")).select_from(look.job).where(*which(look)).limit(CAP)
         return look.connection.scalar(select(func.count()).select_from(some.subquery())) or 0
 
     def do(look: Look) -> Done:
         job = look.job
         after = look.query.number("after", 0, range(2**63))
-        page = select(job.id).where(*possible(look, statuses), job.id > after).order_by(job.id).limit(_PAGE)
+        page = select(job.id).where(*which(look), job.id > after).order_by(job.id).limit(_PAGE)
         ids = list(look.connection.scalars(page))
         if not ids:
             return Done(0)
-        named = job.id.in_(ids)
-        rows = look.connection.execute(build(named, *possible(look, statuses), job=job, **options)).all()
+        rows = look.connection.execute(build(job.id.in_(ids), *which(look), job=job, **options)).all()
         changed = sum(getattr(row, "changed", True) for row in rows)
         return Done(changed, len(ids) - changed, ids[-1] if len(ids) == _PAGE else None)
 
-    return Deed(name, needs, do, count, careful, (*FILTERS, "all"))
+    return Deed(name, needs, do, count, careful, target)
+
+
+def _deed(
+    name: str, needs: Action, statuses: Sequence[JobStatus], build: Callable[..., Any], *, careful: bool = False, **options: Any
+) -> Deed:  # fmt: skip
+    return deed_of_jobs(
+        name, needs, lambda look: possible(look, statuses), build, target=(*FILTERS, "all"), careful=careful, **options
+    )  # fmt: skip
 
 
 #: By name. A row that another transaction has locked is left as it is, and said.

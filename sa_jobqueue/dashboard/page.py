@@ -7,15 +7,24 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from .look import Look
+from .query import Query
 
-__all__ = ["Missing", "Page", "Read"]
+__all__ = ["Elsewhere", "Missing", "Page", "Read"]
 
-#: Reads what the template shows, by name. Raises BadInput for a filter that cannot be read, and Missing.
+#: Reads what the template shows, by name. Raises BadInput for a filter that cannot be read, Missing, and Elsewhere.
 Read: TypeAlias = Callable[[Look], dict[str, Any]]
 
 
 class Missing(Exception):
     """There is no such thing, or the viewer may not know that there is; as text it says what was looked for."""
+
+
+class Elsewhere(Exception):
+    """What was asked for is at another path, below the dashboard."""
+
+    def __init__(self, path: str, query: Query | None = None) -> None:
+        super().__init__(path)
+        self.path, self.query = path, Query() if query is None else query
 
 
 @dataclass(frozen=True, slots=True)

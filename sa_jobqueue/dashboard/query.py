@@ -35,11 +35,15 @@ class Query(Mapping[str, list[str]]):
 
     @classmethod
     def parse(cls, text: str) -> Query:
-        """Raises BadInput for a text with too many values."""
+        """Raises BadInput for a text with too many values, or with one that no row can have."""
         try:
-            return cls(parse_qsl(text, max_num_fields=_MOST))
+            pairs = parse_qsl(text, max_num_fields=_MOST)
         except ValueError as error:
             raise BadInput("the request", text, f"at most {_MOST:,} values") from error
+        spoiled = [name for name, value in pairs if "\0" in name or "\0" in value]
+        if spoiled:
+            raise BadInput(spoiled[0], "NUL", "text, in which there is no NUL character")
+        return cls(pairs)
 
     def all(self, name: str) -> list[str]:
         """All values of this name."""

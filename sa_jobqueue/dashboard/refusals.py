@@ -69,10 +69,10 @@ def refusal_of(error: Exception) -> Refusal | None:
         # Of a function that connects, or of a driver before it has a connection.
         return Refusal("away", str(error)) if isinstance(error, OSError) else None
     said = one_line(mask_passwords(str(error.orig)))
-    state: str | None = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-    if state is not None and state in _BY_SQLSTATE:
+    state = str(getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or "")
+    if state in _BY_SQLSTATE:
         return Refusal(_BY_SQLSTATE[state], said)
-    is_away = isinstance(error, (OperationalError, InterfaceError)) and state is None
-    if error.connection_invalidated or is_away or (state or "")[:2] in _AWAY:
+    is_away = isinstance(error, (OperationalError, InterfaceError)) and not state
+    if error.connection_invalidated or is_away or state[:2] in _AWAY:
         return Refusal("away", said)
     return None

@@ -19,7 +19,7 @@ from .access import Access, Who, access_of
 from .database import Database
 from .deeds import Deed, Done
 from .look import Look, Options
-from .page import Missing, Page
+from .page import Elsewhere, Missing, Page
 from .query import Query, read_form
 from .refusals import BadInput, Refusal
 from .render import Renderer, local_path
@@ -40,7 +40,6 @@ class Site:
     ) -> None:
         self._database, self._who, self._options = database, who, options
         self._pages, self._deeds = pages, deeds
-        self._home = pages[0].path
         self._renderer = Renderer(options.title)
         self._shared: Shared[dict[str, Any]] = Shared()
 
@@ -60,6 +59,8 @@ class Site:
         async def show(request: Request) -> Response:
             access = await access_of(self._who, request)
             if not self._may_see(page, access):
+                if page is self._pages[0] and access.may("read"):
+                    return RedirectResponse(f"{request.scope.get('root_path', '')}{self._home(access)}", 303)
                 return self._forbidden(request, access, "page")
             query = Query()
             try:
@@ -69,6 +70,9 @@ class Site:
                 return self._notice(request, access, page, query, 400, bad=str(error))
             except Missing as error:
                 return self._notice(request, access, page, query, 404, missing=str(error))
+            except Elsewhere as other:
+                asked = f"?{other.query}" if other.query else ""
+                return RedirectResponse(f"{request.scope.get('root_path', '')}{other.path}{asked}", 303)
             except Refusal as refusal:
                 return self._notice(request, access, page, query, refusal.status, refusal=refusal)
             fragment = request.headers.get("hx-request") == "true"
@@ -96,6 +100,12 @@ class Site:
         hidden = (page.adds_up and access.is_partial) or (page.of_all_queues and access.queues is not None)
         return access.may("read") and not hidden
 
+    def _home(self, access: Access) -> str:
+        """The first page that the viewer may see."""
+        return next(
+            (page.path for page in self._pages if page.in_menu and self._may_see(page, access)), self._pages[-1].path
+        )
+
     # ---- deeds
 
     async def _act(self, request: Request) -> Response:
@@ -119,10 +129,9 @@ class Site:
             return self._notice(request, access, None, query, refusal.status, refusal=refusal)
         if rest is not None:
             return self._html(request, access, "more.html", 200, deed=deed, fields=rest.pairs(), done=done)
-        back = Query.parse((local_path(query.one("next")) or self._home).partition("?")[2]).but(
-            did=deed.name, n=done.count, left=done.left or None
-        )
-        path = done.to or (local_path(query.one("next")) or self._home).partition("?")[0]
+        came = local_path(query.one("next")) or self._home(access)
+        back = Query.parse(came.partition("?")[2]).but(did=deed.name, n=done.count, left=done.left or None)
+        path = done.to or came.partition("?")[0]
         return RedirectResponse(f"{request.scope.get('root_path', '')}{path}?{back}", 303)
 
     @staticmethod
@@ -138,7 +147,8 @@ class Site:
         number = await self._database.read(lambda connection: count(Look(connection, query, access, self._options)))
         target = query.only(*deed.target)
         return self._html(
-            request, access, "confirm.html", 200, deed=deed, fields=query.but(confirmed="yes").pairs(), number=number, target=target, next=local_path(query.one("next")) or self._home,
+            request, access, "confirm.html", 200, deed=deed, fields=query.but(confirmed="yes").pairs(), number=number, target=target,
+            next=local_path(query.one("next")) or self._home(access),
         )  # fmt: skip
 
     async def _do(self, request: Request, deed: Deed, query: Query, access: Access) -> tuple[Done, Query | None]:
@@ -201,7 +211,7 @@ class Site:
             "here": f"{path}?{asked}" if asked else path,
             "access": access,
             "options": self._options,
-            "home": self._home,
+            "home": self._home(access),
             "has_replica": self._database.has_replica,
             "menu": [one for one in self._pages if one.in_menu and self._may_see(one, access)],
             "said": self._said(query),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, inspect
+from sqlalchemy import ClauseElement, Column, Connection, inspect
 from sqlalchemy import insert as insert_into
 from sqlalchemy.orm import Mapper, Session, make_transient_to_detached
 
@@ -31,23 +31,45 @@ def insert(session: Session, jobs: Sequence[JobMixin]) -> None:
         for job in alike:
             mapper.dispatch.before_insert(mapper, connection, inspect(job))
     say_all(ordered)
-    for alike in _grouped(ordered, lambda job: (type(job), frozenset(_columns(job)))):
+    for alike in _grouped(ordered, _shape):
         _insert(_connection(session, alike[0]), alike)
     session.add_all(jobs)
+
+
+def _shape(job: JobMixin) -> Hashable:
+    """What jobs of one statement have in common. One with an expression of SQL has one of its own."""
+    columns = _columns(job)
+    return type(job), frozenset(columns), id(job) if any(map(_is_expression, columns.values())) else None
+
+
+def _is_expression(value: object) -> bool:
+    return isinstance(value, ClauseElement) or hasattr(value, "__clause_element__")
 
 
 def _insert(connection: Connection, jobs: Sequence[JobMixin]) -> None:
     mapper: Mapper[JobMixin] = inspect(type(jobs[0]))
     table, names = table_of(type(jobs[0])), _names(type(jobs[0]))
     rows = [_columns(job) for job in jobs]
-    made = [
-        one for one in table.c if one.key not in rows[0] and (one.server_default is not None or one.default is not None)
-    ]
+    made = [one for one in table.c if _is_made(one, rows[0])]
     statement = insert_into(table).returning(*made, sort_by_parameter_order=True)
-    for job, row in zip(jobs, connection.execute(statement, rows), strict=True):
-        vars(job).update({names[one.key]: value for one, value in zip(made, row, strict=True)})
+    if any(map(_is_expression, rows[0].values())):
+        found = connection.execute(statement.values(rows[0]))
+    else:
+        found = connection.execute(statement, rows)
+    for job, row in zip(jobs, found, strict=True):
+        known = vars(job)
+        known.update({names[one.key]: value for one, value in zip(made, row, strict=True)})
         mapper.dispatch.after_insert(mapper, connection, inspect(job))
+        # What is not said is NULL, which needs not be read.
+        known.update(dict.fromkeys(set(names.values()) - known.keys()))
         make_transient_to_detached(job)
+
+
+def _is_made(column: Column[Any], row: Mapping[str, Any]) -> bool:
+    """Whether the database says its value, or a default of the column's."""
+    if column.key in row:
+        return _is_expression(row[column.key])
+    return column.server_default is not None or column.default is not None
 
 
 def _columns(job: JobMixin) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Each part can be read alone: `read_server`, `read_holders`, `read_tables` and so
 """
 
 from .limits import LimitUse, PausedKey, read_limit_uses, read_paused_keys, read_ready_keys
+from .one_job import JobSeen, read_job
 from .read import (
     read_depths,
     read_health,
@@ -23,6 +24,7 @@ from .read import (
 )
 from .sizes import IndexSize, TableSize
 from .values import BlockIO, Depth, Health, Holder, LockWait, Overdue, Server, Slot, Standby
+from .work import QueueSeen, WorkerSeen, Working, read_workers, read_working
 from .workflows import BehindWorkflow, WorkflowCounts, read_behind_workflows, read_workflows
 
 __all__ = [
@@ -32,21 +34,26 @@ __all__ = [
     "Health",
     "Holder",
     "IndexSize",
+    "JobSeen",
     "LimitUse",
     "LockWait",
     "Overdue",
     "PausedKey",
+    "QueueSeen",
     "Server",
     "Slot",
     "Standby",
     "TableSize",
+    "WorkerSeen",
     "WorkflowCounts",
+    "Working",
     "read_behind_workflows",
     "read_depths",
     "read_health",
     "read_holders",
     "read_indexes",
     "read_io",
+    "read_job",
     "read_limit_uses",
     "read_lock_waits",
     "read_overdue",
@@ -56,5 +63,7 @@ __all__ = [
     "read_slots",
     "read_standbys",
     "read_tables",
+    "read_workers",
     "read_workflows",
+    "read_working",
 ]

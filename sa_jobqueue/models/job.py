@@ -55,7 +55,7 @@ from .companions import Companions, companions_in, place_in
 from .due_time import AT_ONCE, DueTime, checked_due
 from .json_text import JsonObject, decode_on_read
 from .limits import TASK_GROUP
-from .own_table import begin_own_table, column_names, schema_of
+from .own_table import begin_own_table, column_names, refuse_unbegun, schema_of
 from .status import StatusText, status_in, status_literal
 from .subject import SubjectColumns, subject_index
 
@@ -333,6 +333,9 @@ class JobMixin(SubjectColumns, _MappedBelow):
             return f"<{type(self).__name__} {key[0]}, not loaded>"
         status = state.get("status", None if key else JobStatus.QUEUED)
         return f"<{type(self).__name__} {state.get('id')} {state.get('task')!r} in {state.get('queue')!r}: {status}>"
+
+
+event.listen(JobMixin, "instrument_class", refuse_unbegun, propagate=True)  # before the first class is mapped
 
 
 def constraints_and_indexes() -> tuple[SchemaItem, ...]:

@@ -16,7 +16,7 @@ from sqlalchemy.types import TypeEngine
 
 from ..errors import PayloadError
 
-__all__ = ["JsonObject", "JsonText", "UnfinishedJson", "decode_on_read"]
+__all__ = ["UNFINISHED", "JsonObject", "JsonText", "UnfinishedJson", "decode_on_read"]
 
 
 class JsonText(str):
@@ -35,6 +35,10 @@ class UnfinishedObject(dict[str, Any]):
     """What was read of an `UnfinishedJson`."""
 
 
+#: Arguments that are not complete, as they are set and as they are read.
+UNFINISHED = (UnfinishedJson, UnfinishedObject)
+
+
 class JsonObject(TypeDecorator[dict[str, Any]]):
     """A jsonb object. A `JsonText` goes to the driver as it is."""
 
@@ -49,7 +53,7 @@ class JsonObject(TypeDecorator[dict[str, Any]]):
 
         def process(value: Any) -> Any:
             if type(value) is not JsonText:
-                if isinstance(value, (UnfinishedJson, UnfinishedObject)):
+                if isinstance(value, UNFINISHED):
                     raise PayloadError(
                         "a job whose arguments are new objects is written by a flush, session.add(job): or flush the objects "
                         "before it is made"

@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from sqlalchemy import CheckConstraint, Column, MetaData, PrimaryKeyConstraint, Table
-from sqlalchemy.orm import MappedAsDataclass
+from sqlalchemy.orm import MappedAsDataclass, Mapper
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.sql.elements import conv
 
 from ..errors import ConfigurationError
 from .base import SCHEMA
 
-__all__ = ["OwnTable", "begin_own_table", "column_names", "is_own", "schema_of"]
+__all__ = ["OwnTable", "begin_own_table", "column_names", "is_own", "job_schemas", "refuse_unbegun", "schema_of"]
 
 #: The classes that hold jobs, by schema.
 _classes: weakref.WeakValueDictionary[str, type[Any]] = weakref.WeakValueDictionary()
+
+#: Those that were begun as a subclass of a declarative base.
+_begun: weakref.WeakSet[type[Any]] = weakref.WeakSet()
 
 #: The name of a job table: the functions in its schema have it in their text.
 _NAME = "job"
@@ -49,6 +52,11 @@ class OwnTable:
         _classes[self.schema] = self.job
         # For `sa_jobqueue.migrations`, which knows no models.
         self.table.info["sa_jobqueue"] = frozenset({*(names[name].name for name in self.columns), *self.items})
+
+
+def job_schemas() -> frozenset[str]:
+    """The schemas in which this program has mapped jobs."""
+    return frozenset(_classes)
 
 
 def is_own(job: type[Any]) -> bool:
@@ -84,16 +92,27 @@ def begin_own_table(job: type[Any], mixin: type[Any], items: Callable[[], Sequen
             'MetaData(schema="shop_queue")',
         )
     _check_alone(job, schema)
+    _begun.add(job)
     ours = _named(items(), metadata)
     job.__table_args__ = (*ours, *_arguments(job), {**_options(job), "schema": schema})
     return OwnTable(job, schema, columns, frozenset(str(getattr(one, "name", "")) for one in ours))
 
 
+def refuse_unbegun(mapper: Mapper[Any], job: type[Any]) -> None:
+    """Refuse a class that is mapped in another way, and so has not got what is ours."""
+    if mapper.inherits is not None or job in _begun:
+        return
+    if hasattr(job, "metadata"):  # the base came first
+        raise _refusal(job, f"the mixin comes first: class {job.__name__}(JobMixin, Base)")
+    raise _refusal(
+        job,
+        f"it is to be a class of a DeclarativeBase, class {job.__name__}(JobMixin, Base), and not mapped by a registry",
+    )
+
+
 def _check_class(job: type[Any], mixin: type[Any], columns: frozenset[str]) -> None:
     if issubclass(job, MappedAsDataclass):
         raise _refusal(job, "it cannot be a dataclass: its base is a DeclarativeBase without MappedAsDataclass")
-    if "__mapper__" in vars(job):  # the base came first, and has mapped it
-        raise _refusal(job, f"the mixin comes first: class {job.__name__}({mixin.__name__}, Base)")
     if "__table__" in vars(job):
         raise _refusal(job, "the mixin makes its table: declare the columns that it has besides, and no __table__")
     name = getattr(job, "__tablename__", None)

@@ -48,6 +48,8 @@ class WorkerRow(Base):
     """The first 100 jobs that its claims skip, and what refused to let them be claimed: `{"7": "..."}`; null: it waits until another
     job whose workers have died has ended here. NULL: it skips none.
     """
+    drain_requested_at: Mapped[datetime | None]
+    """Since when it is asked to claim no more, and to end when its jobs have ended."""
 
 
 class Uptime(Base):

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import event, inspect
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Mapper, Session
 
-__all__ = ["insert_in_order", "put_in_order", "say_all"]
+__all__ = ["insert_in_order", "listen_to_sessions", "put_in_order", "say_all"]
 
 #: The columns that only few jobs set.
 _FEW = ("uniqueness", "expires_at", "deadline_at", "concurrency_key", "units", "subject_type", "subject_id")
+#: The classes whose jobs are inserted in order.
+_ordered: set[type[Any]] = set()
 
 
-@cache
+def listen_to_sessions(listeners: Mapping[str, Callable[..., None]]) -> None:
+    """Call these at the events of every Session, by name: from the time on when mappers are configured, which is before any flush.
+
+    Later is too late. With the first job that needs it, a flush may be under way, in another thread or because a listener of the
+    application's makes the job; and SQLAlchemy's listeners cannot change while they are called. Earlier is too early: those of the
+    application come first, if they are there when it is imported.
+    """
+
+    def listen() -> None:
+        for name, listener in listeners.items():
+            event.listen(Session, name, listener)
+
+    event.listen(Mapper, "after_configured", listen, once=True)
+
+
 def insert_in_order(job: type[Any]) -> None:
     """Have every Session insert unique jobs of this class in the order of their keys.
 
-    Called when the first such job is made, so that a program without them pays nothing. In this order the keys of one INSERT
+    Called when such a job is made, so that a program without them pays for one call in each flush. In this order the keys of one INSERT
     are taken: so two flushes cannot deadlock. And all jobs of the flush say what their key, expiry and deadline are, or that they
     have none: else the INSERT would be parted at each change.
     """
-
-    def order(session: Session, *_: Any) -> None:
-        put_in_order(session, job)
-
-    event.listen(Session, "before_flush", order)
+    _ordered.add(job)
 
 
 def say_all(jobs: Sequence[Any]) -> bool:
@@ -49,3 +60,11 @@ def put_in_order(session: Session, job: type[Any]) -> None:
     places = sorted(state.insert_order for state in states)
     for place, one in zip(places, sorted(unique, key=lambda one: str(one.unique_key)), strict=True):
         inspect(one).insert_order = place
+
+
+def _order(session: Session, *_: Any) -> None:
+    for job in tuple(_ordered):
+        put_in_order(session, job)
+
+
+listen_to_sessions({"before_flush": _order})

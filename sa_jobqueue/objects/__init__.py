@@ -21,12 +21,13 @@ from __future__ import annotations
 from .about import About, about, checked_about
 from .annotations import Fresh, Load
 from .holders import with_objects
-from .loading import filled, load
-from .references import REFUSED, ObjectArgument, Reference, references
+from .loading import filled, is_same, load
+from .naming import named_anything
+from .references import REFUSED, Held, ObjectArgument, Reference, object_in, references
 from .subjects import Subject, subject_type
 from .waiting import ObjectText, Waiting, as_text
 
 __all__ = [
-    "REFUSED", "About", "Fresh", "Load", "ObjectArgument", "ObjectText", "Reference", "Subject", "Waiting", "about", "as_text", "checked_about", "filled",
-    "load", "references", "subject_type", "with_objects",
+    "REFUSED", "About", "Fresh", "Held", "Load", "ObjectArgument", "ObjectText", "Reference", "Subject", "Waiting", "about", "as_text",
+    "checked_about", "filled", "is_same", "load", "named_anything", "object_in", "references", "subject_type", "with_objects",
 ]  # fmt: skip

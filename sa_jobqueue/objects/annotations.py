@@ -27,7 +27,7 @@ __all__ = ["Fresh", "Load", "Missing", "Said", "is_mapped", "replaced"]
 
 Missing: TypeAlias = Literal["discard", "error", "none"]
 
-_CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, Sequence)
+_CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, Sequence, Mapping)
 
 
 class _OfObjects:
@@ -133,6 +133,8 @@ def replaced(
         return hint
     parts = tuple(again(one, said=said) for one in inner)
     number = sum(one is not before for one, before in zip(parts, inner, strict=True))
+    if origin in (dict, Mapping) and parts and parts[0] is not inner[0]:
+        raise TypeError("the keys of a JSON object are texts, so objects can only be values of a dict: take a list")
     if number > 1 and is_union:
         raise TypeError("a stored key does not say of which class it is: give each class a parameter of its own")
     if number == 0:

@@ -9,7 +9,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Annotated, Any, NotRequired
 
-from pydantic import BaseModel, GetCoreSchemaHandler
+from pydantic import BaseModel, GetCoreSchemaHandler, RootModel
 from pydantic_core import core_schema
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
@@ -36,10 +36,23 @@ def _holder(cls: type[Any], said: Said, *, name: str) -> Any:
     changed = {field: replaced(hint, _of(f"{name}.{field}"), said=said) for field, (hint, _) in hints.items()}
     if all(changed[field] is hint for field, (hint, _) in hints.items()):
         return cls
-    if issubclass(cls, BaseModel) and cls.model_config.get("extra") == "allow":
-        raise TypeError(f'{cls.__name__} has extra="allow", and holds mapped objects: a model cannot do both')
+    _refuse_unmakable(cls)
     shape = {field: hint if hints[field][1] else NotRequired[hint] for field, hint in changed.items()}
     return Annotated[cls, HolderArgument(cls, shape, name)]
+
+
+def _refuse_unmakable(cls: type[Any]) -> None:
+    """Refuse a class whose objects cannot be made again of their fields alone."""
+    if not issubclass(cls, BaseModel):
+        hints = typing.get_type_hints(cls, include_extras=True)
+        if name := next((name for name, hint in hints.items() if isinstance(hint, dataclasses.InitVar)), None):
+            raise TypeError(
+                f"{cls.__name__} has an InitVar, {name}, which its objects do not keep, and holds mapped objects"
+            )
+    elif issubclass(cls, RootModel):
+        raise TypeError(f"{cls.__name__} is a RootModel, and holds mapped objects: annotate with what is in it")
+    elif cls.model_config.get("extra") == "allow":
+        raise TypeError(f'{cls.__name__} has extra="allow", and holds mapped objects: a model cannot do both')
 
 
 def _fields(cls: type[Any]) -> dict[str, tuple[Any, bool]]:

@@ -25,6 +25,8 @@ class Keys:
         """The types of keys that JSON has as they are: nearly all. They need no adapter."""
         self.type = ", ".join(one.__name__ for one in types)
         made: Any = tuple[types]  # type: ignore[valid-type]
+        self.hint: Any = types[0] if len(types) == 1 else made
+        """The type of a key as it is stored."""
         self._adapter: TypeAdapter[Any] = TypeAdapter(made, config=_BYTES)
 
     def write(self, key: tuple[Any, ...]) -> Any:

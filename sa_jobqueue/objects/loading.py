@@ -103,6 +103,23 @@ def filled(value: Any) -> Any:
     return value
 
 
+def is_same(value: Any, other: Any) -> bool:
+    """Whether `other` is what a handler would get for `value`, an argument with references in it."""
+    if isinstance(value, Reference):
+        return value.is_to(other)
+    if isinstance(value, Held):
+        return type(other) is value.cls and all(
+            is_same(one, getattr(other, name)) for name, one in value.values.items()
+        )
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(is_same(one, other[key]) for key, one in value.items())
+    if isinstance(value, (list, tuple)) and type(value) is type(other):
+        return len(value) == len(other) and all(is_same(*pair) for pair in zip(value, other, strict=True))
+    if isinstance(value, (set, frozenset)) and isinstance(other, (set, frozenset)):
+        return len(value) == len(other) and all(any(is_same(one, mine) for mine in other) for one in value)
+    return bool(value == other)
+
+
 def _made(cls: type[Any], values: dict[str, Any]) -> Any:
     if not issubclass(cls, BaseModel):
         return cls(**values)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, ClassVar, cast
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Union, cast, get_args, get_origin
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import PydanticCustomError, SchemaSerializer, core_schema, to_json, to_jsonable_python
@@ -20,7 +21,7 @@ from .keys import Keys
 from .naming import deleted, named, named_anything, named_object
 from .subjects import Subject, identity_class, subject_of_key
 
-__all__ = ["REFUSED", "Held", "ObjectArgument", "Reference", "SubjectOption", "references", "refused"]
+__all__ = ["REFUSED", "Held", "ObjectArgument", "Reference", "SubjectOption", "object_in", "references", "refused"]
 
 #: pydantic's kind of an error that is ours, in our words.
 REFUSED = "object_argument"
@@ -44,7 +45,8 @@ class ObjectArgument:
         """What it is called in messages."""
         self.keys = Keys(cls)
         self.mapper: Mapper[Any] = inspect(cls)
-        self._identity = identity_class(self.mapper)
+        self.identity = identity_class(self.mapper)
+        """The class in the identities of its objects."""
         version = self.mapper.version_id_col
         self.version = None if version is None else self.mapper.get_property_by_column(version).key
         """The attribute with the version of a row, if the mapper says it."""
@@ -61,6 +63,9 @@ class ObjectArgument:
 
     def __deepcopy__(self, memo: object) -> ObjectArgument:
         return self  # pydantic copies some annotations
+
+    def __repr__(self) -> str:
+        return f"by its key: {self.keys.type}"
 
     def _read(self, plain: Any) -> Reference:
         version = None
@@ -83,7 +88,7 @@ class ObjectArgument:
         state: InstanceState[Any] = inspect(given)
         if said := deleted(state):
             raise refused(said)
-        if type(given) is not self.cls and identity_class(state.mapper) is not self._identity:
+        if type(given) is not self.cls and identity_class(state.mapper) is not self.identity:
             raise refused(
                 f"{type(given).__name__} has keys of its own (concrete inheritance), so it is no {self.cls.__name__} by its key: "
                 f"annotate a parameter with {type(given).__name__}"
@@ -161,6 +166,9 @@ class Reference:
     token: str = ""
     """What the JSON has in the place of an unknown key."""
 
+    def __hash__(self) -> int:
+        return hash((self.key, self.token))  # for a set of objects
+
     @property
     def placeholder(self) -> str:
         """The JSON that stands for the unknown key."""
@@ -183,6 +191,13 @@ class Reference:
             raise self.error(f"{self} is not in the database yet: flush first (session.flush())")
         version = self.of.version_of(self.object) if self.of.said.fresh and versioned else None
         return Reference(self.of, key, version)
+
+    def is_to(self, one: object) -> bool:
+        """Whether `one` is the object, or its key as plain JSON."""
+        state: object = inspect(one, raiseerr=False)
+        if not isinstance(state, InstanceState):
+            return self.key is not None and bool(self.of.keys.write(self.key) == one)
+        return state.key is not None and state.key[0] is self.of.identity and tuple(state.key[1]) == self.key
 
     def error(self, said: str) -> PayloadError:
         """What to raise because of this argument."""
@@ -214,6 +229,16 @@ class Held:
 
     cls: type[Any]
     values: dict[str, Any]
+
+
+def object_in(hint: Any) -> ObjectArgument | None:
+    """The mapped class that an annotation is of, as `with_objects` has made it: itself, or itself or None."""
+    inner = get_args(hint)
+    if get_origin(hint) is Annotated:
+        return next((one for one in inner[1:] if isinstance(one, ObjectArgument)), None)
+    if get_origin(hint) in (Union, UnionType):
+        return next((found for one in inner if (found := object_in(one)) is not None), None)
+    return None
 
 
 def references(value: Any) -> Iterator[Reference]:

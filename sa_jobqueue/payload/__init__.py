@@ -27,12 +27,13 @@ from .arguments import Arguments
 from .binding import Selected, bound, bound_by_name
 from .columns import Kind, kind_of, takes_none
 from .inputs import Failed, Inputs, Part
-from .plain import encode_plain, encode_result, load
+from .plain import encode_plain, encode_result, load, load_any
 from .results import Results
 from .signature import Plan, signature
 from .storable import MAX_DIGITS, MAX_PAYLOAD, shown, unstorable_text
 
 __all__ = [
     "MAX_DIGITS", "MAX_PAYLOAD", "Arguments", "Failed", "Inputs", "Kind", "Part", "Plan", "Results", "Selected", "bound", "bound_by_name",
-    "encode_plain", "encode_result", "kind_of", "load", "shown", "signature", "takes_none", "unstorable_text",
+    "encode_plain", "encode_result", "kind_of", "load", "load_any", "shown", "signature", "takes_none",
+    "unstorable_text",
 ]  # fmt: skip

@@ -56,7 +56,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
 
-from ..results import strict_adapter
+from ..objects import ObjectArgument
+from ..results import NOT_CHECKABLE, strict_adapter
 
 __all__ = ["Kind", "kind_of", "takes_none"]
 
@@ -142,7 +143,8 @@ def _alternatives(hint: Any) -> Iterator[Any]:
     """The types behind an annotation, without what it demands of single values."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        yield from _alternatives(inner[0])
+        argument = next((one for one in inner[1:] if isinstance(one, ObjectArgument)), None)
+        yield from _alternatives(inner[0] if argument is None else argument.keys.hint)
     elif origin in (typing.Union, UnionType):
         for one in inner:
             yield from _alternatives(one)
@@ -163,6 +165,8 @@ def _accepts(hint: Any, value: Any, *, unchanged: bool = False) -> bool:
         validate = _validator(hint)
     except TypeError:  # not hashable
         validate = _validator.__wrapped__(hint)
+    except NOT_CHECKABLE:  # a class that holds mapped objects, which is no single value
+        return False
     try:
         found = validate({"value": value}, strict=True)["value"]
     except ValidationError:

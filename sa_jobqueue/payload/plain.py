@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from ..errors import PayloadError
-from .storable import MAX_PAYLOAD, as_jsonb, checked_json, refusal, same, shown, unstorable
+from .storable import MAX_DIGITS, MAX_PAYLOAD, as_jsonb, checked_json, refusal, same, shown, unstorable
 
-__all__ = ["EXPONENT", "encode_plain", "encode_result", "load"]
+__all__ = ["EXPONENT", "encode_plain", "encode_result", "load", "load_any"]
 
 #: A number written with a positive exponent, or a text that looks like one.
 EXPONENT = re.compile(r"\de\+?\d")
@@ -61,3 +62,8 @@ def encode_result(value: object, *, task: str, limit: int = MAX_PAYLOAD) -> str:
 def load(text: str | bytes) -> Any:
     """JSON text as plain Python objects."""
     return from_json(text)
+
+
+def load_any(text: str) -> Any:
+    """JSON of a row that anything may have written; an integer that has more digits than Python reads stays text."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= MAX_DIGITS else digits)

@@ -15,6 +15,7 @@ from .audit import list_audit, record_action
 from .chosen import criteria_of
 from .claim import claim_jobs
 from .counts import count_jobs
+from .edit import copy_jobs, edit_jobs
 from .insert import insert_jobs
 from .leases import expired_leases, renew_leases
 from .limit_admin import pause, remove_limit, resume, set_limit
@@ -24,6 +25,7 @@ from .prune import prune_jobs
 from .schedule_admin import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
 from .stats import sum_stats
 from .why import why_waiting
+from .workers import drain_workers
 from .workflows.actions import cancel_workflows, pause_workflows, resume_workflows, retry_workflow
 from .workflows.looks import workflow_nodes
 
@@ -32,9 +34,12 @@ __all__ = [
     "cancel_jobs",
     "cancel_workflows",
     "claim_jobs",
+    "copy_jobs",
     "count_jobs",
     "criteria_of",
     "discard_jobs",
+    "drain_workers",
+    "edit_jobs",
     "expired_leases",
     "insert_jobs",
     "job_logs",

@@ -24,6 +24,7 @@ from sqlalchemy import (
     ColumnExpressionArgument,
     DateTime,
     Executable,
+    Table,
     Text,
     and_,
     bindparam,
@@ -231,11 +232,8 @@ def _act(
     `ends`: which of them end by it, give their unique keys back, and are told to those who wait, and to their workflows. `frees`: they
     had permits, and workers that wait for some are told.
     """
-    if not where:
-        raise ValueError(f"say which jobs: {name}(Job.queue == 'mail'), or {name}(true()) for all of them")
-    check_criteria(name, where)
-    if locked not in get_args(Locked):
-        raise ValueError(f"{name}(locked=...) must be one of {', '.join(get_args(Locked))}, not {locked!r}")
+    check_chosen(name, where)
+    check_locked(name, locked)
     table = table_of(job)
     allowed = status_in(table.c.status, sources(event))
     ends_of_it = true() if ends is None else ends
@@ -269,18 +267,33 @@ def _act(
         telling = permits_freed(job=job).scalar_subquery()
         changed_id = case((telling.is_not(None), changed_id)).label("id")
     statement: Any = update(job).where(members(table.c.id, chosen), allowed).values(**values).returning(changed_id)
-    if locked == "skip":
-        matched = select(table.c.id).where(allowed, *where).cte("matched")
-        changed = statement.cte("changed")
-        statement = (
-            select(matched.c.id, changed.c.id.is_not(None).label("changed"))
-            .select_from(matched.outerjoin(changed, changed.c.id == matched.c.id))
-            .order_by(matched.c.id)
-        )
-    else:
-        statement = statement.execution_options(**UNSYNCHRONIZED)
-    done: Executable = statement.add_cte(*also_done)
+    done: Executable = with_those_left(statement, table, [allowed, *where], locked).add_cte(*also_done)
     return done
+
+
+def with_those_left(statement: Any, table: Table, where: Sequence[Criterion], locked: Locked) -> Any:
+    """The UPDATE of the rows that match `where`, which returns their ids; with "skip" a row (id, changed) for each that matches."""
+    if locked != "skip":
+        return statement.execution_options(**UNSYNCHRONIZED)
+    matched, changed = select(table.c.id).where(*where).cte("matched"), statement.cte("changed")
+    return (
+        select(matched.c.id, changed.c.id.is_not(None).label("changed"))
+        .select_from(matched.outerjoin(changed, changed.c.id == matched.c.id))
+        .order_by(matched.c.id)
+    )
+
+
+def check_chosen(name: str, where: Sequence[Criterion]) -> None:
+    """Raise ValueError where no criteria are given, and TypeError for a value that is none."""
+    if not where:
+        raise ValueError(f"say which jobs: {name}(Job.queue == 'mail'), or {name}(true()) for all of them")
+    check_criteria(name, where)
+
+
+def check_locked(name: str, locked: str) -> None:
+    """Raise ValueError for what cannot be done about a locked row."""
+    if locked not in get_args(Locked):
+        raise ValueError(f"{name}(locked=...) must be one of {', '.join(get_args(Locked))}, not {locked!r}")
 
 
 def check_criteria(name: str, where: Sequence[Criterion]) -> None:

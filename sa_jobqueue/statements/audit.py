@@ -44,7 +44,7 @@ def list_audit(
 
     `before`: only what has a lower id. `who`, `action`: only what this operator did, only what was done so.
     """
-    query = select(audit.id, audit.at, audit.who, audit.action, audit.target, audit.count)
+    query: Select[Any] = select(audit.id, audit.at, audit.who, audit.action, audit.target, audit.count)
     if before is not None:
         query = query.where(audit.id < before)
     if who is not None:

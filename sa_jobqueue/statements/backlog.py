@@ -1,8 +1,10 @@
-"""Numbers for a chart: jobs of one status by queue, and how far schedules are behind. Each reads one small index."""
+"""Numbers for a chart: jobs of one status by queue, what was enqueued lately, and how far schedules are behind. Each reads one index, up to a cap."""
 
 from __future__ import annotations
 
-from sqlalchemy import Executable, Float, Integer, bindparam, func, literal_column, select, type_coerce
+from datetime import timedelta
+
+from sqlalchemy import Executable, Float, Integer, bindparam, case, func, literal_column, select, type_coerce
 
 from ..lifecycle import JobStatus
 from ..models import Job, JobMixin, Schedule, status_literal
@@ -10,7 +12,7 @@ from .depths import CAP
 from .ends import has_run_out, is_held
 from .parts import epoch, in_seconds, table_of
 
-__all__ = ["count_by_queue", "running_jobs", "schedule_lag"]
+__all__ = ["arrivals", "count_by_queue", "running_jobs", "schedule_lag"]
 
 #: Seconds for which a schedule may be due: a live worker looks within a second or two, without NOTIFY within 20.
 _IN_TIME = 60.0
@@ -27,6 +29,29 @@ def count_by_queue(status: JobStatus, *, cap: int = CAP, job: type[JobMixin] = J
         .subquery("last")
     )
     return select(last.c.queue, func.count().label("number")).group_by(last.c.queue).order_by(last.c.queue)
+
+
+def arrivals(*, within: timedelta, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:
+    """A row per queue: the `number` of jobs that were enqueued `within` this time, among the last `cap` of all queues; and the `seconds`
+    that these cover, fewer where there were more jobs. Jobs that are deleted as they complete are not there to be counted.
+    """
+    columns = table_of(job).c
+    most = bindparam("cap", cap, Integer)
+    begin = in_seconds(-within.total_seconds(), name="within_seconds")
+    last = select(columns.queue, columns.created_at).order_by(columns.id.desc()).limit(most).subquery("last")
+    recent = (
+        select(last.c.queue, func.count().label("number"), func.min(last.c.created_at).label("first"))
+        .where(last.c.created_at >= begin)
+        .group_by(last.c.queue)
+        .subquery("recent")
+    )
+    # Of fewer jobs than the cap, none is missing.
+    whole = func.sum(recent.c.number).over() < most
+    since = case((whole, begin), else_=func.min(recent.c.first).over())
+    seconds = func.greatest(epoch(func.now() - since), literal_column("1.0", Float))
+    return select(recent.c.queue, recent.c.number, type_coerce(seconds, Float).label("seconds")).order_by(
+        recent.c.queue
+    )
 
 
 def running_jobs(*, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:

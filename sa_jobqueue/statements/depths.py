@@ -5,6 +5,7 @@ A count that may be large stops at `CAP`, and reads an index: so each statement 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import (
@@ -34,7 +35,7 @@ from .claim import PRIORITIES
 from .limits import is_keyless, is_later, is_ready
 from .parts import array, rows, table_of
 
-__all__ = ["CAP", "capped", "purge_overdue", "queue_depths", "queued_tasks"]
+__all__ = ["CAP", "capped", "capped_sum", "purge_overdue", "queue_depths", "queued_tasks"]
 
 #: Where counting stops: a number of this size means "more than 10,000".
 CAP = 10_001
@@ -51,6 +52,13 @@ _EARLIEST: ColumnElement[Any] = literal_column("timestamptz '0002-01-01 00:00:00
 def capped(number: int) -> str:
     """A count as people read it: 9,999 or 10,000+."""
     return f"{CAP - 1:,}+" if number >= CAP else f"{number:,}"
+
+
+def capped_sum(numbers: Iterable[int]) -> str:
+    """The sum of such counts; it may be more where one of them was not counted to its end."""
+    numbers = list(numbers)
+    more = "+" if max(numbers, default=0) >= CAP else ""
+    return f"{sum(min(number, CAP - 1) for number in numbers):,}{more}"
 
 
 def purge_overdue(*, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:

@@ -42,7 +42,7 @@ from ..reasons import MOST_AHEAD
 from .beside import with_companions
 from .ends import is_held
 from .overview import STALE
-from .parts import array, in_seconds, rows, table_of
+from .parts import array, in_calendar, in_seconds, rows, table_of
 
 __all__ = ["job_facts"]
 
@@ -57,6 +57,8 @@ _COLUMNS = (
     "lease_expires_at", "finished_at", "cancel_requested_at", "expires_at", "deadline_at", "concurrency_key", "workflow_id", "worker",
     "duplicate_of",
 )  # fmt: skip
+#: Those of them that are times.
+_TIMES = tuple(name for name in _COLUMNS if name.endswith("_at"))
 
 
 @with_companions
@@ -85,8 +87,8 @@ def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job, worker: type[Wor
         select(
             asked.c.job_id.label("asked"),
             _NOW.label("now"),
-            select(func.max(table_of(job).c.id)).scalar_subquery().label("newest"),
-            *(me.c[name] for name in (*_COLUMNS, "error")),
+            _newest(table_of(job)).label("newest"),
+            *(in_calendar(me.c[name]).label(name) if name in _TIMES else me.c[name] for name in (*_COLUMNS, "error")),
             *(holder.c[name] for name in ("host", "pid", "seen_at")),
             *(one for one in crew.c if one.key != "ids"),
             held.c.busy,
@@ -102,6 +104,11 @@ def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job, worker: type[Wor
         )
         .order_by(asked.c.job_id)
     )
+
+
+def _newest(jobs: Table) -> ScalarSelect[int]:
+    """The highest id. Not by max(): a plan that was made while there was no job reads all of an index for that."""
+    return select(jobs.c.id).order_by(jobs.c.id.desc()).limit(literal_column("1")).scalar_subquery()
 
 
 def _row(jobs: Table, asked: FromClause) -> LateralFromClause:

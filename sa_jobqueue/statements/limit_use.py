@@ -54,6 +54,7 @@ __all__ = [
     "paused_keys",
     "ready_keys",
     "ready_of_keys",
+    "running_of_keys",
     "running_of_tasks",
     "stuck_permits",
 ]
@@ -128,6 +129,15 @@ def running_of_tasks(*, cap: int = CAP, job: type[JobMixin] = Job) -> Executable
         .subquery("held")
     )
     return select(held.c.queue, held.c.task, func.count().label("running")).group_by(held.c.queue, held.c.task)
+
+
+def running_of_keys(*, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:
+    """A row per queue, task and key of running jobs: how many there are, `running`, among `cap` of all. The key is NULL where the jobs have none."""
+    held = _held(table_of(job), cap)
+    key = case((held.c.key >= _FIRST_KEY, held.c.key)).label("key")
+    return select(held.c.queue, held.c.task, key, func.count().label("running")).group_by(
+        held.c.queue, held.c.task, key
+    )
 
 
 def due_of_queues(names: Sequence[str], *, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:

@@ -46,6 +46,7 @@ def list_workers(*, job: type[JobMixin] = Job, worker: type[WorkerRow] = WorkerR
         worker.memory,
         worker.loop_lag,
         worker.pressure,
+        worker.drain_requested_at,
         worker.started_at,
         worker.seen_at,
         cast(started, Float).label("age"),

@@ -22,6 +22,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     bindparam,
+    case,
     cast,
     column,
     func,
@@ -41,6 +42,7 @@ __all__ = [
     "array",
     "epoch",
     "epoch_of",
+    "in_calendar",
     "in_seconds",
     "lock_in_order",
     "members",
@@ -56,6 +58,8 @@ FIRST_ID = -(2**63)
 FIRST_TIME = -math.inf
 
 _EPOCH = literal_column("'epoch'", Text)
+_FIRST_DAY = literal_column("timestamptz '0001-01-02 00:00+00'", DateTime(timezone=True))  # in whatever zone
+_LAST_DAY = literal_column("timestamptz '9999-12-30 00:00+00'", DateTime(timezone=True))
 _SECOND = literal_column("interval '1 second'", Interval)
 
 
@@ -145,6 +149,11 @@ def epoch(time: ColumnElement[Any]) -> ColumnElement[float]:
 def epoch_of(time: KeyedColumnElement[Any]) -> ColumnElement[float]:
     """The same of a column, under its name."""
     return epoch(time).label(time.key)
+
+
+def in_calendar(time: ColumnElement[Any]) -> ColumnElement[Any]:
+    """A time that Python can hold: its first or last one in place of those outside, infinity among them."""
+    return case((time < _FIRST_DAY, _FIRST_DAY), (time > _LAST_DAY, _LAST_DAY), else_=time)
 
 
 def lock_in_order(

@@ -159,13 +159,14 @@ def sum_stats(
     queues: Collection[str] = (),
     tasks: Collection[str] = (),
     step: timedelta | None = None,
+    values: Collection[str] = (),
     stat: type[Stat] = Stat,
 ) -> Executable:
     """What jobs came to since then: a row for each combination of `by`, in order; without `by`, one row.
 
     The columns of `by`; completed, retried, failed, cancelled, snoozed, released, rescued, lost; run_seconds, wait_seconds; runs and
     waits, arrays by the buckets of `sa_jobqueue.histogram`. `queues`, `tasks`: only these. `step`: a row for each such time as well, with
-    the column `at`, when it began, and in its order. The last 7 days are counted by the minute, what is older by the hour.
+    the column `at`, when it began, and in its order. `values`: only these of the sums; all, unless it is said. The last 7 days are counted by the minute, what is older by the hour.
     """
     table = table_of(stat)
     columns = table.c
@@ -175,7 +176,8 @@ def sum_stats(
         start = func.date_bin(apart, columns.at, literal_column("timestamptz 'epoch'"))
         keys.insert(0, start.label("at"))
     begin = func.date_trunc(literal_column("'minute'"), in_seconds(-since.total_seconds(), name="since_seconds"))
-    query = select(*keys, *_sums(table)).where(
+    sums = [one for one in _sums(table) if not values or one.key in values]
+    query = select(*keys, *sums).where(
         columns.seconds.in_([literal_column(str(MINUTE)), literal_column(str(HOUR))]), columns.at >= begin
     )
     if queues:

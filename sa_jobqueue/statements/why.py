@@ -55,7 +55,7 @@ from ..models import (
     status_literal,
 )
 from .beside import with_companions
-from .parts import in_seconds, table_of
+from .parts import in_calendar, in_seconds, table_of
 
 __all__ = ["why_waiting"]
 
@@ -221,6 +221,8 @@ def _scopes(asked: CTE, limits: Table, keys: Table, states: Table) -> CTE:
 def _row(place: int, what: str, scope: CTE | None = None, /, **details: ColumnElement[Any]) -> Select[Any]:
     """The columns of a reason; those that are not given are NULL."""
     of = [cast(null(), Text).label(name) if scope is None else scope.c[name] for name in ("owner", "name", "key")]
+    if (until := details.get("until")) is not None:
+        details["until"] = in_calendar(until)
     said = [details.get(name, cast(null(), kind)).label(name) for name, kind in _DETAILS.items()]
     number: Label[int] = literal_column(str(place), Integer).label("place")
     return select(number, *of, literal_column(f"'{what}'", Text).label("what"), *said)

@@ -8,15 +8,28 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import BigInteger, Executable, cast, column, delete, func, select, table
+from sqlalchemy import (
+    BigInteger,
+    ColumnExpressionArgument,
+    Executable,
+    cast,
+    column,
+    delete,
+    func,
+    select,
+    table,
+    update,
+)
 from sqlalchemy.dialects.postgresql import UUID, insert
 
-from ..models import LimitRow, Schedule, WorkerRow
+from ..models import Job, JobMixin, LimitRow, Schedule, WorkerRow
+from .admin import UNSYNCHRONIZED, check_criteria
+from .beside import with_companions
 from .declared_limits import are_undeclared
 from .parts import array, epoch
 from .schedules import next_look
 
-__all__ = ["end_backend", "enrol_worker", "forget_workers", "places_of", "remove_worker"]
+__all__ = ["drain_workers", "end_backend", "enrol_worker", "forget_workers", "places_of", "remove_worker"]
 
 
 def enrol_worker(
@@ -44,7 +57,8 @@ def enrol_worker(
     `lease`, `loop_lag`: seconds. `memory`: bytes. `tasks`, `pressure`, `skipped`: see `WorkerRow`.
 
     Returns the seconds until a schedule is due, or NULL: it costs a worker no statement to know that there is none. The time by the
-    database's clock, in seconds since 1970. And whether there are limits that no code has declared for `undeclared_for`.
+    database's clock, in seconds since 1970. Whether there are limits that no code has declared for `undeclared_for`. And whether an
+    operator asks this worker to drain.
     """
     changing = {"memory": memory, "loop_lag": loop_lag, "pressure": pressure, "skipped": skipped}
     row = insert(worker).values(
@@ -55,12 +69,40 @@ def enrol_worker(
         next_look(schedule=schedule).scalar_subquery().label("next_look"),
         epoch(func.clock_timestamp()).label("clock"),
         are_undeclared(after=undeclared_for, limit=limit).label("undeclared"),
+        worker.drain_requested_at.is_not(None).label("drains"),
     )
 
 
 def remove_worker(id: uuid.UUID, *, worker: type[WorkerRow] = WorkerRow) -> Executable:
     """Delete the row of a worker process that leaves."""
     return delete(worker).where(worker.id == id)
+
+
+@with_companions
+def drain_workers(
+    *where: ColumnExpressionArgument[bool], job: type[JobMixin] = Job, worker: type[WorkerRow] = WorkerRow
+) -> Executable:
+    """Ask worker processes to drain, as SIGTERM does: they claim no more, let running jobs finish, and end. Returns their ids.
+
+    >>> from sa_jobqueue.models import WorkerRow
+    >>> statement = drain_workers(WorkerRow.host == "web-1")
+
+    A worker hears of it when it next renews its row: within a third of its lease, and 20 s at most. Whether another process takes its
+    place is for what has started it. One that was asked before is not returned.
+    """
+    if not where:
+        raise ValueError(
+            "say which workers: drain_workers(WorkerRow.host == 'web-1'), or drain_workers(true()) for all of them"
+        )
+    check_criteria("drain_workers", where)
+    chosen = select(worker.id).where(worker.drain_requested_at.is_(None), *where).order_by(worker.id).with_for_update()
+    return (
+        update(worker)
+        .where(worker.id.in_(chosen))
+        .values(drain_requested_at=func.now())
+        .returning(worker.id)
+        .execution_options(**UNSYNCHRONIZED)
+    )
 
 
 def forget_workers(*, unseen_for: timedelta, worker: type[WorkerRow] = WorkerRow) -> Executable:

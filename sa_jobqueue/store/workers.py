@@ -30,11 +30,11 @@ class Workers(OfTables):
         concurrency: int,
         version: str,
         **more: Any,
-    ) -> tuple[float | None, float, bool]:
+    ) -> tuple[float | None, float, bool, bool]:
         """Write this worker process down; also after its row was pruned while it was away. `more`: as for `enrol_worker`.
 
-        Returns the seconds until a schedule is due, None if there is none; the database's time, in seconds since 1970; and whether
-        there are limits that no code declares any more.
+        Returns the seconds until a schedule is due, None if there is none; the database's time, in seconds since 1970; whether
+        there are limits that no code declares any more; and whether this worker is asked to drain.
         """
         row = connection.execute(
             enrol_worker(
@@ -43,7 +43,7 @@ class Workers(OfTables):
                 limit=self.tables.limit,
             )
         ).one()  # fmt: skip
-        return row.next_look, row.clock, row.undeclared
+        return row.next_look, row.clock, row.undeclared, row.drains
 
     def forget_workers(self, connection: Connection, *, unseen_for: timedelta) -> int:
         """Strike off the workers that have not been seen for `unseen_for`; how many they were."""

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction
 
 from ..errors import JobQueueError
-from ..models import SCHEMA, Job
+from ..models import Job, job_schemas
 from .sides import AsyncSide, Side, SyncSide, connection_of, own_session
 
 __all__ = ["Effects", "RowChange", "effects"]
@@ -91,8 +91,8 @@ def effects(session: Side) -> Any:
 
     `with effects(session) as rows:`, or `async with` for an `AsyncSession`. In the block `drain` or `work_one` run jobs, or the test calls a handler.
 
-    It sees what the database saw: triggers, cascades and plain SQL as well. Of the queue's own tables it shows the jobs that were
-    enqueued. Tables of up to 100,000 rows are compared.
+    It sees what the database saw: triggers, cascades and plain SQL as well. Of the queue's own tables, and of job tables of
+    your own, it shows the jobs that were enqueued. Tables of up to 100,000 rows are compared.
 
     Raises JobQueueError if the session's transaction was ended in the block, or a table is larger.
     """
@@ -149,9 +149,9 @@ class _Looking:
         shown = [one for one in relations if one.is_shown(self._connection)]
         after = [one.rows(self._connection) for one in shown]
         self._savepoint.rollback()
-        ours = _our_schema(self._connection)
+        ours = _our_schemas(self._connection)
         for one, rows in zip(shown, after, strict=True):
-            self.found += one.compared(one.rows(self._connection), rows, jobs=one.schema == ours)
+            self.found += one.compared(one.rows(self._connection), rows, jobs=one.schema in ours)
 
 
 class _Relation(NamedTuple):
@@ -163,7 +163,7 @@ class _Relation(NamedTuple):
 
     def is_shown(self, connection: Connection) -> bool:
         """Whether it is the application's, or has jobs."""
-        return self.schema != _our_schema(connection) or self.name == Job.__tablename__
+        return self.schema not in _our_schemas(connection) or self.name == Job.__tablename__
 
     def rows(self, connection: Connection) -> _Rows:
         """All rows as plain JSON, by their primary key; without one, by themselves and a number."""
@@ -199,7 +199,7 @@ def _touched(connection: Connection) -> dict[_Relation, int]:
     return {_Relation(*row[:3]): row.times for row in connection.execute(_TOUCHED)}
 
 
-def _our_schema(connection: Connection) -> str | None:
+def _our_schemas(connection: Connection) -> set[str]:
+    """The schemas that have jobs, the package's and the application's own."""
     translated = connection.get_execution_options().get("schema_translate_map") or {}
-    schema: str | None = translated.get(SCHEMA, SCHEMA)
-    return schema
+    return {translated.get(one, one) for one in job_schemas()}

@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 from typing import Any, TypeAlias, cast, overload
 
 from pydantic_core import to_json
-from sqlalchemy import Select, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, inspect, select
+from sqlalchemy.orm import InstanceState, Session
 
 from ..errors import PayloadError
 from ..models import Job
-from ..objects import About, Reference, Subject
+from ..objects import About, Reference, Subject, is_same, named_anything
 from ..options import Options
 from ..payload import load
 from ..tasks import AnyTask, Task, TaskName, default_registry
@@ -47,7 +47,7 @@ def assert_enqueued(session: Side, task: _Named, /, **partial: Any) -> Any:
     """Assert that a job of `task` is enqueued, and return it; of several, the oldest.
 
     `session`: it is flushed before; of an `AsyncSession` the call is awaited. `partial`: arguments of the job, all or some, compared
-    by == with what the handler would get. Options that differ from those of the task are compared, too:
+    by == with what the handler would get, and objects by their keys. Options that differ from those of the task are compared, too:
     `assert_enqueued(session, send.options(queue="mail", delay=60), order_id=7)`. What has ended is not enqueued. Jobs of a class of your own
     are found by the registry of the task, and `columns` are compared, too.
 
@@ -98,7 +98,7 @@ class _Wanted:
         self.job: type[Job] = registry.job
 
     def __str__(self) -> str:
-        given = [f"{name}={value!r}" for name, value in self.partial.items()]
+        given = [f"{name}={_named_value(value)}" for name, value in self.partial.items()]
         options = [f"{name}={_shown(value)}" for name, value in self._options.items()]
         return f"{self.name}({', '.join(given)})" + (f" with {', '.join(options)}" if options else "")
 
@@ -106,7 +106,9 @@ class _Wanted:
         """How the job differs from what is wanted."""
         args = self._args(job)
         found = [
-            f"{name}={args[name]!r}, not {value!r}" if name in args else f"no {name}, instead of {value!r}"
+            f"{name}={args[name]!r}, not {_named_value(value)}"
+            if name in args
+            else f"no {name}, instead of {_named_value(value)}"
             for name, value in self.partial.items()
             if name not in args or not _equal(args[name], value)
         ]
@@ -125,6 +127,13 @@ class _Wanted:
         except PayloadError:
             return job.args
         return {**job.args, **dict(zip(self._task.parameters.positional, args, strict=False)), **kwargs}
+
+
+def _named_value(value: Any) -> str:
+    """A value for a message; objects by their class and key."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_named_value, value))}]"
+    return named_anything(value) if isinstance(inspect(value, raiseerr=False), InstanceState) else repr(value)
 
 
 def _changed(task: AnyTask | TaskName) -> Iterator[tuple[str, Any]]:
@@ -183,7 +192,7 @@ def _same(of_job: Any, wanted: Any) -> bool:
 
 def _equal(one: Any, other: Any) -> bool:
     try:
-        return bool(one == other)
+        return is_same(one, other)
     except Exception:  # an __eq__ whose answer is no bool
         return False
 

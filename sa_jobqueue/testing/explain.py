@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from ..explain import Crew, look, reasons_of
-from ..models import Job, JobMixin
+from ..models import JobMixin
 from ..reasons import WaitReason
 from ..tasks import Registry, default_registry
 from .sides import AsyncSide, Side, SyncSide, connection_of, on
@@ -75,7 +75,7 @@ def explain(
     *,
     queues: Collection[str] | None = None,
     registry: Registry = default_registry,
-    job: type[JobMixin] = Job,
+    job: type[JobMixin] | None = None,
 ) -> Explanation: ...
 @overload
 def explain(
@@ -83,16 +83,18 @@ def explain(
     *,
     queues: Collection[str] | None = None,
     registry: Registry = default_registry,
-    job: type[JobMixin] = Job,
+    job: type[JobMixin] | None = None,
 ) -> Coroutine[Any, Any, Explanation]: ...
 def explain(
     session: Side,
     *,
     queues: Collection[str] | None = None,
     registry: Registry = default_registry,
-    job: type[JobMixin] = Job,
+    job: type[JobMixin] | None = None,
 ) -> Any:
     """Why `drain`, with the same arguments, does not run what waits. Of an `AsyncSession` the call is awaited.
+
+    `job`: the class of the jobs, if it is not the registry's.
 
     The reasons: it is due later, or its retry is; its queue is not among `queues`; the registry does not know its task; its queue, task
     or key is paused or at a limit; another connection has it locked; it is running.
@@ -100,7 +102,7 @@ def explain(
 
     def work(session: Session) -> Explanation:
         session.flush()
-        return explain_in(session, queues=queues, registry=registry, job=job)
+        return explain_in(session, queues=queues, registry=registry, job=job or registry.job)
 
     return on(session, work)
 

@@ -61,7 +61,7 @@ class JobQueue(Generic[S_co]):
     ) -> Coroutine[Any, Any, Job]: ...
     def assert_enqueued(self: JobQueue[Any], task: AnyTask | TaskName | str, /, **partial: Any) -> Any:
         """Assert that such a job is enqueued: see `assert_enqueued`."""
-        return assert_enqueued(self.session, task, **partial)
+        return assert_enqueued(self.session, self._known(task), **partial)
 
     @overload
     def assert_not_enqueued(self: JobQueue[SyncSide], task: AnyTask | TaskName | str, /, **partial: Any) -> None: ...
@@ -71,7 +71,7 @@ class JobQueue(Generic[S_co]):
     ) -> Coroutine[Any, Any, None]: ...
     def assert_not_enqueued(self: JobQueue[Any], task: AnyTask | TaskName | str, /, **partial: Any) -> Any:
         """Assert that no such job is: see `assert_not_enqueued`."""
-        return assert_not_enqueued(self.session, task, **partial)
+        return assert_not_enqueued(self.session, self._known(task), **partial)
 
     @overload
     def enqueued(self: JobQueue[SyncSide], task: AnyTask | TaskName | str, /, **partial: Any) -> list[Job]: ...
@@ -81,7 +81,7 @@ class JobQueue(Generic[S_co]):
     ) -> Coroutine[Any, Any, list[Job]]: ...
     def enqueued(self: JobQueue[Any], task: AnyTask | TaskName | str, /, **partial: Any) -> Any:
         """The jobs that are: see `enqueued`."""
-        return enqueued(self.session, task, **partial)
+        return enqueued(self.session, self._known(task), **partial)
 
     @overload
     def move_clock(self: JobQueue[SyncSide], by: Duration) -> None: ...
@@ -89,7 +89,7 @@ class JobQueue(Generic[S_co]):
     def move_clock(self: JobQueue[AsyncSide], by: Duration) -> Coroutine[Any, Any, None]: ...
     def move_clock(self: JobQueue[Any], by: Duration) -> Any:
         """Let time pass: see `move_clock`."""
-        return move_clock(self.session, by)
+        return move_clock(self.session, by, job=self.registry.job)
 
     @overload
     def explain(self: JobQueue[SyncSide]) -> Explanation: ...
@@ -106,3 +106,7 @@ class JobQueue(Generic[S_co]):
     def effects(self: JobQueue[Any]) -> Any:
         """What is written in the block, and then undone: see `effects`."""
         return effects(self.session)
+
+    def _known(self, task: AnyTask | TaskName | str) -> AnyTask | TaskName | str:
+        """The task of this registry, if it is given by its name."""
+        return (self.registry.get(task) or task) if isinstance(task, str) else task

@@ -7,13 +7,16 @@ from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, inspect
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import Mapper, Session, scoped_session
 
 from ..models import JobMixin
 
 __all__ = ["AsyncSide", "Side", "SyncSide", "connection_of", "is_async", "on", "own_session", "see_again"]
 
 T = TypeVar("T")
+
+#: Relationships that are not loaded when they are asked for.
+_NOT_LAZY = ("raise", "raise_on_sql", "noload", "write_only", "dynamic")
 
 SyncSide: TypeAlias = Session | scoped_session[Any]
 """A session whose answer comes at once."""
@@ -53,8 +56,19 @@ def see_again(session: Session, *, at_once: bool) -> None:
     if not at_once:
         session.expire_all()
         return
-    known: list[Any] = list(session.identity_map.values())
+    known = [(one, _loaded_beside(one)) for one in session.identity_map.values()]
     session.expire_all()
-    for one in known:
+    for one, _ in known:
         if session.get(type(one), inspect(one).identity, populate_existing=True) is None:
             session.expunge(one)  # a row that was deleted
+    for one, beside in known:
+        if beside and one in session:
+            session.refresh(one, beside)
+
+
+def _loaded_beside(one: Any) -> list[str]:
+    """The relationships and deferred columns that are loaded: they are not read with the row."""
+    mapper: Mapper[Any] = inspect(one).mapper
+    found = [of.key for of in mapper.relationships if of.lazy not in _NOT_LAZY]
+    found += [of.key for of in mapper.column_attrs if of.deferred]
+    return [name for name in found if name in vars(one)]

@@ -70,6 +70,8 @@ logger = get_logger(__name__)
 _FLUSH, _LAST_CHORE = 10.0, 2.0
 #: The text that comes back may have this many times the bytes that `enqueue()` sent: `1e308` has 309 digits.
 _UNFOLDS = 64
+#: Seconds between two writes of the worker's row because of jobs that its claims skip.
+_APART = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,8 @@ class Services:
     """The parts for one `serve()`; made on the event loop that runs async handlers.
 
     `tally`: where to count. `leaving()`: whether all tasks of the loop are being cancelled. `idle()` is called when nothing is
-    due any more; `hopeless()`, on the watchdog's thread, while the event loop stays blocked past a timeout.
+    due any more; `drain()`, on the maintenance thread, when an operator asks for it; `hopeless()`, on the watchdog's thread, while the
+    event loop stays blocked past a timeout.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class Services:
         *,
         leaving: Callable[[], bool],
         idle: Callable[[], None] | None,
+        drain: Callable[[], None],
         hopeless: Callable[[], None],
     ) -> None:
         engines, settings, store = spec.engines, spec.settings, spec.store
@@ -187,6 +191,7 @@ class Services:
             tally=tally,
             next_look=self.ticks.hear,
             undeclared=self.limits.hear,
+            drain=drain,
         )
         self.claimer.skipped.changed = self._skipped_some
         pressure = WatchPressure(connector, self.governor, hold_back=self.claimer.hold_back, tell=presence.hasten)
@@ -325,8 +330,8 @@ class Services:
         }
 
     def _skipped_some(self) -> None:
-        """Operators are to see it soon."""
-        self._presence.hasten()
+        """Operators are to see it soon; but each job alone is not worth a write."""
+        self._presence.hasten(apart=_APART)
         self.maintenance.wake()
 
     def _call(self, slots: Slots, kind: Kind) -> None:

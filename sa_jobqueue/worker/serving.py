@@ -68,6 +68,7 @@ class Serving:
             tally,
             leaving=self._leaving,
             idle=self.stop if until_idle else None,
+            drain=self.stop,
             hopeless=self._end_hopeless,
         )
 

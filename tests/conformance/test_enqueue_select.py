@@ -27,6 +27,7 @@ from sqlalchemy import (
     func,
     insert,
     literal,
+    null,
     select,
     text,
     union_all,
@@ -63,6 +64,14 @@ class Order(Base):
 
 @task(queue="mail", registry=registry)
 def remind(order_id: int, note: str | None = None) -> None: ...
+
+
+@task(registry=registry)
+def ship(order: Order, note: str) -> None: ...
+
+
+@task(registry=registry)
+def maybe(order: Order | None) -> None: ...
 
 
 @task(registry=registry)
@@ -164,6 +173,29 @@ async def test_options_may_differ_from_row_to_row(client: Client, application: E
     assert [(job.key, job.units) for job in jobs] == [("acme", 9), ("acme", 2), ("none", 1)]
     assert {job.deadline_at - job.created_at for job in jobs if job.deadline_at} == {timedelta(seconds=90)}
     assert [job.expires_at - job.run_at for job in jobs if job.expires_at] == [timedelta(days=1)] * 3
+
+
+async def test_a_key_is_an_object(client: Client, application: Engine) -> None:
+    """Of a handler that takes the mapped class; what it is about is the row, as with `enqueue`."""
+    with Session(application) as session:
+        orders = session.scalars(select(Order).order_by(Order.id)).all()
+        wanted = [(job.args, job.subject) for job in (enqueue(ship, order, "now") for order in orders)]
+    rows = select(Order.id, literal("now")).order_by(Order.id)
+    async with client.open() as unit:
+        for named in (ship, ship.options(subject=False), ship.options(unique=Unique(by=("order",)))):
+            await settle(unit.execute(enqueue_select(named, rows)))
+        nothing = select(cast(null(), Integer).label("order"))
+        await settle(unit.execute(enqueue_select(maybe, nothing)))
+        await settle(unit.commit())
+
+    jobs = jobs_in(application)
+    assert [(job.args, job.subject) for job in jobs[:3]] == wanted
+    assert [(job.args, job.subject) for job in jobs[3:6]] == [(args, None) for args, _ in wanted]
+    assert [(job.args, job.subject) for job in jobs[6:9]] == wanted
+    assert [job.unique_key for job in jobs[6:9]] == [
+        enqueue(ship.options(unique=Unique(by=("order",))), order, "x").unique_key for order in orders
+    ]
+    assert [(job.args, job.subject) for job in jobs[9:]] == [({"order": None}, None)]
 
 
 @pytest.mark.parametrize("delay", [cast(literal("1 hour"), Interval), literal(3600), literal(3600.0)])

@@ -66,6 +66,22 @@ def test_what_a_row_says_is_text(engine: Engine, hostile: int, page: Any) -> Non
         assert "<script>alert" not in answer.text
 
 
+@pytest.mark.parametrize("path", ["/jobs", "/errors", "/jobs/{id}", "/jobs/{id}/edit"])
+@pytest.mark.parametrize("time", ["infinity", "-infinity"])
+def test_times_that_no_clock_shows_hide_nothing(engine: Engine, path: str, time: str) -> None:
+    with engine.begin() as connection:
+        names = ("created_at", "run_at", "claimed_at", "finished_at", "purge_at", "expires_at")
+        id = make_job(connection, "failed", **dict.fromkeys(names, time))
+    assert "a_task" in Viewer(engine).see(path.format(id=id)).text
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/errors", "/find"])
+@pytest.mark.parametrize("name", ["task", "queue", "group", "q", "key", "\0"])
+def test_a_nul_is_refused(engine: Engine, path: str, name: str) -> None:
+    """PostgreSQL has no such text."""
+    assert Viewer(engine).get(path, **{name: "a\0b", "task": "\0"}).status_code == 400
+
+
 @pytest.mark.parametrize(
     "name", ["task", "queue", "tag", "key", "error", "subject", "status", "args", "before", "newer_than", "did", "n"]
 )

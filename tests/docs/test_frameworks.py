@@ -123,6 +123,13 @@ def test_the_applications_answer_as_the_page_says(engine: Engine, there: dict[st
         ports = {name: port for name, (port, _) in served.items()}
         jobs = check(ports, engine, *WITH_TASKS)
 
+        for name in ("fastapi_shop", "flask_shop"):
+            assert f'href="/ops/jobs/{jobs[name]}"' in fetch(ports[name], "/ops/jobs")
+            page = fetch(ports[name], f"/ops/jobs/{jobs[name]}")
+            assert "has completed" in page
+            assert "/act/" not in page  # Access.READ
+            assert "--paper" in fetch(ports[name], "/ops/static/app.css")
+
         board = fetch(ports["shop_admin"], "/admin/job/list")
         for name, id in jobs.items():
             assert f"/admin/job/details/{id}" in board

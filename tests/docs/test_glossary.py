@@ -14,10 +14,14 @@ from tests.support.commands import ROOT
 PAGE = ROOT / "docs" / "glossary.md"
 #: Words that mean here what they mean everywhere.
 PLAIN = {
+    "action",
     "add",
     "apply",
     "async",
+    "copy",
     "count",
+    "criteria",
+    "edit",
     "error",
     "every",
     "expired",
@@ -30,6 +34,7 @@ PLAIN = {
     "of",
     "policy",
     "read",
+    "record",
     "relationship",
     "remove",
     "select",

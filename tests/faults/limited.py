@@ -20,13 +20,14 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, NamedTuple, Self
 
 import psycopg
 from sqlalchemy import Engine, create_engine, insert, text
 
 from sa_jobqueue import AsyncJobContext, JobContext, Registry, RetryPolicy, Snooze, task
+from tests.faults.clock import ServerClock
 from tests.support import pooler
 from tests.support.commands import Command, start_command
 from tests.support.databases import connect
@@ -34,13 +35,15 @@ from tests.support.factory import TABLE
 from tests.support.limits import key, limit, no_limit, rate
 from tests.support.waiting import wait_until
 
-__all__ = ["LEASE", "Load", "Look", "above_limits", "above_rates", "registry"]
+__all__ = ["LEASE", "STEP", "Load", "Look", "above_limits", "above_rates", "registry"]
 
 LEASE = 2.0
 WORKERS = 3
 KEYS = [f"k{n}" for n in range(12)]
 #: Of the queue "rated": starts a second, and at once.
 RATE, BURST = 20, 3
+#: Seconds by which a clock steps, ahead and back.
+STEP = 3.0
 #: The same for each of its keys.
 KEY_RATE, KEY_BURST = 5, 2
 #: Seconds between the statement that sets a limit and the moment from which all claims know it, at most.
@@ -185,13 +188,22 @@ _LOOK = """
 class Load:
     """Workers, producers, an operator, and the auditor. `app`: where the workers' tasks are.
 
-    Behind a pooler only the workers are; the auditor is not.
+    Behind a pooler only the workers are; the auditor is not. `clock`: of a server whose clock is to step meanwhile; then nobody changes a
+    limit, and no rate is judged, for both are looked at by their times.
     """
 
     def __init__(
-        self, url: str, *, seed: int = 0, app: str = "tests.faults.limited:registry", workers: int = WORKERS
+        self,
+        url: str,
+        *,
+        seed: int = 0,
+        app: str = "tests.faults.limited:registry",
+        workers: int = WORKERS,
+        clock: ServerClock | None = None,
     ) -> None:
         self.url, self._workers_url, self._app, self._number = pooler.direct(url), url, app, workers
+        self._clock = clock
+        self.steps = 0
         self.random = random.Random(seed)
         self.findings: list[str] = []
         self.looks = 0
@@ -200,6 +212,8 @@ class Load:
         self.committed: set[int] = set()
         self.emptied_in = 0.0
         """Seconds from the end of all trouble until nothing was left."""
+        self.longest_pause = 0.0
+        """Of that time, the longest in which no job was started."""
         self.left = 0
         """Jobs that had not ended then."""
         self._looks: list[Look] = []
@@ -262,13 +276,15 @@ class Load:
         """Let everything happen for so long."""
         for run in (self._produce, self._produce, self._operate, self._cancel, self._kill):
             self._start(run, self._stop)
+        if self._clock is not None:
+            self._start(self._step, self._stop)
         self._start(self._look, self._end)
         self._stop.wait(seconds)
         self._stop.set()
 
     def finish(self, patience: float = 60.0) -> None:
         """Let the workers end everything, and audit what was seen."""
-        for thread in self._threads[:5]:
+        for thread in self._threads[:-1]:
             thread.join()
         self.say("queue", "default", 5, paused_at=None)
         self.say("task", NAMES["few"], 2, paused_at=None)
@@ -286,16 +302,31 @@ class Load:
                     or 0
                 )
 
+        began = self._now()
         self.left = left()
         with suppress(AssertionError):
             wait_until(lambda: left() == 0, patience + self.left / 10)
         self.emptied_in = time.monotonic() - begun
+        moments = [began, *self._starts_since(began), self._now()]
+        self.longest_pause = max(later - one for one, later in pairwise(moments))
         if number := left():
             self.findings.append(f"{number} jobs came to no end: a permit was lost, or a key starves")
         self._end.set()
         for thread in self._threads:
             thread.join()
         self._audit()
+
+    def _now(self) -> float:
+        """The database's time, as `audit.start` has it."""
+        with self._engine.connect() as connection:
+            return float(connection.scalar(text("SELECT extract(epoch FROM clock_timestamp())")) or 0)
+
+    def _starts_since(self, moment: float) -> list[float]:
+        query = text(
+            "SELECT extract(epoch FROM at)::float8 AS at FROM audit.start WHERE at > to_timestamp(:since) ORDER BY 1"
+        )
+        with self._engine.connect() as connection:
+            return list(connection.scalars(query, {"since": moment}))
 
     def _start(self, run: Callable[[random.Random], None], end: threading.Event) -> None:
         own = random.Random(self.random.random())
@@ -342,7 +373,7 @@ class Load:
 
     def _operate(self, own: random.Random) -> None:
         """Change a limit, pause and resume."""
-        what = own.randrange(5)
+        what = own.randrange(5) if self._clock is None else own.randrange(2, 5)
         if what == 0:
             self.say("queue", "default", own.choice([2, 3, 5, 8]))
         elif what == 1:
@@ -385,8 +416,17 @@ class Load:
         self.kills += 1
         self._commands[place] = self._worker()
 
+    def _step(self, own: random.Random) -> None:
+        """Set the server's clock."""
+        assert self._clock is not None
+        self._stop.wait(own.uniform(0.5, 2.0))
+        self._clock.step(own.choice([-STEP, 0.0, STEP]))
+        self.steps += 1
+
     def _note(self, command: Command) -> None:
         for line in command.output.splitlines():
+            if self._clock is not None and "lock timeout" in line:
+                continue  # the server measures that by the clock which steps
             if any(
                 word in line
                 for word in ("cannot be claimed", "second_witness", "deadlock", "Traceback", "refuses what")
@@ -419,6 +459,8 @@ class Load:
             for at, units, of in starts:
                 if of is not None and of >= "\x02":
                     by_key[of].append((at, units))
+            if self._clock is not None:
+                starts, by_key = [], {}
             self.findings += list(above_rates([(at, units) for at, units, _ in starts], RATE + BURST, 1.0))[:5]
             self.findings += list(above_rates([(at, units) for at, units, _ in starts], RATE // 4 + BURST, 0.25))[:5]
             for of, found in by_key.items():
@@ -446,5 +488,5 @@ class Load:
         keys = max((n for (owner, _), n in self.most.items() if owner == "key"), default=0)
         return (
             f"{self.kills} kills, {self.looks} looks, {len(self.committed)} jobs, at most {most}, {keys} of a key, "
-            f"{self.left} left, emptied in {self.emptied_in:.1f} s, pid {os.getpid()}"
+            f"{self.left} left, emptied in {self.emptied_in:.1f} s, at most {self.longest_pause:.1f} s without a start, pid {os.getpid()}"
         )

@@ -122,11 +122,19 @@ class Server:
     data: Path
     port: int
     guard: Guard
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of the server's programs, besides what they need."""
     _process: subprocess.Popen[bytes] | None = field(default=None)
 
     @classmethod
     def make(
-        cls, folder: Path, guard: Guard, settings: Mapping[str, str] = NO_SETTINGS, *, pg: int | None = None
+        cls,
+        folder: Path,
+        guard: Guard,
+        settings: Mapping[str, str] = NO_SETTINGS,
+        *,
+        pg: int | None = None,
+        environment: Mapping[str, str] = NO_SETTINGS,
     ) -> Server:
         """A new cluster below `folder`, which others must be able to enter (root's server is another user's).
 
@@ -135,7 +143,7 @@ class Server:
         programs = keeper.server_of(keeper.choose_version(pg or keeper.EMBEDDED_VERSIONS[0]), folder, {"fsync": "off"})
         programs.directory.mkdir(exist_ok=True, mode=0o755)
         prepare(programs)
-        server = cls(programs, programs.data, free_port(), guard)
+        server = cls(programs, programs.data, free_port(), guard, environment)
         server._write_settings(settings)
         return server
 
@@ -253,7 +261,7 @@ class Server:
             return subprocess.Popen(
                 [str(programs_of(self.programs) / program), *arguments],
                 cwd=self.data.parent,
-                env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
+                env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC", **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

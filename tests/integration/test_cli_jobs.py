@@ -424,6 +424,22 @@ def test_workers_shows_which_worker_is_held_back_and_why(engine: Engine, url: st
     assert f"web-1:7 is held back: {reason}" in shown.stderr
 
 
+def test_workers_are_asked_to_drain_by_host_and_process_or_by_host(engine: Engine, url: str) -> None:
+    """Each once; the others are left. `workers` shows which drain."""
+    common = {"queues": ["mail"], "concurrency": 4, "version": "1"}
+    with engine.begin() as connection:
+        for number, (host, pid) in enumerate([("web-1", 7), ("web-1", 8), ("web-2", 7), ("web:3", 7)], 1):
+            connection.execute(insert(WorkerRow).values(id=uuid.UUID(int=number), host=host, pid=pid, **common))
+    assert output("drain", "web-1:7", url=url) == "asked 1 worker to drain\n"
+    assert output("drain", "web-1", "web:3:7", url=url) == "asked 2 workers to drain\n"
+    result = invoke("drain", "web-1", "web-2:8", url=url)
+    assert result.exit_code == 1
+    assert "no such worker, or each was asked before" in result.stderr
+    states = {line.split()[0]: line.split()[-1] for line in output("workers", url=url).splitlines()[1:]}
+    assert states == {"web-1:7": "draining", "web-1:8": "draining", "web-2:7": "live", "web:3:7": "draining"}
+    assert as_json("drain", "web-2", url=url) == {"action": "drained", "workers": [str(uuid.UUID(int=3))]}
+
+
 def test_a_worker_with_an_expired_lease_is_stale_for_every_command(engine: Engine, url: str) -> None:
     """However lately it was seen: what one command calls dead, another does not call live."""
     dead = uuid.uuid4()

@@ -57,12 +57,16 @@ def test_an_odd_row_is_shown_and_hides_no_other(engine: Engine, url: str, neighb
     assert json.loads(output("show", "--json", "--", str(id), url=url))["id"] == id
     shown = output("show", "--", str(id), url=url)
     assert shown.startswith(f"job {id} ")
+    reasons = invoke("why", "--", str(id), url=url)
+    assert reasons.exit_code in {0, 1}
+    assert reasons.stdout.startswith(f"job {id} ")
+    assert json.loads(invoke("why", "--json", "--", str(id), url=url).stdout)["job_id"] == id
     assert "neighbour" not in (picture := output("top", "--once", url=url))  # it has not run
     assert all(line.isprintable() for line in picture.splitlines())
     assert "Infinity" not in output("stats", "--json", url=url)
     stats = output("stats", url=url)
     assert invoke("doctor", url=url).exit_code in {0, 1}
-    assert not {"\x1b", "\r", "\x07", "\u202e"} & set(listed + shown + stats)
+    assert not {"\x1b", "\r", "\x07", "\u202e"} & set(listed + shown + stats + reasons.stdout)
 
 
 @pytest.mark.parametrize("place", ["the database", "PGDATESTYLE"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from sqlalchemy import Engine, func, select, text, update
 from sqlalchemy.orm import Session
 
@@ -44,6 +45,25 @@ def test_a_scheduled_job_says_when_and_in_how_long(engine: Engine) -> None:
     assert [one.what for one in found] == ["later"]
     assert "(in 3h 0m), when it is due" in str(found) or "(in 3h 1m), when it is due" in str(found)
     assert not found.needs_help
+
+
+@pytest.mark.parametrize("status", ["queued", "running", "completed", "blocked"])
+@pytest.mark.parametrize("time", ["infinity", "-infinity", "4000-01-01 BC", "20000-01-01"])
+def test_times_that_python_cannot_hold_are_an_answer_too(engine: Engine, time: str, status: str) -> None:
+    """An operator may park a job by `run_at = 'infinity'`."""
+    a_worker(engine, "default")
+    names = ("run_at", "created_at", "claimed_at", "lease_expires_at", "finished_at", "expires_at", "deadline_at")
+    job = add_one(engine, enqueue(A_TASK))
+    with engine.begin() as connection:
+        changes = ", ".join(f"{name} = '{time}'" for name in (*names, "cancel_requested_at"))
+        connection.exec_driver_sql(f"UPDATE sa_jobqueue.job SET status = '{status}', {changes} WHERE id = {job}")
+    found = why(engine, job)
+    assert found.reasons
+    assert str(found)
+    if (status, time) == ("queued", "infinity"):
+        assert found.reasons[0].what == "later"
+        assert found.reasons[0].until is not None
+        assert found.reasons[0].until.year == 9999
 
 
 def test_a_retried_job_says_its_last_error(engine: Engine, url: str, registry: Registry) -> None:
@@ -142,9 +162,13 @@ def test_a_claim_that_the_database_refuses(engine: Engine, url: str, registry: R
         with serving(engine, url, registry, lease=60.0):
             wait_until(lambda: whats(engine, job)[0] == "refused")
             found = why(engine, job)
+            another = add_one(engine, enqueue(quick))
+            wait_until(
+                lambda: whats(engine, another)[0] == "refused", timeout=10
+            )  # otherwise the row is written every 20 s
             with engine.begin() as connection:
                 connection.exec_driver_sql("DROP TRIGGER odd ON sa_jobqueue.job")
-            wait_until(lambda: whats(engine, job) == ["completed"])
+            wait_until(lambda: whats(engine, job) == whats(engine, another) == ["completed"])
             wait_until(lambda: skipped(engine) == [None])
     finally:
         with engine.begin() as connection:

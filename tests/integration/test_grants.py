@@ -8,11 +8,12 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
 from psycopg import sql
-from sqlalchemy import Engine, NullPool, create_engine, func, literal, make_url, select, text, update
+from sqlalchemy import Engine, NullPool, create_engine, func, insert, literal, make_url, select, text, update
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -36,10 +37,12 @@ from sa_jobqueue import (
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.grants import Can, grant_statements
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.models import LimitRow, LimitState
+from sa_jobqueue.models import LimitRow, LimitState, WorkerRow
 from sa_jobqueue.statements import (
     cancel_jobs,
     cancel_workflows,
+    copy_jobs,
+    edit_jobs,
     job_logs,
     list_limits,
     pause,
@@ -492,6 +495,7 @@ def test_a_reader_can_look_and_not_write(make_role: MakeRole, engine: Engine, da
             "DELETE FROM sa_jobqueue.job",
             "SELECT id FROM sa_jobqueue.job FOR UPDATE",
             "DELETE FROM sa_jobqueue.worker",
+            "UPDATE sa_jobqueue.worker SET drain_requested_at = now()",
             "DELETE FROM sa_jobqueue.job_progress",
             "UPDATE sa_jobqueue.job_log SET lines = '[]'",
             "INSERT INTO sa_jobqueue.job_log VALUES (1, 1, now(), 0, 1, '[]')",
@@ -515,7 +519,7 @@ def test_a_role_without_rights_is_told_what_to_grant(make_role: MakeRole) -> Non
 
 
 def test_an_admin_can_look_and_act(make_role: MakeRole, engine: Engine) -> None:
-    """Cancel, retry, discard, release and prune; not enqueue, nor make another job of one, nor touch the schema."""
+    """Cancel, retry, discard, release and prune, edit and copy, and so enqueue; not give a job to another task, nor touch the schema."""
     url = make_role("admin")
     with engine.begin() as connection:
         failed, queued, running = make_job(connection, "failed"), make_job(connection), make_job(connection, "running")
@@ -528,6 +532,10 @@ def test_an_admin_can_look_and_act(make_role: MakeRole, engine: Engine) -> None:
         connection.exec_driver_sql(
             "SELECT setval('sa_jobqueue.gate_limit', (extract(epoch FROM now())::bigint + 60) * 1000)"
         )
+    worker = {"host": "web-1", "pid": 7, "queues": ["mail"], "concurrency": 4, "version": "1"}
+    with engine.begin() as connection:
+        connection.execute(insert(WorkerRow).values(id=uuid4(), **worker))
+    assert output("drain", "web-1:7", url=url) == "asked 1 worker to drain\n"
     own = create_engine(url)
     with own.begin() as connection:
         assert connection.scalars(release_jobs(Job.id == held)).all() == [held]
@@ -538,7 +546,23 @@ def test_an_admin_can_look_and_act(make_role: MakeRole, engine: Engine) -> None:
         failed: "cancelled", queued: "failed", running: "running", held: "queued",
     }  # fmt: skip
     assert job_of(engine, running).cancel_requested_at is not None
-    assert allowed(url, INSERT, *FORGERY, *DDL, "SELECT setval('sa_jobqueue.gate_1', 1)") == []
+    with own.begin() as connection:
+        assert connection.scalars(
+            edit_jobs(Job.id == held, args={"a": 1}, queue="b", priority=1, run_at=timedelta(1))
+        ).all() == [held]
+        ((copy, duplicate_of),) = connection.execute(copy_jobs(Job.id == held)).all()
+    own.dispose()
+    assert (duplicate_of, job_of(engine, copy).args) == (None, {"a": 1})
+    forged = [
+        "UPDATE sa_jobqueue.job SET task = 'other'",
+        "UPDATE sa_jobqueue.job SET max_attempts = 1",
+        "INSERT INTO sa_jobqueue.job (id, task) VALUES (4711, 'a_task')",
+        "INSERT INTO sa_jobqueue.job (task, status) VALUES ('a_task', 'completed')",
+        "UPDATE sa_jobqueue.audit SET who = 'another'",
+        "DELETE FROM sa_jobqueue.audit",
+        "UPDATE sa_jobqueue.worker SET host = 'x'",
+    ]
+    assert allowed(url, *forged, *DDL, "SELECT setval('sa_jobqueue.gate_1', 1)") == []
 
 
 def test_an_admin_acts_on_schedules_and_makes_none(make_role: MakeRole, engine: Engine) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import pytest
@@ -264,6 +266,71 @@ def test_events_of_the_mapper_hear_of_each_insert(tables: Engine) -> None:
         event.remove(Job, "after_insert", note)
 
 
+def test_a_listener_that_enqueues_for_each_new_object(tables: Engine) -> None:
+    """It comes behind ours: then its jobs are completed after the flush, as those to which an object refers."""
+
+    made: list[Job] = []
+
+    def enqueue_for_each(session: Session, *_: Any) -> None:
+        for one in session.new:
+            if isinstance(one, Order):
+                made.append(enqueue(ship, one))
+            elif isinstance(one, Article):
+                made.extend([enqueue(reprice, one), enqueue(ship, stored)])
+        session.add_all(made)
+
+    with Session(tables) as session:
+        session.add(stored := Order())
+        session.commit()
+        event.listen(session, "before_flush", enqueue_for_each)
+        session.add_all([order := Order(), article := Article()])
+        session.commit()
+        arguments = [{"order": order.id}, {"article": {"key": article.id, "version": 1}}, {"order": stored.id}]
+        assert [job.args for job in made] == args_of(tables) == arguments
+        assert [job.subject_id for job in made] == [str(one.id) for one in (order, article, stored)]
+
+        session.add(again := Order())
+        session.flush()
+        job = made[-1]
+        session.rollback()
+        assert set(job.args["order"]) == {"unflushed"}
+        event.remove(session, "before_flush", enqueue_for_each)
+        del again.id  # as SQLAlchemy leaves it
+        vars(job).pop("id", None)
+        session.add_all([again, job])
+        session.commit()
+        assert job.args == {"order": again.id}
+
+
+@pytest.mark.parametrize(
+    "options", ["", ".options(unique=Unique(key='one'))", ".options(expires_in=60, subject=False)"]
+)
+def test_the_first_job_of_a_process_may_be_made_within_a_flush(tables: Engine, options: str) -> None:
+    """By a listener of the application's, which SQLAlchemy calls one after the other."""
+    program = f"""
+import sys
+from sqlalchemy import create_engine, event
+from sqlalchemy.orm import Session
+from sa_jobqueue import Unique, enqueue, task
+from tests.support.orders import Order
+
+@task
+def ship(order: Order) -> None: ...
+
+@event.listens_for(Session, "before_flush")
+def enqueue_for_each(session, *_):
+    session.add_all([enqueue(ship{options}, one) for one in session.new if isinstance(one, Order)])
+
+with Session(create_engine(sys.argv[1])) as session:
+    session.add(Order())
+    session.commit()
+"""
+    url = tables.url.render_as_string(hide_password=False)
+    ran = subprocess.run([sys.executable, "-c", program, url], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert args_of(tables) == [{"order": 1}]
+
+
 def test_another_listener_that_refuses_the_flush(tables: Engine) -> None:
     """The next flush writes what it has set aside."""
 
@@ -282,6 +349,38 @@ def test_another_listener_that_refuses_the_flush(tables: Engine) -> None:
         assert job.args == {"order": order.id}
 
 
+def test_what_was_aside_goes_with_the_session(tables: Engine) -> None:
+    """Closed after such a refusal, it may be used again, and does not write that job."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("not now")
+
+    with Session(tables) as session:
+        event.listen(session, "before_flush", refuse)
+        session.add_all([enqueue(ship, order := Order()), order])
+        with pytest.raises(RuntimeError):
+            session.flush()
+        event.remove(session, "before_flush", refuse)
+        session.close()
+        session.add(Customer())
+        session.commit()
+        session.add_all([enqueue(ship, order := Order()), order])
+        session.commit()
+    assert count(tables, Job, Order, Customer) == [1, 1, 1]
+
+
+def test_a_time_may_be_an_expression(tables: Engine) -> None:
+    """As of any other job; beside jobs with plain ones."""
+    with Session(tables) as session:
+        orders = [Order() for _ in range(3)]
+        jobs = [enqueue(ship, order) for order in orders]
+        for hours in (1, 2):
+            jobs[hours].run_at = func.now() + timedelta(hours=hours)  # type: ignore[assignment]
+        session.add_all([*jobs, *orders])
+        session.flush()
+        assert [job.run_at - job.created_at for job in jobs] == [timedelta(hours=hours) for hours in range(3)]
+
+
 async def test_an_async_session_keeps_what_was_loaded(tables: Engine, async_engine: AsyncEngine) -> None:
     """No attribute has to be loaded after the flush."""
     async with AsyncSession(async_engine, expire_on_commit=False) as session:
@@ -290,6 +389,13 @@ async def test_an_async_session_keeps_what_was_loaded(tables: Engine, async_engi
         session.add_all([job, order])
         await session.commit()
         assert (job.args, job.is_duplicate, job.claims, job.attempt) == ({"order": order.id}, False, 0, 0)
+        columns = [one.key for one in inspect(Job).column_attrs if not one.deferred]
+        plain = enqueue(ship, order)
+        session.add(plain)
+        await session.commit()
+        unlike = ("id", "created_at", "run_at", "args")
+        assert all(getattr(job, name) == getattr(plain, name) for name in columns if name not in unlike)
+        assert (job.key, job.unique_key, job.end.result) == (None, None, None)
 
 
 # ---- what a rollback leaves

@@ -28,8 +28,10 @@ from sa_jobqueue.errors import OptionError, WorkflowError
 from sa_jobqueue.migrations import OwnTable, upgrade_database
 from sa_jobqueue.statements import (
     cancel_jobs,
+    copy_jobs,
     count_jobs,
     discard_jobs,
+    edit_jobs,
     list_limits,
     pause_schedules,
     prune_jobs,
@@ -37,7 +39,7 @@ from sa_jobqueue.statements import (
     set_limit,
     why_waiting,
 )
-from sa_jobqueue.testing import assert_enqueued, assert_not_enqueued, work_one
+from sa_jobqueue.testing import JobQueue, assert_enqueued, assert_not_enqueued, work_one
 from sa_jobqueue.testing import drain as drain_inline
 from tests.support.cli import as_json, invoke, output
 from tests.support.commands import run_command
@@ -207,8 +209,18 @@ def test_statements_find_the_tables_beside_it(engine: Engine) -> None:
         assert session.scalars(retry_jobs(Job.id == mine.id, job=Job)).all() == [mine.id]
         assert session.scalars(discard_jobs(Job.id == mine.id, job=Job)).all() == [mine.id]
         session.commit()
+        assert session.scalars(edit_jobs(Job.id == mine.id, priority=9, job=Job)).all() == [mine.id]
+        mine.tenant, mine.source = Tenant(name="copied"), "by hand"
+        session.commit()
+        ((copy, duplicate_of),) = session.execute(copy_jobs(Job.id == mine.id, job=Job)).all()
+        assert duplicate_of is None
+        made = session.get_one(Job, copy)
+        assert (made.tenant, made.source, made.priority) == (mine.tenant, "by hand", 9)
+        assert session.scalars(select(keys.job_id)).all() == [copy]
+        assert session.scalars(discard_jobs(Job.id == copy, job=Job)).all() == [copy]
+        session.commit()
         assert session.scalars(count_jobs(job=Job)).all()
-        ids = sorted([mine.id, again.id])
+        ids = sorted([mine.id, again.id, copy])
         assert sorted(session.scalars(prune_jobs(Job.id > 0, job=Job)).all()) == ids
         assert session.scalars(select(sa_jobqueue.Job.id)).all() == [other.id]
 
@@ -316,6 +328,29 @@ def test_commands_see_it_by_its_schema(engine: Engine, url: str) -> None:
     assert {name for name, level in levels.items() if level != "ok"} <= {"workers", "queues", "tasks"}, levels
 
 
+def test_a_command_enqueues_it(engine: Engine, url: str) -> None:
+    """With columns of one's own, read as their types; --app names the registry, which says the schema."""
+    app = ("--app", "tests.support.own_jobs:registry")
+    columns = ("--column", "tenant_id=2", "--column", "source=a=b")
+    id = output("enqueue", write_note.name, '{"text": "a"}', *app, *columns, url=url)
+    made = next(one for one in jobs(engine) if one.id == int(id.split()[0]))
+    assert (made.tenant_id, made.source, made.importance) == (2, "a=b", 1)
+    assert as_json("enqueue", fail.name, '{"text": "b"}', *app, "--schema", SCHEMA, url=url)["task"] == fail.name
+    assert len(jobs(engine)) == 2
+    for options, said in (
+        ((*app, "--column", "tenant_id=two"), "--column tenant_id: 'two' is no value of the type"),
+        ((*app, "--column", "tenant_id"), "--column tenant_id: expected NAME=VALUE"),
+        ((*app, "--column", "tenant=1"), "has no column 'tenant' of your own; it has importance, source, tenant_id"),
+        (("--column", "tenant_id=1"), "--column is for a job table of your own: name its registry"),
+    ):
+        refused = invoke("enqueue", write_note.name, '{"text": "a"}', *options, url=url)
+        assert refused.exit_code != 0
+        assert said in " ".join(refused.stderr.split())
+    assert len(jobs(engine)) == 2
+    with Session(engine) as session:
+        assert not session.scalars(select(sa_jobqueue.Job.id)).all()
+
+
 def test_workflows_are_beside_it(engine: Engine, url: str) -> None:
     """Of a class for its schema: members wait for each other, some are added by a handler, and the end calls back."""
     own_workflow, own_batch = Workflow.in_schema_of(Job), Batch.in_schema_of(Job)
@@ -351,6 +386,27 @@ def test_what_is_enqueued_is_found_by_the_tasks_registry(engine: Engine) -> None
             assert_enqueued(session, write_note.options(columns={"tenant_id": 2}))
         assert_not_enqueued(session, fail)
         assert work_one(session, found, registry=registry).outcome == "completed"
+
+
+def test_the_testing_kit_knows_it(engine: Engine) -> None:
+    """The clock moves its times and no others; effects are the jobs that were enqueued, and not what is beside them."""
+    with Session(engine) as session:
+        kit = JobQueue(session, registry=registry)
+        session.add(later := enqueue(write_note.options(delay=3_600, columns={"tenant_id": 1}), "later"))
+        session.add(other := sa_jobqueue.enqueue("other"))
+        session.flush()
+        due = other.run_at
+        assert kit.assert_enqueued(write_note.name, text="later") is later
+        assert "is due in 60 min" in str(kit.explain())
+        kit.move_clock(3_600)
+        assert kit.explain()[0].reason == "is due: drain() would run it"
+        with kit.effects() as rows:
+            session.add(enqueue(write_note.options(unique=Unique()), "unique"))
+            assert kit.drain().outcomes == {"completed": 2}
+        assert {one.table for one in rows} == {"own_note", f"{SCHEMA}.job"}
+        assert [one.kind for one in rows.of(f"{SCHEMA}.job")] == ["insert"]
+        session.expire_all()
+        assert (later.status, other.run_at) == (JobStatus.QUEUED, due)
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
+    MappedAsDataclass,
     Session,
     WriteOnlyMapped,
     aliased,
@@ -427,6 +428,34 @@ def test_another_type_by_name(session: Session) -> None:
     (word,) = add(session, Word(word="a"))
     assert Subject.of(word) == Subject("a.word", "a")
     assert Subject.of(word).identity(Base) == (Word, "a")
+
+
+class Data(MappedAsDataclass, DeclarativeBase):
+    """Its classes are dataclasses."""
+
+
+class Voucher(Data):
+    __tablename__ = "subject_voucher"
+    id: Mapped[int] = mapped_column(init=False, primary_key=True)
+    value: Mapped[int] = mapped_column(default=5)
+    jobs: Mapped[list[Job]] = jobs_relationship(init=False)
+
+
+@task(registry=tasks, name="redeem")
+def redeem(voucher: Voucher) -> None: ...
+
+
+def test_a_dataclass_has_jobs(engine: Engine) -> None:
+    """Which are no argument of its `__init__`, and not compared."""
+    Data.metadata.create_all(engine)
+    with Session(engine) as session:
+        voucher = Voucher(7)
+        assert voucher == Voucher(7)
+        assert repr(voucher).endswith("Voucher(id=None, value=7)")
+        session.add_all([voucher, job := enqueue(redeem, voucher)])
+        session.commit()
+        assert voucher.jobs == [job]
+        assert session.scalars(select(Voucher).where(Voucher.jobs.any(Job.status == "queued"))).all() == [voucher]
 
 
 async def test_an_async_session(tables: Engine, async_engine: AsyncEngine) -> None:

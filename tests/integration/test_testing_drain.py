@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, func, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, selectinload, undefer
 
 from sa_jobqueue import (
     AsyncJobContext,
@@ -37,7 +37,7 @@ from sa_jobqueue import (
 from sa_jobqueue.errors import HandlerTimeout, JobQueueError, PayloadError, TaskError
 from sa_jobqueue.statements import job_logs, pause, set_limit
 from sa_jobqueue.testing import drain, explain, move_clock, work_one
-from tests.support.joined import KINDS, NAMES, Base, Order, joined, settle
+from tests.support.joined import KINDS, NAMES, Base, Line, Order, joined, settle
 
 pytestmark = pytest.mark.usefixtures("tables")
 HOUR = timedelta(hours=1)
@@ -106,6 +106,27 @@ async def test_jobs_run_in_the_sessions_transaction(
     with engine.connect() as connection:
         assert connection.scalar(select(func.count()).select_from(Job)) == 0
         assert connection.scalar(select(func.count()).select_from(Order)) == 0
+
+
+async def test_what_was_loaded_beside_an_object_is_loaded_again(unit: Any, registry: Registry) -> None:
+    """Relationships and deferred columns, too: under an AsyncSession they could not be loaded when they are looked at."""
+
+    @task(registry=registry)
+    def split(ctx: JobContext, order: Order) -> None:
+        order.note = "in two"
+        ctx.session.add_all([Line(order_id=order.id), Line(order_id=order.id)])
+
+    await add(unit, Order(id=1))
+    unit.expunge_all()
+    query = select(Order).options(selectinload(Order.lines), undefer(Order.note))
+    order = (await settle(unit.scalars(query))).one()
+    assert (order.lines, order.note) == ([], "")
+    await add(unit, enqueue(split, order))
+
+    await settle(drain(unit, registry=registry))
+
+    assert [line.order_id for line in order.lines] == [1, 1]
+    assert order.note == "in two"
 
 
 async def test_a_commit_of_the_tests_own_keeps_it(unit: Any, handlers: Handlers, registry: Registry) -> None:

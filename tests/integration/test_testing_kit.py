@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -72,6 +73,46 @@ async def test_a_job_is_found_by_some_of_its_arguments(unit: Any) -> None:
     assert await settle(enqueued(unit, send)) == [found, job]
     await settle(assert_not_enqueued(unit, send, order_id=9))
     await settle(assert_not_enqueued(unit, send, note="y"))
+
+
+@dataclass
+class Parcel:
+    order: Order
+    lines: list[Line] = field(default_factory=list)
+
+
+@task(registry=registry, name="shop.ship")
+def ship(order: Order, orders: list[Order | None] = [], parcel: Parcel | None = None) -> None: ...  # noqa: B006
+
+
+@task(registry=registry, name="shop.pack")
+def pack(orders: set[Order]) -> None: ...
+
+
+async def test_objects_are_compared_by_their_keys(unit: Any) -> None:
+    """Wherever they may stand; the test's own object need not be the one that a handler would load."""
+    one, other, line = Order(total=1), Order(total=2), Line()
+    unit.add_all([one, other, enqueue(ship, one, [one, None, other], Parcel(other)), enqueue(pack, {one, other})])
+    await settle(unit.flush())
+
+    await settle(assert_enqueued(unit, ship, order=one))
+    await settle(assert_enqueued(unit, ship, order=one.id))
+    await settle(assert_enqueued(unit, ship, orders=[one, None, other], parcel=Parcel(other)))
+    await settle(assert_enqueued(unit, pack, orders={other, one}))
+    for wanted in (
+        {"order": other},
+        {"order": Order()},
+        {"order": line},
+        {"orders": [one, other, None]},
+        {"parcel": Parcel(one)},
+    ):
+        await settle(assert_not_enqueued(unit, ship, **wanted))
+    await settle(assert_not_enqueued(unit, pack, orders={one}))
+    with pytest.raises(AssertionError) as caught:
+        await settle(assert_enqueued(unit, ship, order=other, orders=[other]))
+    said = str(caught.value)
+    assert f"shop.ship(order=Order {other.id}, orders=[Order {other.id}]) is not enqueued." in said
+    assert f"order=Order {one.id}, not Order {other.id}, orders=[Order {one.id}, None, Order {other.id}]" in said
 
 
 async def test_the_difference_is_said(unit: Any) -> None:

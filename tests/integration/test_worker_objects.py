@@ -194,6 +194,24 @@ def test_several_in_all_the_places_where_they_may_stand(tables: Engine, registry
     assert seen == [None, None, [2, 1, 0], [1, 2], {"of_stock": "left"}]
 
 
+def test_sets_of_objects(tables: Engine, registry: Registry) -> None:
+    """Stored and new ones."""
+    seen: list[Any] = []
+
+    @task(registry=registry, name="sets")
+    def sets(orders: set[Order], lines: frozenset[Line]) -> None:
+        seen.extend([{order.note for order in orders}, {(line.order_id, line.place) for line in lines}])
+
+    store(tables, old := Order(note="old"))
+    with Session(tables) as session:
+        line = Line(order=(new := Order(note="new")), place=1)
+        session.add_all([enqueue(sets, {old, new}, frozenset({line})), line])
+        session.commit()
+        key = (new.id, 1)
+    drain(tables, registry)
+    assert seen == [{"old", "new"}, {key}]
+
+
 @pytest.mark.parametrize("page", [20, 5_000])
 def test_a_list_takes_one_statement(
     tables: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch, page: int

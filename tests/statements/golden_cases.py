@@ -20,7 +20,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sa_jobqueue.enqueue_select import enqueue_select
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
 from sa_jobqueue.limits import Limits, Rate
-from sa_jobqueue.models import Job, Schedule
+from sa_jobqueue.models import Job, Schedule, WorkerRow
 from sa_jobqueue.objects import Subject
 from sa_jobqueue.options import Call
 from sa_jobqueue.outcomes import ErrorEntry
@@ -29,8 +29,10 @@ from sa_jobqueue.statements import (
     cancel_jobs,
     cancel_workflows,
     claim_jobs,
+    copy_jobs,
     count_jobs,
     discard_jobs,
+    edit_jobs,
     expired_leases,
     insert_jobs,
     job_logs,
@@ -59,7 +61,7 @@ from sa_jobqueue.statements import (
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.apply import written_before
 from sa_jobqueue.statements.arguments import complete_arguments
-from sa_jobqueue.statements.backlog import count_by_queue, running_jobs, schedule_lag
+from sa_jobqueue.statements.backlog import arrivals, count_by_queue, running_jobs, schedule_lag
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
 from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
 from sa_jobqueue.statements.declared import (
@@ -90,6 +92,7 @@ from sa_jobqueue.statements.limit_use import (
     paused_keys,
     ready_keys,
     ready_of_keys,
+    running_of_keys,
     running_of_tasks,
     stuck_permits,
 )
@@ -120,7 +123,14 @@ from sa_jobqueue.statements.stats import add_stats, drop_old_stats, roll_up_stat
 from sa_jobqueue.statements.unique import find_stray_keys
 from sa_jobqueue.statements.waiting import drop_expired_waits, end_waits, ends_of, open_end_gate, wait_for_jobs
 from sa_jobqueue.statements.waking import channel_of, open_gates
-from sa_jobqueue.statements.workers import end_backend, enrol_worker, forget_workers, places_of, remove_worker
+from sa_jobqueue.statements.workers import (
+    drain_workers,
+    end_backend,
+    enrol_worker,
+    forget_workers,
+    places_of,
+    remove_worker,
+)
 from sa_jobqueue.statements.workflows.actions import advance_workflows, stray_workflows
 from sa_jobqueue.statements.workflows.healing import blocked_edges, heal_members, heal_workflows, stray_members
 from sa_jobqueue.statements.workflows.inputs import inputs_of, page_of_inputs
@@ -276,6 +286,9 @@ SINGLE: dict[str, Callable[[], object]] = {
     "retry_jobs": lambda: retry_jobs(Job.id == 1),
     "discard_jobs": lambda: discard_jobs(true(), reason="useless"),
     "release_jobs": lambda: release_jobs(Job.worker == "gone", delay=5),
+    "edit_jobs": lambda: edit_jobs(Job.id == 1, args={"order_id": 8}, queue="mail", priority=9, run_at=_TIME),
+    "edit_jobs_that_are_free": lambda: edit_jobs(Job.id == 1, run_at=timedelta(minutes=5), locked="skip"),
+    "copy_jobs": lambda: copy_jobs(Job.id == 1, delay=5),
     "prune_jobs": prune_jobs,
     "prune_jobs_where": lambda: prune_jobs(Job.queue == "old", limit=10),
     "prune_page": lambda: prune_page(after=1.0, limit=10),
@@ -284,6 +297,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "count_jobs": count_jobs,
     "list_workers": list_workers,
     "count_expired": count_expired,
+    "arrivals": lambda: arrivals(within=timedelta(minutes=5)),
     "count_by_queue": lambda: count_by_queue(JobStatus.FAILED),
     "schedule_lag": schedule_lag,
     "find_stray_keys": lambda: find_stray_keys(limit=3),
@@ -312,6 +326,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "sum_stats": lambda: sum_stats(since=timedelta(hours=1), by=("queue", "task")),
     "sum_stats_in_steps": lambda: sum_stats(since=timedelta(hours=1), queues=["q"], step=timedelta(minutes=5)),
     "enrol_worker": lambda: enrol_worker(id=_WORKER, host="a", pid=1, queues=["q"], concurrency=1, version="1"),
+    "drain_workers": lambda: drain_workers(WorkerRow.host == "web-1"),
     "remove_worker": lambda: remove_worker(_WORKER),
     "forget_workers": lambda: forget_workers(unseen_for=timedelta(days=1)),
     "next_look": next_look,
@@ -352,8 +367,6 @@ SINGLE: dict[str, Callable[[], object]] = {
     "retry_workflow": lambda: retry_workflow(7, from_node=8),
     "workflow_nodes": lambda: workflow_nodes(7),
     "workflow_graph": lambda: workflow_graph(7, limit=10_000),
-    "record_action": lambda: record_action("retry", who="ada", target={"id": ["7"]}, count=1),
-    "list_audit": list_audit,
     "list_audit_of_one": lambda: list_audit(before=7, who="ada", action="retry"),
     "workflow_callbacks": lambda: workflow_callbacks(7),
     "stray_workflows": lambda: stray_workflows(limit=10),
@@ -370,6 +383,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "paused_workflows": lambda: paused_workflows(seconds=86_400.0),
     "limits_said": limits_said,
     "paused_keys": paused_keys,
+    "running_of_keys": running_of_keys,
     "running_of_tasks": running_of_tasks,
     "ready_keys": ready_keys,
     "stuck_permits": lambda: stuck_permits(seconds=3_600.0),
@@ -378,6 +392,8 @@ SINGLE: dict[str, Callable[[], object]] = {
     "permits_freed": permits_freed,
     "job_logs": lambda: job_logs(7),
     "job_logs_of_an_attempt": lambda: job_logs(7, attempt=2),
+    "record_action": lambda: record_action("retry", who="ada", target={"queue": ["mail"]}, count=12),
+    "list_audit": lambda: list_audit(before=100),
     "channel_of": lambda: channel_of(table="job", schema="a"),
     "open_end_gate": lambda: open_end_gate(seconds=60.0),
     "drop_expired_waits": drop_expired_waits,

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, func, insert, text
 
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Schedule
-from sa_jobqueue.statements.backlog import count_by_queue, schedule_lag
+from sa_jobqueue.statements.backlog import arrivals, count_by_queue, schedule_lag
 from tests.support.factory import make_job
 
 
@@ -72,3 +72,35 @@ def test_schedules_that_nobody_looks_at_are_behind(engine: Engine) -> None:
             )
         row = connection.execute(schedule_lag()).one()
         assert (row.number, row.behind, row.failing, row.seconds) == (3, 2, 1, 600.0)
+
+
+def test_what_was_enqueued_lately_is_counted_by_queue(connection: Connection) -> None:
+    """With the seconds that the count covers: fewer, where it stopped at its cap."""
+    make_job(connection, queue="mail", created_at=timedelta(minutes=-10))
+    for _ in range(3):
+        make_job(connection, "completed", queue="mail", created_at=timedelta(minutes=-2))
+    make_job(connection, queue="index", created_at=timedelta(minutes=-1))
+
+    found = {row.queue: (row.number, row.seconds) for row in connection.execute(arrivals(within=timedelta(minutes=5)))}
+    assert found == {"mail": (3, 300.0), "index": (1, 300.0)}
+
+    capped = {
+        row.queue: (row.number, row.seconds) for row in connection.execute(arrivals(within=timedelta(minutes=5), cap=3))
+    }
+    assert capped == {"mail": (2, 120.0), "index": (1, 120.0)}
+
+
+def test_what_was_enqueued_lately_reads_the_last_jobs_alone(engine: Engine) -> None:
+    """Of many, as many as the cap, by the primary key."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO sa_jobqueue.job (queue, task) SELECT 'mail', 'a_task' FROM generate_series(1, 30000)"
+        )
+        for analyzed in (False, True):
+            if analyzed:
+                connection.exec_driver_sql("VACUUM ANALYZE sa_jobqueue.job")
+            statement = arrivals(within=timedelta(hours=1), cap=100).compile(
+                engine, compile_kwargs={"literal_binds": True}
+            )  # type: ignore[attr-defined]
+            plan = "\n".join(connection.execute(text(f"EXPLAIN {statement}")).scalars())
+            assert "Index Scan Backward using job_pkey" in plan, plan

@@ -19,6 +19,7 @@ from sa_jobqueue.statements.limit_use import (
     paused_keys,
     ready_keys,
     ready_of_keys,
+    running_of_keys,
     running_of_tasks,
     stuck_permits,
 )
@@ -52,6 +53,18 @@ def test_permits_that_are_used_are_those_of_running_jobs(connection: Connection)
     assert found["task", "send"] == LimitUse("task", "send", True, False, 5, 3, None, None)
     assert found["queue", "sync"] == LimitUse("queue", "sync", True, False, None, None, None, None)
     assert not found["queue", "nothing"].limited
+
+
+def test_running_jobs_are_counted_by_key(connection: Connection) -> None:
+    """What the queue itself writes as the key of a limited task's jobs is none."""
+    make_jobs(connection, 2, "running", queue="mail", task="send", concurrency_key="a")
+    make_job(connection, "running", queue="mail", task="send", concurrency_key="\x01send")
+    make_job(connection, "running", queue="mail", task="send")
+    make_job(connection, queue="mail", task="send", concurrency_key="a")
+
+    found = {(row.queue, row.task, row.key): row.running for row in connection.execute(running_of_keys())}
+
+    assert found == {("mail", "send", "a"): 2, ("mail", "send", None): 2}
 
 
 def test_what_a_pause_keeps_waiting_is_counted(connection: Connection) -> None:
@@ -171,13 +184,14 @@ def full(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Conne
         (limits_said(), 20),
         (paused_keys(), 3_000),
         (running_of_tasks(), 2_500),
+        (running_of_keys(), 2_500),
         (due_of_queues(["a", "b"]), 45_000),
         (ready_of_keys(["queue", "task"], ["a", "a_task"], ["k7", None]), 200),
         (ready_keys(), 20_000),
         (stuck_permits(seconds=60.0), 4_000),
         (count_states(), 3_000),
     ],
-    ids=["limits", "paused keys", "running", "due", "of keys", "ring", "stuck", "states"],
+    ids=["limits", "paused keys", "running", "running of keys", "due", "of keys", "ring", "stuck", "states"],
 )
 def test_no_statement_about_limits_walks_over_a_table(full: Connection, statement: Executable, blocks: int) -> None:
     """As the doctor and the metrics read, it reads indexes, and stops at its cap."""

@@ -295,7 +295,7 @@ def test_two_claims_at_once_do_not_exceed_a_key_and_do_not_wait(
     assert len(Claimant(connection).claim()) == 2
     other.exec_driver_sql("SET lock_timeout = '50ms'")
     second = Claimant(other, name="other")
-    assert second.claim() == []
+    assert second.claim_once() == []
     assert second.state.again
     connection.commit()
     assert second.claim() == []

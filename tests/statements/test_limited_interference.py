@@ -108,14 +108,48 @@ def test_a_job_whose_transaction_commits_meanwhile_is_not_picked_in_vain(
             fill(younger, 1, "z", queue="other")
         assert Claimant(one).claim(1) == []
         claimant = Claimant(two, name="two")
-        second = threads.submit(lambda: claimant.claim(4))
+        second = threads.submit(lambda: claimant.claim_once(4))
         wait_until_blocked_by(one)
         producer.commit()
         one.commit()
         got = second.result(10)
         assert claimant.state.picked == len(got)
         two.commit()
+        if of_savepoint:
+            assert claimant.state.again
         assert len(got) + len(claimant.claim(4)) == 1
+
+
+@pytest.mark.parametrize("key", ["b", None])
+def test_a_claim_that_leaves_a_job_because_it_may_be_of_a_savepoint_asks_for_another(
+    engine: Engine, key: str | None
+) -> None:
+    """Another transaction, older than the job, ends while the claim waits for a lock. Those behind it in its key are left with it."""
+    with engine.begin() as setup:
+        limit(setup, **rate(100, 3600.0, 100))
+        fill(setup, 1, "a")
+    with (
+        engine.connect() as one,
+        engine.connect() as two,
+        engine.connect() as elsewhere,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        assert len(Claimant(one).claim(1)) == 1
+        with engine.begin() as producer:
+            later = fill(producer, 1, key, priority=0)
+        fill(elsewhere, 1, "z", queue="other")
+        with engine.begin() as producer:
+            young = fill(producer, 1, key, priority=9)
+        claimant = Claimant(two, name="two")
+        second = threads.submit(lambda: claimant.claim_once(4))
+        wait_until_blocked_by(one)
+        elsewhere.commit()
+        one.commit()
+        assert second.result(10) == []
+        assert (claimant.state.again, claimant.state.picked) == (True, 0)
+        two.commit()
+        assert [job.id for job in claimant.claim_once(1)] == young
+        assert [job.id for job in claimant.claim_once(1)] == later
 
 
 def test_a_running_job_that_is_locked_is_not_waited_for_where_it_is_to_be_cancelled(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import ForeignKey, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 from tests.support import pooler
 from tests.support.databases import driver_url
@@ -41,6 +41,8 @@ class Order(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     total: Mapped[int] = mapped_column(default=0)
     receipt: Mapped[str | None]
+    lines: Mapped[list[Line]] = relationship(viewonly=True)
+    note: Mapped[str] = mapped_column(default="", deferred=True)
 
 
 class Line(Base):

@@ -82,16 +82,21 @@ class Claimant:
         )
 
     def claim(self, free: int | Mapping[str, int] = 10, **options: Any) -> list[ClaimedJob]:
-        """Claim; the jobs in the order to run them.
+        """Claim, and again where a claim without a job says so, as a worker does; the jobs in the order to run them.
 
-        Once more if there were none: a claim leaves alone what is younger than a transaction, of any database of the server, that ended
-        while it looked.
+        Where rates hold, a claim leaves what is younger than a transaction, of any database of the server, that ended while it looked. A
+        key that another claim has locked stays so, and a few claims show that.
         """
-        for _ in range(2):
-            _, jobs, self.states = default_store.claim_limited(self.connection, [], self.request(free, **options))
-            self.rings |= {queue: state.ring for queue, state in self.states.items()}
-            if jobs:
+        for _ in range(5):
+            jobs = self.claim_once(free, **options)
+            if jobs or not any(state.again for state in self.states.values()):
                 break
+        return jobs
+
+    def claim_once(self, free: int | Mapping[str, int] = 10, **options: Any) -> list[ClaimedJob]:
+        """One claim."""
+        _, jobs, self.states = default_store.claim_limited(self.connection, [], self.request(free, **options))
+        self.rings |= {queue: state.ring for queue, state in self.states.items()}
         return jobs
 
     def keys(self, free: int | Mapping[str, int] = 10) -> list[str | None]:

@@ -12,7 +12,7 @@ from sqlalchemy import CheckConstraint, DateTime, ForeignKey, Index, MetaData, N
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-from sa_jobqueue import AsyncJobContext, Enqueue, JobContext, JobMixin, Registry, Workflow, task
+from sa_jobqueue import AsyncJobContext, Enqueue, JobContext, JobMixin, Registry, Workflow, jobs_relationship, task
 
 SCHEMA = "own_queue"
 
@@ -50,6 +50,9 @@ class Job(JobMixin, Base):
     tenant: Mapped[Tenant | None] = relationship(back_populates="jobs")
 
 
+Tenant.about = jobs_relationship(Tenant, job=Job)  # type: ignore[attr-defined]
+
+
 class Note(Base):
     """What a handler writes; and a foreign key to the jobs."""
 
@@ -74,6 +77,11 @@ def write_note(ctx: JobContext, text: str) -> int:
 @task(registry=registry)
 async def write_note_later(ctx: AsyncJobContext, text: str) -> None:
     ctx.session.add(Note(text=text))
+
+
+@task(registry=registry)
+def greet(ctx: JobContext, tenant: Tenant) -> None:
+    ctx.session.add(Note(text=f"hello, {tenant.name}", job_id=ctx.job_id))
 
 
 @task(registry=registry)

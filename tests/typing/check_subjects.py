@@ -6,7 +6,16 @@ from typing import assert_type
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, WriteOnlyMapped, aliased, declared_attr, mapped_column
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    MappedAsDataclass,
+    Session,
+    WriteOnlyMapped,
+    aliased,
+    declared_attr,
+    mapped_column,
+)
 
 from sa_jobqueue import Job, Subject, TaskName, enqueue, enqueue_select, jobs_relationship, task
 
@@ -37,16 +46,29 @@ class Parcel(HasJobs, Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
+class Data(MappedAsDataclass, DeclarativeBase): ...
+
+
+class Voucher(Data):
+    __tablename__ = "vouchers"
+    id: Mapped[int] = mapped_column(init=False, primary_key=True)
+    value: Mapped[int]
+    jobs: Mapped[list[Job]] = jobs_relationship(init=False)
+
+
 @task
 def ship(order: Order) -> None: ...
 
 
-def jobs_of_objects(session: Session, order: Order, customer: Customer, parcel: Parcel) -> None:
+def jobs_of_objects(session: Session, order: Order, customer: Customer, parcel: Parcel, voucher: Voucher) -> None:
     assert_type(order.jobs, list[Job])
     assert_type(parcel.jobs, list[Job])
     assert_type(session.scalars(customer.jobs.select()).all()[0], Job)
     select(Order).where(Order.jobs.any(Job.status == "failed"))
     select(Order).where(Customer.jobs.any(Job.subject == Subject.of(customer)))
+    assert_type(voucher.jobs, list[Job])
+    Voucher(7)
+    jobs_relationship(init=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     jobs_relationship(lazy="never")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     jobs_relationship(order)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 

@@ -29,6 +29,7 @@ from sqlalchemy import (
     TypeDecorator,
     Uuid,
     case,
+    cast,
     column,
     func,
     literal,
@@ -49,6 +50,7 @@ from sa_jobqueue import Call, Middleware, Unique, add_middleware, enqueue_select
 from sa_jobqueue.errors import MiddlewareError, OptionError, PayloadError
 from sa_jobqueue.payload import kind_of
 from sa_jobqueue.tasks import Registry, TaskName, task
+from tests.support.orders import Line, Order, Parcel
 
 registry = Registry()
 orders = table(
@@ -71,6 +73,22 @@ def both(id: int, note: str) -> None: ...
 
 @task(name="shop.many", registry=registry)
 def many(first: int, /, *rest: int, **named: str) -> None: ...
+
+
+@dataclass
+class Held:
+    order: Order
+    line: Line | None = None
+
+
+@task(name="shop.of_objects", registry=registry)
+def of_objects(
+    order: Order,
+    line: Line,
+    parcel: Parcel | None = None,
+    several: list[Order] | None = None,
+    held: Held | None = None,
+) -> None: ...
 
 
 def sql(statement: Any) -> str:
@@ -97,6 +115,11 @@ def sql(statement: Any) -> str:
         ("shop.other", select(c.id, func.foo(type_=Integer) + 1), "column 2 has no name: say which argument it is"),
         ("shop.other", select(c.id, c.note.label("id")), "argument id is given twice"),
         ("shop.other", select(c.due), "argument due: the column due is a datetime with a time zone, which is not plain JSON"),
+        (of_objects, select(c.note, literal([1, 2], ARRAY(Integer))), "argument order: the column note (TEXT) is a str, and the parameter is annotated Annotated[tests.support.orders.Order, by its key: int]"),
+        (of_objects, select(c.id, c.id), "argument line: the column id (INTEGER) is an int, and the parameter is annotated Annotated[tests.support.orders.Line, by its key: int, int]"),
+        (of_objects, select(c.id, literal([1, 2], ARRAY(Integer)), c.id), "argument parcel: the column id (INTEGER) is an int"),
+        (of_objects, select(c.id, literal([1, 2], ARRAY(Integer)), literal(uuid.UUID(int=1)), c.id), "argument several: the column id (INTEGER) is an int"),
+        (of_objects, select(c.id, literal([1, 2], ARRAY(Integer)), literal(uuid.UUID(int=1)), literal([1], ARRAY(Integer)), c.id), "argument held: the column id (INTEGER) is an int"),
     ],
 )  # fmt: skip
 def test_columns_that_do_not_fit_are_refused(handler: Any, rows: Select[Any], said: str) -> None:
@@ -108,6 +131,23 @@ def test_columns_that_do_not_fit_are_refused(handler: Any, rows: Select[Any], sa
 
     assert str(caught.value).startswith(f"task {name!r}: ")
     assert said in str(caught.value)
+
+
+def test_keys_of_all_kinds_are_objects() -> None:
+    """Those of several parts as an array or as JSON."""
+    for key in (literal([1, 2], ARRAY(Integer)), func.jsonb_build_array(c.id, 2, type_=JSONB)):
+        made = sql(
+            enqueue_select(of_objects, select(c.id, key, literal(uuid.UUID(int=1)), literal([1], ARRAY(Integer))))
+        )
+        assert "subject_type" in made
+    held = cast(literal('{"order": 7}'), JSONB).label("held")
+    assert "'held'" in sql(enqueue_select(of_objects, select(c.id, literal([1, 2], ARRAY(Integer)), held)))
+
+
+def test_a_text_in_a_select_is_no_column() -> None:
+    """SQLAlchemy leaves it out of the columns of a subquery, so it would be no argument."""
+    with pytest.raises(OptionError, match=r"text\(\) has no name and no type in a select\(\): write literal_column"):
+        enqueue_select(remind, select(c.id, text("'a note'")))
 
 
 @pytest.mark.parametrize(

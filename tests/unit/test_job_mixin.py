@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import ARRAY, BigInteger, MetaData, Text, UniqueConstraint
-from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
+from sqlalchemy import ARRAY, BigInteger, DateTime, MetaData, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column, registry
 from sqlalchemy.schema import CreateTable
 
 import sa_jobqueue
@@ -158,6 +159,34 @@ def test_the_mixin_comes_before_the_base() -> None:
 
         class Job(base(schema="mixin_ten"), JobMixin):  # type: ignore[misc]
             pass
+
+
+def test_it_is_mapped_by_a_declarative_base() -> None:
+    """Only there its constraints, its functions' schema and the checks of it come with it."""
+    with pytest.raises(
+        ConfigurationError, match=r"it is to be a class of a DeclarativeBase, class Job\(JobMixin, Base\)"
+    ):
+
+        @registry().mapped
+        class Job(JobMixin):
+            __table_args__ = ({"schema": "mixin_twelve"},)
+
+
+def test_the_base_may_have_columns_of_the_same_names() -> None:
+    """As bases have an id, or times: those of the mixin come first."""
+
+    class Base(DeclarativeBase):
+        id: Mapped[int] = mapped_column(primary_key=True)
+        created_at: Mapped[datetime] = mapped_column()
+        updated_at: Mapped[datetime | None] = mapped_column()
+
+    class Job(JobMixin, Base):
+        __table_args__ = ({"schema": "mixin_thirteen"},)
+
+    columns = Job.__table__.c
+    assert [type(columns[name].type) for name in ("id", "created_at")] == [BigInteger, DateTime]
+    assert columns.created_at.server_default is not None
+    assert list(columns.keys())[-1] == "subject_id" or "updated_at" in columns
 
 
 def test_what_takes_a_class_of_jobs_takes_no_other() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Annotated, Any, TypeAlias
 
 import pytest
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, RootModel
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
@@ -91,7 +91,10 @@ def decoded(annotation: Any, text: str) -> Any:
         (list[Order], [ORDER, OTHER, ORDER], "[7,8,7]"),
         (Sequence[Order], [ORDER], "[7]"),
         (dict[str, Line], {"first": LINE}, '{"first":[7,2]}'),
+        (Mapping[str, Order], {"first": ORDER}, '{"first":7}'),
         (tuple[Order, int], (ORDER, 3), "[7,3]"),
+        (set[Order], {ORDER}, "[7]"),
+        (frozenset[Line], frozenset({LINE}), "[[7,2]]"),
         (Annotated[Order, Load(selectinload(Order.lines), for_update=True), "told to people"], ORDER, "7"),
         (ReadOnly, ORDER, "7"),
         (list[Annotated[Order | None, Load(missing="none")]], [ORDER, None], "[7,null]"),
@@ -145,6 +148,12 @@ def test_a_plain_key_will_do_where_a_version_may_stand() -> None:
 def test_a_field_that_was_added_since_has_its_default() -> None:
     """As everywhere in a dataclass."""
     assert set(decoded(Shipment, '{"value": {"order": 7}}').values) == {"order"}
+
+
+def test_a_set_of_new_objects_has_each_of_them() -> None:
+    """Although none has a key yet."""
+    made = arguments(set[Order]).encode(({Order(), Order()},), {})
+    assert made.count("unflushed") == 2
 
 
 def test_a_task_says_whether_it_takes_objects() -> None:
@@ -244,6 +253,16 @@ class Open(BaseModel):
     order: Annotated[Order, Load()]
 
 
+class Orders(RootModel[list[Annotated[Order, Load()]]]):
+    """What is in it has no name."""
+
+
+@dataclass
+class Weighed:
+    order: Order
+    weight: InitVar[int] = 0
+
+
 @pytest.mark.parametrize(
     ("annotation", "said"),
     [
@@ -260,6 +279,9 @@ class Open(BaseModel):
             'missing="none" needs an annotation that allows None: Order | None',
         ),
         (Open, 'Open has extra="allow", and holds mapped objects: a model cannot do both'),
+        (Orders, "Orders is a RootModel, and holds mapped objects: annotate with what is in it"),
+        (Weighed, "Weighed has an InitVar, weight, which its objects do not keep, and holds mapped objects"),
+        (dict[Order, int], "the keys of a JSON object are texts, so objects can only be values of a dict: take a list"),
     ],
 )
 def test_an_annotation_that_cannot_work_is_refused(annotation: Any, said: str) -> None:

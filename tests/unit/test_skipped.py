@@ -112,7 +112,7 @@ def test_operators_are_told_of_some_of_them_and_why() -> None:
     assert skipped.told() is None
 
 
-def test_the_first_and_the_last_of_them_are_news() -> None:
+def test_each_of_them_is_news() -> None:
     """Then the worker's row is written again; a retry in vain is none."""
     skipped, news = SkippedJobs(), list[int]()
     skipped.changed = lambda: news.append(len(skipped))
@@ -120,7 +120,8 @@ def test_the_first_and_the_last_of_them_are_news() -> None:
     skipped.add_unclaimable(1, "default")
     skipped.add_unclaimable(1, "default")
     skipped.add_waiting(2, "default")
+    skipped.add_waiting(2, "default")
     skipped.claimed([1])
-    assert news == [1]
-    skipped.forget([2])
-    assert news == [1, 0]
+    assert news == [1, 2, 1]
+    skipped.forget([2, 3])
+    assert news == [1, 2, 1, 0]

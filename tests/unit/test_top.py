@@ -16,14 +16,14 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from sa_jobqueue.cli.figures import Figures
 from sa_jobqueue.cli.top.controls import press
 from sa_jobqueue.cli.top.frame import frame, shares
-from sa_jobqueue.cli.top.read import JobSeen, Picture, QueueSeen, WorkerSeen
+from sa_jobqueue.cli.top.read import JobSeen, Picture
 from sa_jobqueue.cli.top.reader import Seen
 from sa_jobqueue.cli.top.terminal import Terminal, keys_in
 from sa_jobqueue.cli.top.views import Stand, View
-from sa_jobqueue.health import WorkflowCounts
+from sa_jobqueue.health import QueueSeen, WorkerSeen, WorkflowCounts
+from sa_jobqueue.health.figures import Figures
 from sa_jobqueue.histogram import BUCKETS
 from sa_jobqueue.lifecycle import COUNTED
 from sa_jobqueue.statements.depths import CAP

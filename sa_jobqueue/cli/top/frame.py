@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sa_jobqueue.health import WorkflowCounts
-from sa_jobqueue.statements.depths import CAP, capped
+from sa_jobqueue.health.figures import QUANTILES, Figures, named
+from sa_jobqueue.statements.depths import capped, capped_sum
 
-from ..figures import QUANTILES, Figures, named
 from ..output import duration, estimated, rate
 from .job import job_lines
 from .read import Picture
@@ -76,7 +76,7 @@ def _header(seen: Seen, name: str, height: int | None) -> list[Text]:
     else:
         since = "" if seen.since is None else f" since {seen.since:%H:%M:%S}"
         first = _line((f"no answer{since}; this is the picture of {at}", "bold red"))
-    due, queued = (_total([getattr(one, what) for one in picture.queues]) for what in ("due", "queued"))
+    due, queued = (capped_sum([getattr(one, what) for one in picture.queues]) for what in ("due", "queued"))
     stale = sum(one.stale for one in picture.workers)
     live = len(picture.workers) - stale
     workers = f"{live} live worker{'' if live == 1 else 's'}{f', {stale} stale' if stale else ''}"
@@ -106,12 +106,6 @@ def _workflows(counts: WorkflowCounts | None) -> Iterator[Text]:
         (f"{capped(counts.failed)} failed", "red" if counts.failed else ""),
         (overdue, "red"),
     )
-
-
-def _total(numbers: Sequence[int]) -> str:
-    """The sum; it may be more where one of them was not counted to its end."""
-    more = "+" if max(numbers, default=0) >= CAP else ""
-    return f"{sum(min(number, CAP - 1) for number in numbers):,}{more}"
 
 
 def _quantiles(lately: Figures, what: str) -> str:

@@ -8,14 +8,15 @@ from typing import Any
 
 from rich.table import Table
 
+from sa_jobqueue.health import QueueSeen, WorkerSeen
+from sa_jobqueue.health.figures import Figures
 from sa_jobqueue.statements.depths import capped
 from sa_jobqueue.words import size
 
-from ..figures import Figures
 from ..jobs import job_line
 from ..output import Column, age, cleaned, estimated, fitted, last_part, rate
 from ..schedules import SCHEDULE_COLUMNS, schedule_line, schedule_style
-from .read import Picture, QueueSeen, WorkerSeen
+from .read import Picture
 from .views import View
 
 __all__ = ["TABLES", "Rows", "drawn"]

@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping, case, func, literal_column, select, union_all
 
+from ...health.one_job import clamped
 from ...lifecycle import JobStatus
 from ...models import status_literal
 from ...objects import Subject
@@ -20,6 +21,7 @@ from ..query import Query
 __all__ = ["JOBS"]
 
 _PAGE = 50
+_TIMES = ("created_at", "run_at", "claimed_at", "finished_at")
 
 
 def read_jobs(look: Look) -> dict[str, Any]:
@@ -30,8 +32,8 @@ def read_jobs(look: Look) -> dict[str, Any]:
     error = error_type(job)
     statement = (
         select(
-            job.id, job.status, reading_of(job).label("reading"), job.queue, job.task, job.attempt, job.max_attempts, job.created_at,
-            job.run_at, job.claimed_at, job.finished_at, job.subject_type, job.subject_id, error.label("error_type"),
+            job.id, job.status, reading_of(job).label("reading"), job.queue, job.task, job.attempt, job.max_attempts,
+            *(clamped(job.__table__.c[name]).label(name) for name in _TIMES), job.subject_type, job.subject_id, error.label("error_type"),
             case((error.is_not(None), job.errors[-1]["message"].astext)).label("error_message"),
         )
         .where(*criteria, *([] if before is None else [job.id < before]))

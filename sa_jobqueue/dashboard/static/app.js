@@ -56,7 +56,7 @@
   document.addEventListener("keydown", event => {
     if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "/") {
-      const field = document.querySelector("form.filter input:not([type=hidden])");
+      const field = document.querySelector("form.filter input:not([type=hidden]), form.find input");
       if (field) { event.preventDefault(); field.focus(); }
     } else if (event.key === "g") went = Date.now();
     else if (Date.now() - went < 1000) {
@@ -77,6 +77,14 @@
   // ---- charts: <div data-chart='{"at": [...], "series": [{"label", "values", "colour"}], "stacked": true, "unit": "/s"}'>
   const drawn = new WeakMap();
   const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  // An opaque colour between this one and that of the card: one area covers another.
+  const paled = colour => {
+    const [one, card] = [colour, css("--card")].map(hex => {
+      const digits = hex.slice(1).length === 3 ? [...hex.slice(1)].map(digit => digit + digit).join("") : hex.slice(1);
+      return [0, 2, 4].map(at => parseInt(digits.slice(at, at + 2), 16));
+    });
+    return `rgb(${one.map((part, i) => Math.round(part * 0.55 + card[i] * 0.45)).join(", ")})`;
+  };
   const draw = (within, again) => {
     if (typeof uPlot === "undefined") return;
     for (const place of within.querySelectorAll("[data-chart]")) {
@@ -93,7 +101,7 @@
       });
       const series = said.series.map((one, i) => ({
         label: one.label, stroke: css(one.colour), width: 1.5, points: { show: false },
-        fill: said.stacked ? css(one.colour) + "55" : undefined,
+        fill: said.stacked ? paled(css(one.colour)) : undefined,
         value: (_, __, ___, at) => at === null ? "" : `${+(one.values[at] ?? 0).toPrecision(3)}${said.unit ?? ""}`,
       }));
       // What is stacked is drawn from the top down, so that each covers what is above it.

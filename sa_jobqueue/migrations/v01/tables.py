@@ -85,6 +85,7 @@ UP = (
         tasks jsonb NOT NULL DEFAULT '{{}}'::jsonb,
         pressure text,
         skipped jsonb,
+        drain_requested_at timestamptz,
         CONSTRAINT worker_pkey PRIMARY KEY (id)
     )
     """,

@@ -53,7 +53,7 @@ class SkippedJobs:
         self._rests_until = 0.0
         """When the next retry may begin, by `monotonic()`."""
         self.changed: Callable[[], object] = lambda: None
-        """Is called when there are jobs after there were none, and when there are none any more. Set before the thread starts."""
+        """Is called when a job is added, and when some are no longer skipped. Set before the thread starts."""
 
     def __len__(self) -> int:
         return len(self._unclaimable) + len(self._waiting)
@@ -93,8 +93,7 @@ class SkippedJobs:
             if not self.has_room(queue):
                 return False
             one = self._unclaimable[id] = _Unclaimable(queue, _FIRST, 0.0, why)
-            if len(self) == 1:
-                self.changed()
+            self.changed()
         else:
             one.wait, one.why = min(2 * one.wait, _LONGEST), why
         one.at = monotonic() + one.wait * random.uniform(0.8, 1.2)
@@ -102,10 +101,9 @@ class SkippedJobs:
 
     def add_waiting(self, id: int, queue: str) -> bool:
         """This job waits until `due` is asked for one of those that wait. False: there is no room."""
-        if self.has_room(queue):
+        if self.has_room(queue) and id not in self._waiting:
             self._waiting[id] = queue
-            if len(self) == 1:
-                self.changed()
+            self.changed()
         return id in self._waiting
 
     def forget(self, ids: Iterable[int]) -> None:
@@ -114,7 +112,7 @@ class SkippedJobs:
         for gone in ids:
             self._unclaimable.pop(gone, None)
             self._waiting.pop(gone, None)
-        if before and not self:
+        if len(self) < before:
             self.changed()
 
     def claimed(self, ids: Iterable[int]) -> None:

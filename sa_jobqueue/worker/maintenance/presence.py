@@ -44,7 +44,7 @@ class Presence(Chore):
 
     `tasks`: those it knows, as in `WorkerRow.tasks`. `vitals()`: what changes of the row. `tally`: is told the database's time.
     `next_look`: is told after how many seconds a schedule is due, or None. `undeclared`: is told whether there are limits that no
-    code declares any more.
+    code declares any more. `drain` is called when an operator asks this worker to drain.
     """
 
     def __init__(
@@ -58,18 +58,24 @@ class Presence(Chore):
         tally: Tally,
         next_look: Callable[[float | None], None],
         undeclared: Callable[[bool], None],
+        drain: Callable[[], None],
     ) -> None:
         super().__init__(max(min(connector.lease / 3, 20.0), 1.0))
         self._connector, self._worker, self._queues = connector, worker, queues
         self._tasks, self._vitals, self._tally = tasks, vitals, tally
-        self._next_look, self._undeclared = next_look, undeclared
+        self._written = 0.0
+        """When the row was written last, by `monotonic()`."""
+        self._next_look, self._undeclared, self._drain = next_look, undeclared, drain
+        self._drains = False
+        """Whether it has been told. Its thread alone uses it."""
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Say that we are alive, and strike off workers that were not seen for long."""
+        self._written = monotonic()
         try:
             with self._connector.begin(connection):
                 asked = monotonic()
-                seconds, clock, undeclared = self._connector.store.enrol(
+                seconds, clock, undeclared, drains = self._connector.store.enrol(
                     connection,
                     self._worker,
                     host=socket.gethostname(),
@@ -87,6 +93,10 @@ class Presence(Chore):
                 self._connector.store.forget_workers(connection, unseen_for=_FORGET)
             self._next_look(seconds)
             self._undeclared(undeclared)
+            if drains and not self._drains:
+                self._drains = True
+                logger.info("an operator asks this worker to drain: finishing what is running")
+                self._drain()
         except DBAPIError as error:
             if fault_of(error) is not Fault.LATE:
                 raise
@@ -94,9 +104,9 @@ class Presence(Chore):
             logger.warning("the rows of the workers are locked (%s)", error.orig)
         return False
 
-    def hasten(self) -> None:
-        """Write the row with the next chores: an operator is to see what has changed."""
-        self.at = 0.0
+    def hasten(self, *, apart: float = 0.0) -> None:
+        """Write the row with the next chores: an operator is to see what has changed. `apart`: not before it is this many seconds old."""
+        self.at = min(self.at, self._written + apart)
 
     def leave(self, connection: Connection) -> None:
         """Strike this worker off."""

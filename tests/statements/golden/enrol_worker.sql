@@ -19,4 +19,5 @@ RETURNING (
     WHERE sa_jobqueue.job_limit.declared_at < now() - %(now_1)s
     AND NOT sa_jobqueue.job_limit.held
     AND sa_jobqueue.job_limit.paused_at IS NULL
-) AS undeclared
+) AS undeclared,
+    sa_jobqueue.worker.drain_requested_at IS NOT NULL AS drains

@@ -1,8 +1,10 @@
 SELECT asked.job_id AS asked,
     statement_timestamp() AS now,
     (
-    SELECT max(sa_jobqueue.job.id) AS max_1
+    SELECT sa_jobqueue.job.id
     FROM sa_jobqueue.job
+    ORDER BY sa_jobqueue.job.id DESC
+    LIMIT 1
 ) AS newest,
     me.id,
     me.status,
@@ -13,14 +15,14 @@ SELECT asked.job_id AS asked,
     me.max_attempts,
     me.rescues,
     me.claims,
-    me.run_at,
-    me.created_at,
-    me.claimed_at,
-    me.lease_expires_at,
-    me.finished_at,
-    me.cancel_requested_at,
-    me.expires_at,
-    me.deadline_at,
+    CASE WHEN (me.run_at < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (me.run_at > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE me.run_at END AS run_at,
+    CASE WHEN (me.created_at < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (me.created_at > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE me.created_at END AS created_at,
+    CASE WHEN (me.claimed_at < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (me.claimed_at > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE me.claimed_at END AS claimed_at,
+    CASE WHEN (me.lease_expires_at < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (me.lease_expires_at > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE me.lease_expires_at END AS lease_expires_at,
+    CASE WHEN (me.finished_at < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (me.finished_at > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE me.finished_at END AS finished_at,
+    CASE WHEN (me.cancel_requested_at < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (me.cancel_requested_at > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE me.cancel_requested_at END AS cancel_requested_at,
+    CASE WHEN (me.expires_at < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (me.expires_at > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE me.expires_at END AS expires_at,
+    CASE WHEN (me.deadline_at < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (me.deadline_at > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE me.deadline_at END AS deadline_at,
     me.concurrency_key,
     me.workflow_id,
     me.worker,

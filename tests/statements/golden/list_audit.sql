@@ -5,5 +5,6 @@ SELECT sa_jobqueue.audit.id,
     sa_jobqueue.audit.target,
     sa_jobqueue.audit.count
 FROM sa_jobqueue.audit
+WHERE sa_jobqueue.audit.id < %(id_1)s::BIGINT
 ORDER BY sa_jobqueue.audit.id DESC
 LIMIT %(param_1)s::INTEGER

@@ -101,7 +101,7 @@ FROM (
         CAST(NULL AS INTEGER) AS "limit",
         CAST(NULL AS BIGINT) AS used,
         CAST(NULL AS BIGINT[]) AS job_ids,
-        asked.run_at AS until,
+        CASE WHEN (asked.run_at < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (asked.run_at > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE asked.run_at END AS until,
         CAST(NULL AS FLOAT) AS seconds,
         CAST(NULL AS TEXT) AS reason
     FROM asked
@@ -129,7 +129,7 @@ FROM (
         CAST(NULL AS INTEGER) AS "limit",
         CAST(NULL AS BIGINT) AS used,
         CAST(NULL AS BIGINT[]) AS job_ids,
-        scope.blocked_until AS until,
+        CASE WHEN (scope.blocked_until < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (scope.blocked_until > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE scope.blocked_until END AS until,
         CAST(NULL AS FLOAT) AS seconds,
         CAST(NULL AS TEXT) AS reason
     FROM scope
@@ -143,7 +143,7 @@ FROM (
         CAST(NULL AS INTEGER) AS "limit",
         CAST(NULL AS BIGINT) AS used,
         these.ids AS job_ids,
-        these.last AS until,
+        CASE WHEN (these.last < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (these.last > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE these.last END AS until,
         CAST(NULL AS FLOAT) AS seconds,
         CAST(NULL AS TEXT) AS reason
     FROM scope
@@ -225,7 +225,7 @@ FROM (
         scope.rate_count AS "limit",
         CAST(NULL AS BIGINT) AS used,
         CAST(NULL AS BIGINT[]) AS job_ids,
-        scope.free_at + (((least(asked.units, scope.rate_burst) - scope.rate_burst) * scope.rate_seconds) / CAST(CAST(scope.rate_count AS FLOAT(53)) AS FLOAT(53))) * interval '1 second' AS until,
+        CASE WHEN (scope.free_at + (((least(asked.units, scope.rate_burst) - scope.rate_burst) * scope.rate_seconds) / CAST(CAST(scope.rate_count AS FLOAT(53)) AS FLOAT(53))) * interval '1 second' < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (scope.free_at + (((least(asked.units, scope.rate_burst) - scope.rate_burst) * scope.rate_seconds) / CAST(CAST(scope.rate_count AS FLOAT(53)) AS FLOAT(53))) * interval '1 second' > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE scope.free_at + (((least(asked.units, scope.rate_burst) - scope.rate_burst) * scope.rate_seconds) / CAST(CAST(scope.rate_count AS FLOAT(53)) AS FLOAT(53))) * interval '1 second' END AS until,
         scope.rate_seconds AS seconds,
         CAST(NULL AS TEXT) AS reason
     FROM scope

@@ -22,8 +22,9 @@ INTO asked FROM unnest(weights, rooms, key_units) WITH ORDINALITY AS w (weight, 
 """.strip()
 
 FOUND = f"""
-SELECT array_agg(d.id), array_agg(d.place), array_agg(d.task), array_agg(d.units) INTO ids, places, tasks, units FROM (
-    SELECT c.place::integer, d.id, d.task, d.units
+SELECT array_agg(d.id), array_agg(d.place), array_agg(d.task), array_agg(d.units), bool_and(d.sure), array_agg(d.sure)
+INTO ids, places, tasks, units, all_sure, sures FROM (
+    SELECT c.place::integer, d.id, d.task, d.units, d.sure
     FROM unnest(keys, asked, priorities, times, firsts) WITH ORDINALITY AS c (key, most, priority, time, first, place) CROSS JOIN LATERAL (
         SELECT * FROM (
             -- What has begun goes before the others, where a key is to keep its order. `+ 0`, so that no plan reads all jobs in this order.
@@ -48,6 +49,16 @@ SELECT array_agg(d.id), array_agg(d.place), array_agg(d.task), array_agg(d.units
             LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END) AS without_key
         LIMIT c.most) AS d
     LIMIT room) AS d;
+IF NOT all_sure THEN
+    -- The next claim sees whether they are there. What is behind them in their key waits with them.
+    again := true;
+    SELECT array_agg(j.id ORDER BY j.number), array_agg(j.place ORDER BY j.number), array_agg(j.task ORDER BY j.number),
+        array_agg(j.units ORDER BY j.number)
+    INTO ids, places, tasks, units FROM (
+        SELECT f.*, bool_and(f.sure) OVER (PARTITION BY f.place ORDER BY f.number) AS goes
+        FROM unnest(ids, places, tasks, units, sures) WITH ORDINALITY AS f (id, place, task, units, sure, number)) AS j
+    WHERE j.goes;
+END IF;
 """.strip()
 
 # What the keys, and the next claim, have of it.

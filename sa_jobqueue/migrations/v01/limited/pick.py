@@ -51,7 +51,7 @@ PICK = f"""
         key_units integer[]; key_frees timestamptz[]; asked integer[]; taken integer[]; lows bigint[]; known_lows bigint[];
         has_rates boolean; has_any_rate boolean; began timestamptz; slow boolean; quantum integer; had integer;
         -- The jobs found for them, side by side, and the place of the first key that the queue's rate keeps waiting.
-        ids bigint[]; places integer[]; tasks text[]; units integer[]; short integer;
+        ids bigint[]; places integer[]; tasks text[]; units integer[]; sures boolean[]; all_sure boolean; short integer;
         -- All that is picked: of this queue, and of all.
         picked bigint[]; of_keys text[]; of_tasks text[]; of_units integer[]; skipped bigint[]; to_route bigint[];
         all_keys text[] := '{{{{}}}}'; all_tasks text[] := '{{{{}}}}'; all_units integer[] := '{{{{}}}}';

@@ -29,24 +29,26 @@ LATER = (
 )
 BEGUN = "job.concurrency_key IS NOT NULL AND (job.status = 'running' OR (job.status = 'queued' AND job.attempt > 0))"
 TURN = "(- job.priority), job.run_at, job.id"
-OF_JOB = "job.id, job.task, coalesce(job.units, 1)::integer AS units"
 # Said so that only the index of the condition can be used, not that of the ready jobs.
 BEGUN_AND_READY = f"{BEGUN} AND job.status <> 'running' AND NOT job.run_at > GREATEST(job.created_at, job.ready_at)"
 BEGUN_AND_LATER = f"{BEGUN} AND job.status <> 'running' AND NOT job.run_at <= GREATEST(job.created_at, job.ready_at)"
 # What the statement that calls the function can see, too. A job that was enqueued while this one waited for a lock is none of its rows.
 # Of the ages, those far below zero are of rows that are older than any transaction that goes on.
-#
-# A job of a savepoint has a transaction id of its own, of which that snapshot says nothing; it is higher than that of its transaction. So
-# where a rate would be used up in vain, and transactions that went on then have ended since, those behind the first of them are left.
-_ENDED_SINCE = (
-    "SELECT max(age(x::xid)) FROM pg_snapshot_xip(visible) AS x WHERE pg_visible_in_snapshot(x, pg_current_snapshot())"
-)
 FREE = (
-    "(age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished)"
-    f" AND (NOT has_any_rate OR age(job.xmin) >= coalesce(({_ENDED_SINCE}), newest))"
+    "((age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished))"
     " OR age(job.xmin) < -1000000 OR job.xmin = own OR newest IS NULL)"
     " AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)"
 )
+# A job of a savepoint has a transaction id of its own, of which that snapshot says nothing; it is higher than that of its transaction. So
+# if transactions that went on then have ended since, the jobs behind the first of them may be theirs, and would use up a rate in vain.
+_ENDED_SINCE = (
+    "SELECT max(age(x::xid)) FROM pg_snapshot_xip(visible) AS x WHERE pg_visible_in_snapshot(x, pg_current_snapshot())"
+)
+SURE = (
+    f"(NOT has_any_rate OR age(job.xmin) >= coalesce(({_ENDED_SINCE}), newest)"
+    " OR age(job.xmin) < -1000000 OR coalesce(job.xmin = own, false) OR newest IS NULL)"
+)
+OF_JOB = f"job.id, job.task, coalesce(job.units, 1)::integer AS units, {SURE} AS sure"
 
 # Whether anything is kept of a key of this queue. Another claim writes it under the lock of the key; so it is asked behind that lock.
 HAS_STATES = "EXISTS (SELECT FROM {schema}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key > '')"

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sa_jobqueue.histogram import BUCKETS, quantile
-from sa_jobqueue.lifecycle import COUNTED
+from ..histogram import BUCKETS, quantile
+from ..lifecycle import COUNTED
 
-__all__ = ["ALWAYS", "QUANTILES", "Figures", "named"]
+__all__ = ["ALWAYS", "ENDS", "QUANTILES", "Figures", "named"]
 
 #: By name, the share of the durations that a quantile is for.
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 #: Outcomes that are named in any case.
 ALWAYS = ("completed", "retried", "failed")
 #: The outcomes after which a job is finished.
-_ENDS = ("completed", "failed", "cancelled")
+ENDS = ("completed", "failed", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Figures:
     @property
     def ended(self) -> int:
         """Jobs that completed, failed or were cancelled."""
-        return sum(self.counts[name] for name in _ENDS)
+        return sum(self.counts[name] for name in ENDS)
 
     def per_minute(self, *names: str) -> float:
         """How many of these outcomes there were in a minute; without names, how many jobs ended."""

@@ -1,0 +1,130 @@
+"""The command `dashboard`: its pages, alone, for who has no application to mount them in."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.models import Job
+from sa_jobqueue.worker.process.signals import signals_go_to
+
+from .application import load_registry
+from .config import Config
+from .output import note
+from .place import database, given_url, open_engine
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+__all__ = ["dashboard"]
+
+
+def dashboard(
+    config: Config,
+    *,
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65_535, help="0: any that is free.")] = 8_080,
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST", help="The address to serve at; any but one of this machine alone needs a password."
+        ),
+    ] = "127.0.0.1",
+    read_only: Annotated[bool, typer.Option("--read-only", help="Pages can be read, and nothing can be done.")] = False,
+    replica_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A replica, from which pages are read; actions go to the database itself."),
+    ] = None,
+    password_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The environment variable that holds the password. Each viewer gives it with a name, which the audit keeps.",
+        ),
+    ] = None,
+) -> None:
+    """Serve the dashboard: what the queue does, why jobs wait, what went wrong, and buttons for what can be done.
+
+    An application mounts it with its own users in place of a password: see dashboard() in sa_jobqueue.dashboard. Without --read-only its
+    role needs `sa-jobqueue grants --can admin`, else `--can read`. With --app it shows a job table of your own.
+
+    sa-jobqueue dashboard
+    sa-jobqueue dashboard --read-only --replica-url postgresql://replica.example/shop
+    sa-jobqueue dashboard --host 0.0.0.0 --password-env DASHBOARD_PASSWORD
+    """
+    password = _password(password_env)
+    if password is None and not _is_local(host):
+        raise ConfigurationError(
+            f"--host {host} lets other machines in: name the environment variable that holds a password, --password-env NAME, or stay "
+            "at 127.0.0.1"
+        )
+    try:
+        import uvicorn
+
+        app = _application(config, replica_url, password, host, read_only=read_only)
+    except ImportError as error:
+        raise ConfigurationError(
+            "the dashboard needs Starlette, Jinja2 and uvicorn: pip install 'sa_jobqueue[dashboard]'"
+        ) from error
+    listening = _listen(host, port)
+    place = f"[{host}]" if ":" in host else host
+    note(f"dashboard: http://{place}:{listening.getsockname()[1]}/ (Ctrl-C ends it)")
+    level = config.log_level.value
+    # Our own lines say what is done; those of each request would say nothing more.
+    serving = uvicorn.Config(
+        app, log_config=None, log_level=level, access_log=False, server_header=False, lifespan="off"
+    )
+    # It gives a signal back when it has ended.
+    with signals_go_to(lambda number, frame: None):
+        uvicorn.Server(serving).run(sockets=[listening])
+
+
+def _application(
+    config: Config, replica_url: str | None, password: str | None, host: str, *, read_only: bool
+) -> ASGIApp:
+    from sa_jobqueue.dashboard import Access
+    from sa_jobqueue.dashboard import dashboard as pages
+    from sa_jobqueue.dashboard.password import name_of, with_hosts, with_password
+
+    job = (load_registry(config).job if config.app else None) or Job
+    engine = open_engine(config, database(config), pooled=True)
+    replica = None
+    if replica_url is not None:
+        replica = open_engine(config, given_url(replica_url, "--replica-url"), pooled=True)
+    allowed = Access.READ if read_only else Access.ADMIN
+    app = pages(engine, access=lambda request: allowed.named(name_of(request)), read_from=replica, job=job)
+    if password is not None:
+        return with_password(app, password)
+    return with_hosts(app, {"localhost", "127.0.0.1", "::1", host.lower()})
+
+
+def _password(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    password = os.environ.get(variable, "")
+    if not password:
+        raise ConfigurationError(f"--password-env {variable}: the environment has no such variable, or it is empty")
+    return password
+
+
+def _is_local(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Take the port. Raises ConfigurationError where that cannot be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise ConfigurationError(f"--host {host} --port {port}: {error.strerror or error}") from error

@@ -1,0 +1,173 @@
+"""What jobs came to within a window of time, step by step: for charts and sparklines."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any
+
+from sqlalchemy import func, select
+
+from ..health.figures import ENDS, Figures, named
+from ..histogram import BUCKETS
+from ..lifecycle import COUNTED
+from ..statements import sum_stats
+from ..statements.stats import By
+from .kept import Kept
+from .look import Look
+from .refusals import BadInput
+
+__all__ = ["WINDOWS", "Activity", "Window", "read_activity", "window_of"]
+
+#: The colour of each outcome.
+_COLOURS = MappingProxyType(
+    {
+        "completed": "--good", "retried": "--warn", "failed": "--bad", "cancelled": "--stop", "snoozed": "--busy", "released": "--soft",
+        "rescued": "--accent", "lost": "--wait",
+    }
+)  # fmt: skip
+#: Workers write what they have counted every 10 s, so the running step is some seconds short; and one that has just begun says little.
+_LATE, _LEAST = 5.0, 30.0
+_BY_QUEUE: tuple[By, ...] = ("queue",)
+#: What a chart needs of each step.
+_OF_STEP = (*COUNTED, "waits")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """What was read: when, the sums of each step, and what ended of each queue in each step."""
+
+    now: datetime
+    steps: Sequence[Any]
+    ended: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How far back, in which steps, and for how long an answer is as good as another: the further back, the less changes."""
+
+    back: timedelta
+    step: timedelta
+    kept: Kept[_Sums]
+
+
+#: By the name that an address has.
+WINDOWS: Mapping[str, Window] = MappingProxyType(
+    {
+        "5m": Window(timedelta(minutes=5), timedelta(minutes=1), Kept(1.0)),
+        "1h": Window(timedelta(hours=1), timedelta(minutes=1), Kept(2.0)),
+        "24h": Window(timedelta(hours=24), timedelta(minutes=15), Kept(15.0)),
+        "7d": Window(timedelta(days=7), timedelta(hours=2), Kept(60.0)),
+    }
+)
+_DEFAULT = "1h"
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Figures of each step, and of all of them together."""
+
+    at: Sequence[datetime]
+    """When each step began."""
+    all: Figures
+    steps: Sequence[Figures]
+    by_queue: Mapping[str, Sequence[float]]
+    """Jobs that ended, per minute, in each step."""
+
+    @property
+    def outcomes(self) -> list[str]:
+        """Those to show."""
+        return named([self.all])
+
+    def throughput(self) -> dict[str, Any]:
+        """The chart of outcomes per minute, one above the other."""
+        series = [
+            {"label": name, "colour": _COLOURS[name], "values": [round(one.per_minute(name), 2) for one in self.steps]}
+            for name in self.outcomes
+        ]
+        return {"at": self._seconds(), "series": series, "stacked": True, "unit": "/min"}
+
+    def waits(self) -> dict[str, Any]:
+        """The chart of how long jobs had been due."""
+        colours = {"p50": "--good", "p95": "--busy", "p99": "--warn"}
+        series = [
+            {"label": name, "colour": colour, "values": [one.wait(name) for one in self.steps]}
+            for name, colour in colours.items()
+        ]
+        return {"at": self._seconds(), "series": series, "unit": " s"}
+
+    def ended(self, queue: str) -> Sequence[float]:
+        """Jobs of a queue that ended, per minute, in each step."""
+        return self.by_queue.get(queue) or [0.0] * len(self.at)
+
+    def _seconds(self) -> list[int]:
+        return [int(one.timestamp()) for one in self.at]
+
+
+def window_of(look: Look) -> str:
+    """The window that the viewer asks for. Raises BadInput."""
+    name = look.query.one("window", _DEFAULT)
+    if name not in WINDOWS:
+        raise BadInput("window", name, f"one of {', '.join(WINDOWS)}")
+    return name
+
+
+def read_activity(look: Look, name: str) -> Activity:
+    """What the jobs of the viewer's queues came to within this window."""
+    window = WINDOWS[name]
+    found = window.kept.get(look.connection, (look.job, look.queues), lambda: _read(look, window))
+    length = window.step.total_seconds()
+    starts = _starts(found.now, window)
+    places = {start: place for place, start in enumerate(starts)}
+    seconds = [min(length, (found.now - start).total_seconds() - _LATE) for start in starts]
+    rows: list[list[Any]] = [[] for _ in starts]
+    for row in found.steps:
+        if row.at in places:
+            rows[places[row.at]].append(row)
+    by_queue: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(starts))
+    for row in found.ended:
+        if row.at in places:
+            place = places[row.at]
+            by_queue[row.queue][place] = (row.completed + row.failed + row.cancelled) * 60 / seconds[place]
+    return Activity(
+        starts,
+        _figures([row for some in rows for row in some], sum(seconds)),
+        [_figures(some, length) for some, length in zip(rows, seconds, strict=True)],
+        by_queue,
+    )
+
+
+def _read(look: Look, window: Window) -> _Sums:
+    now: Any = look.connection.scalar(select(func.now()))
+    if look.queues is not None and not look.queues:
+        return _Sums(now, (), ())
+    queues = sorted(look.queues or ())
+    asked: dict[str, Any] = {
+        "since": window.back,
+        "step": window.step,
+        "queues": queues,
+        "stat": look.options.beside.stat,
+    }
+    steps = sum_stats(**asked, values=_OF_STEP)
+    ended = sum_stats(**asked, by=_BY_QUEUE, values=ENDS)
+    return _Sums(now, look.connection.execute(steps).all(), look.connection.execute(ended).all())
+
+
+def _figures(rows: Sequence[Any], seconds: float) -> Figures:
+    """Those of these rows, without how long the jobs ran."""
+    counts = {name: sum(getattr(row, name) for row in rows) for name in COUNTED}
+    waits = [sum(row.waits[number] for row in rows) for number in range(BUCKETS)]
+    return Figures(counts, seconds, 0.0, 0.0, (), waits)
+
+
+def _starts(now: datetime, window: Window) -> list[datetime]:
+    """When the steps of a window began: all that are whole, and the last one once it says something."""
+    length = window.step.total_seconds()
+    last = now.timestamp() // length * length
+    first = -(-(now - window.back).timestamp() // length) * length
+    if now.timestamp() - last < _LEAST:
+        last -= length
+    return [datetime.fromtimestamp(first + number * length, UTC) for number in range(int((last - first) // length) + 1)]

@@ -1,0 +1,60 @@
+"""What the doctor finds, once a minute in a process: some of its checks cost more than a page does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import func, select
+
+from ..doctor import LEVELS, Examination, Finding, look_at
+from ..store import store_of
+from .kept import Kept
+from .look import Look
+
+__all__ = ["Examined", "examined"]
+
+#: Checks of the server and of tables as such. The others name queues, tasks, workers or jobs, or what sessions of the database do.
+_OF_SERVER = frozenset(
+    (
+        "database", "clock", "schema", "plans", "indexes", "dead-rows", "vacuum", "bloat", "connections", "notify-queue", "frozen-age",
+        "replication",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """When the doctor looked, and what it found, the worst first."""
+
+    at: datetime
+    findings: Sequence[Finding]
+
+    @property
+    def alarms(self) -> list[Finding]:
+        """What is not well."""
+        return [one for one in self.findings if one.level != "ok"]
+
+
+_kept: Kept[Examined] = Kept(60.0)
+
+
+def examined(look: Look) -> Examined:
+    """What it found. A viewer who may see some queues alone gets what is said of the server."""
+    found = _kept.get(look.connection, look.job, lambda: _examine(look))
+    if look.queues is None:
+        return found
+    return Examined(found.at, [one for one in found.findings if one.name in _OF_SERVER])
+
+
+def _examine(look: Look) -> Examined:
+    connection = look.connection
+    at = connection.scalar(select(func.now()))
+    # LISTEN and NOTIFY are not tried: that takes two more connections.
+    findings = list(look_at(Examination(connection, store=store_of(look.job))))
+    if connection.scalar(select(func.pg_is_in_recovery())):
+        # A replica that pages are read from is read-only, and that is well.
+        findings = [one for one in findings if one.name != "database"]
+    assert at is not None
+    return Examined(at, sorted(findings, key=lambda one: -LEVELS.index(one.level)))

@@ -1,0 +1,137 @@
+"""Failed jobs that have failed alike: of one task, by one class of error, with the same first line.
+
+Only the newest of them are read, so a page shows how many there are among these; and what a button does reaches the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import CTE, ColumnElement, Integer, Text, cast, func, literal, literal_column, select
+
+from ..health.one_job import clamped
+from ..lifecycle import JobStatus
+from ..models import status_literal
+from ..statements import prune_jobs, retry_jobs
+from .job_deeds import deed_of_jobs
+from .look import Look
+from .query import Query
+from .refusals import BadInput
+
+__all__ = ["ERROR_DEEDS", "HOURS", "NEWEST_FAILED", "groups", "of_group"]
+
+#: Failed jobs that are looked at.
+NEWEST_FAILED = 10_000
+#: Groups that are shown.
+_MOST = 100
+#: Hours before now whose failures are shown one by one.
+HOURS = 24
+#: Characters of the first line of a message that count.
+_LINE = 200
+#: What names a group in an address, and in a form.
+_NAMES = ("task", "error", "group")
+
+
+def _line(last: Any) -> ColumnElement[str]:
+    first = func.split_part(func.coalesce(last["message"].astext, ""), literal_column("E'\\n'"), 1)
+    return func.left(first, _LINE, type_=Text())
+
+
+def _sign(line: ColumnElement[str]) -> ColumnElement[str]:
+    """A short name of a line, for addresses: a line may hold anything."""
+    hashed = func.sha256(func.convert_to(line, literal_column("'UTF8'")))
+    return func.left(func.encode(hashed, literal_column("'hex'")), 16, type_=Text())
+
+
+def _newest(look: Look) -> CTE:
+    """The newest failed jobs, with the entry of their last error, which is read once for each."""
+    job = look.job
+    failed = job.status == status_literal(JobStatus.FAILED)
+    return (
+        select(job.id, job.task, clamped(job.finished_at).label("finished_at"), job.errors[-1].label("last"))
+        .where(failed, *look.mine())
+        .order_by(job.id.desc())
+        .limit(NEWEST_FAILED)
+        .cte("newest")
+        .prefix_with("MATERIALIZED")
+    )
+
+
+def groups(look: Look) -> tuple[Sequence[Any], int, int, int]:
+    """The groups, the largest first; how many there are of them all; of how many jobs; and the lowest id of these."""
+    newest = _newest(look)
+    last = newest.c.last
+    said = select(
+        newest.c.id,
+        newest.c.task,
+        newest.c.finished_at,
+        func.coalesce(last["type"].astext, "", type_=Text()).label("error"),
+        _line(last).label("line"),
+    ).subquery("said")
+    ago = func.floor(func.extract("epoch", func.now() - said.c.finished_at) / 3_600)
+    hours = func.array_agg(cast(ago, Integer)).filter(ago.between(0, HOURS - 1))
+    number = func.count()
+    statement = (
+        select(
+            said.c.task,
+            said.c.error,
+            said.c.line,
+            _sign(said.c.line).label("group"),
+            number.label("jobs"),
+            func.min(said.c.finished_at).label("first"),
+            func.max(said.c.finished_at).label("last"),
+            hours.label("hours"),
+            func.count().over().label("groups"),
+        )
+        .group_by(said.c.task, said.c.error, said.c.line)
+        .order_by(number.desc(), func.max(said.c.id).desc())
+        .limit(_MOST)
+    )
+    rows = look.connection.execute(statement).all()
+    of_all, floor = look.connection.execute(_extent(look)).one()
+    return rows, rows[0].groups if rows else 0, of_all, floor or 0
+
+
+def _extent(look: Look) -> Any:
+    job = look.job
+    ids = (
+        select(job.id)
+        .where(job.status == status_literal(JobStatus.FAILED), *look.mine())
+        .order_by(job.id.desc())
+        .limit(NEWEST_FAILED)
+        .subquery("ids")
+    )
+    return select(func.count(), func.min(ids.c.id))
+
+
+def of_group(look: Look) -> list[ColumnElement[bool]]:
+    """The criteria of the jobs of one group, as an address or a form names it. Raises BadInput where it names none."""
+    query, job = look.query, look.job
+    if not (task := query.one("task")) or not (group := query.one("group")):
+        raise BadInput("the form", "no group", "a task, and a group of its errors")
+    last = job.errors[-1]
+    return [
+        # First what an index finds; the floor is what keeps to those that the page has counted.
+        job.status == status_literal(JobStatus.FAILED),
+        job.id >= (query.id("floor") or 1),
+        job.task == task,
+        func.coalesce(last["type"].astext, "", type_=Text()) == literal(query.one("error"), Text),
+        _sign(_line(last)) == literal(group, Text),
+        *look.mine(),
+    ]
+
+
+def named(query: Query) -> Query:
+    """What of an address names the group."""
+    return query.only(*_NAMES, "floor")
+
+
+#: By name. A failed job can be run again, or be deleted.
+ERROR_DEEDS = {
+    deed.name: deed
+    for deed in (
+        deed_of_jobs("retry_group", "retry", of_group, retry_jobs, target=_NAMES, locked="skip"),
+        deed_of_jobs("delete_group", "delete", of_group, prune_jobs, target=_NAMES, careful=True, limit=1_000),
+    )
+}  # fmt: skip

@@ -1,0 +1,152 @@
+"""One job: what it is, where it stands and why, all its attempts, and what can be done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Text, cast, select
+from sqlalchemy.exc import DBAPIError
+
+from ...explain import explain_job
+from ...health.one_job import JobSeen, read_job
+from ...lifecycle import FINISHED, HELD, Event, JobStatus, sources
+from ...models import GATE, TASK_GROUP
+from ...objects import Subject
+from ...statements import job_logs
+from ...urls import mask_passwords
+from ...words import size
+from ..access import Action
+from ..look import Look
+from ..page import Missing, Page
+from ..query import as_id
+from ..shown import errors_of, subject_link, value_of
+from ..strings import text
+from ..timeline import timeline_of
+
+__all__ = ["JOB", "read_one", "seen_of"]
+
+#: Log lines that are shown unless all are asked for.
+_LAST_LINES = 200
+
+
+def seen_of(look: Look) -> JobSeen:
+    """The job that the path names. Raises Missing where there is none that the viewer may see."""
+    named = as_id("id", look.path["id"])
+    seen = read_job(look.connection, named, where=look.mine(), job=look.job)
+    if seen is None:
+        raise Missing(text("missing.job", id=named))
+    return seen
+
+
+def read_one(look: Look) -> dict[str, Any]:
+    """All that its page shows."""
+    seen = seen_of(look)
+    job, options = seen.job, look.options
+    failures = errors_of(seen)
+    lines, more = _lines(look, job.id)
+    subject = None if job.subject_type is None else Subject(job.subject_type, job.subject_id or "")
+    return {
+        "now": seen.now,
+        "job": job,
+        "reading": seen.reading,
+        "key": None if (job.concurrency_key or TASK_GROUP).startswith(TASK_GROUP) else job.concurrency_key,
+        "why": _why(look, job.id),
+        "buttons": _buttons(look, seen),
+        "may_edit": look.access.may("edit") and job.status not in HELD,
+        "timeline": timeline_of(seen, failures),
+        "failures": failures,
+        "errors_note": text("value.large", size=size(seen.sizes["errors"])) if "errors" in seen.sizes else "",
+        "values": [(part, value_of(part, seen, options.format_args)) for part in ("args", "meta", "result")],
+        "progress_message": mask_passwords(job.progress_message or ""),
+        "lines": lines,
+        "more_lines": more,
+        "subject": None if subject is None else str(subject),
+        "subject_link": None if subject is None else subject_link(subject, options.link_subject),
+        "worker": _worker(look, job.worker),
+        "schedule": _schedule(look, job.schedule_id),
+        "holder": _holder(look, job.unique_key),
+    }
+
+
+def _why(look: Look, id: int) -> list[dict[str, Any]] | None:
+    """Why it is not being run, or what became of it: a sentence each, and what can be done. None: its row cannot be read for it."""
+    point = look.connection.begin_nested()
+    try:
+        found = explain_job(look.connection, id, job=look.job)
+    except (ValueError, RecursionError):
+        point.rollback()
+        return None
+    except DBAPIError as error:
+        # A time that Python cannot hold; anything else is for the page as a whole.
+        if error.connection_invalidated or getattr(error.orig, "sqlstate", None):
+            raise
+        point.rollback()
+        return None
+    point.commit()
+    # Whoever may see some jobs only is not told the ids of others.
+    reasons = [one._replace(job_ids=None) if look.access.is_partial else one for one in found.reasons]
+    return [
+        {
+            "said": mask_passwords(one.said(found.distant)),
+            "needs_help": one.needs_help,
+            "advice": one.advice(id),
+            "jobs": list(one.job_ids or ()),
+        }
+        for one in reasons
+    ]
+
+
+def _buttons(look: Look, seen: JobSeen) -> list[tuple[str, str, str]]:
+    """What can be done to it now: the deed, the text of its button, and the button's kind."""
+    job = seen.job
+    is_done = job.status in FINISHED
+    is_early = job.status is JobStatus.QUEUED and job.run_at > seen.now
+    can_copy = job.inputs is None and job.task != GATE
+    wanted: list[tuple[bool, Action, str, str, str]] = [
+        (is_done, "retry", "retry", "act.retry", "primary"),
+        (is_early, "retry", "retry", "job.run_now", "primary"),
+        (job.status in sources(Event.CANCEL), "cancel", "cancel", "act.cancel", ""),
+        (can_copy, "copy", "copy", "act.copy", ""),
+        (job.status in sources(Event.DISCARD), "discard", "discard", "act.discard", "danger"),
+        (is_done, "delete", "delete", "act.delete", "danger"),
+    ]
+    return [
+        (deed, text(label), kind) for is_possible, needs, deed, label, kind in wanted if is_possible and look.access.may(needs)
+    ]  # fmt: skip
+
+
+def _lines(look: Look, id: int) -> tuple[Sequence[Any], int]:
+    """Its last log lines, and how many there are before them."""
+    found = look.connection.execute(job_logs(id, log=look.options.beside.log)).all()
+    kept = found if look.query.one("logs") == "all" else found[-_LAST_LINES:]
+    return [{**one._mapping, "message": mask_passwords(one.message or "")} for one in kept], len(found) - len(kept)  # noqa: SLF001
+
+
+def _worker(look: Look, id: str | None) -> str:
+    """Its host and process, if it has not left; else its id."""
+    if id is None:
+        return ""
+    worker = look.options.beside.worker
+    row = look.connection.execute(select(worker.host, worker.pid).where(cast(worker.id, Text) == id)).first()
+    return text("job.worker_left", id=id) if row is None else f"{row.host}:{row.pid}"
+
+
+def _schedule(look: Look, id: int | None) -> str:
+    """The name of the one that made it."""
+    if id is None:
+        return ""
+    schedule = look.options.beside.schedule
+    name = look.connection.scalar(select(schedule.name).where(schedule.id == id))
+    return text("job.schedule_gone", id=id) if name is None else name
+
+
+def _holder(look: Look, key: str | None) -> int | None:
+    """The job that has this unique key now."""
+    if key is None or look.access.is_partial:
+        return None
+    held = look.options.beside.unique_key
+    return look.connection.scalar(select(held.job_id).where(held.key == key))
+
+
+JOB = Page("job", "/jobs/{id}", read_one, in_menu=False)

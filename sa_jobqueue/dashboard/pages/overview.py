@@ -1,0 +1,105 @@
+"""Whether the queue is well, at a glance: what waits, what runs, what failed, what jobs came to, and what the doctor found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import case, select
+
+from ...health import QueueSeen, read_working
+from ...health.figures import QUANTILES
+from ...lifecycle import JobStatus
+from ...models import status_literal
+from ...statements.chosen import error_type
+from ...statements.depths import CAP, capped_sum
+from ...store import store_of
+from ..activity import WINDOWS, Activity, read_activity, window_of
+from ..doctoring import examined
+from ..look import Look
+from ..page import Page
+from ..sparks import bars, points
+
+__all__ = ["OVERVIEW"]
+
+#: Queues and errors that are shown; failed jobs that are looked at.
+_QUEUES, _ERRORS, _NEWEST = 12, 6, 500
+
+
+def read_overview(look: Look) -> dict[str, Any]:
+    """All of it."""
+    window = window_of(look)
+    working = read_working(look.connection, store_of(look.job), only=look.queues)
+    activity = read_activity(look, window)
+    doctor = examined(look)
+    queues = working.queues
+    oldest = max((one.oldest for one in queues if one.oldest is not None), default=None)
+    stale = sum(one.stale for one in working.workers)
+    return {
+        "now": working.now,
+        "window": window,
+        "windows": list(WINDOWS),
+        "due": capped_sum(one.due for one in queues),
+        "queued": capped_sum(one.queued for one in queues),
+        "running": min(working.running, CAP),
+        "failed": min(working.failed, CAP),
+        "oldest": oldest,
+        "oldest_queue": next((one.name for one in queues if one.oldest == oldest), "") if oldest is not None else "",
+        "workers": len(working.workers) - stale,
+        "stale": stale,
+        "throughput": activity.throughput(),
+        "waits": activity.waits(),
+        "activity": activity,
+        "waited": {name: activity.all.wait(name) for name in QUANTILES},
+        "histogram": bars(activity.all.waits),
+        "queues": [_shown(one, activity) for one in queues[:_QUEUES]],
+        "more_queues": max(len(queues) - _QUEUES, 0),
+        "errors": _errors(look),
+        "newest": _NEWEST,
+        "alarms": doctor.alarms,
+        "looked": doctor.at,
+    }
+
+
+def _shown(queue: QueueSeen, activity: Activity) -> dict[str, Any]:
+    return {
+        "seen": queue,
+        "rate": queue.lately.per_minute(),
+        "p95": queue.lately.wait("p95"),
+        "points": points(activity.ended(queue.name)),
+        "most": max(activity.ended(queue.name), default=0.0),
+    }
+
+
+def _errors(look: Look) -> list[Mapping[str, Any]]:
+    """The most frequent errors among the newest failed jobs, with when each came last."""
+    job = look.job
+    error = error_type(job)
+    newest = (
+        select(
+            job.queue, job.task, job.finished_at, error.label("type"),
+            case((error.is_not(None), job.errors[-1]["message"].astext)).label("message"),
+        )
+        .where(job.status == status_literal(JobStatus.FAILED))
+        .order_by(job.id.desc())
+        .limit(_NEWEST)
+    )  # fmt: skip
+    counts: Counter[tuple[str, str, str]] = Counter()
+    last: dict[tuple[str, str, str], datetime] = {}
+    for row in look.connection.execute(newest):
+        if look.queues is not None and row.queue not in look.queues:
+            continue
+        message = next(iter((row.message or "").strip().splitlines()), "")
+        key = (row.task, row.type or "", message[:200])
+        counts[key] += 1
+        if row.finished_at is not None:
+            last[key] = max(row.finished_at, last.get(key, row.finished_at))
+    return [
+        {"task": task, "type": kind, "message": message, "count": number, "last": last.get((task, kind, message))}
+        for (task, kind, message), number in counts.most_common(_ERRORS)
+    ]
+
+
+OVERVIEW = Page("overview", "/", read_overview, adds_up=True)

@@ -1,0 +1,91 @@
+"""A dashboard alone, without an application around it that knows its users: a password, and which names it may be asked by.
+
+    app = dashboard(engine, access=lambda request: Access.ADMIN.named(name_of(request)))
+    app = with_password(app, "secret")
+
+The name that a viewer gives is not checked: it says in the audit who it was, among those who know the password.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Collection
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+__all__ = ["name_of", "with_hosts", "with_password"]
+
+_NAME = "sa_jobqueue.viewer"
+#: Characters of a name that are kept.
+_MOST = 100
+
+
+def name_of(request: Request) -> str:
+    """The name that the viewer gave with the password; "" if none was asked for."""
+    return str(request.scope.get(_NAME, ""))
+
+
+def with_password(app: ASGIApp, password: str) -> ASGIApp:
+    """Let nobody in without this password, by HTTP Basic. It is as secret as the connection: put TLS before it."""
+    expected = _digest(password)
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        name, given = _credentials(Headers(scope=scope).get("authorization", ""))
+        # Of equal length, whatever was given: the time that it takes says nothing.
+        if not hmac.compare_digest(_digest(given), expected) or not name:
+            refusal = PlainTextResponse(
+                "401: give your name, which is for the audit, and the password",
+                status_code=401,
+                headers={"www-authenticate": 'Basic realm="jobs", charset="UTF-8"', "cache-control": "no-store"},
+            )
+            await refusal(scope, receive, send)
+            return
+        await app({**scope, _NAME: name[:_MOST]}, receive, send)
+
+    return guarded
+
+
+def with_hosts(app: ASGIApp, hosts: Collection[str]) -> ASGIApp:
+    """Answer requests to these hosts only. Else a page of another site, whose name leads to this machine, could read and act here."""
+    allowed = frozenset(hosts)
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _host(Headers(scope=scope).get("host", "")) not in allowed:
+            refusal = PlainTextResponse("403: this dashboard is for this machine only", status_code=403)
+            await refusal(scope, receive, send)
+            return
+        await app(scope, receive, send)
+
+    return guarded
+
+
+def _host(header: str) -> str:
+    """Without the port: "localhost:8080" as "localhost", "[::1]:8080" as "::1"."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0].lower()
+
+
+def _credentials(header: str) -> tuple[str, str]:
+    kind, _, encoded = header.partition(" ")
+    if kind.lower() != "basic":
+        return "", ""
+    try:
+        said = base64.b64decode(encoded.strip(), validate=True).decode()
+    except (binascii.Error, ValueError):
+        return "", ""
+    name, _, password = said.partition(":")
+    return "".join(one for one in name.strip() if one.isprintable()), password
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()

@@ -1,0 +1,51 @@
+"""Whose limits or pause a form or an address means: a queue's, a task's, or those of one key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from ..limits import Owner
+from .look import Look
+from .page import Missing
+from .refusals import BadInput
+from .strings import text
+
+__all__ = ["PLACE", "Place", "is_mine", "place_of"]
+
+#: The fields that say it.
+PLACE = ("owner", "name", "key")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A queue or a task, and perhaps one key of it."""
+
+    owner: Owner
+    name: str
+    key: str | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """As statements take it, beside the name."""
+        return {"owner": self.owner, "key": self.key}
+
+
+def place_of(look: Look) -> Place:
+    """The place that the viewer names, and may change. Raises BadInput, and Missing for one that belongs to others as well."""
+    query = look.query
+    owner: Any = query.one("owner", "queue")
+    if owner not in get_args(Owner):
+        raise BadInput("owner", owner, f"one of {', '.join(get_args(Owner))}")
+    if not (name := query.one("name")):
+        raise BadInput("name", "", f"the name of a {owner}")
+    if not is_mine(look, owner, name):
+        raise Missing(text("missing.place", owner=owner, name=name))
+    return Place(owner, name, query.one("key") or None)
+
+
+def is_mine(look: Look, owner: str, name: str) -> bool:
+    """Whether the viewer sees all of its jobs. The jobs of a task may be in any queue."""
+    if look.access.is_partial:
+        return False
+    return look.queues is None or (owner == "queue" and name in look.queues)

@@ -1,0 +1,134 @@
+"""The way of a job on a line: enqueued, waited, ran, failed, ran again, ended; and the same as a list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from ..health.one_job import JobSeen
+from ..lifecycle import FINISHED, JobStatus
+from .shown import Failure
+from .strings import text
+
+__all__ = ["WIDTH", "Bar", "Moment", "Timeline", "timeline_of"]
+
+#: Units of the drawing, from the left to the right.
+WIDTH = 1_000
+#: What is shorter would not be seen.
+_LEAST = 5
+
+_COLOURS = {
+    JobStatus.COMPLETED: "good",
+    JobStatus.FAILED: "bad",
+    JobStatus.CANCELLED: "stop",
+    JobStatus.RUNNING: "busy",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A part of the line."""
+
+    kind: str
+    """Its colour: wait, busy, good, bad, stop, later."""
+    x: int
+    width: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What happened at a time, and how long after what happened before."""
+
+    at: datetime
+    what: str
+    detail: str = ""
+    after: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The line and the list."""
+
+    bars: Sequence[Bar]
+    moments: Sequence[Moment]
+    waited: timedelta | None
+    """How long it had been due when its last attempt was begun."""
+    ran: timedelta | None
+    """How long that took, or has been taking."""
+
+
+def timeline_of(seen: JobSeen, failures: Sequence[Failure]) -> Timeline:
+    """`failures`: the entries of its errors, the last one first."""
+    job, now = seen.job, seen.now
+    failed = [one for one in reversed(failures) if one.at is not None]
+    end = _end_of_run(job, now, failed)
+    ran = None if job.claimed_at is None or end is None or end < job.claimed_at else end - job.claimed_at
+    waited = None
+    if ran is not None and job.claimed_at >= job.run_at:
+        waited = job.claimed_at - job.run_at
+    return Timeline(_bars(job, now, failed, end), _moments(job, failed), waited, ran)
+
+
+def _end_of_run(job: Any, now: datetime, failed: Sequence[Failure]) -> datetime | None:
+    """When the last attempt ended; now, if it goes on."""
+    if job.claimed_at is None:
+        return None
+    if job.status is JobStatus.RUNNING:
+        return now
+    if job.finished_at is not None and job.finished_at >= job.claimed_at:
+        return job.finished_at  # type: ignore[no-any-return]
+    return next((one.at for one in reversed(failed) if one.at >= job.claimed_at), None)
+
+
+def _bars(job: Any, now: datetime, failed: Sequence[Failure], end: datetime | None) -> list[Bar]:
+    first = job.created_at
+    is_later = job.status is JobStatus.QUEUED and job.run_at > now
+    last = max(first, job.finished_at or (job.run_at if is_later else now))
+    whole = (last - first).total_seconds()
+
+    def place(at: datetime) -> int:
+        if whole <= 0:
+            return 0
+        share: float = (at - first).total_seconds() / whole
+        return round(min(max(share, 0.0), 1.0) * WIDTH)
+
+    def bar(kind: str, begin: datetime, until: datetime, label: str) -> Bar:
+        x = min(place(begin), WIDTH - _LEAST)
+        return Bar(kind, x, max(place(until) - x, _LEAST), label)
+
+    bars = [Bar("wait", 0, WIDTH, text("timeline.waited"))]
+    if is_later:
+        bars.append(bar("later", max(now, first), last, text("timeline.later")))
+    if end is not None:
+        kind = _COLOURS.get(job.status, "bad")
+        bars.append(bar(kind, job.claimed_at, end, text("timeline.ran", n=job.attempt)))
+    for one in failed:
+        x = min(place(one.at), WIDTH - _LEAST)
+        bars.append(Bar("bad", x, _LEAST, text("timeline.failed", n=one.attempt, error=one.name)))
+    return bars
+
+
+def _moments(job: Any, failed: Sequence[Failure]) -> list[Moment]:
+    found = [Moment(job.created_at, text("timeline.enqueued"))]
+    found += [Moment(one.at, text("timeline.ended", n=one.attempt), one.name) for one in failed]
+    if job.claimed_at is not None:
+        found.append(Moment(job.claimed_at, text("timeline.started", n=max(job.attempt, 1))))
+    if job.cancel_requested_at is not None:
+        found.append(Moment(job.cancel_requested_at, text("timeline.cancel_asked")))
+    if job.finished_at is not None:
+        found.append(Moment(job.finished_at, str(job.status)))
+    elif job.status is JobStatus.QUEUED and job.run_at > job.created_at:
+        found.append(Moment(job.run_at, text("timeline.due")))
+    if job.status not in FINISHED:
+        for name in ("expires_at", "deadline_at", "lease_expires_at"):
+            if (at := getattr(job, name)) is not None:
+                found.append(Moment(at, text(f"timeline.{name}")))
+    # Of the same time, as they were found.
+    found.sort(key=lambda one: one.at)
+    return [
+        Moment(one.at, one.what, one.detail, None if before is None else one.at - before.at)
+        for before, one in zip([None, *found], found, strict=False)
+    ]

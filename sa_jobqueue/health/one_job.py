@@ -1,0 +1,128 @@
+"""One job as a page or a terminal shows it, again and again: all that is short, and what is long only up to a size.
+
+A row may hold anything: times that no clock shows, numbers of a million digits, JSON that is small as it is stored and does not fit into
+memory as text. What cannot be read is left out, with its size, and the rest is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import SimpleNamespace
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    DateTime,
+    Integer,
+    SQLColumnExpression,
+    Text,
+    case,
+    cast,
+    func,
+    literal_column,
+    select,
+)
+from sqlalchemy.exc import DBAPIError
+
+from ..models import Job, JobMixin
+from ..payload import load_any
+from ..statements.chosen import reading_of
+
+__all__ = ["SHOWN", "JobSeen", "clamped", "read_job"]
+
+#: Bytes, as they are stored, of arguments, a result or errors up to which they are read; and of the same as text.
+SHOWN = 100_000
+_TEXT = 400_000
+
+_PLAIN = (
+    "id", "status", "task", "queue", "priority", "attempt", "max_attempts", "rescues", "claims", "worker", "schedule_id", "ticks",
+    "workflow_id", "inputs", "units", "subject_type", "subject_id", "concurrency_key",
+)  # fmt: skip
+_TIMES = (
+    "created_at", "run_at", "claimed_at", "lease_expires_at", "cancel_requested_at", "finished_at", "purge_at", "expires_at", "deadline_at",
+    "tick_at",
+)  # fmt: skip
+_LONG = ("args", "meta", "result", "errors")
+_FIRST: ColumnElement[Any] = literal_column("timestamptz '0002-01-01 00:00+00'")
+_LAST: ColumnElement[Any] = literal_column("timestamptz '9999-01-01 00:00+00'")
+#: What an SQLSTATE begins with where the connection is gone or going, and not what is read at fault.
+_GONE = ("08", "57P", "58")
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeen:
+    """A job: its columns by name, in which a value that is too long is None; what its state is called; and the time."""
+
+    job: Any
+    reading: str
+    now: datetime
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Of each value that is there and too long, or cannot be read: its bytes, as it is stored."""
+
+
+def clamped(time: SQLColumnExpression[Any]) -> ColumnElement[Any]:
+    """A time that Python can hold; its first or last one for others, such as infinity."""
+    kept = func.least(func.greatest(time, _FIRST), _LAST, type_=DateTime(timezone=True))
+    return case((time.is_not(None), kept))
+
+
+def read_job(
+    connection: Connection, id: int, *, where: Sequence[ColumnElement[bool]] = (), job: type[JobMixin] = Job
+) -> JobSeen | None:
+    """Read one job; None if there is none with this id that meets the criteria."""
+    columns = job.__table__.c
+    size = (func.coalesce(func.pg_column_size(columns[name]), 0).label(f"{name}_size") for name in _LONG)
+    statement = select(
+        *(columns[name] for name in _PLAIN),
+        *(clamped(columns[name]).label(name) for name in _TIMES),
+        columns.uniqueness["key"].astext.label("unique_key"),
+        columns.uniqueness["scope"].astext.label("unique_scope"),
+        columns.duplicate_of.label("duplicate_of"),
+        job.progress.label("progress"),
+        job.progress_message.label("progress_message"),
+        *size,
+        reading_of(job).label("reading"),
+        func.now().label("now"),
+    ).where(columns.id == id, *where)
+    row = connection.execute(statement).one_or_none()
+    if row is None:
+        return None
+    found = dict(row._mapping)  # noqa: SLF001
+    sizes = {name: int(found.pop(f"{name}_size")) for name in _LONG}
+    reading, now = found.pop("reading"), found.pop("now")
+    values = _long_values(connection, id, job)
+    left_out = {name: sizes[name] for name in _LONG if sizes[name] and name not in values}
+    seen = SimpleNamespace(**found, **{name: values.get(name) for name in _LONG})
+    return JobSeen(seen, reading, now, left_out)
+
+
+def _long_values(connection: Connection, id: int, job: type[JobMixin]) -> dict[str, Any]:
+    """Those that are there and not too long, by name."""
+    columns = job.__table__.c
+    short = (
+        case((func.pg_column_size(columns[name]) <= SHOWN, cast(columns[name], Text))).label(name) for name in _LONG
+    )
+    # A fence, so that each is made into text once.
+    made = select(*short).where(columns.id == id).offset(literal_column("0", Integer)).subquery("made").c
+    point = connection.begin_nested()
+    try:
+        row = connection.execute(select(*(case((func.octet_length(one) <= _TEXT, one)) for one in made))).one_or_none()
+    except DBAPIError as error:
+        # As text it does not fit into memory, or takes too long to make.
+        state = str(getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or "")
+        if error.connection_invalidated or not state or state.startswith(_GONE):
+            raise
+        point.rollback()
+        return {}
+    point.commit()
+    found: dict[str, Any] = {}
+    for name, text in zip(_LONG, row or (), strict=False):
+        if text is not None:
+            try:
+                found[name] = load_any(text)
+            except (ValueError, RecursionError):
+                continue
+    return found

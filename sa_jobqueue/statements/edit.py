@@ -1,0 +1,151 @@
+"""Changing what jobs are to do, and running them once more as new jobs.
+
+>>> from sa_jobqueue import Job
+>>> statement = edit_jobs(Job.id == 7, args={"order_id": 8}, priority=9)
+>>> again = copy_jobs(Job.id == 7)
+
+Neither knows the task: arguments are checked as those of a task known by name are, and the worker checks whether they fit the handler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    DateTime,
+    Executable,
+    Interval,
+    SmallInteger,
+    Table,
+    Text,
+    bindparam,
+    case,
+    cast,
+    func,
+    insert,
+    literal_column,
+    not_,
+    null,
+    select,
+    type_coerce,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from ..durations import Duration, seconds_of
+from ..errors import OptionError
+from ..lifecycle import HELD, JobStatus
+from ..models import GATE, TASK_GROUP, Job, JobMixin, checked_due, status_in
+from ..options import MAX_PRIORITY, checked_int, checked_name
+from ..payload import encode_plain
+from .admin import Criterion, Locked, check_chosen, check_locked, with_those_left
+from .parts import in_seconds, lock_in_order, members, table_of
+from .unique import key_of
+
+__all__ = ["copy_jobs", "edit_jobs"]
+
+#: The worker that runs a job has its arguments already.
+_EDITABLE = tuple(one for one in JobStatus if one not in HELD)
+#: What the copy of a unique job does not take over: a copy whose key is taken is a duplicate, and changes no other job.
+_ON_CLASH: ColumnElement[Any] = literal_column("'{on_clash,replace,max_wait}'::text[]")
+
+
+def edit_jobs(
+    *where: Criterion,
+    args: Mapping[str, Any] | None = None,
+    queue: str | None = None,
+    priority: int | None = None,
+    run_at: datetime | timedelta | None = None,
+    locked: Locked = "wait",
+    job: type[JobMixin] = Job,
+) -> Executable:
+    """Change the arguments, the queue, the priority or the due time of jobs that are not running. Returns the ids of those that it changed.
+
+    `args`: all arguments, as plain JSON; they replace those that are there. `run_at`: a datetime with a time zone, or a timedelta from
+    the database's now(). What is None stays as it is, and so does all else: a unique job keeps the key that was made of its former
+    arguments. A job that has ended stays as it has; `retry_jobs` runs it again.
+
+    Raises PayloadError for arguments that cannot be stored or are too large, OptionError for another value that cannot be used.
+    """
+    check_chosen("edit_jobs", where)
+    check_locked("edit_jobs", locked)
+    values = dict(_edited(args, queue, priority, run_at))
+    if not values:
+        raise ValueError("edit_jobs() is to change something: give it args, queue, priority or run_at")
+    table = table_of(job)
+    allowed = status_in(table.c.status, _EDITABLE)
+    mine = lock_in_order(table, allowed, *where, skip_locked=locked == "skip", nowait=locked == "nowait")
+    changed = update(job).where(members(table.c.id, select(mine.c.id)), allowed).values(values).returning(table.c.id)
+    done: Executable = with_those_left(changed, table, [allowed, *where], locked)
+    return done
+
+
+def _edited(args: Any, queue: Any, priority: Any, run_at: Any) -> Iterator[tuple[str, ColumnElement[Any]]]:
+    """The columns to change, with values that have been checked."""
+    if args is not None:
+        if not isinstance(args, Mapping):
+            raise TypeError(f"edit_jobs(args=...) takes arguments by name, not {type(args).__name__}")
+        text = encode_plain(args, what="edit_jobs()")
+        yield "args", cast(bindparam("edited_args", text, Text), JSONB)
+    if queue is not None:
+        yield "queue", bindparam("edited_queue", checked_name(queue, "queue", OptionError), Text)
+    if priority is not None:
+        checked = checked_int(priority, "priority", 0, MAX_PRIORITY, OptionError)
+        yield "priority", bindparam("edited_priority", checked, SmallInteger)
+    if run_at is not None:
+        due = checked_due(run_at)
+        if isinstance(due, timedelta):
+            yield "run_at", in_seconds(due.total_seconds(), name="delay_seconds")
+        else:
+            zoned = DateTime(timezone=True)
+            yield "run_at", cast(bindparam("edited_time", due, zoned), zoned)
+
+
+def copy_jobs(*where: Criterion, delay: Duration = 0, job: type[JobMixin] = Job) -> Executable:
+    """Enqueue a copy of each of these jobs, whatever became of them, to be run after `delay`.
+
+    A copy has their task, arguments, options, subject, key and your own columns, and all its attempts before it; an expiry or a deadline
+    is as far away as it was for them. It is of no schedule and no workflow: jobs that take the results of others are not copied. The
+    copy of a unique job takes the same key, and is a duplicate while another job has it.
+
+    Returns a row for each copy: `id`, and `duplicate_of`, NULL unless it is a duplicate.
+    """
+    check_chosen("copy_jobs", where)
+    table = table_of(job)
+    columns = _copied(table, in_seconds(seconds_of(delay, what="copy_jobs(delay=...)"), name="delay_seconds"))
+    source = (
+        select(*columns.values())
+        .where(table.c.inputs.is_(None), table.c.task != literal_column(f"'{GATE}'"), *where)
+        # In the order in which all statements take unique keys, so that two of them cannot deadlock.
+        .order_by(key_of(table), table.c.id)
+    )
+    made = insert(table).from_select(list(columns), source, include_defaults=False)
+    return made.returning(table.c.id, table.c.duplicate_of)
+
+
+def _copied(table: Table, due: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
+    """What a copy's columns are made of, by name."""
+    alike = ("task", "args", "queue", "meta", "priority", "max_attempts", "units", "subject_type", "subject_id")
+    key, rule = table.c.concurrency_key, table.c.uniqueness
+    # Below are no keys of users: see TASK_GROUP.
+    own_key = case((key > literal_column(f"chr({ord(TASK_GROUP) + 1})"), key), else_=null())
+    ours = frozenset(column.name for column in table_of(Job).c)
+    own = {one.name: one for one in table.c if one.name not in ours and one.computed is None and one.identity is None}
+    return {
+        **{name: table.c[name] for name in alike},
+        "run_at": due,
+        "uniqueness": rule.op("-", return_type=JSONB())(_ON_CLASH),
+        "expires_at": _as_far(table.c.expires_at, table.c.created_at),
+        "deadline_at": _as_far(table.c.deadline_at, table.c.created_at),
+        "concurrency_key": own_key,
+        **own,
+    }
+
+
+def _as_far(limit: ColumnElement[Any], since: ColumnElement[Any]) -> ColumnElement[Any]:
+    """A time that is as far from now as `limit` was from `since`; NULL where there was no limit, or it was over then."""
+    distance = type_coerce(limit - since, Interval())
+    return case((not_(limit <= since), type_coerce(func.now() + distance, DateTime(timezone=True))), else_=null())

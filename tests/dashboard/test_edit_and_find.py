@@ -1,0 +1,242 @@
+"""The form that changes a job, and the field that finds one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, select, text
+
+from sa_jobqueue.dashboard import Access
+from sa_jobqueue.models import AuditEntry, Job, Stat
+from tests.support.browsing import Seen, Viewer
+from tests.support.factory import make_job, row
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Any:
+    with engine.connect() as made:
+        yield made
+
+
+def made(connection: Connection, status: str = "queued", **columns: Any) -> int:
+    id = make_job(connection, status, **columns)
+    connection.commit()
+    return id
+
+
+def found(connection: Connection, id: int) -> Any:
+    connection.rollback()
+    return row(connection, id)
+
+
+# ---- editing
+
+
+def test_what_stands_in_the_form_is_what_the_job_has(engine: Engine, connection: Connection) -> None:
+    """Sent as it is, it changes nothing but what it says."""
+    id = made(connection, args={"a": "ü & <b>"}, queue="mail", priority=2, run_at=timedelta(hours=1))
+    before = found(connection, id)
+    page = Viewer(engine).see(f"/jobs/{id}/edit")
+    assert '"a": "ü & <b>"' in page.text
+    fields = {str(one["name"]): one["value"] for one in page.all("input") if "value" in one}
+    assert fields["queue"] == "mail"
+    done = Viewer(engine).do("edit", **fields, args='{"a": "ü & <b>"}', priority=2)
+    assert "Changed 1 job." in done.text
+    assert found(connection, id) == before
+
+
+def test_a_job_is_changed_and_its_change_audited(engine: Engine, connection: Connection) -> None:
+    """Not its arguments: whoever reads the audit need not be one who may see them."""
+    id = made(connection, args={"a": 1})
+    viewer = Viewer(engine, Access.ADMIN.named("ada"))
+    viewer.do(
+        "edit",
+        id=id,
+        args='{"card": "4711"}',
+        queue="mail",
+        priority="9",
+        run_at="2031-01-31T09:00",
+        next=f"/jobs/{id}",
+    )
+    job = found(connection, id)
+    assert (job.args, job.queue, job.priority) == ({"card": "4711"}, "mail", 9)
+    assert job.run_at == datetime(2031, 1, 31, 9, tzinfo=UTC)
+    (entry,) = connection.execute(select(AuditEntry.who, AuditEntry.action, AuditEntry.target, AuditEntry.count)).all()
+    assert entry == (
+        "ada",
+        "edit",
+        {"id": [str(id)], "queue": ["mail"], "priority": ["9"], "run_at": ["2031-01-31T09:00"]},
+        1,
+    )
+
+
+def test_what_is_left_empty_stays(engine: Engine, connection: Connection) -> None:
+    id = made(connection, args={"a": 1}, queue="mail", priority=2)
+    before = found(connection, id)._asdict()
+    Viewer(engine).do("edit", id=id, args="", queue="", priority="7", run_at="")
+    assert found(connection, id)._asdict() == before | {"priority": 7}
+
+
+def test_a_failed_job_is_changed_and_run_again(engine: Engine, connection: Connection) -> None:
+    id = made(connection, "failed", args={"a": 1}, attempt=3)
+    assert {str(one.get("name")) for one in Viewer(engine).see(f"/jobs/{id}/edit").all("button")} >= {"again"}
+    Viewer(engine).do("edit", id=id, args='{"a": 2}', again="yes")
+    job = found(connection, id)
+    assert (job.status, job.args, job.attempt) == ("queued", {"a": 2}, 0)
+    later = made(connection, "failed")
+    Viewer(engine).do("edit", id=later, run_at="2031-01-31T09:00", again="yes")
+    assert found(connection, later).run_at == datetime(2031, 1, 31, 9, tzinfo=UTC)
+
+
+def test_without_a_change_it_stays_as_it_has_ended(engine: Engine, connection: Connection) -> None:
+    id = made(connection, "failed", args={"a": 1})
+    Viewer(engine).do("edit", id=id, args='{"a": 2}')
+    assert (found(connection, id).status, found(connection, id).args) == ("failed", {"a": 2})
+
+
+def test_a_job_whose_key_another_has_is_not_changed_either(engine: Engine, connection: Connection) -> None:
+    """To change it and run it again is one thing."""
+    old = make_job(connection, "failed", uniqueness={"key": "k"}, args={"a": 1})
+    made(connection, uniqueness={"key": "k"})
+    page = Viewer(engine).do("edit", id=old, args='{"a": 2}', again="yes")
+    assert "Nothing was changed" in page.text
+    assert (found(connection, old).status, found(connection, old).args) == ("failed", {"a": 1})
+
+
+def test_a_job_that_runs_by_now_is_left(engine: Engine, connection: Connection) -> None:
+    id = made(connection, "running", args={"a": 1})
+    page = Viewer(engine).see(f"/jobs/{id}/edit")
+    assert "its worker has its arguments already" in page.text
+    assert page.all("textarea") == []
+    assert "Nothing was changed" in Viewer(engine).do("edit", id=id, args="{}").text
+    assert found(connection, id).args == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"args": "{"}, "expected a JSON object"),
+        ({"args": "[1]"}, "expected a JSON object"),
+        ({"args": '{"a": NaN}'}, "nan cannot be a number"),
+        ({"args": '{"a": "\\u0000"}'}, "NUL character"),
+        ({"args": '{"a": ' + "[" * 50_000 + "]" * 50_000 + "}"}, "expected a JSON object"),
+        ({"priority": "10"}, "expected a number from 0 to 9"),
+        ({"priority": "x"}, "expected a number from 0 to 9"),
+        ({"queue": "x" * 201}, "1 to 200 characters"),
+        ({"run_at": "soon"}, "expected a time such as"),
+        ({}, "expected arguments, a queue, a priority or a time"),
+    ],
+)
+def test_what_cannot_be_is_said_and_nothing_changed(
+    engine: Engine, connection: Connection, fields: dict[str, str], said: str
+) -> None:
+    id = made(connection, "failed", args={"a": 1})
+    before = found(connection, id)
+    answer = Viewer(engine).send("edit", {"id": id, **fields})
+    assert answer.status_code == 400
+    assert said in Seen(answer.text).text
+    assert found(connection, id) == before
+
+
+def test_masked_arguments_are_not_in_the_form(engine: Engine, connection: Connection) -> None:
+    """And stay as they are, unless others are written. What the mask leaves alone is there."""
+    id = made(connection, args={"card": "4711"})
+
+    def mask(task: str, part: str, value: Any) -> Any:
+        return {**value, "card": "…"} if "card" in value else value
+
+    viewer = Viewer(engine, format_args=mask)
+    page = viewer.see(f"/jobs/{id}/edit")
+    assert "4711" not in page.html
+    assert "…" not in page.text
+    viewer.do("edit", id=id, args="", priority="9")
+    assert found(connection, id).args == {"card": "4711"}
+    assert '"plain": 1' in viewer.see(f"/jobs/{made(connection, args={'plain': 1})}/edit").text
+
+
+@pytest.mark.parametrize(
+    "access", [Access(can=["edit"], queues=["mail"]), Access(can=["edit"], where=Job.queue == "mail")]
+)
+def test_no_job_is_moved_out_of_sight(engine: Engine, connection: Connection, access: Access) -> None:
+    """Nor into the queue of others; and none of others is changed."""
+    mine, theirs = made(connection, queue="mail"), made(connection, queue="other")
+    viewer = Viewer(engine, access)
+    answer = viewer.send("edit", {"id": mine, "queue": "other"})
+    assert answer.status_code == 400
+    assert found(connection, mine).queue == "mail"
+    assert "Nothing was changed" in viewer.do("edit", id=theirs, priority="9").text
+    assert found(connection, theirs).priority == 4
+    assert viewer.send("edit", {"id": mine, "again": "yes"}).status_code == 400  # without the right to retry
+
+
+def test_a_copy_reaches_only_what_its_viewer_may_see(engine: Engine, connection: Connection) -> None:
+    theirs = made(connection, queue="other")
+    for access in (Access(can=["copy"], queues=["mail"]), Access(can=["copy"], where=Job.queue == "mail")):
+        assert "Nothing was changed" in Viewer(engine, access).do("copy", id=theirs).text
+    assert connection.scalar(text("SELECT count(*) FROM sa_jobqueue.job")) == 1
+
+
+@pytest.mark.parametrize("deed", ["edit", "copy"])
+def test_a_form_without_a_job_is_refused(engine: Engine, deed: str) -> None:
+    assert Viewer(engine).send(deed, {"priority": "9"}).status_code == 404
+
+
+# ---- finding
+
+
+def leads_to(viewer: Viewer, asked: str) -> str | None:
+    answer = viewer.get("/find", q=asked)
+    return answer.headers.get("location") if answer.status_code == 303 else None
+
+
+def test_the_field_is_on_every_page_and_leads_to_what_is_meant(engine: Engine, connection: Connection) -> None:
+    id = made(connection, queue="mail")
+    connection.execute(
+        Stat.__table__.insert().from_select(
+            ["seconds", "at", "queue", "task", *COUNTED, "run_seconds", "wait_seconds", "runs", "waits"],
+            select(text(f"60, now(), 'sync', 'shop.send', {', '.join('0' for _ in COUNTED)}, 0, 0, '{{}}', '{{}}'")),
+        )
+    )
+    connection.commit()
+    viewer = Viewer(engine)
+    assert [one["name"] for one in viewer.see("/jobs").all("input", type="search")] == ["q"]
+    assert leads_to(viewer, str(id)) == f"/jobs/{id}"
+    assert leads_to(viewer, f" {id} ") == f"/jobs/{id}"
+    assert leads_to(viewer, "mail") == "/jobs?queue=mail"
+    assert leads_to(viewer, "sync") == "/jobs?queue=sync"
+    assert leads_to(viewer, "shop.send") == "/jobs?task=shop.send"
+    assert leads_to(viewer, "Order:7") == "/jobs?subject=Order%3A7"
+
+
+COUNTED = ("completed", "retried", "failed", "cancelled", "snoozed", "released", "rescued", "lost")
+
+
+def test_what_is_not_known_is_asked(engine: Engine, connection: Connection) -> None:
+    viewer = Viewer(engine)
+    assert "There is no job 4711 here" in viewer.see("/find", q="4711").text
+    page = viewer.see("/find", q="else")
+    assert {f"/jobs?{kind}=else" for kind in ("task", "queue", "tag", "key", "error", "subject")} <= set(page.links)
+    for odd in (":", "9" * 50, "0", "½", "a:b:c", "<b>", "%"):
+        assert viewer.get("/find", q=odd).status_code in (200, 303)
+    assert "Type the number of a job" in viewer.see("/find").text
+
+
+def test_what_one_may_not_see_is_not_found(engine: Engine, connection: Connection) -> None:
+    id = made(connection, queue="secret")
+    for access in (Access(can=["read"], queues=["mail"]), Access(can=["read"], where=Job.queue == "mail")):
+        viewer = Viewer(engine, access)
+        assert leads_to(viewer, str(id)) is None
+        assert leads_to(viewer, "secret") is None
+
+
+def test_it_is_found_below_the_place_where_it_is_mounted(engine: Engine, connection: Connection) -> None:
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+    from starlette.testclient import TestClient
+
+    id = made(connection)
+    app = Starlette(routes=[Mount("/ops", Viewer(engine).app)])
+    answer = TestClient(app, follow_redirects=False).get("/ops/find", params={"q": id})
+    assert answer.headers["location"] == f"/ops/jobs/{id}"

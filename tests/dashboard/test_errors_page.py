@@ -1,0 +1,170 @@
+"""Failed jobs in groups, and what is done to a group."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, select
+
+from sa_jobqueue.dashboard import Access
+from sa_jobqueue.models import AuditEntry, Job
+from tests.support.browsing import Seen, Viewer
+from tests.support.factory import make_job, statuses
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Any:
+    with engine.connect() as made:
+        yield made
+
+
+def failed(connection: Connection, task: str, name: str, message: str, **columns: Any) -> int:
+    error = {"type": name, "message": message, "attempt": 1}
+    return make_job(connection, "failed", task=task, errors=[{"type": "Earlier", "message": "else"}, error], **columns)
+
+
+def fields(page: Seen, deed: str) -> list[dict[str, str]]:
+    """What each form of this deed would send, as a browser does."""
+    found: list[dict[str, str]] = []
+    current: dict[str, str] | None = None
+    for name, attributes in page.elements:
+        if name == "form":
+            current = {} if attributes.get("action") == f"/act/{deed}" else None
+            if current is not None:
+                found.append(current)
+        elif name == "input" and current is not None and attributes.get("type") == "hidden":
+            current[str(attributes["name"])] = attributes["value"] or ""
+    return found
+
+
+@pytest.fixture
+def some(connection: Connection) -> dict[str, list[int]]:
+    """Three kinds of failures."""
+    ids = {
+        "down": [failed(connection, "send", "smtp.Down", f"no answer\nin try {n}", finished_at=timedelta(hours=-n)) for n in range(5)],
+        "late": [failed(connection, "send", "smtp.Down", "too late", finished_at=timedelta(days=-3)) for _ in range(2)],
+        "other": [failed(connection, "pay", "smtp.Down", "no answer")],
+        "none": [make_job(connection, "failed", task="raw", errors=[])],
+    }  # fmt: skip
+    make_job(connection, "completed", task="send", errors=[{"type": "smtp.Down", "message": "no answer"}])
+    connection.commit()
+    return ids
+
+
+def test_jobs_that_failed_alike_are_one_line(engine: Engine, some: Any) -> None:
+    """The most frequent first, with when it began and when it was last, and its last 24 hours."""
+    page = Viewer(engine).see("/errors")
+    assert "9 failed jobs, 4 kinds of errors." in page.text
+    lines = [one for one in page.text.split("Delete all") if "Retry all" in one]
+    assert [("no answer" in one, "too late" in one) for one in lines][:2] == [(True, False), (False, True)]
+    assert "5 in the last 24 hours" in page.html
+    assert "0 in the last 24 hours" in page.html
+    assert re.search(r"4h ago \d+s ago", lines[0])
+    assert "no error is written down" in page.text
+
+
+def test_the_jobs_of_a_group_are_shown(engine: Engine, some: Any) -> None:
+    viewer = Viewer(engine)
+    (link,) = [one for one in viewer.see("/errors").links if "task=pay" in one]
+    page = viewer.see(link)
+    assert [one for one in page.links if one.startswith("/jobs/")] == [f"/jobs/{some['other'][0]}"]
+    (link,) = [one for one in viewer.see("/errors").links if "task=raw" in one]
+    assert f"/jobs/{some['none'][0]}" in viewer.see(link).links
+
+
+@pytest.mark.parametrize("deed", ["retry_group", "delete_group"])
+@pytest.mark.parametrize("place", range(4))
+def test_a_button_reaches_what_its_line_has_counted(
+    engine: Engine, connection: Connection, some: dict[str, list[int]], deed: str, place: int
+) -> None:
+    """Once it is confirmed with that number; and nothing else."""
+    viewer = Viewer(engine, Access.ADMIN.named("ada"))
+    sent = fields(viewer.see("/errors"), deed)[place]
+    answer = viewer.send(deed, sent)
+    ids = next(ids for ids in some.values() if sent["task"] in ("send", "pay", "raw") and ids == _of(connection, sent))
+    assert f"{len(ids)} job{'' if len(ids) == 1 else 's'} that failed so" in Seen(answer.text).text
+    connection.rollback()
+    assert list(statuses(connection).values()).count("failed") == 9
+    connection.rollback()
+    viewer.do(deed, **sent)
+    after = statuses(connection)
+    assert [after.get(id) for id in ids] == ["queued" if deed == "retry_group" else None] * len(ids)
+    assert list(after.values()).count("failed") == 9 - len(ids)
+    assert connection.execute(select(AuditEntry.who, AuditEntry.count)).all() == [("ada", len(ids))]
+
+
+def _of(connection: Connection, sent: dict[str, str]) -> list[int]:
+    """The jobs of a group, found in another way."""
+    rows = connection.execute(select(Job.id, Job.errors).where(Job.status == "failed", Job.task == sent["task"])).all()
+    lines = {row.id: (row.errors or [{}])[-1].get("message", "").split("\n")[0] for row in rows}
+    from hashlib import sha256
+
+    return [id for id, line in lines.items() if sha256(line.encode()).hexdigest()[:16] == sent["group"]]
+
+
+def test_a_group_is_done_down_to_the_floor_that_was_shown(
+    engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs older than those that were counted come up when the newest are gone: they are not meant."""
+    monkeypatch.setattr("sa_jobqueue.dashboard.site._PATIENCE", 1_000.0)
+    connection.exec_driver_sql(
+        "INSERT INTO sa_jobqueue.job (task, status, finished_at, errors) "
+        'SELECT \'send\', \'failed\', now(), \'[{"type": "E", "message": "m"}]\' FROM generate_series(1, 10500)'
+    )
+    connection.commit()
+    viewer = Viewer(engine)
+    page = viewer.see("/errors")
+    assert "Only the newest 10,000 failed jobs are looked at." in page.text
+    viewer.do("retry_group", **fields(page, "retry_group")[0])
+    assert list(statuses(connection).values()).count("failed") == 500
+
+
+def test_whatever_a_message_holds_its_group_is_found(engine: Engine, connection: Connection) -> None:
+    """Blanks at its ends, control characters, no text at all, and what is no entry."""
+    for message in ("  led by blanks\u00a0", "\ttab", "\n\nsecond", "x" * 5_000, "", "'; --", "é\u2028ü"):
+        failed(connection, "send", "E", message)
+    make_job(connection, "failed", task="send", errors={"type": "no list"})
+    make_job(connection, "failed", task="send", errors=["no object", 7])
+    make_job(connection, "failed", task="send", errors=[{"type": ["E"], "message": {"a": 1}}])
+    connection.commit()
+    viewer = Viewer(engine)
+    page = viewer.see("/errors")
+    for sent in fields(page, "retry_group"):
+        assert "Retried" in viewer.do("retry_group", **sent).text
+    assert set(statuses(connection).values()) == {"queued"}
+
+
+@pytest.mark.parametrize(
+    "access", [Access(can=Access.ADMIN.can, queues=["mail"]), Access(can=Access.ADMIN.can, where=Job.queue == "mail")]
+)
+def test_one_sees_and_reaches_ones_own(engine: Engine, connection: Connection, access: Access) -> None:
+    theirs = failed(connection, "send", "E", "m", queue="other")
+    mine = failed(connection, "send", "E", "m", queue="mail")
+    connection.commit()
+    viewer = Viewer(engine, access)
+    page = viewer.see("/errors")
+    assert "1 failed jobs, 1 kinds" in page.text
+    (sent,) = fields(page, "retry_group")
+    viewer.do("retry_group", **{**sent, "floor": "1"})
+    assert statuses(connection) == {theirs: "failed", mine: "queued"}
+
+
+def test_a_form_that_names_no_group_is_refused(engine: Engine, connection: Connection) -> None:
+    failed(connection, "send", "E", "m")
+    connection.commit()
+    for sent in ({}, {"task": "send"}, {"group": "0"}, {"task": "send", "group": "0", "floor": "x"}):
+        assert Viewer(engine).send("retry_group", {**sent, "confirmed": "yes"}).status_code == 400
+    assert set(statuses(connection).values()) == {"failed"}
+
+
+def test_passwords_in_messages_are_masked(engine: Engine, connection: Connection) -> None:
+    failed(connection, "send", "E", "cannot reach postgresql://me:geheim@db/shop")
+    connection.commit()
+    viewer = Viewer(engine)
+    page = viewer.see("/errors")
+    assert "geheim" not in page.html
+    (link,) = [one for one in page.links if "group=" in one]
+    assert "geheim" not in viewer.see(link).html

@@ -1,0 +1,220 @@
+"""The page of limits and keys, and what is done to them there."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, select, text
+
+from sa_jobqueue.dashboard import Access
+from sa_jobqueue.models import KeyRow, LimitRow
+from tests.support.browsing import Seen, Viewer
+from tests.support.busy_scene import Scene, fill
+from tests.support.limits import KEYS, LIMITS, key, limit
+
+
+@pytest.fixture
+def scene(engine: Engine) -> Scene:
+    with engine.begin() as connection:
+        return fill(connection)
+
+
+def section(page: Seen, title: str) -> str:
+    """The text below a heading, with ages to the minute."""
+    html = page.html.partition(f">{title}</h2>")[2].partition("<h2")[0]
+    return re.sub(r"(\dm) \d+s", r"\1", Seen(html).text)
+
+
+def limit_of(connection: Connection, name: str) -> Any:
+    return connection.execute(select(LIMITS).where(LIMITS.c.name == name)).one()
+
+
+def test_limits_are_shown_with_what_of_them_is_used(engine: Engine, scene: Scene) -> None:
+    page = Viewer(engine, Access.READ).see("/limits")
+    owners, keys = section(page, "Queues and tasks"), section(page, "Single keys")
+    assert "queue mail set by hand 2 / 2 500/1m, burst 50" in owners
+    assert "queue sync 1 1 running, strict" in owners
+    assert "task shop.report 0 / 5" in owners
+    assert "queue reports 0 paused the warehouse is being loaded" in owners
+    assert "queue sync , key 42 1 / 1 5" in keys
+    assert "queue sync , key 7 0 1 paused asked by the customer" in keys
+
+
+def test_who_waits_for_whom_is_shown(engine: Engine, scene: Scene) -> None:
+    """Limits all of whose permits are taken: by which jobs, and how many wait."""
+    page = Viewer(engine, Access.READ).see("/limits")
+    full = section(page, "At their limit: who waits for whom")
+    first, second, third = scene.running[:3]
+    assert f"queue mail 2 / 2 12 {first} , {second} " in full
+    assert f"queue sync , key 42 1 / 1 2 {third} " in full
+    assert f"/jobs/{first}" in page.links
+
+
+def test_what_is_paused_is_shown_with_what_waits_because_of_it(engine: Engine, scene: Scene) -> None:
+    paused = section(Viewer(engine, Access.READ).see("/limits"), "Paused")
+    assert "queue reports 25m ago 5 the warehouse is being loaded" in paused
+    assert "queue sync , key 7 10m ago 0 asked by the customer" in paused
+
+
+def test_a_queue_that_the_other_side_holds_back_says_until_when(engine: Engine, scene: Scene) -> None:
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO sa_jobqueue.limit_state (owner, name, key, blocked_until) VALUES ('queue', 'mail', '', now() + interval '5 min')"
+            )
+        )
+    assert "held back by the other side in 5m" in section(Viewer(engine).see("/limits"), "Queues and tasks")
+
+
+def test_limits_are_found_by_name_and_key(engine: Engine, scene: Scene) -> None:
+    page = Viewer(engine, Access.READ).see("/limits", name="sync", key="42")
+    assert "key 42" in section(page, "Single keys")
+    assert "key 7" not in section(page, "Single keys")
+    assert "mail" not in section(page, "Queues and tasks")
+
+
+def test_of_many_keys_the_first_are_shown(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO sa_jobqueue.job_key (owner, name, key, running) SELECT 'queue', 'sync', n::text, 1 FROM generate_series(1, 300) AS n"
+        )
+    page = Viewer(engine).see("/limits")
+    assert "The first 100 are shown." in page.text
+    assert section(page, "Single keys").count("queue sync , key") == 100
+
+
+def test_the_limits_of_a_queue_are_set(engine: Engine, scene: Scene) -> None:
+    """As the form says them: what is empty is no limit. What the form does not show stays."""
+    with engine.begin() as connection:
+        limit(connection, "sync", when_full="drop_newest", max_waiting=3)
+    viewer = Viewer(engine)
+    fields = {
+        "owner": "queue",
+        "name": "sync",
+        "running": "20",
+        "rate": "500/1m",
+        "burst": "50",
+        "key_rate": "5/s",
+        "next": "/limits",
+    }
+    assert "The limits are set." in viewer.do("set_limit", **fields).text
+    with engine.connect() as connection:
+        found = limit_of(connection, "sync")
+    assert (found.running, found.rate_count, found.rate_seconds, found.rate_burst) == (20, 500, 60.0, 50)
+    assert (found.key_running, found.key_rate_count, found.key_rate_seconds) == (None, 5, 1.0)
+    assert (found.strict, found.when_full, found.max_waiting, found.held) == (True, "drop_newest", 3, True)
+    assert "20" in section(viewer.see("/limits", name="sync"), "Queues and tasks")
+
+
+def test_the_form_of_a_limit_shows_it_and_sends_it_back_as_it_is(engine: Engine, scene: Scene) -> None:
+    """Whoever changes one field does not lose the others."""
+    with engine.begin() as connection:
+        limit(
+            connection,
+            "mail",
+            rate_count=1_500,
+            rate_seconds=3_600.0,
+            rate_burst=50,
+            key_running=3,
+            key_rate_count=2,
+            key_rate_seconds=0.5,
+            key_rate_burst=9,
+        )
+        before = limit_of(connection, "mail")
+    viewer = Viewer(engine)
+    html = viewer.see("/limits", name="mail").html.partition('id="owners-title"')[2]
+    form = html.partition('/act/set_limit"')[2].partition("</form>")[0]
+    sent = {str(one["name"]): one["value"] for one in Seen(form).all("input")}
+    assert sent["rate"] == "1,500/1h"
+    assert sent["burst"] == "50"
+    viewer.do("set_limit", **sent)
+    with engine.connect() as connection:
+        after = limit_of(connection, "mail")
+    assert {**before._mapping, "version": 0} == {**after._mapping, "version": 0}
+
+
+def test_the_limits_of_a_key_are_set_and_removed(engine: Engine, scene: Scene) -> None:
+    viewer = Viewer(engine)
+    viewer.do("set_limit", owner="queue", name="sync", key="99", running="3", weight="7")
+    with engine.connect() as connection:
+        found = connection.execute(select(KEYS).where(KEYS.c.key == "99")).one()
+    assert (found.running, found.weight, found.rate_count) == (3, 7, None)
+    assert "Removed: " in viewer.do("remove_limit", owner="queue", name="sync", key="99", next="/limits").text
+    with engine.connect() as connection:
+        assert connection.execute(select(KEYS).where(KEYS.c.key == "99")).all() == []
+
+
+def test_the_limit_of_a_task_is_set_and_removed(engine: Engine, scene: Scene) -> None:
+    viewer = Viewer(engine)
+    viewer.do("set_limit", owner="task", name="shop.report", running="2")
+    with engine.connect() as connection:
+        assert connection.scalar(select(LIMITS.c.running).where(LIMITS.c.owner == "task")) == 2
+    viewer.do("remove_limit", owner="task", name="shop.report")
+    with engine.connect() as connection:
+        assert connection.scalar(select(LIMITS.c.running).where(LIMITS.c.owner == "task")) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"running": "0"}, "running: '0' was given, expected a number from 1 to 1,000,000"),
+        ({"running": "many"}, "running: 'many' was given, expected a number"),
+        ({"running": "1000001"}, "expected a number from 1 to 1,000,000"),
+        ({"rate": "fast"}, "rate: 'fast' was given, expected a number and a time, as in 500/1m or 20/s"),
+        ({"rate": "0/1m"}, "a rate's count must be an integer from 1"),
+        ({"rate": "5/9000d"}, "at most a year"),
+        ({"burst": "5"}, "burst: '5' was given, expected nothing: it is that of a rate"),
+        ({"rate": "5/s", "burst": "0"}, "burst: '0' was given, expected a number from 1"),
+        ({"key_running": "-1"}, "key_running: '-1' was given"),
+        ({"key_rate": "x"}, "key_rate: 'x' was given"),
+        ({"key": "42", "weight": "1001"}, "weight: '1001' was given, expected a number from 1 to 1,000"),
+        ({"name": ""}, "expected the name of a queue"),
+        ({"owner": "key"}, "expected one of queue, task"),
+    ],
+)
+def test_a_limit_that_cannot_be_read_is_said_and_nothing_is_set(
+    engine: Engine, fields: dict[str, str], said: str
+) -> None:
+    answer = Viewer(engine).send("set_limit", {"name": "mail", **fields})
+    assert answer.status_code == 400
+    assert said in Seen(answer.text).text
+    with engine.connect() as connection:
+        assert connection.execute(select(LIMITS)).all() == []
+
+
+def test_a_key_is_paused_with_a_reason_and_resumed(engine: Engine, scene: Scene) -> None:
+    viewer = Viewer(engine)
+    viewer.do("pause", owner="queue", name="sync", key="42", reason="asked by the customer")
+    assert re.search(r"queue sync , key 42 \d+s ago 2 asked by the customer", section(viewer.see("/limits"), "Paused"))
+    viewer.do("resume", owner="queue", name="sync", key="42")
+    assert "key 42" not in section(viewer.see("/limits", n="1"), "Paused")
+    with engine.connect() as connection:
+        assert connection.scalar(select(KeyRow.weight).where(KeyRow.key == "42")) == 5
+
+
+def test_a_viewer_of_some_queues_sees_and_changes_the_limits_of_these_alone(engine: Engine, scene: Scene) -> None:
+    """And not those of tasks, whose jobs may be in any queue."""
+    with engine.begin() as connection:
+        key(connection, "secret", "reports", running=1)
+    viewer = Viewer(engine, Access(can=Access.ADMIN.can, queues=["sync"]))
+    page = viewer.see("/limits")
+    for other in ("mail", "reports", "shop.report", "secret", "warehouse"):
+        assert other not in page.html
+    assert "key 42" in page.text
+    for fields in ({"name": "mail"}, {"owner": "task", "name": "sync"}, {"name": "reports", "key": "a"}):
+        for deed in ("set_limit", "remove_limit", "pause", "resume"):
+            assert viewer.send(deed, {**fields, "running": "1"}).status_code == 404
+    viewer.do("set_limit", name="sync", running="4")
+    with engine.connect() as connection:
+        assert connection.scalar(select(LimitRow.running).where(LimitRow.name == "sync")) == 4
+
+
+@pytest.mark.parametrize(
+    ("can", "expected"), [({"pause"}, {"pause", "resume"}), ({"limit"}, {"set_limit", "remove_limit"})]
+)
+def test_a_viewer_sees_the_forms_that_they_may_use(engine: Engine, scene: Scene, can: Any, expected: set[str]) -> None:
+    page = Viewer(engine, Access(can=can)).see("/limits")
+    forms = {(found["action"] or "").rpartition("/")[2] for found in page.all("form", method="post")}
+    assert forms == expected
