@@ -77,7 +77,7 @@ def addresses(scene: Scene) -> dict[str, str]:
     return {
         **found,
         "jobs that failed": "/jobs?status=failed&queue=mail",
-        "a preview": f"/schedules/{scene.schedule}/backfill?from=2026-11-01",
+        "a preview": f"/schedules/{scene.schedule}/backfill?from=2025-11-03&to=2025-12-20",
         "a large workflow": f"/workflows/{scene.large_workflow}",
         "all of a workflow": f"/workflows/{scene.workflow}?unfold=yes",
         "nothing": "/nowhere",
@@ -353,8 +353,8 @@ def test_a_schedule_is_paused_run_and_backfilled_by_clicking(browser: Any, site:
         page.click(f"{row} button:text('Run now')")
         assert "Enqueued 1 job." in page.text_content(".said")
         page.click(f"{row} a:text('Backfill')")
-        page.fill("input[name=from]", "2026-11-02")
-        page.fill("input[name=to]", "2026-11-07")
+        page.fill("input[name=from]", "2025-11-03")
+        page.fill("input[name=to]", "2025-11-08")
         page.click("button:text('Preview')")
         assert "It would be 5 jobs" in page.text_content(".notice")
         page.click("button:text('Enqueue them')")

@@ -47,10 +47,8 @@ class Asked:
             for call, values in _calls(environment().parse(path.read_text()), {}):
                 self._note(list(_keys(call.args[0], values)))
         for path in PACKAGE.rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                is_text = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "text"
-                if is_text and node.args:  # type: ignore[attr-defined]
-                    self._note(list(_keys_of_code(node.args[0])))  # type: ignore[attr-defined]
+            for call, within in _calls_of_code(ast.parse(path.read_text())):
+                self._note(list(_keys_of_code(call.args[0], within)))
 
     def _note(self, found: list[tuple[str, bool]]) -> None:
         for key, is_whole in found:
@@ -84,14 +82,30 @@ def _keys(node: nodes.Node, values: Mapping[str, tuple[str, ...]]) -> Iterator[t
         raise AssertionError(f"the key of a text is put together in a way that this test cannot follow: {node}")
 
 
-def _keys_of_code(node: ast.expr) -> Iterator[tuple[str, bool]]:
+def _calls_of_code(node: ast.AST, within: ast.AST | None = None) -> Iterator[tuple[ast.Call, ast.AST | None]]:
+    """The calls of text() below this node, with the function that each is in."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        within = node
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "text" and node.args:
+        yield node, within
+    for child in ast.iter_child_nodes(node):
+        yield from _calls_of_code(child, within)
+
+
+def _keys_of_code(node: ast.expr, within: ast.AST | None) -> Iterator[tuple[str, bool]]:
     if isinstance(node, ast.Constant):
         yield str(node.value), True
     elif isinstance(node, ast.IfExp):
-        yield from _keys_of_code(node.body)
-        yield from _keys_of_code(node.orelse)
+        yield from _keys_of_code(node.body, within)
+        yield from _keys_of_code(node.orelse, within)
     elif isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
         yield str(node.values[0].value), False
+    elif isinstance(node, ast.Name) and within is not None:
+        # A table in the same function says which.
+        said = [one.value for one in ast.walk(within) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        keys = [one for one in said if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", one)]
+        assert keys, ast.dump(node)
+        yield from ((one, True) for one in keys)
     else:
         raise AssertionError(
             f"the key of a text is put together in a way that this test cannot follow: {ast.dump(node)}"
