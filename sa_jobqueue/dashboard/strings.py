@@ -73,8 +73,6 @@ TEXTS: Mapping[str, str] = MappingProxyType(
         "jobs.filter.error": "Error",
         "jobs.filter.newer_than": "Newer than",
         "jobs.filter.args": "Arguments",
-        "jobs.filter.go": "Filter",
-        "jobs.filter.clear": "Clear",
         "jobs.partly": "Tags and arguments are searched among the newest {n} jobs.",
         "jobs.tick_all": "Tick all jobs of this page",
         "jobs.tick": "Tick job {id}",
@@ -100,6 +98,7 @@ TEXTS: Mapping[str, str] = MappingProxyType(
         # schedules, workflows, audit
         "nav.backfill": "Backfill",
         "nav.workflow": "Workflow",
+        "filter.label": "Narrow the list",
         "filter.go": "Filter",
         "filter.clear": "Clear",
         "missing.schedule": "There is no schedule {id}.",
