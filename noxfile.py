@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import nox
@@ -96,6 +97,12 @@ def docs(session: nox.Session) -> None:
     """Build the documentation; a warning is an error, and nothing is fetched."""
     install(session, "docs")
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html", *session.posargs)
+
+
+@nox.session(python=False)
+def vendor(session: nox.Session) -> None:
+    """Fetch the scripts of others that lie in the tree, by npm: those that tests/dashboard/vendored.toml names."""
+    session.run(sys.executable, "-m", "tests.support.vendoring")
 
 
 @nox.session

@@ -18,6 +18,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from .errors import OptionError
+from .models import Job, JobMixin, Schedule, companions_of
 from .schedules import is_stopped, rule_of, ticks_between
 from .statements.schedule_admin import enqueued_ticks, lock_schedule
 from .statements.schedules import enqueue_ticks
@@ -42,6 +43,8 @@ class Backfill:
     """How many ticks of the range have one."""
     left_from: datetime | None
     """The workers deal with the range from here on; None: it ends before."""
+    schedule: type[Schedule] = Schedule
+    """The mapped class of the schedules."""
 
     def enqueue(self, connection: Connection) -> None:
         """Enqueue their jobs, which are due now. In the transaction in which the plan was made."""
@@ -54,19 +57,28 @@ class Backfill:
                     times=[at.timestamp() for at in page],
                     numbers=[1] * number,
                     delays=[0.0] * number,
+                    schedule=self.schedule,
                 )
             )
 
 
 def plan_backfill(
-    connection: Connection, name: str, start: datetime, end: datetime | None = None, *, lock: bool = True
+    connection: Connection,
+    name: str,
+    start: datetime,
+    end: datetime | None = None,
+    *,
+    lock: bool = True,
+    most: int = MOST,
+    job: type[JobMixin] = Job,
 ) -> Backfill | None:
     """What is to be done for the ticks from `start` on and before `end`, or by now; None if there is no such schedule.
 
-    `lock`: the plan holds until the transaction ends, because no worker moves the schedule on. Raises OptionError for a range
-    that has too many ticks, and for a rule that cannot be read.
-    """
-    row = connection.execute(lock_schedule(name, lock=lock)).one_or_none()
+    `lock`: the plan holds until the transaction ends, because no worker moves the schedule on. `job`: the mapped class of a job table
+    of your own. Raises OptionError for a range that has more than `most` ticks, and for a rule that cannot be read.
+    """  # fmt: skip
+    schedule = companions_of(job).schedule
+    row = connection.execute(lock_schedule(name, lock=lock, schedule=schedule)).one_or_none()
     if row is None:
         return None
     limit = _open_from(row)
@@ -74,12 +86,12 @@ def plan_backfill(
     last = min(until, limit)
     ticks: list[datetime] = []
     for at in ticks_between(rule_of(row.expression, row.timezone), start, last, anchor=row.next_at or row.counts_from):
-        if len(ticks) == MOST:
-            raise OptionError(f"there are more than {MOST:,} ticks from {start} to {last}: take a shorter range")
+        if len(ticks) == most:
+            raise OptionError(f"there are more than {most:,} ticks from {start} to {last}: take a shorter range")
         ticks.append(at)
-    there = set(connection.scalars(enqueued_ticks(row.id, start=ticks[0], end=ticks[-1]))) if ticks else set()
+    there = set(connection.scalars(enqueued_ticks(row.id, start=ticks[0], end=ticks[-1], job=job))) if ticks else set()
     missing = [at for at in ticks if at not in there]
-    return Backfill(row.id, missing, len(ticks) - len(missing), limit if until > limit else None)
+    return Backfill(row.id, missing, len(ticks) - len(missing), limit if until > limit else None, schedule)
 
 
 def _open_from(row: Any) -> datetime:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue.backfill import plan_backfill
 from sa_jobqueue.errors import ConfigurationError, OptionError
 from sa_jobqueue.models import Overlap, Schedule
-from sa_jobqueue.schedules import Every, Missed, every, rule_of
+from sa_jobqueue.schedules import Every, Missed, every, rule_of, zone_of
 from sa_jobqueue.statements import pause_schedules, remove_schedules, resume_schedules, run_schedules
 
 from .config import Config
@@ -24,7 +24,7 @@ from .messages import fail
 from .options import Json, Key, Units, parse_duration, parse_moment
 from .output import cleaned, jobs_of, moment, note, print_json, say
 from .place import transaction
-from .schedules import Name, no_schedule, zone_of
+from .schedules import Name, no_schedule
 
 __all__ = ["add", "backfill", "pause", "remove", "resume", "run"]
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Annotated, Any, NoReturn
-from zoneinfo import ZoneInfo
 
 import typer
 
 from sa_jobqueue.errors import OptionError
 from sa_jobqueue.log import one_line
 from sa_jobqueue.models import Schedule
-from sa_jobqueue.schedules import Cron, Rule, is_stopped, rule_of
+from sa_jobqueue.schedules import Cron, coming_ticks, rule_of, state_of, zone_of
 from sa_jobqueue.statements import list_schedules
 from sa_jobqueue.urls import mask_passwords
 
@@ -22,7 +22,7 @@ from .output import Column, age, cleaned, masked, note, print_json, print_table
 from .place import transaction
 
 __all__ = [
-    "SCHEDULE_COLUMNS", "Name", "list_", "next_", "no_schedule", "schedule_line", "schedule_style", "zone_of",
+    "SCHEDULE_COLUMNS", "Name", "list_", "next_", "no_schedule", "schedule_line", "schedule_style",
 ]  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def next_(
         no_schedule(name)
     rule = rule_of(row["expression"], row["timezone"])
     zone = zone_of(rule)
-    times = _times(rule, row, number)
+    times = list(islice(coming_ticks(rule, row), number))
     if json:
         print_json([{"utc": at, "local": at.astimezone(zone)} for at in times])
         return
@@ -100,34 +100,6 @@ def no_schedule(name: str) -> NoReturn:
     fail(f"there is no schedule {name!r}: `sa-jobqueue schedule list` shows those there are", 1)
 
 
-def zone_of(rule: Rule) -> Any:
-    """The zone of a rule; an interval has UTC."""
-    return UTC if not isinstance(rule, Cron) or rule.timezone == "UTC" else ZoneInfo(rule.timezone)
-
-
-def _times(rule: Rule, row: Any, number: int) -> list[datetime]:
-    """The next ticks, ascending: from that in the row on, or, if it is paused, counted from now as at the end of its pause."""
-    times: list[datetime] = []
-    at = _next_at(rule, row)
-    while len(times) < number and at is not None:
-        times.append(at.astimezone(UTC))
-        at = _after(rule, at)
-    return times
-
-
-def _next_at(rule: Rule, row: Any) -> datetime | None:
-    if is_stopped(row["paused_at"], row["paused_by"]):
-        return _after(rule, row["now"])
-    return row["next_at"] or _after(rule, row["counts_from"])
-
-
-def _after(rule: Rule, moment: datetime) -> datetime | None:
-    try:
-        return rule.after(moment)
-    except (OptionError, OverflowError):  # there is no later one
-        return None
-
-
 def _local(at: datetime) -> str:
     offset = f"{at:%z}"
     return f"{at:%a %Y-%m-%d %H:%M:%S} {offset[:3]}:{offset[3:5]}"
@@ -142,15 +114,15 @@ def _as_json(row: Any) -> dict[str, Any]:
     last = {key: row[f"job_{key}"] for key in ("id", "status", "created_at", "finished_at")}
     kept = {key: value for key, value in row.items() if not key.startswith("job_") and key != "now"}
     kept |= {"error": masked(row["error"]), "pause_reason": masked(row["pause_reason"])}
-    return kept | {"state": _state(row), "last_job": None if last["id"] is None else last}
+    return kept | {"state": state_of(row), "last_job": None if last["id"] is None else last}
 
 
 def schedule_line(row: Any) -> tuple[object, ...]:
     """A schedule as a line of the list."""
     when = ""
-    if _state(row) == "active":
+    if state_of(row) == "active":
         when = _when(row)
-    elif _state(row) == "paused":
+    elif state_of(row) == "paused":
         when = "paused"
     last = ""
     if row["job_id"] is not None:
@@ -162,14 +134,9 @@ def schedule_line(row: Any) -> tuple[object, ...]:
     return row["name"], rule, zone, when, last, _note(row)
 
 
-def _state(row: Any) -> str:
-    """active, paused, or bad: a worker could do nothing about it."""
-    return "paused" if row["paused_at"] is not None else "bad" if row["error"] is not None else "active"
-
-
 def _when(row: Any) -> str:
     try:
-        at = _next_at(rule_of(row["expression"], row["timezone"]), row)
+        at = next(coming_ticks(rule_of(row["expression"], row["timezone"]), row), None)
     except OptionError:
         return ""
     if at is None or at.year == 9_999:
@@ -193,6 +160,6 @@ def _note(row: Any) -> str:
 
 def schedule_style(row: Any) -> str:
     """How its line looks."""
-    if _state(row) == "bad":
+    if state_of(row) == "bad":
         return "red"
-    return "dim" if _state(row) == "paused" else "yellow" if row["job_status"] == "failed" else ""
+    return "dim" if state_of(row) == "paused" else "yellow" if row["job_status"] == "failed" else ""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sa_jobqueue.log import one_line
-from sa_jobqueue.models import GATE
+from sa_jobqueue.statements.workflows.told import joins_of, name_of
 from sa_jobqueue.urls import mask_passwords
 
 from .output import cleaned
@@ -24,8 +24,6 @@ __all__ = ["STYLES", "tree"]
 #: Nodes alike of one parent that are shown one by one, and others that are named; more are one line, or a number.
 _ALIKE = 5
 STYLES = {"failed": "red", "cancelled": "yellow", "running": "bold", "completed": "green"}
-#: Of parents that did not complete: how the join is called by which the child runs all the same.
-_JOINS = {"run": "settled", "skip": "those that complete"}
 
 
 @dataclass
@@ -40,7 +38,7 @@ class _Branch:
 
 def tree(nodes: Sequence[Any], *, paused: bool = False) -> Iterator[tuple[str, str]]:
     """Lines with their styles. `nodes`: the rows of `workflow_nodes`; `paused`: whether the workflow is."""
-    branches = {node.id: _Branch(node, joins=_joins(node)) for node in nodes}
+    branches = {node.id: _Branch(node, joins=joins_of(node)) for node in nodes}
     roots: list[_Branch] = []
     for branch in branches.values():
         before = [one for one in branch.node.parents or () if one in branches and one < branch.node.id]
@@ -83,34 +81,14 @@ def _said(branch: _Branch, branches: Mapping[int, _Branch], *, paused: bool) -> 
     why = ""
     if node.status in {"failed", "cancelled"} and isinstance(node.error, dict):
         why = f": {cleaned(one_line(mask_passwords(str(node.error.get('message', '')))))}"
-    return f"{node.id} {_name(node)} {node.status}{about}{why}"
+    return f"{node.id} {cleaned(name_of(node.task))} {node.status}{about}{why}"
 
 
 def _said_once(branch: _Branch, number: int) -> str:
     """For many that are alike."""
     node = branch.node
     joins = f"{branch.joins}; " if branch.joins else ""
-    return f"{_name(node)} × {number:,} {node.status} ({joins}from job {node.id} on)"
-
-
-def _name(node: Any) -> str:
-    return "gate" if node.task == GATE else cleaned(node.task)
-
-
-def _joins(node: Any) -> str:
-    """As in "any of 3", "at least 2 of 3", "settled", or "settled: 11, 12" where that holds for some."""
-    policies = dict(zip(node.parents or (), node.policies or (), strict=True))
-    counted = sum(policy == "count" for policy in policies.values())
-    said = []
-    if counted:
-        said.append(f"{'any' if node.needed == 1 else f'at least {node.needed}'} of {counted:,}")
-    for policy, name in _JOINS.items():
-        its = [parent for parent, other in policies.items() if other == policy]
-        if its and len(its) == len(policies):
-            said.append(name)
-        elif its:
-            said.append(f"{name}: {', '.join(map(str, its))}" if len(its) <= _ALIKE else f"{name}: {len(its):,}")
-    return "; ".join(said)
+    return f"{cleaned(name_of(node.task))} × {number:,} {node.status} ({joins}from job {node.id} on)"
 
 
 def _others(branch: _Branch) -> Iterator[str]:

@@ -16,9 +16,11 @@ from .limit_deeds import LIMIT_DEEDS
 from .look import FormatArgs, LinkSubject, Options
 from .pages import PAGES
 from .queue_deeds import QUEUE_DEEDS
+from .schedule_deeds import SCHEDULE_DEEDS
 from .security import CSP, Guard
 from .site import Site
 from .worker_deeds import WORKER_DEEDS
+from .workflow_deeds import WORKFLOW_DEEDS
 
 __all__ = ["DEEDS", "dashboard"]
 
@@ -30,6 +32,8 @@ DEEDS = {
     **QUEUE_DEEDS,
     **LIMIT_DEEDS,
     **WORKER_DEEDS,
+    **SCHEDULE_DEEDS,
+    **WORKFLOW_DEEDS,
 }
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from .access import Action
 from .look import Look
@@ -24,6 +24,8 @@ class Done:
     """There is more to do, behind this id; None: it is done."""
     to: str | None = None
     """The page to show then, as a path below the dashboard; None: the one that the form was on."""
+    target: Mapping[str, Any] | None = None
+    """What it was done to, for the audit; None: the fields of the form say it."""
 
 
 #: Does it, in the transaction of the look. Raises BadInput for a form that cannot be read.

@@ -37,5 +37,7 @@ class Page:
     in_menu: bool = True
     adds_up: bool = False
     """Whether it shows sums over the jobs of all tenants, and so is not for a viewer who may see only some of them."""
+    of_all_queues: bool = False
+    """Whether it shows what concerns all queues, and so is not for a viewer who may see only some."""
     is_live: bool = True
     """Whether it refreshes itself."""

@@ -97,7 +97,8 @@ class Site:
         return await self._shared.get((page.name, tuple(path.items()), str(query), scope), read)
 
     def _may_see(self, page: Page, access: Access) -> bool:
-        return access.may("read") and not (page.adds_up and access.is_partial)
+        hidden = (page.adds_up and access.is_partial) or (page.of_all_queues and access.queues is not None)
+        return access.may("read") and not hidden
 
     def _home(self, access: Access) -> str:
         """The first page that the viewer may see."""
@@ -163,7 +164,9 @@ class Site:
                 done = deed.do(Look(connection, asked, access, self._options, {}))
                 if done.count:
                     connection.execute(
-                        record_action(deed.name, who=who, target=target, count=done.count, job=self._options.job)
+                        record_action(
+                            deed.name, who=who, target=done.target or target, count=done.count, job=self._options.job
+                        )
                     )
                 return done
 

@@ -89,6 +89,15 @@ class Cron:
     expression: str
     timezone: str = "UTC"
 
+    @property
+    def in_words(self) -> str:
+        """As in "At 07:30 on Monday through Friday"."""
+        return CronSim(self._fields, _SOME_DAY).explain()
+
+    @property
+    def _fields(self) -> str:
+        return _NAMED.get(self.expression, self.expression)
+
     def after(self, moment: datetime) -> datetime:
         """The first tick later than `moment`, in UTC.
 
@@ -133,7 +142,7 @@ class Cron:
         before = moment
         # In the hour that comes twice the library begins at its first coming, and in an hour that is skipped two times of the
         # day may fall together.
-        for local in CronSim(_NAMED.get(self.expression, self.expression), moment.astimezone(_zone(self.timezone))):
+        for local in CronSim(self._fields, moment.astimezone(_zone(self.timezone))):
             at = local.astimezone(UTC)
             if at > before:
                 yield at

@@ -32,11 +32,24 @@ def record_action(
 
 @with_companions
 def list_audit(
-    *, before: int | None = None, limit: int = 50, job: type[JobMixin] = Job, audit: type[AuditEntry] = AuditEntry
+    *,
+    before: int | None = None,
+    who: str | None = None,
+    action: str | None = None,
+    limit: int = 50,
+    job: type[JobMixin] = Job,
+    audit: type[AuditEntry] = AuditEntry,
 ) -> Select[Any]:
-    """What was done, the last first: id, at, who, action, target, count. `before`: only what has a lower id."""
+    """What was done, the last first: id, at, who, action, target, count.
+
+    `before`: only what has a lower id. `who`, `action`: only what this operator did, only what was done so.
+    """
     columns: list[Any] = [audit.id, audit.at, audit.who, audit.action, audit.target, audit.count]
     query = select(*columns)
     if before is not None:
         query = query.where(audit.id < before)
+    if who is not None:
+        query = query.where(audit.who == who)
+    if action is not None:
+        query = query.where(audit.action == action)
     return query.order_by(audit.id.desc()).limit(limit)

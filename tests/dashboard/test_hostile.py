@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, func, insert, update
 
 from sa_jobqueue.dashboard.pages import PAGES
+from sa_jobqueue.models import AuditEntry, Job, Schedule, WorkflowCallback, WorkflowRow
 from tests.support.browsing import Seen, Viewer
 from tests.support.factory import make_job
 
@@ -29,7 +30,26 @@ def fill(connection: Connection) -> int:
         "subject_type": "Order", "subject_id": BAD, "concurrency_key": BAD, "worker": BAD,
     }  # fmt: skip
     make_job(connection, "completed", **values, result={BAD: BAD})
-    return make_job(connection, "failed", **values)
+    id = make_job(connection, "failed", **values)
+    connection.execute(insert(WorkflowRow).values(id=id, name=BAD, reason=BAD, meta={BAD: BAD}))
+    connection.execute(
+        insert(WorkflowCallback).values(
+            workflow_id=id, number=1, priority=4, max_attempts=1, event="end", task=BAD, queue=BAD, args={}, meta={}
+        )
+    )
+    connection.execute(update(Job).where(Job.task == BAD).values(workflow_id=id, schedule_id=id))
+    schedule = {
+        "name": BAD,
+        "expression": "* * * * *",
+        "task": BAD,
+        "queue": BAD,
+        "paused_at": func.now(),
+        "pause_reason": BAD,
+        "error": BAD,
+    }
+    connection.execute(insert(Schedule.__table__).values(id=id, **schedule))
+    connection.execute(insert(AuditEntry).values(who=BAD, action=BAD, count=1, target={BAD: [BAD]}))
+    return id
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -135,7 +135,12 @@ from sa_jobqueue.statements.workflows.actions import advance_workflows, stray_wo
 from sa_jobqueue.statements.workflows.healing import blocked_edges, heal_members, heal_workflows, stray_members
 from sa_jobqueue.statements.workflows.inputs import inputs_of, page_of_inputs
 from sa_jobqueue.statements.workflows.insert import MemberRows, add_members, insert_callbacks
-from sa_jobqueue.statements.workflows.looks import count_members, workflow_callbacks
+from sa_jobqueue.statements.workflows.looks import (
+    count_members,
+    count_some_members,
+    workflow_callbacks,
+    workflow_graph,
+)
 from sa_jobqueue.statements.workflows.pruning import forget_workflows, postpone_workflow, prune_members, workflows_over
 from sa_jobqueue.statements.workflows.watching import count_workflows, paused_workflows, workflows_behind
 from sa_jobqueue.subjects import jobs_relationship
@@ -229,6 +234,7 @@ BATCHES: dict[str, Callable[[int], object]] = {
     "resume_workflows": lambda n: resume_workflows(*range(n)),
     "inputs_of": lambda n: inputs_of(range(n), most=10, size=100),
     "count_members": lambda n: count_members(range(n)),
+    "count_some_members": lambda n: count_some_members(range(n), cap=1_001),
     "forget_workflows": lambda n: forget_workflows(range(n)),
     "insert_callbacks": lambda n: insert_callbacks(7, [("end", _call(0)) for _ in range(n)]),
     "record_results": lambda n: complete_jobs(
@@ -360,6 +366,8 @@ SINGLE: dict[str, Callable[[], object]] = {
     "complete_member": lambda: complete_job(id=1, token=1, retain=None, in_workflow=True),
     "retry_workflow": lambda: retry_workflow(7, from_node=8),
     "workflow_nodes": lambda: workflow_nodes(7),
+    "workflow_graph": lambda: workflow_graph(7, limit=10_000),
+    "list_audit_of_one": lambda: list_audit(before=7, who="ada", action="retry"),
     "workflow_callbacks": lambda: workflow_callbacks(7),
     "stray_workflows": lambda: stray_workflows(limit=10),
     "page_of_inputs": lambda: page_of_inputs(7, limit=10),

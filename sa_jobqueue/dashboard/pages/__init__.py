@@ -1,5 +1,7 @@
 """The pages, in the order of the menu."""
 
+from .audit import AUDIT
+from .backfill import BACKFILL
 from .database import DATABASE
 from .edit import EDIT
 from .errors import ERRORS
@@ -9,8 +11,27 @@ from .jobs import JOBS
 from .limits import LIMITS
 from .overview import OVERVIEW
 from .queues import QUEUES_PAGE
+from .schedules import SCHEDULES
 from .workers import WORKERS
+from .workflow import WORKFLOW
+from .workflows import WORKFLOWS
 
 __all__ = ["PAGES"]
 
-PAGES = (OVERVIEW, JOBS, ERRORS, QUEUES_PAGE, LIMITS, WORKERS, DATABASE, JOB, EDIT, FIND)
+PAGES = (
+    OVERVIEW,
+    JOBS,
+    ERRORS,
+    QUEUES_PAGE,
+    LIMITS,
+    WORKERS,
+    SCHEDULES,
+    WORKFLOWS,
+    DATABASE,
+    AUDIT,
+    BACKFILL,
+    WORKFLOW,
+    JOB,
+    EDIT,
+    FIND,
+)

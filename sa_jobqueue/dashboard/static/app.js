@@ -56,7 +56,7 @@
   document.addEventListener("keydown", event => {
     if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "/") {
-      const field = document.querySelector("form.filter input:not([type=hidden]), form.find input");
+      const field = document.querySelector("form.filter input:not([type=hidden])") ?? document.querySelector("form.find input");
       if (field) { event.preventDefault(); field.focus(); }
     } else if (event.key === "g") went = Date.now();
     else if (Date.now() - went < 1000) {

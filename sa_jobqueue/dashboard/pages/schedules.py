@@ -1,0 +1,81 @@
+"""The schedules: when each is due next and what it made last, by name, a page at a time."""
+
+from __future__ import annotations
+
+from datetime import datetime, tzinfo
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import RowMapping
+
+from ...errors import OptionError
+from ...log import one_line
+from ...schedules import coming_ticks, rule_in_words, rule_of, state_of, zone_of
+from ...statements import list_schedules
+from ...urls import mask_passwords
+from ..look import Look
+from ..page import Page
+from ..schedule_deeds import reached_schedules, schedule_of
+
+__all__ = ["SCHEDULES", "local"]
+
+_PAGE = 50
+#: The next times that are shown.
+_TIMES = 5
+#: A year in which no tick is: the schedule names no more times.
+_NEVER = 9_999
+
+
+def read_schedules(look: Look) -> dict[str, Any]:
+    """A page of schedules."""
+    query, schedule = look.query, schedule_of(look)
+    statement = list_schedules(job=look.job).where(*reached_schedules(look)).limit(_PAGE + 1)
+    if after := query.one("after"):
+        statement = statement.where(schedule.name > after)
+    if name := query.one("name"):
+        statement = statement.where(schedule.name.icontains(name, autoescape=True))
+    for column in ("task", "queue"):
+        if given := query.one(column):
+            statement = statement.where(getattr(schedule, column) == given)
+    state = query.one("state")
+    if state == "paused":
+        statement = statement.where(schedule.paused_at.is_not(None))
+    elif state == "bad":
+        statement = statement.where(schedule.error.is_not(None))
+    rows = look.connection.execute(statement).mappings().all()
+    return {
+        "schedules": [_shown(row) for row in rows[:_PAGE]],
+        "after": rows[_PAGE - 1]["name"] if len(rows) > _PAGE else None,
+        "filtered": any(query.one(name) for name in ("name", "task", "queue", "state")),
+    }
+
+
+def _shown(row: RowMapping) -> dict[str, Any]:
+    """A row as the table shows it."""
+    words, zone, times, problem = "", None, list[datetime](), row["error"]
+    try:
+        rule = rule_of(row["expression"], row["timezone"])
+        zone, words = zone_of(rule), rule_in_words(rule)
+        times = [at for at in islice(coming_ticks(rule, row), _TIMES) if at.year < _NEVER]
+    except OptionError as error:  # a row that was written by hand, or a zone that is not known here
+        problem = problem or str(error)
+    return {
+        **row,
+        "state": state_of(row) if problem is None or row["paused_at"] is not None else "bad",
+        "words": words,
+        "expression": " ".join(row["expression"].split()),
+        "zone": "" if row["expression"].startswith("every ") else row["timezone"],
+        "times": [(at, local(at, zone)) for at in times],
+        "problem": "" if problem is None else one_line(mask_passwords(problem)),
+        "reason": one_line(mask_passwords(row["pause_reason"] or "")),
+    }
+
+
+def local(at: datetime, zone: tzinfo | None) -> str:
+    """A time in the zone of its schedule, as in Mon 2026-11-30 07:30:00 +01:00."""
+    there = at.astimezone(zone)
+    offset = f"{there:%z}"
+    return f"{there:%a %Y-%m-%d %H:%M:%S} {offset[:3]}:{offset[3:5]}"
+
+
+SCHEDULES = Page("schedules", "/schedules", read_schedules, adds_up=True)

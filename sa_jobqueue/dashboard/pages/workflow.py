@@ -1,0 +1,138 @@
+"""One workflow: its graph, when each part ran, its jobs, and what can be done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from ...lifecycle import JobStatus
+from ...log import one_line
+from ...statements.depths import CAP
+from ...statements.parts import FIRST_ID
+from ...statements.workflows.looks import workflow_callbacks, workflow_graph, workflow_nodes
+from ...statements.workflows.told import joins_of, name_of
+from ...urls import mask_passwords
+from ..folding import MOST_BOXES, Box, folded
+from ..look import Look
+from ..page import Page
+from ..workflow_deeds import found_workflow, may_change
+from .workflows import bar_of, counted, numbers_of, state_of_workflow
+
+__all__ = ["WORKFLOW"]
+
+_PAGE = 50
+#: Jobs that are read for the graph: 40 ms of the database, and 80 ms here (2026-11).
+_DRAWN = 5_000
+#: Lines of the chart of times.
+_LINES = 60
+#: Parents that are named.
+_NAMED = 5
+
+
+def read_workflow(look: Look) -> dict[str, Any]:
+    """The workflow, as far as it is the viewer's."""
+    row = found_workflow(look, look.path["id"])
+    counts = counted(look, [row.id], CAP)[row.id]
+    beside = look.options.beside
+    statement = workflow_graph(row.id, limit=_DRAWN, job=look.job).where(*look.mine())
+    nodes = look.connection.execute(statement).all()
+    unfold = look.query.one("unfold") == "yes"
+    picture = folded(nodes, unfold=unfold)
+    boxes = list(picture.boxes)
+    after = look.query.id("after")
+    page = workflow_nodes(row.id, after=FIRST_ID if after is None else after, limit=_PAGE + 1, job=look.job)
+    members = look.connection.execute(page.where(*look.mine())).all()
+    shown = members[:_PAGE]
+    changes = may_change(look, row.id)
+    return {
+        "now": row.now,
+        "workflow": row,
+        "workflow_state": state_of_workflow(row),
+        "note": one_line(mask_passwords(row.reason or "")),
+        "number": counts.total(),
+        "bar": bar_of(counts),
+        "numbers": numbers_of(counts),
+        "graph": {
+            "boxes": [_drawn(box) for box in boxes],
+            "edges": [[str(one), str(other), policy] for one, other, policy in picture.edges],
+            "workflow": str(row.id),
+        },
+        "undrawn": picture.hidden,
+        "partly": len(nodes) == _DRAWN,
+        "drawn_jobs": _DRAWN,
+        "unfolded": unfold,
+        "can_unfold": len(nodes) <= MOST_BOXES and (unfold or any(box.number > 1 for box in boxes)),
+        "lines": _lines(boxes[:_LINES], row),
+        "more_lines": max(len(boxes) - _LINES, 0),
+        "nodes": [_node(one) for one in shown],
+        "after": shown[-1].id if len(members) > _PAGE else None,
+        "callbacks": look.connection.execute(workflow_callbacks(row.id, callback=beside.callback)).all(),
+        "may_cancel": changes and look.access.may("cancel_workflow") and row.finished_at is None,
+        "may_pause": changes and look.access.may("pause") and row.finished_at is None,
+        "may_retry": changes and look.access.may("retry_workflow"),
+        "may_retry_all": counts["failed"] + counts["cancelled"] > 0,
+    }
+
+
+def _drawn(box: Box) -> dict[str, Any]:
+    """A box for the page's script."""
+    if box.number == 1:
+        said = box.status
+    else:
+        said = ", ".join(f"{number:,} {status}" for status, number in numbers_of(box.statuses))
+    return {
+        "id": str(box.id), "task": box.task, "name": name_of(box.task), "number": box.number, "state": box.status, "said": said,
+    }  # fmt: skip
+
+
+def _lines(boxes: Sequence[Box], row: Any) -> list[dict[str, Any]]:
+    """When each box waited and ran, on a line that is 1,000 wide."""
+    start: datetime = row.created_at
+    end: datetime = row.finished_at or row.now
+    whole = max((end - start).total_seconds(), 1e-6)
+
+    def place(moment: datetime) -> float:
+        return round(min(max((moment - start).total_seconds() / whole, 0.0), 1.0) * 1_000, 1)
+
+    lines = []
+    for box in boxes:
+        made = place(box.created_at or start)
+        ended = end if box.ended_at is None else box.ended_at
+        began = place(ended if box.started_at is None else box.started_at)
+        lines.append(
+            {
+                "id": box.id,
+                "name": name_of(box.task) + (f" × {box.number:,}" if box.number > 1 else ""),
+                "state": box.status,
+                "wait": (made, max(began - made, 0.0)),
+                "run": None if box.started_at is None else (began, max(place(ended) - began, 2.0)),
+                "seconds": None if box.started_at is None else max((ended - box.started_at).total_seconds(), 0.0),
+            }
+        )
+    return lines
+
+
+def _node(node: Any) -> dict[str, Any]:
+    """A row of the table of jobs."""
+    parents = node.parents or ()
+    error = ""
+    if isinstance(node.error, dict) and node.status != JobStatus.COMPLETED:
+        kind = str(node.error.get("type", "")).rpartition(".")[2]
+        said = one_line(mask_passwords(str(node.error.get("message", ""))))
+        error = f"{kind}: {said}" if kind else said
+    return {
+        **node._mapping,  # noqa: SLF001
+        "name": name_of(node.task),
+        "parents": parents[:_NAMED],
+        "more_parents": max(len(parents) - _NAMED, 0),
+        "joins": joins_of(node),
+        "why": error,
+        "ended": node.status in (JobStatus.FAILED, JobStatus.CANCELLED),
+        "ran": None
+        if node.claimed_at is None or node.finished_at is None
+        else max((node.finished_at - node.claimed_at).total_seconds(), 0.0),
+    }
+
+
+WORKFLOW = Page("workflow", "/workflows/{id}", read_workflow, in_menu=False)

@@ -1,0 +1,142 @@
+"""The list of workflows: newest first, a page at a time by id, each with how far it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, func, literal_column, select
+
+from ...lifecycle import JobStatus
+from ...log import one_line
+from ...models import WorkflowRow
+from ...statements.workflows.looks import count_some_members
+from ...statements.workflows.watching import count_workflows
+from ...urls import mask_passwords
+from ..look import Look
+from ..page import Page
+from ..refusals import BadInput
+from ..workflow_deeds import reached_workflows, workflow_of
+
+__all__ = ["WORKFLOWS", "bar_of", "numbers_of", "state_of_workflow"]
+
+_PAGE = 50
+#: Of each workflow of the list, jobs that are counted at most: 50 such lists take 40 ms.
+_COUNTED = 1_001
+#: No index finds workflows by these; so they are looked for among this number of ids, the newest.
+_UNINDEXED = ("name",)
+_RARE = ("cancelled",)
+_NEWEST = 100_000
+
+STATES = ("running", "paused", "completed", "failed", "cancelled")
+
+
+def read_workflows(look: Look) -> dict[str, Any]:
+    """A page of workflows, and how many jobs of each have which status."""
+    query, workflow = look.query, workflow_of(look)
+    state, name, before = query.one("state"), query.one("name"), query.id("before")
+    criteria = reached_workflows(look)
+    if state:
+        criteria.append(_is(state, workflow))
+    if name:
+        criteria.append(workflow.name == name)
+    if is_partly := bool(name) or state in _RARE:
+        criteria.append(workflow.id > select(func.max(workflow.id) - _NEWEST).scalar_subquery())
+    if before is not None:
+        criteria.append(workflow.id < before)
+    statement = (
+        select(
+            workflow.id, workflow.name, workflow.status, workflow.created_at, workflow.finished_at, workflow.paused_at,
+            workflow.deadline_at, workflow.reason,
+        )
+        .where(*criteria)
+        .order_by(workflow.id.desc())
+        .limit(_PAGE + 1)
+    )  # fmt: skip
+    rows = look.connection.execute(statement).all()
+    shown = rows[:_PAGE]
+    counts = counted(look, [row.id for row in shown], _COUNTED)
+    return {
+        "now": look.connection.scalar(select(func.now())),
+        "workflows": [_shown(row, counts[row.id]) for row in shown],
+        "before": shown[-1].id if len(rows) > _PAGE else None,
+        "tabs": _tabs(look),
+        "filtered": bool(name or state),
+        "partly": is_partly,
+        "newest": _NEWEST,
+    }
+
+
+def _is(state: str, workflow: type[WorkflowRow]) -> ColumnElement[bool]:
+    """Each as the index says it that finds them."""
+    if state == "running":
+        return and_(workflow.finished_at.is_(None), workflow.paused_at.is_(None))
+    if state == "paused":
+        return and_(workflow.finished_at.is_(None), workflow.paused_at.is_not(None))
+    if state not in STATES:
+        raise BadInput("state", state, f"one of {', '.join(STATES)}")
+    return workflow.status == literal_column(f"'{state}'")
+
+
+def counted(look: Look, ids: Sequence[int], cap: int) -> dict[int, Counter[str]]:
+    """How many of the viewer's jobs of these workflows have which status, up to a cap of each workflow."""
+    found: dict[int, Counter[str]] = {one: Counter() for one in ids}
+    if ids:
+        statement = count_some_members(ids, cap=cap, where=look.mine(), job=look.job)
+        for row in look.connection.execute(statement):
+            found[row.workflow_id][str(row.status)] = row.number
+    return found
+
+
+def _tabs(look: Look) -> list[tuple[str, int | None]]:
+    """Each state, and how many workflows have it, where an index counts them for all tenants alike."""
+    numbers: dict[str, int] = {}
+    if not look.mine():
+        beside = look.options.beside
+        row = look.connection.execute(count_workflows(workflow=beside.workflow, event=beside.event)).one()
+        numbers = {"running": row.running, "paused": row.paused, "failed": row.failed}
+    return [(state, numbers.get(state)) for state in STATES]
+
+
+def _shown(row: Any, counts: Counter[str]) -> dict[str, Any]:
+    number = counts.total()
+    return {
+        **row._mapping,  # noqa: SLF001
+        "state": state_of_workflow(row),
+        "note": one_line(mask_passwords(row.reason or "")),
+        "number": number,
+        "more": number >= _COUNTED,
+        "bar": bar_of(counts),
+        "numbers": numbers_of(counts),
+    }
+
+
+def state_of_workflow(row: Any) -> str:
+    """Its status; or paused."""
+    return "paused" if row.paused_at is not None and row.finished_at is None else str(row.status)
+
+
+#: From the left: what has ended well, badly, what runs, what waits.
+_BAR = (
+    JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.RUNNING, JobStatus.QUEUED, JobStatus.BLOCKED,
+)  # fmt: skip
+
+
+def numbers_of(counts: Counter[str]) -> list[tuple[str, int]]:
+    """Each status that is there, in the order of the bar."""
+    return [(status.value, counts[status.value]) for status in _BAR if counts[status.value]]
+
+
+def bar_of(counts: Counter[str]) -> list[tuple[str, float, float]]:
+    """The parts of a bar that is 100 wide: status, where it begins, how wide it is."""
+    parts, at, total = list[tuple[str, float, float]](), 0.0, counts.total()
+    for status in _BAR:
+        if number := counts[status.value]:
+            width = 100 * number / total
+            parts.append((status.value, round(at, 2), round(width, 2)))
+            at += width
+    return parts
+
+
+WORKFLOWS = Page("workflows", "/workflows", read_workflows)

@@ -1,0 +1,129 @@
+"""What is done to workflows. Whoever may see some jobs of a workflow sees it; only who may see all of them may change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import ColumnElement, Executable, and_, false, func, literal_column, not_, select, true
+
+from ..lifecycle import FINISHED, JobStatus
+from ..models import WorkflowRow, schema_of, status_in
+from ..statements import cancel_workflows, pause_workflows, resume_workflows, retry_workflow
+from ..statements.depths import CAP
+from .access import Action
+from .deeds import Deed, Done
+from .look import Look
+from .page import Missing
+from .query import as_id
+from .refusals import BadInput
+from .strings import text
+
+__all__ = ["WORKFLOW_DEEDS", "found_workflow", "may_change", "reached_workflows", "workflow_of"]
+
+_ONE: ColumnElement[int] = literal_column("1")
+
+
+def workflow_of(look: Look) -> type[WorkflowRow]:
+    """The mapped class of the workflows."""
+    return look.options.beside.workflow
+
+
+def reached_workflows(look: Look) -> list[ColumnElement[bool]]:
+    """The criteria of the workflows that the viewer may see: those with a job of theirs."""
+    mine = look.mine()
+    if not mine:
+        return []
+    job, workflow = look.job, workflow_of(look)
+    return [select(_ONE).where(job.workflow_id == workflow.id, *mine).correlate(workflow).exists()]
+
+
+def _of_others(look: Look) -> ColumnElement[bool]:
+    """Whether a workflow has a job that the viewer may not see."""
+    job, workflow, mine = look.job, workflow_of(look), look.mine()
+    if not mine:
+        return false()
+    not_mine = not_(func.coalesce(and_(true(), *mine), false()))
+    return select(_ONE).where(job.workflow_id == workflow.id, not_mine).correlate(workflow).exists()
+
+
+def found_workflow(look: Look, id: str) -> Any:
+    """The workflow of this id, and `now`. Raises BadInput, and Missing."""
+    workflow = workflow_of(look)
+    row = look.connection.execute(
+        select(
+            workflow.id, workflow.name, workflow.status, workflow.created_at, workflow.finished_at, workflow.deadline_at,
+            workflow.paused_at, workflow.cancelled_at, workflow.purge_at, workflow.fail_fast, workflow.reason, workflow.meta,
+            func.now().label("now"),
+        ).where(workflow.id == as_id("id", id), *reached_workflows(look))
+    ).one_or_none()  # fmt: skip
+    if row is None:
+        raise Missing(text("missing.workflow", id=id))
+    return row
+
+
+def may_change(look: Look, id: int) -> bool:
+    """Whether all jobs of the workflow are the viewer's."""
+    if not look.mine():
+        return True
+    workflow = workflow_of(look)
+    return not look.connection.scalar(select(_of_others(look)).where(workflow.id == id))
+
+
+def _to_change(look: Look) -> int:
+    row = found_workflow(look, look.query.one("id"))
+    if not may_change(look, row.id):
+        raise Missing(text("workflow.of_others"))
+    return int(row.id)
+
+
+def _deed(
+    name: str,
+    needs: Action,
+    build: Callable[[Look, int], Executable],
+    *,
+    unit: str = "workflow",
+    count: Callable[[Look], int] | None = None,
+    target: tuple[str, ...] = ("id",),
+) -> Deed:
+    def do(look: Look) -> Done:
+        return Done(len(look.connection.scalars(build(look, _to_change(look))).all()))
+
+    return Deed(name, needs, do, count, careful=count is not None, target=target, unit=unit)
+
+
+def _live_jobs(look: Look) -> int:
+    """How many jobs of the workflow have not ended, up to a cap."""
+    job = look.job
+    live = [status for status in JobStatus if status not in FINISHED]
+    some = select(_ONE).where(job.workflow_id == _to_change(look), status_in(job.status, live)).limit(CAP)
+    return look.connection.scalar(select(func.count()).select_from(some.subquery())) or 0
+
+
+def _cancel(look: Look, id: int) -> Executable:
+    reason = f"the workflow was cancelled by {look.access.who or 'an operator'}"
+    return cancel_workflows(id, reason=reason, schema=schema_of(look.job))
+
+
+def _retry_node(look: Look, id: int) -> Executable:
+    node = look.query.id("node")
+    if node is None:
+        raise BadInput("node", "", text("workflow.node"))
+    return retry_workflow(id, from_node=node, schema=schema_of(look.job))
+
+
+WORKFLOW_DEEDS = {
+    deed.name: deed
+    for deed in (
+        _deed("cancel_workflow", "cancel_workflow", _cancel, count=_live_jobs),
+        _deed("pause_workflow", "pause", lambda look, flow: pause_workflows(flow, schema=schema_of(look.job))),
+        _deed("resume_workflow", "pause", lambda look, flow: resume_workflows(flow, schema=schema_of(look.job))),
+        _deed(
+            "retry_workflow",
+            "retry_workflow",
+            lambda look, flow: retry_workflow(flow, schema=schema_of(look.job)),
+            unit="job",
+        ),
+        _deed("retry_node", "retry_workflow", _retry_node, unit="job", target=("id", "node")),
+    )
+}

@@ -1,0 +1,435 @@
+"""The dashboard in a browser: quiet, offline, readable at each width and in both colours, by keyboard, and without JavaScript."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import pytest
+from sqlalchemy import Engine, create_engine, func, select, text
+
+from sa_jobqueue.dashboard import Access, dashboard
+from sa_jobqueue.dashboard.pages import PAGES
+from sa_jobqueue.models import AuditEntry, Job, Schedule
+from tests.support.browsers import chromium, served
+from tests.support.databases import Databases, driver_url
+from tests.support.factory import make_job
+from tests.support.scenes import Scene, fill
+from tests.support.waiting import wait_until
+
+AXE = (Path(__file__).parent / "vendor/axe.min.js").read_text()
+WIDTHS = (390, 1_280, 2_560)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A dashboard that is served, with a database of its own."""
+
+    url: str
+    engine: Engine
+    scene: Scene
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@contextmanager
+def site_of(databases: Databases) -> Iterator[Site]:
+    name = databases.new_name()
+    engine = create_engine(driver_url(databases.create(name), "psycopg"), pool_size=6)
+    with engine.begin() as connection:
+        scene = fill(connection)
+    access = Access.ADMIN.named("ada@example.com")
+    with served(dashboard(engine, access=lambda _: access)) as url:
+        yield Site(url, engine, scene)
+    engine.dispose()
+    databases.drop(name)
+
+
+@pytest.fixture(scope="module")
+def shown(databases: Databases, browser: Any) -> Iterator[Site]:
+    """For tests that only look."""
+    with site_of(databases) as site:
+        yield site
+
+
+@pytest.fixture
+def site(databases: Databases, browser: Any) -> Iterator[Site]:
+    """For a test that acts."""
+    with site_of(databases) as site:
+        yield site
+
+
+def addresses(scene: Scene) -> dict[str, str]:
+    """Every page by its name, with something in the place of what its path names; and some that show more by a query."""
+    ids = {"jobs": scene.job, "schedules": scene.schedule, "workflows": scene.workflow}
+    found = {
+        page.name: re.sub(r"\{[^}]*\}", str(ids.get(page.path.split("/")[1], 1)), page.path) for page in PAGES
+    }  # fmt: skip
+    return {
+        **found,
+        "jobs that failed": "/jobs?status=failed&queue=mail",
+        "a preview": f"/schedules/{scene.schedule}/backfill?from=2025-11-03&to=2025-12-20",
+        "a large workflow": f"/workflows/{scene.large_workflow}",
+        "all of a workflow": f"/workflows/{scene.workflow}?unfold=yes",
+        "nothing": "/nowhere",
+        "what cannot be read": "/jobs?before=x",
+    }
+
+
+NAMES = tuple(addresses(Scene(1, 1, 1, 1, 1, 1)))
+
+
+class Tab:
+    """A page of the browser, and what it says and asks for meanwhile."""
+
+    def __init__(self, browser: Any, site: Site, *, width: int = 1_280, **options: Any) -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        self.page = self.context.new_page()
+        self.site = site
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        self.page.on("requestfailed", self._note_failure)
+        self.page.on("request", lambda request: self.asked.append(request.url))
+
+    def _note_failure(self, request: Any) -> None:
+        # What is asked for when the page is left comes to nothing.
+        if request.failure != "net::ERR_ABORTED":
+            self.said.append(f"failed: {request.url} {request.failure}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+    def go(self, path: str) -> Any:
+        answer = self.page.goto(self.site.url + path)
+        self.page.wait_for_load_state("networkidle")
+        return answer
+
+    @property
+    def hosts(self) -> set[str | None]:
+        return {urlsplit(one).hostname for one in self.asked if not one.startswith("data:")}
+
+
+# ---- every page
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_is_quiet_and_offline(browser: Any, shown: Site, name: str) -> None:
+    """Nothing is said on the console, also when it has refreshed itself, and no request leaves."""
+    with Tab(browser, shown) as tab:
+        answer = tab.go(addresses(shown.scene)[name])
+        if tab.page.locator("[data-live]").count():
+            with tab.page.expect_response(lambda one: one.request.headers.get("hx-request") == "true"):
+                tab.page.evaluate("htmx.trigger(document.querySelector('[data-live]'), 'refresh')")
+            tab.page.wait_for_load_state("networkidle")
+        expected = {"nothing": 404, "what cannot be read": 400}.get(name, 200)
+        # The browser itself notes a status that is an error.
+        noted = [one for one in tab.said if not (expected != 200 and "Failed to load resource" in one)]
+        assert noted == []
+        assert tab.hosts == {"127.0.0.1"}
+        assert answer.status == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_is_as_wide_as_the_window(browser: Any, shown: Site, name: str) -> None:
+    """On a telephone, a laptop, and a large screen; what is wider scrolls by itself."""
+    with Tab(browser, shown) as tab:
+        for width in WIDTHS:
+            tab.page.set_viewport_size({"width": width, "height": 900})
+            tab.go(addresses(shown.scene)[name])
+            assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_axe_finds_nothing(browser: Any, shown: Site, name: str) -> None:
+    """Names, labels, contrast, order: what can be checked by a program; in the light and in the dark."""
+    look_with_axe(browser, shown, name, 1_280)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("width", [390, 2_560])
+@pytest.mark.parametrize("name", NAMES)
+def test_axe_finds_nothing_at_other_widths(browser: Any, shown: Site, name: str, width: int) -> None:
+    look_with_axe(browser, shown, name, width)
+
+
+def look_with_axe(browser: Any, shown: Site, name: str, width: int) -> None:
+    with Tab(browser, shown, width=width, color_scheme="light") as tab:
+        tab.go(addresses(shown.scene)[name])
+        tab.page.evaluate(AXE)
+        for scheme in ("light", "dark"):
+            tab.page.emulate_media(color_scheme=scheme)
+            found = tab.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+            assert [(one["id"], [node["html"][:200] for node in one["nodes"][:3]]) for one in found["violations"]] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_control_is_reached_by_tab(browser: Any, shown: Site, name: str) -> None:
+    """In the order of the page, and each shows that it is the one."""
+    with Tab(browser, shown) as tab:
+        tab.go(addresses(shown.scene)[name])
+        tab.page.evaluate("document.getElementById('refresh') && (document.getElementById('refresh').value = '0')")
+        wanted = min(tab.page.evaluate(_COUNT_CONTROLS), 40)
+        reached = []
+        for _ in range(wanted):
+            tab.page.keyboard.press("Tab")
+            reached.append(tab.page.evaluate(_FOCUSED))
+        assert [place for place, _ in reached] == sorted({place for place, _ in reached})
+        assert [place for place, outline in reached if outline in ("", "none")] == []
+
+
+_CONTROLS = "[...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex=\"0\"]')]"
+_COUNT_CONTROLS = f"{_CONTROLS}.filter(one => one.checkVisibility() && !one.disabled).length"
+_FOCUSED = f"""(() => {{
+  const one = document.activeElement, style = getComputedStyle(one);
+  return [{_CONTROLS}.indexOf(one), style.outlineStyle === 'none' ? getComputedStyle(one.querySelector('rect') ?? one).outlineStyle : style.outlineStyle];
+}})()"""
+
+
+# ---- keys, colours, refreshing
+
+
+def test_keys_lead_to_the_filter_and_to_pages(browser: Any, shown: Site) -> None:
+    with Tab(browser, shown) as tab:
+        tab.go("/jobs")
+        tab.page.keyboard.press("/")
+        assert tab.page.evaluate("document.activeElement.name") == "id"
+        tab.page.keyboard.type("/g")  # within the field they are letters
+        assert tab.page.evaluate("document.activeElement.value") == "/g"
+        tab.page.evaluate("document.activeElement.blur()")
+        tab.page.keyboard.press("g")
+        tab.page.keyboard.press("s")
+        tab.page.wait_for_url("**/schedules")
+
+
+def test_the_colours_are_chosen_and_kept(browser: Any, shown: Site) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    with Tab(browser, shown, color_scheme="light") as tab:
+        tab.go("/jobs")
+        light = tab.page.evaluate(background)
+        tab.page.click("#theme")
+        dark = tab.page.evaluate(background)
+        assert light != dark
+        tab.go("/audit")
+        assert tab.page.evaluate(background) == dark
+        assert tab.said == []
+
+
+def test_a_number_changes_while_the_page_is_open(browser: Any, site: Site) -> None:
+    """And what the viewer has opened stays as it is."""
+    with Tab(browser, site) as tab:
+        tab.go(f"/workflows/{site.scene.workflow}?unfold=yes")
+        numbers = tab.page.locator("#flow-numbers")
+        before = numbers.text_content()
+        box = tab.page.locator(f'[data-box="{_last_running(site)}"]')
+        assert "running" in (box.get_attribute("class") or "")
+        tab.page.click(".graph .tools button:first-child")
+        width = tab.page.locator(".graph svg").get_attribute("width")
+        with site.engine.begin() as connection:
+            connection.execute(
+                text("UPDATE sa_jobqueue.job SET status = 'completed', finished_at = now() WHERE id = :id"),
+                {"id": _last_running(site)},
+            )
+        wait_until(lambda: numbers.text_content() != before)
+        wait_until(lambda: "completed" in (box.get_attribute("class") or ""))
+        assert tab.page.locator(".graph svg").get_attribute("width") == width
+        assert tab.said == []
+
+
+def _last_running(site: Site) -> int:
+    with site.engine.connect() as connection:
+        found = connection.scalar(
+            select(func.max(Job.id)).where(Job.workflow_id == site.scene.workflow, Job.status == "running")
+        )
+    assert found is not None
+    return found
+
+
+def test_refreshing_can_be_turned_off(browser: Any, site: Site) -> None:
+    with Tab(browser, site) as tab:
+        tab.go("/audit")
+        tab.page.select_option("#refresh", "0")
+        asked = len(tab.asked)
+        # What a page of another tab gets meanwhile is the clock: it has refreshed itself twice.
+        with Tab(browser, site) as other:
+            other.go("/audit")
+            other.page.select_option("#refresh", "1")
+            begun = len(other.asked)
+            wait_until(lambda: other.page.evaluate("1") and len(other.asked) >= begun + 2)
+        assert len(tab.asked) == asked
+
+
+def test_a_database_that_is_away_is_said_and_the_page_comes_back(
+    browser: Any, site: Site, databases: Databases
+) -> None:
+    with Tab(browser, site) as tab:
+        tab.go("/audit")
+        tab.page.select_option("#refresh", "1")
+        with databases.away(site.engine.url.render_as_string(hide_password=False)):
+            wait_until(lambda: "does not answer" in (tab.page.text_content("main") or ""))
+        wait_until(lambda: "grace@example.com" in (tab.page.text_content("main") or ""))
+
+
+# ---- the graph
+
+
+def test_the_graph_of_a_workflow_is_drawn(browser: Any, shown: Site) -> None:
+    """A box for each part, edges that begin and end at boxes, and what is too wide is made to fit."""
+    with Tab(browser, shown) as tab:
+        tab.go(f"/workflows/{shown.scene.workflow}?unfold=yes")
+        graph = tab.page.locator(".graph svg")
+        assert graph.locator("a.box").count() == 15
+        assert graph.locator("path.edge").count() == 23
+        assert graph.locator("path.edge.loose").count() == 1
+        ends = tab.page.evaluate(_EDGES_OFF_THE_BOXES)
+        assert ends == []
+        overlap = tab.page.evaluate(_OVERLAPPING_BOXES)
+        assert overlap == []
+        wide = float(graph.get_attribute("width"))
+        tab.page.click(".graph .tools button:nth-child(1)")
+        assert float(graph.get_attribute("width")) > wide
+        tab.page.click(".graph .tools button:nth-child(3)")
+        assert float(graph.get_attribute("width")) == wide
+        graph.locator("a.box").first.click()
+        assert re.search(r"/jobs/\d+$", tab.page.url)
+
+
+#: Ends of edges that are more than two units away from the border of each box.
+_EDGES_OFF_THE_BOXES = """(() => {
+  const boxes = [...document.querySelectorAll('.graph a.box')].map(one => [...one.querySelectorAll('rect')].at(-1).getBBox());
+  const off = ({x, y}) => Math.min(...boxes.map(box => {
+    const dx = Math.max(box.x - x, 0, x - box.x - box.width), dy = Math.max(box.y - y, 0, y - box.y - box.height);
+    const inside = Math.min(x - box.x, box.x + box.width - x, y - box.y, box.y + box.height - y);
+    return dx || dy ? Math.hypot(dx, dy) : inside;
+  }));
+  return [...document.querySelectorAll('.graph path.edge')].flatMap(path =>
+    [off(path.getPointAtLength(0)), off(path.getPointAtLength(path.getTotalLength()))]).filter(one => one > 2);
+})()"""
+_OVERLAPPING_BOXES = """(() => {
+  const boxes = [...document.querySelectorAll('.graph a.box')].map(one => [...one.querySelectorAll('rect')].at(-1).getBBox());
+  return boxes.flatMap((a, i) => boxes.slice(i + 1).filter(b =>
+    a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height).map(b => [a.x, a.y, b.x, b.y]));
+})()"""
+
+
+def test_a_fan_out_is_folded_into_one_box(browser: Any, shown: Site) -> None:
+    with Tab(browser, shown) as tab:
+        tab.go(f"/workflows/{shown.scene.large_workflow}")
+        said = [one.locator("text").all_text_contents() for one in tab.page.locator("a.box").all()]
+        assert ["shop.index_page × 582", "562 completed, 20 blocked"] in said
+        assert len(said) == 5
+        tab.page.locator("a.box", has_text="× 582").click()
+        assert "workflow=" in tab.page.url
+        assert "task=shop.index_page" in tab.page.url
+
+
+# ---- deeds, with JavaScript and without
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["with JavaScript", "without"])
+def test_a_schedule_is_paused_run_and_backfilled_by_clicking(browser: Any, site: Site, script: bool) -> None:
+    with Tab(browser, site, java_script_enabled=script) as tab:
+        page, row = tab.page, f"#schedule-{site.scene.schedule}"
+        tab.go("/schedules")
+        page.click(f"{row} summary")
+        page.fill(f"{row} input[name=reason]", "the provider is down")
+        page.click(f"{row} details button")
+        assert "Paused 1 schedule." in page.text_content(".said")
+        assert "the provider is down (ada@example.com)" in page.text_content(row)
+        page.click(f"{row} button:text('Resume')")
+        page.click(f"{row} button:text('Run now')")
+        assert "Enqueued 1 job." in page.text_content(".said")
+        page.click(f"{row} a:text('Backfill')")
+        page.fill("input[name=from]", "2025-11-03")
+        page.fill("input[name=to]", "2025-11-08")
+        page.click("button:text('Preview')")
+        assert "It would be 5 jobs" in page.text_content(".notice")
+        page.click("button:text('Enqueue them')")
+        assert "Enqueued 5 jobs of the past." in page.text_content(".said")
+        assert tab.said == []
+    with site.engine.connect() as connection:
+        number = connection.scalar(select(func.count()).where(Job.schedule_id == site.scene.schedule))
+        assert number == 1 + 1 + 5
+        assert connection.scalar(select(Schedule.paused_at).where(Schedule.id == site.scene.schedule)) is None
+        did = connection.scalars(select(AuditEntry.action).order_by(AuditEntry.id.desc()).limit(4)).all()
+        assert did == ["backfill", "run_schedule", "resume_schedule", "pause_schedule"]
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["with JavaScript", "without"])
+def test_a_workflow_is_retried_paused_and_cancelled_by_clicking(browser: Any, site: Site, script: bool) -> None:
+    with Tab(browser, site, java_script_enabled=script) as tab:
+        page = tab.page
+        tab.go("/workflows")
+        page.click(f"#workflow-{site.scene.workflow} a >> nth=0")
+        page.click("button:text('Retry from here')")
+        assert "Retried 1 job" in page.text_content(".said")
+        page.click("button:text('Pause the workflow')")
+        page.click("button:text('Resume the workflow')")
+        page.click("button:text('Cancel the workflow')")
+        assert "of its jobs have not ended" in page.text_content(".notice")
+        page.click("a:text('No, go back')")
+        page.click("button:text('Cancel the workflow')")
+        page.click("button:text('Yes')")
+        assert "Cancelled 1 workflow." in page.text_content(".said")
+        assert tab.said == []
+    with site.engine.connect() as connection:
+        did = connection.scalars(select(AuditEntry.action).order_by(AuditEntry.id.desc()).limit(4)).all()
+        assert did == ["cancel_workflow", "resume_workflow", "pause_workflow", "retry_node"]
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["with JavaScript", "without"])
+def test_jobs_are_retried_by_clicking(browser: Any, site: Site, script: bool) -> None:
+    """One that is ticked; and all that match a filter, after a question."""
+    with Tab(browser, site, java_script_enabled=script) as tab:
+        page = tab.page
+        tab.go("/jobs?status=failed")
+        page.check(f"#job-{site.scene.job} input[type=checkbox]")
+        page.click("#chosen button:text('Retry')")
+        assert "Retried 1 job." in page.text_content(".said")
+        page.click("form.row >> button:text('Retry') >> nth=-1")
+        assert "again, now?" in page.text_content(".notice")
+        page.click("button:text('Yes')")
+        assert "Retried" in page.text_content(".said")
+        assert tab.said == []
+    with site.engine.connect() as connection:
+        assert connection.scalar(select(func.count()).where(Job.status == "failed")) == 0
+
+
+def test_what_a_row_says_is_not_run(browser: Any, site: Site) -> None:
+    """A hostile job, in a real browser: nothing of it is an element, and no script of it runs."""
+    bad: Sequence[str] = (
+        "<script>window.bad = 1</script>",
+        "<img src=x onerror='window.bad = 1'>",
+        "</textarea><svg onload='window.bad = 1'>",
+    )
+    with site.engine.begin() as connection:
+        for one in bad:
+            errors = [{"type": one, "message": one, "traceback": one, "attempt": 1, "at": "now"}]
+            make_job(
+                connection,
+                "failed",
+                task=one,
+                queue=one,
+                args={one: one},
+                meta={"tags": [one]},
+                errors=errors,
+                workflow_id=site.scene.workflow,
+            )
+    with Tab(browser, site) as tab:
+        for path in addresses(site.scene).values():
+            tab.go(path)
+            assert tab.page.evaluate("window.bad") is None
+            assert tab.page.locator("img").count() == 0
