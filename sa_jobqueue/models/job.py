@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import DDL, ClauseElement, Column, event, inspect
 from sqlalchemy.orm import ColumnProperty, MapperProperty, validates
@@ -12,11 +12,12 @@ from ..lifecycle import JobStatus
 from .base import Base
 from .companions import Companions, companions_in, place_in
 from .due_time import AT_ONCE, checked_due
+from .job_columns import JobColumns
 from .job_events import know_what_came_of_it, load_times
 from .job_indexes import AFTER_CREATE, constraints_and_indexes
-from .job_readings import JobReadings
 from .json_text import decode_on_read
 from .own_table import begin_own_table, column_names, refuse_unbegun, schema_of
+from .readings import JobReadings
 
 __all__ = ["Job", "JobMixin", "companions_of", "is_job_class", "own_column"]
 
@@ -24,7 +25,17 @@ __all__ = ["Job", "JobMixin", "companions_of", "is_job_class", "own_column"]
 _AT_FIRST: Final[dict[str, object]] = {"status": JobStatus.QUEUED, "claims": 0, "claim_token": None}
 
 
-class JobMixin(JobReadings):
+if TYPE_CHECKING:
+    from sqlalchemy.orm.decl_api import DeclarativeAttributeIntercept
+
+    # As a DeclarativeBase has it: a type checker takes `type[JobMixin]` for hashable then.
+    class _MappedBelow(metaclass=DeclarativeAttributeIntercept): ...
+
+else:
+    _MappedBelow = object
+
+
+class JobMixin(JobReadings, JobColumns, _MappedBelow):
     """What a job is: the columns, constraints and indexes of a job table, and what its rows can do.
 
     `Job` is the package's own table. For one with columns of yours, map a class on your own base, in a schema that has no other
@@ -78,13 +89,6 @@ class JobMixin(JobReadings):
         super().__init__(**columns)
         # The INSERT does not set it, so that a role that may enqueue cannot insert a job that runs or is done.
         vars(self).pop("status", None)
-
-    def __repr__(self) -> str:
-        state, key = self.__dict__, inspect(self).identity
-        if key is not None and "task" not in state:
-            return f"<{type(self).__name__} {key[0]}, not loaded>"
-        status = state.get("status", None if key else JobStatus.QUEUED)
-        return f"<{type(self).__name__} {state.get('id')} {state.get('task')!r} in {state.get('queue')!r}: {status}>"
 
 
 event.listen(JobMixin, "instrument_class", refuse_unbegun, propagate=True)  # before the first class is mapped
