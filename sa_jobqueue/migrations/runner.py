@@ -238,7 +238,7 @@ def _connection(target: Engine | Connection | URL | str) -> Generator[Connection
             with target.connect().execution_options(isolation_level="READ COMMITTED") as connection:
                 yield connection
                 connection.commit()
-        case AsyncEngine() | AsyncConnection():
+        case AsyncEngine() | AsyncConnection():  # pyright: ignore[reportUnnecessaryComparison]  # whatever the types say
             raise ConfigurationError(
                 "migrations are made on a connection that is not async: await connection.run_sync(upgrade_database), within "
                 "`async with engine.begin() as connection:`; or give the URL, engine.url"
