@@ -115,6 +115,19 @@ def test_errors_are_grouped_by_task_type_and_first_line(engine: Engine, scene: S
     assert Viewer(engine).see(link).text.count("sku-17") == 2
 
 
+def test_errors_of_a_viewers_queue_are_found_behind_many_of_others(engine: Engine) -> None:
+    with engine.begin() as connection:
+        make_job(connection, "failed", queue="mine", errors=[{"type": "builtins.KeyError", "message": "mine"}])
+        connection.exec_driver_sql("""
+            INSERT INTO sa_jobqueue.job (queue, task, status, finished_at, errors)
+            SELECT 'other', 'a_task', 'failed', now(), '[{"type": "builtins.ValueError", "message": "other"}]'
+            FROM generate_series(1, 1000)
+        """)
+    page = Viewer(engine, Access(can=["read"], queues=["mine"])).see("/")
+    assert "1 a_task KeyError: mine" in page.text
+    assert "other" not in page.text
+
+
 def test_what_the_doctor_finds_is_an_alarm_with_its_advice(engine: Engine) -> None:
     with engine.begin() as connection:
         make_job(connection, queue="forgotten")
