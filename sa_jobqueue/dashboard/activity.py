@@ -167,7 +167,8 @@ def _starts(now: datetime, window: Window) -> list[datetime]:
     """When the steps of a window began: all that are whole, and the last one once it says something."""
     length = window.step.total_seconds()
     last = now.timestamp() // length * length
-    first = -(-(now - window.back).timestamp() // length) * length
+    begin = (now - window.back).timestamp() // 60 * 60  # what is read begins with a whole minute
+    first = -(-begin // length) * length
     if now.timestamp() - last < _LEAST:
         last -= length
     return [datetime.fromtimestamp(first + number * length, UTC) for number in range(int((last - first) // length) + 1)]

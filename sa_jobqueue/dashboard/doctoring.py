@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from time import monotonic
 
 from sqlalchemy import func, select
 
-from ..doctor import LEVELS, Examination, Finding, look_at
+from ..doctor import CHECKS, LEVELS, Examination, Finding, look_at
 from ..store import store_of
+from ..words import listed
 from .kept import Kept
 from .look import Look
 
@@ -22,6 +24,10 @@ _OF_SERVER = frozenset(
         "replication",
     )
 )  # fmt: skip
+
+
+#: Seconds after which no further check is made: a viewer waits for them.
+_PATIENCE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,15 @@ def _examine(look: Look) -> Examined:
     connection = look.connection
     at = connection.scalar(select(func.now()))
     # LISTEN and NOTIFY are not tried: that takes two more connections.
-    findings = list(look_at(Examination(connection, store=store_of(look.job))))
+    findings: list[Finding] = []
+    until = monotonic() + _PATIENCE
+    for finding in look_at(Examination(connection, store=store_of(look.job))):
+        findings.append(finding)
+        if monotonic() > until:
+            left = [check.name for check in CHECKS if check.name not in {one.name for one in findings}]
+            said = f"not looked at, because the other checks took longer than {_PATIENCE:g} s: {listed(left)}"
+            findings += [Finding("doctor", "notice", said, "run `sa-jobqueue doctor`")] if left else []
+            break
     if connection.scalar(select(func.pg_is_in_recovery())):
         # A replica that pages are read from is read-only, and that is well.
         findings = [one for one in findings if one.name != "database"]

@@ -1,0 +1,103 @@
+"""How the pages that add up read a table with many jobs: each node by an index, and none walks over all jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, event
+
+from sa_jobqueue.dashboard.access import Access
+from sa_jobqueue.dashboard.app import DEEDS
+from sa_jobqueue.dashboard.look import Look, Options
+from sa_jobqueue.dashboard.pages import PAGES
+from sa_jobqueue.dashboard.query import Query
+from sa_jobqueue.doctor import reading
+from tests.support.databases import Databases
+from tests.support.plans import Plan
+
+#: Jobs that are done; of the others there are few.
+DONE = 100_000
+
+FILL = f"""
+INSERT INTO sa_jobqueue.job (queue, task, status, claims, attempt, worker, claimed_at, finished_at, purge_at)
+SELECT 'q' || mod(n, 5), 'a_task', 'completed', 1, 1, 'w', now(), now(), now() + interval '1 day' FROM generate_series(1, {DONE}) AS n;
+INSERT INTO sa_jobqueue.job (queue, task, concurrency_key, run_at)
+SELECT 'q' || mod(n, 5), 'a_task', CASE WHEN mod(n, 3) = 0 THEN 'k' || mod(n, 7) END, now() + (mod(n, 2)) * interval '1 h' FROM generate_series(1, 500) AS n;
+INSERT INTO sa_jobqueue.job (queue, task, status, claims, attempt, worker, claimed_at, lease_expires_at)
+SELECT 'q' || mod(n, 5), 'a_task', 'running', 1, 1, 'w', now(), now() + interval '1 h' FROM generate_series(1, 50) AS n;
+INSERT INTO sa_jobqueue.job (queue, task, status, claims, attempt, finished_at, errors)
+SELECT 'q' || mod(n, 5), 'a_task', 'failed', 1, 1, now(), '[{{"type": "x", "message": "y"}}]' FROM generate_series(1, 300) AS n;
+INSERT INTO sa_jobqueue.job_limit (owner, name, running, key_running) SELECT 'queue', 'q' || n, 10, 1 FROM generate_series(0, 4) AS n;
+INSERT INTO sa_jobqueue.job_key (owner, name, key, running) VALUES ('queue', 'q0', 'k0', 1);
+"""
+
+
+@pytest.fixture(scope="module", params=["without statistics", "with statistics"])
+def large(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Engine]:
+    name = databases.new_name()
+    engine = create_engine(databases.create(name))
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("ALTER TABLE sa_jobqueue.job SET (autovacuum_enabled = false)")
+        connection.exec_driver_sql(FILL)
+        if request.param == "with statistics":
+            connection.exec_driver_sql("VACUUM ANALYZE sa_jobqueue.job")
+    yield engine
+    engine.dispose()
+    databases.drop(name)
+
+
+def plans(connection: Connection, look: Any) -> list[Plan]:
+    """The plans of what this reads of the table of jobs, executed."""
+    seen: list[tuple[str, Any]] = []
+
+    def note(_: object, __: object, statement: str, parameters: Any, *___: object) -> None:
+        seen.append((statement, parameters))
+
+    event.listen(connection, "before_cursor_execute", note)
+    look()
+    event.remove(connection, "before_cursor_execute", note)
+    found = []
+    for statement, parameters in seen:
+        if "sa_jobqueue.job " in f"{statement} ".replace("\n", " "):
+            rows: Any = connection.exec_driver_sql(
+                f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters
+            ).scalar_one()
+            found.append(Plan(rows[0]["Plan"]))
+    return found
+
+
+def look_of(connection: Connection, query: str, **access: Any) -> Look:
+    return Look(connection, Query.parse(query), Access(can=Access.ADMIN.can, **access), Options())
+
+
+def check(found: list[Plan]) -> None:
+    """Each is by an index, and touches a small part of the rows."""
+    assert found
+    for plan in found:
+        for node in plan.on("job"):
+            assert "Index" in node["Node Type"], plan
+            rows = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+            assert rows < DONE / 4, plan
+
+
+@pytest.mark.parametrize("queues", [None, ["q1"]], ids=["all queues", "one queue"])
+@pytest.mark.parametrize("name", ["overview", "queues", "limits", "workers"])
+def test_a_page_reads_no_more_than_it_shows(
+    large: Engine, name: str, queues: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor's own statements have tests of theirs."""
+    monkeypatch.setattr("sa_jobqueue.dashboard.doctoring.look_at", lambda _: iter(()))
+    page = next(one for one in PAGES if one.name == name)
+    with reading(large) as connection:
+        check(plans(connection, lambda: page.read(look_of(connection, "", queues=queues))))
+
+
+def test_what_a_drain_would_cancel_is_counted_by_the_indexes_of_queued_jobs(large: Engine) -> None:
+    count = DEEDS["drain_queue"].count
+    assert count is not None
+    with reading(large) as connection:
+        look = look_of(connection, "queue=q1")
+        assert count(look) == 100
+        check(plans(connection, lambda: count(look)))
