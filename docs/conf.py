@@ -59,7 +59,10 @@ python_maximum_signature_line_length = 88
 nitpicky = True
 # What other packages define has its own documentation, which is not fetched; and names that are private on purpose.
 nitpick_ignore_regex = [
-    ("py:.*", r"(sqlalchemy|datetime|collections|typing|logging|alembic|enum|uuid|contextlib|asyncio|pathlib)\..*"),
+    (
+        "py:.*",
+        r"(sqlalchemy|starlette|datetime|collections|typing|logging|alembic|enum|uuid|contextlib|asyncio|pathlib)\..*",
+    ),
     (
         "py:.*",
         r"(Session|AsyncSession|Engine|AsyncEngine|Connection|Executable|Insert|Select|SelectBase|URL|ReturningUpdate|ReturningDelete)",

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp
 
-from ..models import Job, JobMixin
+from ..models import Job, JobMixin, is_own, schema_of
 from .access import Who
 from .change_deeds import CHANGE_DEEDS
 from .database import Anywhere, Database
@@ -69,7 +69,7 @@ def dashboard(
     Raises ConfigurationError where `engine` or `read_from` is no engine.
     """
     site = Site(
-        Database(engine, read_from, schema=schema),
+        Database(engine, read_from, schema=schema, own=schema_of(job) if is_own(job) else None),
         access,
         Options(title=title, job=job, format_args=format_args, link_subject=link_subject),
         PAGES,

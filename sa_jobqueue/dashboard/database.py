@@ -36,13 +36,17 @@ _AT_ONCE = 4
 class Database:
     """Both kinds of engines alike: what is read or done is a plain function of a Connection."""
 
-    def __init__(self, engine: Anywhere, read_from: Anywhere | None = None, *, schema: str | None = None) -> None:
+    def __init__(
+        self, engine: Anywhere, read_from: Anywhere | None = None, *, schema: str | None = None, own: str | None = None
+    ) -> None:
+        """`schema`: where the tables are in place of ours. `own`: the schema of a job table of the application's own."""
         for one in (engine, *([] if read_from is None else [read_from])):
             if not isinstance(one, (Engine, AsyncEngine)):
                 raise ConfigurationError(f"the dashboard needs an Engine or an AsyncEngine, not {one!r}")
         self._engine = _placed(engine, schema)
         self._reader = self._engine if read_from is None else _placed(read_from, schema)
         self.has_replica = read_from is not None
+        self._own = own
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def read(self, look: Callable[[Connection], T]) -> T:
@@ -50,7 +54,7 @@ class Database:
 
         def looked(connection: Connection) -> T:
             make_reading(connection, statement=_PATIENCE, lock=_PATIENCE / 4, idle=5 * _PATIENCE)
-            check_schema(connection)
+            check_schema(connection, self._own)
             return look(connection)
 
         async with self._turns:
@@ -65,7 +69,7 @@ class Database:
                 f"set_config('{name}', '{int(limit.total_seconds() * 1000)}ms', true)" for name, limit in limits.items()
             )
             connection.exec_driver_sql(f"SELECT {settings}")
-            check_schema(connection)
+            check_schema(connection, self._own)
             return do(connection)
 
         return await _within(self._engine, done, commit=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, ColumnElement, func, literal, select
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, func, literal
 
 from ..objects import Subject
 from ..statements.chosen import Status, criteria_of
@@ -13,15 +13,15 @@ from .look import Look
 from .query import Query
 from .refusals import BadInput
 
-__all__ = ["FILTERS", "NEWEST", "chosen", "is_partly_searched"]
+__all__ = ["FILTERS", "chosen", "has_index"]
 
 #: The names of a filter's values. All of them narrow what is shown, and what is done.
 FILTERS = (
-    "id", "status", "queue", "task", "tag", "subject", "key", "error", "args", "workflow", "older_than", "newer_than",
+    "id", "status", "queue", "task", "tag", "subject", "key", "error", "args", "workflow", "older_than", "newer_than", "from",
 )  # fmt: skip
-#: No index finds jobs by these; so they are looked for among this number of ids, the newest.
-_UNINDEXED = ("tag", "args")
-NEWEST = 100_000
+#: An index finds the jobs by each of these, in the order of their ids or few of them.
+_INDEXED = ("id", "subject", "workflow")
+_INDEXED_STATUSES = frozenset((Status.FAILED, Status.RUNNING, Status.BLOCKED))
 
 
 def chosen(look: Look) -> list[ColumnElement[bool]]:
@@ -31,6 +31,8 @@ def chosen(look: Look) -> list[ColumnElement[bool]]:
     if ids := query.ids("id"):
         # One parameter, because a statement takes 65,535 at most.
         found.append(job.id == func.any(literal(ids, ARRAY(BigInteger))))
+    if since := query.id("from"):
+        found.append(job.id >= since)
     if workflow := query.id("workflow"):
         found.append(job.workflow_id == workflow)
     named: dict[str, Any] = {name: query.all(name) for name in ("queue", "task", "tag", "key", "error")}
@@ -43,14 +45,14 @@ def chosen(look: Look) -> list[ColumnElement[bool]]:
         newer_than=query.duration("newer_than"),
         job=job,
     )
-    if is_partly_searched(query):
-        found.append(job.id > select(func.max(job.id) - NEWEST).scalar_subquery())
     return [*found, *look.mine()]
 
 
-def is_partly_searched(query: Query) -> bool:
-    """Whether only the newest jobs are searched."""
-    return any(query.one(name) for name in _UNINDEXED)
+def has_index(query: Query) -> bool:
+    """Whether an index leads to the jobs of this filter. Else they are looked for among all, by their ids."""
+    statuses = query.all("status")
+    by_status = bool(statuses) and _INDEXED_STATUSES.issuperset(statuses)
+    return by_status or any(query.one(name) for name in _INDEXED)
 
 
 def _status(text: str) -> Status:

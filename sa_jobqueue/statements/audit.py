@@ -9,6 +9,7 @@ from sqlalchemy import Executable, Select, insert, select
 
 from ..models import AuditEntry, Job, JobMixin
 from .beside import with_companions
+from .parts import table_of
 
 __all__ = ["list_audit", "record_action"]
 
@@ -44,8 +45,8 @@ def list_audit(
 
     `before`: only what has a lower id. `who`, `action`: only what this operator did, only what was done so.
     """
-    columns: list[Any] = [audit.id, audit.at, audit.who, audit.action, audit.target, audit.count]
-    query = select(*columns)
+    columns = table_of(audit).c
+    query = select(*(columns[name] for name in ("id", "at", "who", "action", "target", "count")))
     if before is not None:
         query = query.where(audit.id < before)
     if who is not None:

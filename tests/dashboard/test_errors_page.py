@@ -7,12 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, event, select
 
 from sa_jobqueue.dashboard import Access
+from sa_jobqueue.doctor import make_reading
 from sa_jobqueue.models import AuditEntry, Job
 from tests.support.browsing import Seen, Viewer
 from tests.support.factory import make_job, statuses
+from tests.support.plans import Plan
 
 
 @pytest.fixture
@@ -150,6 +152,32 @@ def test_one_sees_and_reaches_ones_own(engine: Engine, connection: Connection, a
     (sent,) = fields(page, "retry_group")
     viewer.do("retry_group", **{**sent, "floor": "1"})
     assert statuses(connection) == {theirs: "failed", mine: "queued"}
+
+
+def test_the_newest_failures_alone_are_read(engine: Engine, connection: Connection) -> None:
+    """By their index, each once, whatever else there is; and no traceback is sorted, for which there is no room in memory."""
+    connection.exec_driver_sql(
+        "INSERT INTO sa_jobqueue.job (task, status, finished_at) SELECT 'a', 'completed', now() FROM generate_series(1, 20000)"
+    )
+    connection.exec_driver_sql(
+        "INSERT INTO sa_jobqueue.job (task, status, finished_at, errors) SELECT 'a', 'failed', now(), jsonb_build_array("
+        "jsonb_build_object('type', 'E', 'message', 'm', 'traceback', (SELECT string_agg(md5((n * k)::text), '') "
+        "FROM generate_series(1, 90) k))) FROM generate_series(1, 3000) n"
+    )
+    connection.commit()
+    seen: list[tuple[str, Any]] = []
+    event.listen(
+        engine, "before_cursor_execute", lambda _, __, statement, values, *___: seen.append((statement, values))
+    )
+    Viewer(engine).see("/errors")
+    ((statement, values),) = [one for one in seen if "GROUP BY" in one[0]]
+    make_reading(connection, statement=timedelta(minutes=1), lock=timedelta(minutes=1), idle=timedelta(minutes=1))
+    found = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", values).scalar_one()
+    plan = Plan(found[0]["Plan"])
+    assert plan.indexes == {"job_failed_idx"}
+    assert "Seq Scan" not in plan.kinds
+    assert plan.largest_discard == 0
+    assert plan.root["Temp Written Blocks"] == 0
 
 
 def test_a_form_that_names_no_group_is_refused(engine: Engine, connection: Connection) -> None:

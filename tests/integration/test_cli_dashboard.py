@@ -13,10 +13,14 @@ from urllib.parse import urlencode
 
 import pytest
 from sqlalchemy import Engine, create_engine, select
+from sqlalchemy.orm import Session
 
+from sa_jobqueue.migrations import OwnTable, upgrade_database
 from sa_jobqueue.models import AuditEntry
+from tests.support import own_jobs
 from tests.support.cli import refused
 from tests.support.commands import Command, start_command
+from tests.support.databases import driver_url
 from tests.support.factory import make_job, statuses
 
 SECRET = "Sécret: 4711"
@@ -115,10 +119,8 @@ def test_a_password_is_asked_for_and_the_name_kept(engine: Engine, database_url:
 
 def test_pages_are_read_from_the_replica(engine: Engine, database_url: str, empty_database_url: str, job: int) -> None:
     """Here it is another database, so that it can be told from the first one."""
-    from sa_jobqueue.migrations import upgrade_database
-
     upgrade_database(empty_database_url)
-    replica = create_engine(empty_database_url.replace("postgresql://", "postgresql+psycopg://"))
+    replica = create_engine(driver_url(empty_database_url, "psycopg"))
     with replica.begin() as connection:
         make_job(connection, task="on.replica")
     replica.dispose()
@@ -129,6 +131,23 @@ def test_pages_are_read_from_the_replica(engine: Engine, database_url: str, empt
         assert serving.ask("/act/retry", post={"id": job})[0] == 303
     with engine.connect() as connection:
         assert statuses(connection) == {job: "queued"}
+
+
+def test_a_job_table_of_ones_own_is_shown(empty_database_url: str) -> None:
+    """That of the registry which --app names."""
+    engine = create_engine(driver_url(empty_database_url, "psycopg"))
+    with engine.begin() as connection:
+        own_jobs.Tenant.__table__.create(connection)  # type: ignore[attr-defined]
+        OwnTable(own_jobs.Job).create(connection)
+        own_jobs.Base.metadata.create_all(connection)
+    with Session(engine) as session:
+        session.add(own_jobs.enqueue(own_jobs.write_note, "a"))
+        session.commit()
+    engine.dispose()
+    with served("--app", "tests.support.own_jobs:registry", url=empty_database_url) as serving:
+        status, page = serving.ask("/jobs")
+        assert status == 200
+        assert own_jobs.write_note.name in page
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "db.example", ""])
