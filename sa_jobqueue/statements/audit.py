@@ -44,11 +44,12 @@ def list_audit(
 
     `before`: only what has a lower id. `who`, `action`: only what this operator did, only what was done so.
     """
-    query: Select[Any] = select(audit.id, audit.at, audit.who, audit.action, audit.target, audit.count)
+    query: Any = select(audit.id, audit.at, audit.who, audit.action, audit.target, audit.count)
     if before is not None:
         query = query.where(audit.id < before)
     if who is not None:
         query = query.where(audit.who == who)
     if action is not None:
         query = query.where(audit.action == action)
-    return query.order_by(audit.id.desc()).limit(limit)
+    found: Select[Any] = query.order_by(audit.id.desc()).limit(limit)
+    return found
