@@ -189,7 +189,8 @@ def _selected(column: ColumnElement[Any]) -> Selected:
     if isinstance(column, Label):
         is_given = not name.startswith("%(")  # as those names begin that SQLAlchemy gives
         return Selected(name, name) if is_given else Selected("", None)
-    return Selected(str(getattr(column, "key", None) or name), None)
+    name = str(getattr(column, "key", None) or name)
+    return Selected("" if name.startswith("%(") else name, None)
 
 
 def _in_order_of_keys(rows: FromClause, key: ColumnElement[Any]) -> tuple[FromClause, list[ColumnElement[Any]]]:

@@ -76,16 +76,31 @@ class EmbeddedUnavailable(JobQueueError):
 class SchemaError(JobQueueError):
     """The job queue's schema in the database is missing, too old or too new.
 
-    `found` is the version there (None: no schema at all), `needed` the one this release works with.
+    `found` is the version there (None: no schema at all), `needed` the one this release works with. `others`: if it is missing, the
+    schemas of the database that hold jobs.
     """
 
     def __init__(
-        self, *, found: int | None, needed: int, schema: str = "sa_jobqueue", database: str | None = None
+        self,
+        *,
+        found: int | None,
+        needed: int,
+        schema: str = "sa_jobqueue",
+        database: str | None = None,
+        others: Sequence[str] = (),
     ) -> None:
-        self.found, self.needed, self.schema, self.database = found, needed, schema, database
+        self.found, self.needed, self.schema, self.database, self.others = (
+            found,
+            needed,
+            schema,
+            database,
+            tuple(others),
+        )
         place = "" if database is None else f" of database {database!r}"
         option = "" if schema == "sa_jobqueue" else f" --schema {shlex.quote(schema)}"
         state = "is missing" if found is None else f"has version {found}"
+        if others:
+            state += f", but there is {' and '.join(map(repr, others))} (--schema {shlex.quote(others[0])})"
         if found is None or found < needed:
             rest = f"; version {needed} is needed: run `sa-jobqueue migrate{option}`"
         else:
@@ -96,7 +111,14 @@ class SchemaError(JobQueueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled by what it was made of: its message alone would not do.
-        make = partial(type(self), found=self.found, needed=self.needed, schema=self.schema, database=self.database)
+        make = partial(
+            type(self),
+            found=self.found,
+            needed=self.needed,
+            schema=self.schema,
+            database=self.database,
+            others=self.others,
+        )
         return make, (), vars(self)
 
 

@@ -15,12 +15,16 @@ There is no foreign key: the job stores the class and the key as text (`Subject`
 
 from __future__ import annotations
 
+import sys
+import typing
 from collections.abc import Sequence
 from datetime import date
+from inspect import get_annotations
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Text, and_, case, collate, func, inspect, literal, literal_column
+from sqlalchemy import CHAR, ColumnElement, Text, and_, case, collate, func, inspect, literal, literal_column
 from sqlalchemy import cast as as_type
 from sqlalchemy.orm import Mapper, foreign, relationship
 from sqlalchemy.orm.interfaces import MapperProperty
@@ -59,9 +63,10 @@ def jobs_relationship(
     `lazy`: when they are loaded, as for `relationship()`. Loader options work as for any other: `selectinload(Order.jobs)`.
 
     `init`: False in a class that is a dataclass (`MappedAsDataclass`): the jobs are no part of its `__init__`, `__repr__` and `__eq__`.
+    `job`: the class of the jobs, if it is yours.
 
-    Raises SubjectError for a class that is not mapped, or whose keys the database does not write as Python does; where `of` is not given,
-    when the mappers are configured.
+    Raises SubjectError for a class that is not mapped, or whose keys the database does not write as Python does, and where the annotation
+    names other jobs; where `of` is not given, when the mappers are configured.
     """
     if of is not None:
         mapper = inspect(of, raiseerr=False)
@@ -83,8 +88,29 @@ def _is_about(made: MapperProperty[Any], of: type[Any] | None, job: type[JobMixi
     parent: Mapper[Any] = made.parent
     if of is not None and parent.class_ is not of:
         raise SubjectError(f"jobs_relationship({of.__name__}) cannot be a relationship of {parent.class_.__name__}")
+    annotated = _annotated(parent.class_, made.key)
+    if annotated not in (None, job):
+        raise SubjectError(
+            f"{parent.class_.__name__}.{made.key} is annotated with {annotated.__name__} of {annotated.__module__}, and has the jobs of "
+            f"{job.__name__} of {job.__module__}: jobs_relationship(job={annotated.__name__})"
+        )
     text = _text([(column, column) for column in _checked(parent)])
     return and_(foreign(job.subject_type) == literal(subject_type(parent), Text), foreign(job.subject_id) == text)
+
+
+def _annotated(cls: type[Any], name: str) -> Any:
+    """The class of jobs in the annotation of this attribute; None if there is none, or it cannot be resolved."""
+    try:
+        of, hint = next((one, found[name]) for one in cls.__mro__ if name in (found := get_annotations(one)))
+        holder: Any = SimpleNamespace(__annotations__={name: hint})
+        inner: list[Any] = [typing.get_type_hints(holder, vars(sys.modules[of.__module__]))[name]]
+    except Exception:  # it has none, or a name in it is known to type checkers only
+        return None
+    for one in inner:
+        if isinstance(one, type) and issubclass(one, JobMixin):
+            return one
+        inner += typing.get_args(one)
+    return None
 
 
 def subject_of_rows(entity: Any) -> tuple[str, ColumnElement[str | None]]:
@@ -119,6 +145,8 @@ def _checked(mapper: Mapper[Any]) -> Sequence[ColumnElement[Any]]:
             kind = kind_of(column.type)
         except TypeError as error:
             raise _unfit(mapper, column, str(error)) from error
+        if isinstance(column.type, CHAR):
+            raise _unfit(mapper, column, "it is a CHAR, which the database fills up with blanks")
         if not kind.in_keys or not kind.samples or type(kind.samples[0]) not in _KINDS:
             raise _unfit(mapper, column, f"it is {kind.said}, which the database does not write as Python does")
     return mapper.primary_key

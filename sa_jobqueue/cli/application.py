@@ -85,11 +85,26 @@ def check_tasks(config: Config, registry: Registry) -> None:
     """ConfigurationError where there is no task: a worker could only put each job back."""
     if next(iter(registry), None) is None:
         named = ", ".join(config.app)
+        if found := _registries_in(config.app):
+            raise ConfigurationError(
+                f"--app {named}: no task is declared there in the default registry; name yours, --app {','.join(found)}"
+            )
         raise ConfigurationError(
             f"--app {named}: no task is declared there; name the module that declares them, as in --app shop.tasks"
             if named
             else "there are no tasks to run: name the module that declares them, as in --app shop.tasks"
         )
+
+
+def _registries_in(names: Iterable[str]) -> list[str]:
+    """Registries with tasks that these modules have, as `--app` takes them."""
+    return [
+        f"{name}:{attribute}"
+        for name in names
+        if name in sys.modules
+        for attribute, one in vars(sys.modules[name]).items()
+        if isinstance(one, Registry) and next(iter(one), None) is not None
+    ]
 
 
 def _only(name: str, registries: Iterable[Registry]) -> Any:

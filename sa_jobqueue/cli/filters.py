@@ -12,11 +12,11 @@ from sqlalchemy import ColumnElement, func, literal
 from sqlalchemy.orm import InstrumentedAttribute
 
 from sa_jobqueue.models import Job
-from sa_jobqueue.statements.chosen import Status, criteria_of, error_type, reading_of
+from sa_jobqueue.statements.chosen import Jobs, Status, criteria_of, error_type, reading_of
 
 from .options import Options, parse_duration, parse_moment
 
-__all__ = ["ERROR_TYPE", "PANEL", "READING", "Filters", "Queues", "Status"]
+__all__ = ["ERROR_TYPE", "PANEL", "READING", "Filters", "Jobs", "Queues", "Status", "error_type", "reading_of"]
 
 
 #: What a job is called, and the class of its error.
@@ -104,6 +104,6 @@ class Filters(Options):
         """Whether any filter was given."""
         return bool(self.criteria())
 
-    def criteria(self, *, by: InstrumentedAttribute[Any] = Job.created_at) -> list[ColumnElement[bool]]:
-        """The criteria; none where no filter was given. `by`: the time from which ages count."""
-        return criteria_of(**{one.name: getattr(self, one.name) for one in fields(Filters)}, by=by)
+    def criteria(self, *, by: InstrumentedAttribute[Any] | None = None, job: Jobs = Job) -> list[ColumnElement[bool]]:
+        """The criteria; none where no filter was given. `by`: the time from which ages count, by default when it was enqueued."""
+        return criteria_of(**{one.name: getattr(self, one.name) for one in fields(Filters)}, by=by, job=job)

@@ -12,8 +12,8 @@ It needs `sa_jobqueue[dashboard]`: Starlette and Jinja2. Nothing is fetched from
 from ..errors import ConfigurationError
 
 try:
-    import jinja2  # noqa: F401
-    import starlette  # noqa: F401
+    import jinja2  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    import starlette  # noqa: F401  # pyright: ignore[reportUnusedImport]
 except ImportError as error:
     raise ConfigurationError(
         "the dashboard needs Starlette and Jinja2: pip install 'sa_jobqueue[dashboard]'"

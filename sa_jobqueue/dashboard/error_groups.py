@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import CTE, ColumnElement, Integer, Text, cast, func, literal, literal_column, select
+from sqlalchemy import CTE, ColumnElement, Integer, Text, cast, func, literal, literal_column, select, true
 
 from ..health.one_job import clamped
 from ..lifecycle import JobStatus
@@ -45,30 +45,27 @@ def _sign(line: ColumnElement[str]) -> ColumnElement[str]:
 
 
 def _newest(look: Look) -> CTE:
-    """The newest failed jobs, with the entry of their last error, which is read once for each."""
+    """The newest failed jobs, and what they failed with. Of a traceback nothing is kept: it would not fit into memory for sorting."""
     job = look.job
     failed = job.status == status_literal(JobStatus.FAILED)
-    return (
-        select(job.id, job.task, clamped(job.finished_at).label("finished_at"), job.errors[-1].label("last"))
+    newest = (
+        select(job.id, job.task, clamped(job.finished_at).label("finished_at"), job.errors)
         .where(failed, *look.mine())
         .order_by(job.id.desc())
         .limit(NEWEST_FAILED)
-        .cte("newest")
-        .prefix_with("MATERIALIZED")
+        .subquery("newest")
     )
+    # A fence: what is stored apart is fetched once for each job.
+    last = select(newest.c.errors[-1].label("last")).correlate(newest)
+    its = last.offset(literal_column("0", Integer)).lateral("its")
+    error = func.coalesce(its.c.last["type"].astext, "", type_=Text()).label("error")
+    said = select(newest.c.id, newest.c.task, newest.c.finished_at, error, _line(its.c.last).label("line"))
+    return said.select_from(newest.join(its, true())).cte("said").prefix_with("MATERIALIZED")
 
 
 def groups(look: Look) -> tuple[Sequence[Any], int, int, int]:
     """The groups, the largest first; how many there are of them all; of how many jobs; and the lowest id of these."""
-    newest = _newest(look)
-    last = newest.c.last
-    said = select(
-        newest.c.id,
-        newest.c.task,
-        newest.c.finished_at,
-        func.coalesce(last["type"].astext, "", type_=Text()).label("error"),
-        _line(last).label("line"),
-    ).subquery("said")
+    said = _newest(look)
     ago = func.floor(func.extract("epoch", func.now() - said.c.finished_at) / 3_600)
     hours = func.array_agg(cast(ago, Integer)).filter(ago.between(0, HOURS - 1))
     number = func.count()
@@ -88,9 +85,9 @@ def groups(look: Look) -> tuple[Sequence[Any], int, int, int]:
         .order_by(number.desc(), func.max(said.c.id).desc())
         .limit(_MOST)
     )
-    rows = look.connection.execute(statement).all()
-    of_all, floor = look.connection.execute(_extent(look)).one()
-    return rows, rows[0].groups if rows else 0, of_all, floor or 0
+    rows: Sequence[Any] = look.connection.execute(statement).all()
+    extent: Any = look.connection.execute(_extent(look)).one()
+    return rows, rows[0].groups if rows else 0, extent.jobs, extent.floor or 0
 
 
 def _extent(look: Look) -> Any:
@@ -102,7 +99,7 @@ def _extent(look: Look) -> Any:
         .limit(NEWEST_FAILED)
         .subquery("ids")
     )
-    return select(func.count(), func.min(ids.c.id))
+    return select(func.count().label("jobs"), func.min(ids.c.id).label("floor"))
 
 
 def of_group(look: Look) -> list[ColumnElement[bool]]:

@@ -42,7 +42,8 @@ class Refusal(Exception):
 
     def __init__(self, what: What, detail: str = "") -> None:
         super().__init__(f"{what}: {detail}")
-        self.what, self.detail = what, detail
+        self.what: What = what
+        self.detail = detail
 
     @property
     def status(self) -> int:
@@ -70,8 +71,8 @@ def refusal_of(error: Exception) -> Refusal | None:
         return Refusal("away", str(error)) if isinstance(error, OSError) else None
     said = one_line(mask_passwords(str(error.orig)))
     state = str(getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or "")
-    if state in _BY_SQLSTATE:
-        return Refusal(_BY_SQLSTATE[state], said)
+    if (what := _BY_SQLSTATE.get(state)) is not None:
+        return Refusal(what, said)
     is_away = isinstance(error, (OperationalError, InterfaceError)) and not state
     if error.connection_invalidated or is_away or state[:2] in _AWAY:
         return Refusal("away", said)

@@ -67,11 +67,13 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(t=text, Query=Query)
-    made.filters.update(
-        age=age, ago=_ago, capped=capped, duration=duration, estimated=estimated, size=size, number=_number, iso=_iso, clock=_clock,
-        pretty=_pretty, compact=_compact, line=_line, data=_data,
-    )  # fmt: skip
+    called: dict[str, Any] = {"t": text, "Query": Query}
+    made.globals.update(called)
+    filters: dict[str, Any] = {
+        "age": age, "ago": _ago, "capped": capped, "duration": duration, "estimated": estimated, "size": size, "number": _number, "iso": _iso,
+        "clock": _clock, "pretty": _pretty, "compact": _compact, "line": _line, "data": _data,
+    }  # fmt: skip
+    made.filters.update(filters)
     return made
 
 

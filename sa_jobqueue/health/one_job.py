@@ -87,10 +87,10 @@ def read_job(
         reading_of(job).label("reading"),
         func.now().label("now"),
     ).where(columns.id == id, *where)
-    row = connection.execute(statement).one_or_none()
+    row = connection.execute(statement).mappings().one_or_none()
     if row is None:
         return None
-    found = dict(row._mapping)  # noqa: SLF001
+    found: dict[str, Any] = {str(name): value for name, value in row.items()}
     sizes = {name: int(found.pop(f"{name}_size")) for name in _LONG}
     reading, now = found.pop("reading"), found.pop("now")
     values = _long_values(connection, id, job)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sqlalchemy import URL, Connection, Engine, Executable, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from sa_jobqueue.errors import ConfigurationError, JobQueueError, SchemaError
 from sa_jobqueue.urls import database_url
@@ -147,11 +148,25 @@ def check_schema(connection: Connection, schema: str | None = None) -> None:
         return
     oldest = _verbatim(f"SELECT max(compatible_with) FROM {quote(name)}.schema_version")
     if found is None or found < CURRENT or connection.scalar(oldest) > CURRENT:
-        raise SchemaError(found=found, needed=CURRENT, schema=name, database=connection.engine.url.database)
+        others = _schemas(connection) if found is None else ()
+        raise SchemaError(
+            found=found, needed=CURRENT, schema=name, database=connection.engine.url.database, others=others
+        )
     logger.info(
         "the job queue's schema %r has version %d; this release knows version %d and can work with it",
         name, found, CURRENT,
     )  # fmt: skip
+
+
+def _schemas(connection: Connection) -> Sequence[str]:
+    """Some of the schemas that were migrated, as those of job tables of the application's own."""
+    return connection.scalars(
+        _verbatim(
+            "SELECT nspname FROM pg_namespace WHERE EXISTS (SELECT FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid "
+            "WHERE relnamespace = pg_namespace.oid AND relname = 'schema_version' AND attname = 'compatible_with') "
+            "ORDER BY nspname LIMIT 3"
+        )
+    ).all()
 
 
 def _run(op: MigrationOperations, steps: Sequence[Step], schema: str) -> None:
@@ -223,6 +238,11 @@ def _connection(target: Engine | Connection | URL | str) -> Generator[Connection
             with target.connect().execution_options(isolation_level="READ COMMITTED") as connection:
                 yield connection
                 connection.commit()
+        case AsyncEngine() | AsyncConnection():  # pyright: ignore[reportUnnecessaryComparison]  # whatever the types say
+            raise ConfigurationError(
+                "migrations are made on a connection that is not async: await connection.run_sync(upgrade_database), within "
+                "`async with engine.begin() as connection:`; or give the URL, engine.url"
+            )
         case _:
             engine = create_engine(database_url(target), poolclass=NullPool)
             with _connection(engine) as connection:

@@ -11,6 +11,7 @@ The tables are made by `sa_jobqueue.migrations`, which is frozen per version; a 
 
 from __future__ import annotations
 
+from .archive import ArchivedJob, ArchivedTask
 from .audit import AuditEntry
 from .base import SCHEMA, Base
 from .companions import Companions, in_schema
@@ -21,6 +22,7 @@ from .json_text import UNFINISHED, JsonText, UnfinishedJson
 from .limits import TASK_GROUP, KeyRow, LimitRow, LimitState
 from .notes import LogPart, Progress
 from .own_table import is_own, job_schemas, schema_of
+from .readings import JobReadings
 from .schedule import Overlap, Schedule
 from .stat import Stat
 from .status import StatusText, status_in, status_literal
@@ -34,12 +36,15 @@ __all__ = [
     "SCHEMA",
     "TASK_GROUP",
     "UNFINISHED",
+    "ArchivedJob",
+    "ArchivedTask",
     "AuditEntry",
     "Awaited",
     "Base",
     "Companions",
     "Job",
     "JobMixin",
+    "JobReadings",
     "JsonText",
     "KeyRow",
     "LimitRow",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import CheckConstraint, Column, MetaData, PrimaryKeyConstraint, Table
+from sqlalchemy import CheckConstraint, Column, MetaData, PrimaryKeyConstraint, Table, event
 from sqlalchemy.orm import MappedAsDataclass, Mapper
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.sql.elements import conv
@@ -50,8 +50,22 @@ class OwnTable:
             )
         names = self.job.__mapper__.columns
         _classes[self.schema] = self.job
+        if self.schema != SCHEMA:
+            event.listen(self.table, "before_create", _refusing_create(self.job.__name__))
         # For `sa_jobqueue.migrations`, which knows no models.
         self.table.info["sa_jobqueue"] = frozenset({*(names[name].name for name in self.columns), *self.items})
+
+
+def _refusing_create(name: str) -> Callable[..., None]:
+    """What keeps `create_all` from making the bare table."""
+
+    def refuse(table: Table, *_: object, **__: object) -> None:
+        raise ConfigurationError(
+            f"create_all() cannot make the table {table.fullname} of {name}, which has functions, triggers and tables beside it. Make it "
+            f"before: sa_jobqueue.migrations.OwnTable({name}).create(connection), or a revision of Alembic"
+        )
+
+    return refuse
 
 
 def job_schemas() -> frozenset[str]:

@@ -12,17 +12,19 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from sqlalchemy import ColumnElement, and_, case, func, or_
+from sqlalchemy import ColumnElement, and_, case, false, func, or_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from ..lifecycle import JobStatus
-from ..models import Job, JobMixin, status_literal
+from ..models import ArchivedJob, Job, JobMixin, status_literal
 from ..objects import Subject
 from .limits import is_queued
 from .parts import table_of
 
-__all__ = ["Status", "criteria_of", "error_type", "reading_of"]
+__all__ = ["Jobs", "Status", "criteria_of", "error_type", "reading_of"]
 
+#: Jobs in their own table, or in the archive.
+Jobs: TypeAlias = type[JobMixin] | type[ArchivedJob]
 Moment: TypeAlias = datetime | ColumnElement[datetime]
 
 
@@ -42,12 +44,12 @@ class Status(StrEnum):
     FINISHED = "finished"
 
 
-def reading_of(job: type[JobMixin] = Job) -> ColumnElement[str]:
+def reading_of(job: Jobs = Job) -> ColumnElement[str]:
     """What a job is called: its status, or the reading of `queued` that fits."""
     return case((job.is_retrying, "retrying"), (job.is_scheduled, "scheduled"), else_=job.status)
 
 
-def error_type(job: type[JobMixin] = Job) -> ColumnElement[str | None]:
+def error_type(job: Jobs = Job) -> ColumnElement[str | None]:
     """The class of the error that a job is in trouble with: its last one, unless it has completed since."""
     return case((job.status != status_literal(JobStatus.COMPLETED), job.errors[-1]["type"].astext))
 
@@ -66,7 +68,7 @@ def criteria_of(
     older_than: timedelta | None = None,
     newer_than: timedelta | None = None,
     by: InstrumentedAttribute[Any] | None = None,
-    job: type[JobMixin] = Job,
+    job: Jobs = Job,
 ) -> list[ColumnElement[bool]]:
     """The criteria for `select(Job).where(...)`: one for each that is given, none where none is.
 
@@ -103,8 +105,10 @@ def criteria_of(
     return found
 
 
-def _has(status: Status, job: type[JobMixin]) -> Any:
+def _has(status: Status, job: Jobs) -> Any:
     match status:
+        case Status.QUEUED | Status.SCHEDULED | Status.RETRYING | Status.DUE if issubclass(job, ArchivedJob):
+            return false()
         case Status.QUEUED:
             return is_queued(table_of(job))
         case Status.SCHEDULED:
@@ -121,7 +125,7 @@ def _has(status: Status, job: type[JobMixin]) -> Any:
             return job.status == status_literal(JobStatus(status.value))
 
 
-def _is_about(text: str, job: type[JobMixin]) -> ColumnElement[bool]:
+def _is_about(text: str, job: Jobs) -> ColumnElement[bool]:
     """Whether a job's subject is written so: `Order:7`, or `Order` for any of the type."""
     return job.subject == Subject.parse(text) if ":" in text else job.subject_type == text
 

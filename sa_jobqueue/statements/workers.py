@@ -22,8 +22,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import UUID, insert
 
-from ..models import Job, JobMixin, LimitRow, Schedule, WorkerRow
+from ..models import ArchivedTask, Job, JobMixin, LimitRow, Schedule, WorkerRow
 from .admin import UNSYNCHRONIZED, check_criteria
+from .archive import archived_names
 from .beside import with_companions
 from .declared_limits import are_undeclared
 from .parts import array, epoch
@@ -51,14 +52,15 @@ def enrol_worker(
     worker: type[WorkerRow] = WorkerRow,
     schedule: type[Schedule] = Schedule,
     limit: type[LimitRow] = LimitRow,
+    archived_task: type[ArchivedTask] = ArchivedTask,
 ) -> Executable:
     """Insert the row of a worker process; or, where it is there, say that the process was seen now, and what changes of it.
 
     `lease`, `loop_lag`: seconds. `memory`: bytes. `tasks`, `pressure`, `skipped`: see `WorkerRow`.
 
     Returns the seconds until a schedule is due, or NULL: it costs a worker no statement to know that there is none. The time by the
-    database's clock, in seconds since 1970. Whether there are limits that no code has declared for `undeclared_for`. And whether an
-    operator asks this worker to drain.
+    database's clock, in seconds since 1970. Whether there are limits that no code has declared for `undeclared_for`. The names of the
+    tasks whose jobs are archived. And whether an operator asks this worker to drain.
     """
     changing = {"memory": memory, "loop_lag": loop_lag, "pressure": pressure, "skipped": skipped}
     row = insert(worker).values(
@@ -69,6 +71,7 @@ def enrol_worker(
         next_look(schedule=schedule).scalar_subquery().label("next_look"),
         epoch(func.clock_timestamp()).label("clock"),
         are_undeclared(after=undeclared_for, limit=limit).label("undeclared"),
+        archived_names(archived_task=archived_task).label("archived"),
         worker.drain_requested_at.is_not(None).label("drains"),
     )
 

@@ -91,7 +91,7 @@ def effects(session: Side) -> Any:
 
     `with effects(session) as rows:`, or `async with` for an `AsyncSession`. In the block `drain` or `work_one` run jobs, or the test calls a handler.
 
-    It sees what the database saw: triggers, cascades and plain SQL as well. Of the queue's own tables, and of job tables of
+    It sees what the database saw: triggers, cascades and plain SQL as well, but no TRUNCATE. Of the queue's own tables, and of job tables of
     your own, it shows the jobs that were enqueued. Tables of up to 100,000 rows are compared.
 
     Raises JobQueueError if the session's transaction was ended in the block, or a table is larger.

@@ -53,9 +53,11 @@ def assert_enqueued(session: Side, task: _Named, /, **partial: Any) -> Any:
 
     Raises AssertionError that says how the jobs of this task differ, and which others there are.
     """
+    __tracebackhide__ = True  # so that pytest shows the line of the test
     wanted = _Wanted(task, partial)
 
     def work(own: Session) -> Job:
+        __tracebackhide__ = True
         live = _live(own, wanted)
         found = next((job for job in live if not wanted.differences(job)), None)
         if found is None:
@@ -71,9 +73,11 @@ def assert_not_enqueued(session: SyncSide, task: _Named, /, **partial: Any) -> N
 def assert_not_enqueued(session: AsyncSide, task: _Named, /, **partial: Any) -> Coroutine[Any, Any, None]: ...
 def assert_not_enqueued(session: Side, task: _Named, /, **partial: Any) -> Any:
     """Assert that no such job is enqueued. The arguments are those of `assert_enqueued`."""
+    __tracebackhide__ = True
     wanted = _Wanted(task, partial)
 
     def work(own: Session) -> None:
+        __tracebackhide__ = True
         if found := [job for job in _live(own, wanted) if not wanted.differences(job)]:
             lines = [
                 f"{len(found)} of {wanted} {'is' if len(found) == 1 else 'are'} enqueued:",

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Generic, TypeVar, overload
 
 from ..durations import Duration
-from ..models import Job
+from ..models import Job, JobMixin
 from ..tasks import AnyTask, Registry, TaskName, default_registry
 from .clock import move_clock
 from .drain import drain, work_one
@@ -44,12 +44,12 @@ class JobQueue(Generic[S_co]):
         return drain(self.session, queues=queues, registry=self.registry, raise_errors=raise_errors)
 
     @overload
-    def work_one(self: JobQueue[SyncSide], job: Job | int | None = None, *, raise_errors: bool = True) -> Ran: ...
+    def work_one(self: JobQueue[SyncSide], job: JobMixin | int | None = None, *, raise_errors: bool = True) -> Ran: ...
     @overload
     def work_one(
-        self: JobQueue[AsyncSide], job: Job | int | None = None, *, raise_errors: bool = True
+        self: JobQueue[AsyncSide], job: JobMixin | int | None = None, *, raise_errors: bool = True
     ) -> Coroutine[Any, Any, Ran]: ...
-    def work_one(self: JobQueue[Any], job: Job | int | None = None, *, raise_errors: bool = True) -> Any:
+    def work_one(self: JobQueue[Any], job: JobMixin | int | None = None, *, raise_errors: bool = True) -> Any:
         """Run one job: see `work_one`."""
         return work_one(self.session, job, registry=self.registry, raise_errors=raise_errors)
 
@@ -61,6 +61,7 @@ class JobQueue(Generic[S_co]):
     ) -> Coroutine[Any, Any, Job]: ...
     def assert_enqueued(self: JobQueue[Any], task: AnyTask | TaskName | str, /, **partial: Any) -> Any:
         """Assert that such a job is enqueued: see `assert_enqueued`."""
+        __tracebackhide__ = True
         return assert_enqueued(self.session, self._known(task), **partial)
 
     @overload
@@ -71,6 +72,7 @@ class JobQueue(Generic[S_co]):
     ) -> Coroutine[Any, Any, None]: ...
     def assert_not_enqueued(self: JobQueue[Any], task: AnyTask | TaskName | str, /, **partial: Any) -> Any:
         """Assert that no such job is: see `assert_not_enqueued`."""
+        __tracebackhide__ = True
         return assert_not_enqueued(self.session, self._known(task), **partial)
 
     @overload

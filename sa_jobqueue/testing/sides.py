@@ -40,6 +40,7 @@ def is_async(session: Side) -> bool:
 
 def on(session: Side, work: Callable[[Session], T]) -> T | Coroutine[Any, Any, T]:
     """Do `work`, written for a `Session`, with either kind."""
+    __tracebackhide__ = True
     own = own_session(session)
     return own.run_sync(work) if isinstance(own, AsyncSession) else work(own)
 

@@ -208,3 +208,22 @@ def test_the_report_of_a_failed_test_says_what_waits(folder: Path, url: str) -> 
     assert "1 failed" in said, said
     assert "jobs of sa_jobqueue" in said, said
     assert "(shop.send) is due in " in said, said
+
+
+def test_a_failed_assertion_is_shown_at_the_line_of_the_test(folder: Path, url: str) -> None:
+    """And not within the testing kit."""
+    said = run(
+        folder,
+        url,
+        conftest=SYNC,
+        test_shop="""
+            from shop import send
+
+            def test(session, jobqueue):
+                jobqueue.assert_enqueued(send, order_id=7)
+        """,
+    )
+
+    assert ">       jobqueue.assert_enqueued(send, order_id=7)" in said, said
+    assert "shop.send(order_id=7) is not enqueued." in said, said
+    assert "enqueued.py" not in said, said

@@ -50,7 +50,7 @@ def test_outcomes_are_a_stacked_chart_and_a_table(engine: Engine, scene: Scene) 
     assert throughput["stacked"]
     assert [one["label"] for one in throughput["series"]] == ["completed", "retried", "failed", "cancelled"]
     at = throughput["at"]
-    assert len(at) in (60, 61)
+    assert len(at) in (59, 60)
     assert {after - before for before, after in pairwise(at)} == {60}
     assert all(len(one["values"]) == len(at) for one in throughput["series"])
     assert sum(throughput["series"][2]["values"]) > 0
@@ -96,7 +96,7 @@ def test_queues_are_shown_with_a_line_of_what_ended(engine: Engine, scene: Scene
     assert "reports paused" in rows
     lines = page.all("polyline")
     assert len(lines) == 4
-    assert len((lines[0]["points"] or "").split()) in (60, 61)
+    assert len((lines[0]["points"] or "").split()) in (59, 60)
 
 
 def test_a_queue_that_no_worker_serves_is_marked(engine: Engine) -> None:

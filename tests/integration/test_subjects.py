@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import (
+    CHAR,
     Column,
     Engine,
     ForeignKey,
@@ -118,6 +119,11 @@ class Invoice(Document):
     __tablename__ = "subject_invoice"
     id: Mapped[int] = mapped_column(ForeignKey(Document.id), primary_key=True)
     __mapper_args__ = {"polymorphic_identity": "invoice"}  # noqa: RUF012
+
+
+class Country(Base):
+    __tablename__ = "subject_country"
+    code: Mapped[str] = mapped_column(CHAR(3), primary_key=True)
 
 
 class Price(Base):
@@ -552,6 +558,8 @@ def test_classes_whose_jobs_cannot_be_found() -> None:
             jobs_relationship(given)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(SubjectError, match="the jobs of Price cannot be found by its key 'price': it is a Decimal"):
         jobs_relationship(Price)
+    with pytest.raises(SubjectError, match="the jobs of Country cannot be found by its key 'code': it is a CHAR"):
+        jobs_relationship(Country)
     with pytest.raises(OptionError, match="subject must be a mapped class, or an alias of one"):
         enqueue_select(plain, select(Order.id), subject=Order.id)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     own = registry()

@@ -326,7 +326,7 @@ async def test_what_a_job_would_write_is_a_difference_of_rows(unit: Any, writing
     (job,) = rows.of("sa_jobqueue.job")
     assert (job.kind, job.after["task"], job.after["args"]) == ("insert", "shop.send", {"order_id": 3})
     assert "- joined_orders id=2" in str(rows)
-    assert "+ joined_orders id=3: total=5" in str(rows)
+    assert "+ joined_orders id=3: note='', total=5" in str(rows)
     assert list(await settle(unit.scalars(select(Order.id).order_by(Order.id)))) == [1, 2]
     assert (await settle(unit.get_one(Order, 1))).receipt is None
     await settle(assert_enqueued(unit, "shop.write"))

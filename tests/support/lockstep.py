@@ -27,7 +27,9 @@ class Step:
     """
 
     def __init__(self, worker: Worker, *, listening: bool = False) -> None:
-        self._services = Services(worker._spec, Tally(), leaving=lambda: False, idle=None, hopeless=lambda: None)
+        self._services = Services(
+            worker._spec, Tally(), leaving=lambda: False, idle=None, drain=lambda: None, hopeless=lambda: None
+        )
         self._services.listener = SimpleNamespace(listening=listening)  # type: ignore[assignment]
 
     def connect(self) -> None:

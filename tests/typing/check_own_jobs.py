@@ -12,6 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, rela
 from sa_jobqueue import (
     Enqueue,
     JobContext,
+    JobExplanation,
     JobMixin,
     JobStatus,
     Registry,
@@ -19,11 +20,13 @@ from sa_jobqueue import (
     Worker,
     companions_of,
     enqueue_many,
+    explain_job,
     task,
     wait_for,
 )
 from sa_jobqueue.migrations import OwnTable
 from sa_jobqueue.statements import cancel_jobs, claim_jobs, retry_jobs
+from sa_jobqueue.testing import Explanation, JobQueue, Ran, explain
 
 
 class Base(DeclarativeBase):
@@ -83,6 +86,13 @@ def look(session: Session) -> None:
 
 async def look_async(session: AsyncSession) -> None:
     assert_type((await session.scalars(select(Job))).all(), Sequence[Job])
+    assert_type(await explain_job(session, 7, job=Job), JobExplanation)
+
+
+def test(session: Session) -> None:
+    assert_type(explain(session, job=Job), Explanation)
+    kit = JobQueue(session, registry=registry)
+    assert_type(kit.work_one(job), Ran)
 
 
 def work(url: str) -> Worker:

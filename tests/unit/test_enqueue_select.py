@@ -355,3 +355,15 @@ def test_labels_that_sqlalchemy_gives_are_no_keywords() -> None:
     """An expression without a label is positional."""
     assert "AS anon_" in sql(enqueue_select(remind, select(case((c.id > 1, c.id), else_=0))))
     assert "foo" in sql(enqueue_select(TaskName("x"), select(func.foo(type_=Integer))))
+
+
+def test_a_column_without_a_name_is_called_by_its_place() -> None:
+    """Not by the name that SQLAlchemy gives to a bind parameter."""
+    with pytest.raises(
+        PayloadError, match=r"takes 2 positional arguments, and 3 columns have no label: id, one without a name, one"
+    ):
+        enqueue_select(remind, select(c.id, literal("a note"), literal(1)))
+    with pytest.raises(PayloadError, match=r"argument note: the column number 2 \(INTEGER\) is an int"):
+        enqueue_select(remind, select(c.id, literal(1)))
+    with pytest.raises(PayloadError, match=r"column 2 has no name: say which argument it is"):
+        enqueue_select("shop.other", select(c.id, literal(1)))

@@ -15,6 +15,7 @@ ERRORS: list[JobQueueError] = [
     OptionError("no such option"),
     SchemaError(found=None, needed=1),
     SchemaError(found=3, needed=1, schema="q", database="shop"),
+    SchemaError(found=None, needed=1, others=["a", "shop's queue"]),
     WaitTimeout([7], 0.5),
     WaitTimeout([7, 9], 2, ended=[JobEnd(8, "a", JobStatus.COMPLETED, 3, None)]),
 ]

@@ -6,13 +6,13 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import ARRAY, BigInteger, DateTime, MetaData, Text, UniqueConstraint
+from sqlalchemy import ARRAY, BigInteger, DateTime, MetaData, Text, UniqueConstraint, create_mock_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column, registry
 from sqlalchemy.schema import CreateTable
 
 import sa_jobqueue
-from sa_jobqueue import Enqueue, JobMixin, Registry, TaskName, companions_of, enqueue_many
-from sa_jobqueue.errors import ConfigurationError, OptionError
+from sa_jobqueue import Enqueue, JobMixin, Registry, TaskName, companions_of, enqueue_many, jobs_relationship
+from sa_jobqueue.errors import ConfigurationError, OptionError, SubjectError
 from sa_jobqueue.migrations import OwnTable
 from sa_jobqueue.models import Schedule
 from sa_jobqueue.store import Tables
@@ -103,6 +103,21 @@ def test_it_needs_a_schema() -> None:
             pass
 
 
+def test_create_all_does_not_make_the_bare_table() -> None:
+    """Which would have no functions and triggers; the message says what does."""
+
+    class Job(JobMixin, base(schema="mixin_bare")):  # type: ignore[misc]
+        pass
+
+    engine = create_mock_engine("postgresql+psycopg://", lambda *_: None)
+    with pytest.raises(ConfigurationError) as caught:
+        Job.metadata.create_all(engine, checkfirst=False)
+    assert str(caught.value) == (
+        "create_all() cannot make the table mixin_bare.job of Job, which has functions, triggers and tables beside it. Make it before: "
+        "sa_jobqueue.migrations.OwnTable(Job).create(connection), or a revision of Alembic"
+    )
+
+
 def test_its_table_is_called_job() -> None:
     """The functions in the schema have that name in their text."""
     with pytest.raises(ConfigurationError, match=r"its table is called 'job' and not 'jobs'"):
@@ -159,6 +174,36 @@ def test_the_mixin_comes_before_the_base() -> None:
 
         class Job(base(schema="mixin_ten"), JobMixin):  # type: ignore[misc]
             pass
+
+
+def test_the_jobs_of_a_row_are_those_of_its_annotation() -> None:
+    """Else a program would look for them in another table."""
+    base_of_both = base(schema="mixin_related")
+
+    class OwnJob(JobMixin, base_of_both):  # type: ignore[misc]
+        pass
+
+    def order(name: str, **options: Any) -> Any:
+        members = {
+            "__tablename__": name.lower(),
+            "__annotations__": {"id": Mapped[int], "jobs": Mapped[list[OwnJob]]},
+            "id": mapped_column(primary_key=True),
+            "jobs": jobs_relationship(**options),
+        }
+        return type(name, (base_of_both,), members)
+
+    order("Order", job=OwnJob)
+    base_of_both.registry.configure()
+    order("Wrong")
+    try:
+        with pytest.raises(SubjectError) as caught:
+            base_of_both.registry.configure()
+    finally:
+        base_of_both.registry.dispose()
+    module = OwnJob.__module__
+    assert str(caught.value) == (
+        f"Wrong.jobs is annotated with OwnJob of {module}, and has the jobs of Job of sa_jobqueue.models.job: jobs_relationship(job=OwnJob)"
+    )
 
 
 def test_it_is_mapped_by_a_declarative_base() -> None:

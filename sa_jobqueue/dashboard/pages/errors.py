@@ -20,6 +20,7 @@ __all__ = ["ERRORS"]
 _PAGE = 50
 #: The drawing of a group's hours.
 _WIDTH, _HEIGHT = 96, 20
+_COLUMNS = ("task", "group", "jobs", "first", "last", "error")
 
 
 def read_errors(look: Look) -> dict[str, Any]:
@@ -35,10 +36,10 @@ def read_errors(look: Look) -> dict[str, Any]:
 
 
 def _shown(row: Any) -> dict[str, Any]:
-    counted = Counter(row.hours or ())
+    counted: Counter[int] = Counter(row.hours or ())
     hours = [counted[ago] for ago in range(HOURS - 1, -1, -1)]
     return {
-        **row._mapping,  # noqa: SLF001
+        **{name: getattr(row, name) for name in _COLUMNS},
         "name": row.error.rpartition(".")[2],
         "line": mask_passwords(row.line),
         "points": _points(hours),

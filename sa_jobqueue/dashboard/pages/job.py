@@ -118,9 +118,9 @@ def _buttons(look: Look, seen: JobSeen) -> list[tuple[str, str, str]]:
 
 def _lines(look: Look, id: int) -> tuple[Sequence[Any], int]:
     """Its last log lines, and how many there are before them."""
-    found = look.connection.execute(job_logs(id, log=look.options.beside.log)).all()
+    found = look.connection.execute(job_logs(id, log=look.options.beside.log)).mappings().all()
     kept = found if look.query.one("logs") == "all" else found[-_LAST_LINES:]
-    return [{**one._mapping, "message": mask_passwords(one.message or "")} for one in kept], len(found) - len(kept)  # noqa: SLF001
+    return [{**one, "message": mask_passwords(one["message"] or "")} for one in kept], len(found) - len(kept)
 
 
 def _worker(look: Look, id: str | None) -> str:

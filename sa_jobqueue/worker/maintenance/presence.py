@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from time import monotonic
 from typing import Any, TypedDict
@@ -44,7 +44,7 @@ class Presence(Chore):
 
     `tasks`: those it knows, as in `WorkerRow.tasks`. `vitals()`: what changes of the row. `tally`: is told the database's time.
     `next_look`: is told after how many seconds a schedule is due, or None. `undeclared`: is told whether there are limits that no
-    code declares any more. `drain` is called when an operator asks this worker to drain.
+    code declares any more; `archived`: which tasks' jobs are archived. `drain` is called when an operator asks this worker to drain.
     """
 
     def __init__(
@@ -58,11 +58,13 @@ class Presence(Chore):
         tally: Tally,
         next_look: Callable[[float | None], None],
         undeclared: Callable[[bool], None],
+        archived: Callable[[Collection[str]], None],
         drain: Callable[[], None],
     ) -> None:
         super().__init__(max(min(connector.lease / 3, 20.0), 1.0))
         self._connector, self._worker, self._queues = connector, worker, queues
         self._tasks, self._vitals, self._tally = tasks, vitals, tally
+        self._archived = archived
         self._written = 0.0
         """When the row was written last, by `monotonic()`."""
         self._next_look, self._undeclared, self._drain = next_look, undeclared, drain
@@ -75,7 +77,7 @@ class Presence(Chore):
         try:
             with self._connector.begin(connection):
                 asked = monotonic()
-                seconds, clock, undeclared, drains = self._connector.store.enrol(
+                heard = self._connector.store.enrol(
                     connection,
                     self._worker,
                     host=socket.gethostname(),
@@ -89,11 +91,12 @@ class Presence(Chore):
                     undeclared_for=GONE,
                     **self._vitals(),
                 )
-                self._tally.zero = clock - (asked + monotonic()) / 2
+                self._tally.zero = heard.clock - (asked + monotonic()) / 2
                 self._connector.store.forget_workers(connection, unseen_for=_FORGET)
-            self._next_look(seconds)
-            self._undeclared(undeclared)
-            if drains and not self._drains:
+            self._next_look(heard.next_look)
+            self._undeclared(heard.undeclared)
+            self._archived(heard.archived)
+            if heard.drains and not self._drains:
                 self._drains = True
                 logger.info("an operator asks this worker to drain: finishing what is running")
                 self._drain()

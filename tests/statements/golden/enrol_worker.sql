@@ -20,4 +20,9 @@ RETURNING (
     AND NOT sa_jobqueue.job_limit.held
     AND sa_jobqueue.job_limit.paused_at IS NULL
 ) AS undeclared,
+    array((
+        SELECT sa_jobqueue.archived_task.name
+        FROM sa_jobqueue.archived_task
+    )
+) AS archived,
     sa_jobqueue.worker.drain_requested_at IS NOT NULL AS drains

@@ -1,0 +1,140 @@
+"""The columns of a job table."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sqlalchemy import (
+    BigInteger,
+    DateTime,
+    FetchedValue,
+    FromClause,
+    Identity,
+    Integer,
+    SmallInteger,
+    Text,
+    func,
+    select,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Mapped, MappedSQLExpression, Mapper, column_property, declared_attr, mapped_column
+
+from ..lifecycle import JobStatus
+from .base import SCHEMA
+from .companions import companions_in
+from .due_time import AT_ONCE, DueTime
+from .json_text import JsonObject
+from .own_table import schema_of
+from .status import StatusText
+from .subject import SubjectColumns
+
+__all__ = ["JobColumns"]
+
+# Left out of the INSERT where `enqueue()` does not set them. Else each row would send a NULL for each, to be parsed.
+_UNSAID_TIME, _UNSAID_TEXT = DateTime(timezone=True).evaluates_none(), Text().evaluates_none()
+_UNSAID_NUMBER = BigInteger().evaluates_none()
+_UNSAID_STATUS = StatusText().evaluates_none()
+_OBJECT = JsonObject().evaluates_none()
+_LIMIT = DueTime(SCHEMA).evaluates_none()
+
+
+def _reported(job: Any, what: str, *, name: str) -> MappedSQLExpression[Any]:
+    """What the handler has reported since the last claim. Deferred: it is in a table of its own, and few ask for it."""
+    progress = companions_in(schema_of(job)).progress
+    found = select(getattr(progress, what)).where(progress.job_id == job.id, progress.claim_token == job.claim_token)
+    return column_property(found.correlate_except(progress).scalar_subquery().label(name), deferred=True)
+
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm.decl_api import DeclarativeAttributeIntercept
+
+    # As a DeclarativeBase has it: a type checker takes `type[JobMixin]` for hashable then.
+    class _MappedBelow(metaclass=DeclarativeAttributeIntercept): ...
+
+else:
+    _MappedBelow = object
+
+
+class JobColumns(SubjectColumns, _MappedBelow):
+    """The columns of all job tables, and what is read of the tables beside them."""
+
+    if TYPE_CHECKING:
+        __table__: ClassVar[FromClause]
+        __mapper__: ClassVar[Mapper[Any]]
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
+    # These three come first, so that a merge is refused before it has copied a value.
+    # The model does not say the table's defaults of `status` and `errors`. An INSERT would return them, and a role that only
+    # enqueues would need the right to read them of all jobs: see `AFTER_CREATE`.
+    status: Mapped[JobStatus] = mapped_column(_UNSAID_STATUS)
+    claims: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    """How often it was claimed."""
+    claim_token: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
+    """The fence: a random number that each claim stores, and that each write after it asks for."""
+    run_at: Mapped[datetime] = mapped_column(DueTime(SCHEMA), server_default=func.now(), default=AT_ONCE)
+    """When it is due. A retry or a snooze moves it."""
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=func.now())
+    claimed_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
+    lease_expires_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
+    finished_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
+    purge_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
+    """When the row may be deleted; None: never."""
+    cancel_requested_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
+    priority: Mapped[int] = mapped_column(SmallInteger, server_default=text("4"))
+    """0 to 9, higher first."""
+    attempt: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    max_attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("10"))
+    rescues: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    """How often its worker died, or left while the job ran."""
+    queue: Mapped[str] = mapped_column(Text, server_default=text("'default'"))
+    task: Mapped[str] = mapped_column(Text)
+    args: Mapped[dict[str, Any]] = mapped_column(_OBJECT, server_default=text("'{}'::jsonb"))
+    meta: Mapped[dict[str, Any]] = mapped_column(_OBJECT, server_default=text("'{}'::jsonb"))
+    """Tags, trace context: what the producer sends along."""
+    worker: Mapped[str | None] = mapped_column(_UNSAID_TEXT)
+    """The worker process that holds it, or held it last."""
+    errors: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
+    """One entry per failed attempt or rescue: at, attempt, type, message, traceback."""
+    result: Mapped[Any | None] = mapped_column(JSONB)
+    """What the handler returned, as plain JSON, if its task says `record=True`."""
+    uniqueness: Mapped[dict[str, Any] | None] = mapped_column(JsonObject(none_as_null=True).evaluates_none())
+    """The key of a unique job, and until when it has it: see `Unique`."""
+    expires_at: Mapped[datetime | None] = mapped_column(_LIMIT)
+    """If no attempt was begun by then, the job is cancelled."""
+    deadline_at: Mapped[datetime | None] = mapped_column(_LIMIT)
+    """After that time no attempt begins or goes on."""
+    # The trigger's to say: the INSERT returns it. 0: of a job that could not be seen.
+    _duplicate_of: Mapped[int | None] = mapped_column("duplicate_of", _UNSAID_NUMBER, server_default=FetchedValue())
+
+    schedule_id: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
+    """The schedule that made it."""
+    tick_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
+    """The time of the schedule that it was made for: the last one, if it stands for several."""
+    ticks: Mapped[int | None] = mapped_column(Integer().evaluates_none())
+    """For how many times of the schedule it stands."""
+    concurrency_key: Mapped[str | None] = mapped_column(Text(collation="C").evaluates_none())
+    """By what it is ordered, limited and served in turn: its `key`, or a name that a claim gives to the jobs of a limited task."""
+    units: Mapped[int | None] = mapped_column(SmallInteger().evaluates_none())
+    """How much of a rate it takes; None: 1."""
+    workflow_id: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
+    """The workflow that it is a member of."""
+    blocked_by: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
+    """While it is blocked: a job that it waits for; 0: for some of several; or minus its workflow's id, until that is found."""
+    inputs: Mapped[int | None] = mapped_column(SmallInteger().evaluates_none())
+    """How many of its first parameters are results of others; 0: one is, a list of them all. None: none is."""
+    ready_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
+    """The due time at which a claim has let it take its turn among the jobs with keys; None: it was due when it was enqueued."""
+
+    @declared_attr
+    def progress(cls) -> Mapped[float | None]:  # noqa: N805
+        """How far the handler said that it is, 0 to 1; None if it has not said anything since the last claim.
+        `select(Job.id, Job.progress)` reads it in any session; of a loaded job it is read when it is asked for, or with `undefer(Job.progress)`.
+        """
+        return _reported(cls, "fraction", name="progress")
+
+    @declared_attr
+    def progress_message(cls) -> Mapped[str | None]:  # noqa: N805
+        """What the handler said with it, or None. It is read as `progress` is."""
+        return _reported(cls, "message", name="progress_message")

@@ -1,0 +1,147 @@
+"""What can be read of a job besides its columns: of one in its queue's table, and of one in the archive."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+
+from sqlalchemy import ColumnElement, and_, case, func, inspect, literal_column, null
+from sqlalchemy.ext.hybrid import hybrid_property
+from sqlalchemy.orm import Mapped
+
+from ..lifecycle import FINISHED, LIVE, JobStatus
+from ..results import JobEnd
+from .limits import TASK_GROUP
+from .status import status_in, status_literal
+
+__all__ = ["JobReadings"]
+
+T = TypeVar("T")
+
+
+class JobReadings:
+    """What the columns of a job say."""
+
+    if TYPE_CHECKING:
+        __table__: ClassVar[Any]
+        id: Mapped[int]
+        status: Mapped[JobStatus]
+        task: Mapped[str]
+        run_at: Mapped[datetime]
+        created_at: Mapped[datetime]
+        expires_at: Mapped[datetime | None]
+        deadline_at: Mapped[datetime | None]
+        attempt: Mapped[int]
+        errors: Mapped[list[dict[str, Any]]]
+        result: Mapped[Any | None]
+        uniqueness: Mapped[dict[str, Any] | None]
+        concurrency_key: Mapped[str | None]
+        _duplicate_of: Mapped[int | None]
+
+    @hybrid_property
+    def duplicate_of(self) -> int | None:
+        """The job that had this one's unique key when it was inserted. None: this one is no duplicate; or, if it
+        `is_duplicate`, the other could not be seen at the transaction's isolation level.
+        """
+        return self._duplicate_of or None
+
+    @duplicate_of.inplace.expression
+    @classmethod
+    def _duplicate_of_expression(cls) -> ColumnElement[int | None]:
+        return func.nullif(cls._duplicate_of, literal_column("0"))
+
+    @hybrid_property
+    def is_duplicate(self) -> bool:
+        """Whether it was cancelled when it was inserted, because another job had its unique key."""
+        return self._duplicate_of is not None
+
+    @is_duplicate.inplace.expression
+    @classmethod
+    def _is_duplicate(cls) -> ColumnElement[bool]:
+        return cls._duplicate_of.is_not(None)
+
+    @hybrid_property
+    def unique_key(self) -> str | None:
+        """The key of a unique job."""
+        return None if self.uniqueness is None else self.uniqueness.get("key")
+
+    @unique_key.inplace.expression
+    @classmethod
+    def _unique_key(cls) -> ColumnElement[str | None]:
+        return cast("ColumnElement[str | None]", cls.__table__.c.uniqueness["key"].astext)
+
+    @hybrid_property
+    def key(self) -> str | None:
+        """The key that orders and limits it."""
+        key = self.concurrency_key
+        return None if key is None or key.startswith(TASK_GROUP) else key
+
+    @key.inplace.expression
+    @classmethod
+    def _key(cls) -> ColumnElement[str | None]:
+        return case((cls.concurrency_key < literal_column("chr(2)"), null()), else_=cls.concurrency_key)
+
+    @hybrid_property
+    def is_scheduled(self) -> bool:
+        """Queued for a later time."""
+        # Before the flush it may be a delay, or not be set.
+        due = cast("datetime | timedelta | None", self.run_at)
+        if self.status != JobStatus.QUEUED or due is None:
+            return False
+        return due > timedelta(0) if isinstance(due, timedelta) else due > datetime.now(UTC)
+
+    @is_scheduled.inplace.expression
+    @classmethod
+    def _is_scheduled(cls) -> ColumnElement[bool]:
+        return and_(cls.status == status_literal(JobStatus.QUEUED), cls.run_at > func.now())
+
+    @hybrid_property
+    def is_retrying(self) -> bool:
+        """Queued again after a failed attempt."""
+        return self.status == JobStatus.QUEUED and (self.attempt or 0) > 0
+
+    @is_retrying.inplace.expression
+    @classmethod
+    def _is_retrying(cls) -> ColumnElement[bool]:
+        return and_(cls.status == status_literal(JobStatus.QUEUED), cls.attempt > 0)
+
+    @hybrid_property
+    def is_live(self) -> bool:
+        """Not finished yet: queued, blocked or running."""
+        return self.status in LIVE
+
+    @is_live.inplace.expression
+    @classmethod
+    def _is_live(cls) -> ColumnElement[bool]:
+        return status_in(cls.status, LIVE)
+
+    @hybrid_property
+    def is_finished(self) -> bool:
+        """Completed, failed or cancelled."""
+        return self.status in FINISHED
+
+    @is_finished.inplace.expression
+    @classmethod
+    def _is_finished(cls) -> ColumnElement[bool]:
+        return status_in(cls.status, FINISHED)
+
+    @property
+    def end(self) -> JobEnd:
+        """What became of it so far, as `wait_for` would return it."""
+        errors: object = self.errors  # whatever plain SQL has written
+        last = errors[-1] if isinstance(errors, list) and errors else None
+        return JobEnd(self.id, self.task, self.status, self.result, last if isinstance(last, dict) else None)
+
+    def result_as(self, type: type[T]) -> T:
+        """The result as a value of this type, checked as strictly as arguments are.
+
+        Raises ResultError if the job did not complete, or the result does not fit.
+        """
+        return self.end.result_as(type)
+
+    def __repr__(self) -> str:
+        state, key = self.__dict__, inspect(self).identity
+        if key is not None and "task" not in state:
+            return f"<{type(self).__name__} {key[0]}, not loaded>"
+        status = state.get("status", None if key else JobStatus.QUEUED)
+        return f"<{type(self).__name__} {state.get('id')} {state.get('task')!r} in {state.get('queue')!r}: {status}>"
