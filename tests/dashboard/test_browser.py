@@ -14,8 +14,9 @@ import pytest
 from sqlalchemy import Engine, create_engine, func, select, text
 
 from sa_jobqueue.dashboard import Access, dashboard
+from sa_jobqueue.dashboard.app import DEEDS
 from sa_jobqueue.dashboard.pages import PAGES
-from sa_jobqueue.models import AuditEntry, Job, Schedule
+from sa_jobqueue.models import AuditEntry, Job, Schedule, WorkflowRow
 from tests.support.browsers import chromium, served
 from tests.support.databases import Databases, driver_url
 from tests.support.factory import make_job
@@ -433,3 +434,67 @@ def test_what_a_row_says_is_not_run(browser: Any, site: Site) -> None:
             tab.go(path)
             assert tab.page.evaluate("window.bad") is None
             assert tab.page.locator("img").count() == 0
+
+
+# ---- every deed
+
+
+@pytest.fixture(scope="module")
+def acted(databases: Databases, browser: Any) -> Iterator[Site]:
+    """For the tests that click on everything, one after the other."""
+    with site_of(databases) as site:
+        yield site
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_each_deed_has_a_button_that_does_it(browser: Any, acted: Site, deed: str) -> None:
+    """Found on some page, and clicked; what is asked for is confirmed; and it is in the audit."""
+    before = number_of_deeds(acted, deed)
+    with Tab(browser, acted) as tab:
+        tab.context.add_init_script("localStorage.setItem('sa_jobqueue.refresh', '0')")
+        button = button_for(tab, deed)
+        button.evaluate("one => one.closest('details') && (one.closest('details').open = true)")
+        form = button.evaluate_handle("one => one.form").as_element()
+        for name, value in FIELDS.get(deed, {}).items():
+            form.query_selector(f"[name={name}]").fill(value)
+        if form.get_attribute("id") == "chosen":
+            tab.page.check("#chosen tbody input[type=checkbox] >> nth=0")
+        button.click()
+        if tab.page.locator("input[name=confirmed]").count():
+            tab.page.click("form[action*='/act/'] button")
+        tab.page.wait_for_selector(".said")
+        assert "Nothing was changed" not in tab.page.text_content("main")
+        assert tab.said == []
+    assert number_of_deeds(acted, deed) == before + 1
+
+
+#: What a form must say that the page has not filled in.
+FIELDS = {"set_limit": {"name": "mail", "running": "7"}}
+#: Where there is a button only for jobs in some state.
+WHERE = {
+    "retry": "/jobs?status=failed",
+    "resume": "/queues",
+    "delete": "/jobs?status=completed&queue=mail",
+    "discard": "/jobs?status=queued",
+    "cancel": "/jobs?status=queued",
+}
+
+
+def button_for(tab: Tab, deed: str) -> Any:
+    """The first button for it, on a page where there is one."""
+    paths = addresses(tab.site.scene)
+    rest = ["/schedules?state=paused", f"/jobs/{tab.site.scene.running}", "/workflows?state=paused"]
+    with tab.site.engine.connect() as connection:
+        paused = connection.scalars(select(WorkflowRow.id).where(WorkflowRow.paused_at.is_not(None))).all()
+    for path in [WHERE[deed]] if deed in WHERE else [*paths.values(), *rest, *(f"/workflows/{id}" for id in paused)]:
+        tab.go(path)
+        found = tab.page.locator(f'[formaction$="/act/{deed}"], form[action$="/act/{deed}"] button:not([formaction])')
+        if found.count():
+            tab.said.clear()
+            return found.first
+    raise AssertionError(f"no page has a button for {deed}")
+
+
+def number_of_deeds(site: Site, deed: str) -> int:
+    with site.engine.connect() as connection:
+        return connection.scalar(select(func.count()).where(AuditEntry.action == deed)) or 0

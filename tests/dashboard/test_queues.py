@@ -165,4 +165,4 @@ def test_a_viewer_of_some_jobs_pauses_nothing(engine: Engine, scene: Scene) -> N
 )
 def test_a_viewer_sees_the_buttons_that_they_may_use(engine: Engine, scene: Scene, can: Any, buttons: set[str]) -> None:
     page = Viewer(engine, Access(can=can)).see("/queues")
-    assert {found["action"] for found in page.all("form")} == buttons
+    assert {found["action"] for found in page.all("form", method="post")} == buttons

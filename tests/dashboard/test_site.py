@@ -394,3 +394,29 @@ def test_a_deed_reaches_only_what_its_viewer_may_see(
     viewer.do(deed, id=sorted(before))
     viewer.do(deed, all="yes")
     assert statuses(connection) == before
+
+
+def test_a_page_looks_at_a_range_of_ids_and_the_next_goes_on_below(
+    engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no index finds the jobs of the filter; what is done to all that match is done to those of the range."""
+    monkeypatch.setattr("sa_jobqueue.dashboard.pages.jobs._RANGE", 10)
+    old = make_job(connection, "failed", queue="mail", id=5)
+    for id in range(11, 41):
+        make_job(connection, "failed", queue="other", id=id)
+    new = make_job(connection, "failed", queue="mail", id=50)
+    connection.commit()
+    viewer = Viewer(engine)
+    page = viewer.see("/jobs", queue="mail")
+    assert "Searched from id 41 to 50." in page.text
+    assert f"/jobs/{new}" in page.links
+    assert f"/jobs/{old}" not in page.links
+    assert ["41"] == [one["value"] for one in page.all("input", name="from")][:1]
+    for _ in range(4):
+        (older,) = [found["href"] or "" for found in page.all("a", rel="next")]
+        page = viewer.see(older)
+    assert f"/jobs/{old}" in page.links
+    assert page.all("a", rel="next") == []
+    assert f"/jobs/{old}" in viewer.see("/jobs", queue="mail", status="failed").links  # an index finds these
+    viewer.do("retry", **{"queue": "mail", "from": "41"})
+    assert {id for id, status in statuses(connection).items() if status == "queued"} == {new}

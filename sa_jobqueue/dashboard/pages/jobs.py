@@ -34,7 +34,7 @@ def read_jobs(look: Look) -> dict[str, Any]:
     query, job, connection = look.query, look.job, look.connection
     before, highest = query.id("before"), _highest(look)
     above = highest + 1 if before is None else before
-    lowest = None if has_index(query) else max(above - _RANGE, 0)
+    lowest = None if has_index(query) else above - _RANGE if above - _RANGE > 1 else 0
     criteria = [*chosen(look), job.id < above, *([] if lowest is None else [job.id >= lowest])]
     error = error_type(job)
     statement = (

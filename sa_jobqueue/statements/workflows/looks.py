@@ -61,17 +61,22 @@ def workflow_nodes(
     needed = select(join.needed).where(join.job_id == columns.id).correlate(table_of(job)).scalar_subquery()
     counts = literal_column("'count'", Text) == func.any(before.c.policies)
     last = columns.errors.op("->", return_type=JSONB())(literal_column("-1"))
-    return (
-        select(
-            columns.id, columns.task, columns.queue, columns.status, columns.attempt, columns.blocked_by, columns.created_at,
-            columns.claimed_at, columns.finished_at, last.label("error"), before.c.parents, before.c.policies,
-            case((counts, needed)).label("needed"),
+    shown: list[Any] = [
+        columns.id, columns.task, columns.queue, columns.status, columns.attempt, columns.blocked_by, columns.created_at,
+        columns.claimed_at, columns.finished_at, last.label("error"), before.c.parents, before.c.policies,
+        case((counts, needed)).label("needed"),
+    ]  # fmt: skip
+    query: Any = select(*shown)
+    found: Select[Any] = (
+        query.select_from(table_of(job).join(before, true()))
+        .where(
+            columns.workflow_id == bindparam("of_workflow", id, BigInteger),
+            columns.id > bindparam("after_id", after, BigInteger),
         )
-        .select_from(table_of(job).join(before, true()))
-        .where(columns.workflow_id == bindparam("of_workflow", id, BigInteger), columns.id > bindparam("after_id", after, BigInteger))
         .order_by(columns.id)
         .limit(bindparam("page", limit, Integer))
-    )  # fmt: skip
+    )
+    return found
 
 
 @with_companions
@@ -87,16 +92,18 @@ def workflow_graph(
     """
     columns = table_of(job).c
     before = _before(job, dependency)
-    return (
-        select(
-            columns.id, columns.task, columns.status, columns.created_at, columns.claimed_at, columns.finished_at,
-            before.c.parents, before.c.policies,
-        )
-        .select_from(table_of(job).join(before, true()))
+    shown: list[Any] = [
+        columns.id, columns.task, columns.status, columns.created_at, columns.claimed_at, columns.finished_at, before.c.parents,
+        before.c.policies,
+    ]  # fmt: skip
+    query: Any = select(*shown)
+    found: Select[Any] = (
+        query.select_from(table_of(job).join(before, true()))
         .where(columns.workflow_id == bindparam("of_workflow", id, BigInteger))
         .order_by(columns.id)
         .limit(bindparam("page", limit, Integer))
-    )  # fmt: skip
+    )
+    return found
 
 
 def _before(job: type[JobMixin], dependency: type[WorkflowDependency]) -> FromClause:
