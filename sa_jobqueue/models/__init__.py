@@ -18,11 +18,11 @@ from .companions import Companions, in_schema
 from .due_time import AT_ONCE, checked_due, due_text
 from .functions import schema_function
 from .job import Job, JobMixin, companions_of, is_job_class, own_column
+from .job_readings import JobReadings
 from .json_text import UNFINISHED, JsonText, UnfinishedJson
 from .limits import TASK_GROUP, KeyRow, LimitRow, LimitState
 from .notes import LogPart, Progress
 from .own_table import is_own, job_schemas, schema_of
-from .readings import JobReadings
 from .schedule import Overlap, Schedule
 from .stat import Stat
 from .status import StatusText, status_in, status_literal

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from ..lifecycle import JobStatus
 from .base import Base
+from .job_readings import JobReadings
 from .json_text import JsonObject
-from .readings import JobReadings
 from .status import StatusText
 from .subject import SubjectColumns
 

@@ -15,9 +15,9 @@ from .due_time import AT_ONCE, checked_due
 from .job_columns import JobColumns
 from .job_events import know_what_came_of_it, load_times
 from .job_indexes import AFTER_CREATE, constraints_and_indexes
+from .job_readings import JobReadings
 from .json_text import decode_on_read
 from .own_table import begin_own_table, column_names, refuse_unbegun, schema_of
-from .readings import JobReadings
 
 __all__ = ["Job", "JobMixin", "companions_of", "is_job_class", "own_column"]
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.attributes import set_committed_value
 
 from ..lifecycle import JobStatus
-from .readings import JobReadings
+from .job_readings import JobReadings
 
 __all__ = ["know_what_came_of_it", "load_times"]
 
