@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sqlalchemy import DDL, ClauseElement, Column, event, inspect
 from sqlalchemy.orm import ColumnProperty, MapperProperty, validates
@@ -25,17 +25,7 @@ __all__ = ["Job", "JobMixin", "companions_of", "is_job_class", "own_column"]
 _AT_FIRST: Final[dict[str, object]] = {"status": JobStatus.QUEUED, "claims": 0, "claim_token": None}
 
 
-if TYPE_CHECKING:
-    from sqlalchemy.orm.decl_api import DeclarativeAttributeIntercept
-
-    # As a DeclarativeBase has it: a type checker takes `type[JobMixin]` for hashable then.
-    class _MappedBelow(metaclass=DeclarativeAttributeIntercept): ...
-
-else:
-    _MappedBelow = object
-
-
-class JobMixin(JobReadings, JobColumns, _MappedBelow):
+class JobMixin(JobReadings, JobColumns):
     """What a job is: the columns, constraints and indexes of a job table, and what its rows can do.
 
     `Job` is the package's own table. For one with columns of yours, map a class on your own base, in a schema that has no other
