@@ -411,7 +411,7 @@ def test_a_page_looks_at_a_range_of_ids_and_the_next_goes_on_below(
     assert "Searched from id 41 to 50." in page.text
     assert f"/jobs/{new}" in page.links
     assert f"/jobs/{old}" not in page.links
-    assert ["41"] == [one["value"] for one in page.all("input", name="from")][:1]
+    assert [one["value"] for one in page.all("input", name="from")][:1] == ["41"]
     for _ in range(4):
         (older,) = [found["href"] or "" for found in page.all("a", rel="next")]
         page = viewer.see(older)
