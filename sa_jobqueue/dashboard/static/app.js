@@ -107,10 +107,17 @@
       // What is stacked is drawn from the top down, so that each covers what is above it.
       const order = said.stacked ? series.map((_, i) => series.length - 1 - i) : series.map((_, i) => i);
       const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
+      // Of the viewer's zone, as the titles of times are.
+      const clock = (_, splits) => splits.map(seconds => {
+        const at = new Date(seconds * 1000), two = number => String(number).padStart(2, "0");
+        const day = `${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+        const span = said.at.length ? said.at[said.at.length - 1] - said.at[0] : 0;
+        return span > 172800 ? day : `${two(at.getHours())}:${two(at.getMinutes())}`;
+      });
       const chart = new uPlot({
         width: place.clientWidth, height: Number(place.dataset.height ?? 200), cursor: { y: false },
         legend: { live: true }, scales: { y: { range: (_, __, most) => [0, Math.max(most * 1.05, 1e-9)] } },
-        axes: [axis, { ...axis, size: 56 }], series: [{ value: "{YYYY}-{MM}-{DD} {HH}:{mm}" }, ...order.map(i => series[i])],
+        axes: [{ ...axis, values: clock }, { ...axis, size: 56 }], series: [{ value: "{YYYY}-{MM}-{DD} {HH}:{mm}" }, ...order.map(i => series[i])],
       }, [said.at, ...order.map(i => columns[i])], place);
       drawn.set(place, { chart, said: place.dataset.chart });
     }
