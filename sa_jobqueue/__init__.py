@@ -19,7 +19,7 @@ from .explain import JobExplanation, explain_job
 from .lifecycle import JobStatus
 from .limits import KeyLimits, Limits, Rate
 from .middleware import Attempt, Middleware, add_middleware, remove_middleware
-from .models import Job, JobMixin, Schedule, companions_of
+from .models import ArchivedJob, Job, JobMixin, Schedule, companions_of
 from .objects import Fresh, Load, Subject
 from .outcomes import Cancel, Discard, RateLimited, Retry, Snooze
 from .payload import Failed
@@ -39,6 +39,7 @@ from .worker import QueueState, Worker, WorkerState
 from .workflows import Batch, Workflow
 
 __all__ = [
+    "ArchivedJob",
     "AsyncJobContext",
     "Attempt",
     "Batch",

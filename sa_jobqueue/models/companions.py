@@ -12,6 +12,7 @@ from typing import Any, cast
 from sqlalchemy import MetaData, Table
 from sqlalchemy.orm import Mapper, column_property
 
+from .archive import ArchivedJob, ArchivedTask
 from .base import SCHEMA
 from .due_time import DueTime
 from .limits import KeyRow, LimitRow, LimitState
@@ -44,6 +45,8 @@ class Companions:
     join: type[WorkflowJoin] = WorkflowJoin
     callback: type[WorkflowCallback] = WorkflowCallback
     event: type[WorkflowEvent] = WorkflowEvent
+    archived_job: type[ArchivedJob] = ArchivedJob
+    archived_task: type[ArchivedTask] = ArchivedTask
 
 
 _PACKAGES = Companions()
@@ -69,11 +72,12 @@ def in_schema(model: type[Any], schema: str) -> type[Any]:
     attributes: dict[str, Any] = {
         one.key: column_property(table.c[one.columns[0].key], deferred=one.deferred) for one in mapper.column_attrs
     }
+    keys = [table.c[one.name] for one in mapper.primary_key]  # not all of the table's, where it is partitioned
     named = {"__module__": f"{model.__module__}.{schema}", "__qualname__": model.__qualname__, "__doc__": model.__doc__}
     return type(
         model.__name__,
         (model,),
-        {**attributes, **named, "__table__": table, "__mapper_args__": {"concrete": True}},
+        {**attributes, **named, "__table__": table, "__mapper_args__": {"concrete": True, "primary_key": keys}},
     )
 
 

@@ -12,6 +12,7 @@ from ..lifecycle import JobStatus
 from .base import Base
 from .companions import Companions, companions_in, place_in
 from .due_time import AT_ONCE, checked_due
+from .job_columns import JobColumns
 from .job_events import know_what_came_of_it, load_times
 from .job_indexes import AFTER_CREATE, constraints_and_indexes
 from .job_readings import JobReadings
@@ -24,7 +25,7 @@ __all__ = ["Job", "JobMixin", "companions_of", "is_job_class", "own_column"]
 _AT_FIRST: Final[dict[str, object]] = {"status": JobStatus.QUEUED, "claims": 0, "claim_token": None}
 
 
-class JobMixin(JobReadings):
+class JobMixin(JobReadings, JobColumns):
     """What a job is: the columns, constraints and indexes of a job table, and what its rows can do.
 
     `Job` is the package's own table. For one with columns of yours, map a class on your own base, in a schema that has no other
@@ -78,13 +79,6 @@ class JobMixin(JobReadings):
         super().__init__(**columns)
         # The INSERT does not set it, so that a role that may enqueue cannot insert a job that runs or is done.
         vars(self).pop("status", None)
-
-    def __repr__(self) -> str:
-        state, key = self.__dict__, inspect(self).identity
-        if key is not None and "task" not in state:
-            return f"<{type(self).__name__} {key[0]}, not loaded>"
-        status = state.get("status", None if key else JobStatus.QUEUED)
-        return f"<{type(self).__name__} {state.get('id')} {state.get('task')!r} in {state.get('queue')!r}: {status}>"
 
 
 event.listen(JobMixin, "instrument_class", refuse_unbegun, propagate=True)  # before the first class is mapped

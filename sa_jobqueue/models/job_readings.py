@@ -1,16 +1,16 @@
-"""What the columns of a job mean, in Python and in SQL."""
+"""What can be read of a job besides its columns: of one in its queue's table, and of one in the archive."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from sqlalchemy import ColumnElement, and_, case, func, literal_column, null
+from sqlalchemy import ColumnElement, and_, case, func, inspect, literal_column, null
 from sqlalchemy.ext.hybrid import hybrid_property
+from sqlalchemy.orm import Mapped
 
 from ..lifecycle import FINISHED, LIVE, JobStatus
 from ..results import JobEnd
-from .job_columns import JobColumns
 from .limits import TASK_GROUP
 from .status import status_in, status_literal
 
@@ -19,8 +19,21 @@ __all__ = ["JobReadings"]
 T = TypeVar("T")
 
 
-class JobReadings(JobColumns):
-    """The columns, and readings of them."""
+class JobReadings:
+    """What the columns of a job say."""
+
+    if TYPE_CHECKING:
+        __table__: ClassVar[Any]
+        id: Mapped[int]
+        status: Mapped[JobStatus]
+        task: Mapped[str]
+        run_at: Mapped[datetime]
+        attempt: Mapped[int]
+        errors: Mapped[list[dict[str, Any]]]
+        result: Mapped[Any | None]
+        uniqueness: Mapped[dict[str, Any] | None]
+        concurrency_key: Mapped[str | None]
+        _duplicate_of: Mapped[int | None]
 
     @hybrid_property
     def duplicate_of(self) -> int | None:
@@ -122,3 +135,10 @@ class JobReadings(JobColumns):
         Raises ResultError if the job did not complete, or the result does not fit.
         """
         return self.end.result_as(type)
+
+    def __repr__(self) -> str:
+        state, key = self.__dict__, inspect(self).identity
+        if key is not None and "task" not in state:
+            return f"<{type(self).__name__} {key[0]}, not loaded>"
+        status = state.get("status", None if key else JobStatus.QUEUED)
+        return f"<{type(self).__name__} {state.get('id')} {state.get('task')!r} in {state.get('queue')!r}: {status}>"

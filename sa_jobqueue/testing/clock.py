@@ -18,8 +18,8 @@ from .sides import AsyncSide, Side, SyncSide, connection_of, is_async, on, see_a
 
 __all__ = ["move_clock"]
 
-#: Companions that say when workers were seen.
-_LEFT = ("worker", "uptime")
+#: Companions that say when workers were seen, and what is history.
+_LEFT = ("worker", "uptime", "archived_job", "archived_task")
 
 
 @overload

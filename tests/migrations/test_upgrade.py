@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, Engine, NullPool, create_engine, select, text
+from sqlalchemy import Connection, Engine, Integer, NullPool, Text, create_engine, func, literal, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
@@ -24,7 +24,7 @@ from sa_jobqueue.migrations import (
     downgrade_database,
     upgrade_database,
 )
-from sa_jobqueue.models import Job
+from sa_jobqueue.models import Job, schema_function
 from tests.migrations import catalog
 from tests.support.databases import driver_url
 from tests.support.waiting import wait_until
@@ -54,6 +54,13 @@ def test_up_down_and_up_again_gives_the_same(empty_engine: Engine, schema: str) 
     """A downgrade leaves nothing, the schema's name included, whatever that name is."""
     assert upgrade_database(empty_engine, schema=schema) == CURRENT
     first = everything(empty_engine, schema)
+    with empty_engine.begin() as connection:
+        make = schema_function(
+            "make_archive_months", schema, func.array(select(func.now()).scalar_subquery()), of=Integer()
+        )
+        drop = schema_function("drop_archive_month", schema, literal(1), of=Text())
+        assert connection.scalar(select(make)) == 1
+        assert connection.scalar(select(drop)) is None
 
     assert downgrade_database(empty_engine, schema=schema) == 0
     with empty_engine.connect() as connection:

@@ -356,6 +356,7 @@ class TestLeastPrivilege:
         scans = [f"enable_{scan}=off" for scan in ("seqscan", "bitmapscan", "hashjoin", "mergejoin")]
         seek = "enable_seqscan=off"
         moving = [*scans, "enable_sort=off", "jit=off", "plan_cache_mode=force_generic_plan"]
+        patience = ["lock_timeout=250ms", "TimeZone=UTC", "DateStyle=ISO"]
         assert found == [
             ("add_members", True, [path], False),
             ("advance", True, [path, *moving], False),
@@ -371,6 +372,7 @@ class TestLeastPrivilege:
             ("complete_job", False, [seek], True),
             ("complete_member", False, [seek], True),
             ("complete_member", False, [seek], True),
+            ("drop_archive_month", True, [path, *patience], False),
             ("drop_waiting", False, [path, "enable_seqscan=off", "plan_cache_mode=force_generic_plan"], True),
             ("due_at", False, None, True),
             ("enqueue_ticks", True, [path], False),
@@ -380,6 +382,7 @@ class TestLeastPrivilege:
             ("job_wake", True, [path], False),
             ("limit_changed", False, [path], False),
             ("limits_changed", False, [path], True),
+            ("make_archive_months", True, [path, *patience], False),
             ("pause_workflows", True, [path, seek], False),
             ("permits_freed", False, [path], True),
             ("pick_limited", False, [path, *scans, "jit=off", "plan_cache_mode=force_generic_plan"], True),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from . import (
     advance,
+    archive,
     functions,
     indexes,
     limited,
@@ -33,9 +34,10 @@ COMPATIBLE_WITH: int = 1
 
 UP = (
     *tables.UP, *indexes.UP, *functions.UP, *waking.UP, *unique.UP, *notes.UP, *schedules.UP, *waiting.UP, *stats.UP, *limits.UP,
-    *limited.UP, *workflows.UP, *advance.UP, *workflow_actions.UP,
+    *limited.UP, *workflows.UP, *advance.UP, *workflow_actions.UP, *archive.UP,
 )  # fmt: skip
 DOWN = (
+    *archive.DOWN,
     *workflow_actions.DOWN,
     *advance.DOWN,
     *workflows.DOWN,
