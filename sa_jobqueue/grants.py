@@ -35,10 +35,10 @@ class Can(StrEnum):
     ENQUEUE = "enqueue"
     """Insert jobs, queued and with the next id, and workflows; not read their arguments, nor change or delete any."""
     WORK = "work"
-    """Run a worker: claim, finish, renew, rescue, prune, enqueue the ticks of schedules, write down the limits that its code
+    """Run a worker: claim, finish, renew, rescue, prune, archive, enqueue the ticks of schedules, write down the limits that its code
     declares; not enqueue other jobs, nor change what a job is to do."""
     READ = "read"
-    """Look at jobs, schedules and workers."""
+    """Look at jobs, the archive, schedules and workers."""
     SCHEDULE = "schedule"
     """Make, change, pause and remove schedules, also those that code declares; so the role decides which jobs they enqueue."""
     WAIT = "wait"
@@ -62,6 +62,8 @@ _LOOK = (
     "SELECT ON TABLE {schema}.job_log",
     "SELECT ON TABLE {schema}.schedule",
     "SELECT ON TABLE {schema}.stat",
+    "SELECT ON TABLE {schema}.archived_job",
+    "SELECT ON TABLE {schema}.archived_task",
     "SELECT ON TABLE {schema}.job_limit",
     "SELECT ON TABLE {schema}.job_key",
     "SELECT ON TABLE {schema}.limit_state",
@@ -126,6 +128,10 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "SELECT, DELETE, UPDATE (expires_at) ON TABLE {schema}.unique_key",
             "SELECT, INSERT, DELETE, UPDATE (claim_token, claims, fraction, message, written_at) ON TABLE {schema}.job_progress",
             "SELECT, INSERT, DELETE, UPDATE (lines, written_at) ON TABLE {schema}.job_log",
+            # The months are made and dropped by functions, which have the rights of the table's owner.
+            "INSERT ON TABLE {schema}.archived_job",
+            "SELECT, INSERT, DELETE ON TABLE {schema}.archived_task",
+            "EXECUTE ON FUNCTION {schema}.make_archive_months(timestamptz[]), {schema}.drop_archive_month(integer)",
             f"SELECT, UPDATE ({_MOVED_BY_WORKERS}) ON TABLE {{schema}}.schedule",
             f"SELECT, INSERT (owner, name, {_DECLARED_BY_WORKERS}), UPDATE ({_DECLARED_BY_WORKERS}), DELETE ON TABLE {{schema}}.job_limit",
             "SELECT ON TABLE {schema}.job_key",
@@ -162,6 +168,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             f"DELETE, UPDATE ({_WRITTEN_BY_OPERATORS}) ON TABLE {{schema}}.job",
             "DELETE ON TABLE {schema}.job_progress",
             "DELETE ON TABLE {schema}.job_log",
+            "DELETE ON TABLE {schema}.archived_job",
             "SELECT, INSERT, DELETE, UPDATE (job_id, keep, expires_at) ON TABLE {schema}.unique_key",
             "EXECUTE ON FUNCTION {schema}.take_key(bigint, jsonb)",
             "EXECUTE ON FUNCTION {schema}.tell_workers(oid)",

@@ -5,11 +5,26 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Delete, Executable, Float, Integer, Select, bindparam, delete, func, not_, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Delete,
+    Executable,
+    Float,
+    Integer,
+    Select,
+    bindparam,
+    delete,
+    func,
+    not_,
+    select,
+    text,
+    update,
+)
 
 from ..lifecycle import FINISHED
-from ..models import Job, JobMixin, LogPart, Progress, WorkflowRow, status_in
+from ..models import ArchivedTask, Job, JobMixin, LogPart, Progress, WorkflowRow, status_in
 from .admin import UNSYNCHRONIZED, Criterion, check_criteria
+from .archive import is_not_archived, make_months_of, move_jobs
 from .beside import with_companions
 from .notes import delete_notes
 from .parts import FIRST_TIME, epoch_of, in_seconds, members, table_of
@@ -17,6 +32,9 @@ from .parts import FIRST_TIME, epoch_of, in_seconds, members, table_of
 __all__ = [
     "first_over",
     "limit_statements",
+    "make_months_of_page",
+    "move_page",
+    "move_this",
     "postpone_purge",
     "prune_jobs",
     "prune_page",
@@ -32,8 +50,11 @@ def prune_jobs(
     progress: type[Progress] = Progress,
     log: type[LogPart] = LogPart,
     workflow: type[WorkflowRow] = WorkflowRow,
+    archived_task: type[ArchivedTask] = ArchivedTask,
 ) -> Executable:
     """Delete at most `limit` finished jobs: those that match, or without criteria those whose time to be kept is over.
+
+    Without criteria, jobs of archived tasks are left to the workers, which move them to the archive.
 
     Not the members of a workflow that goes on: others may need their results. They are deleted with their workflow.
 
@@ -48,7 +69,7 @@ def prune_jobs(
     columns = table_of(job).c
     goes_on = select(workflow.id).where(workflow.id == columns.workflow_id, workflow.finished_at.is_(None))
     named = select(columns.id).where(*where, not_(goes_on.correlate(table_of(job)).exists())).order_by(columns.id)
-    chosen = named if where else _over(job)
+    chosen = named if where else _over(job).where(is_not_archived(job, archived_task=archived_task))
     return _delete_finished(job, chosen, limit, progress=progress, log=log).returning(columns.id)
 
 
@@ -59,20 +80,51 @@ def prune_page(
     job: type[JobMixin] = Job,
     progress: type[Progress] = Progress,
     log: type[LogPart] = LogPart,
+    archived_task: type[ArchivedTask] = ArchivedTask,
 ) -> Executable:
-    """Delete a page of the jobs whose time is over, from `after` on, in seconds since 1970.
+    """Delete a page of the jobs whose time is over, from `after` on, in seconds since 1970. Not those of archived tasks: a worker may
+    not have heard of these yet.
 
     Returns their ids, and the time of each; the next page begins at the last time. Beginning each page at the front would
     walk over all that was deleted before, while a snapshot is held.
     """
     columns = table_of(job).c
-    gone = _delete_finished(job, _over(job, after=after), limit, progress=progress, log=log)
+    over = _over(job, after=after).where(is_not_archived(job, archived_task=archived_task))
+    gone = _delete_finished(job, over, limit, progress=progress, log=log)
     return gone.returning(columns.id, epoch_of(columns.purge_at))
 
 
-def first_over(*, after: float = FIRST_TIME, job: type[JobMixin] = Job) -> Select[Any]:
-    """The job whose time has been over for longest, from `after` on, locked."""
-    return _locked_to_delete(job, _over(job, after=after)).limit(1)
+def move_page(*, after: float = FIRST_TIME, limit: int, job: type[JobMixin] = Job, **beside: Any) -> Executable:
+    """The same where there are archived tasks: their jobs are moved to the archive, the others are deleted.
+
+    `beside`: the other tables of `move_jobs`, which says what it returns.
+    """
+    return move_jobs(_ids(job, _over(job, after=after), limit), job=job, **beside)
+
+
+def make_months_of_page(*, after: float = FIRST_TIME, limit: int, job: type[JobMixin] = Job) -> Executable:
+    """Make the months of the archive that this page needs; see `make_months_of`."""
+    page = _over(job, after=after).where(_is_finished(job)).limit(bindparam("page", limit, Integer))
+    return make_months_of(page, job=job)
+
+
+def move_this(*where: Criterion, job: type[JobMixin] = Job, **beside: Any) -> Executable:
+    """Move or delete the one finished job that matches."""
+    return move_jobs(_ids(job, select(table_of(job).c.id).where(*where), 1), job=job, **beside)
+
+
+def first_over(
+    *,
+    after: float = FIRST_TIME,
+    archive: bool = False,
+    job: type[JobMixin] = Job,
+    archived_task: type[ArchivedTask] = ArchivedTask,
+) -> Select[Any]:
+    """The job whose time has been over for longest, from `after` on, locked. `archive`: also one of an archived task."""
+    over = _over(job, after=after)
+    if not archive:
+        over = over.where(is_not_archived(job, archived_task=archived_task))
+    return _locked_to_delete(job, over).limit(1)
 
 
 def _over(job: type[JobMixin], *, after: float | None = None) -> Select[Any]:
@@ -84,16 +136,25 @@ def _over(job: type[JobMixin], *, after: float | None = None) -> Select[Any]:
     )
 
 
+def _is_finished(job: type[JobMixin]) -> ColumnElement[bool]:
+    return status_in(table_of(job).c.status, FINISHED)
+
+
 def _locked_to_delete(job: type[JobMixin], chosen: Select[Any]) -> Select[Any]:
-    return chosen.where(status_in(table_of(job).c.status, FINISHED)).with_for_update(skip_locked=True)
+    return chosen.where(_is_finished(job)).with_for_update(skip_locked=True)
+
+
+def _ids(job: type[JobMixin], chosen: Select[Any], limit: int) -> Select[Any]:
+    """The ids of at most `limit` of those jobs, locked."""
+    page = _locked_to_delete(job, chosen).limit(bindparam("page", limit, Integer))
+    return select(page.cte("chosen").prefix_with("MATERIALIZED").c.id)
 
 
 def _delete_finished(
     job: type[JobMixin], chosen: Select[Any], limit: int, *, progress: type[Progress], log: type[LogPart]
 ) -> Delete:
     """Delete those jobs, and with them what is kept of what they said."""
-    page = _locked_to_delete(job, chosen).limit(bindparam("page", limit, Integer))
-    ids = select(page.cte("chosen").prefix_with("MATERIALIZED").c.id)
+    ids = _ids(job, chosen, limit)
     gone = delete(job).where(members(table_of(job).c.id, ids)).execution_options(**UNSYNCHRONIZED)
     return gone.add_cte(*delete_notes(ids, progress=progress, log=log))
 

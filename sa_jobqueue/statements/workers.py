@@ -11,7 +11,8 @@ from typing import Any
 from sqlalchemy import BigInteger, Executable, cast, column, delete, func, select, table
 from sqlalchemy.dialects.postgresql import UUID, insert
 
-from ..models import LimitRow, Schedule, WorkerRow
+from ..models import ArchivedTask, LimitRow, Schedule, WorkerRow
+from .archive import archived_names
 from .declared_limits import are_undeclared
 from .parts import array, epoch
 from .schedules import next_look
@@ -38,13 +39,15 @@ def enrol_worker(
     worker: type[WorkerRow] = WorkerRow,
     schedule: type[Schedule] = Schedule,
     limit: type[LimitRow] = LimitRow,
+    archived_task: type[ArchivedTask] = ArchivedTask,
 ) -> Executable:
     """Insert the row of a worker process; or, where it is there, say that the process was seen now, and what changes of it.
 
     `lease`, `loop_lag`: seconds. `memory`: bytes. `tasks`, `pressure`, `skipped`: see `WorkerRow`.
 
     Returns the seconds until a schedule is due, or NULL: it costs a worker no statement to know that there is none. The time by the
-    database's clock, in seconds since 1970. And whether there are limits that no code has declared for `undeclared_for`.
+    database's clock, in seconds since 1970. Whether there are limits that no code has declared for `undeclared_for`. And the names of
+    the tasks whose jobs are archived.
     """
     changing = {"memory": memory, "loop_lag": loop_lag, "pressure": pressure, "skipped": skipped}
     row = insert(worker).values(
@@ -55,6 +58,7 @@ def enrol_worker(
         next_look(schedule=schedule).scalar_subquery().label("next_look"),
         epoch(func.clock_timestamp()).label("clock"),
         are_undeclared(after=undeclared_for, limit=limit).label("undeclared"),
+        archived_names(archived_task=archived_task).label("archived"),
     )
 
 

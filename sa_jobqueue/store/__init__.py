@@ -20,7 +20,7 @@ from .declared import definition_of
 from .declared_limits import limits_definition
 from .definitions import Declaring, Definition
 from .expiry import Late
-from .faults import Fault, fault_of, is_data_fault, is_limits_changed, is_too_much
+from .faults import Fault, fault_of, is_data_fault, is_limits_changed, is_month_missing, is_too_much
 from .leases import Expired, Renewal
 from .limits import KnownLimits
 from .notes import LogLines, Report
@@ -68,6 +68,7 @@ __all__ = [
     "fault_of",
     "is_data_fault",
     "is_limits_changed",
+    "is_month_missing",
     "is_too_much",
     "kept_for_now",
     "limits_definition",

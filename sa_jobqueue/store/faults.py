@@ -6,9 +6,10 @@ from enum import Enum
 
 from sqlalchemy.exc import DBAPIError
 
+from ..models import ArchivedJob
 from ..statements.limits import LIMITS_CHANGED
 
-__all__ = ["Fault", "fault_of", "is_data_fault", "is_limits_changed", "is_too_much"]
+__all__ = ["Fault", "fault_of", "is_data_fault", "is_limits_changed", "is_month_missing", "is_too_much"]
 
 #: Classes of SQLSTATE. The server, its resources or its connections are out of order; or another transaction was in the way.
 _AWAY = frozenset({"08", "0A", "25", "26", "28", "3D", "40", "53", "57"})
@@ -56,3 +57,11 @@ def is_too_much(error: DBAPIError) -> bool:
 def is_limits_changed(error: BaseException) -> bool:
     """Whether a claim failed because its worker has not read the limits that there are."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == LIMITS_CHANGED
+
+
+def is_month_missing(error: DBAPIError) -> bool:
+    """Whether a job could not be moved because the archive has no partition for the month in which it finished."""
+    said = getattr(error.orig, "diag", None)
+    if getattr(error.orig, "sqlstate", None) != "23514" or said is None:
+        return False
+    return said.table_name == ArchivedJob.__tablename__ and said.constraint_name is None

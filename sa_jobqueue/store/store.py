@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..models import Job, JobMixin
+from .archive import Archive
 from .declared import DeclaredSchedules
 from .declared_limits import DeclaredLimits
 from .expiry import Expiry
@@ -30,6 +31,7 @@ class Store(
     Leases,
     JobNotes,
     Pruning,
+    Archive,
     UniqueKeys,
     Schedules,
     DeclaredSchedules,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from ..errors import ConfigurationError
 from ..models import Companions, Job, JobMixin, companions_of
@@ -32,6 +33,12 @@ class Tables(Companions):
         """The class `job` with the companions of its schema."""
         beside = companions_of(job)
         return cls(job=job, **{one.name: getattr(beside, one.name) for one in fields(Companions)})
+
+    @property
+    def of_job(self) -> dict[str, Any]:
+        """The tables between which a job moves, with what it has said, by the names that the statements have for them."""
+        names = ("job", "progress", "log", "archived_job", "archived_task")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def completion(self) -> str:

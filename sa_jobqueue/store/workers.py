@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -13,7 +13,20 @@ from ..statements import workers as statements
 from ..statements.workers import enrol_worker, forget_workers, remove_worker
 from .tables import OfTables
 
-__all__ = ["Workers", "end_backend"]
+__all__ = ["Enrolled", "Workers", "end_backend"]
+
+
+class Enrolled(NamedTuple):
+    """What a worker hears when it says that it is alive.
+
+    `next_look`: seconds until a schedule is due, None: there is none. `clock`: the database's time, in seconds since 1970. `archived`:
+    the names of the tasks whose jobs are archived. `undeclared`: whether there are limits that no code declares any more.
+    """
+
+    next_look: float | None
+    clock: float
+    archived: frozenset[str]
+    undeclared: bool
 
 
 class Workers(OfTables):
@@ -30,20 +43,16 @@ class Workers(OfTables):
         concurrency: int,
         version: str,
         **more: Any,
-    ) -> tuple[float | None, float, bool]:
-        """Write this worker process down; also after its row was pruned while it was away. `more`: as for `enrol_worker`.
-
-        Returns the seconds until a schedule is due, None if there is none; the database's time, in seconds since 1970; and whether
-        there are limits that no code declares any more.
-        """
+    ) -> Enrolled:
+        """Write this worker process down; also after its row was pruned while it was away. `more`: as for `enrol_worker`."""
         row = connection.execute(
             enrol_worker(
                 id=worker, host=host, pid=pid, queues=queues, concurrency=concurrency, version=version, **more,
                 worker=self.tables.worker, schedule=self.tables.schedule,
-                limit=self.tables.limit,
+                limit=self.tables.limit, archived_task=self.tables.archived_task,
             )
         ).one()  # fmt: skip
-        return row.next_look, row.clock, row.undeclared
+        return Enrolled(row.next_look, row.clock, frozenset(row.archived), row.undeclared)
 
     def forget_workers(self, connection: Connection, *, unseen_for: timedelta) -> int:
         """Strike off the workers that have not been seen for `unseen_for`; how many they were."""

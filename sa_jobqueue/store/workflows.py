@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -15,9 +15,16 @@ from ..statements.prune import limit_statements, refuse_at_once
 from ..statements.workflows.actions import advance_parameters, advance_workflows, cancel_workflows, stray_workflows
 from ..statements.workflows.healing import heal_members, heal_workflows
 from ..statements.workflows.inputs import inputs_of, page_of_inputs
-from ..statements.workflows.pruning import forget_workflows, postpone_workflow, prune_members, workflows_over
+from ..statements.workflows.pruning import (
+    forget_workflows,
+    make_months_of_members,
+    move_members,
+    postpone_workflow,
+    prune_members,
+    workflows_over,
+)
 from .compiled import Compiled
-from .faults import Fault, fault_of
+from .faults import Fault, fault_of, is_month_missing
 from .tables import OfTables
 
 __all__ = ["Advanced", "Input", "Workflows"]
@@ -130,22 +137,24 @@ class Workflows(OfTables):
             connection.scalars(workflows_over(limit=limit, workflow=self.tables.workflow, event=self.tables.event))
         )
 
-    def prune_workflow(self, connection: Connection, id: int, *, limit: int = 1_000, seconds: float) -> int | None:
+    def make_months_of_members(self, connection: Connection, id: int, *, limit: int = 1_000) -> int:
+        """Make the months of the archive that a page of its members needs; how many were missing."""
+        return int(connection.scalar(make_months_of_members(id, limit=limit, job=self.tables.job)) or 0)
+
+    def prune_workflow(
+        self, connection: Connection, id: int, *, limit: int = 1_000, seconds: float, archive: bool = False
+    ) -> int | None:
         """Delete a page of its members, and it too if that was the last. Returns how many there were; None: one cannot be deleted.
 
-        Then the workflow stays for another day.
+        Then the workflow stays for another day. `archive`: as for `Pruning`.
         """
-        tables = self.tables
         try:
             with connection.begin_nested():
                 connection.execute(refuse_at_once())
                 connection.execute(limit_statements(seconds))
-                page = prune_members(
-                    id, limit=limit, job=tables.job, progress=tables.progress, log=tables.log,
-                    dependency=tables.dependency, workflow=tables.workflow, event=tables.event,
-                )  # fmt: skip
-                gone = len(connection.execute(page).all())
+                gone = self._prune_members(connection, id, limit, archive)
                 if gone < limit:
+                    tables = self.tables
                     connection.execute(
                         forget_workflows(
                             [id], job=tables.job, workflow=tables.workflow, callback=tables.callback, join=tables.join,
@@ -154,8 +163,20 @@ class Workflows(OfTables):
                     )  # fmt: skip
                 return gone
         except DBAPIError as error:
-            if fault_of(error) is Fault.AWAY:
+            if fault_of(error) is Fault.AWAY or is_month_missing(error):
                 raise
-            connection.execute(postpone_workflow(id, workflow=tables.workflow))
+            connection.execute(postpone_workflow(id, workflow=self.tables.workflow))
             logger.warning("workflow %d cannot be deleted; it stays for another day: %s", id, error.orig)
             return None
+
+    def _prune_members(self, connection: Connection, id: int, limit: int, archive: bool) -> int:
+        tables = self.tables
+        of_flow: dict[str, Any] = {
+            "limit": limit, "dependency": tables.dependency, "workflow": tables.workflow, "event": tables.event,
+        }  # fmt: skip
+        if archive:
+            return int(connection.execute(move_members(id, **of_flow, **tables.of_job)).one().jobs)
+        page = prune_members(
+            id, **of_flow, job=tables.job, progress=tables.progress, log=tables.log, archived_task=tables.archived_task
+        )
+        return len(connection.execute(page).all())

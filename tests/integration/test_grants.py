@@ -6,7 +6,7 @@ import json
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import (
+    ArchivedJob,
     Discard,
     Job,
     JobContext,
@@ -392,6 +393,51 @@ def test_a_worker_can_do_all_its_work(make_role: MakeRole, engine: Engine, caplo
         assert connection.scalar(select(Job.progress).where(Job.id == snoozed)) == 0.5
         assert [line.message for line in connection.execute(job_logs(snoozed))] == ["tired"]
     assert "permission denied" not in caplog.text
+
+
+def test_a_worker_archives_and_can_do_nothing_else_with_the_archive(
+    make_role: MakeRole, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It writes down which tasks are archived, makes and drops months by functions, and moves. It reads, changes and deletes nothing there."""
+    registry = Registry()
+
+    @task(registry=registry, name="kept", archive=True)
+    def kept() -> None: ...
+
+    with engine.begin() as connection:
+        connection.execute(text("SELECT sa_jobqueue.make_archive_months(ARRAY[now() - interval '900 days'])"))
+        ids = [make_job(connection, "completed", task="kept", purge_at=timedelta(seconds=-1)) for _ in range(3)]
+    url = make_role("work")
+    with working(url, registry, prune_every=0.1, archive_months=3):
+        wait_until(lambda: archived(engine) == ids)
+    with engine.connect() as connection:
+        months = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'sa_jobqueue.archived_job'::regclass"
+        assert connection.scalar(text(months)) == 2
+    assert "permission denied" not in caplog.text
+    for part in ("archived_job", f"archived_job_{datetime.now(UTC):%Y_%m}"):
+        assert (
+            allowed(
+                url,
+                f"SELECT * FROM sa_jobqueue.{part}",
+                f"UPDATE sa_jobqueue.{part} SET args = '{{}}'",
+                f"DELETE FROM sa_jobqueue.{part}",
+                f"TRUNCATE sa_jobqueue.{part}",
+                f"DROP TABLE sa_jobqueue.{part}",
+            )
+            == []
+        )
+    read, admin = make_role("read"), make_role("admin")
+    look = ["SELECT * FROM sa_jobqueue.archived_job", "SELECT * FROM sa_jobqueue.archived_task"]
+    delete = "DELETE FROM sa_jobqueue.archived_job"
+    functions = ["SELECT sa_jobqueue.make_archive_months(ARRAY[now()])", "SELECT sa_jobqueue.drop_archive_month(1)"]
+    assert allowed(read, *look, delete, *functions) == look
+    assert allowed(admin, *look, delete, *functions) == [*look, delete]
+    assert allowed(make_role("enqueue"), *look, delete, *functions) == []
+
+
+def archived(engine: Engine) -> list[int]:
+    with Session(engine) as session:
+        return list(session.scalars(select(ArchivedJob.id).order_by(ArchivedJob.id)))
 
 
 def is_snoozed(job: Job) -> bool:

@@ -20,7 +20,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sa_jobqueue.enqueue_select import enqueue_select
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
 from sa_jobqueue.limits import Limits, Rate
-from sa_jobqueue.models import Job, Schedule
+from sa_jobqueue.models import Job, JobMixin, Schedule
 from sa_jobqueue.objects import Subject
 from sa_jobqueue.options import Call
 from sa_jobqueue.outcomes import ErrorEntry
@@ -56,6 +56,7 @@ from sa_jobqueue.statements import (
 )
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.apply import written_before
+from sa_jobqueue.statements.archive import declare_archived, drop_archive_month, make_months_ahead
 from sa_jobqueue.statements.arguments import complete_arguments
 from sa_jobqueue.statements.backlog import count_by_queue, running_jobs, schedule_lag
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
@@ -101,7 +102,14 @@ from sa_jobqueue.statements.notes import (
 )
 from sa_jobqueue.statements.overview import count_expired, list_workers
 from sa_jobqueue.statements.pressure import database_pressure
-from sa_jobqueue.statements.prune import first_over, postpone_purge, prune_page
+from sa_jobqueue.statements.prune import (
+    first_over,
+    make_months_of_page,
+    move_page,
+    move_this,
+    postpone_purge,
+    prune_page,
+)
 from sa_jobqueue.statements.schedule_admin import enqueued_ticks, lock_schedule
 from sa_jobqueue.statements.schedules import (
     MOVE,
@@ -124,8 +132,16 @@ from sa_jobqueue.statements.workflows.healing import blocked_edges, heal_members
 from sa_jobqueue.statements.workflows.inputs import inputs_of, page_of_inputs
 from sa_jobqueue.statements.workflows.insert import MemberRows, add_members, insert_callbacks
 from sa_jobqueue.statements.workflows.looks import count_members, workflow_callbacks
-from sa_jobqueue.statements.workflows.pruning import forget_workflows, postpone_workflow, prune_members, workflows_over
+from sa_jobqueue.statements.workflows.pruning import (
+    forget_workflows,
+    make_months_of_members,
+    move_members,
+    postpone_workflow,
+    prune_members,
+    workflows_over,
+)
 from sa_jobqueue.statements.workflows.watching import count_workflows, paused_workflows, workflows_behind
+from sa_jobqueue.store import Tables
 from sa_jobqueue.subjects import jobs_relationship
 from sa_jobqueue.tally import TaskTally
 from sa_jobqueue.tasks import Registry, task
@@ -149,6 +165,19 @@ class _Stock(_Base):
     place: Mapped[str] = mapped_column(primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)
     jobs: Mapped[list[Job]] = jobs_relationship()
+
+
+class _OwnBase(DeclarativeBase): ...
+
+
+class _OwnJob(JobMixin, _OwnBase):
+    __table_args__ = ({"schema": "golden_queue"},)
+    tenant_id: Mapped[int | None]
+
+
+def _beside(job: type[JobMixin]) -> dict[str, object]:
+    of_job = Tables.of(job).of_job
+    return {name: of_job[name] for name in of_job if name != "job"}
 
 
 _TIME = datetime(2026, 11, 21, tzinfo=UTC)
@@ -201,6 +230,7 @@ BATCHES: dict[str, Callable[[int], object]] = {
     "pause_failing": lambda n: pause_failing(range(n)),
     "move_schedules": lambda n: move_schedules(**{name: range(n) for name in MOVE}),
     "declared_schedules": lambda n: declared_schedules([f"s{i}" for i in range(n)]),
+    "declare_archived": lambda n: declare_archived([f"t{i}" for i in range(n)], []),
     "declared_limits": lambda n: declared_limits(["queue"] * n, [f"q{i}" for i in range(n)]),
     "say_declared_limits": lambda n: say_declared_limits(["queue"] * n, [f"q{i}" for i in range(n)]),
     "say_declared": lambda n: say_declared([f"s{i}" for i in range(n)]),
@@ -271,7 +301,14 @@ SINGLE: dict[str, Callable[[], object]] = {
     "prune_jobs": prune_jobs,
     "prune_jobs_where": lambda: prune_jobs(Job.queue == "old", limit=10),
     "prune_page": lambda: prune_page(after=1.0, limit=10),
+    "move_page": lambda: move_page(after=1.0, limit=10),
+    "move_own_page": lambda: move_page(after=1.0, limit=10, job=_OwnJob, **_beside(_OwnJob)),
+    "move_this": lambda: move_this(Job.id == 1),
+    "make_months_of_page": lambda: make_months_of_page(after=1.0, limit=10),
+    "make_months_ahead": make_months_ahead,
+    "drop_archive_month": lambda: drop_archive_month(12),
     "first_over": lambda: first_over(after=1.0),
+    "first_over_archived": lambda: first_over(after=1.0, archive=True),
     "postpone_purge": lambda: postpone_purge(Job.id == 1, by=timedelta(days=1)),
     "count_jobs": count_jobs,
     "list_workers": list_workers,
@@ -352,6 +389,8 @@ SINGLE: dict[str, Callable[[], object]] = {
     "workflows_over": lambda: workflows_over(limit=10),
     "heal_workflows": lambda: heal_workflows(limit=10),
     "prune_members": lambda: prune_members(7, limit=10),
+    "move_members": lambda: move_members(7, limit=10),
+    "make_months_of_members": lambda: make_months_of_members(7, limit=10),
     "postpone_workflow": lambda: postpone_workflow(7),
     "count_workflows": count_workflows,
     "workflows_behind": workflows_behind,

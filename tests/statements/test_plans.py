@@ -313,7 +313,7 @@ def test_pruning_reads_what_it_deletes(statements: Statements) -> None:
     """The oldest come first out of their index."""
     plan = statements.prune.explain({"page": 100})
 
-    assert_by(plan, "job_purge_idx", "job_pkey", "job_progress_pkey", "job_log_pkey")
+    assert_by(plan, "job_purge_idx", "job_pkey", "job_progress_pkey", "job_log_pkey", "archived_task_pkey")
     assert plan.blocks <= 100 + 100 * 20, plan
 
 

@@ -17,6 +17,8 @@ from sa_jobqueue.lifecycle import Change, Rules, decide
 from sa_jobqueue.limits import Limits
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.models import (
+    ArchivedJob,
+    ArchivedTask,
     Awaited,
     Job,
     KeyRow,
@@ -130,6 +132,14 @@ class OtherEvent(OtherBase):
     __table__ = WorkflowEvent.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
 
 
+class OtherArchivedJob(OtherBase):
+    __table__ = ArchivedJob.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
+class OtherArchivedTask(OtherBase):
+    __table__ = ArchivedTask.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
 JOB, WORKER, UPTIME, KEY, SCHEDULE = (
     cast("type[Job]", OtherJob),
     cast("type[WorkerRow]", OtherWorker),
@@ -141,6 +151,7 @@ REST: dict[str, Any] = {
     "progress": OtherProgress, "log": OtherLogPart, "awaited": OtherAwaited, "stat": OtherStat, "limit": OtherLimit,
     "key": OtherKey, "limit_state": OtherLimitState, "workflow": OtherWorkflow, "dependency": OtherDependency,
     "join": OtherJoin, "callback": OtherCallback, "event": OtherEvent,
+    "archived_job": OtherArchivedJob, "archived_task": OtherArchivedTask,
 }  # fmt: skip
 OTHER = Store(Tables(job=JOB, worker=WORKER, uptime=UPTIME, unique_key=KEY, schedule=SCHEDULE, **REST))
 BOTH = [default_store, OTHER]
@@ -168,7 +179,17 @@ def all_rows(connection: Connection, store: Store) -> list[Any]:
     tables = store.tables
     return [
         list(connection.execute(select(one.__table__).order_by(*one.__table__.primary_key)))
-        for one in (tables.job, tables.worker, tables.uptime, tables.progress, tables.log, tables.stat, tables.limit)
+        for one in (
+            tables.job,
+            tables.worker,
+            tables.uptime,
+            tables.progress,
+            tables.log,
+            tables.stat,
+            tables.limit,
+            tables.archived_job,
+            tables.archived_task,
+        )
     ]
 
 
@@ -204,6 +225,14 @@ def live(connection: Connection, store: Store) -> None:
     assert store.prune(connection, limit=2).jobs == 2
     assert store.prune_first(connection) is True
     assert store.prune_first(connection) is None
+    store.declare_archived(connection, ["t", "other"], [])
+    store.declare_archived(connection, [], ["other"])
+    connection.execute(insert(table).values(id=6, task="t", status="completed", purge_at=func.now(), errors=[]))
+    assert store.prune(connection).jobs == 0
+    assert store.make_months_ahead(connection) in {0, 2}
+    assert store.make_months_of_page(connection, limit=1) == 0
+    assert store.prune(connection, archive=True).jobs == 1
+    assert store.drop_archive_month(connection, 12) is None
     connection.execute(insert(table).values(id=4, task="t", status="running", worker="me", errors=[]))
     connection.execute(insert(table).values(id=5, task="t", status="queued", errors=[]))
     assert store.release_unknown(connection, worker="me", known=[]) == [4]
@@ -276,7 +305,7 @@ def test_each_store_has_a_channel_and_gates_of_its_own(both: Connection) -> None
 def test_the_tables_of_a_store_are_of_one_schema() -> None:
     """Else its jobs would wake, or count, the workers of another's."""
     with pytest.raises(
-        ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, WorkflowEvent in sa_jobqueue"
+        ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, ArchivedTask in sa_jobqueue"
     ):
         Store(Tables(job=JOB))
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import (
+    CTE,
     BigInteger,
     ColumnElement,
     Executable,
     Integer,
+    Select,
     and_,
     bindparam,
     delete,
@@ -21,6 +24,7 @@ from sqlalchemy import (
 
 from ...lifecycle import FINISHED
 from ...models import (
+    ArchivedTask,
     Job,
     JobMixin,
     LogPart,
@@ -33,11 +37,14 @@ from ...models import (
     status_in,
 )
 from ..admin import UNSYNCHRONIZED
+from ..archive import is_not_archived, make_months_of, move_jobs
 from ..notes import delete_notes
 from ..parts import array, members, table_of
 
 __all__ = [
     "forget_workflows",
+    "make_months_of_members",
+    "move_members",
     "postpone_workflow",
     "prune_members",
     "workflows_over",
@@ -72,11 +79,51 @@ def prune_members(
     dependency: type[WorkflowDependency] = WorkflowDependency,
     workflow: type[WorkflowRow] = WorkflowRow,
     event: type[WorkflowEvent] = WorkflowEvent,
+    archived_task: type[ArchivedTask] = ArchivedTask,
 ) -> Executable:
     """Delete a page of the members of a workflow whose time is over, and what each waited for. Returns their ids.
 
-    None is deleted if the workflow has come back meanwhile.
+    None is deleted if the workflow has come back meanwhile; and none of archived tasks: a worker may not have heard of these yet.
     """
+    columns = table_of(job).c
+    plain = _members(id, limit, job, workflow, event).where(is_not_archived(job, archived_task=archived_task))
+    ids = _locked(plain)
+    gone = delete(job).where(members(columns.id, ids)).execution_options(**UNSYNCHRONIZED)
+    also = (*delete_notes(ids, progress=progress, log=log), _edges(ids, dependency))
+    return gone.add_cte(*also).returning(columns.id)
+
+
+def move_members(
+    id: int,
+    *,
+    limit: int,
+    job: type[JobMixin] = Job,
+    dependency: type[WorkflowDependency] = WorkflowDependency,
+    workflow: type[WorkflowRow] = WorkflowRow,
+    event: type[WorkflowEvent] = WorkflowEvent,
+    **beside: Any,
+) -> Executable:
+    """The same where there are archived tasks: their jobs are moved to the archive.
+
+    `beside`: the other tables of `move_jobs`, which says what it returns.
+    """
+    ids = _locked(_members(id, limit, job, workflow, event))
+    return move_jobs(ids, job=job, **beside).add_cte(_edges(ids, dependency))
+
+
+def make_months_of_members(id: int, *, limit: int, job: type[JobMixin] = Job) -> Executable:
+    """Make the months of the archive that a page of these members needs; see `make_months_of`."""
+    columns = table_of(job).c
+    page = select(columns.id).where(
+        columns.workflow_id == bindparam("of_workflow", id, BigInteger), status_in(columns.status, FINISHED)
+    )
+    return make_months_of(page.order_by(columns.id).limit(bindparam("page", limit, Integer)), job=job)
+
+
+def _members(
+    id: int, limit: int, job: type[JobMixin], workflow: type[WorkflowRow], event: type[WorkflowEvent]
+) -> Select[Any]:
+    """A page of the members, if the workflow's time is over; it is locked then."""
     columns = table_of(job).c
     flow = bindparam("of_workflow", id, BigInteger)
     over = (
@@ -86,19 +133,21 @@ def prune_members(
         .cte("over")
         .prefix_with("MATERIALIZED")
     )
-    page = (
+    return (
         select(columns.id)
         .where(members(columns.workflow_id, select(over.c.id)), status_in(columns.status, FINISHED))
         .order_by(columns.id)
         .limit(bindparam("page", limit, Integer))
-        .with_for_update()
-        .cte("chosen")
-        .prefix_with("MATERIALIZED")
     )
-    ids = select(page.c.id)
-    edges = delete(dependency).where(members(table_of(dependency).c.child_id, ids)).cte("edges")
-    gone = delete(job).where(members(columns.id, ids)).execution_options(**UNSYNCHRONIZED)
-    return gone.add_cte(*delete_notes(ids, progress=progress, log=log), edges).returning(columns.id)
+
+
+def _locked(page: Select[Any]) -> Select[Any]:
+    return select(page.with_for_update().cte("chosen").prefix_with("MATERIALIZED").c.id)
+
+
+def _edges(ids: Select[Any], dependency: type[WorkflowDependency]) -> CTE:
+    """What deletes what these members waited for."""
+    return delete(dependency).where(members(table_of(dependency).c.child_id, ids)).cte("edges")
 
 
 def forget_workflows(

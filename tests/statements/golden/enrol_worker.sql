@@ -19,4 +19,9 @@ RETURNING (
     WHERE sa_jobqueue.job_limit.declared_at < now() - %(now_1)s
     AND NOT sa_jobqueue.job_limit.held
     AND sa_jobqueue.job_limit.paused_at IS NULL
-) AS undeclared
+) AS undeclared,
+    array((
+        SELECT sa_jobqueue.archived_task.name
+        FROM sa_jobqueue.archived_task
+    )
+) AS archived

@@ -19,6 +19,11 @@ WITH "over" AS MATERIALIZED (
         )
     ))
     AND sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')
+    AND sa_jobqueue.job.task != ALL (array((
+            SELECT sa_jobqueue.archived_task.name
+            FROM sa_jobqueue.archived_task
+        )
+    ))
     ORDER BY sa_jobqueue.job.id
     LIMIT %(page)s::INTEGER
     FOR UPDATE
