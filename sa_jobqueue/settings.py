@@ -28,6 +28,9 @@ class WorkerSettings:
     """A job whose task this worker does not know goes back to the queue for this long, or up to 300 s if such jobs keep coming."""
     prune_every: float = 30.0
     """The pause between deletions of the jobs whose retention is over."""
+    archive_months: int | None = None
+    """For how many months after its end a month of the archive is kept; then it is dropped. None: for ever. Where workers differ, the
+    shortest counts."""
     max_rescues: int = 5
     """A job fails after its worker has died, or left while the job ran, this many times."""
     pooled: bool = False
@@ -69,10 +72,11 @@ class WorkerSettings:
 
 
 _THRESHOLDS = ("max_snapshot_age", "max_lock_waits", "max_replication_lag", "max_active_connections")
-_OPTIONAL = frozenset({"session_idle_timeout", "max_child_jobs", *_THRESHOLDS})
+_OPTIONAL = frozenset({"session_idle_timeout", "archive_months", "max_child_jobs", *_THRESHOLDS})
 _BOUNDS: Mapping[str, tuple[type[float], float, float]] = {
     "lease": (float, 0.5, 86_400), "poll": (float, 0.01, 3_600), "grace": (float, 0, 86_400), "buffer": (int, 0, 100_000),
     "hoard": (float, 0.05, 86_400), "unknown_delay": (float, 0, 86_400), "prune_every": (float, 0.1, 86_400),
+    "archive_months": (int, 1, 1_200),
     "max_rescues": (int, 1, 1_000), "session_idle_timeout": (float, 0.1, 86_400), "child_grace": (float, 0, 86_400),
     "max_child_jobs": (int, 1, 1_000_000_000), "max_snapshot_age": (float, 0.1, 604_800), "max_lock_waits": (int, 0, 100_000),
     "max_replication_lag": (float, 0.1, 604_800), "max_active_connections": (int, 1, 100_000),

@@ -143,6 +143,14 @@ class WorkOptions(Options):
             metavar="N", help="Fail a job after its worker has died, or has left while the job ran, this many times."
         ),
     ] = _SETTINGS.max_rescues
+    archive_months: Annotated[
+        int | None,
+        _pace(
+            metavar="N",
+            help="Keep the archive of finished jobs for this number of months, and drop older ones.",
+            show_default="for ever",
+        ),
+    ] = None
     session_idle_timeout: Annotated[
         float | None,
         _seconds(

@@ -80,6 +80,7 @@ def task(
     retry: RetryPolicy | None = None,
     timeout: Duration | None = None,
     retain: Duration | None = _DEFAULT_RETAIN,
+    archive: bool | None = None,
     record: bool = False,
     keep_logs: bool | int = False,
     rescue: bool = True,
@@ -103,6 +104,7 @@ def task(
     retry: RetryPolicy | None = None,
     timeout: Duration | None = None,
     retain: Duration | None = _DEFAULT_RETAIN,
+    archive: bool | None = None,
     record: bool = False,
     keep_logs: bool | int = False,
     rescue: bool = True,
@@ -130,7 +132,8 @@ def task(
     twice: it fails if its worker dies.
 
     `retain`: how long a finished job stays, in seconds or as a timedelta; 0: completed jobs are deleted at once,
-    None: for ever. Failed ones stay at least 30 days. `record`: store what the handler returns in `Job.result`, checked
+    None: for ever. Failed ones stay at least 30 days. `archive`: True to move it to the archive then, as an `ArchivedJob`, instead of
+    deleting it; None: as the registry says. `record`: store what the handler returns in `Job.result`, checked
     against its return annotation, if it has one. `keep_logs`: store the last log lines that an attempt writes through
     `ctx.logger`; their number, up to 1,000, or True for 200.
 
@@ -146,7 +149,8 @@ def task(
     """
     if registry is not None and not isinstance(registry, Registry):
         raise TaskError(f"registry must be a Registry, not {registry!r}")
-    for flag, value in {"record": record, "rescue": rescue}.items():
+    said = {"record": record, "rescue": rescue, "archive": False if archive is None else archive}
+    for flag, value in said.items():
         if not isinstance(value, bool):
             raise TaskError(f"{flag} must be True or False, not {value!r}")
     options = Options(
@@ -168,6 +172,10 @@ def task(
         raise TaskError(
             "record=True needs a row to keep the result in, and retain=0 deletes it at once: give another retain"
         )
+    if archive and rules.retain == 0:
+        raise TaskError(
+            "archive=True moves what has finished, and retain=0 deletes completed jobs at once: give another retain, as 1 s"
+        )
     seconds = None if timeout is None else checked_duration(timeout, "timeout", TaskError)
     if seconds == 0:
         raise TaskError("timeout must be more than 0 seconds; None means no limit")
@@ -184,6 +192,7 @@ def task(
             aliases=others,
             options=options,
             rules=rules,
+            archive=archive,
             timeout=seconds,
             record=record,
             executor=executor,

@@ -44,6 +44,7 @@ class Registry:
     `max_payload`: the most bytes of encoded arguments, or of a result, that its tasks accept, up to 268,435,455.
     `sessionmaker`, `async_sessionmaker`: the application's own, for `ctx.session` in workers that were given no other.
     `job`: the class of the jobs that workers of these tasks run, if it is the application's own: see `JobMixin`.
+    `archive`: whether finished jobs of those of its tasks that do not say it themselves are moved to the archive: see `task`.
     All of them can also be set later, but before the worker is made. Raises ConfigurationError for a value
     that cannot be used.
     """
@@ -58,6 +59,9 @@ class Registry:
     job: type[JobMixin]
     """The class of the jobs that workers of these tasks run."""
 
+    archive: bool
+    """Whether finished jobs are moved to the archive, unless their task says otherwise."""
+
     def __init__(
         self,
         *,
@@ -65,11 +69,13 @@ class Registry:
         sessionmaker: SessionMaker | None = None,
         async_sessionmaker: AsyncSessionMaker | None = None,
         job: type[JobMixin] = Job,
+        archive: bool = False,
     ) -> None:
         self.max_payload = max_payload
         self.sessionmaker = sessionmaker
         self.async_sessionmaker = async_sessionmaker
         self.job = job
+        self.archive = archive
         self._tasks: dict[str, AnyTask] = {}
         self._schedules: dict[str, _Declared] = {}
         self._queues: dict[str, Limits] = {}
@@ -83,6 +89,8 @@ class Registry:
             check_makers(**{name: value})
         elif name == "job" and not is_job_class(value):
             raise ConfigurationError(f"job is a mapped class, class Job(JobMixin, Base), not {shown(value)}")
+        elif name == "archive" and not isinstance(value, bool):
+            raise ConfigurationError(f"archive must be True or False, not {shown(value)}")
         super().__setattr__(name, value)
 
     def add(self, added: AnyTask) -> None:

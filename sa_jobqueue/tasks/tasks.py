@@ -14,7 +14,7 @@ from ..errors import ResultError
 from ..lifecycle import Rules
 from ..limits import Limits
 from ..makers import SessionMaker
-from ..models import JobMixin
+from ..models import JobReadings
 from ..options import Call, Enqueueable, Options
 from ..payload import Arguments, Inputs, Plan, Results
 from ..results import JobEnd, result_as
@@ -36,6 +36,8 @@ class Home(Protocol):
     @property
     def max_payload(self) -> int: ...
     @property
+    def archive(self) -> bool: ...
+    @property
     def sessionmaker(self) -> SessionMaker | None: ...
 
 
@@ -56,6 +58,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         aliases: tuple[str, ...],
         options: Options,
         rules: Rules,
+        archive: bool | None,
         timeout: float | None,
         record: bool,
         executor: str | None,
@@ -69,6 +72,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         self.aliases = aliases
         self.rules = rules
         """Retries, retention, rescue: what `lifecycle.decide` needs to know of the task."""
+        self._archive = archive
         self.timeout = timeout
         """Seconds that one attempt may take, or None."""
         self.record = record
@@ -140,6 +144,11 @@ class Task(Enqueueable, Generic[F, P, R]):
         """The defaults of its parameters, as the plain JSON that they would be as arguments."""
         return self._arguments.defaults
 
+    @property
+    def archive(self) -> bool:
+        """Whether its finished jobs are moved to the archive when their time in the table of jobs is over."""
+        return self.registry.archive if self._archive is None else self._archive
+
     @functools.cached_property
     def context(self) -> type[JobContext | AsyncJobContext] | None:
         """The class of the context that the handler takes first; None if it takes none."""
@@ -151,13 +160,13 @@ class Task(Enqueueable, Generic[F, P, R]):
         return self._arguments.resolve().objects
 
     @overload
-    def result(self: Task[F, P, Coroutine[Any, Any, T]], job: JobMixin | JobEnd) -> T: ...
+    def result(self: Task[F, P, Coroutine[Any, Any, T]], job: JobReadings | JobEnd) -> T: ...
     @overload
-    def result(self: Task[F, P, T], job: JobMixin | JobEnd) -> T: ...
-    def result(self, job: JobMixin | JobEnd) -> Any:
+    def result(self: Task[F, P, T], job: JobReadings | JobEnd) -> T: ...
+    def result(self, job: JobReadings | JobEnd) -> Any:
         """The result of a job of this task, of the type that its handler is annotated to return.
 
-        `job`: as a query has loaded it, or as `wait_for` returns it. The task must say `record=True`. Raises ResultError if the job
+        `job`: as a query has loaded it, also from the archive, or as `wait_for` returns it. The task must say `record=True`. Raises ResultError if the job
         is not of this task, did not complete, or its result does not fit.
         """
         end = job if isinstance(job, JobEnd) else job.end

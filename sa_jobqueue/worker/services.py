@@ -29,6 +29,7 @@ from .connections.engines import Engines
 from .connections.listener import Listener
 from .connections.service import Connector
 from .dispatch import Dispatch
+from .maintenance.archive import KeepArchive
 from .maintenance.cancels import Cancels
 from .maintenance.expiry import EndLate
 from .maintenance.governor import Governor
@@ -180,6 +181,7 @@ class Services:
         self.runs.touched.wake = self.claimer.wake
         self.workflows = FindWorkflows(connector, self.runs.touched)
         self.governor = Governor(settings.thresholds)
+        archive = KeepArchive(connector, spec.registry, months=settings.archive_months)
         presence = Presence(
             connector,
             spec.id,
@@ -189,6 +191,7 @@ class Services:
             tally=tally,
             next_look=self.ticks.hear,
             undeclared=self.limits.hear,
+            archived=archive.hear,
         )
         self.claimer.skipped.changed = self._skipped_some
         pressure = WatchPressure(connector, self.governor, hold_back=self.claimer.hold_back, tell=presence.hasten)
@@ -219,10 +222,11 @@ class Services:
                     max_rescues=settings.max_rescues,
                     touched=self.runs.touched,
                 ),
-                Prune(connector, every=settings.prune_every),
+                archive,
+                Prune(connector, archive, every=settings.prune_every),
                 FreeKeys(connector, every=settings.prune_every),
                 ForgetStates(connector, every=settings.prune_every),
-                KeepWorkflows(connector, self.runs.touched, every=settings.prune_every),
+                KeepWorkflows(connector, self.runs.touched, archive, every=settings.prune_every),
                 EndLate(connector, registry=spec.registry, observer=self.observer),
                 DropStrayNotes(connector, every=settings.prune_every),
                 KeepStats(connector),

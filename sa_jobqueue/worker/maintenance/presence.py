@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from time import monotonic
 from typing import Any, TypedDict
@@ -44,7 +44,7 @@ class Presence(Chore):
 
     `tasks`: those it knows, as in `WorkerRow.tasks`. `vitals()`: what changes of the row. `tally`: is told the database's time.
     `next_look`: is told after how many seconds a schedule is due, or None. `undeclared`: is told whether there are limits that no
-    code declares any more.
+    code declares any more; `archived`: which tasks' jobs are archived.
     """
 
     def __init__(
@@ -58,11 +58,12 @@ class Presence(Chore):
         tally: Tally,
         next_look: Callable[[float | None], None],
         undeclared: Callable[[bool], None],
+        archived: Callable[[Collection[str]], None],
     ) -> None:
         super().__init__(max(min(connector.lease / 3, 20.0), 1.0))
         self._connector, self._worker, self._queues = connector, worker, queues
         self._tasks, self._vitals, self._tally = tasks, vitals, tally
-        self._next_look, self._undeclared = next_look, undeclared
+        self._next_look, self._undeclared, self._archived = next_look, undeclared, archived
         self._written = 0.0
         """When the row was written last, by `monotonic()`."""
 
@@ -72,7 +73,7 @@ class Presence(Chore):
         try:
             with self._connector.begin(connection):
                 asked = monotonic()
-                seconds, clock, undeclared = self._connector.store.enrol(
+                heard = self._connector.store.enrol(
                     connection,
                     self._worker,
                     host=socket.gethostname(),
@@ -86,10 +87,11 @@ class Presence(Chore):
                     undeclared_for=GONE,
                     **self._vitals(),
                 )
-                self._tally.zero = clock - (asked + monotonic()) / 2
+                self._tally.zero = heard.clock - (asked + monotonic()) / 2
                 self._connector.store.forget_workers(connection, unseen_for=_FORGET)
-            self._next_look(seconds)
-            self._undeclared(undeclared)
+            self._next_look(heard.next_look)
+            self._undeclared(heard.undeclared)
+            self._archived(heard.archived)
         except DBAPIError as error:
             if fault_of(error) is not Fault.LATE:
                 raise

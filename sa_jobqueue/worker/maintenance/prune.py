@@ -1,4 +1,4 @@
-"""Deleting jobs that were kept long enough."""
+"""Deleting jobs that were kept long enough, or moving them to the archive."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from ...store import FIRST_TIME, Fault, fault_of
+from ...store import FIRST_TIME, Fault, fault_of, is_month_missing
 from ..connections.service import Connector
+from .archive import KeepArchive
 from .chore import Chore, Turn
 
 __all__ = ["Prune"]
@@ -22,9 +23,9 @@ _PAGE = 1_000
 class Prune(Chore):
     """Deletes in pages, which become smaller when one takes too long or cannot be deleted, and then larger again."""
 
-    def __init__(self, connector: Connector, *, every: float) -> None:
+    def __init__(self, connector: Connector, archive: KeepArchive, *, every: float) -> None:
         super().__init__(every, at=monotonic() + random.uniform(0, every))
-        self._connector = connector
+        self._connector, self._archive = connector, archive
         self._seconds = min(connector.lease / 8, connector.limit)
         self._page = _PAGE
         # Where the next page begins, so that rows deleted before are not walked over again; and how far the pages have come.
@@ -32,6 +33,8 @@ class Prune(Chore):
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Delete some pages."""
+        if not self._archive.is_known:
+            return False
         while self._delete_page(connection):
             if turn.is_over:
                 return True
@@ -43,6 +46,8 @@ class Prune(Chore):
         try:
             with self._connector.begin(connection):
                 options: dict[str, Any] = {"seconds": self._seconds, "after": self._after}
+                if self._archive.is_used:
+                    options["archive"] = True
                 if page > 1:
                     jobs, reached = self._connector.store.prune(connection, limit=page, **options)
                     more = grows = jobs == page
@@ -51,6 +56,8 @@ class Prune(Chore):
                     deleted = self._connector.store.prune_first(connection, **options)
                     more, grows = deleted is not None, deleted is True  # those that cannot be deleted come together
         except DBAPIError as error:
+            if is_month_missing(error):
+                return self._make_months(connection, page)
             fault = fault_of(error)
             if fault is Fault.AWAY or (page == 1 and fault is not Fault.LATE):
                 raise
@@ -67,3 +74,8 @@ class Prune(Chore):
         elif grows:
             self._page = min(2 * page, _PAGE)
         return more
+
+    def _make_months(self, connection: Connection, page: int) -> bool:
+        """Make the months of the archive that this page needs. Whether to try it again now."""
+        store, after = self._connector.store, self._after
+        return self._archive.make(connection, lambda own: store.make_months_of_page(own, limit=page, after=after))

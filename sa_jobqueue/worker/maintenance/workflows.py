@@ -6,11 +6,13 @@ import random
 from time import monotonic
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
-from ...store import FIRST_ID
+from ...store import FIRST_ID, is_month_missing
 from ..connections.service import Connector
 from ..running.touched import TouchedWorkflows
+from .archive import KeepArchive
 from .chore import Chore, Turn
 
 __all__ = ["FindWorkflows", "KeepWorkflows"]
@@ -46,18 +48,18 @@ class FindWorkflows(Chore):
 
 
 class KeepWorkflows(Chore):
-    """Deletes workflows whose time to be kept is over, with all their jobs; and puts right what waits for a job that has ended without
+    """Deletes workflows whose time to be kept is over, with all their jobs, or moves these to the archive; and puts right what waits for a job that has ended without
     saying so.
     """
 
-    def __init__(self, connector: Connector, touched: TouchedWorkflows, *, every: float) -> None:
+    def __init__(self, connector: Connector, touched: TouchedWorkflows, archive: KeepArchive, *, every: float) -> None:
         super().__init__(every, at=monotonic() + random.uniform(0, every))
-        self._connector, self._touched = connector, touched
+        self._connector, self._touched, self._archive = connector, touched, archive
         self._after = self._after_workflow = FIRST_ID
 
     def do(self, connection: Connection, turn: Turn) -> bool:
         """Delete some pages, and look at some."""
-        more = self._prune(connection, turn)
+        more = self._archive.is_known and self._prune(connection, turn)
         return self._heal(connection, turn) or more
 
     def _prune(self, connection: Connection, turn: Turn) -> bool:
@@ -68,12 +70,25 @@ class KeepWorkflows(Chore):
             for one in over:
                 gone: int | None = _PAGE
                 while gone == _PAGE:
-                    with self._connector.begin(connection):
-                        gone = store.prune_workflow(connection, one, limit=_PAGE, seconds=self._connector.lease / 4)
+                    gone = self._prune_page(connection, one)
                     if turn.is_over:
                         return True
             if len(over) < _WORKFLOWS:
                 return False
+
+    def _prune_page(self, connection: Connection, workflow: int) -> int | None:
+        """Delete a page of its members. Returns how many there were; None: no more of it can be deleted now."""
+        store, archive = self._connector.store, {"archive": True} if self._archive.is_used else {}
+        try:
+            with self._connector.begin(connection):
+                return store.prune_workflow(
+                    connection, workflow, limit=_PAGE, seconds=self._connector.lease / 4, **archive
+                )
+        except DBAPIError as error:
+            if not is_month_missing(error):
+                raise
+        made = self._archive.make(connection, lambda own: store.make_months_of_members(own, workflow, limit=_PAGE))
+        return _PAGE if made else None
 
     def _heal(self, connection: Connection, turn: Turn) -> bool:
         # One page in each turn: most of these have ended long ago.
