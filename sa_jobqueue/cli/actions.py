@@ -18,6 +18,7 @@ from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.lifecycle import FINISHED, Event, JobStatus, sources
 from sa_jobqueue.models import Job, status_in, status_literal
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, prune_jobs, retry_jobs
+from sa_jobqueue.statements.archive import is_not_archived
 from sa_jobqueue.statements.unique import key_holders
 
 from .config import Config
@@ -152,7 +153,8 @@ def prune(
     """Delete finished jobs.
 
     In pages of 1,000, each in a transaction of its own. Ages count from a job's end. A job stays where a
-    foreign key of the application refers to it.
+    foreign key of the application refers to it. Jobs of archived tasks that have been kept for long enough are left to the workers by
+    --expired.
 
     sa-jobqueue prune --expired
     sa-jobqueue prune --status completed --older-than 3d --dry-run
@@ -161,7 +163,7 @@ def prune(
     if expired:
         if targets.all:
             raise ConfigurationError("--all and --expired contradict each other: give one of them")
-        criteria.append(Job.purge_at <= func.now())
+        criteria += [Job.purge_at <= func.now(), is_not_archived(Job)]
     else:
         targets.check(filters)
     _act(config, targets, criteria, PRUNE)

@@ -9,18 +9,20 @@ from functools import partial
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import ColumnElement, and_, case, func, literal, or_
+from sqlalchemy import ColumnElement, and_, case, false, func, literal, or_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from sa_jobqueue.lifecycle import JobStatus
-from sa_jobqueue.models import Job, status_literal
+from sa_jobqueue.models import ArchivedJob, Job, status_literal
 from sa_jobqueue.objects import Subject
 from sa_jobqueue.statements.limits import is_queued
 from sa_jobqueue.statements.parts import table_of
 
 from .options import Options, parse_duration, parse_moment
 
-__all__ = ["ERROR_TYPE", "PANEL", "READING", "Filters", "Queues", "Status"]
+__all__ = ["ERROR_TYPE", "PANEL", "READING", "Filters", "Queues", "Status", "error_type", "reading_of"]
+
+Jobs = type[Job] | type[ArchivedJob]
 
 
 class Status(StrEnum):
@@ -39,8 +41,10 @@ class Status(StrEnum):
     FINISHED = "finished"
 
 
-def _criterion(status: Status) -> Any:
+def _criterion(status: Status, job: Jobs) -> Any:
     match status:
+        case Status.QUEUED | Status.SCHEDULED | Status.RETRYING | Status.DUE if job is ArchivedJob:
+            return false()
         case Status.QUEUED:
             return is_queued(table_of(Job))
         case Status.SCHEDULED:
@@ -50,18 +54,24 @@ def _criterion(status: Status) -> Any:
         case Status.DUE:
             return and_(is_queued(table_of(Job)), Job.run_at <= func.now())
         case Status.LIVE:
-            return Job.is_live
+            return job.is_live
         case Status.FINISHED:
-            return Job.is_finished
+            return job.is_finished
         case _:
-            return Job.status == status_literal(JobStatus(status.value))
+            return job.status == status_literal(JobStatus(status.value))
 
 
-#: What a job is called: its status, or the reading of `queued` that fits.
-READING = case((Job.is_retrying, "retrying"), (Job.is_scheduled, "scheduled"), else_=Job.status)
+def reading_of(job: Jobs) -> ColumnElement[Any]:
+    """What a job is called: its status, or the reading of `queued` that fits."""
+    return case((job.is_retrying, "retrying"), (job.is_scheduled, "scheduled"), else_=job.status)
 
-#: The class of the error that a job is in trouble with: its last one, unless it has completed since.
-ERROR_TYPE = case((Job.status != status_literal(JobStatus.COMPLETED), Job.errors[-1]["type"].astext))
+
+def error_type(job: Jobs) -> ColumnElement[Any]:
+    """The class of the error that a job is in trouble with: its last one, unless it has completed since."""
+    return case((job.status != status_literal(JobStatus.COMPLETED), job.errors[-1]["type"].astext))
+
+
+READING, ERROR_TYPE = reading_of(Job), error_type(Job)
 
 #: The heading of these options in the help.
 PANEL = "Which jobs"
@@ -145,21 +155,22 @@ class Filters(Options):
         """Whether any filter was given."""
         return bool(self.criteria())
 
-    def criteria(self, *, by: InstrumentedAttribute[Any] = Job.created_at) -> list[ColumnElement[bool]]:
-        """The criteria; none where no filter was given. `by`: the time from which ages count."""
+    def criteria(self, *, by: InstrumentedAttribute[Any] | None = None, job: Jobs = Job) -> list[ColumnElement[bool]]:
+        """The criteria; none where no filter was given. `by`: the time from which ages count, by default when it was enqueued."""
+        by = job.created_at if by is None else by
         found: list[ColumnElement[bool]] = []
         if self.queue:
-            found.append(Job.queue.in_(self.queue))
+            found.append(job.queue.in_(self.queue))
         if self.task:
-            found.append(Job.task.in_(self.task))
+            found.append(job.task.in_(self.task))
         if self.status:
-            found.append(or_(*(_criterion(status) for status in self.status)))
+            found.append(or_(*(_criterion(status, job) for status in self.status)))
         if self.tag:
-            found.append(Job.meta.contains({"tags": list(self.tag)}))
+            found.append(job.meta.contains({"tags": list(self.tag)}))
         if self.subject:
-            found.append(or_(*map(_is_about, self.subject)))
+            found.append(or_(*(_is_about(one, job) for one in self.subject)))
         if self.error:
-            found.append(or_(*(_is_class(ERROR_TYPE, name) for name in self.error)))
+            found.append(or_(*(_is_class(error_type(job), name) for name in self.error)))
         if self.since is not None:
             found.append(by >= self.since)
         if self.older_than is not None:
@@ -169,9 +180,9 @@ class Filters(Options):
         return found
 
 
-def _is_about(text: str) -> ColumnElement[bool]:
+def _is_about(text: str, job: Jobs) -> ColumnElement[bool]:
     """Whether a job's subject is written so: `Order:7`, or `Order` for any of the type."""
-    return Job.subject == Subject.parse(text) if ":" in text else Job.subject_type == text
+    return job.subject == Subject.parse(text) if ":" in text else job.subject_type == text
 
 
 def _is_class(column: ColumnElement[str | None], name: str) -> ColumnElement[bool]:

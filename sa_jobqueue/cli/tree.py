@@ -34,6 +34,7 @@ from . import (
     migrate,
     schedule_actions,
     schedules,
+    show,
     stats,
     top,
     why,
@@ -190,7 +191,7 @@ _add(demo.demo, _RUN)
 _add(work.work, _RUN, app=True, log_level=LogLevel.INFO)
 _add(enqueue.enqueue, _RUN, app=True)
 _add(jobs.list_jobs, _LOOK, "list")
-_add(jobs.show, _LOOK)
+_add(show.show, _LOOK)
 _add(why.why, _LOOK)
 _add(stats.stats, _LOOK)
 _add(top.top, _LOOK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .checks.archive import check_archive
 from .checks.connection import check_clock, check_database, check_schema_version, check_wake_ups
 from .checks.jobs import check_cleanup, check_leases, check_unique, check_waiting
 from .checks.limits import check_limits
@@ -61,6 +62,7 @@ CHECKS: tuple[Check, ...] = (
         check_workflows,
     ),
     Check("cleanup", "finished jobs that should be deleted by now", check_cleanup),
+    Check("archive", "whether the archive has this month and the next one, and its size", check_archive),
     Check("plans", "how the claim and the completion are executed", check_plans),
     Check("indexes", "indexes that are missing or not valid", check_indexes),
     Check("snapshot", "the oldest snapshot, and who holds it", check_snapshot),

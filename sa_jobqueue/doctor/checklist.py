@@ -35,7 +35,7 @@ ITEMS: Sequence[Item] = (
     Item("Errors can be found again"),
     Item("Work comes in bounded batches"),
     Item("Numbers are watched"),
-    Item("Finished jobs are deleted in time", ("cleanup",)),
+    Item("Finished jobs are deleted in time", ("cleanup", "archive")),
     Item("The database has room for a queue", ("snapshot", "connections", "notify-queue", "frozen-age", "slots")),
     Item("You know when to take the queue elsewhere"),
 )
