@@ -21,6 +21,7 @@ from pathlib import Path
 
 from sa_jobqueue.embedded import embedded_url
 
+from .archive import archive
 from .counts import counts
 from .depth import dead_entries, depth, future, queues
 from .drain import drain, notes_drain, record, retain, unique_drain
@@ -60,6 +61,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         cancel,
         tally,
         schedules,
+        archive,
         session,
         record_session,
         objects,

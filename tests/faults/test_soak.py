@@ -147,6 +147,17 @@ def small() -> dict[str, Any]:
 
 
 @pytest.mark.slow
+def test_a_small_soak_with_the_archive_keeps_each_job_once() -> None:
+    """What the workers take away is in the archive, and nowhere else."""
+    plan = Plan(
+        minutes=0.05, seed=4, every=1.0, measured=1.5, warm_up=1.0, backlog=400, retain=1.0, pace=0.05, archive=True
+    )
+    seen = Soak(plan, say=lambda _: None).run()
+    assert (seen["miscounts"], seen["complaints"]) == ([], [])
+    assert seen["samples"][-1]["archive"] > 0
+
+
+@pytest.mark.slow
 def test_a_small_soak_loses_nothing_and_does_nothing_twice(small: dict[str, Any]) -> None:
     """Every job comes to its end; what it writes is there as often as it should be; nothing is amiss in the log."""
     assert small["miscounts"] == []

@@ -31,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="of everything that is random")
     parser.add_argument("--every", type=float, default=60, metavar="SECONDS", help="between two samples (60)")
     parser.add_argument("--capacity-seconds", type=float, default=75, help="how long the capacity is measured (75)")
+    parser.add_argument(
+        "--archive", action="store_true", help="move finished jobs to the archive, instead of deleting them"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was seen")
     parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="run nothing, read what was seen")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="draw the picture, and put it into this page")
@@ -42,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"seed {given.seed}", flush=True)
         plan = Plan(
             minutes=given.minutes, processes=given.processes, seed=given.seed, every=given.every,
-            measured=given.capacity_seconds,
+            measured=given.capacity_seconds, archive=given.archive,
         )  # fmt: skip
         result = Soak(plan).run()
     verdicts = [Verdict(**verdict) for verdict in result["verdicts"]]

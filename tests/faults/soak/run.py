@@ -74,6 +74,10 @@ _SIZES = """
            s.n_live_tup, s.n_dead_tup
     FROM pg_class c JOIN pg_stat_user_tables s ON s.relid = c.oid WHERE c.oid = 'sa_jobqueue.job'::regclass
 """
+_ARCHIVE = """
+    SELECT coalesce(sum(pg_total_relation_size(inhrelid)), 0) FROM pg_inherits WHERE inhparent = 'sa_jobqueue.archived_job'::regclass
+"""
+_ARCHIVED = "SELECT count(*), count(DISTINCT id), (SELECT count(*) FROM sa_jobqueue.job JOIN sa_jobqueue.archived_job USING (id)) FROM sa_jobqueue.archived_job"
 _SNAPSHOT = """
     SELECT coalesce(extract(epoch FROM max(clock_timestamp() - xact_start)), 0)::float8
     FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND backend_type = 'client backend'
@@ -103,6 +107,8 @@ class Plan:
     retain: float = 120.0
     pace: float = 1.0
     """All times of the handlers are multiplied by it."""
+    archive: bool = False
+    """Whether finished jobs are moved to the archive, instead of being deleted."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +203,10 @@ class Soak:
             start_command(
                 "work", "--app=tests.faults.soak.tasks:registry", f"--processes={self.plan.processes}",
                 *(f"--queue={name}={slots}" for name, slots in tasks.QUEUES.items()), "--log-format=json",
-                url=self.url, env={tasks.FOLDER: str(self.folder), tasks.RETAIN: str(self.plan.retain)},
+                url=self.url, env={
+                    tasks.FOLDER: str(self.folder), tasks.RETAIN: str(self.plan.retain),
+                    tasks.ARCHIVE: "yes" if self.plan.archive else "no",
+                },
             )
         )  # fmt: skip
         self._guard.watch(self._supervisor.pid)
@@ -319,6 +328,7 @@ class Soak:
             **speeds,
             memory={worker.pid: worker.memory_info().rss for worker in self._workers()},
             complaints=len(self._complaints),
+            archive=int(self._ask(_ARCHIVE)[0]),
         )
 
     def _due(self) -> list[Due]:
@@ -384,6 +394,13 @@ class Soak:
             found.append(f"{there} rows are there, and {kept} were not deleted")
         if rescued:
             found.append(f"{rescued} jobs were rescued")
+        archived, different, twice = self._ask(_ARCHIVED)
+        # What an operator has deleted is not archived; what the workers have taken away is.
+        moved = inserted - there - len(self._failed) if self.plan.archive else 0
+        if not archived == different == moved or twice:
+            found.append(
+                f"{archived} jobs are archived, {different} different ones, of {moved}; {twice} of them are not moved"
+            )
         return [*self._miscounts, *found]
 
 

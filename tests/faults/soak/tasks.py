@@ -30,8 +30,8 @@ from sqlalchemy.schema import CreateSchema
 from sa_jobqueue import AsyncJobContext, Call, Job, JobContext, JobStatus, Registry, RetryPolicy, Snooze, enqueue, task
 from sa_jobqueue.tasks import AnyTask
 
-FOLDER, RETAIN = "SA_SOAK_FOLDER", "SA_SOAK_RETAIN"
-"""Environment variables: where the handlers' files are, and how many seconds a completed job is kept."""
+FOLDER, RETAIN, ARCHIVE = "SA_SOAK_FOLDER", "SA_SOAK_RETAIN", "SA_SOAK_ARCHIVE"
+"""Environment variables: where the handlers' files are, how many seconds a completed job is kept, and whether it is archived then."""
 
 QUEUES = {"fast": 20, "default": 20, "slow": 100}
 """Slots in each process. The slow jobs mostly wait, so they get enough slots for the processor to be the limit."""
@@ -96,7 +96,8 @@ def _effect(number: int) -> Any:
 
 def _task(queue: str, **options: Any) -> Any:
     options = {"retry": RetryPolicy(base=1.0, factor=2.0, jitter=0.1), **options}
-    return task(queue=queue, retain=float(os.environ.get(RETAIN, "120")), registry=registry, **options)
+    retain, archive = float(os.environ.get(RETAIN, "120")), os.environ.get(ARCHIVE) == "yes"
+    return task(queue=queue, retain=retain, archive=archive, registry=registry, **options)
 
 
 @_task("fast")

@@ -53,6 +53,8 @@ class Sample:
     """What each worker process had resident, by its pid."""
     complaints: int
     """Lines in the workers' log that should not be there."""
+    archive: int = 0
+    """The archive, with its indexes: all that ever finished is there, so it grows."""
 
     @property
     def table(self) -> int:
