@@ -43,7 +43,7 @@ def _rate(bench: Bench, jobs: int, moves: bool) -> float:
     bench.execute(
         f"INSERT INTO {SCHEMA}.job (task, status, args, meta, result, claims, attempt, claim_token, worker, claimed_at, finished_at, purge_at) "
         "SELECT 'nothing', 'completed', jsonb_build_object('n', n), jsonb_build_object('tags', ARRAY['a']), to_jsonb(n), 1, 1, n, "
-        "'a worker', now(), now(), now() - n * interval '1 ms' FROM generate_series(1, :jobs) AS n",
+        "'a worker', now(), now(), now() - (:jobs - n) * interval '1 ms' FROM generate_series(1, :jobs) AS n",
         jobs=jobs,
     )
     bench.settle()
