@@ -75,7 +75,7 @@ nitpick_ignore_regex = [
     ),
     (
         "py:.*",
-        r"(P|R|F|S|T|Duration|Every|Lazy|AliasedClass|Missed|Overlap|Locked|Progress|LogPart|DelayRule|Slot|Path|Outcome|_.*|.*\._.*|.*\.(P|R|F|S))",
+        r"(P|R|F|S|T|Duration|Every|Lazy|AliasedClass|Missed|Overlap|Locked|Progress|LogPart|ArchivedTask|DelayRule|Slot|Path|Outcome|_.*|.*\._.*|.*\.(P|R|F|S))",
     ),
     ("py:.*", r"sa_jobqueue\.(?!(Job|Task|Worker|Registry)\b).*"),
     ("py:exc", r"(ConfigurationError|JobQueueError|SchemaError|EmbeddedUnavailable)"),
