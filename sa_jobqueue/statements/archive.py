@@ -26,11 +26,13 @@ from sqlalchemy import (
     column,
     delete,
     func,
+    insert,
     literal_column,
     select,
 )
-from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by, insert
+from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by
 from sqlalchemy.dialects.postgresql import array as array_of
+from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
 
 from ..models import (
     SCHEMA,
@@ -130,6 +132,7 @@ def _moved(
         .select_from(theirs.outerjoin(lines, lines.c.job_id == gone.c.id))
         .where(gone.c.task == any_(archived_names(archived_task=archived_task)))
     )
+    # Of Core's own: the dialect's INSERT has no cache key in SQLAlchemy 2.0.
     return insert(table_of(archived_job)).from_select(list(values), rows, include_defaults=False).cte("moved")
 
 
@@ -211,4 +214,9 @@ def declare_archived(
     table = table_of(archived_task)
     no_longer = delete(table).where(table.c.name == any_(array("archived_no_longer", remove, Text()))).cte("no_longer")
     new = select(func.unnest(array("archived_names", add, Text())))
-    return insert(table).from_select(["name"], new).on_conflict_do_nothing(index_elements=["name"]).add_cte(no_longer)
+    return (
+        insert_or_ignore(table)
+        .from_select(["name"], new)
+        .on_conflict_do_nothing(index_elements=["name"])
+        .add_cte(no_longer)
+    )
