@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from sqlalchemy import ColumnElement, and_, case, func, inspect, literal_column, null
+from sqlalchemy import ColumnElement, FromClause, and_, case, func, inspect, literal_column, null
 from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import Mapped
 
@@ -23,11 +23,12 @@ class JobReadings:
     """What the columns of a job say."""
 
     if TYPE_CHECKING:
-        __table__: ClassVar[Any]
+        __table__: ClassVar[FromClause]
         id: Mapped[int]
         status: Mapped[JobStatus]
         task: Mapped[str]
         run_at: Mapped[datetime]
+        created_at: Mapped[datetime]
         attempt: Mapped[int]
         errors: Mapped[list[dict[str, Any]]]
         result: Mapped[Any | None]
