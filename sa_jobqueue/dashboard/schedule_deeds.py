@@ -23,7 +23,7 @@ from .strings import text
 
 __all__ = ["MOST", "SCHEDULE_DEEDS", "found_schedule", "plan_of", "reached_schedules", "schedule_of", "zone_in"]
 
-#: A backfill of the dashboard has at most this many ticks: they are worked out while the viewer waits, 5,000 in half a second (2026-11).
+#: A backfill of the dashboard has at most this many ticks: they are worked out while the viewer waits.
 MOST = 5_000
 #: Characters of a reason that are kept.
 _REASON = 300
