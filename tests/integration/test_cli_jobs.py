@@ -488,7 +488,7 @@ def test_everything_works_in_another_schema(empty_database_url: str) -> None:
     assert output("cancel", number, *schema, url=url) == "cancelled 1 job\n"
     assert output("prune", "--all", *schema, url=url) == "pruned 1 job\n"
     assert as_json("doctor", *schema, url=url)["ok"] is True
-    assert "is missing; version" in refused("list", url=url)
+    assert """is missing, but there is 'My "Jobs"' (--schema 'My "Jobs"'); version""" in refused("list", url=url)
 
 
 def test_ages_have_at_most_two_units() -> None:
