@@ -305,7 +305,9 @@ def test_the_callback_may_be_a_coroutine_function(engine: Engine) -> None:
 # ---- deeds
 
 
-def test_a_deed_and_its_row_in_the_audit_are_one_transaction(engine: Engine, connection: Connection) -> None:
+def test_a_deed_and_its_row_in_the_audit_are_one_transaction(
+    database_url: str, engine: Engine, connection: Connection
+) -> None:
     ids = [make_job(connection, "failed", queue="mail") for _ in range(3)]
     connection.commit()
     viewer = Viewer(engine, Access.ADMIN.named("ada"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import create_engine
 
+from sa_jobqueue import Registry
+from sa_jobqueue.cli import application
 from sa_jobqueue.migrations import OwnTable
 from tests.support.cli import output, refused
 from tests.support.own_jobs import SCHEMA, Job, Tenant
@@ -33,8 +35,9 @@ def test_a_command_without_the_schema_says_which_there_is(url: str) -> None:
     )
 
 
-def test_a_worker_without_the_registry_says_which_there_is(url: str) -> None:
+def test_a_worker_without_the_registry_says_which_there_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--app` names a module, and the tasks in it are of another registry than the default one."""
+    monkeypatch.setattr(application, "default_registry", Registry())  # other tests' modules have filled it
     assert refused("work", "--app", "tests.support.own_jobs", url=url) == (
         "error: --app tests.support.own_jobs: no task is declared there in the default registry; name yours, "
         "--app tests.support.own_jobs:registry\n"

@@ -302,7 +302,7 @@ def test_a_process_killed_before_its_commit_has_moved_nothing(engine: Engine, ur
 
 def test_processes_killed_at_any_time_lose_and_double_no_job(engine: Engine, url: str) -> None:
     """SIGKILL in the middle of the work, several times, two at once: each job is in one table, and at last all are moved."""
-    fill(engine, 12_000)
+    fill(engine, 60_000)
     with Session(engine) as session:
         kept = list(session.scalars(select(Job.id).where(Job.task == "kept").order_by(Job.id)))
     for pages in (1, 4, 2):

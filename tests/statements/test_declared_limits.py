@@ -60,10 +60,9 @@ def drop(engine: Engine) -> list[str]:
 def is_seen(engine: Engine) -> bool:
     """Whether a worker that says that it is alive hears of limits that no code declares any more."""
     with engine.begin() as connection:
-        *_, undeclared = default_store.enrol(
+        return default_store.enrol(
             connection, uuid.uuid4(), host="a", pid=1, queues=["q"], concurrency=1, version="1", undeclared_for=GONE
-        )
-        return undeclared
+        ).undeclared
 
 
 THREE, FOUR = release(sync=Limits(running=3)), release(sync=Limits(running=4))

@@ -19,6 +19,7 @@ from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.models import (
     ArchivedJob,
     ArchivedTask,
+    AuditEntry,
     Awaited,
     Job,
     KeyRow,
@@ -136,6 +137,10 @@ class OtherArchivedJob(OtherBase):
     __table__ = ArchivedJob.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
 
 
+class OtherAudit(OtherBase):
+    __table__ = AuditEntry.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
+
+
 class OtherArchivedTask(OtherBase):
     __table__ = ArchivedTask.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
 
@@ -151,7 +156,7 @@ REST: dict[str, Any] = {
     "progress": OtherProgress, "log": OtherLogPart, "awaited": OtherAwaited, "stat": OtherStat, "limit": OtherLimit,
     "key": OtherKey, "limit_state": OtherLimitState, "workflow": OtherWorkflow, "dependency": OtherDependency,
     "join": OtherJoin, "callback": OtherCallback, "event": OtherEvent,
-    "archived_job": OtherArchivedJob, "archived_task": OtherArchivedTask,
+    "archived_job": OtherArchivedJob, "archived_task": OtherArchivedTask, "audit": OtherAudit,
 }  # fmt: skip
 OTHER = Store(Tables(job=JOB, worker=WORKER, uptime=UPTIME, unique_key=KEY, schedule=SCHEDULE, **REST))
 BOTH = [default_store, OTHER]
@@ -305,7 +310,7 @@ def test_each_store_has_a_channel_and_gates_of_its_own(both: Connection) -> None
 def test_the_tables_of_a_store_are_of_one_schema() -> None:
     """Else its jobs would wake, or count, the workers of another's."""
     with pytest.raises(
-        ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, ArchivedTask in sa_jobqueue"
+        ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, AuditEntry in sa_jobqueue"
     ):
         Store(Tables(job=JOB))
 
