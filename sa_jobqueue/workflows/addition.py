@@ -40,7 +40,10 @@ class Addition(AddsNodes):
         return Node(Place(self._graph, 0, job_id))
 
     def before_children(self, *nodes: Node[Any]) -> None:
-        """Let the children of the job that adds these nodes wait for them, too. They take nothing of them."""
+        """Let the children of the job that adds these nodes wait for them, too. They take nothing of them.
+
+        Not those that have begun: a child that needs only some of its parents may do so while this job still runs.
+        """
         _ = self.me
         self._graph.rows.before += [-node.place.code for node in nodes]
 

@@ -68,7 +68,9 @@ _AUDIT = (
             INSERT INTO audit.early SELECT NEW.id, d.parent_id FROM sa_jobqueue.workflow_dependency d
             JOIN sa_jobqueue.job p ON p.id = d.parent_id
             WHERE d.child_id = NEW.id AND d.policy <> 'count'
-                AND (p.status IN ('queued', 'blocked', 'running') OR d.policy = 'cancel' AND p.status <> 'completed');
+                AND (p.status IN ('queued', 'blocked', 'running') OR d.policy = 'cancel' AND p.status <> 'completed')
+                -- One that needs some of its parents may be released just while another of these adds a node before it.
+                AND NOT (d.parent_id > NEW.id AND EXISTS (SELECT FROM sa_jobqueue.workflow_join j WHERE j.job_id = NEW.id));
         END IF;
         RETURN NULL;
     END $$
