@@ -26,7 +26,7 @@ class LogLine(NamedTuple):
 
 
 class Said(NamedTuple):
-    """How far a handler said that it is, and when; None: nobody knows that any more."""
+    """How far a handler said that it is, and when; None: it is not known any more."""
 
     fraction: float
     message: str | None

@@ -1,4 +1,4 @@
-"""The dashboard: one page for whoever is on call, to be mounted in the application's own.
+"""The dashboard: pages for the person on call, which you mount in your own application.
 
     async def who(request: Request) -> Access:
         user = await current_user(request)

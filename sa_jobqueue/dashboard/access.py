@@ -1,4 +1,4 @@
-"""What a viewer may see and do. It is asked for anew with each request, and closed unless the application opens it.
+"""What a viewer may see and do. The application says it for each request; without that, the dashboard is closed.
 
 >>> Access.READ.may("read"), Access.READ.may("retry")
 (True, False)

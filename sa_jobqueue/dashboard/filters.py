@@ -72,7 +72,7 @@ def _subject(text: str) -> str:
 
 
 def _args(look: Look) -> dict[str, Any] | None:
-    """The arguments that a job must have. Whoever may not see some of them must not find them by trying."""
+    """The arguments that a job must have. A viewer who may not see them must not find them by guessing, either."""
     if not (given := look.query.one("args")):
         return None
     if look.options.format_args is not None and not look.access.may("search_arguments"):

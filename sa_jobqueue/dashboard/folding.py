@@ -19,7 +19,7 @@ __all__ = ["MOST_BOXES", "Box", "Picture", "folded"]
 
 #: Boxes that are drawn at most: dagre lays these out in 63 ms (2026-11).
 MOST_BOXES = 300
-#: So many siblings alike are one box also where all could be drawn.
+#: From this number on, siblings that are alike are drawn as one box, even in a small graph.
 _ALIKE = 6
 
 #: What a box is called by: the first of these that one of its members is.

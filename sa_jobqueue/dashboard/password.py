@@ -32,7 +32,7 @@ def name_of(request: Request) -> str:
 
 
 def with_password(app: ASGIApp, password: str) -> ASGIApp:
-    """Let nobody in without this password, by HTTP Basic. It is as secret as the connection: put TLS before it."""
+    """Ask for this password, by HTTP Basic. It is sent with each request, so use TLS."""
     expected = _digest(password)
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["CSP", "Guard", "is_own"]
 
-#: Nothing from outside, nothing inline: the rows of jobs are written by whoever may enqueue.
+#: Nothing from outside, nothing inline: everyone who may enqueue writes the rows that a page shows.
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"

@@ -26,6 +26,7 @@ def suffer(url: str, seconds: float, *, seed: int, workers: int = 3) -> None:
     assert load.kills >= seconds / 3
     assert load.looks > 20 * seconds
     assert load.most["queue", "default"] > 1
+    assert load.emptied_in < 20 + load.left / 10
     # Those of the worker that was killed last are rescued after their lease. What waits for a rate takes its time, a start at a time.
     assert load.longest_pause < LEASE + 2
 

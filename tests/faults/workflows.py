@@ -58,19 +58,20 @@ _OPTIONS = "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_sort=off -c
 _AUDIT = (
     "CREATE SCHEMA audit",
     "CREATE TABLE audit.effect (job_id bigint, claims integer)",
-    "CREATE TABLE audit.early (job_id bigint, parent_id bigint)",
+    "CREATE TABLE audit.early (job_id bigint, parent_id bigint, beside boolean)",
     "CREATE TABLE audit.step (id bigserial, job_id bigint, was text, now text)",
     """
     CREATE FUNCTION audit.stepped() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
         INSERT INTO audit.step (job_id, was, now) VALUES (NEW.id, OLD.status, NEW.status);
         IF OLD.status = 'blocked' AND NEW.status IN ('queued', 'completed') THEN
-            INSERT INTO audit.early SELECT NEW.id, d.parent_id FROM sa_jobqueue.workflow_dependency d
+            INSERT INTO audit.early SELECT NEW.id, d.parent_id,
+                -- One that needs some of its parents may be released just while another of these adds a node before it.
+                d.parent_id > NEW.id AND EXISTS (SELECT FROM sa_jobqueue.workflow_join j WHERE j.job_id = NEW.id)
+            FROM sa_jobqueue.workflow_dependency d
             JOIN sa_jobqueue.job p ON p.id = d.parent_id
             WHERE d.child_id = NEW.id AND d.policy <> 'count'
-                AND (p.status IN ('queued', 'blocked', 'running') OR d.policy = 'cancel' AND p.status <> 'completed')
-                -- One that needs some of its parents may be released just while another of these adds a node before it.
-                AND NOT (d.parent_id > NEW.id AND EXISTS (SELECT FROM sa_jobqueue.workflow_join j WHERE j.job_id = NEW.id));
+                AND (p.status IN ('queued', 'blocked', 'running') OR d.policy = 'cancel' AND p.status <> 'completed');
         END IF;
         RETURN NULL;
     END $$
@@ -240,7 +241,8 @@ class _Worker:
 class Stress:
     """Workers on one database, tormented, and what was found wrong."""
 
-    def __init__(self, url: str, *, seed: int, workers: int = WORKERS) -> None:
+    def __init__(self, url: str, *, seed: int, workers: int = WORKERS, strict: bool = True) -> None:
+        self._strict = strict
         self._url, self._random, self._workers = url, random.Random(seed), workers
         self._processes: list[Any] = []
         self._spawn = multiprocessing.get_context("spawn")
@@ -440,7 +442,7 @@ class Stress:
 
     def _check(self) -> None:
         self.jobs = self._rows("SELECT count(*) FROM sa_jobqueue.job")[0][0]
-        broken = "SELECT * FROM audit.early"
+        broken = "SELECT * FROM audit.early" if self._strict else "SELECT * FROM audit.early WHERE NOT beside"
         for what, query in {
             "released early": broken,
             "a child completed though a parent did not": (

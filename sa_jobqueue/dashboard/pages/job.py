@@ -84,7 +84,7 @@ def _why(look: Look, id: int) -> list[dict[str, Any]] | None:
         point.rollback()
         return None
     point.commit()
-    # Whoever may see some jobs only is not told the ids of others.
+    # A viewer who may see only some jobs is not told the ids of the others.
     reasons = [one._replace(job_ids=None) if look.access.is_partial else one for one in found.reasons]
     return [
         {
