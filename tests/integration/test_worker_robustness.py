@@ -101,7 +101,7 @@ def test_a_handler_that_cancels_its_own_task_costs_no_slot(
 
     ids = add(engine, *(enqueue("own") for _ in range(3)), enqueue("next"))
     with working(url, registry, queues={"default": 2}) as worker:
-        wait_until(lambda: finished(engine, *ids), 10)
+        wait_until(lambda: finished(engine, *ids))
         assert_nothing_leaked(engine, worker)
     expected = "completed" if way == "return" else "failed"
     assert [job_of(engine, id).status for id in ids] == [expected] * 3 + ["completed"]
@@ -123,7 +123,7 @@ def test_a_rule_that_ends_the_interpreter_costs_no_slot(engine: Engine, url: str
 
     ids = add(engine, *(enqueue(TaskName(name).options(max_attempts=1)) for name in ("sync", "async") * 3))
     with working(url, registry, queues={"default": 2}) as worker:
-        wait_until(lambda: finished(engine, *ids), 10)
+        wait_until(lambda: finished(engine, *ids))
         assert_nothing_leaked(engine, worker)
     assert {job_of(engine, id).status for id in ids} == {"failed"}
 
@@ -147,7 +147,7 @@ def test_a_thread_that_cannot_be_started_costs_no_slot(
 
     ids = add(engine, *(enqueue("sync") for _ in range(6)))
     with working(url, registry, queues={"default": 2}, hoard=0.2) as worker:
-        wait_until(lambda: finished(engine, *ids), 10)
+        wait_until(lambda: finished(engine, *ids))
         assert_nothing_leaked(engine, worker)
     assert len(refused) == 3
 
@@ -298,7 +298,7 @@ def test_an_odd_row_does_not_stop_its_queue(engine: Engine, url: str, registry: 
     with engine.begin() as connection:
         connection.exec_driver_sql(f"UPDATE sa_jobqueue.job SET {ODD[odd]} WHERE id = {ids[0]}")
     with working(url, registry) as worker:
-        wait_until(lambda: finished(engine, *ids[1:]), 10)
+        wait_until(lambda: finished(engine, *ids[1:]))
         assert_nothing_leaked(engine, worker)
     (status,) = statuses(engine, Job.id.not_in(ids[1:]))
     assert status == ("queued" if odd == "named at length" else "failed")
@@ -317,7 +317,7 @@ def test_an_odd_row_is_rescued(engine: Engine, url: str, registry: Registry, odd
         connection.exec_driver_sql("UPDATE sa_jobqueue.job SET status = 'running', claims = 1, attempt = 1")
         connection.exec_driver_sql(f"UPDATE sa_jobqueue.job SET {setting} WHERE id = {ids[0]}")
     with working(url, registry, lease=0.5) as worker:
-        wait_until(lambda: all(status in FINISHED for status in statuses(engine)), 10)
+        wait_until(lambda: all(status in FINISHED for status in statuses(engine)))
         assert_nothing_leaked(engine, worker)
 
 

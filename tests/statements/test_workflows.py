@@ -29,7 +29,7 @@ from sa_jobqueue.statements import (
     why_waiting,
 )
 from sa_jobqueue.store import ClaimRequest, default_store
-from sa_jobqueue.workflows import Addition
+from sa_jobqueue.workflows import Addition, Node
 from tests.support.factory import make_job, row, statuses
 from tests.support.workflows import Flow, events
 
@@ -341,7 +341,7 @@ def test_what_is_added_to_a_cancelled_workflow_is_cancelled(connection: Connecti
     flow = Flow(connection, "a")
     claim = flow.start("a")
     connection.execute(cancel_workflows(flow.id)).all()
-    from sa_jobqueue.workflows import Addition
+    from sa_jobqueue.workflows import Addition, Node
 
     more = Addition(flow.id, me=flow.job("a"))
     more.add("t")
@@ -589,6 +589,35 @@ def test_two_ends_at_once_release_once(engine: Engine) -> None:
         assert flow.statuses()["c"] == "blocked"
         two.commit()
         flow.settle()
+        one.commit()
+        assert flow.statuses()["c"] == "queued"
+
+
+@pytest.mark.parametrize("needed", [1, 2])
+def test_one_that_needs_some_waits_for_all_that_these_add_before_it(engine: Engine, needed: int) -> None:
+    """Two parents add at once, and the one that was given its ids first commits last."""
+    with engine.begin() as connection:
+        flow = Flow(connection, "a", "b", f"c: {needed}/a,b")
+        ends = {name: decide(flow.start(name), Completed(), Rules(), random=0.5) for name in "ab"}
+    added: dict[str, Node[Any]] = {}
+    with engine.connect() as one, engine.connect() as two:
+        for name, connection in {"a": one, "b": two}.items():
+            more = Addition(flow.id, me=flow.job(name))
+            more.before_children(more.add("a_task"))
+            added[name] = more.node(connection.scalars(more.insert()).one()[0])
+        assert added["a"].job_id < added["b"].job_id
+        for name, connection in {"b": two, "a": one}.items():
+            flow.connection = connection
+            STORE.apply(connection, [ends[name]])
+            connection.commit()
+            flow.settle()
+            connection.commit()
+            assert flow.statuses()["c"] == "blocked"
+        flow.nodes |= {f"before {name}": node for name, node in added.items()}
+        flow.complete("before b")
+        one.commit()
+        assert flow.statuses()["c"] == "blocked"
+        flow.complete("before a")
         one.commit()
         assert flow.statuses()["c"] == "queued"
 

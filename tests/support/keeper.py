@@ -33,6 +33,7 @@ TEST_SETTINGS = {
     "full_page_writes": "off",
     "max_connections": "800",
     "max_prepared_transactions": "20",
+    "track_commit_timestamp": "on",
 }
 DEBIAN_PROGRAMS = "/usr/lib/postgresql/{}/bin"
 EMBEDDED_VERSIONS = (18, 16)

@@ -139,8 +139,12 @@ _ADVANCE = f"""
                     array_agg(v.id) FILTER (WHERE v.cause IS NOT NULL), array_agg(v.cause) FILTER (WHERE v.cause IS NOT NULL)
                 INTO done, moved, targets, refused, causes FROM verdict AS v;
             ELSE
+                -- Parents of one that needs some of them may each add a node before it, while the others still run; and what was given its
+                -- id first may commit last. Such a node is younger than the child, so the search begins there at the latest.
                 WITH candidate AS MATERIALIZED (
-                    SELECT job.id, job.blocked_by, CASE WHEN job.id = ANY (anew) THEN 0 ELSE greatest(job.blocked_by, 0) END AS point
+                    SELECT job.id, job.blocked_by, CASE WHEN job.id = ANY (anew) THEN 0
+                        WHEN joining AND job.blocked_by > job.id AND EXISTS (SELECT FROM {{schema}}.workflow_join AS j WHERE j.job_id = job.id) THEN job.id
+                        ELSE greatest(job.blocked_by, 0) END AS point
                     FROM {{schema}}.job WHERE job.id = ANY (hits) AND job.status = 'blocked' AND job.blocked_by IS NOT NULL
                     FOR NO KEY UPDATE SKIP LOCKED),
                 verdict AS MATERIALIZED (

@@ -201,10 +201,11 @@ UP = (
             SELECT ids[j.place], $1, j.needed FROM unnest(counting, needed) AS j (place, needed);
         END IF;
         IF cardinality(before) > 0 THEN
+            -- Children that were there when these ids were given: what waits for a younger node is looked for among the younger.
             INSERT INTO {schema}.workflow_dependency (child_id, parent_id, policy)
             SELECT d.child_id, ids[b.place], CASE d.policy WHEN 'count' THEN 'cancel' ELSE d.policy END
             FROM {schema}.workflow_dependency AS d JOIN {schema}.job ON job.id = d.child_id AND job.status IN ('blocked', 'failed', 'cancelled')
-            CROSS JOIN unnest(before) AS b (place) WHERE d.parent_id = me AND d.child_id <> ALL (ids);
+            CROSS JOIN unnest(before) AS b (place) WHERE d.parent_id = me AND d.child_id < ids[1];
         END IF;
         -- An addition is looked at; and an empty workflow ends at once.
         IF outside IS NOT NULL OR number = 0 THEN
