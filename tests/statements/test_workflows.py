@@ -341,7 +341,7 @@ def test_what_is_added_to_a_cancelled_workflow_is_cancelled(connection: Connecti
     flow = Flow(connection, "a")
     claim = flow.start("a")
     connection.execute(cancel_workflows(flow.id)).all()
-    from sa_jobqueue.workflows import Addition, Node
+    from sa_jobqueue.workflows import Addition
 
     more = Addition(flow.id, me=flow.job("a"))
     more.add("t")
