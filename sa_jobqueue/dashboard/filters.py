@@ -10,18 +10,14 @@ from sqlalchemy import ARRAY, BigInteger, ColumnElement, func, literal
 from ..objects import Subject
 from ..statements.chosen import Status, criteria_of
 from .look import Look
-from .query import Query
 from .refusals import BadInput
 
-__all__ = ["FILTERS", "chosen", "has_index"]
+__all__ = ["FILTERS", "chosen"]
 
 #: The names of a filter's values. All of them narrow what is shown, and what is done.
 FILTERS = (
     "id", "status", "queue", "task", "tag", "subject", "key", "error", "args", "workflow", "older_than", "newer_than", "from",
 )  # fmt: skip
-#: An index finds the jobs by each of these, in the order of their ids or few of them.
-_INDEXED = ("id", "subject", "workflow")
-_INDEXED_STATUSES = frozenset((Status.FAILED, Status.RUNNING, Status.BLOCKED))
 
 
 def chosen(look: Look) -> list[ColumnElement[bool]]:
@@ -46,13 +42,6 @@ def chosen(look: Look) -> list[ColumnElement[bool]]:
         job=job,
     )
     return [*found, *look.mine()]
-
-
-def has_index(query: Query) -> bool:
-    """Whether an index leads to the jobs of this filter. Else they are looked for among all, by their ids."""
-    statuses = query.all("status")
-    by_status = bool(statuses) and _INDEXED_STATUSES.issuperset(statuses)
-    return by_status or any(query.one(name) for name in _INDEXED)
 
 
 def _status(text: str) -> Status:

@@ -14,6 +14,7 @@ from sa_jobqueue.dashboard.look import Look, Options
 from sa_jobqueue.dashboard.pages import PAGES
 from sa_jobqueue.dashboard.query import Query
 from sa_jobqueue.doctor import reading
+from sa_jobqueue.statements.chosen import Status
 from tests.support.databases import Databases
 from tests.support.plans import Plan
 
@@ -92,6 +93,24 @@ def test_a_page_reads_no_more_than_it_shows(
     page = next(one for one in PAGES if one.name == name)
     with reading(large) as connection:
         check(plans(connection, lambda: page.read(look_of(connection, "", queues=queues))))
+
+
+@pytest.mark.parametrize("queues", [None, ["q1"]], ids=["all queues", "one queue"])
+@pytest.mark.parametrize(
+    "query",
+    ["", "queue=q1", "task=none", "tag=t", "key=k1", "error=x", 'args={"n":1}', "subject=Order", "subject=Order:7", "workflow=7", "id=7",
+     "newer_than=1h", "before=50000", *(f"status={status}" for status in Status), "status=failed&queue=q1", "status=failed&error=none",
+     "status=blocked&task=none", "status=failed&status=running"],
+)  # fmt: skip
+def test_a_page_of_jobs_reads_a_range_at_most(
+    large: Engine, query: str, queues: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the filter."""
+    monkeypatch.setattr("sa_jobqueue.dashboard.reach.RANGE", DONE // 10)
+    monkeypatch.setattr("sa_jobqueue.dashboard.reach.MOST", 200)
+    page = next(one for one in PAGES if one.name == "jobs")
+    with reading(large) as connection:
+        check(plans(connection, lambda: page.read(look_of(connection, query, queues=queues))))
 
 
 def test_what_a_drain_would_cancel_is_counted_by_the_indexes_of_queued_jobs(large: Engine) -> None:

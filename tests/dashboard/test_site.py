@@ -402,7 +402,7 @@ def test_a_page_looks_at_a_range_of_ids_and_the_next_goes_on_below(
     engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no index finds the jobs of the filter; what is done to all that match is done to those of the range."""
-    monkeypatch.setattr("sa_jobqueue.dashboard.pages.jobs._RANGE", 10)
+    monkeypatch.setattr("sa_jobqueue.dashboard.reach.RANGE", 10)
     old = make_job(connection, "failed", queue="mail", id=5)
     for id in range(11, 41):
         make_job(connection, "failed", queue="other", id=id)
@@ -422,3 +422,22 @@ def test_a_page_looks_at_a_range_of_ids_and_the_next_goes_on_below(
     assert f"/jobs/{old}" in viewer.see("/jobs", queue="mail", status="failed").links  # an index finds these
     viewer.do("retry", **{"queue": "mail", "from": "41"})
     assert {id for id, status in statuses(connection).items() if status == "queued"} == {new}
+
+
+def test_of_many_jobs_of_a_status_the_newest_are_looked_at(
+    engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that are blocked no index has the order, so it is a range of ids where they are many."""
+    monkeypatch.setattr("sa_jobqueue.dashboard.reach.RANGE", 10)
+    monkeypatch.setattr("sa_jobqueue.dashboard.reach.MOST", 5)
+    for id in range(1, 41):
+        make_job(
+            connection, "failed" if id % 2 else "blocked", queue="mail" if id < 10 else "other", id=id, blocked_by=1
+        )
+    connection.commit()
+    viewer = Viewer(engine)
+    assert "Searched from id 31 to 40." in viewer.see("/jobs", queue="mail", status="failed").text
+    assert "Searched from id 31 to 40." in viewer.see("/jobs", queue="mail", status="blocked").text
+    connection.execute(text("DELETE FROM sa_jobqueue.job WHERE status = 'blocked' AND id > 10"))
+    connection.commit()
+    assert "/jobs/8" in Viewer(engine).see("/jobs", queue="mail", status="blocked").links
