@@ -23,6 +23,7 @@ from sa_jobqueue.embedded import embedded_url
 
 from .archive import archive
 from .counts import counts
+from .dashboard import dashboard
 from .depth import dead_entries, depth, future, queues
 from .drain import drain, notes_drain, record, retain, unique_drain
 from .enqueue import bulk, gated, one_by_one, selected, unique_enqueue
@@ -62,6 +63,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         tally,
         schedules,
         archive,
+        dashboard,
         session,
         record_session,
         objects,
