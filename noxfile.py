@@ -46,17 +46,23 @@ def demo(session: nox.Session) -> None:
     session.run("sa-jobqueue", "demo", *session.posargs)
 
 
+#: A test that hangs ends its process, with what its threads were doing, and does not hold up the rest.
+PATIENT = ["--timeout=600", "--timeout-method=thread"]
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests and report the coverage of their branches."""
+    """Run all tests."""
     install(session, "test")
-    # A part of the tests covers a part of the code: only a full run has to reach the mark.
-    full = all(argument.startswith("--pg") for argument in session.posargs)
-    coverage = ["--cov", "--cov-report=term-missing:skip-covered"] if full else []
-    # One that hangs ends its process, with what its threads were doing, and does not hold up the rest.
-    session.run(
-        "pytest", "--timeout=600", "--timeout-method=thread", *in_parallel(session), *coverage, *session.posargs
-    )
+    session.run("pytest", *PATIENT, *in_parallel(session), *session.posargs)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Run all tests and report the coverage of their branches, which takes twice as long."""
+    install(session, "test")
+    covered = ["--cov", "--cov-report=term-missing:skip-covered"]
+    session.run("pytest", *PATIENT, *in_parallel(session), *covered, *session.posargs)
 
 
 @nox.session
