@@ -17,6 +17,7 @@ from ..statements import prune_jobs, retry_jobs
 from .job_deeds import deed_of_jobs
 from .look import Look
 from .query import Query
+from .reach import among_newest
 from .refusals import BadInput
 
 __all__ = ["ERROR_DEEDS", "HOURS", "NEWEST_FAILED", "groups", "of_group"]
@@ -44,15 +45,20 @@ def _sign(line: ColumnElement[str]) -> ColumnElement[str]:
     return func.left(func.encode(hashed, literal_column("'hex'")), 16, type_=Text())
 
 
-def _newest(look: Look) -> CTE:
+def _failed(look: Look) -> list[ColumnElement[bool]]:
+    """Those that the viewer may see. They are looked for among the newest of all, so that few behind many of others cost no more."""
+    failed = look.job.status == status_literal(JobStatus.FAILED)
+    return [failed, among_newest(look, JobStatus.FAILED), *mine] if (mine := look.mine()) else [failed]
+
+
+def _newest(look: Look, most: int) -> CTE:
     """The newest failed jobs, and what they failed with. Of a traceback nothing is kept: it would not fit into memory for sorting."""
     job = look.job
-    failed = job.status == status_literal(JobStatus.FAILED)
     newest = (
         select(job.id, job.task, clamped(job.finished_at).label("finished_at"), job.errors)
-        .where(failed, *look.mine())
+        .where(*_failed(look))
         .order_by(job.id.desc())
-        .limit(NEWEST_FAILED)
+        .limit(most)
         .subquery("newest")
     )
     # A fence: what is stored apart is fetched once for each job.
@@ -63,9 +69,9 @@ def _newest(look: Look) -> CTE:
     return said.select_from(newest.join(its, true())).cte("said").prefix_with("MATERIALIZED")
 
 
-def groups(look: Look) -> tuple[Sequence[Any], int, int, int]:
-    """The groups, the largest first; how many there are of them all; of how many jobs; and the lowest id of these."""
-    said = _newest(look)
+def groups(look: Look, *, newest: int = NEWEST_FAILED, most: int = _MOST) -> tuple[Sequence[Any], int, int, int]:
+    """The `most` largest groups of the `newest` jobs; how many there are of them all; of how many jobs; and the lowest id of these."""
+    said = _newest(look, newest)
     ago = func.floor(func.extract("epoch", func.now() - said.c.finished_at) / 3_600)
     hours = func.array_agg(cast(ago, Integer)).filter(ago.between(0, HOURS - 1))
     number = func.count()
@@ -83,22 +89,16 @@ def groups(look: Look) -> tuple[Sequence[Any], int, int, int]:
         )
         .group_by(said.c.task, said.c.error, said.c.line)
         .order_by(number.desc(), func.max(said.c.id).desc())
-        .limit(_MOST)
+        .limit(most)
     )
     rows: Sequence[Any] = look.connection.execute(statement).all()
-    extent: Any = look.connection.execute(_extent(look)).one()
+    extent: Any = look.connection.execute(_extent(look, newest)).one()
     return rows, rows[0].groups if rows else 0, extent.jobs, extent.floor or 0
 
 
-def _extent(look: Look) -> Any:
+def _extent(look: Look, most: int) -> Any:
     job = look.job
-    ids = (
-        select(job.id)
-        .where(job.status == status_literal(JobStatus.FAILED), *look.mine())
-        .order_by(job.id.desc())
-        .limit(NEWEST_FAILED)
-        .subquery("ids")
-    )
+    ids = select(job.id).where(*_failed(look)).order_by(job.id.desc()).limit(most).subquery("ids")
     return select(func.count().label("jobs"), func.min(ids.c.id).label("floor"))
 
 

@@ -17,7 +17,7 @@ from .filters import FILTERS, chosen
 from .look import Look
 from .query import Query
 
-__all__ = ["highest_id", "reach", "tabs"]
+__all__ = ["among_newest", "highest_id", "reach", "tabs"]
 
 #: Ids that are looked at where no index finds the jobs.
 RANGE = 100_000
@@ -46,9 +46,9 @@ def reach(look: Look, above: int) -> tuple[int, list[ColumnElement[bool]]]:
     elif len(statuses := query.all("status")) == 1 and statuses[0] in set(JobStatus):
         status = JobStatus(statuses[0])
         if status is JobStatus.BLOCKED and not _are_many_blocked(look):
-            return 0, [*within, _blocked(look)]
+            return 0, [*within, _of(look, status)]
         if status in _IN_ORDER:
-            found = job.status == status_literal(status)
+            found = _of(look, status)
     if found is None:
         lowest = above - RANGE
     else:
@@ -79,9 +79,10 @@ def _counts(look: Look, highest: int) -> list[Any]:
     for status in JobStatus:
         if status in _REST:
             continue
-        which = _blocked(look) if status is JobStatus.BLOCKED else job.status == status_literal(status)
-        if any(look.query.one(name) for name in FILTERS):
-            which = _newest(look, status, which)
+        if any(look.query.one(name) for name in FILTERS) or look.mine():
+            which = among_newest(look, status)
+        else:
+            which = _of(look, status)
         some = select(literal_column("1")).select_from(job).where(*criteria, which).limit(CAP).subquery(f"of_{status}")
         parts.append(select(status_literal(status), func.count()).select_from(some))
     return [
@@ -103,18 +104,22 @@ def _last(look: Look, *criteria: ColumnElement[bool]) -> Select[int]:
     return ids.offset(MOST - 1).limit(literal_column("1")).correlate(None)
 
 
-def _newest(look: Look, status: JobStatus, which: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Those that are looked at of one status."""
+def among_newest(look: Look, status: JobStatus) -> ColumnElement[bool]:
+    """Whether a job is one of those of a status that are looked at: failed, running or blocked."""
+    which = _of(look, status)
     if status is JobStatus.BLOCKED:
         return look.job.id.in_(select(look.job.id).where(which).limit(MOST).correlate(None))
     return and_(which, look.job.id >= func.coalesce(_last(look, which).scalar_subquery(), 0))
 
 
-def _blocked(look: Look) -> ColumnElement[bool]:
-    """As the condition of their index says it."""
-    return and_(look.job.status == status_literal(JobStatus.BLOCKED), look.job.blocked_by.is_not(None))
+def _of(look: Look, status: JobStatus) -> ColumnElement[bool]:
+    """As the condition of the status's index says it."""
+    found = look.job.status == status_literal(status)
+    return and_(found, look.job.blocked_by.is_not(None)) if status is JobStatus.BLOCKED else found
 
 
 def _are_many_blocked(look: Look) -> bool:
-    some = select(literal_column("1")).select_from(look.job).where(_blocked(look)).limit(MOST + 1).subquery()
+    some = (
+        select(literal_column("1")).select_from(look.job).where(_of(look, JobStatus.BLOCKED)).limit(MOST + 1).subquery()
+    )
     return (look.connection.scalar(select(func.count()).select_from(some)) or 0) > MOST

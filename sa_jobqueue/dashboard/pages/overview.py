@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
-
-from sqlalchemy import case, select
 
 from ...health import QueueSeen, read_working
 from ...health.figures import QUANTILES
-from ...lifecycle import JobStatus
-from ...models import status_literal
-from ...statements.chosen import error_type
 from ...statements.depths import CAP, capped_sum
 from ...store import store_of
+from ...urls import mask_passwords
 from ..activity import WINDOWS, Activity, read_activity, window_of
 from ..doctoring import examined
+from ..error_groups import groups
 from ..look import Look
 from ..page import Page
 from ..sparks import bars, points
@@ -75,33 +70,10 @@ def _shown(queue: QueueSeen, activity: Activity) -> dict[str, Any]:
 
 def _errors(look: Look) -> list[Mapping[str, Any]]:
     """The most frequent errors among the newest failed jobs, with when each came last."""
-    job = look.job
-    error = error_type(job)
-    newest = (
-        select(
-            job.task, job.finished_at, error.label("type"),
-            case((error.is_not(None), job.errors[-1]["message"].astext)).label("message"),
-        )
-        .where(job.status == status_literal(JobStatus.FAILED))
-        .order_by(job.id.desc())
-        .limit(_NEWEST)
-    )  # fmt: skip
-    if look.queues is not None:
-        # Other queues may have failed more: the viewer's are looked for among as many as are counted.
-        failed = select(job.id).where(job.status == status_literal(JobStatus.FAILED)).order_by(job.id.desc()).limit(CAP)
-        last_ones = failed.subquery("last_ones")
-        newest = newest.join(last_ones, last_ones.c.id == job.id).where(*look.mine())
-    counts: Counter[tuple[str, str, str]] = Counter()
-    last: dict[tuple[str, str, str], datetime] = {}
-    for row in look.connection.execute(newest):
-        message = next(iter((row.message or "").strip().splitlines()), "")
-        key = (row.task, row.type or "", message[:200])
-        counts[key] += 1
-        if row.finished_at is not None:
-            last[key] = max(row.finished_at, last.get(key, row.finished_at))
+    rows, *_ = groups(look, newest=_NEWEST, most=_ERRORS)
     return [
-        {"task": task, "type": kind, "message": message, "count": number, "last": last.get((task, kind, message))}
-        for (task, kind, message), number in counts.most_common(_ERRORS)
+        {"task": row.task, "type": row.error, "message": mask_passwords(row.line), "count": row.jobs, "last": row.last}
+        for row in rows
     ]
 
 
