@@ -21,8 +21,10 @@ from sqlalchemy.orm import Session, scoped_session
 
 from .lifecycle import FINISHED, JobStatus
 from .log import one_line
-from .models import TASK_GROUP, Job, JobMixin
+from .models import TASK_GROUP, Job, JobMixin, companions_of
 from .reasons import KINDS, WaitReason, What
+from .schema import schema_on
+from .statements.archived import archive_parts, archived_facts
 from .statements.job_facts import job_facts
 from .statements.overview import STALE
 from .statements.why import why_waiting
@@ -49,6 +51,8 @@ class JobExplanation:
     """When this was so, by the database's clock."""
     reasons: tuple[WaitReason, ...]
     """At least one. The first is the deciding one; each of the others would hold the job back, too, or goes with it."""
+    archived_at: datetime | None = None
+    """When it was moved to the archive, if it was."""
 
     @property
     def needs_help(self) -> bool:
@@ -81,7 +85,8 @@ def explain_job(place: SyncPlace | AsyncPlace, id: int, *, job: type[JobMixin] =
     """Why the job with this id is not being run; or by which worker it is, or how it has ended.
 
     `place`: a session or a connection. With one of SQLAlchemy's asyncio extension the call is awaited. It reads, in the transaction of
-    `place`, what the database says now: one statement, and a second one of a job that waits.
+    `place`, what the database says now: one statement, and a second one of a job that waits. A job that is not there is looked for in the
+    archive, if there is one.
 
     What only a worker knows is in its row within a second: that its claims skip the job because the database refuses them.
     """
@@ -103,6 +108,10 @@ def _explain(place: Session | Connection, id: int, job: type[JobMixin]) -> JobEx
             place.flush()
         place = place.connection(bind_arguments={"mapper": job.__mapper__})
     ((row, waits),) = look(place, [id], job)
+    if row.id is None and (found := _look_into_archive(place, id, job)) is not None:
+        return JobExplanation(
+            id, found.status, found.task, found.queue, row.now, (_archived(found),), found.archived_at
+        )
     return JobExplanation(id, row.status, row.task, row.queue, row.now, reasons_of(row, waits))
 
 
@@ -116,6 +125,13 @@ def _waits(connection: Connection, row: Any, job: type[JobMixin]) -> list[WaitRe
     if row.status not in (JobStatus.QUEUED, JobStatus.BLOCKED):
         return []
     return [WaitReason(*one) for one in connection.execute(_waits_of(job), {"job_id": row.id})]
+
+
+def _look_into_archive(connection: Connection, id: int, job: type[JobMixin]) -> Any:
+    """What has become of a job that is not in its table any more; None: there is no archive, or it is not there, either."""
+    if connection.execute(archive_parts(schema=schema_on(connection, job.__table__))).first() is None:
+        return None
+    return connection.execute(archived_facts(id, archived_job=companions_of(job).archived_job)).one_or_none()
 
 
 # Made once: to build them takes 7 and 9 ms of CPU, to execute them 0.7 each (November 2026).
@@ -196,6 +212,18 @@ def _missing(row: Any) -> WaitReason:
     if row.newest is None or row.asked > row.newest:
         return _reason("missing", reason=f"{newest}, so it was not committed, or is in another database")
     return _reason("missing", reason="it was deleted after its time of retention, or its INSERT was not committed")
+
+
+def _archived(row: Any) -> WaitReason:
+    """How it had ended. Nothing can be done about it any more."""
+    ended = _ended(row)
+    said = {
+        "failed": f"it has failed after {ended.used} of {ended.limit} attempts",
+        "duplicate": f"it is a duplicate of {f'job {row.duplicate_of}' if row.duplicate_of else 'another job'}",
+        "cancelled": "it was cancelled",
+    }.get(ended.what, "it has completed")
+    because = f"{' ' if (ended.reason or '').startswith('on request') else ': '}{ended.reason}" if ended.reason else ""
+    return ended._replace(what="archived", reason=f"{said}{because}")
 
 
 def _ended(row: Any) -> WaitReason:

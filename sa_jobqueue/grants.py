@@ -160,6 +160,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
         Can.WAIT: (
             *_ALL,
             "SELECT (id, task, status, result, errors) ON TABLE {schema}.job",
+            "SELECT (id, task, status, result, errors) ON TABLE {schema}.archived_job",
             "SELECT, INSERT, DELETE, UPDATE (expires_at) ON TABLE {schema}.awaited",
             "SELECT, UPDATE ON SEQUENCE {schema}.gate_end",
         ),

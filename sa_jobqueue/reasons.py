@@ -24,7 +24,7 @@ MOST_AHEAD = 1_000
 
 #: What keeps a job from being run, or has become of it. `KINDS` has a sentence for each.
 What: TypeAlias = Literal[
-    "missing", "completed", "failed", "duplicate", "cancelled", "overdue", "lost", "claimed", "expired", "later", "retry", "parents",
+    "missing", "archived", "completed", "failed", "duplicate", "cancelled", "overdue", "lost", "claimed", "expired", "later", "retry", "parents",
     "held", "released", "paused", "unserved", "unknown", "refused", "suspect", "locked", "blocked", "strict", "running", "rate", "pressure",
     "busy", "turn", "expires", "deadline",
 ]  # fmt: skip
@@ -132,6 +132,10 @@ def _jobs(one: WaitReason) -> str:
 
 def _missing(one: WaitReason, _: Moment) -> str:
     return "does not exist" + _because(one)
+
+
+def _archived(one: WaitReason, moment: Moment) -> str:
+    return f"has ended{_since(one, moment, ' at ')}, and is in the archive{_because(one)}"
 
 
 def _duplicate(one: WaitReason, moment: Moment) -> str:
@@ -299,6 +303,7 @@ def _mend(_: WaitReason, __: int) -> str:
 #: What can be the reason, the deciding one first.
 KINDS: Mapping[What, Kind] = {
     "missing": Kind(_missing, True),
+    "archived": Kind(_archived),
     "completed": Kind(_completed),
     "failed": Kind(_failed, True, _run_again),
     "duplicate": Kind(_duplicate, True, _other),

@@ -31,7 +31,9 @@ def why(
 
     The first line is the deciding reason, and each line after "also" one more. A line with an arrow says what can be done about it.
 
-    Exit code 0: it runs, has completed, or will run without help. 1: it will not, unless something is done; or there is no such job.
+    A job that is not in the table any more is looked for in the archive.
+
+    Exit code 0: it runs, has completed, is in the archive, or will run without help. 1: it will not, unless something is done; or there is no such job.
 
     sa-jobqueue why 7
     sa-jobqueue why 7 --json
@@ -67,7 +69,7 @@ def _as_json(found: JobExplanation) -> dict[str, Any]:
     reasons = [reason_as_json(one, found.job_id) for one in found.reasons]
     return {
         "job_id": found.job_id, "status": found.status, "task": found.task, "queue": found.queue, "at": found.at,
-        "needs_help": found.needs_help, "reasons": reasons,
+        "archived_at": found.archived_at, "needs_help": found.needs_help, "reasons": reasons,
     }  # fmt: skip
 
 

@@ -12,10 +12,13 @@ from ..context import AsyncJobContext, JobContext
 from ..errors import PayloadError
 from ..objects import REFUSED, ObjectText
 from .plain import EXPONENT, load
+from .sets import in_order, plain_in_order
 from .signature import Plan, plan_of, signature
 from .storable import MAX_PAYLOAD, as_jsonb, checked_json, refusal, same, shown, unstorable
 
 __all__ = ["Arguments"]
+
+_AS_ARGUMENT: Any = {"fallback": repr, "inf_nan_mode": "constants", "bytes_mode": "base64"}
 
 #: pydantic's kinds of error for an argument that is missing, or not a parameter of the handler; and what we say.
 _NAMES = {"missing": "argument {} is missing", "extra_forbidden": "unknown argument {}"}
@@ -57,7 +60,7 @@ class Arguments:
         """The defaults of the handler's parameters, as the plain JSON that they would be as arguments; else as their repr."""
         if self._defaults is None:
             self._defaults = {
-                name: to_jsonable_python(one.default, fallback=repr, inf_nan_mode="constants", bytes_mode="base64")
+                name: plain_in_order(to_jsonable_python(one.default, **_AS_ARGUMENT), one.default)
                 for name, one in signature(self.handler).parameters.items()
                 if one.default is not one.empty
             }
@@ -87,6 +90,8 @@ class Arguments:
             if plan.rest is not None:
                 valid |= plan.rest.validate_python(rest)
             data = plan.to_json(valid)
+            if plan.sets:
+                data = in_order(data, valid)
         except ValidationError as error:
             raise self._misfit(error, given | rest) from error
         except Exception as error:  # from the serializer, or from a validator of the application

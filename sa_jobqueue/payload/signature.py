@@ -20,6 +20,7 @@ from ..context import AsyncJobContext, JobContext
 from ..errors import TaskError
 from ..objects import ObjectArgument, with_objects
 from ..results import NOT_CHECKABLE, TO_JSON, reason_of, strict_adapter
+from .sets import has_sets
 
 __all__ = ["STREAMS", "Plan", "plan_of", "return_hint", "signature"]
 
@@ -83,6 +84,8 @@ class Plan:
     """The annotation of each parameter, `Any` where there is none; of `*args` and `**kwargs` that of one value."""
     required: frozenset[str]
     """The parameters without a default."""
+    sets: bool
+    """Whether an argument may be a set, or hold one."""
     given: tuple[Any, ...] = ()
     """The types of the parameters that results of other jobs fill."""
 
@@ -162,6 +165,7 @@ def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:
         objects=objects,
         hints={one.name: hints.get(one.name, Any) for one in parameters},
         required=frozenset(one.name for one in parameters if one.default is one.empty and one.kind not in _VARIABLE),
+        sets=has_sets(adapter.core_schema) or (rest is not None and has_sets(rest.adapter.core_schema)),
         given=tuple(hints.get(one.name, Any) for one in firsts),
     )
 

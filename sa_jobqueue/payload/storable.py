@@ -19,7 +19,9 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from ..errors import PayloadError
 
-__all__ = ["MAX_PAYLOAD", "as_jsonb", "checked_json", "refusal", "same", "shown", "unstorable", "unstorable_text"]
+__all__ = [
+    "MAX_PAYLOAD", "as_jsonb", "checked_json", "fields_of", "refusal", "same", "shown", "unstorable", "unstorable_text",
+]  # fmt: skip
 
 #: Bytes of encoded arguments that are accepted: 1 MiB. Rows are read in batches, so larger data belong elsewhere.
 MAX_PAYLOAD = 1_048_576
@@ -88,10 +90,10 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return [(f".{key}", one) for key, one in value.items()]
     if isinstance(value, (list, tuple, set, frozenset)):
         return [(f"[{index}]", one) for index, one in enumerate(cast(Collection[Any], value))]
-    return [(f".{name}", one) for name, one in _fields(value).items()]
+    return [(f".{name}", one) for name, one in fields_of(value).items()]
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def fields_of(value: Any) -> dict[str, Any]:
     """The fields of a dataclass or of a pydantic model. A mapped object might load them."""
     if hasattr(cast(Any, type(value)), "__mapper__"):
         return {}
@@ -128,7 +130,7 @@ def _by_key(value: Any) -> dict[Any, Any]:
         return dict(value)
     if isinstance(value, (list, tuple)):
         return dict(enumerate(cast(Sequence[Any], value)))
-    return _fields(value)
+    return fields_of(value)
 
 
 def as_jsonb(value: Any) -> Any:

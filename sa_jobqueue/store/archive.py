@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection
 
 from ..statements.archive import declare_archived, drop_archive_month, make_months_ahead
+from ..statements.archived import archive_parts
 from .tables import OfTables
 
 __all__ = ["Archive"]
@@ -21,6 +22,10 @@ class Archive(OfTables):
         """Finished jobs of the tasks in `add` are archived from now on, and those of the tasks in `remove` no longer."""
         names = sorted(add), sorted(remove)  # in order, so that workers that start together do not deadlock
         connection.execute(declare_archived(*names, archived_task=self.tables.archived_task))
+
+    def archive_parts(self, connection: Connection) -> Sequence[str]:
+        """The months of the archive that there are, the newest first; none where the role may not read it."""
+        return connection.scalars(archive_parts(schema=self.schema_on(connection))).all()
 
     def make_months_ahead(self, connection: Connection) -> int:
         """Make this month's table of the archive, and the next one's, if they are missing; how many were."""

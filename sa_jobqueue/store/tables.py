@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from sqlalchemy import Connection
+
 from ..errors import ConfigurationError
 from ..models import Companions, Job, JobMixin, companions_of
+from ..schema import schema_on
 
 __all__ = ["OfTables", "Tables"]
 
@@ -57,3 +60,7 @@ class OfTables:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
+
+    def schema_on(self, connection: Connection) -> str:
+        """The schema where this connection finds the tables."""
+        return schema_on(connection, self.tables.job.__table__)

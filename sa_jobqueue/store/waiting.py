@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from ..lifecycle import FINISHED
 from ..results import JobEnd
+from ..statements.archived import archived_ends
 from ..statements.waiting import drop_expired_waits, end_waits, ends_of, open_end_gate, wait_for_jobs
 from ..statements.waking import channel_of
 from .tables import OfTables
@@ -25,6 +26,15 @@ class Waiting(OfTables):
         for job_id, task, status, result, error in connection.execute(ends_of(ids, job=self.tables.job)):
             last = error if isinstance(error, dict) else None  # whatever plain SQL has written
             found[job_id] = JobEnd(job_id, task, status, result, last) if status in FINISHED else None
+        return found
+
+    def archived_ends(self, connection: Connection, ids: Sequence[int]) -> dict[int, JobEnd | None]:
+        """What became of those of these jobs that are in the archive."""
+        found: dict[int, JobEnd | None] = {}
+        for job_id, task, status, result, error in connection.execute(
+            archived_ends(ids, archived_job=self.tables.archived_job)
+        ):
+            found[job_id] = JobEnd(job_id, task, status, result, error if isinstance(error, dict) else None)
         return found
 
     def wait_for(

@@ -23,8 +23,3 @@ class Waking(OfTables):
         """The channel on which wake-ups come."""
         name = channel_of(table=self.tables.job.__tablename__, schema=self.schema_on(connection))
         return str(connection.scalar(name))
-
-    def schema_on(self, connection: Connection) -> str:
-        """The schema where this connection finds the tables."""
-        translated = connection.schema_for_object(self.tables.job.__table__)  # type: ignore[arg-type]
-        return translated or str(connection.dialect.default_schema_name)

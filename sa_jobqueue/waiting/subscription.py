@@ -99,6 +99,9 @@ class Subscription:
         self._said: set[int] = set()
         """The jobs that the table `awaited` has from it."""
         self._said_until = 0.0
+        self._archive: bool = False
+        """Whether there is an archive to look into. It is asked when a job is not there, and once in a while."""
+        self._archive_asked = -_HOLD
 
     def serve(self) -> None:
         """Connect, and return when no one has waited for a while."""
@@ -195,7 +198,11 @@ class Subscription:
     def _read(self, ids: list[int]) -> dict[int, JobEnd | None]:
         """What became of these jobs. One whose row cannot be read is an error for those who wait for it, and for no others."""
         try:
-            return self._ask(self._store.ends, ids)
+            found = self._ask(self._store.ends, ids)
+            gone = [job_id for job_id, end in found.items() if end is not None and end.is_gone]
+            if gone and self._has_archive():
+                found |= self._ask(self._store.archived_ends, gone)
+            return found
         except Exception as error:  # of what reads JSON, too
             if is_away(error) or _sqlstate(error)[:2] == _WRONG:
                 raise
@@ -205,6 +212,12 @@ class Subscription:
             self._looks.pop(ids[0], None)
             self._waiters.cannot_tell(ids[0], error)
             return {}
+
+    def _has_archive(self) -> bool:
+        if not self._archive and monotonic() >= self._archive_asked + _HOLD:
+            self._archive_asked = monotonic()
+            self._archive = bool(self._ask(self._store.archive_parts))
+        return self._archive
 
     def _say(self, ids: set[int]) -> None:
         """Have the ends of these told, of those that have not ended; then look at them once more."""

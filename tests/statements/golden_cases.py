@@ -61,6 +61,7 @@ from sa_jobqueue.statements import (
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.apply import written_before
 from sa_jobqueue.statements.archive import declare_archived, drop_archive_month, make_months_ahead
+from sa_jobqueue.statements.archived import archive_parts, archived_ends, archived_facts
 from sa_jobqueue.statements.arguments import complete_arguments
 from sa_jobqueue.statements.backlog import arrivals, count_by_queue, running_jobs, schedule_lag
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
@@ -299,6 +300,7 @@ BATCHES: dict[str, Callable[[int], object]] = {
     "drop_old_logs": lambda n: drop_old_logs(range(n)),
     "places_of": lambda n: places_of([_WORKER] * n),
     "ends_of": lambda n: ends_of(range(n)),
+    "archived_ends": lambda n: archived_ends(range(n)),
     "wait_for_jobs": lambda n: wait_for_jobs(range(n), waiter=_WORKER, seconds=60.0),
     "end_waits": lambda n: end_waits(range(n), waiter=_WORKER),
     "open_gates": lambda n: open_gates(queues=[f"q{i}" for i in range(n)], seconds=5.0),
@@ -400,6 +402,8 @@ SINGLE: dict[str, Callable[[], object]] = {
     "list_limits": list_limits,
     "why_waiting": lambda: why_waiting(7),
     "job_facts": lambda: job_facts([7]),
+    "archive_parts": lambda: archive_parts(schema="sa_jobqueue"),
+    "archived_facts": lambda: archived_facts(7),
     "complete_member": lambda: complete_job(id=1, token=1, retain=None, in_workflow=True),
     "retry_workflow": lambda: retry_workflow(7, from_node=8),
     "workflow_nodes": lambda: workflow_nodes(7),

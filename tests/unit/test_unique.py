@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, Field, RootModel
 
 from sa_jobqueue import Registry, TaskName, Unique, enqueue, task
 from sa_jobqueue.errors import OptionError
@@ -127,3 +132,92 @@ def test_equal_numbers_make_one_key() -> None:
     assert weighed([2.0**60]) != weighed([2.0**61])
     by = TaskName("shop.flag").options(unique=Unique(by=("on",)))
     assert rule(by.call(on=True))["key"] != rule(by.call(on=1))["key"]
+
+
+# ---- sets
+
+
+class Basket(BaseModel):
+    """A model with a set, under another name in JSON."""
+
+    tags: frozenset[str] = Field(alias="its-tags")
+    count: int = 1
+
+
+@dataclass
+class Box:
+    """A dataclass with a set, in which there may be another."""
+
+    marks: set[frozenset[str]]
+
+
+Names = RootModel[set[str]]
+WORDS = ("oak", "elm", "ash", "fir", "yew", "box")
+
+
+@task(registry=registry, name="shop.label")
+def label(
+    tags: set[str],
+    nested: dict[str, list[frozenset[str]]],
+    basket: Basket,
+    box: Box,
+    names: Names,
+    default: frozenset[str] = frozenset(WORDS),
+    *more: set[str],
+    **others: set[str] | None,
+) -> None: ...
+
+
+def labelled() -> str:
+    """The key of a call with sets in all places, and its arguments."""
+    words = set(WORDS)
+    # Those that are left out count as well, by their defaults.
+    call = label.options(unique=Unique()).call(
+        words,
+        {"b": [frozenset(words)], "a": []},
+        Basket.model_validate({"its-tags": words}),
+        Box({frozenset(WORDS[:3]), frozenset(WORDS[3:]), frozenset()}),
+        Names(words),
+        frozenset(words),
+        words,
+        other=words,
+    )
+    short = sync_tags.options(unique=Unique()).call()
+    return f"{call.uniqueness} {call.args} {short.uniqueness}"
+
+
+@task(registry=registry, name="shop.sync_tags")
+def sync_tags(tags: frozenset[str] = frozenset(WORDS)) -> None: ...
+
+
+def test_a_key_of_a_set_is_the_same_in_every_process() -> None:
+    """Each process iterates over a set in an order of its own."""
+    code = "import sys; from tests.unit.test_unique import labelled, WORDS; print(labelled()); print(list(set(WORDS)))"
+    said: list[str] = []
+    orders = set[str]()
+    for seed in ("1", "2", "3"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        shown = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        found, order = shown.stdout.splitlines()
+        said.append(found)
+        orders.add(order)
+    assert len(orders) > 1
+    assert len(set(said)) == 1
+    assert labelled() == said[0]
+
+
+def test_a_set_stands_in_order() -> None:
+    """Numbers by their value; and what is not a set stays as it was given."""
+
+    @task(registry=registry, name="shop.order")
+    def order(numbers: set[int], parts: list[tuple[int, ...]], mixed: set[int | str | None]) -> None: ...
+
+    made = json.loads(order.call({10, 9, 2}, [(3, 1), (2,)], {"b", None, 10, "a", 9}).args)
+    assert made == {"numbers": [2, 9, 10], "parts": [[3, 1], [2]], "mixed": [9, 10, "a", "b", None]}
+
+
+def test_a_default_that_is_a_set_counts_as_the_argument_that_it_is() -> None:
+    unique = sync_tags.options(unique=Unique())
+    assert unique.call().uniqueness == unique.call(frozenset(reversed(WORDS))).uniqueness

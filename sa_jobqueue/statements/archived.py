@@ -1,0 +1,56 @@
+"""Looking into the archive for jobs that are not in their table any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import BigInteger, ColumnElement, Executable, Select, func, literal_column, select, text
+from sqlalchemy.dialects.postgresql import JSONB
+
+from ..models import ArchivedJob
+from .parts import array, table_of
+
+__all__ = ["archive_parts", "archived_ends", "archived_facts"]
+
+_LAST: ColumnElement[Any] = literal_column("-1")
+
+
+def archive_parts(*, schema: str) -> Executable:
+    """The months of the archive, as "2026-11", the newest first, or the names of partitions that are not the queue's. None where the role may
+    not read it.
+    """
+    return text(_PARTS).bindparams(in_schema=schema)
+
+
+_PARTS = """
+SELECT CASE WHEN part.relname ~ '^archived_job_[0-9]{4}_[0-9]{2}$' THEN replace(right(part.relname, 7), '_', '-') ELSE part.relname::text END
+FROM pg_catalog.pg_inherits AS tree
+JOIN pg_catalog.pg_class AS part ON part.oid = tree.inhrelid
+WHERE tree.inhparent = to_regclass(quote_ident(:in_schema) || '.archived_job') AND has_any_column_privilege(tree.inhparent, 'SELECT')
+ORDER BY part.relname DESC
+"""
+
+
+def archived_facts(id: int, *, archived_job: type[ArchivedJob] = ArchivedJob) -> Select[Any]:
+    """What has become of one job of the archive, and when it came there; no row if it is not there."""
+    columns = table_of(archived_job).c
+    names = (
+        "status", "queue", "task", "attempt", "max_attempts", "finished_at", "cancel_requested_at", "duplicate_of", "archived_at",
+    )  # fmt: skip
+    return (
+        select(*(columns[name] for name in names), columns.errors.op("->", return_type=JSONB())(_LAST).label("error"))
+        .where(columns.id == id)
+        # The index of each month is looked at until one has it.
+        .order_by(columns.finished_at.desc())
+        .limit(literal_column("1"))
+    )
+
+
+def archived_ends(ids: Sequence[int], *, archived_job: type[ArchivedJob] = ArchivedJob) -> Executable:
+    """Of these jobs, those that are in the archive: id, task, status, result and last error."""
+    columns = table_of(archived_job).c
+    last = columns.errors.op("->", return_type=JSONB())(_LAST)
+    return select(columns.id, columns.task, columns.status, columns.result, last.label("error")).where(
+        columns.id == func.any(array("archived_ids", ids, BigInteger()))
+    )

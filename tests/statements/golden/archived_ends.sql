@@ -1,0 +1,7 @@
+SELECT sa_jobqueue.archived_job.id,
+    sa_jobqueue.archived_job.task,
+    sa_jobqueue.archived_job.status,
+    sa_jobqueue.archived_job.result,
+    sa_jobqueue.archived_job.errors -> -1 AS error
+FROM sa_jobqueue.archived_job
+WHERE sa_jobqueue.archived_job.id = any(CAST(%(archived_ids)s::VARCHAR AS BIGINT[]))
