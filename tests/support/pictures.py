@@ -51,8 +51,8 @@ class Picture:
 
 PICTURES: Sequence[Picture] = (
     Picture("overview", "/", ".cards:has([data-chart])"),
-    Picture("jobs", "/jobs?queue=payments", "tbody tr:nth-child(12)", below=0),
-    Picture("job", "/jobs/{job}", ".attempt"),
+    Picture("jobs", "/jobs?queue=mail", "tbody tr:nth-child(11)", below=0),
+    Picture("job", "/jobs/{job}", ".attempt", below=10),
     Picture("workflow", "/workflows/{workflow}", ".scroll:has(.gantt), .gantt", "dark"),
     Picture("limits", "/limits", "#owners-title + * table"),
 )
