@@ -105,6 +105,13 @@ def docs(session: nox.Session) -> None:
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html", *session.posargs)
 
 
+@nox.session
+def pictures(session: nox.Session) -> None:
+    """Take the pictures of the dashboard for the docs again, by Debian's Chromium; arguments go to `python -m tests.support.pictures`."""
+    install(session, "test", project=("-e", ".[embedded,dashboard]"))
+    session.run("python", "-m", "tests.support.pictures", *session.posargs)
+
+
 @nox.session(python=False)
 def vendor(session: nox.Session) -> None:
     """Fetch the scripts of others that lie in the tree, by npm: those that tests/dashboard/vendored.toml names."""

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from ..errors import SchemaError
+from ..errors import JobQueueError, SchemaError
 from ..log import one_line
 from ..urls import mask_passwords
 
@@ -64,6 +64,8 @@ def refusal_of(error: Exception) -> Refusal | None:
     """What this error of a read or an action means to a reader; None: it is a fault of ours, and to be raised."""
     if isinstance(error, SchemaError):
         return Refusal("schema", str(error))
+    if isinstance(error, JobQueueError) and isinstance(error.__cause__, DBAPIError):
+        return refusal_of(error.__cause__)  # a role that may not even look which version the tables have
     if isinstance(error, PoolTimeout):
         return Refusal("away", "all connections of this dashboard are in use")
     if not isinstance(error, DBAPIError):

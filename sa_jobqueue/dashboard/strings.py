@@ -491,6 +491,7 @@ TEXTS: Mapping[str, str] = MappingProxyType(
         "errors.newest": "The newest {n}.",
         "errors.back": "All errors",
         "find.label": "Id, task, queue, Order:7",
+        "find.example": "Id, task, Order:7",
         "find.hint": "Type the number of a job, the name of a task or a queue, or a row such as Order:7.",
         "find.no_job": "There is no job {id} here, or it is none that you may see.",
         "find.which": "What is {name}?",

@@ -57,17 +57,18 @@ def readings(connection: Connection, statement: Any, *, locks: bool = True) -> l
     given, number = _numbered(connection, statement)
     if not locks:
         given = _LOCK.sub("", given)
-    prepared = False
     point = connection.begin_nested()
     try:
         connection.execute(_verbatim(f"PREPARE {_NAME} AS {given}"))
-        prepared = True
         nothing = ", ".join(["NULL"] * number)
         plan: Any = connection.execute(text(f"EXPLAIN (FORMAT JSON) EXECUTE {_NAME}({nothing})")).scalar_one()
-    finally:
-        point.rollback()  # which forgets no prepared statement
-        if prepared:
+        connection.exec_driver_sql(f"DEALLOCATE {_NAME}")
+    except BaseException:
+        point.rollback()  # which forgets no prepared statement; psycopg forgets all of them, if it has prepared some by itself
+        if connection.scalar(text("SELECT count(*) FROM pg_prepared_statements WHERE name = :name"), {"name": _NAME}):
             connection.exec_driver_sql(f"DEALLOCATE {_NAME}")
+        raise
+    point.rollback()
     return [_reading(node) for node in _nodes(plan[0]["Plan"]) if "Relation Name" in node and _reads(node)]
 
 

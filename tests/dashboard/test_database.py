@@ -11,7 +11,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from sa_jobqueue.dashboard import Access
-from sa_jobqueue.doctor import CHECKS
+from sa_jobqueue.doctor import CHECKS, Examination, look_at
 from sa_jobqueue.grants import Can, grant_statements
 from tests.support.browsing import Viewer
 from tests.support.busy_scene import Scene, fill
@@ -125,3 +125,24 @@ def test_a_role_that_may_only_read_sees_the_pages(engine: Engine, scene: Scene, 
     answer = Viewer(reader).send("pause", {"name": "mail"})
     assert answer.status_code == 403
     assert "sa-jobqueue grants" in answer.text
+
+
+def test_a_role_without_any_right_is_told_so(engine: Engine, reader: Engine) -> None:
+    """It may not even look which version the tables have."""
+    with reader.connect() as connection:
+        role = connection.scalar(text("SELECT current_user"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"DROP OWNED BY {role}")
+    page = Viewer(reader, Access.READ).see("/jobs", expected=403)
+    assert "sa-jobqueue grants --can read" in page.text
+
+
+def test_plans_are_seen_over_a_connection_that_has_prepared_statements(engine: Engine) -> None:
+    """psycopg prepares what runs often by itself, and forgets all of it with a rollback, also what the doctor has prepared."""
+    with engine.connect() as connection:
+        for _ in range(6):
+            connection.execute(text("SELECT 1"))
+        (plans,) = (one for one in look_at(Examination(connection)) if one.name == "plans")
+        assert plans.level == "ok", plans.detail
+        left = connection.scalar(text("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'sa_jobqueue%'"))
+        assert left == 0

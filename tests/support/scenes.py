@@ -141,9 +141,12 @@ def _jobs(connection: Connection, chance: random.Random, workers: list[str]) -> 
             "task": "shop.charge",
             "args": {"order_id": number},
         }
-        make_job(connection, "queued", created_at=-HOUR, run_at=-10 * MINUTE, **values)
+        make_job(connection, "queued", created_at=-10 * MINUTE, run_at=-10 * MINUTE, **values)
     running = [
-        make_job(connection, "running", queue=queue, task=task, args={"order_id": 7}, worker=chance.choice(workers[:2]), created_at=-MINUTE)
+        make_job(
+            connection, "running", queue=queue, task=task, args={"order_id": 7}, worker=chance.choice(workers[:2]), created_at=-MINUTE,
+            concurrency_key="tenant-0" if queue == "payments" else None,
+        )
         for queue, task in queues.items()
     ]  # fmt: skip
     connection.execute(
@@ -151,10 +154,11 @@ def _jobs(connection: Connection, chance: random.Random, workers: list[str]) -> 
             job_id=running[0], claim_token=1, claims=1, fraction=0.4, written_at=func.now(), message="page 2 of 5"
         )
     )
-    errors = [_failure(str(now - n * MINUTE), 4 - n, 0) for n in (3, 2, 1)]
+    errors = [_failure(str(now - ago), n, 0) for n, ago in enumerate((4.5 * MINUTE, 3.5 * MINUTE, MINUTE), 1)]
     failed = make_job(
         connection, "failed", queue="mail", task="shop.send_receipt", args={"order_id": 4711, "to": "ada@example.com"}, attempt=3,
         max_attempts=3, errors=errors, meta={"tags": ["web"]}, subject_type="Order", subject_id="4711", created_at=-5 * MINUTE,
+        run_at=-1.7 * MINUTE, claimed_at=-1.5 * MINUTE, finished_at=-MINUTE, purge_at=30 * DAY - MINUTE, worker=workers[0],
     )  # fmt: skip
     for job in (failed, running[0]):
         lines = [[now.timestamp() - 5, "INFO", "connecting"], [now.timestamp(), "WARNING", "no answer yet"]]
@@ -205,7 +209,17 @@ def _schedules(connection: Connection) -> tuple[int, int]:
     )
     connection.execute(update(Schedule).where(Schedule.id == fourth).values(error="no such time zone"))
     make_job(connection, "completed", task="shop.report", schedule_id=first, tick_at=-DAY, ticks=1)
-    make_job(connection, "failed", task="shop.close_month", schedule_id=third, tick_at=-DAY, ticks=1)
+    error = {
+        "at": str(now - DAY),
+        "attempt": 1,
+        "type": "shop.ledger.Unbalanced",
+        "message": "by 0.01 EUR",
+        "traceback": None,
+    }
+    make_job(
+        connection, "failed", task="shop.close_month", schedule_id=third, tick_at=-DAY, ticks=1, max_attempts=1, errors=[error],
+        created_at=-DAY, run_at=-DAY, claimed_at=-DAY, finished_at=-DAY + MINUTE,
+    )  # fmt: skip
     make_job(connection, "running", task="shop.clean_up", schedule_id=second, tick_at=-MINUTE, ticks=1)
     return first, third
 
@@ -216,7 +230,7 @@ def _workflow(connection: Connection) -> int:
     found = flow.add(TaskName("shop.find_pages"))
     fetched = [flow.after(found, TaskName("shop.fetch"), page=page) for page in range(9)]
     prices = flow.after(found, TaskName("shop.fetch_prices"))
-    merged = flow.after(fetched, TaskName("shop.merge"))
+    merged = flow.after([one.settled for one in fetched], TaskName("shop.merge"))
     checked = flow.after([merged, prices], TaskName("shop.check"))
     flow.after(checked, TaskName("shop.publish"))
     flow.after(checked.settled, TaskName("shop.report_import"))
@@ -227,6 +241,8 @@ def _workflow(connection: Connection) -> int:
     for number, job in enumerate(ids):
         _ended(connection, job, timedelta(minutes=-50 + 4 * number), timedelta(minutes=3 + number % 4))
     _failed(connection, ids[3])
+    for blocked, by in ((merged, ids[7]), (checked, merged.job_id)):
+        connection.execute(update(Job).where(Job.id == blocked.job_id).values(blocked_by=by))
     for job in ids[7:9]:
         connection.execute(
             text(
@@ -326,9 +342,9 @@ def _stats(connection: Connection, chance: random.Random) -> None:
             number = chance.randint(most // 3, most)
             failed = number // 40 if minute % 90 < 12 else 0
             runs, waits = [0] * BUCKETS, [0] * BUCKETS
-            for of, typical in ((runs, run), (waits, 0.08 if minute % 90 > 12 else 12.0)):
+            for of, typical in ((runs, run), (waits, 0.08 if minute % 90 > 12 else 12.0 - minute % 90)):
                 for spread in (0.4, 1.0, 3.0):
-                    of[bucket_of(typical * spread)] += number // 3
+                    of[bucket_of(typical * spread * chance.uniform(0.7, 1.4))] += number // 3
             rows.append(
                 {
                     "seconds": 60, "at": at - minute * MINUTE, "queue": queue, "task": task, "completed": number, "retried": failed * 2,

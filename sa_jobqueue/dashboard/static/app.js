@@ -114,10 +114,11 @@
         const span = said.at.length ? said.at[said.at.length - 1] - said.at[0] : 0;
         return span > 172800 ? day : `${two(at.getHours())}:${two(at.getMinutes())}`;
       });
+      const moment = uPlot.fmtDate("{YYYY}-{MM}-{DD} {HH}:{mm}"), when = at => moment(new Date(at * 1000));
       const chart = new uPlot({
         width: place.clientWidth, height: Number(place.dataset.height ?? 200), cursor: { y: false },
         legend: { live: true }, scales: { y: { range: (_, __, most) => [0, Math.max(most * 1.05, 1e-9)] } },
-        axes: [{ ...axis, values: clock }, { ...axis, size: 56 }], series: [{ value: "{YYYY}-{MM}-{DD} {HH}:{mm}" }, ...order.map(i => series[i])],
+        axes: [{ ...axis, values: clock }, { ...axis, size: 56, ...(said.unit && !said.stacked && { values: (_, splits) => splits.map(one => `${one.toLocaleString("en")}${said.unit}`) }) }], series: [{ value: (_, at) => at === null ? "" : when(at) }, ...order.map(i => series[i])],
       }, [said.at, ...order.map(i => columns[i])], place);
       drawn.set(place, { chart, said: place.dataset.chart });
     }
