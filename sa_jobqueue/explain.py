@@ -27,6 +27,7 @@ from .schema import schema_on
 from .statements.archived import archive_parts, archived_facts
 from .statements.job_facts import job_facts
 from .statements.overview import STALE
+from .statements.parts import table_of
 from .statements.why import why_waiting
 from .words import age
 
@@ -129,7 +130,8 @@ def _waits(connection: Connection, row: Any, job: type[JobMixin]) -> list[WaitRe
 
 def _look_into_archive(connection: Connection, id: int, job: type[JobMixin]) -> Any:
     """What has become of a job that is not in its table any more; None: there is no archive, or it is not there, either."""
-    if connection.execute(archive_parts(schema=schema_on(connection, job.__table__))).first() is None:
+    table = table_of(job)
+    if connection.execute(archive_parts(schema=schema_on(connection, table), table=table.name)).first() is None:
         return None
     return connection.execute(archived_facts(id, archived_job=companions_of(job).archived_job)).one_or_none()
 

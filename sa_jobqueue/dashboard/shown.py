@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ from ..words import size
 from .look import FormatArgs, LinkSubject, Part
 from .strings import text
 
-__all__ = ["Value", "errors_of", "safe_address", "subject_link", "value_of"]
+__all__ = ["Value", "archived_lines", "errors_of", "safe_address", "subject_link", "value_of"]
 
 logger = get_logger(__name__)
 
@@ -85,6 +86,19 @@ def _failure(entry: object) -> Failure:
     said = cast(dict[str, Any], entry)
     name, message, traceback = (mask_passwords(str(said.get(key) or "")) for key in ("type", "message", "traceback"))
     return Failure(str(said.get("attempt", "?")), moment_said(said.get("at")), name, message, traceback.rstrip())
+
+
+def archived_lines(job: Any) -> list[dict[str, Any]]:
+    """The log lines of a job of the archive, which were its last attempt's. What is no line of ours is left out."""
+    found: list[dict[str, Any]] = []
+    for one in job.logs if isinstance(job.logs, list) else ():
+        try:
+            seconds, level, message = one
+            at = datetime.fromtimestamp(seconds, UTC)
+        except (TypeError, ValueError, OverflowError, OSError):
+            continue
+        found.append({"attempt": job.attempt, "at": at, "level": str(level), "message": str(message)})
+    return found
 
 
 def subject_link(subject: Subject, link: LinkSubject | None) -> str | None:

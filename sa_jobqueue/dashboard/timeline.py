@@ -120,6 +120,8 @@ def _moments(job: Any, failed: Sequence[Failure]) -> list[Moment]:
         found.append(Moment(job.cancel_requested_at, text("timeline.cancel_asked")))
     if job.finished_at is not None:
         found.append(Moment(job.finished_at, str(job.status)))
+        if job.archived_at is not None:
+            found.append(Moment(job.archived_at, text("timeline.archived")))
     elif job.status is JobStatus.QUEUED and job.run_at > job.created_at:
         found.append(Moment(job.run_at, text("timeline.due")))
     if job.status not in FINISHED:

@@ -23,13 +23,14 @@ from sqlalchemy import (
     cast,
     func,
     literal_column,
+    null,
     select,
 )
 from sqlalchemy.exc import DBAPIError
 
-from ..models import Job, JobMixin
+from ..models import ArchivedJob, Job
 from ..payload import load_any
-from ..statements.chosen import reading_of
+from ..statements.chosen import Jobs, reading_of
 
 __all__ = ["SHOWN", "JobSeen", "clamped", "read_job"]
 
@@ -70,11 +71,16 @@ def clamped(time: SQLColumnExpression[Any]) -> ColumnElement[Any]:
 
 
 def read_job(
-    connection: Connection, id: int, *, where: Sequence[ColumnElement[bool]] = (), job: type[JobMixin] = Job
+    connection: Connection, id: int, *, where: Sequence[ColumnElement[bool]] = (), job: Jobs = Job
 ) -> JobSeen | None:
-    """Read one job; None if there is none with this id that meets the criteria."""
+    """Read one job, of its table or of the archive; None if there is none with this id that meets the criteria.
+
+    Of the archive it has `archived_at`, which is None of others, and its log lines, `logs`.
+    """
     columns = job.__table__.c
-    size = (func.coalesce(func.pg_column_size(columns[name]), 0).label(f"{name}_size") for name in _LONG)
+    is_archived = issubclass(job, ArchivedJob)
+    long = (*_LONG, "logs") if is_archived else _LONG
+    size = (func.coalesce(func.pg_column_size(columns[name]), 0).label(f"{name}_size") for name in long)
     statement = select(
         *(columns[name] for name in _PLAIN),
         *(clamped(columns[name]).label(name) for name in _TIMES),
@@ -83,30 +89,35 @@ def read_job(
         columns.duplicate_of.label("duplicate_of"),
         job.progress.label("progress"),
         job.progress_message.label("progress_message"),
+        columns.archived_at if is_archived else null().label("archived_at"),
         *size,
         reading_of(job).label("reading"),
         func.now().label("now"),
     ).where(columns.id == id, *where)
+    if is_archived:  # the index of each month is looked at until one has it
+        statement = statement.order_by(columns.finished_at.desc()).limit(literal_column("1"))
     row = connection.execute(statement).mappings().one_or_none()
     if row is None:
         return None
     found: dict[str, Any] = {str(name): value for name, value in row.items()}
-    sizes = {name: int(found.pop(f"{name}_size")) for name in _LONG}
+    sizes = {name: int(found.pop(f"{name}_size")) for name in long}
     reading, now = found.pop("reading"), found.pop("now")
-    values = _long_values(connection, id, job)
-    left_out = {name: sizes[name] for name in _LONG if sizes[name] and name not in values}
-    seen = SimpleNamespace(**found, **{name: values.get(name) for name in _LONG})
+    which = [columns.id == id, *([columns.finished_at == found["finished_at"]] if is_archived else [])]
+    values = _long_values(connection, which, columns, long)
+    left_out = {name: sizes[name] for name in long if sizes[name] and name not in values}
+    seen = SimpleNamespace(**found, **{name: values.get(name) for name in long})
     return JobSeen(seen, reading, now, left_out)
 
 
-def _long_values(connection: Connection, id: int, job: type[JobMixin]) -> dict[str, Any]:
+def _long_values(
+    connection: Connection, which: Sequence[ColumnElement[bool]], columns: Any, names: Sequence[str]
+) -> dict[str, Any]:
     """Those that are there and not too long, by name."""
-    columns = job.__table__.c
     short = (
-        case((func.pg_column_size(columns[name]) <= SHOWN, cast(columns[name], Text))).label(name) for name in _LONG
+        case((func.pg_column_size(columns[name]) <= SHOWN, cast(columns[name], Text))).label(name) for name in names
     )
     # A fence, so that each is made into text once.
-    made = select(*short).where(columns.id == id).offset(literal_column("0", Integer)).subquery("made").c
+    made = select(*short).where(*which).offset(literal_column("0", Integer)).subquery("made").c
     point = connection.begin_nested()
     try:
         row = connection.execute(select(*(case((func.octet_length(one) <= _TEXT, one)) for one in made))).one_or_none()
@@ -119,7 +130,7 @@ def _long_values(connection: Connection, id: int, job: type[JobMixin]) -> dict[s
         return {}
     point.commit()
     found: dict[str, Any] = {}
-    for name, text in zip(_LONG, row or (), strict=False):
+    for name, text in zip(names, row or (), strict=False):
         if text is not None:
             try:
                 found[name] = load_any(text)

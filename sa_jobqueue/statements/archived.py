@@ -16,11 +16,12 @@ __all__ = ["archive_parts", "archived_ends", "archived_facts"]
 _LAST: ColumnElement[Any] = literal_column("-1")
 
 
-def archive_parts(*, schema: str) -> Executable:
-    """The months of the archive, as "2026-11", the newest first, or the names of partitions that are not the queue's. None where the role may
-    not read it.
+def archive_parts(*, schema: str, table: str) -> Executable:
+    """The months of the archive, as "2026-11", the newest first, or the names of partitions that are not the queue's.
+
+    None where the role may not read it; nor where policies hide rows of `table`, the jobs', from the role, and none hide them here.
     """
-    return text(_PARTS).bindparams(in_schema=schema)
+    return text(_PARTS).bindparams(in_schema=schema, in_table=table)
 
 
 _PARTS = """
@@ -28,6 +29,7 @@ SELECT CASE WHEN part.relname ~ '^archived_job_[0-9]{4}_[0-9]{2}$' THEN replace(
 FROM pg_catalog.pg_inherits AS tree
 JOIN pg_catalog.pg_class AS part ON part.oid = tree.inhrelid
 WHERE tree.inhparent = to_regclass(quote_ident(:in_schema) || '.archived_job') AND has_any_column_privilege(tree.inhparent, 'SELECT')
+    AND (row_security_active(tree.inhparent) OR NOT row_security_active(to_regclass(quote_ident(:in_schema) || '.' || quote_ident(:in_table))))
 ORDER BY part.relname DESC
 """
 

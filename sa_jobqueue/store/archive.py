@@ -25,7 +25,9 @@ class Archive(OfTables):
 
     def archive_parts(self, connection: Connection) -> Sequence[str]:
         """The months of the archive that there are, the newest first; none where the role may not read it."""
-        return connection.scalars(archive_parts(schema=self.schema_on(connection))).all()
+        return connection.scalars(
+            archive_parts(schema=self.schema_on(connection), table=self.tables.job.__tablename__)
+        ).all()
 
     def make_months_ahead(self, connection: Connection) -> int:
         """Make this month's table of the archive, and the next one's, if they are missing; how many were."""

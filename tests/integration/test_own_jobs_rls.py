@@ -12,10 +12,11 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import JobStatus, Unique, enqueue_many, enqueue_select
+from sa_jobqueue import JobStatus, Unique, enqueue_many, enqueue_select, explain_job
 from sa_jobqueue.grants import Can, grant_statements
 from sa_jobqueue.migrations import OwnTable
 from sa_jobqueue.statements import cancel_jobs
+from tests.support.archiving import move
 from tests.support.own_jobs import SCHEMA, Base, Job, Note, Tenant, enqueue, registry, write_note
 from tests.support.working import drain
 
@@ -141,3 +142,33 @@ def test_a_unique_key_is_shared_by_all_tenants(web: Engine) -> None:
             session.add(job)
             session.commit()
             assert job.is_duplicate is duplicate
+
+
+def test_an_archive_without_policies_does_not_answer_those_whom_policies_hold(
+    roles: dict[str, str], web: Engine
+) -> None:
+    """The policies of the jobs' table do not hold for it. Where the archive has policies of its own, these decide."""
+    owner = create_engine(roles["owner"])
+    with Session(owner) as session:
+        task = write_note.options(columns={"tenant_id": 2})
+        session.add(job := enqueue(task, "of umbrella"))
+        session.flush()
+        session.execute(cancel_jobs(Job.id == job.id, job=Job))
+        move(session.connection(), job.id, job=Job)
+        id = job.id
+        name = make_url(roles["web"]).username
+        session.execute(text(f'GRANT SELECT ON own_queue.archived_job, own_queue.worker TO "{name}"'))
+        session.commit()
+        assert explain_job(session, id, job=Job).reasons[0].what == "archived"
+        with of_tenant(web, 1) as other:
+            assert explain_job(other, id, job=Job).reasons[0].what == "missing"
+        tenant = "(columns ->> 'tenant_id') = current_setting('app.tenant', true)"
+        session.execute(text("ALTER TABLE own_queue.archived_job ENABLE ROW LEVEL SECURITY"))
+        session.execute(
+            text(f'CREATE POLICY of_tenant ON own_queue.archived_job TO "{name}" USING ({tenant})'.replace(":", r"\:"))
+        )
+        session.commit()
+        for tenant_id, expected in ((1, "missing"), (2, "archived")):
+            with of_tenant(web, tenant_id) as other:
+                assert explain_job(other, id, job=Job).reasons[0].what == expected
+    owner.dispose()

@@ -402,7 +402,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "list_limits": list_limits,
     "why_waiting": lambda: why_waiting(7),
     "job_facts": lambda: job_facts([7]),
-    "archive_parts": lambda: archive_parts(schema="sa_jobqueue"),
+    "archive_parts": lambda: archive_parts(schema="sa_jobqueue", table="job"),
     "archived_facts": lambda: archived_facts(7),
     "complete_member": lambda: complete_job(id=1, token=1, retain=None, in_workflow=True),
     "retry_workflow": lambda: retry_workflow(7, from_node=8),

@@ -1,5 +1,6 @@
 """The pages, in the order of the menu."""
 
+from .archived import ARCHIVED, with_archive
 from .audit import AUDIT
 from .backfill import BACKFILL
 from .database import DATABASE
@@ -20,7 +21,7 @@ __all__ = ["PAGES"]
 
 PAGES = (
     OVERVIEW,
-    JOBS,
+    with_archive(JOBS),
     ERRORS,
     QUEUES_PAGE,
     LIMITS,
@@ -30,6 +31,7 @@ PAGES = (
     DATABASE,
     AUDIT,
     BACKFILL,
+    ARCHIVED,
     WORKFLOW,
     JOB,
     EDIT,

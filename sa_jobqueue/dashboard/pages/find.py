@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import any_, func, literal, select
+from sqlalchemy import any_, func, literal, literal_column, select
 
 from ...lifecycle import JobStatus
 from ...models import status_literal
 from ...objects import Subject
+from ..archive import seen_in_archive
 from ..look import Look
 from ..page import Elsewhere, Page
 from ..query import Query
@@ -26,7 +27,7 @@ def read_find(look: Look) -> dict[str, Any]:
     if not asked:
         return {"asked": "", "is_id": False, "kinds": []}
     if is_id := (asked.isascii() and asked.isdecimal() and 0 < int(asked[:20]) < 2**63):
-        if look.connection.scalar(select(look.job.id).where(look.job.id == int(asked), *look.mine())) is not None:
+        if _is_there(look, int(asked)):
             raise Elsewhere(f"/jobs/{int(asked)}")
     elif ":" in asked and _is_subject(asked):
         raise Elsewhere("/jobs", Query([("subject", asked)]))
@@ -34,6 +35,16 @@ def read_find(look: Look) -> dict[str, Any]:
     if len(kinds) == 1:
         raise Elsewhere("/jobs", Query([(kinds[0], asked)]))
     return {"asked": asked, "is_id": is_id, "kinds": kinds or ["task", "queue", "tag", "key", "error", "subject"]}
+
+
+def _is_there(look: Look, id: int) -> bool:
+    """Whether there is a job with this id that the viewer may see, in its table or in the archive."""
+
+    def has(seen: Look) -> bool:
+        found = select(seen.job.id).where(seen.job.id == id, *seen.mine()).limit(literal_column("1"))
+        return seen.connection.scalar(found) is not None
+
+    return has(look) or ((archived := seen_in_archive(look)) is not None and has(archived))
 
 
 def _is_subject(asked: str) -> bool:

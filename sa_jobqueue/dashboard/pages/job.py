@@ -17,10 +17,11 @@ from ...statements import job_logs
 from ...urls import mask_passwords
 from ...words import size
 from ..access import Action
+from ..archive import seen_in_archive
 from ..look import Look
 from ..page import Missing, Page
 from ..query import as_id
-from ..shown import errors_of, subject_link, value_of
+from ..shown import archived_lines, errors_of, subject_link, value_of
 from ..strings import text
 from ..timeline import timeline_of
 
@@ -39,12 +40,23 @@ def seen_of(look: Look) -> JobSeen:
     return seen
 
 
+def _seen_anywhere(look: Look) -> JobSeen:
+    """The same, or one of the archive."""
+    try:
+        return seen_of(look)
+    except Missing:
+        archived = seen_in_archive(look)
+        if archived is None:
+            raise
+        return seen_of(archived)
+
+
 def read_one(look: Look) -> dict[str, Any]:
     """All that its page shows."""
-    seen = seen_of(look)
+    seen = _seen_anywhere(look)
     job, options = seen.job, look.options
     failures = errors_of(seen)
-    lines, more = _lines(look, job.id)
+    lines, more = _lines(look, seen)
     subject = None if job.subject_type is None else Subject(job.subject_type, job.subject_id or "")
     return {
         "now": seen.now,
@@ -53,13 +65,14 @@ def read_one(look: Look) -> dict[str, Any]:
         "key": None if (job.concurrency_key or TASK_GROUP).startswith(TASK_GROUP) else job.concurrency_key,
         "why": _why(look, job.id),
         "buttons": _buttons(look, seen),
-        "may_edit": look.access.may("edit") and job.status not in HELD,
+        "may_edit": look.access.may("edit") and job.status not in HELD and job.archived_at is None,
         "timeline": timeline_of(seen, failures),
         "failures": failures,
         "errors_note": text("value.large", size=size(seen.sizes["errors"])) if "errors" in seen.sizes else "",
         "values": [(part, value_of(part, seen, options.format_args)) for part in ("args", "meta", "result")],
         "progress_message": mask_passwords(job.progress_message or ""),
         "lines": lines,
+        "lines_note": text("value.large", size=size(seen.sizes["logs"])) if "logs" in seen.sizes else "",
         "more_lines": more,
         "subject": None if subject is None else str(subject),
         "subject_link": None if subject is None else subject_link(subject, options.link_subject),
@@ -100,6 +113,8 @@ def _why(look: Look, id: int) -> list[dict[str, Any]] | None:
 def _buttons(look: Look, seen: JobSeen) -> list[tuple[str, str, str]]:
     """What can be done to it now: the deed, the text of its button, and the button's kind."""
     job = seen.job
+    if job.archived_at is not None:
+        return []  # nothing of the queue's changes it any more
     is_done = job.status in FINISHED
     is_early = job.status is JobStatus.QUEUED and job.run_at > seen.now
     can_copy = job.inputs is None and job.task != GATE
@@ -116,9 +131,14 @@ def _buttons(look: Look, seen: JobSeen) -> list[tuple[str, str, str]]:
     ]  # fmt: skip
 
 
-def _lines(look: Look, id: int) -> tuple[Sequence[Any], int]:
+def _lines(look: Look, seen: JobSeen) -> tuple[Sequence[Any], int]:
     """Its last log lines, and how many there are before them."""
-    found = look.connection.execute(job_logs(id, log=look.options.beside.log)).mappings().all()
+    if seen.job.archived_at is None:
+        found: Sequence[Any] = (
+            look.connection.execute(job_logs(seen.job.id, log=look.options.beside.log)).mappings().all()
+        )
+    else:
+        found = archived_lines(seen.job)
     kept = found if look.query.one("logs") == "all" else found[-_LAST_LINES:]
     return [{**one, "message": mask_passwords(one["message"] or "")} for one in kept], len(found) - len(kept)
 
