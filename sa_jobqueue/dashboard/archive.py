@@ -18,7 +18,7 @@ from ..statements.parts import table_of
 from .kept import Kept
 from .look import Look
 
-__all__ = ["Archive", "archive_of", "of_archive", "seen_in_archive"]
+__all__ = ["Archive", "archive_of", "has_archive", "of_archive", "seen_in_archive"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,11 @@ def seen_in_archive(look: Look) -> Look | None:
     # It reads like a class of jobs.
     options = replace(look.options, job=cast(type[JobMixin], archived))
     return replace(look, access=replace(look.access, where=where), options=options)
+
+
+def has_archive(look: Look) -> bool:
+    """Whether the viewer may find something in the archive."""
+    return archive_of(look).has_jobs and seen_in_archive(look) is not None
 
 
 # ---- the condition of a viewer

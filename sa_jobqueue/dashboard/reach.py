@@ -62,8 +62,8 @@ def tabs(look: Look, highest: int) -> list[tuple[str, int]]:
     asked = look.query.but(status=())
     found = dict.fromkeys(JobStatus, 0)
     for part in _counts(Look(look.connection, asked, look.access, look.options), highest):
-        for status, number in look.connection.execute(part):
-            found[JobStatus(status)] = min(number, CAP)
+        rows: Any = look.connection.execute(part)
+        found |= {JobStatus(status): min(number, CAP) for status, number in rows}
     return [(status.value, number) for status, number in found.items()]
 
 

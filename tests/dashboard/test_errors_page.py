@@ -195,4 +195,7 @@ def test_passwords_in_messages_are_masked(engine: Engine, connection: Connection
     page = viewer.see("/errors")
     assert "geheim" not in page.html
     (link,) = [one for one in page.links if "group=" in one]
-    assert "geheim" not in viewer.see(link).html
+    for path in (link, "/", "/jobs"):
+        shown = viewer.see(path)
+        assert "cannot reach postgresql://me:***@db/shop" in shown.text
+        assert "geheim" not in shown.html

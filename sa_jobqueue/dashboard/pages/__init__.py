@@ -1,6 +1,6 @@
 """The pages, in the order of the menu."""
 
-from .archived import ARCHIVED, with_archive
+from .archived import ARCHIVED
 from .audit import AUDIT
 from .backfill import BACKFILL
 from .database import DATABASE
@@ -21,7 +21,7 @@ __all__ = ["PAGES"]
 
 PAGES = (
     OVERVIEW,
-    with_archive(JOBS),
+    JOBS,
     ERRORS,
     QUEUES_PAGE,
     LIMITS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,7 +17,7 @@ from ..look import Look
 from ..page import Page
 from ..refusals import BadInput
 
-__all__ = ["ARCHIVED", "with_archive"]
+__all__ = ["ARCHIVED"]
 
 _PAGE = 50
 #: Jobs that are looked at where no index and no month finds those of a filter.
@@ -106,15 +105,6 @@ def _shown(row: RowMapping) -> dict[str, Any]:
         error = f"{row['error_type'].rpartition('.')[2]}: {row['error_message'] or ''}"
     subject = None if row["subject_type"] is None else str(Subject(row["subject_type"], row["subject_id"]))
     return {**row, "error": error, "subject": subject}
-
-
-def with_archive(page: Page) -> Page:
-    """The same page, which also says `has_archive`: whether a link to this one makes sense."""
-
-    def read(look: Look) -> dict[str, Any]:
-        return {**page.read(look), "has_archive": archive_of(look).has_jobs and seen_in_archive(look) is not None}
-
-    return replace(page, read=read)
 
 
 ARCHIVED = Page("archived", "/archived", read_archived, in_menu=False)

@@ -10,6 +10,8 @@ from ...health.one_job import clamped
 from ...lifecycle import JobStatus
 from ...objects import Subject
 from ...statements.chosen import error_type, reading_of
+from ...urls import mask_passwords
+from ..archive import has_archive
 from ..filters import FILTERS, chosen
 from ..job_deeds import JOB_DEEDS
 from ..look import Look
@@ -48,6 +50,7 @@ def read_jobs(look: Look) -> dict[str, Any]:
         "actions": [name for name, deed in JOB_DEEDS.items() if look.access.may(deed.needs)],
         "filtered": any(query.one(name) for name in FILTERS),
         "searched": None if not lowest or len(rows) > _PAGE else (lowest, above - 1),
+        "has_archive": has_archive(look),
         "may_search_arguments": look.options.format_args is None or look.access.may("search_arguments"),
     }
 
@@ -56,7 +59,7 @@ def _shown(row: RowMapping) -> dict[str, Any]:
     """A row as the table shows it."""
     error = ""
     if row["error_type"] is not None:
-        error = f"{row['error_type'].rpartition('.')[2]}: {row['error_message'] or ''}"
+        error = f"{row['error_type'].rpartition('.')[2]}: {mask_passwords(row['error_message'] or '')}"
     subject = None if row["subject_type"] is None else str(Subject(row["subject_type"], row["subject_id"]))
     when, at = "", None
     if row["finished_at"] is not None:
