@@ -12,7 +12,8 @@ from ...models import status_literal
 from ...objects import Subject
 from ..look import Look
 from ..page import Elsewhere, Page
-from ..query import Query
+from ..query import Query, as_id
+from ..refusals import BadInput
 
 __all__ = ["FIND"]
 
@@ -25,15 +26,23 @@ def read_find(look: Look) -> dict[str, Any]:
     asked = look.query.one("q")
     if not asked:
         return {"asked": "", "is_id": False, "kinds": []}
-    if is_id := (asked.isascii() and asked.isdecimal() and 0 < int(asked[:20]) < 2**63):
-        if look.connection.scalar(select(look.job.id).where(look.job.id == int(asked), *look.mine())) is not None:
-            raise Elsewhere(f"/jobs/{int(asked)}")
+    number = _id(asked)
+    if is_id := number is not None:
+        if look.connection.scalar(select(look.job.id).where(look.job.id == number, *look.mine())) is not None:
+            raise Elsewhere(f"/jobs/{number}")
     elif ":" in asked and _is_subject(asked):
         raise Elsewhere("/jobs", Query([("subject", asked)]))
     kinds = [] if is_id else _kinds(look, asked)
     if len(kinds) == 1:
         raise Elsewhere("/jobs", Query([(kinds[0], asked)]))
     return {"asked": asked, "is_id": is_id, "kinds": kinds or ["task", "queue", "tag", "key", "error", "subject"]}
+
+
+def _id(asked: str) -> int | None:
+    try:
+        return as_id("q", asked)
+    except BadInput:
+        return None
 
 
 def _is_subject(asked: str) -> bool:
