@@ -185,12 +185,12 @@ def _rate(one: WaitReason, moment: Moment) -> str:
 
 
 def _turn(one: WaitReason, _: Moment) -> str:
-    ahead = one.used or 0
-    number = f"more than {MOST_AHEAD:,} jobs" if ahead > MOST_AHEAD else jobs_of(ahead)
+    ahead = one.used
+    number = "others" if ahead is None else f"more than {MOST_AHEAD:,} jobs" if ahead > MOST_AHEAD else jobs_of(ahead)
     if one.key is None and one.owner == "queue":
-        return f"is behind {number} of queue {one.name} by priority" if ahead else f"is first in queue {one.name}"
+        return f"is behind {number} of queue {one.name} by priority" if ahead != 0 else f"is first in queue {one.name}"
     whose = f"task {one.name}" if one.key is None else f"key {one.key}"
-    return f"is {f'behind {number}' if ahead else 'first'} of {whose}, which takes turns with others of its queue"
+    return f"is {f'behind {number}' if ahead != 0 else 'first'} of {whose}, which takes turns with others of its queue"
 
 
 def _expired(one: WaitReason, moment: Moment) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -18,14 +19,14 @@ from ..migrations.runner import check_schema
 from ..models import SCHEMA
 from .refusals import refusal_of
 
-__all__ = ["Anywhere", "Database"]
+__all__ = ["PATIENCE", "Anywhere", "Database"]
 
 T = TypeVar("T")
 #: Both kinds of engines.
 Anywhere: TypeAlias = Engine | AsyncEngine
 
 #: A look that takes longer is given up: a busy server must not become busier by those who look at it.
-_PATIENCE = timedelta(seconds=2)
+PATIENCE = timedelta(seconds=2)
 #: An action waits this long for rows that others have locked; what it does itself may take longer.
 _LOCK_PATIENCE = timedelta(seconds=2)
 _ACTION_PATIENCE = timedelta(seconds=30)
@@ -47,17 +48,18 @@ class Database:
         self._reader = self._engine if read_from is None else _placed(read_from, schema)
         self.has_replica = read_from is not None
         self._own = own
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def read(self, look: Callable[[Connection], T]) -> T:
         """Look, in a READ ONLY transaction. Raises Refusal where the database does not let it."""
 
         def looked(connection: Connection) -> T:
-            make_reading(connection, statement=_PATIENCE, lock=_PATIENCE / 4, idle=5 * _PATIENCE)
+            make_reading(connection, statement=PATIENCE, lock=PATIENCE / 4, idle=5 * PATIENCE)
             check_schema(connection, self._own)
             return look(connection)
 
-        async with self._turns:
+        # One that has made its callers wait belongs to their event loop.
+        async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE)):
             return await _within(self._reader, looked, commit=False)
 
     async def act(self, do: Callable[[Connection], T]) -> T:

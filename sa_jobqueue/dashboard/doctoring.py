@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 from ..doctor import CHECKS, LEVELS, Examination, Finding, look_at
 from ..store import store_of
 from ..words import listed
+from .database import PATIENCE
 from .kept import Kept
 from .look import Look
 
@@ -27,7 +28,7 @@ _OF_SERVER = frozenset(
 
 
 #: Seconds after which no further check is made: a viewer waits for them.
-_PATIENCE = 5.0
+_WHOLE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,12 @@ def _examine(look: Look) -> Examined:
     at = connection.scalar(select(func.now()))
     # LISTEN and NOTIFY are not tried: that takes two more connections.
     findings: list[Finding] = []
-    until = monotonic() + _PATIENCE
-    for finding in look_at(Examination(connection, store=store_of(look.job))):
+    until = monotonic() + _WHOLE
+    for finding in look_at(Examination(connection, store=store_of(look.job)), patience=PATIENCE):
         findings.append(finding)
         if monotonic() > until:
             left = [check.name for check in CHECKS if check.name not in {one.name for one in findings}]
-            said = f"not looked at, because the other checks took longer than {_PATIENCE:g} s: {listed(left)}"
+            said = f"not looked at, because the other checks took longer than {_WHOLE:g} s: {listed(left)}"
             findings += [Finding("doctor", "notice", said, "run `sa-jobqueue doctor`")] if left else []
             break
     if connection.scalar(select(func.pg_is_in_recovery())):

@@ -68,7 +68,7 @@ def _args(look: Look) -> dict[str, Any] | None:
         raise BadInput("args", given, "nothing: arguments are masked here, and you may not search them")
     try:
         found = json.loads(given)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput("args", given, 'a JSON object, as in {"order_id": 7}') from error
     if not isinstance(found, dict):
         raise BadInput("args", given, 'a JSON object, as in {"order_id": 7}')

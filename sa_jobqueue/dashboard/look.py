@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, Connection, func, literal, select
 
 from ..models import Companions, Job, JobMixin, companions_of
 from ..objects import Subject
@@ -61,6 +61,14 @@ class Look:
     def mine(self) -> list[ColumnElement[bool]]:
         """The criteria of the jobs that the viewer may see."""
         return jobs_of(self.access, self.job)
+
+    def seen(self, ids: Sequence[int]) -> Sequence[int]:
+        """Those of these jobs that the viewer may see."""
+        if not ids or not (mine := self.mine()):
+            return ids
+        which = literal(list(ids), ARRAY(BigInteger))
+        statement = select(self.job.id).where(self.job.id == func.any(which), *mine).order_by(self.job.id)
+        return self.connection.scalars(statement).all()
 
 
 def jobs_of(access: Access, job: type[JobMixin]) -> list[ColumnElement[bool]]:

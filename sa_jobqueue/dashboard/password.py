@@ -12,6 +12,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import math
 from collections.abc import Collection
 
 from starlette.datastructures import Headers
@@ -19,7 +20,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..log import get_logger
+from .attempts import AT_ONCE, EVERY, Attempts, place_of
+
 __all__ = ["name_of", "with_hosts", "with_password"]
+
+logger = get_logger(__name__)
 
 _NAME = "sa_jobqueue.viewer"
 #: Characters of a name that are kept.
@@ -32,16 +38,30 @@ def name_of(request: Request) -> str:
 
 
 def with_password(app: ASGIApp, password: str) -> ASGIApp:
-    """Ask for this password, by HTTP Basic. It is sent with each request, so use TLS."""
-    expected = _digest(password)
+    """Ask for this password, by HTTP Basic. It is sent with each request, so use TLS.
+
+    After ten wrong ones an address may try another every six seconds: until then the answer is 429, also to the right one.
+    """
+    expected, attempts = _digest(password), Attempts()
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        name, given = _credentials(Headers(scope=scope).get("authorization", ""))
+        header, place = Headers(scope=scope).get("authorization", ""), place_of((scope.get("client") or ("",))[0])
+        if header and (seconds := math.ceil(attempts.wait(place))):
+            late = PlainTextResponse(
+                f"429: too many wrong passwords came from here; the next one is looked at in {seconds} s",
+                status_code=429,
+                headers={"retry-after": str(seconds), "cache-control": "no-store"},
+            )
+            await late(scope, receive, send)
+            return
+        name, given = _credentials(header)
         # Of equal length, whatever was given: the time that it takes says nothing.
         if not hmac.compare_digest(_digest(given), expected) or not name:
+            if header and attempts.failed(place):
+                logger.warning("%s gave %d wrong passwords; it may try another every %g s", place, AT_ONCE, EVERY)
             refusal = PlainTextResponse(
                 "401: give your name, which is for the audit, and the password",
                 status_code=401,

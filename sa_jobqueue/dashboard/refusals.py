@@ -15,24 +15,30 @@ from ..urls import mask_passwords
 
 __all__ = ["BadInput", "Refusal", "What", "refusal_of"]
 
-What: TypeAlias = Literal["slow", "away", "rights", "schema", "locked", "replica", "refused"]
+What: TypeAlias = Literal["slow", "away", "rights", "schema", "locked", "conflict", "replica", "refused", "value"]
 
 #: The HTTP status that says the same to a program.
 _STATUS: Mapping[What, int] = MappingProxyType(
-    {"slow": 200, "rights": 403, "away": 503, "schema": 503, "locked": 409, "replica": 409, "refused": 409}
-)
+    {
+        "slow": 200, "value": 400, "rights": 403, "locked": 409, "replica": 409, "refused": 409, "away": 503, "conflict": 503, "schema": 503,
+    }
+)  # fmt: skip
 _BY_SQLSTATE: Mapping[str, What] = MappingProxyType(
     {
         "57014": "slow",
+        "25P03": "slow",
+        "25P04": "slow",
         "42501": "rights",
         "42P01": "schema",
         "42703": "schema",
         "42883": "schema",
         "55P03": "locked",
         "25006": "replica",
-        "23503": "refused",
+        "P0001": "refused",
     }
 )
+#: By the class of it: values and filters that the database cannot take; constraints of a table; a deadlock, or what a standby has to replay.
+_BY_CLASS: Mapping[str, What] = MappingProxyType({"22": "value", "54": "value", "23": "refused", "40": "conflict"})
 #: Classes of a connection that is gone, of a server that has no room or goes; of a role that may not come in.
 _AWAY = frozenset(("08", "53", "57", "58", "28", "3D"))
 
@@ -73,7 +79,10 @@ def refusal_of(error: Exception) -> Refusal | None:
         return Refusal("away", str(error)) if isinstance(error, OSError) else None
     said = one_line(mask_passwords(str(error.orig)))
     state = str(getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or "")
-    if (what := _BY_SQLSTATE.get(state)) is not None:
+    if state[:2] in _BY_CLASS and state != "23503":
+        # The rest of it shows the row, which the application may mask.
+        said = said.partition(" DETAIL:")[0]
+    if (what := _BY_SQLSTATE.get(state) or _BY_CLASS.get(state[:2])) is not None:
         return Refusal(what, said)
     is_away = isinstance(error, (OperationalError, InterfaceError)) and not state
     if error.connection_invalidated or is_away or state[:2] in _AWAY:

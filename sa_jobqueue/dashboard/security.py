@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
@@ -40,7 +39,8 @@ def is_own(headers: Headers, trusted: Collection[str] = ()) -> bool:
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"
-    return origin is not None and bool(host := headers.get("host")) and urlsplit(origin).netloc == host
+    host = headers.get("host")
+    return bool(host) and origin in (f"http://{host}", f"https://{host}")
 
 
 class Guard:

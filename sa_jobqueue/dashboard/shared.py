@@ -11,7 +11,7 @@ __all__ = ["Shared"]
 
 T = TypeVar("T")
 #: Answers that are kept at most.
-_MOST = 1_000
+_MOST = 100
 
 
 class Shared(Generic[T]):

@@ -24,6 +24,8 @@ logger = get_logger(__name__)
 
 #: Characters of a value that are shown.
 _MOST = 20_000
+#: Errors that are shown.
+_ERRORS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,14 @@ class Failure:
     traceback: str
 
 
-def errors_of(seen: JobSeen) -> list[Failure]:
-    """The errors of its attempts, the last one first. The application may have written there, too: that is shown as it is."""
+def errors_of(seen: JobSeen) -> tuple[list[Failure], int]:
+    """The errors of its last attempts, the last one first, and how many are left out. The application may have written there, too: that is
+    shown as it is.
+    """
     found: object = seen.job.errors
     entries = cast(Sequence[object], found if isinstance(found, list) else [] if found is None else [found])
-    return [_failure(one) for one in reversed(entries)]
+    last = entries[-_ERRORS:]
+    return [_failure(one) for one in reversed(last)], len(entries) - len(last)
 
 
 def _failure(entry: object) -> Failure:

@@ -126,7 +126,10 @@ class Site:
         except Missing as error:
             return self._notice(request, access, None, query, 404, missing=str(error))
         except Refusal as refusal:
-            return self._notice(request, access, None, query, refusal.status, refusal=refusal)
+            status = (
+                409 if refusal.what == "slow" else refusal.status
+            )  # a look that is given up is an answer, a deed is not
+            return self._notice(request, access, None, query, status, refusal=refusal)
         if rest is not None:
             return self._html(request, access, "more.html", 200, deed=deed, fields=rest.pairs(), done=done)
         came = local_path(query.one("next")) or self._home(access)
@@ -170,7 +173,13 @@ class Site:
                     )
                 return done
 
-            done = await self._database.act(do)
+            try:
+                done = await self._database.act(do)
+            except Refusal as refusal:
+                if not count:
+                    raise
+                before = text("refusal.before", n=_units(deed, count))
+                raise Refusal(refusal.what, f"{refusal.detail} {before}".strip()) from refusal
             count, left = count + done.count, left + done.left
             total = Done(count, left, done.after, done.to)
             if done.after is None:

@@ -53,7 +53,7 @@ def found_workflow(look: Look, id: str) -> Any:
     row = look.connection.execute(
         select(
             workflow.id, workflow.name, workflow.status, workflow.created_at, workflow.finished_at, workflow.deadline_at,
-            workflow.paused_at, workflow.cancelled_at, workflow.purge_at, workflow.fail_fast, workflow.reason, workflow.meta,
+            workflow.paused_at, workflow.cancelled_at, workflow.purge_at, workflow.fail_fast, workflow.reason,
             func.now().label("now"),
         ).where(workflow.id == as_id("id", id), *reached_workflows(look))
     ).one_or_none()  # fmt: skip

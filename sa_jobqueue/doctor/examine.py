@@ -48,10 +48,12 @@ def examine(
         return list(look_at(examination, checks=checks))
 
 
-def look_at(examination: Examination, *, checks: Sequence[Check] = CHECKS) -> Iterator[Finding]:
-    """Make the checks in the transaction of the examination's connection, which may be READ ONLY."""
+def look_at(
+    examination: Examination, *, checks: Sequence[Check] = CHECKS, patience: timedelta = _PATIENCE
+) -> Iterator[Finding]:
+    """Make the checks in the transaction of the examination's connection, which may be READ ONLY. `patience`: its limit for a statement."""
     for check in checks:
-        finding = _answer(check, examination)
+        finding = _answer(check, examination, patience)
         yield finding
         if check.decides and finding.level == "problem":
             return
@@ -89,7 +91,7 @@ def make_reading(connection: Connection, *, statement: timedelta, lock: timedelt
     connection.exec_driver_sql(setting({**milliseconds, **planner}, local=True))
 
 
-def _answer(check: Check, examination: Examination) -> Finding:
+def _answer(check: Check, examination: Examination, patience: timedelta) -> Finding:
     """What the check found; where the database refused or took too long, that."""
     point = examination.connection.begin_nested()
     try:
@@ -99,7 +101,7 @@ def _answer(check: Check, examination: Examination) -> Finding:
         if state is None or error.connection_invalidated or state[:2] in _AWAY:
             raise
         point.rollback()
-        return _refused(check.name, state, error)
+        return _refused(check.name, state, error, patience)
     point.commit()
     return finding
 
@@ -110,16 +112,16 @@ _AWAY = {"08", "58"}
 _MEANINGS = {
     "42501": ("this role may not look", "`sa-jobqueue grants --role ROLE --can read` prints what it needs"),
     "57014": (
-        f"it took longer than {_PATIENCE.seconds} s, and was given up",
+        "it took longer than {patience:g} s, and was given up",
         "look again when the server is less busy",
     ),
     "55P03": ("a table is locked", "look again when the migration or VACUUM FULL that locks it is over"),
 }
 
 
-def _refused(name: str, state: str, error: DBAPIError) -> Finding:
+def _refused(name: str, state: str, error: DBAPIError, patience: timedelta) -> Finding:
     said = one_line(mask_passwords(str(error.orig)))
     if state in _MEANINGS:
         meaning, advice = _MEANINGS[state]
-        return Finding(name, "notice", f"{meaning}: {said}", advice)
+        return Finding(name, "notice", f"{meaning.format(patience=patience.total_seconds())}: {said}", advice)
     return Finding(name, "problem", f"it could not be looked at: {said}", "see the server's log")

@@ -13,7 +13,8 @@ from ...objects import Subject
 from ..archive import seen_in_archive
 from ..look import Look
 from ..page import Elsewhere, Page
-from ..query import Query
+from ..query import Query, as_id
+from ..refusals import BadInput
 
 __all__ = ["FIND"]
 
@@ -26,15 +27,20 @@ def read_find(look: Look) -> dict[str, Any]:
     asked = look.query.one("q")
     if not asked:
         return {"asked": "", "is_id": False, "kinds": []}
-    if is_id := (asked.isascii() and asked.isdecimal() and 0 < int(asked[:20]) < 2**63):
-        if _is_there(look, int(asked)):
-            raise Elsewhere(f"/jobs/{int(asked)}")
+    number = _id(asked)
+    if number is not None:
+        if _is_there(look, number):
+            raise Elsewhere(f"/jobs/{number}")
     elif ":" in asked and _is_subject(asked):
         raise Elsewhere("/jobs", Query([("subject", asked)]))
-    kinds = [] if is_id else _kinds(look, asked)
+    kinds = [] if number is not None else _kinds(look, asked)
     if len(kinds) == 1:
         raise Elsewhere("/jobs", Query([(kinds[0], asked)]))
-    return {"asked": asked, "is_id": is_id, "kinds": kinds or ["task", "queue", "tag", "key", "error", "subject"]}
+    return {
+        "asked": asked,
+        "is_id": number is not None,
+        "kinds": kinds or ["task", "queue", "tag", "key", "error", "subject"],
+    }
 
 
 def _is_there(look: Look, id: int) -> bool:
@@ -45,6 +51,13 @@ def _is_there(look: Look, id: int) -> bool:
         return seen.connection.scalar(found) is not None
 
     return has(look) or ((archived := seen_in_archive(look)) is not None and has(archived))
+
+
+def _id(asked: str) -> int | None:
+    try:
+        return as_id("q", asked)
+    except BadInput:
+        return None
 
 
 def _is_subject(asked: str) -> bool:

@@ -13,6 +13,7 @@ from ...health.one_job import JobSeen, read_job
 from ...lifecycle import FINISHED, HELD, Event, JobStatus, sources
 from ...models import GATE, TASK_GROUP
 from ...objects import Subject
+from ...reasons import WaitReason
 from ...statements import job_logs
 from ...urls import mask_passwords
 from ...words import size
@@ -55,7 +56,7 @@ def read_one(look: Look) -> dict[str, Any]:
     """All that its page shows."""
     seen = _seen_anywhere(look)
     job, options = seen.job, look.options
-    failures = errors_of(seen)
+    failures, older = errors_of(seen)
     lines, more = _lines(look, seen)
     subject = None if job.subject_type is None else Subject(job.subject_type, job.subject_id or "")
     return {
@@ -68,7 +69,7 @@ def read_one(look: Look) -> dict[str, Any]:
         "may_edit": look.access.may("edit") and job.status not in HELD and job.archived_at is None,
         "timeline": timeline_of(seen, failures),
         "failures": failures,
-        "errors_note": text("value.large", size=size(seen.sizes["errors"])) if "errors" in seen.sizes else "",
+        "errors_note": _errors_note(seen, older),
         "values": [(part, value_of(part, seen, options.format_args)) for part in ("args", "meta", "result")],
         "progress_message": mask_passwords(job.progress_message or ""),
         "lines": lines,
@@ -79,7 +80,14 @@ def read_one(look: Look) -> dict[str, Any]:
         "worker": _worker(look, job.worker),
         "schedule": _schedule(look, job.schedule_id),
         "holder": _holder(look, job.unique_key),
+        "duplicate_of": next(iter(look.seen([job.duplicate_of])), None) if job.duplicate_of else None,
     }
+
+
+def _errors_note(seen: JobSeen, older: int) -> str:
+    if "errors" in seen.sizes:
+        return text("value.large", size=size(seen.sizes["errors"]))
+    return text("job.older", n=f"{older:,}") if older else ""
 
 
 def _why(look: Look, id: int) -> list[dict[str, Any]] | None:
@@ -97,8 +105,7 @@ def _why(look: Look, id: int) -> list[dict[str, Any]] | None:
         point.rollback()
         return None
     point.commit()
-    # A viewer who may see only some jobs is not told the ids of the others.
-    reasons = [one._replace(job_ids=None) if look.access.is_partial else one for one in found.reasons]
+    reasons = [_told(look, one) for one in found.reasons]
     return [
         {
             "said": mask_passwords(one.said(found.distant)),
@@ -108,6 +115,13 @@ def _why(look: Look, id: int) -> list[dict[str, Any]] | None:
         }
         for one in reasons
     ]
+
+
+def _told(look: Look, reason: WaitReason) -> WaitReason:
+    """A viewer who may see only some jobs is not told the ids of the others, nor how many there are."""
+    ids = reason.job_ids and look.seen(reason.job_ids)
+    counts_others = look.access.is_partial or (look.queues is not None and reason.owner == "task")
+    return reason._replace(job_ids=ids, used=None if reason.what == "turn" and counts_others else reason.used)
 
 
 def _buttons(look: Look, seen: JobSeen) -> list[tuple[str, str, str]]:
@@ -163,10 +177,11 @@ def _schedule(look: Look, id: int | None) -> str:
 
 def _holder(look: Look, key: str | None) -> int | None:
     """The job that has this unique key now."""
-    if key is None or look.access.is_partial:
+    if key is None:
         return None
     held = look.options.beside.unique_key
-    return look.connection.scalar(select(held.job_id).where(held.key == key))
+    holder = look.connection.scalars(select(held.job_id).where(held.key == key)).all()
+    return next(iter(look.seen(holder)), None)
 
 
 JOB = Page("job", "/jobs/{id}", read_one, in_menu=False)

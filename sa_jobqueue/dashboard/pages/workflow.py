@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -44,6 +44,7 @@ def read_workflow(look: Look) -> dict[str, Any]:
     page = workflow_nodes(row.id, after=FIRST_ID if after is None else after, limit=_PAGE + 1, job=look.job)
     members = look.connection.execute(page.where(*look.mine())).all()
     shown = members[:_PAGE]
+    seen = frozenset(look.seen([parent for one in shown for parent in one.parents or ()]))
     changes = may_change(look, row.id)
     return {
         "now": row.now,
@@ -65,7 +66,7 @@ def read_workflow(look: Look) -> dict[str, Any]:
         "can_unfold": len(nodes) <= MOST_BOXES and (unfold or any(box.number > 1 for box in boxes)),
         "lines": _lines(boxes[:_LINES], row),
         "more_lines": max(len(boxes) - _LINES, 0),
-        "nodes": [_node(one) for one in shown],
+        "nodes": [_node(one, seen) for one in shown],
         "after": shown[-1].id if len(members) > _PAGE else None,
         "callbacks": look.connection.execute(workflow_callbacks(row.id, callback=beside.callback)).all(),
         "may_cancel": changes and look.access.may("cancel_workflow") and row.finished_at is None,
@@ -113,9 +114,9 @@ def _lines(boxes: Sequence[Box], row: Any) -> list[dict[str, Any]]:
     return lines
 
 
-def _node(node: Any) -> dict[str, Any]:
-    """A row of the table of jobs."""
-    parents = node.parents or ()
+def _node(node: Any, seen: Collection[int]) -> dict[str, Any]:
+    """A row of the table of jobs. `seen`: the parents that the viewer may see."""
+    parents = [parent for parent in node.parents or () if parent in seen]
     error = ""
     if isinstance(node.error, dict) and node.status != JobStatus.COMPLETED:
         kind = str(node.error.get("type", "")).rpartition(".")[2]
