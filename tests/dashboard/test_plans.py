@@ -89,7 +89,7 @@ def test_a_page_reads_no_more_than_it_shows(
     large: Engine, name: str, queues: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The doctor's own statements have tests of theirs."""
-    monkeypatch.setattr("sa_jobqueue.dashboard.doctoring.look_at", lambda _: iter(()))
+    monkeypatch.setattr("sa_jobqueue.dashboard.doctoring.look_at", lambda *_, **__: iter(()))
     page = next(one for one in PAGES if one.name == name)
     with reading(large) as connection:
         check(plans(connection, lambda: page.read(look_of(connection, "", queues=queues))))
