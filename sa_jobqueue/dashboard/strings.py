@@ -456,6 +456,7 @@ TEXTS: Mapping[str, str] = MappingProxyType(
         "timeline.expires_at": "expires, if it has not started",
         "timeline.deadline_at": "deadline",
         "timeline.lease_expires_at": "lease ends",
+        "job.archived": "has ended, and its time in the table of jobs is over: it is in the archive",
         "job.older": "The errors of the last attempts. {n} older ones are not shown.",
         "value.large": "Too large to be shown, or not readable as text: {size} as it is stored.",
         "value.refused": "Not shown: format_args failed with {error}.",

@@ -13,11 +13,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from sa_jobqueue.dashboard import Access
-from sa_jobqueue.dashboard.database import Database
+from sa_jobqueue.dashboard.database import PATIENCE, Database
 from sa_jobqueue.dashboard.pages import PAGES
 from sa_jobqueue.dashboard.refusals import refusal_of
-from sa_jobqueue.models import Job, WorkerRow, WorkflowRow
+from sa_jobqueue.doctor import Examination, Finding, look_at
+from sa_jobqueue.doctor.catalogue import Check
+from sa_jobqueue.models import ArchivedJob, Job, WorkerRow, WorkflowRow
 from sa_jobqueue.statements import set_limit
+from sa_jobqueue.statements.archive import make_months_ahead
 from tests.support.browsing import Seen, Viewer
 from tests.support.factory import make_job, statuses
 
@@ -90,6 +93,27 @@ def test_of_very_many_errors_the_last_are_shown(engine: Engine, connection: Conn
     assert "Attempt 4999 " in page.text
     assert "Attempt 4900 " in page.text
     assert "Attempt 4899 " not in page.text
+
+
+def test_a_job_of_the_archive_is_found_and_shown(engine: Engine, connection: Connection) -> None:
+    """Without anything that could be done to it, and to those who may see its queue."""
+    connection.execute(make_months_ahead())
+    values: dict[str, Any] = {
+        "id": 4711, "finished_at": func.now(), "run_at": func.now(), "created_at": func.now(), "claims": 1, "priority": 4, "attempt": 1,
+        "max_attempts": 3, "rescues": 0, "status": "failed", "queue": "mail", "task": "old_task", "args": {"order": 7}, "meta": {},
+        "errors": [{"type": "E", "message": "it broke"}], "logs": [[1.5, "INFO", "a line of old"]],
+    }  # fmt: skip
+    connection.execute(insert(ArchivedJob.__table__).values(**values))  # type: ignore[arg-type]
+    connection.commit()
+    page = Viewer(engine).see("/jobs/4711")
+    for said in ("old_task", "it is in the archive", "it broke", '"order": 7', "a line of old"):
+        assert said in page.text
+    assert "/act/" not in page.html
+    assert Viewer(engine).get("/find", q="4711").headers["location"] == "/jobs/4711"
+    Viewer(engine, Access(can=["read"], queues=["mail"])).see("/jobs/4711")
+    for access in (Access(can=["read"], queues=["other"]), Access(can=["read"], where=Job.queue == "mail")):
+        Viewer(engine, access).see("/jobs/4711", expected=404)
+    Viewer(engine).see("/jobs/4711/edit", expected=404)
 
 
 # ---- what is not the viewer's
@@ -173,6 +197,19 @@ def test_a_deed_that_is_given_up_in_the_middle_says_what_was_done(engine: Engine
     assert "a_task" not in said  # the row itself is not shown
     assert "Before that it was done: 1,000 jobs." in said
     assert sorted(statuses(connection).values()).count("queued") == 1_000
+
+
+def test_a_check_of_the_doctor_that_takes_too_long_says_the_limit_that_it_had(connection: Connection) -> None:
+    """A page gives up sooner than the command does."""
+
+    def look(examination: Examination) -> Finding:
+        examination.connection.exec_driver_sql("SET LOCAL statement_timeout = '10ms'")
+        examination.connection.exec_driver_sql("SELECT pg_sleep(5)")
+        raise AssertionError
+
+    slow = Check("slow", "", look)
+    (found,) = look_at(Examination(connection), checks=[slow], patience=PATIENCE)
+    assert found.detail.startswith("it took longer than 2 s, and was given up")
 
 
 # ---- how it is served

@@ -14,6 +14,7 @@ from ..look import Look
 from ..page import Elsewhere, Page
 from ..query import Query, as_id
 from ..refusals import BadInput
+from .job import archived_of
 
 __all__ = ["FIND"]
 
@@ -28,7 +29,9 @@ def read_find(look: Look) -> dict[str, Any]:
         return {"asked": "", "is_id": False, "kinds": []}
     number = _id(asked)
     if is_id := number is not None:
-        if look.connection.scalar(select(look.job.id).where(look.job.id == number, *look.mine())) is not None:
+        if look.connection.scalar(select(look.job.id).where(look.job.id == number, *look.mine())) is not None or (
+            archived_of(look, number) is not None
+        ):
             raise Elsewhere(f"/jobs/{number}")
     elif ":" in asked and _is_subject(asked):
         raise Elsewhere("/jobs", Query([("subject", asked)]))

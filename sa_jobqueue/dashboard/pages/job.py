@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Text, cast, select
@@ -25,10 +26,11 @@ from ..shown import errors_of, subject_link, value_of
 from ..strings import text
 from ..timeline import timeline_of
 
-__all__ = ["JOB", "read_one", "seen_of"]
+__all__ = ["JOB", "archived_of", "read_one", "seen_of"]
 
 #: Log lines that are shown unless all are asked for.
 _LAST_LINES = 200
+_IN_ARCHIVE = {"said": text("job.archived"), "needs_help": False, "advice": "", "jobs": list[int]()}
 
 
 def seen_of(look: Look) -> JobSeen:
@@ -40,21 +42,46 @@ def seen_of(look: Look) -> JobSeen:
     return seen
 
 
+def archived_of(look: Look, id: int) -> JobSeen | None:
+    """The job of this id in the archive. A condition on jobs does not say which of those a viewer may see, so they are not shown then."""
+    if look.access.is_partial:
+        return None
+    archive: Any = look.options.beside.archived_job
+    mine = [] if look.queues is None else [archive.queue.in_(sorted(look.queues))]
+    return read_job(look.connection, id, where=mine, job=archive)
+
+
+def _archived_lines(look: Look, job: Any) -> Sequence[Any]:
+    """The log lines of its last attempt."""
+    archive = look.options.beside.archived_job
+    logs = look.connection.scalar(select(archive.logs).where(archive.id == job.id)) or ()
+    return [
+        {"attempt": job.attempt, "at": datetime.fromtimestamp(at, UTC), "level": level, "message": mask_passwords(line)}
+        for at, level, line in logs[-_LAST_LINES:]
+    ]
+
+
 def read_one(look: Look) -> dict[str, Any]:
     """All that its page shows."""
-    seen = seen_of(look)
+    archived = None
+    try:
+        seen = seen_of(look)
+    except Missing:
+        if (archived := archived_of(look, as_id("id", look.path["id"]))) is None:
+            raise
+        seen = archived
     job, options = seen.job, look.options
     failures, older = errors_of(seen)
-    lines, more = _lines(look, job.id)
+    lines, more = _lines(look, job.id) if archived is None else (_archived_lines(look, job), 0)
     subject = None if job.subject_type is None else Subject(job.subject_type, job.subject_id or "")
     return {
         "now": seen.now,
         "job": job,
         "reading": seen.reading,
         "key": None if (job.concurrency_key or TASK_GROUP).startswith(TASK_GROUP) else job.concurrency_key,
-        "why": _why(look, job.id),
-        "buttons": _buttons(look, seen),
-        "may_edit": look.access.may("edit") and job.status not in HELD,
+        "why": _why(look, job.id) if archived is None else [_IN_ARCHIVE],
+        "buttons": _buttons(look, seen) if archived is None else [],
+        "may_edit": archived is None and look.access.may("edit") and job.status not in HELD,
         "timeline": timeline_of(seen, failures),
         "failures": failures,
         "errors_note": _errors_note(seen, older),
