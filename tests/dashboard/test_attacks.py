@@ -13,9 +13,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from sa_jobqueue.dashboard import Access
-from sa_jobqueue.dashboard.database import Database
+from sa_jobqueue.dashboard.database import PATIENCE, Database
 from sa_jobqueue.dashboard.pages import PAGES
 from sa_jobqueue.dashboard.refusals import refusal_of
+from sa_jobqueue.doctor import Examination, Finding, look_at
+from sa_jobqueue.doctor.catalogue import Check
 from sa_jobqueue.models import Job, WorkerRow, WorkflowRow
 from sa_jobqueue.statements import set_limit
 from tests.support.browsing import Seen, Viewer
@@ -173,6 +175,19 @@ def test_a_deed_that_is_given_up_in_the_middle_says_what_was_done(engine: Engine
     assert "a_task" not in said  # the row itself is not shown
     assert "Before that it was done: 1,000 jobs." in said
     assert sorted(statuses(connection).values()).count("queued") == 1_000
+
+
+def test_a_check_of_the_doctor_that_takes_too_long_says_the_limit_that_it_had(connection: Connection) -> None:
+    """A page gives up sooner than the command does."""
+
+    def look(examination: Examination) -> Finding:
+        examination.connection.exec_driver_sql("SET LOCAL statement_timeout = '10ms'")
+        examination.connection.exec_driver_sql("SELECT pg_sleep(5)")
+        raise AssertionError
+
+    slow = Check("slow", "", look)
+    (found,) = look_at(Examination(connection), checks=[slow], patience=PATIENCE)
+    assert found.detail.startswith("it took longer than 2 s, and was given up")
 
 
 # ---- how it is served

@@ -152,7 +152,9 @@ def test_the_doctor_looks_once_a_minute_whoever_asks(
 ) -> None:
     looks: list[object] = []
     real = __import__("sa_jobqueue.dashboard.doctoring", fromlist=["look_at"]).look_at
-    monkeypatch.setattr("sa_jobqueue.dashboard.doctoring.look_at", lambda one: (looks.append(one), real(one))[1])
+    monkeypatch.setattr(
+        "sa_jobqueue.dashboard.doctoring.look_at", lambda one, **how: (looks.append(one), real(one, **how))[1]
+    )
     for path in ("/", "/database", "/"):
         Viewer(engine).see(path, n="1")
         Viewer(engine, Access(can=["read"], queues=["mail"])).see(path)
@@ -161,7 +163,7 @@ def test_the_doctor_looks_once_a_minute_whoever_asks(
 
 def test_a_doctor_that_takes_long_is_not_waited_for_to_the_end(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not looked at is said."""
-    monkeypatch.setattr("sa_jobqueue.dashboard.doctoring._PATIENCE", -1.0)
+    monkeypatch.setattr("sa_jobqueue.dashboard.doctoring._WHOLE", -1.0)
     page = Viewer(engine).see("/")
     assert "notice doctor : not looked at" in page.text
     assert "schema" in page.text.partition("not looked at")[2]
