@@ -59,7 +59,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Run all tests and report the coverage of their branches, which takes twice as long."""
+    """Run all tests and report the coverage of their branches, with which what computes takes twice as long."""
     install(session, "test")
     covered = ["--cov", "--cov-report=term-missing:skip-covered"]
     session.run("pytest", *PATIENT, *in_parallel(session), *covered, *session.posargs)
