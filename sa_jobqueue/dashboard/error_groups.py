@@ -25,7 +25,7 @@ __all__ = ["ERROR_DEEDS", "HOURS", "NEWEST_FAILED", "groups", "of_group"]
 #: Failed jobs that are looked at.
 NEWEST_FAILED = 10_000
 #: Groups that are shown.
-_MOST = 100
+_MOST = 50
 #: Hours before now whose failures are shown one by one.
 HOURS = 24
 #: Characters of the first line of a message that count.
